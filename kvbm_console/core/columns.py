@@ -1,0 +1,52 @@
+"""Columns: sequences of block ids and of sequence hashes as little-endian bytes.
+
+Law of this file: one form everywhere. An id column is int32, a hash column uint64, little-endian, in memory, on the
+wire and on disk, so that encoding is a memcpy and comparing is a memcmp.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Final
+
+ID_BYTES: Final = 4
+HASH_BYTES: Final = 8
+_SWAP: Final = sys.byteorder == "big"
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """A column of block ids.
+
+    >>> unpack_ids(pack_ids([3, 1, 2]))
+    [3, 1, 2]
+    """
+    column = array("i", ids)
+    if _SWAP:
+        column.byteswap()
+    return column.tobytes()
+
+
+def unpack_ids(column: bytes) -> list[int]:
+    """The ids of a column; raises ValueError when its length is not a multiple of four."""
+    ids = array("i")
+    ids.frombytes(column)
+    if _SWAP:
+        ids.byteswap()
+    return ids.tolist()
+
+
+def pack_hashes(hashes: Iterable[int]) -> bytes:
+    """A column of sequence hashes."""
+    column = array("Q", hashes)
+    if _SWAP:
+        column.byteswap()
+    return column.tobytes()
+
+
+def unpack_hashes(column: bytes) -> list[int]:
+    """The hashes of a column; raises ValueError when its length is not a multiple of eight."""
+    hashes = array("Q")
+    hashes.frombytes(column)
+    if _SWAP:
+        hashes.byteswap()
+    return hashes.tolist()

@@ -1,0 +1,114 @@
+"""Data that configures the core: the leader's numbers and the specification of a breakpoint.
+
+Law of this file: a value that is out of bounds is refused at construction with one sentence naming field, bound and
+value, so that nothing below has to check again.
+"""
+
+import math
+from typing import Final
+
+import msgspec
+import xxhash
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import BreakpointAction, Route, Site, SlotState, Tier
+
+SECOND_NS: Final = 1_000_000_000
+REQUEST_ID_BYTES_MAX: Final = 256
+"""A request id is an opaque name; engines use about 40 bytes, and a limit keeps a hostile one out of every event."""
+MAX_HOLD_NS_MAX: Final = 120 * SECOND_NS
+"""No debugger may keep a request longer than this, whatever it asks for (safety rule 2 of the breakpoints)."""
+RANKS_MAX: Final = 1024
+
+
+def require(ok: bool, field: str, bound: str, value: object) -> None:
+    """Raise the one-sentence ``UsageError`` for ``field`` unless ``ok``."""
+    if not ok:
+        raise UsageError(f"{field} must be {bound}, got {value!r}")
+
+
+class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the leader decides with. Part of every recording; two hosts compare its digest before the first command."""
+
+    block_tokens: int = 16
+    """Tokens in one block, the same in all tiers."""
+    g2_blocks: int = 0
+    """Capacity of the host tier; 0 means that there is none."""
+    g3_blocks: int = 0
+    """Capacity of the disk tier; 0 means that there is none."""
+    offload_threshold: float = 0.9
+    """Copying down starts when the safe share of a pool is below 1 - threshold; 0 copies every new block (BC-2)."""
+    offload_hysteresis: float = 0.05
+    """Copying down stops when the safe share has come back to 1 - threshold + hysteresis."""
+    offload_batch_blocks: int = 64
+    """Most blocks of one offload candidate, so that one copy does not hold its sources for long."""
+    staging_share: float = 0.5
+    """Most of a lower pool that staging may hold; a longer match is shortened."""
+    staging_deadline_ns: int = 5 * SECOND_NS
+    """How long a match stays staged without an allocation, in engine time."""
+    asynchronous: bool = True
+    """Whether a load runs beside the engine (``async``) or inside the step that asked for it (``sync``)."""
+    ranks: int = 1
+    """Worker ranks that report each operation; it ends when all of them have."""
+    thrash_window_ns: int = 1_000_000
+    """A block that comes back within this time after it was offloaded counts as thrash (BC-6)."""
+    hold_budget_min: int = 4
+    """Slots that may always be held at once."""
+    hold_budget_share: float = 0.25
+    """Share of the live slots that may be held at once, at most 64 (safety rule 4)."""
+
+    def __post_init__(self) -> None:
+        require(1 <= self.block_tokens <= 65_536, "block_tokens", "from 1 to 65536", self.block_tokens)
+        for field in ("g2_blocks", "g3_blocks"):
+            value = getattr(self, field)
+            require(0 <= value <= 2**31 - 1, field, "from 0 to 2147483647", value)
+        for field in ("offload_threshold", "offload_hysteresis", "staging_share", "hold_budget_share"):
+            value = getattr(self, field)
+            require(math.isfinite(value) and 0.0 <= value <= 1.0, field, "from 0 to 1", value)
+        require(self.offload_batch_blocks >= 1, "offload_batch_blocks", "at least 1", self.offload_batch_blocks)
+        require(self.staging_deadline_ns > 0, "staging_deadline_ns", "above 0", self.staging_deadline_ns)
+        require(1 <= self.ranks <= RANKS_MAX, "ranks", f"from 1 to {RANKS_MAX}", self.ranks)
+        require(self.thrash_window_ns >= 0, "thrash_window_ns", "at least 0", self.thrash_window_ns)
+        require(self.hold_budget_min >= 1, "hold_budget_min", "at least 1", self.hold_budget_min)
+
+    def digest(self) -> int:
+        """xxh3_64 of the canonical encoding: equal for equal configurations, on any host."""
+        return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(self))
+
+
+class BreakpointSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One breakpoint as its owner states it. Fields that are None match everything; new fields go to the end.
+
+    >>> BreakpointSpec(to_state=SlotState.ONBOARDING).describe()
+    'transition.did * → onboarding'
+    """
+
+    id: int = 0
+    """0 asks the leader for a new id; otherwise the id given before, which keeps its hit count."""
+    site: Site = Site.TRANSITION_DID
+    request: str = "*"
+    """Glob over the request id."""
+    from_state: SlotState | None = None
+    to_state: SlotState | None = None
+    tier: Tier | None = None
+    route: Route | None = None
+    action: BreakpointAction = BreakpointAction.HOLD
+    enabled: bool = True
+    one_shot: bool = False
+    ignore_count: int = 0
+    """Matches that are let through before the first hit."""
+    max_hold_ns: int = 30 * SECOND_NS
+
+    def __post_init__(self) -> None:
+        require(1 <= len(self.request.encode()) <= REQUEST_ID_BYTES_MAX, "request",
+                f"a pattern of 1 to {REQUEST_ID_BYTES_MAX} bytes", self.request)
+        require(0 < self.max_hold_ns <= MAX_HOLD_NS_MAX, "max_hold_ns",
+                f"above 0 and at most {MAX_HOLD_NS_MAX}", self.max_hold_ns)
+        require(self.ignore_count >= 0, "ignore_count", "at least 0", self.ignore_count)
+
+    def describe(self) -> str:
+        """One line for lists: the site and what it matches."""
+        old = f"{self.from_state.label} " if self.from_state is not None else ""
+        new = f" → {self.to_state.label}" if self.to_state is not None else ""
+        scope = "".join(f" {part.label}" for part in (self.tier, self.route) if part is not None)
+        return f"{self.site.label} {self.request}{(' ' + old).rstrip() if old else ''}{new}{scope}"

@@ -1,0 +1,482 @@
+"""Events: everything that became true. They are the only way in which facts change.
+
+Law of this file: an event names an outcome completely, so that folding events needs no policy, no clock and no
+configuration. One event per decision, with columns: never one per block or per token. Columns of block ids are
+little-endian int32, of sequence hashes little-endian uint64 (``columns.py``).
+
+Every event starts with ``seq`` (0, 1, 2 ... contiguous), ``at_ns`` (of the stimulus) and ``cause`` (its ``n``).
+New kinds take a new tag, new fields go to the end with a default: older readers skip both.
+"""
+
+import msgspec
+
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import (
+    Authority,
+    BreakpointAction,
+    CandidateStatus,
+    EvictRule,
+    FinishReason,
+    HoldEnd,
+    MissReason,
+    Note,
+    ReleaseReason,
+    ResetMode,
+    Route,
+    Site,
+    SkipReason,
+    SlotState,
+    Tier,
+    WaitPoint,
+)
+
+
+class Event(msgspec.Struct, array_like=True, gc=False, tag=0):
+    """What all events carry."""
+
+    seq: int
+    at_ns: int
+    cause: int
+
+
+# --- pools and slots -------------------------------------------------------------------------------------------------
+
+
+class PoolKnown(Event, tag=1):
+    """A pool exists under this index. ``source`` is the index of the engine that it belongs to, 0 for the leader's."""
+
+    pool: int
+    source: int
+    dp_rank: int
+    group: int
+    tier: Tier
+    medium: str
+    capacity_blocks: int | None
+    block_tokens: int
+    authority: Authority
+
+
+class SlotOpened(Event, tag=2):
+    """A slot exists, in ``initialized`` or, for a clone, in the state of its parent and sharing its blocks."""
+
+    slot: int
+    request: str
+    source: int
+    hashes: bytes
+    prompt_tokens: int
+    output_limit: int
+    priority: int
+    session: str | None
+
+
+class SlotMoved(Event, tag=3):
+    """A slot made a move of the transition table. ``cached`` are tokens found in G1 to G4 at its admission.
+
+    ``entry`` is the tag of the stimulus (``stimuli.ENTRY_NAMES``), ``detail`` the tokens of ``onboard_staged(n)`` and
+    ``onboarding(n)``. A move to ``finished`` also carries the iteration first scheduled and the iterations skipped,
+    and a move to ``finishing`` or ``finished`` the reason.
+    """
+
+    slot: int
+    old: SlotState
+    new: SlotState
+    entry: int
+    iteration: int
+    computed_tokens: int
+    evaluated_blocks: int
+    cached: tuple[int, int, int, int]
+    outstanding: int
+    detail: int = 0
+    first_iteration: int | None = None
+    skipped_iterations: int | None = None
+    reason: FinishReason | None = None
+
+
+class SlotClosed(Event, tag=4):
+    """The slot is finished and owns nothing; it leaves the facts."""
+
+    slot: int
+
+
+class SlotCloned(Event, tag=5):
+    """``slot`` was opened as a clone of ``parent``: it shares the parent's full device blocks by reference count.
+
+    ``ids`` is the clone's block list; all but a partial last one are the parent's.
+    """
+
+    slot: int
+    parent: int
+    request: str
+    ids: bytes
+
+
+# --- lookup, staging, device blocks -----------------------------------------------------------------------------------
+
+
+class LookupAnswered(Event, tag=6):
+    """A lookup had a new answer. ``matched`` are blocks found in G2, G3, G4 behind ``local_blocks`` of G1.
+
+    ``first_miss`` is the index of the first prompt block found nowhere (None: all found), ``why`` says why;
+    ``answer`` is the tokens told to the engine, None for "ask again".
+    """
+
+    slot: int
+    local_blocks: int
+    matched: tuple[int, int, int]
+    first_miss: int | None
+    why: MissReason
+    answer: int | None
+    asynchronous: bool
+
+
+class BlocksStaged(Event, tag=7):
+    """Places of a lower pool are held for the slot until its device blocks are allocated."""
+
+    slot: int
+    pool: int
+    ids: bytes
+
+
+class StagingReleased(Event, tag=8):
+    """All staging of the slot was given back (``allocated``: the load operations hold the places now)."""
+
+    slot: int
+    why: ReleaseReason
+
+
+class DeviceBlocksAssigned(Event, tag=9):
+    """Device blocks were appended to slots: ``counts[i]`` of ``ids`` to ``slots[i]``.
+
+    The first ``reused`` ids are prefix blocks found in G1 (one slot only); ``external_tokens`` will be loaded.
+    """
+
+    pool: int
+    slots: tuple[int, ...]
+    counts: tuple[int, ...]
+    ids: bytes
+    reused: int
+    external_tokens: int
+
+
+class DeviceBlocksReleased(Event, tag=10):
+    """The slot gave up these device blocks; running operations may still hold some of them."""
+
+    slot: int
+    ids: bytes
+    why: ReleaseReason
+
+
+class BlocksFilled(Event, tag=11):
+    """Device blocks are full, ready and carry their hashes: ``counts[i]`` of both columns belong to ``slots[i]``."""
+
+    pool: int
+    slots: tuple[int, ...]
+    counts: tuple[int, ...]
+    ids: bytes
+    hashes: bytes
+
+
+class BlocksEvicted(Event, tag=12):
+    """These places lost their content so that they can be reused, for ``for_slot`` if one wanted the room."""
+
+    pool: int
+    ids: bytes
+    hashes: bytes
+    for_slot: int | None
+    rule: EvictRule
+
+
+class BlocksReserved(Event, tag=13):
+    """Places are being written by an operation; they become readable with ``BlocksReady``."""
+
+    pool: int
+    operation: int
+    ids: bytes
+    hashes: bytes
+
+
+class BlocksReady(Event, tag=14):
+    """The copy arrived: these places may be read."""
+
+    pool: int
+    operation: int
+    ids: bytes
+
+
+class BlocksDropped(Event, tag=15):
+    """A copy did not arrive: these places hold nothing. Also frees quarantined places (``epoch``)."""
+
+    pool: int
+    operation: int
+    ids: bytes
+    why: ReleaseReason
+
+
+# --- candidates and operations ------------------------------------------------------------------------------------------
+
+
+class CandidatePlanned(Event, tag=16):
+    """The intent to move blocks along a route, of a slot or (cached blocks that no live slot owns) of a pool.
+
+    ``hashes`` name the content; ``targets`` are the device blocks to load into (empty for an offload);
+    ``first_block`` is the prompt index of the first block, None when the slot is None.
+    """
+
+    candidate: int
+    slot: int | None
+    route: Route
+    hashes: bytes
+    targets: bytes
+    first_block: int | None
+
+
+class CandidateEnqueued(Event, tag=17):
+    """The candidate waits for its evaluation."""
+
+    candidate: int
+
+
+class CandidateEvaluated(Event, tag=18):
+    """``found`` of its blocks can be moved; ``filtered`` is the reason that left out the others, if any."""
+
+    candidate: int
+    found: int
+    filtered: SkipReason | None
+
+
+class CandidateSkipped(Event, tag=19):
+    """The candidate resolved to no work (terminal)."""
+
+    candidate: int
+    reason: SkipReason
+
+
+class CandidatePromoted(Event, tag=20):
+    """The candidate became an operation: ``sources[i]`` is copied to ``targets[i]``.
+
+    ``thrash`` of its blocks come back within the window after their offload (loads only, BC-6).
+    """
+
+    candidate: int
+    operation: int
+    batch: int
+    source_pool: int
+    target_pool: int
+    sources: bytes
+    targets: bytes
+    thrash: int = 0
+
+
+class OperationStarted(Event, tag=21):
+    """The mover began to copy."""
+
+    operation: int
+
+
+class OperationReported(Event, tag=22):
+    """One rank reported; an error counts as a report. ``failed`` are indices (int32) into the blocks."""
+
+    operation: int
+    rank: int
+    ok: bool
+    error: str
+    failed: bytes
+
+
+class CandidateEnded(Event, tag=23):
+    """``completed``, ``failed`` or ``cancelled`` (terminal); its operation released what it held."""
+
+    candidate: int
+    status: CandidateStatus
+
+
+class BatchEnded(Event, tag=24):
+    """All members of the batch have ended; only now are they no longer in flight."""
+
+    batch: int
+
+
+# --- iterations and scores ----------------------------------------------------------------------------------------------
+
+
+class IterationAdvanced(Event, tag=25):
+    """``count`` iterations up to ``iteration`` were formed; ``slots[i]`` will have ``positions[i]`` tokens computed."""
+
+    iteration: int
+    count: int
+    running: int
+    waiting: int
+    slots: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+class PrefixScored(Event, tag=26):
+    """An admission committed: of ``prompt_blocks``, ``hits`` were found in G1 to G4; the rest is computed (BC-5)."""
+
+    slot: int
+    prompt_blocks: int
+    hits: tuple[int, int, int, int]
+
+
+class HitsLost(Event, tag=27):
+    """A load failed: hits that were scored are taken back, ``blocks`` of this tier; the slot computes from ``position``."""
+
+    slot: int
+    tier: Tier
+    blocks: int
+    position: int
+
+
+# --- breakpoints and holds ----------------------------------------------------------------------------------------------
+
+
+class BreakpointsChanged(Event, tag=28):
+    """The breakpoints of ``owner`` are now exactly these (ids assigned)."""
+
+    owner: str
+    specs: tuple[BreakpointSpec, ...]
+
+
+class BreakpointHit(Event, tag=29):
+    """Breakpoints matched at a site and took effect as ``action``; a one-shot one is disabled by its hit."""
+
+    breakpoints: tuple[int, ...]
+    slot: int
+    site: Site
+    action: BreakpointAction
+
+
+class SlotHeld(Event, tag=30):
+    """A hold exists: the slot will stand still at ``point``; until it gets there the hold is pending."""
+
+    hold: int
+    slot: int
+    site: Site
+    point: WaitPoint
+    breakpoints: tuple[int, ...]
+    owner: str
+    max_hold_ns: int
+
+
+class HoldParked(Event, tag=31):
+    """The held slot reached its waitable point and stands still."""
+
+    hold: int
+
+
+class HoldReleased(Event, tag=32):
+    """The slot goes on."""
+
+    hold: int
+    slot: int
+    why: HoldEnd
+    by: str
+    held_ns: int
+
+
+class HoldDenied(Event, tag=33):
+    """A hit could not hold (budget, already held, finished) and was logged instead."""
+
+    slot: int
+    site: Site
+    why: str
+
+
+class LeaseChanged(Event, tag=34):
+    """The right of ``owner`` to keep slots waiting began or ended."""
+
+    owner: str
+    live: bool
+
+
+# --- the process, peers, faults -----------------------------------------------------------------------------------------
+
+
+class ResetBegun(Event, tag=35):
+    """A reset was asked for; what follows up to ``ResetDone`` returns everything to the initial state."""
+
+    mode: ResetMode
+
+
+class ResetDone(Event, tag=36):
+    """All metadata is clear, except places that a running copy still writes; the epoch is new."""
+
+    mode: ResetMode
+    epoch: int
+
+
+class DrainBegun(Event, tag=37):
+    """No new request is taken; when the last live one ends, a reset follows."""
+
+    deadline_ns: int
+
+
+class StimulusRejected(Event, tag=38):
+    """The peer asked for something impossible; nothing changed."""
+
+    entry: int
+    request: str | None
+    why: str
+
+
+class CompletionRefused(Event, tag=39):
+    """A report about an operation of an older epoch, a duplicate or a late one; nothing changed but the count."""
+
+    operation: int
+    epoch: int
+    rank: int
+    why: str
+
+
+class InvariantViolated(Event, tag=40):
+    """The core caught itself in a mistake; the stimulus was refused with the facts unchanged."""
+
+    rule: str
+    detail: str
+    story: tuple[str, ...]
+
+
+class BlocksSeen(Event, tag=41):
+    """An engine's event stream: blocks stored and removed, by hash, in a pool of authority ``stream``."""
+
+    pool: int
+    stored: bytes
+    removed: bytes
+    cleared: bool
+
+
+class SourceLost(Event, tag=42):
+    """Reports of a source were lost, or (``restarted``) it began again; what it holds is unknown."""
+
+    source: int
+    first: int
+    last: int
+    restarted: bool
+
+
+class Noted(Event, tag=43):
+    """Something about the process around the core."""
+
+    note: Note
+    detail: str
+
+
+class BlocksQuarantined(Event, tag=44):
+    """A reset found these places under a running copy: neither free nor resident until every rank has reported it."""
+
+    pool: int
+    operation: int
+    ids: bytes
+    reported: tuple[int, ...]
+
+
+AnyEvent = (
+    PoolKnown | SlotOpened | SlotMoved | SlotClosed | SlotCloned | LookupAnswered | BlocksStaged | StagingReleased
+    | DeviceBlocksAssigned | DeviceBlocksReleased | BlocksFilled | BlocksEvicted | BlocksReserved | BlocksReady
+    | BlocksDropped | CandidatePlanned | CandidateEnqueued | CandidateEvaluated | CandidateSkipped | CandidatePromoted
+    | OperationStarted | OperationReported | CandidateEnded | BatchEnded | IterationAdvanced | PrefixScored | HitsLost
+    | BreakpointsChanged | BreakpointHit | SlotHeld | HoldParked | HoldReleased | HoldDenied | LeaseChanged
+    | ResetBegun | ResetDone | DrainBegun | StimulusRejected | CompletionRefused | InvariantViolated | BlocksSeen
+    | SourceLost | Noted | BlocksQuarantined
+)
+"""The closed union of events; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyEvent])``."""

@@ -1,0 +1,267 @@
+"""The words of the core: states, tiers, routes, sites and reasons, each a small integer with a name.
+
+Law of this file: a member's value is what recordings and the wire carry, so a value is never changed or reused;
+new members are added at the end.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+EMPTY_HASH: Final = 0
+"""The sequence hash of a place that holds no full block (I4: one encoding of empty). The edge maps a real 0 to 1."""
+
+
+class Word(IntEnum):
+    """An integer with a lower-case label, which is the only form that screens, JSON and the shell show."""
+
+    @property
+    def label(self) -> str:
+        """The member's name as people read it, for example ``onboard_staged``."""
+        return self.name.lower()
+
+    @classmethod
+    def labelled(cls, label: str) -> "Word":
+        """The member with this label; raises KeyError for an unknown one."""
+        return cls[label.upper().replace("-", "_").replace(".", "_")]
+
+
+class SlotState(Word):
+    """The ten states of a slot; the moves between them are in ``slots.TRANSITIONS``."""
+
+    INITIALIZED = 0
+    ONBOARD_STAGED = 1
+    ONBOARDING = 2
+    PREFILLING = 3
+    SKIPPED_PREFILL = 4
+    DECODING = 5
+    SKIPPED_DECODE = 6
+    PREEMPTED = 7
+    FINISHING = 8
+    FINISHED = 9
+
+
+class Tier(Word):
+    """G1 device memory, G2 pinned host memory, G3 local disk, G4 remote storage."""
+
+    G1 = 1
+    G2 = 2
+    G3 = 3
+    G4 = 4
+
+
+class Route(Word):
+    """(source tier, target tier) as ten times the source plus the target."""
+
+    G1_G2 = 12
+    G1_G3 = 13
+    G1_G4 = 14
+    G2_G1 = 21
+    G2_G3 = 23
+    G2_G4 = 24
+    G3_G1 = 31
+    G3_G2 = 32
+    G3_G4 = 34
+    G4_G1 = 41
+    G4_G2 = 42
+    G4_G3 = 43
+
+    @property
+    def source(self) -> Tier:
+        """The tier that is read."""
+        return Tier(self // 10)
+
+    @property
+    def target(self) -> Tier:
+        """The tier that is written."""
+        return Tier(self % 10)
+
+    @property
+    def is_load(self) -> bool:
+        """Whether blocks move up, towards G1 (onboard); otherwise they move down (offload)."""
+        return self % 10 < self // 10
+
+    @property
+    def label(self) -> str:
+        """For example ``G2>G1``, the form of the expression language."""
+        return f"{self.source.name}>{self.target.name}"
+
+    @classmethod
+    def labelled(cls, label: str) -> "Route":
+        """The route written as ``G2>G1`` or with an arrow; raises KeyError for an unknown one."""
+        return cls[label.strip().upper().replace("→", ">").replace(">", "_")]
+
+    @classmethod
+    def of(cls, source: Tier, target: Tier) -> "Route":
+        """The route between two different tiers."""
+        return cls(source * 10 + target)
+
+
+class Authority(Word):
+    """Who decides what a pool holds."""
+
+    LEADER = 0
+    ENGINE = 1
+    STREAM = 2
+
+
+class Condition(Word):
+    """The five conditions of a place; they add up to the capacity of its pool."""
+
+    EMPTY = 0
+    CACHED = 1
+    REFERENCED = 2
+    WRITING = 3
+    QUARANTINED = 4
+
+
+class CandidateStatus(Word):
+    """pending_evaluation -> promoted -> completed | failed | cancelled, or pending_evaluation -> skipped."""
+
+    PENDING_EVALUATION = 0
+    PROMOTED = 1
+    COMPLETED = 2
+    FAILED = 3
+    CANCELLED = 4
+    SKIPPED = 5
+
+
+class SkipReason(Word):
+    """Why a candidate resolved to no work."""
+
+    ALREADY_CACHED = 0
+    NO_CAPACITY = 1
+    BELOW_FREQUENCY = 2
+    BELOW_PRIORITY = 3
+    SOURCE_EVICTED = 4
+    SLOT_STOPPING = 5
+    WITHDRAWN = 6
+    POLICY = 7
+    OPERATOR = 8
+
+
+class MissReason(Word):
+    """Why the first block that missed was not found below G1."""
+
+    NONE = 0
+    NEVER_STORED = 1
+    EVICTED = 2
+    NOT_OFFLOADED = 3
+    WRITING = 4
+    BOUNDARY = 5
+    TOO_SHORT = 6
+    FILTERED = 7
+    UNKNOWN_AFTER_GAP = 8
+
+
+class ReleaseReason(Word):
+    """Why blocks or staging were given back."""
+
+    FINISHED = 0
+    PREEMPTED = 1
+    ALLOCATED = 2
+    DEADLINE = 3
+    UNUSED = 4
+    REASSIGNED = 5
+    RESET = 6
+    FAILED = 7
+    EPOCH = 8
+    LOADED = 9
+
+
+class EvictRule(Word):
+    """Which rule chose the blocks that were evicted."""
+
+    REASSIGNED = 0
+    RECENCY = 1
+    STREAM = 2
+
+
+class FinishReason(Word):
+    """Why the engine finished a request."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORTED = 2
+    TOO_LARGE = 3
+    ERROR = 4
+
+
+class Site(Word):
+    """Interception points. ``will`` sites are asked before the change, ``did`` sites after it."""
+
+    TRANSITION_WILL = 0
+    TRANSITION_DID = 1
+    CANDIDATE_ENQUEUE = 2
+    EVALUATE_WILL = 3
+    EVALUATE_DID = 4
+    PROMOTE_WILL = 5
+    SKIP_DID = 6
+    DISPATCH_WILL = 7
+    COMPLETE_WILL = 8
+    EVICT_WILL = 9
+    REQUEST_FINISH = 10
+    CALL_WILL = 11
+    CALL_DID = 12
+
+    @property
+    def label(self) -> str:
+        """For example ``transition.did``."""
+        return self.name.lower().replace("_", ".")
+
+
+class WaitPoint(Word):
+    """Where a held slot can stand still."""
+
+    LOOKUP = 0
+    SCHEDULE = 1
+    EVALUATE = 2
+    PROMOTE = 3
+    DISPATCH = 4
+    COMPLETION = 5
+    RELEASE = 6
+
+
+class HoldEnd(Word):
+    """Why a hold was released."""
+
+    CONTINUED = 0
+    STEPPED = 1
+    SKIPPED = 2
+    EXPIRED = 3
+    LEASE_LOST = 4
+    CANCELLED = 5
+    DISARMED = 6
+    PRESSURE = 7
+    SHUTDOWN = 8
+
+
+class BreakpointAction(Word):
+    """What a hit does: hold the slot, or only say that it happened."""
+
+    HOLD = 0
+    LOG = 1
+
+
+class ResetMode(Word):
+    """Logical: clear all metadata. Physical: also overwrite the bytes."""
+
+    LOGICAL = 0
+    PHYSICAL = 1
+
+
+class Clock(Word):
+    """Which clock a deadline runs on: the engine's (virtual when it is simulated) or the wall's monotonic one."""
+
+    ENGINE = 0
+    WALL = 1
+
+
+class Note(Word):
+    """What a ``Noted`` stimulus or event tells about the process around the core."""
+
+    RECORDER_DEGRADED = 0
+    RECORDER_RESUMED = 1
+    CLOCK_STEPPED = 2
+    LOOP_BLOCKED = 3
+    SHUTTING_DOWN = 4
+    ENGINE_SUMMARY = 5

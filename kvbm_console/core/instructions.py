@@ -1,0 +1,127 @@
+"""Instructions: what the core asks of the shell around it. Imperatives, executed in order.
+
+Law of this file: only an instruction starts a copy, wakes an engine or sets a clock; with several hosts, only those
+of host 0 are executed. Instructions are not recorded: replaying stimuli produces them again.
+"""
+
+import msgspec
+
+from kvbm_console.core.ids import Clock, Route
+
+
+class Instruction(msgspec.Struct, array_like=True, gc=False, tag=0):
+    """Base of all instructions."""
+
+
+class StartTransfer(Instruction, tag=1):
+    """Copy ``sources[i]`` to ``targets[i]`` (int32 columns) and report started, then finished or failed per rank."""
+
+    operation: int
+    epoch: int
+    route: Route
+    sources: bytes
+    targets: bytes
+    blocks: int
+    batch: int
+    ranks: int
+
+
+class CancelTransfer(Instruction, tag=2):
+    """Do not start this operation; it is not reported any more."""
+
+    operation: int
+
+
+class WakeRequest(Instruction, tag=3):
+    """``finished_recving``: the request's load ended, well or not; it can be scheduled (or looked up) again."""
+
+    source: int
+    request: str
+
+
+class ReleaseDeviceBlocks(Instruction, tag=4):
+    """``finished_sending``: these device blocks of the request, withheld until now, may be reused."""
+
+    source: int
+    request: str
+    ids: bytes
+
+
+class SetDeadline(Instruction, tag=5):
+    """Send ``DeadlinePassed(deadline)`` after this time on this clock."""
+
+    deadline: int
+    after_ns: int
+    clock: Clock
+
+
+class ClearDeadline(Instruction, tag=6):
+    """The deadline is not needed any more; forgetting an unknown one is fine."""
+
+    deadline: int
+
+
+class ZeroBlocks(Instruction, tag=7):
+    """Overwrite the bytes of every place of this pool (physical reset)."""
+
+    pool: int
+
+
+class ClearDevicePool(Instruction, tag=8):
+    """The engine forgets its requests and clears its own pool: the leader was reset."""
+
+    source: int
+
+
+AnyInstruction = (
+    StartTransfer | CancelTransfer | WakeRequest | ReleaseDeviceBlocks | SetDeadline | ClearDeadline | ZeroBlocks
+    | ClearDevicePool
+)
+"""The closed union of instructions."""
+
+
+# --- results: what an entry point returns to its caller, beside the instructions ---------------------------------------
+
+
+class MatchAnswer(msgspec.Struct, frozen=True):
+    """``tokens`` found below G1 (None: ask again), and whether they are loaded asynchronously."""
+
+    tokens: int | None
+    asynchronous: bool
+
+
+class FencedBlocks(msgspec.Struct, frozen=True):
+    """Device blocks (int32 column) that a running copy still uses; ``ReleaseDeviceBlocks`` frees them later."""
+
+    ids: bytes
+
+
+class FinishAnswer(msgspec.Struct, frozen=True):
+    """Whether the blocks stay allocated until ``ReleaseDeviceBlocks``."""
+
+    delay_free: bool
+
+
+class IterationMetadata(msgspec.Struct, frozen=True):
+    """For engines whose workers read it: the iteration and the operations that were issued for it."""
+
+    iteration: int
+    operations: tuple[int, ...]
+
+
+class BreakpointVerdict(msgspec.Struct, frozen=True):
+    """The answer to one specification: its id and whether it can work, with the reason when it cannot."""
+
+    id: int
+    verified: bool
+    message: str
+
+
+class CloneAnswer(msgspec.Struct, frozen=True):
+    """The slots opened for the clones."""
+
+    slots: tuple[int, ...]
+
+
+Result = MatchAnswer | FencedBlocks | FinishAnswer | IterationMetadata | CloneAnswer | tuple[BreakpointVerdict, ...]
+"""What ``Outcome.result`` may be; None when the entry point returns nothing or refused."""

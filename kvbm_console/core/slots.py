@@ -1,0 +1,153 @@
+"""Slots: the state machine of one request, as data, and the record that the manager keeps of it.
+
+The rules
+---------
+A slot is opened for a request in ``initialized``. A lookup may find its prompt in a lower tier: the blocks are
+*staged* until the engine has allocated device blocks, then *onboarded* by one load per source tier. Without a match it
+is *prefilled*. The first new token makes it *decoding*. An iteration that leaves a prefilling or decoding request out
+moves it to ``skipped_*``, and back. Preemption takes the device blocks and keeps the tokens; what follows is a new
+lookup. A finished request stays ``finishing`` while copies of it run; ``finished`` is final, and the slot then leaves
+the facts.
+
+What the diagram cannot show: ``onboarding -> prefilling`` happens when the request is scheduled again, after its load
+ended well *or* failed (then the computed position went back first); ``onboard_staged -> initialized`` only by the
+staging deadline; a preempted slot may still have operations running, and its lookup answers "ask again" until they
+ended.
+
+Law of this file: a move that the table does not have is refused and leaves the slot unchanged.
+"""
+
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.errors import InvalidTransition
+from kvbm_console.core.ids import FinishReason, SlotState
+
+_S = SlotState
+
+TRANSITIONS: Final[dict[SlotState, dict[SlotState, str]]] = {
+    _S.INITIALIZED: {
+        _S.ONBOARD_STAGED: "match found below G1",
+        _S.PREFILLING: "scheduled without a match",
+        _S.PREEMPTED: "preempted",
+        _S.FINISHING: "finished, copies outstanding",
+        _S.FINISHED: "finished",
+    },
+    _S.ONBOARD_STAGED: {
+        _S.ONBOARDING: "device blocks allocated",
+        _S.PREFILLING: "admitted with 0 external tokens",
+        _S.INITIALIZED: "staging deadline passed",
+        _S.PREEMPTED: "preempted",
+        _S.FINISHING: "finished, copies outstanding",
+        _S.FINISHED: "finished",
+    },
+    _S.ONBOARDING: {
+        _S.PREFILLING: "scheduled after its load ended",
+        _S.PREEMPTED: "preempted",
+        _S.FINISHING: "finished, copies outstanding",
+        _S.FINISHED: "finished",
+    },
+    _S.PREFILLING: {
+        _S.DECODING: "first new token",
+        _S.SKIPPED_PREFILL: "left out of an iteration",
+        _S.PREEMPTED: "preempted",
+        _S.FINISHING: "finished, copies outstanding",
+        _S.FINISHED: "finished",
+    },
+    _S.SKIPPED_PREFILL: {
+        _S.PREFILLING: "back in an iteration",
+        _S.PREEMPTED: "preempted",
+        _S.FINISHING: "finished, copies outstanding",
+        _S.FINISHED: "finished",
+    },
+    _S.DECODING: {
+        _S.SKIPPED_DECODE: "left out of an iteration",
+        _S.PREEMPTED: "preempted",
+        _S.FINISHING: "finished, copies outstanding",
+        _S.FINISHED: "finished",
+    },
+    _S.SKIPPED_DECODE: {
+        _S.DECODING: "back in an iteration",
+        _S.PREEMPTED: "preempted",
+        _S.FINISHING: "finished, copies outstanding",
+        _S.FINISHED: "finished",
+    },
+    _S.PREEMPTED: {
+        _S.ONBOARD_STAGED: "match found below G1",
+        _S.PREFILLING: "scheduled without a match",
+        _S.FINISHING: "finished, copies outstanding",
+        _S.FINISHED: "finished",
+    },
+    _S.FINISHING: {_S.FINISHED: "last outstanding operation ended"},
+    _S.FINISHED: {},
+}
+"""From state to (to state: trigger). The diagram in ARCHITECTURE.md is generated from this table."""
+
+WAITING_STATES: Final = frozenset({_S.INITIALIZED, _S.ONBOARD_STAGED, _S.PREEMPTED})
+"""States in which the engine has no device blocks for the request."""
+ADVANCING_STATES: Final = frozenset({_S.DECODING})
+"""States in which every iteration computes one token by itself."""
+
+
+def check_move(old: SlotState, new: SlotState, story: tuple[str, ...] = ()) -> None:
+    """Raise ``InvalidTransition`` unless the table has the move.
+
+    >>> check_move(SlotState.PREFILLING, SlotState.DECODING)
+    """
+    if new not in TRANSITIONS[old]:
+        raise InvalidTransition(f"no transition from {old.label} to {new.label}", story)
+
+
+class SlotFacts(msgspec.Struct):
+    """What is true of one slot. Only ``CacheState.apply`` writes it."""
+
+    slot: int
+    request: str
+    source: int
+    state: SlotState
+    since_ns: int
+    """When it entered the state."""
+    opened_ns: int
+    hashes: list[int]
+    """Sequence hashes of its full blocks, prompt first; grows as blocks are filled."""
+    prompt_tokens: int
+    output_limit: int
+    priority: int
+    session: str | None
+    prompt_blocks: int
+    """Full blocks of the prompt."""
+    parent: int | None = None
+    anchor_tokens: int = 0
+    """Computed tokens as of ``anchor_iteration``; see ``computed_tokens``."""
+    anchor_iteration: int = 0
+    evaluated_blocks: int = 0
+    """Leading blocks that the pipeline has already looked at for an offload."""
+    device_pool: int | None = None
+    device_blocks: list[int] = []
+    staged: list[tuple[int, list[int]]] = []
+    """(pool, block ids), in prompt order, held for it until device blocks are allocated."""
+    filled_blocks: int = 0
+    """Leading device blocks whose content exists or is being loaded."""
+    local_blocks: int = 0
+    """Prefix blocks that the engine reported as its own (G1) at the last lookup."""
+    cached: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Tokens found in G1 to G4 at its last admission."""
+    hits: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Blocks scored as hits at its last admission, lost ones taken back."""
+    outstanding: set[int] = set()
+    """Candidates of this slot that are not terminal."""
+    hold: int | None = None
+    last_answer: tuple[int | None, int, int | None] | None = None
+    """(answer, local blocks, first miss) of the last ``LookupAnswered``."""
+    first_iteration: int | None = None
+    skipped_iterations: int = 0
+    skipped_since: int = 0
+    preemptions: int = 0
+    reason: FinishReason | None = None
+
+    def computed_tokens(self, iteration: int) -> int:
+        """Tokens whose K/V exist after ``iteration``: a decoding slot adds one per iteration since its anchor."""
+        if self.state is SlotState.DECODING:
+            return self.anchor_tokens + iteration - self.anchor_iteration
+        return self.anchor_tokens

@@ -1,0 +1,296 @@
+"""Stimuli: everything that the core is told. Past participles, stamped once, at the edge.
+
+Law of this file: a stimulus carries all that a decision may depend on, so feeding the recorded stimuli to a leader
+again reproduces every event. Columns of block ids are little-endian int32, columns of sequence hashes little-endian
+uint64, both as ``bytes``: the same form in memory, on the wire and on disk.
+
+Every stimulus starts with the same four fields, filled by ``submit``:
+``n`` (0, 1, 2 ... their own order), ``at_ns`` (the engine's clock), ``source`` (index of the engine or client it came
+from; 0 is the daemon itself) and ``origin_ns`` (the sender's own time, None when it has none).
+"""
+
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import Authority, FinishReason, Note, ResetMode, SlotState, Tier
+
+
+class Stimulus(msgspec.Struct, array_like=True, gc=False, tag=0):
+    """What all stimuli carry."""
+
+    n: int
+    at_ns: int
+    source: int
+    origin_ns: int | None
+
+
+# --- from the engine: the entry points of a connector -------------------------------------------------------------
+
+
+class PoolDeclared(Stimulus, tag=1):
+    """A pool exists. ``capacity_blocks`` is None when the engine does not tell."""
+
+    dp_rank: int
+    group: int
+    tier: Tier
+    medium: str
+    capacity_blocks: int | None
+    block_tokens: int
+    authority: Authority
+
+
+class RequestArrived(Stimulus, tag=2):
+    """``create_slot``: a request with the hashes of its full prompt blocks. The core never sees a token."""
+
+    request: str
+    hashes: bytes
+    prompt_tokens: int
+    output_limit: int
+    priority: int
+    session: str | None
+
+
+class MatchRequested(Stimulus, tag=3):
+    """``get_num_new_matched_tokens``: the engine's own prefix covers ``computed_tokens``; what follows below G1?"""
+
+    request: str
+    computed_tokens: int
+
+
+class BlocksAllocated(Stimulus, tag=4):
+    """``update_state_after_alloc``: block ids appended to the request, in order; ``external_tokens`` will be loaded.
+
+    At an admission the ids start with the reused prefix blocks. A second call with 0 external tokens is normal.
+    """
+
+    request: str
+    block_ids: bytes
+    external_tokens: int
+
+
+class IterationScheduled(Stimulus, tag=5):
+    """``build_connector_metadata``: the engine formed ``count`` iterations, the first is ``iteration``; changes only.
+
+    ``progressed[i]`` will have ``positions[i]`` computed tokens when the iteration ends (prefills; a decoding request
+    advances by one token an iteration by itself). ``appended[i]`` got ``appended_counts[i]`` of ``appended_ids``.
+    ``first_tokens`` are requests whose prompt is complete and which produce tokens from this iteration on.
+    """
+
+    iteration: int
+    count: int
+    new: tuple[str, ...]
+    resumed: tuple[str, ...]
+    preempted: tuple[str, ...]
+    skipped: tuple[str, ...]
+    unskipped: tuple[str, ...]
+    first_tokens: tuple[str, ...]
+    progressed: tuple[str, ...]
+    positions: tuple[int, ...]
+    appended: tuple[str, ...]
+    appended_counts: tuple[int, ...]
+    appended_ids: bytes
+    running: int
+    waiting: int
+
+
+class IterationFinished(Stimulus, tag=6):
+    """The iteration's blocks are filled and carry their hashes: ``counts[i]`` of the two columns are of request i."""
+
+    iteration: int
+    requests: tuple[str, ...]
+    counts: tuple[int, ...]
+    block_ids: bytes
+    hashes: bytes
+
+
+class RequestPreempted(Stimulus, tag=7):
+    """The scheduler takes the device blocks back; the result names fenced ids that must not be reused yet."""
+
+    request: str
+
+
+class RequestCloned(Stimulus, tag=8):
+    """``request`` continues as several sequences: full blocks shared, ``partial_ids[i]`` is clone i's own last block.
+
+    ``partial_ids`` is empty when the parent ends at a block boundary.
+    """
+
+    request: str
+    clones: tuple[str, ...]
+    partial_ids: bytes
+
+
+class RequestFinished(Stimulus, tag=9):
+    """Finish or abort. The result says whether the blocks stay allocated until outstanding operations end."""
+
+    request: str
+    block_ids: bytes
+    reason: FinishReason
+
+
+# --- from the mover ------------------------------------------------------------------------------------------------
+
+
+class TransferStarted(Stimulus, tag=10):
+    """The mover began to copy."""
+
+    operation: int
+    epoch: int
+
+
+class TransferFinished(Stimulus, tag=11):
+    """One rank has copied its part."""
+
+    operation: int
+    epoch: int
+    rank: int
+
+
+class TransferFailed(Stimulus, tag=12):
+    """One rank could not copy. ``failed`` holds indices (int32) into the operation's blocks; empty means all."""
+
+    operation: int
+    epoch: int
+    rank: int
+    error: str
+    failed: bytes
+
+
+# --- from a KV-event stream (level 1) --------------------------------------------------------------------------------
+
+
+class BlocksReported(Stimulus, tag=13):
+    """An engine's event stream told of blocks stored in and removed from a pool, by hash; ``cleared`` empties it."""
+
+    pool: int
+    stored: bytes
+    removed: bytes
+    cleared: bool
+
+
+class SourceGapped(Stimulus, tag=14):
+    """Reports of this source were lost; what it holds is unknown until it is told again."""
+
+    first: int
+    last: int
+
+
+class SourceRestarted(Stimulus, tag=15):
+    """The source began again: a new incarnation."""
+
+
+# --- from clients ---------------------------------------------------------------------------------------------------
+
+
+class BreakpointsReplaced(Stimulus, tag=20):
+    """All breakpoints of ``owner``, replacing those it had. The result is one verdict for each."""
+
+    owner: str
+    specs: tuple[BreakpointSpec, ...]
+
+
+class HoldContinued(Stimulus, tag=21):
+    """Release ``hold``, or all when it is None; ``until`` arms a one-shot stop of that slot at that state."""
+
+    hold: int | None
+    by: str
+    until: SlotState | None
+
+
+class SlotStepped(Stimulus, tag=22):
+    """Release the hold and hold the same slot again at its next site."""
+
+    hold: int
+    by: str
+
+
+class Disarmed(Stimulus, tag=28):
+    """Disable every breakpoint and release every hold."""
+
+    by: str
+
+
+# --- from the shell around the core -----------------------------------------------------------------------------------
+
+
+class LeaseGranted(Stimulus, tag=30):
+    """``owner`` is alive; its holds are kept."""
+
+    owner: str
+
+
+class LeaseLost(Stimulus, tag=31):
+    """``owner`` is gone: its holds are released, its breakpoints disabled."""
+
+    owner: str
+
+
+class DeadlinePassed(Stimulus, tag=32):
+    """A deadline that was asked for with ``SetDeadline`` has come."""
+
+    deadline: int
+
+
+class ResetRequested(Stimulus, tag=34):
+    """Return to the initial state at once; running copies quarantine their places until they are reported."""
+
+    mode: ResetMode
+
+
+class DrainRequested(Stimulus, tag=35):
+    """Take no new request, let the live ones finish for ``deadline_ns`` of engine time, abort the rest, then reset."""
+
+    deadline_ns: int
+
+
+class Noted(Stimulus, tag=36):
+    """Something about the process around the core that belongs into the record."""
+
+    note: Note
+    detail: str
+
+
+AnyStimulus = (
+    PoolDeclared | RequestArrived | MatchRequested | BlocksAllocated | IterationScheduled | IterationFinished
+    | RequestPreempted | RequestCloned | RequestFinished | TransferStarted | TransferFinished | TransferFailed
+    | BlocksReported | SourceGapped | SourceRestarted | BreakpointsReplaced | HoldContinued | SlotStepped | Disarmed
+    | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested | Noted
+)
+"""The closed union of stimuli; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyStimulus])``."""
+
+ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
+    PoolDeclared: "pool_declared",
+    RequestArrived: "create_slot",
+    MatchRequested: "get_num_new_matched_tokens",
+    BlocksAllocated: "update_state_after_alloc",
+    IterationScheduled: "build_connector_metadata",
+    IterationFinished: "iteration_finished",
+    RequestPreempted: "request_preempted",
+    RequestCloned: "request_cloned",
+    RequestFinished: "request_finished",
+    TransferStarted: "transfer_started",
+    TransferFinished: "transfer_finished",
+    TransferFailed: "transfer_failed",
+    BlocksReported: "blocks_reported",
+    SourceGapped: "source_gapped",
+    SourceRestarted: "source_restarted",
+    BreakpointsReplaced: "replace_breakpoints",
+    HoldContinued: "continue",
+    SlotStepped: "step",
+    Disarmed: "disarm",
+    LeaseGranted: "lease_granted",
+    LeaseLost: "lease_lost",
+    DeadlinePassed: "deadline_passed",
+    ResetRequested: "reset",
+    DrainRequested: "drain",
+    Noted: "note",
+}
+"""The entry point that each stimulus stands for, under the name that connectors use."""
+
+ENTRY_TAGS: Final[dict[type[Stimulus], int]] = {
+    kind: int(kind.__struct_config__.tag) for kind in ENTRY_POINTS  # type: ignore[arg-type]
+}
+ENTRY_NAMES: Final[dict[int, str]] = {ENTRY_TAGS[kind]: name for kind, name in ENTRY_POINTS.items()}
+"""Tag of a stimulus (the ``entry`` of a ``SlotMoved``) to the name of its entry point."""

@@ -1,0 +1,123 @@
+"""What a console is fed with: the same items from a live daemon and from a recording.
+
+Law of this file: a feed never hides anything. Lost events are a ``GapSeen``, a lost connection is a ``Disconnected``,
+and after either the next ``SnapshotTaken`` is exact again.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.events import Event
+from kvbm_console.core.instructions import BreakpointVerdict
+from kvbm_console.core.state import CacheState
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """A daemon answered, or a recording was opened."""
+
+    target: str
+    """Short name for the status row."""
+    incarnation: str
+    run: int
+    """Number of this run as people count them; 0 when unknown."""
+    control: bool
+    """Whether this session may set breakpoints and continue holds."""
+    block_bytes: int | None
+    """Bytes of one block by the configured geometry, None when unknown."""
+    recording: bool = False
+
+
+class SnapshotTaken(msgspec.Struct, frozen=True):
+    """Full facts; ``state.seq`` is the number of the next event. The receiver owns the state and folds into it."""
+
+    state: CacheState
+
+
+class EventsArrived(msgspec.Struct, frozen=True):
+    """The next events, in order and without a hole since the last item."""
+
+    events: list[Event]
+
+
+class GapSeen(msgspec.Struct, frozen=True):
+    """Events ``first`` to ``last`` were not delivered; a snapshot follows."""
+
+    first: int
+    last: int
+    reason: str
+
+    @property
+    def count(self) -> int:
+        """How many were lost."""
+        return self.last - self.first + 1
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """Sent every half second. ``written_seq`` and ``synced_seq`` are None when nothing is recorded."""
+
+    head_seq: int
+    """Number of the last published event, -1 before the first."""
+    at_ns: int
+    """The engine's clock now."""
+    recorder: str | None
+    """``recording``, ``degraded`` or None."""
+    written_seq: int | None
+    synced_seq: int | None
+    synced_age_ns: int | None
+    not_recorded: int
+    """Events that the recorder had to drop."""
+    subscribers: int
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    """The connection is gone; the next try is in ``retry_in_s`` (None: it ended for good)."""
+
+    reason: str
+    retry_in_s: float | None
+
+
+FeedItem = Connected | SnapshotTaken | EventsArrived | GapSeen | Heartbeat | Disconnected
+"""Everything that a feed yields."""
+
+
+class Feed(Protocol):
+    """A source of items. Iterating connects and, for a live target, reconnects until the iterator is closed."""
+
+    def items(self) -> AsyncIterator[FeedItem]:
+        """Items, the first one ``Connected`` or ``Disconnected``; after ``Connected`` comes a ``SnapshotTaken``."""
+        ...
+
+
+class Controls(Protocol):
+    """What a session may ask of a live target. Every method raises ``Refused`` or ``ConnectionLost`` with a sentence."""
+
+    async def add_breakpoint(self, spec: BreakpointSpec) -> BreakpointVerdict:
+        """Set one more breakpoint of this session."""
+        ...
+
+    async def remove_breakpoint(self, breakpoint_id: int) -> None:
+        """Remove one breakpoint, whoever owns it."""
+        ...
+
+    async def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
+        """Arm or mute one breakpoint, whoever owns it."""
+        ...
+
+    async def continue_hold(self, hold: int | None) -> str:
+        """Release one hold, or all when None; returns what happened, for example ``already_continued``."""
+        ...
+
+    async def step(self, hold: int) -> str:
+        """Release the hold and stop the same slot at its next site."""
+        ...
+
+    async def disarm(self) -> None:
+        """Mute every breakpoint and release every hold."""
+        ...
+
+    async def retry_now(self) -> None:
+        """Reconnect at once instead of waiting for the back-off."""
+        ...

@@ -1,0 +1,331 @@
+"""The one writer: stamps stimuli, hands them to the leader, publishes what became true, carries out instructions.
+
+Law of this file: every stimulus passes here exactly once and in order. It is stamped (``n`` contiguous, ``at_ns`` never
+backwards), handled by every host, published, and only then are its instructions carried out, in the order in which
+they were given; only host 0's instructions run. A submit that an instruction causes (a mover that answers at once, an
+engine that is woken) is handled on the spot, and its instructions queue up behind those that are waiting.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence, Set
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol
+
+import msgspec
+
+from kvbm_console.core import instructions as ins
+from kvbm_console.core.errors import InternalError, UsageError
+from kvbm_console.core.ids import Authority, Clock, Tier
+from kvbm_console.core.stimuli import PoolDeclared, Stimulus
+
+if TYPE_CHECKING:
+    from kvbm_console.core.leader import Leader, Outcome
+
+P = ParamSpec("P")
+
+MEDIUM_OF: Final[dict[Tier, str]] = {
+    Tier.G1: "GPU", Tier.G2: "CPU_PINNED", Tier.G3: "DISK", Tier.G4: "STORAGE",
+}
+"""The name under which our own pools report their medium: the words that engines use on their event streams."""
+
+
+class HostsDiverged(InternalError):
+    """Raised when two hosts that were fed the same stimuli disagree: names host, stimulus and first difference."""
+
+    def __init__(self, host: int, n: int, part: str, digests: tuple[int, int], difference: str) -> None:
+        super().__init__(
+            f"host {host} differs from host 0 in its {part} after stimulus {n}: "
+            f"{digests[1]:016x} is not {digests[0]:016x}; {difference}"
+        )
+        self.host = host
+        self.n = n
+        self.digests = digests
+        self.difference = difference
+
+
+class Mover(Protocol):
+    """Who moves bytes: reports started, then finished or failed per rank, by stimuli."""
+
+    def start(self, order: ins.StartTransfer) -> None:
+        """Begin (or queue) this copy."""
+        ...
+
+    def cancel(self, operation: int) -> None:
+        """Do not start this copy; it is not reported any more."""
+        ...
+
+    def zero(self, pool: int) -> None:
+        """Overwrite the bytes of a pool."""
+        ...
+
+
+class EngineSink(Protocol):
+    """What an engine is told outside its own calls."""
+
+    def wake(self, request: str) -> None:
+        """The request's load ended, well or not."""
+        ...
+
+    def release(self, request: str, ids: bytes) -> None:
+        """These device blocks, withheld until now, may be reused."""
+        ...
+
+    def clear(self) -> None:
+        """The leader was reset: forget the requests, clear the own pool."""
+        ...
+
+
+class Deadlines(Protocol):
+    """A clock that sends ``DeadlinePassed``."""
+
+    def set(self, deadline: int, after_ns: int) -> None:
+        """Send it after this time."""
+        ...
+
+    def clear(self, deadline: int) -> None:
+        """Forget it; an unknown one is fine."""
+        ...
+
+
+class LeaderPort(Protocol):
+    """All that an engine may know of the leader: the connector entry points, and which requests stand still."""
+
+    @property
+    def standing(self) -> Set[str]:
+        """Requests that must be left out of iterations."""
+        ...
+
+    def submit(
+        self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
+    ) -> "Outcome":
+        """One entry point, named by its stimulus; the answer is ``Outcome.result``."""
+        ...
+
+    def computed_tokens(self, request: str) -> int:
+        """The leader's computed position of a live request (it goes back when a load failed), 0 for an unknown one."""
+        ...
+
+
+class _Port:
+    """The ``LeaderPort`` of one source."""
+
+    def __init__(self, dispatcher: "Dispatcher", source: int) -> None:
+        self._dispatcher = dispatcher
+        self._source = source
+
+    @property
+    def standing(self) -> Set[str]:
+        return self._dispatcher.leader.state.standing
+
+    def submit(
+        self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
+    ) -> "Outcome":
+        return self._dispatcher.submit_from(self._source, None, kind, *args, **kwargs)
+
+    def computed_tokens(self, request: str) -> int:
+        state = self._dispatcher.leader.state
+        slot = state.slot_named(request)
+        return 0 if slot is None else slot.computed_tokens(state.iteration)
+
+
+class Dispatcher:
+    """Stamps and orders stimuli for one leader, or for several hosts that must agree.
+
+    ``clock`` tells the engine's time in nanoseconds. ``publish`` gets every stimulus with its outcome before any of
+    its instructions runs; it must not submit. ``more_hosts`` are further leaders fed the same log; with ``check_hosts``
+    their digests of facts and aids are compared after every stimulus and ``HostsDiverged`` is raised at the first
+    difference. Mover, engines and deadlines are set by whoever assembles; an instruction without a receiver is counted
+    in ``undelivered``. Not thread-safe: all calls come from one thread.
+    """
+
+    def __init__(
+        self, leader: "Leader", clock: Callable[[], int], *,
+        publish: "Callable[[Stimulus, Outcome], None] | None" = None, more_hosts: "Sequence[Leader]" = (),
+        check_hosts: bool = False,
+    ) -> None:
+        self.leader = leader
+        self.clock = clock
+        self.publish = publish
+        self.more_hosts = tuple(more_hosts)
+        self.check_hosts = check_hosts
+        self.mover: Mover | None = None
+        self.engines: dict[int, EngineSink] = {}
+        self.engine_deadlines: Deadlines | None = None
+        self.wall_deadlines: Deadlines | None = None
+        self.n = leader.state.n + 1
+        """Number of the next stimulus."""
+        self.at_ns = leader.state.at_ns
+        """Stamp of the last stimulus."""
+        self.undelivered = 0
+        self._queue: deque[ins.Instruction] = deque()
+        self._running = False
+        self._check_configurations()
+
+    def _check_configurations(self) -> None:
+        mine = self.leader.config.digest()
+        for host, other in enumerate(self.more_hosts, start=1):
+            if other.config.digest() != mine:
+                raise UsageError(
+                    f"host {host} must have the configuration of host 0, "
+                    f"got digest {other.config.digest():016x} instead of {mine:016x}"
+                )
+
+    def submit(
+        self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
+    ) -> "Outcome":
+        """A stimulus of the daemon itself (source 0): ``submit(Noted, note, detail)``."""
+        return self.submit_from(0, None, kind, *args, **kwargs)
+
+    def submit_from(
+        self, source: int, origin_ns: int | None, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus],
+        *args: P.args, **kwargs: P.kwargs,
+    ) -> "Outcome":
+        """Stamp, handle, publish, carry out. ``origin_ns`` is the sender's own time, None when it has none."""
+        self.at_ns = max(self.at_ns, self.clock())
+        stimulus = kind(self.n, self.at_ns, source, origin_ns, *args, **kwargs)
+        self.n += 1
+        outcome = self.leader.handle(stimulus)
+        for other in self.more_hosts:
+            other.handle(stimulus)
+        if self.check_hosts and self.more_hosts:
+            compare_hosts(stimulus.n, self.leader, self.more_hosts)
+        if self.publish is not None:
+            self.publish(stimulus, outcome)
+        self._queue.extend(outcome.instructions)
+        if not self._running:
+            self._drain()
+        return outcome
+
+    def port(self, source: int) -> LeaderPort:
+        """The entry points for the engine with this index (from 1)."""
+        return _Port(self, source)
+
+    def _drain(self) -> None:
+        self._running = True
+        try:
+            while self._queue:
+                instruction = self._queue.popleft()
+                _CARRY_OUT[type(instruction)](self, instruction)
+        finally:
+            self._running = False
+
+    # --- one method per instruction ---
+
+    def _start(self, order: ins.StartTransfer) -> None:
+        if self.mover is None:
+            self.undelivered += 1
+        else:
+            self.mover.start(order)
+
+    def _cancel(self, order: ins.CancelTransfer) -> None:
+        if self.mover is None:
+            self.undelivered += 1
+        else:
+            self.mover.cancel(order.operation)
+
+    def _zero(self, order: ins.ZeroBlocks) -> None:
+        if self.mover is None:
+            self.undelivered += 1
+        else:
+            self.mover.zero(order.pool)
+
+    def _wake(self, order: ins.WakeRequest) -> None:
+        engine = self.engines.get(order.source)
+        if engine is None:
+            self.undelivered += 1
+        else:
+            engine.wake(order.request)
+
+    def _release(self, order: ins.ReleaseDeviceBlocks) -> None:
+        engine = self.engines.get(order.source)
+        if engine is None:
+            self.undelivered += 1
+        else:
+            engine.release(order.request, order.ids)
+
+    def _clear_pool(self, order: ins.ClearDevicePool) -> None:
+        engine = self.engines.get(order.source)
+        if engine is None:
+            self.undelivered += 1
+        else:
+            engine.clear()
+
+    def _set_deadline(self, order: ins.SetDeadline) -> None:
+        deadlines = self.engine_deadlines if order.clock is Clock.ENGINE else self.wall_deadlines
+        if deadlines is None:
+            self.undelivered += 1
+        else:
+            deadlines.set(order.deadline, order.after_ns)
+
+    def _clear_deadline(self, order: ins.ClearDeadline) -> None:
+        for deadlines in (self.engine_deadlines, self.wall_deadlines):
+            if deadlines is not None:
+                deadlines.clear(order.deadline)
+
+
+_CARRY_OUT: Final[dict[type[ins.Instruction], Callable[[Dispatcher, Any], None]]] = {
+    ins.StartTransfer: Dispatcher._start,
+    ins.CancelTransfer: Dispatcher._cancel,
+    ins.WakeRequest: Dispatcher._wake,
+    ins.ReleaseDeviceBlocks: Dispatcher._release,
+    ins.SetDeadline: Dispatcher._set_deadline,
+    ins.ClearDeadline: Dispatcher._clear_deadline,
+    ins.ZeroBlocks: Dispatcher._zero,
+    ins.ClearDevicePool: Dispatcher._clear_pool,
+}
+"""Instruction type to the method that carries it out; a test proves that it is complete."""
+
+
+def start_leader(dispatcher: Dispatcher) -> None:
+    """Declare the lower pools of the leader's configuration (source 0, authority leader); before any other stimulus."""
+    config = dispatcher.leader.config
+    for tier, blocks in ((Tier.G2, config.g2_blocks), (Tier.G3, config.g3_blocks)):
+        if blocks:
+            dispatcher.submit(PoolDeclared, 0, 0, tier, MEDIUM_OF[tier], blocks, config.block_tokens, Authority.LEADER)
+
+
+# --- several hosts ---
+
+
+def compare_hosts(n: int, leader: "Leader", others: "Sequence[Leader]") -> None:
+    """Raise ``HostsDiverged`` for the first host whose facts or aids have another digest than host 0's."""
+    from kvbm_console.core.snapshots import encode_facts
+
+    facts, aids = leader.digest(), leader.aids_digest()
+    for host, other in enumerate(others, start=1):
+        theirs = other.digest()
+        if theirs != facts:
+            mine_tree = msgspec.msgpack.decode(encode_facts(leader.state))
+            their_tree = msgspec.msgpack.decode(encode_facts(other.state))
+            where = first_difference(mine_tree, their_tree) or "the encoded facts are equal"
+            raise HostsDiverged(host, n, "facts", (facts, theirs), where)
+        if other.aids_digest() != aids:
+            raise HostsDiverged(host, n, "aids", (aids, other.aids_digest()), "the facts are equal")
+
+
+def first_difference(mine: object, theirs: object, path: str = "facts") -> str | None:
+    """Where two trees of plain values differ first, as a path with both values; None when they are equal.
+
+    >>> first_difference({"a": [1, 2]}, {"a": [1, 3]})
+    'facts.a[1]: 2 is not 3'
+    """
+    if mine == theirs:
+        return None
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        for key in sorted({*mine, *theirs}, key=str):
+            if key not in mine or key not in theirs:
+                return f"{path}.{key} exists only {'there' if key not in mine else 'on host 0'}"
+            found = first_difference(mine[key], theirs[key], f"{path}.{key}")
+            if found:
+                return found
+    if isinstance(mine, list) and isinstance(theirs, list):
+        for index, (left, right) in enumerate(zip(mine, theirs, strict=False)):
+            found = first_difference(left, right, f"{path}[{index}]")
+            if found:
+                return found
+        return f"{path} has {len(mine)} entries, not {len(theirs)}"
+    return f"{path}: {_short(mine)} is not {_short(theirs)}"
+
+
+def _short(value: object, limit: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,51 @@
+# Every target sets up .venv by itself, once, through a stamp file that is older than pyproject.toml only when it must be
+# renewed. PYTHON names the interpreter to build it with; without it the first Python 3.11 or newer that runs is taken.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+STAMP := .venv/.stamp
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: help setup demo test check bench bench-baseline test-full recordings docs proto clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+setup: $(STAMP) ## .venv with everything installed
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=" >&2; exit 2; }
+	@echo "setting up .venv with $(PYTHON), once" >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## the console on a simulated engine; SECONDS=N ends it by itself
+	@$(BIN)/kvbm-console demo $(if $(SECONDS),--seconds $(SECONDS))
+
+test: $(STAMP) ## the tests
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+test-full: $(STAMP) ## the tests with the long ones
+	@$(BIN)/python -m pytest -q
+
+check: $(STAMP) ## format, lint, types, import contracts, proto and documents fresh, tests, recordings
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m tests.architecture.generate --check
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+bench: $(STAMP) ## ratios against references measured in the same run, compared with the committed ones
+	@$(BIN)/python -m tests.benchmarks
+
+bench-baseline: $(STAMP) ## make this machine's ratios the committed ones
+	@$(BIN)/python -m tests.benchmarks --write-baseline
+
+docs: $(STAMP) ## generated parts of ARCHITECTURE.md
+	@$(BIN)/python -m tests.architecture.generate
+
+clean: ## remove what the targets made
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -53,19 +53,17 @@ def wait_point(site: Site, state: SlotState) -> WaitPoint | None:
     return POINT_OF_SITE[site] if site in POINT_OF_SITE else POINT_OF_STATE[state]
 
 
-class BreakpointFacts(msgspec.Struct):
+class BreakpointFacts(msgspec.Struct, array_like=True):
     """One breakpoint as the leader keeps it."""
 
     spec: BreakpointSpec
     owner: str
     enabled: bool
-    matches: int = 0
-    """Times that it matched, ignored ones included."""
     hits: int = 0
     """Times that it took effect."""
 
 
-class HoldFacts(msgspec.Struct):
+class HoldFacts(msgspec.Struct, array_like=True):
     """One slot that waits, or will at its next waitable point."""
 
     hold: int

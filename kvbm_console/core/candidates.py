@@ -16,7 +16,7 @@ TERMINAL: Final = frozenset(
 """Statuses that end a candidate."""
 
 
-class CandidateFacts(msgspec.Struct):
+class CandidateFacts(msgspec.Struct, array_like=True):
     """One planned transfer that is not terminal. ``slot`` is None for cached blocks that no live slot owns."""
 
     candidate: int
@@ -37,7 +37,7 @@ class CandidateFacts(msgspec.Struct):
     started_ns: int | None = None
 
 
-class OperationFacts(msgspec.Struct):
+class OperationFacts(msgspec.Struct, array_like=True):
     """The copy of ``sources[i]`` to ``targets[i]``."""
 
     operation: int

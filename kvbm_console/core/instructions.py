@@ -68,9 +68,13 @@ class ZeroBlocks(Instruction, tag=7):
 
 
 class ClearDevicePool(Instruction, tag=8):
-    """The engine forgets its requests and clears its own pool: the leader was reset."""
+    """The leader was reset: the engine forgets its requests and clears its own pool, except the places in ``keep``.
+
+    Running copies still use those (int32 column); ``ReleaseDeviceBlocks`` with an empty request frees them.
+    """
 
     source: int
+    keep: bytes
 
 
 AnyInstruction = (

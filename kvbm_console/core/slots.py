@@ -99,7 +99,7 @@ def check_move(old: SlotState, new: SlotState, story: tuple[str, ...] = ()) -> N
         raise InvalidTransition(f"no transition from {old.label} to {new.label}", story)
 
 
-class SlotFacts(msgspec.Struct):
+class SlotFacts(msgspec.Struct, array_like=True):
     """What is true of one slot. Only ``CacheState.apply`` writes it."""
 
     slot: int

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.breakpoints import BreakpointFacts, HoldFacts
+from kvbm_console.core.breakpoints import POINT_OF_SITE, POINT_OF_STATE, BreakpointFacts, HoldFacts
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
@@ -31,7 +31,7 @@ from kvbm_console.core.tiers import READY, WRITING, PoolFacts, PoolInfo
 _SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
 
 
-class Totals(msgspec.Struct):
+class Totals(msgspec.Struct, array_like=True):
     """Counts since the incarnation began; a reset keeps them. Blocks where the name says blocks, else occurrences."""
 
     slots_opened: int = 0
@@ -97,7 +97,6 @@ class CacheState:
         self.next_slot = 0
         self.next_candidate = 0
         self.next_operation = 0
-        self.next_batch = 0
         self.next_hold = 1
         self.next_breakpoint = 1
         self.slot_of: dict[str, int] = {}
@@ -210,9 +209,11 @@ class CacheState:
         slot.state = e.new
         slot.since_ns = e.at_ns
         slot.anchor_tokens = e.computed_tokens
-        slot.anchor_iteration = e.iteration
+        slot.anchor_iteration = self.iteration
         slot.evaluated_blocks = e.evaluated_blocks
         slot.cached = e.cached
+        if slot.hold is not None:
+            self._repoint(slot)
         if e.new in _SKIPPED:
             slot.skipped_since = e.iteration
         elif e.old in _SKIPPED:
@@ -226,6 +227,19 @@ class CacheState:
         if e.reason is not None and slot.reason is None:
             slot.reason = e.reason
             self.totals.finished[e.reason] += 1
+
+    def _repoint(self, slot: SlotFacts) -> None:
+        """A pending hold whose slot moved on waits at the next point of its new state, unless its site fixes one."""
+        assert slot.hold is not None
+        hold = self.holds[slot.hold]
+        point = POINT_OF_STATE[slot.state]
+        if hold.parked or hold.site in POINT_OF_SITE or point is None:
+            return
+        hold.point = point
+        if point is WaitPoint.SCHEDULE:
+            self.standing.add(slot.request)
+        else:
+            self.standing.discard(slot.request)
 
     def _slot_closed(self, e: ev.SlotClosed) -> None:
         slot = self._slot(e.slot)
@@ -381,7 +395,6 @@ class CacheState:
         self.batches.setdefault(e.batch, set()).add(e.candidate)
         self.totals.thrash_blocks += e.thrash
         self.next_operation = e.operation + 1
-        self.next_batch = max(self.next_batch, e.batch + 1)
 
     def _operation_started(self, e: ev.OperationStarted) -> None:
         operation = self.operations[e.operation]
@@ -448,7 +461,7 @@ class CacheState:
         for spec in e.specs:
             known = mine.get(spec.id)
             self.breakpoints[spec.id] = BreakpointFacts(
-                spec, e.owner, spec.enabled, known.matches if known else 0, known.hits if known else 0
+                spec, e.owner, spec.enabled, known.hits if known else 0
             )
             self.next_breakpoint = max(self.next_breakpoint, spec.id + 1)
         self.breakpoints = dict(sorted(self.breakpoints.items()))

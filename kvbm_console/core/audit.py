@@ -1,0 +1,151 @@
+"""The audit: the numbered invariants, checked by walking the facts and not by arithmetic on counters.
+
+Law of this file: it reads facts only and shares no code with what keeps them up to date.
+"""
+
+from collections import Counter
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.candidates import TERMINAL
+from kvbm_console.core.ids import EMPTY_HASH, Authority, CandidateStatus, SlotState
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import FREE, READY, PoolFacts
+
+RULES: Final[dict[str, str]] = {
+    "I1": "the five conditions of a pool add up to its capacity, counted by walking",
+    "I2": "the ref count of a place equals the references found in slots, staging and operations",
+    "I4": "a place has a hash exactly when it has content, and every entry of the index points to such a place",
+    "I5": "no place stands twice in a slot, and slots share only full blocks",
+    "I6": "an open candidate is pending or promoted, and a promoted one has exactly one operation",
+    "I7": "an unfinished onboard candidate belongs to a slot that is onboarding, preempted or finishing",
+    "I8": "a finished slot owns nothing",
+    "I12": "a hold and its slot name each other",
+    "I15": "0 <= computed tokens, and every computed token has a place",
+    "I16": "the source of a copy is readable",
+}
+"""Rules that the audit walks; the others are properties over time and are tested (see ARCHITECTURE.md)."""
+
+_ONBOARD_OWNERS: Final = (SlotState.ONBOARDING, SlotState.PREEMPTED, SlotState.FINISHING)
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """One broken rule; ``slot`` is the slot that it concerns, if any."""
+
+    rule: str
+    detail: str
+    slot: int | None = None
+
+
+def audit(state: CacheState) -> list[Violation]:
+    """Every violation in the facts, empty when all is well. Walks everything: O(places + slots)."""
+    found: list[Violation] = []
+    references = _references(state)
+    for pool in state.pools:
+        found += _audit_pool(pool, references[pool.info.pool])
+    found += _audit_slots(state)
+    found += _audit_candidates(state)
+    for number, hold in state.holds.items():
+        slot = state.slots.get(hold.slot)
+        if slot is None or slot.hold != number:
+            found.append(Violation("I12", f"hold {number} and slot {hold.slot} do not name each other", hold.slot))
+    return found
+
+
+def quick_audit(state: CacheState) -> list[Violation]:
+    """The cheap part: counts of each pool against its capacity, O(pools)."""
+    found = []
+    for pool in state.pools:
+        capacity = len(pool)
+        if sum(pool.counts) != capacity or min(pool.counts) < 0:
+            found.append(Violation("I1", f"pool {pool.info.pool}: {pool.counts} do not add up to {capacity}"))
+    return found
+
+
+def _references(state: CacheState) -> list[Counter[int]]:
+    references: list[Counter[int]] = [Counter() for _ in state.pools]
+    for slot in state.slots.values():
+        if slot.device_pool is not None:
+            references[slot.device_pool].update(slot.device_blocks)
+        for index, ids in slot.staged:
+            references[index].update(ids)
+    for operation in state.operations.values():
+        references[operation.source_pool].update(operation.sources)
+        references[operation.target_pool].update(operation.targets)
+    return references
+
+
+def _audit_pool(pool: PoolFacts, references: Counter[int]) -> list[Violation]:
+    found = []
+    name = f"pool {pool.info.pool}"
+    capacity = pool.info.capacity_blocks
+    walked = pool.walk()
+    if walked != pool.counts or (capacity is not None and sum(walked) != capacity):
+        found.append(Violation("I1", f"{name}: walked {walked}, counted {pool.counts}, capacity {capacity}"))
+    for place, refs in enumerate(pool.refs):
+        if refs != references.get(place, 0):
+            found.append(Violation("I2", f"{name} place {place}: {refs} counted, {references.get(place, 0)} found"))
+        if (pool.hash_of[place] == EMPTY_HASH) != (pool.content[place] == FREE):
+            found.append(Violation("I4", f"{name} place {place}: hash and content disagree"))
+    indexed: Counter[int] = Counter()
+    for key in pool.by_hash:
+        for place in pool.places_of(key):
+            indexed[place] += 1
+            if pool.hash_of[place] != key:
+                found.append(Violation("I4", f"{name} place {place}: indexed under {key:016x}, which it is not"))
+    full = sum(1 for key in pool.hash_of if key != EMPTY_HASH)
+    if len(indexed) != full or any(count != 1 for count in indexed.values()):
+        found.append(Violation("I4", f"{name}: {full} full places, {len(indexed)} indexed"))
+    return found
+
+
+def _audit_slots(state: CacheState) -> list[Violation]:
+    found = []
+    owners: dict[tuple[int, int], int] = {}
+    for number, slot in state.slots.items():
+        if len(set(slot.device_blocks)) != len(slot.device_blocks):
+            found.append(Violation("I5", f"slot {number} lists a place twice", number))
+        if slot.state is SlotState.FINISHED and (slot.device_blocks or slot.staged or slot.outstanding):
+            found.append(Violation("I8", f"slot {number} is finished and owns something", number))
+        computed = slot.computed_tokens(state.iteration)
+        if computed < 0:
+            found.append(Violation("I15", f"slot {number} has {computed} computed tokens", number))
+        if slot.device_pool is None:
+            continue
+        pool = state.pools[slot.device_pool]
+        if slot.device_blocks and computed > len(slot.device_blocks) * pool.info.block_tokens:
+            found.append(
+                Violation("I15", f"slot {number}: {computed} tokens in {len(slot.device_blocks)} blocks", number)
+            )
+        for place in slot.device_blocks:
+            key = (slot.device_pool, place)
+            if key in owners and pool.content[place] == FREE:
+                found.append(Violation("I5", f"slots {owners[key]} and {number} share unfilled place {place}", number))
+            owners[key] = number
+    return found
+
+
+def _audit_candidates(state: CacheState) -> list[Violation]:
+    found = []
+    for number, candidate in state.candidates.items():
+        operation = None if candidate.operation is None else state.operations.get(candidate.operation)
+        promoted = candidate.status is CandidateStatus.PROMOTED
+        if candidate.status in TERMINAL or promoted != (operation is not None):
+            found.append(Violation("I6", f"candidate {number} is {candidate.status.label}", candidate.slot))
+        if candidate.slot is not None:
+            slot = state.slots.get(candidate.slot)
+            if slot is None or number not in slot.outstanding:
+                found.append(Violation("I6", f"candidate {number} is unknown to slot {candidate.slot}", candidate.slot))
+            elif candidate.route.is_load and candidate.route.target == 1 and slot.state not in _ONBOARD_OWNERS:
+                found.append(Violation("I7", f"candidate {number} of a {slot.state.label} slot", candidate.slot))
+        if operation is not None:
+            pool = state.pools[operation.source_pool]
+            bad = [place for place in operation.sources if pool.content[place] != READY]
+            if bad and pool.info.authority is Authority.LEADER:
+                found.append(Violation("I16", f"operation {operation.operation} reads places {bad}", candidate.slot))
+    for number, slot in state.slots.items():
+        for candidate_id in slot.outstanding:
+            if candidate_id not in state.candidates:
+                found.append(Violation("I6", f"slot {number} waits for candidate {candidate_id}, gone", number))
+    return found

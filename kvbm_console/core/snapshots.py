@@ -1,0 +1,136 @@
+"""Snapshots: facts as canonical bytes, and their digest.
+
+Law of this file: two states with equal facts have equal bytes, and ``decode_facts(encode_facts(state))`` is equal to
+``state`` in everything, the order of copies of one hash included, so that a leader goes on from it as it would have.
+"""
+
+from array import array
+from typing import Any, Final
+
+import msgspec
+import xxhash
+
+from kvbm_console.core.breakpoints import BreakpointFacts, HoldFacts
+from kvbm_console.core.candidates import CandidateFacts, OperationFacts
+from kvbm_console.core.errors import FoldError
+from kvbm_console.core.ids import EMPTY_HASH, Authority, Tier, WaitPoint
+from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.state import CacheState, Totals
+from kvbm_console.core.tiers import PoolFacts, PoolInfo
+
+FACTS_VERSION: Final = 1
+_NUMBERS: Final = (
+    "seq", "n", "at_ns", "epoch", "iteration", "running", "waiting", "draining",
+    "next_slot", "next_candidate", "next_operation", "next_hold", "next_breakpoint",
+)
+
+
+class _Pool(msgspec.Struct, array_like=True):
+    info: tuple[int, int, int, int, int, str, int | None, int, int]
+    hash_of: bytes
+    content: bytes
+    refs: bytes
+    stored_at: bytes
+    copies: list[tuple[int, list[int]]]
+    quarantined: list[tuple[int, int]]
+
+
+class _Facts(msgspec.Struct, array_like=True):
+    version: int
+    numbers: tuple[int, ...]
+    pools: list[_Pool]
+    slots: list[SlotFacts]
+    candidates: list[CandidateFacts]
+    operations: list[OperationFacts]
+    batches: dict[int, set[int]]
+    late: dict[int, set[int]]
+    holds: list[HoldFacts]
+    breakpoints: list[BreakpointFacts]
+    leases: dict[str, bool]
+    lost_sources: dict[int, int]
+    totals: Totals
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
+_DECODER: Final = msgspec.msgpack.Decoder(_Facts)
+
+
+def _pack_pool(pool: PoolFacts) -> _Pool:
+    info = pool.info
+    return _Pool(
+        (info.pool, info.source, info.dp_rank, info.group, info.tier, info.medium, info.capacity_blocks,
+         info.block_tokens, info.authority),
+        pool.hash_of.tobytes(), bytes(pool.content), pool.refs.tobytes(), pool.stored_at.tobytes(),
+        [(key, pool.places_of(key)) for key in sorted(pool.copies)], sorted(pool.quarantined.items()),
+    )
+
+
+def _unpack_pool(packed: _Pool) -> PoolFacts:
+    index, source, dp_rank, group, tier, medium, capacity, block_tokens, authority = packed.info
+    pool = PoolFacts(
+        PoolInfo(index, source, dp_rank, group, Tier(tier), medium, capacity, block_tokens, Authority(authority))
+    )
+    pool.hash_of = array("Q", packed.hash_of)
+    pool.content = bytearray(packed.content)
+    pool.refs = array("i", packed.refs)
+    pool.stored_at = array("q", packed.stored_at)
+    if not len(pool.hash_of) == len(pool.content) == len(pool.refs) == len(pool.stored_at):
+        raise FoldError(f"pool {index} of the snapshot has columns of different lengths")
+    pool.by_hash = {key: place for place, key in enumerate(pool.hash_of) if key != EMPTY_HASH}
+    for key, places in packed.copies:
+        pool.by_hash[key] = places[0]
+        pool.copies[key] = places[1:]
+    pool.quarantined = dict(packed.quarantined)
+    pool.counts = pool.walk()
+    return pool
+
+
+def encode_facts(state: CacheState) -> bytes:
+    """The facts as canonical msgpack; columns are copied, nothing is shared with the state."""
+    return _ENCODER.encode(
+        _Facts(
+            FACTS_VERSION, tuple(int(getattr(state, name)) for name in _NUMBERS),
+            [_pack_pool(pool) for pool in state.pools], list(state.slots.values()), list(state.candidates.values()),
+            list(state.operations.values()), state.batches, state.late, list(state.holds.values()),
+            list(state.breakpoints.values()), state.leases, state.lost_sources, state.totals,
+        )
+    )
+
+
+def decode_facts(data: bytes) -> CacheState:
+    """The state of a snapshot. Raises ``FoldError`` when the bytes are not one that this version can read."""
+    try:
+        facts = _DECODER.decode(data)
+        if facts.version != FACTS_VERSION:
+            raise FoldError(f"snapshot version {facts.version} is not {FACTS_VERSION}")
+        return _unpack(facts)
+    except (msgspec.DecodeError, ValueError, IndexError) as error:
+        raise FoldError(f"not a snapshot of facts: {error}") from None
+
+
+def _unpack(facts: _Facts) -> CacheState:
+    state = CacheState()
+    values: dict[str, Any] = dict(zip(_NUMBERS, facts.numbers, strict=True))
+    for name, value in values.items():
+        setattr(state, name, bool(value) if name == "draining" else value)
+    state.pools = [_unpack_pool(pool) for pool in facts.pools]
+    state.slots = {slot.slot: slot for slot in facts.slots}
+    state.candidates = {candidate.candidate: candidate for candidate in facts.candidates}
+    state.operations = {operation.operation: operation for operation in facts.operations}
+    state.batches = facts.batches
+    state.late = facts.late
+    state.holds = {hold.hold: hold for hold in facts.holds}
+    state.breakpoints = {known.spec.id: known for known in facts.breakpoints}
+    state.leases = facts.leases
+    state.lost_sources = facts.lost_sources
+    state.totals = facts.totals
+    state.slot_of = {slot.request: slot.slot for slot in state.slots.values()}
+    state.standing = {
+        state.slots[hold.slot].request for hold in state.holds.values() if hold.point is WaitPoint.SCHEDULE
+    }
+    return state
+
+
+def digest(state: CacheState) -> int:
+    """xxh3_64 of the canonical encoding: equal facts, equal digest, on any host."""
+    return xxhash.xxh3_64_intdigest(encode_facts(state))

@@ -1,0 +1,1 @@
+"""The wire: batches, the two encodings, generated messages. Protobuf stays behind these modules."""

@@ -1,0 +1,160 @@
+"""Batches: events and stimuli as the bytes that ring, wire and recording share.
+
+Law of this file: a batch is encoded once; whoever passes it on passes the same bytes. Reading checks what the writer
+promised (count, numbers without a hole), because the bytes may come from a stranger.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from kvbm_console.core.errors import KvbmConsoleError
+from kvbm_console.core.events import AnyEvent, Event
+from kvbm_console.core.stimuli import AnyStimulus, Stimulus
+from kvbm_console.wire import convert
+from kvbm_console.wire.v1 import console_pb2 as pb
+
+SCHEMA_ID: Final = 1
+"""Version of the schema of events and stimuli; raised with every new kind or field, so that a reader can say why."""
+BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
+"""No batch is larger: a flush holds at most 4,096 events, and a recording's frames have the same bound."""
+BATCH_COUNT_MAX: Final = 1_000_000
+"""Bound for the count that a batch claims, checked before anything is allocated for it."""
+
+MSGPACK: Final = int(pb.ENCODING_MSGPACK)
+PROTOBUF: Final = int(pb.ENCODING_PROTOBUF)
+
+_encoder = msgspec.msgpack.Encoder()
+_events = msgspec.msgpack.Decoder(list[AnyEvent])
+_stimuli = msgspec.msgpack.Decoder(list[AnyStimulus])
+
+
+class MalformedBatch(KvbmConsoleError):
+    """Raised when bytes are not a batch, or not the batch that they claim to be."""
+
+
+class EventChunk(msgspec.Struct, frozen=True, gc=False):
+    """An encoded ``EventBatch``: events ``first_seq`` to ``first_seq + count - 1``."""
+
+    first_seq: int
+    count: int
+    base_ns: int
+    last_ns: int
+    data: bytes
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the last event."""
+        return self.first_seq + self.count - 1
+
+
+class StimulusChunk(msgspec.Struct, frozen=True, gc=False):
+    """An encoded ``StimulusBatch``: stimuli ``first_n`` to ``first_n + count - 1``."""
+
+    first_n: int
+    count: int
+    base_ns: int
+    last_ns: int
+    data: bytes
+
+    @property
+    def last_n(self) -> int:
+        """Number of the last stimulus."""
+        return self.first_n + self.count - 1
+
+
+def pack_events(events: Sequence[Event], lost_before: int = 0, encoding: int = MSGPACK) -> EventChunk:
+    """Encode at least one event; they are contiguous. ``lost_before`` events were lost directly before them."""
+    first, last = events[0], events[-1]
+    batch = pb.EventBatch(
+        first_seq=first.seq, count=len(events), base_ns=first.at_ns, last_ns=last.at_ns, schema_id=SCHEMA_ID,
+        lost_before=lost_before, encoding=cast(Any, encoding),
+    )
+    if encoding == MSGPACK:
+        batch.payload = _encoder.encode(events)
+    else:
+        for event in events:
+            convert.EVENTS.to_message(event, batch.events.add())
+    return EventChunk(first.seq, len(events), first.at_ns, last.at_ns, batch.SerializeToString())
+
+
+def pack_stimuli(stimuli: Sequence[Stimulus], encoding: int = MSGPACK) -> StimulusChunk:
+    """Encode at least one stimulus; they are contiguous."""
+    first, last = stimuli[0], stimuli[-1]
+    batch = pb.StimulusBatch(
+        first_n=first.n, count=len(stimuli), base_ns=first.at_ns, last_ns=last.at_ns, schema_id=SCHEMA_ID,
+        encoding=cast(Any, encoding),
+    )
+    if encoding == MSGPACK:
+        batch.payload = _encoder.encode(stimuli)
+    else:
+        for stimulus in stimuli:
+            convert.STIMULI.to_message(stimulus, batch.stimuli.add())
+    return StimulusChunk(first.n, len(stimuli), first.at_ns, last.at_ns, batch.SerializeToString())
+
+
+def event_chunk(data: bytes) -> EventChunk:
+    """The head of an encoded batch, without its events. Raises ``MalformedBatch``."""
+    batch = _parse(pb.EventBatch, data)
+    return EventChunk(batch.first_seq, batch.count, batch.base_ns, batch.last_ns, data)
+
+
+def unpack_events(data: bytes) -> list[Event]:
+    """The events of an encoded batch of either encoding. Raises ``MalformedBatch``."""
+    return events_of(_parse(pb.EventBatch, data))
+
+
+def unpack_stimuli(data: bytes) -> list[Stimulus]:
+    """The stimuli of an encoded batch of either encoding. Raises ``MalformedBatch``."""
+    return stimuli_of(_parse(pb.StimulusBatch, data))
+
+
+def events_of(batch: pb.EventBatch) -> list[Event]:
+    """The events of a parsed batch. Raises ``MalformedBatch``."""
+    events: list[Event] = _decode(batch, _events, convert.EVENTS, batch.events)
+    _require(len(events) == batch.count, f"{batch.count} events were announced and {len(events)} came")
+    for seq, event in enumerate(events, batch.first_seq):
+        _require(event.seq == seq, f"event {seq} is missing")
+    return events
+
+
+def stimuli_of(batch: pb.StimulusBatch) -> list[Stimulus]:
+    """The stimuli of a parsed batch. Raises ``MalformedBatch``."""
+    stimuli: list[Stimulus] = _decode(batch, _stimuli, convert.STIMULI, batch.stimuli)
+    _require(len(stimuli) == batch.count, f"{batch.count} stimuli were announced and {len(stimuli)} came")
+    for n, stimulus in enumerate(stimuli, batch.first_n):
+        _require(stimulus.n == n, f"stimulus {n} is missing")
+    return stimuli
+
+
+def recoded(chunk: EventChunk, encoding: int) -> EventChunk:
+    """The same events in another encoding."""
+    batch = _parse(pb.EventBatch, chunk.data)
+    return pack_events(events_of(batch), batch.lost_before, encoding)
+
+
+def _parse(kind: Any, data: bytes) -> Any:
+    _require(len(data) <= BATCH_BYTES_MAX, f"a batch has at most {BATCH_BYTES_MAX} bytes, not {len(data)}")
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise MalformedBatch("the bytes are not a batch") from None
+
+
+def _decode(batch: Any, decoder: Any, converter: convert.UnionConverter, typed: Any) -> list[Any]:
+    _require(0 < batch.count <= BATCH_COUNT_MAX, f"a batch has 1 to {BATCH_COUNT_MAX} items, not {batch.count}")
+    try:
+        if batch.encoding == MSGPACK:
+            return cast(list[Any], decoder.decode(batch.payload))
+        if batch.encoding == PROTOBUF:
+            return [converter.from_message(item) for item in typed]
+    except (msgspec.MsgspecError, ValueError, KvbmConsoleError, RecursionError) as error:
+        raise MalformedBatch(f"a batch cannot be read: {error}") from None
+    raise MalformedBatch(f"encoding {batch.encoding} is unknown")
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise MalformedBatch(message)

@@ -1,0 +1,1694 @@
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_OBSERVE: _ClassVar[Role]
+    ROLE_CONTROL: _ClassVar[Role]
+
+class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENCODING_MSGPACK: _ClassVar[Encoding]
+    ENCODING_PROTOBUF: _ClassVar[Encoding]
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_G1: _ClassVar[Tier]
+    TIER_G2: _ClassVar[Tier]
+    TIER_G3: _ClassVar[Tier]
+    TIER_G4: _ClassVar[Tier]
+
+class Authority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AUTHORITY_LEADER: _ClassVar[Authority]
+    AUTHORITY_ENGINE: _ClassVar[Authority]
+    AUTHORITY_STREAM: _ClassVar[Authority]
+
+class SlotState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SLOT_STATE_INITIALIZED: _ClassVar[SlotState]
+    SLOT_STATE_ONBOARD_STAGED: _ClassVar[SlotState]
+    SLOT_STATE_ONBOARDING: _ClassVar[SlotState]
+    SLOT_STATE_PREFILLING: _ClassVar[SlotState]
+    SLOT_STATE_SKIPPED_PREFILL: _ClassVar[SlotState]
+    SLOT_STATE_DECODING: _ClassVar[SlotState]
+    SLOT_STATE_SKIPPED_DECODE: _ClassVar[SlotState]
+    SLOT_STATE_PREEMPTED: _ClassVar[SlotState]
+    SLOT_STATE_FINISHING: _ClassVar[SlotState]
+    SLOT_STATE_FINISHED: _ClassVar[SlotState]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_ABORTED: _ClassVar[FinishReason]
+    FINISH_REASON_TOO_LARGE: _ClassVar[FinishReason]
+    FINISH_REASON_ERROR: _ClassVar[FinishReason]
+
+class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MISS_REASON_NONE: _ClassVar[MissReason]
+    MISS_REASON_NEVER_STORED: _ClassVar[MissReason]
+    MISS_REASON_EVICTED: _ClassVar[MissReason]
+    MISS_REASON_NOT_OFFLOADED: _ClassVar[MissReason]
+    MISS_REASON_WRITING: _ClassVar[MissReason]
+    MISS_REASON_BOUNDARY: _ClassVar[MissReason]
+    MISS_REASON_TOO_SHORT: _ClassVar[MissReason]
+    MISS_REASON_FILTERED: _ClassVar[MissReason]
+    MISS_REASON_UNKNOWN_AFTER_GAP: _ClassVar[MissReason]
+
+class ReleaseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RELEASE_REASON_FINISHED: _ClassVar[ReleaseReason]
+    RELEASE_REASON_PREEMPTED: _ClassVar[ReleaseReason]
+    RELEASE_REASON_ALLOCATED: _ClassVar[ReleaseReason]
+    RELEASE_REASON_DEADLINE: _ClassVar[ReleaseReason]
+    RELEASE_REASON_UNUSED: _ClassVar[ReleaseReason]
+    RELEASE_REASON_REASSIGNED: _ClassVar[ReleaseReason]
+    RELEASE_REASON_RESET: _ClassVar[ReleaseReason]
+    RELEASE_REASON_FAILED: _ClassVar[ReleaseReason]
+    RELEASE_REASON_EPOCH: _ClassVar[ReleaseReason]
+    RELEASE_REASON_LOADED: _ClassVar[ReleaseReason]
+
+class EvictRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVICT_RULE_REASSIGNED: _ClassVar[EvictRule]
+    EVICT_RULE_RECENCY: _ClassVar[EvictRule]
+    EVICT_RULE_STREAM: _ClassVar[EvictRule]
+
+class Route(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROUTE_UNSPECIFIED: _ClassVar[Route]
+    ROUTE_G1_G2: _ClassVar[Route]
+    ROUTE_G1_G3: _ClassVar[Route]
+    ROUTE_G1_G4: _ClassVar[Route]
+    ROUTE_G2_G1: _ClassVar[Route]
+    ROUTE_G2_G3: _ClassVar[Route]
+    ROUTE_G2_G4: _ClassVar[Route]
+    ROUTE_G3_G1: _ClassVar[Route]
+    ROUTE_G3_G2: _ClassVar[Route]
+    ROUTE_G3_G4: _ClassVar[Route]
+    ROUTE_G4_G1: _ClassVar[Route]
+    ROUTE_G4_G2: _ClassVar[Route]
+    ROUTE_G4_G3: _ClassVar[Route]
+
+class SkipReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SKIP_REASON_ALREADY_CACHED: _ClassVar[SkipReason]
+    SKIP_REASON_NO_CAPACITY: _ClassVar[SkipReason]
+    SKIP_REASON_BELOW_FREQUENCY: _ClassVar[SkipReason]
+    SKIP_REASON_BELOW_PRIORITY: _ClassVar[SkipReason]
+    SKIP_REASON_SOURCE_EVICTED: _ClassVar[SkipReason]
+    SKIP_REASON_SLOT_STOPPING: _ClassVar[SkipReason]
+    SKIP_REASON_WITHDRAWN: _ClassVar[SkipReason]
+    SKIP_REASON_POLICY: _ClassVar[SkipReason]
+    SKIP_REASON_OPERATOR: _ClassVar[SkipReason]
+
+class CandidateStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CANDIDATE_STATUS_PENDING_EVALUATION: _ClassVar[CandidateStatus]
+    CANDIDATE_STATUS_PROMOTED: _ClassVar[CandidateStatus]
+    CANDIDATE_STATUS_COMPLETED: _ClassVar[CandidateStatus]
+    CANDIDATE_STATUS_FAILED: _ClassVar[CandidateStatus]
+    CANDIDATE_STATUS_CANCELLED: _ClassVar[CandidateStatus]
+    CANDIDATE_STATUS_SKIPPED: _ClassVar[CandidateStatus]
+
+class Site(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SITE_TRANSITION_WILL: _ClassVar[Site]
+    SITE_TRANSITION_DID: _ClassVar[Site]
+    SITE_CANDIDATE_ENQUEUE: _ClassVar[Site]
+    SITE_EVALUATE_WILL: _ClassVar[Site]
+    SITE_EVALUATE_DID: _ClassVar[Site]
+    SITE_PROMOTE_WILL: _ClassVar[Site]
+    SITE_SKIP_DID: _ClassVar[Site]
+    SITE_DISPATCH_WILL: _ClassVar[Site]
+    SITE_COMPLETE_WILL: _ClassVar[Site]
+    SITE_EVICT_WILL: _ClassVar[Site]
+    SITE_REQUEST_FINISH: _ClassVar[Site]
+    SITE_CALL_WILL: _ClassVar[Site]
+    SITE_CALL_DID: _ClassVar[Site]
+
+class BreakpointAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BREAKPOINT_ACTION_HOLD: _ClassVar[BreakpointAction]
+    BREAKPOINT_ACTION_LOG: _ClassVar[BreakpointAction]
+
+class WaitPoint(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_POINT_LOOKUP: _ClassVar[WaitPoint]
+    WAIT_POINT_SCHEDULE: _ClassVar[WaitPoint]
+    WAIT_POINT_EVALUATE: _ClassVar[WaitPoint]
+    WAIT_POINT_PROMOTE: _ClassVar[WaitPoint]
+    WAIT_POINT_DISPATCH: _ClassVar[WaitPoint]
+    WAIT_POINT_COMPLETION: _ClassVar[WaitPoint]
+    WAIT_POINT_RELEASE: _ClassVar[WaitPoint]
+
+class HoldEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HOLD_END_CONTINUED: _ClassVar[HoldEnd]
+    HOLD_END_STEPPED: _ClassVar[HoldEnd]
+    HOLD_END_SKIPPED: _ClassVar[HoldEnd]
+    HOLD_END_EXPIRED: _ClassVar[HoldEnd]
+    HOLD_END_LEASE_LOST: _ClassVar[HoldEnd]
+    HOLD_END_CANCELLED: _ClassVar[HoldEnd]
+    HOLD_END_DISARMED: _ClassVar[HoldEnd]
+    HOLD_END_PRESSURE: _ClassVar[HoldEnd]
+    HOLD_END_SHUTDOWN: _ClassVar[HoldEnd]
+
+class ResetMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RESET_MODE_LOGICAL: _ClassVar[ResetMode]
+    RESET_MODE_PHYSICAL: _ClassVar[ResetMode]
+
+class Note(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOTE_RECORDER_DEGRADED: _ClassVar[Note]
+    NOTE_RECORDER_RESUMED: _ClassVar[Note]
+    NOTE_CLOCK_STEPPED: _ClassVar[Note]
+    NOTE_LOOP_BLOCKED: _ClassVar[Note]
+    NOTE_SHUTTING_DOWN: _ClassVar[Note]
+    NOTE_ENGINE_SUMMARY: _ClassVar[Note]
+ROLE_UNSPECIFIED: Role
+ROLE_OBSERVE: Role
+ROLE_CONTROL: Role
+ENCODING_MSGPACK: Encoding
+ENCODING_PROTOBUF: Encoding
+TIER_UNSPECIFIED: Tier
+TIER_G1: Tier
+TIER_G2: Tier
+TIER_G3: Tier
+TIER_G4: Tier
+AUTHORITY_LEADER: Authority
+AUTHORITY_ENGINE: Authority
+AUTHORITY_STREAM: Authority
+SLOT_STATE_INITIALIZED: SlotState
+SLOT_STATE_ONBOARD_STAGED: SlotState
+SLOT_STATE_ONBOARDING: SlotState
+SLOT_STATE_PREFILLING: SlotState
+SLOT_STATE_SKIPPED_PREFILL: SlotState
+SLOT_STATE_DECODING: SlotState
+SLOT_STATE_SKIPPED_DECODE: SlotState
+SLOT_STATE_PREEMPTED: SlotState
+SLOT_STATE_FINISHING: SlotState
+SLOT_STATE_FINISHED: SlotState
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_ABORTED: FinishReason
+FINISH_REASON_TOO_LARGE: FinishReason
+FINISH_REASON_ERROR: FinishReason
+MISS_REASON_NONE: MissReason
+MISS_REASON_NEVER_STORED: MissReason
+MISS_REASON_EVICTED: MissReason
+MISS_REASON_NOT_OFFLOADED: MissReason
+MISS_REASON_WRITING: MissReason
+MISS_REASON_BOUNDARY: MissReason
+MISS_REASON_TOO_SHORT: MissReason
+MISS_REASON_FILTERED: MissReason
+MISS_REASON_UNKNOWN_AFTER_GAP: MissReason
+RELEASE_REASON_FINISHED: ReleaseReason
+RELEASE_REASON_PREEMPTED: ReleaseReason
+RELEASE_REASON_ALLOCATED: ReleaseReason
+RELEASE_REASON_DEADLINE: ReleaseReason
+RELEASE_REASON_UNUSED: ReleaseReason
+RELEASE_REASON_REASSIGNED: ReleaseReason
+RELEASE_REASON_RESET: ReleaseReason
+RELEASE_REASON_FAILED: ReleaseReason
+RELEASE_REASON_EPOCH: ReleaseReason
+RELEASE_REASON_LOADED: ReleaseReason
+EVICT_RULE_REASSIGNED: EvictRule
+EVICT_RULE_RECENCY: EvictRule
+EVICT_RULE_STREAM: EvictRule
+ROUTE_UNSPECIFIED: Route
+ROUTE_G1_G2: Route
+ROUTE_G1_G3: Route
+ROUTE_G1_G4: Route
+ROUTE_G2_G1: Route
+ROUTE_G2_G3: Route
+ROUTE_G2_G4: Route
+ROUTE_G3_G1: Route
+ROUTE_G3_G2: Route
+ROUTE_G3_G4: Route
+ROUTE_G4_G1: Route
+ROUTE_G4_G2: Route
+ROUTE_G4_G3: Route
+SKIP_REASON_ALREADY_CACHED: SkipReason
+SKIP_REASON_NO_CAPACITY: SkipReason
+SKIP_REASON_BELOW_FREQUENCY: SkipReason
+SKIP_REASON_BELOW_PRIORITY: SkipReason
+SKIP_REASON_SOURCE_EVICTED: SkipReason
+SKIP_REASON_SLOT_STOPPING: SkipReason
+SKIP_REASON_WITHDRAWN: SkipReason
+SKIP_REASON_POLICY: SkipReason
+SKIP_REASON_OPERATOR: SkipReason
+CANDIDATE_STATUS_PENDING_EVALUATION: CandidateStatus
+CANDIDATE_STATUS_PROMOTED: CandidateStatus
+CANDIDATE_STATUS_COMPLETED: CandidateStatus
+CANDIDATE_STATUS_FAILED: CandidateStatus
+CANDIDATE_STATUS_CANCELLED: CandidateStatus
+CANDIDATE_STATUS_SKIPPED: CandidateStatus
+SITE_TRANSITION_WILL: Site
+SITE_TRANSITION_DID: Site
+SITE_CANDIDATE_ENQUEUE: Site
+SITE_EVALUATE_WILL: Site
+SITE_EVALUATE_DID: Site
+SITE_PROMOTE_WILL: Site
+SITE_SKIP_DID: Site
+SITE_DISPATCH_WILL: Site
+SITE_COMPLETE_WILL: Site
+SITE_EVICT_WILL: Site
+SITE_REQUEST_FINISH: Site
+SITE_CALL_WILL: Site
+SITE_CALL_DID: Site
+BREAKPOINT_ACTION_HOLD: BreakpointAction
+BREAKPOINT_ACTION_LOG: BreakpointAction
+WAIT_POINT_LOOKUP: WaitPoint
+WAIT_POINT_SCHEDULE: WaitPoint
+WAIT_POINT_EVALUATE: WaitPoint
+WAIT_POINT_PROMOTE: WaitPoint
+WAIT_POINT_DISPATCH: WaitPoint
+WAIT_POINT_COMPLETION: WaitPoint
+WAIT_POINT_RELEASE: WaitPoint
+HOLD_END_CONTINUED: HoldEnd
+HOLD_END_STEPPED: HoldEnd
+HOLD_END_SKIPPED: HoldEnd
+HOLD_END_EXPIRED: HoldEnd
+HOLD_END_LEASE_LOST: HoldEnd
+HOLD_END_CANCELLED: HoldEnd
+HOLD_END_DISARMED: HoldEnd
+HOLD_END_PRESSURE: HoldEnd
+HOLD_END_SHUTDOWN: HoldEnd
+RESET_MODE_LOGICAL: ResetMode
+RESET_MODE_PHYSICAL: ResetMode
+NOTE_RECORDER_DEGRADED: Note
+NOTE_RECORDER_RESUMED: Note
+NOTE_CLOCK_STEPPED: Note
+NOTE_LOOP_BLOCKED: Note
+NOTE_SHUTTING_DOWN: Note
+NOTE_ENGINE_SUMMARY: Note
+ROLE_FIELD_NUMBER: _ClassVar[int]
+role: _descriptor.FieldDescriptor
+
+class Version(_message.Message):
+    __slots__ = ("major", "minor")
+    MAJOR_FIELD_NUMBER: _ClassVar[int]
+    MINOR_FIELD_NUMBER: _ClassVar[int]
+    major: int
+    minor: int
+    def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
+
+class HelloRequest(_message.Message):
+    __slots__ = ("protocol", "client")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    protocol: Version
+    client: str
+    def __init__(self, protocol: _Optional[_Union[Version, _Mapping]] = ..., client: _Optional[str] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("protocol", "program", "incarnation", "run", "role", "limits", "clock_at_ns", "clock_wall_ns", "config_json", "config_digest", "block_bytes", "target")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_WALL_NS_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    protocol: Version
+    program: str
+    incarnation: str
+    run: int
+    role: Role
+    limits: Limits
+    clock_at_ns: int
+    clock_wall_ns: int
+    config_json: str
+    config_digest: int
+    block_bytes: int
+    target: str
+    def __init__(self, protocol: _Optional[_Union[Version, _Mapping]] = ..., program: _Optional[str] = ..., incarnation: _Optional[str] = ..., run: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., clock_at_ns: _Optional[int] = ..., clock_wall_ns: _Optional[int] = ..., config_json: _Optional[str] = ..., config_digest: _Optional[int] = ..., block_bytes: _Optional[int] = ..., target: _Optional[str] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("request_id_bytes", "control_message_bytes", "message_bytes", "subscribers", "lease_ttl_ns")
+    REQUEST_ID_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBERS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_NS_FIELD_NUMBER: _ClassVar[int]
+    request_id_bytes: int
+    control_message_bytes: int
+    message_bytes: int
+    subscribers: int
+    lease_ttl_ns: int
+    def __init__(self, request_id_bytes: _Optional[int] = ..., control_message_bytes: _Optional[int] = ..., message_bytes: _Optional[int] = ..., subscribers: _Optional[int] = ..., lease_ttl_ns: _Optional[int] = ...) -> None: ...
+
+class SubscribeRequest(_message.Message):
+    __slots__ = ("encoding", "after_seq", "incarnation", "digests", "client")
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    encoding: Encoding
+    after_seq: int
+    incarnation: str
+    digests: bool
+    client: str
+    def __init__(self, encoding: _Optional[_Union[Encoding, str]] = ..., after_seq: _Optional[int] = ..., incarnation: _Optional[str] = ..., digests: _Optional[bool] = ..., client: _Optional[str] = ...) -> None: ...
+
+class SubscribeReply(_message.Message):
+    __slots__ = ("snapshot_begin", "snapshot_part", "snapshot_end", "batch", "gap", "heartbeat", "bye")
+    SNAPSHOT_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_PART_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_END_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    BYE_FIELD_NUMBER: _ClassVar[int]
+    snapshot_begin: SnapshotBegin
+    snapshot_part: SnapshotPart
+    snapshot_end: SnapshotEnd
+    batch: EventBatch
+    gap: Gap
+    heartbeat: Heartbeat
+    bye: Bye
+    def __init__(self, snapshot_begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., snapshot_part: _Optional[_Union[SnapshotPart, _Mapping]] = ..., snapshot_end: _Optional[_Union[SnapshotEnd, _Mapping]] = ..., batch: _Optional[_Union[EventBatch, _Mapping]] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+
+class SnapshotBegin(_message.Message):
+    __slots__ = ("seq", "at_ns", "total_bytes", "incarnation")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    at_ns: int
+    total_bytes: int
+    incarnation: str
+    def __init__(self, seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., total_bytes: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class SnapshotPart(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class SnapshotEnd(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: int
+    def __init__(self, digest: _Optional[int] = ...) -> None: ...
+
+class EventBatch(_message.Message):
+    __slots__ = ("first_seq", "count", "base_ns", "last_ns", "schema_id", "lost_before", "encoding", "payload", "events")
+    FIRST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BASE_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_NS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
+    LOST_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    first_seq: int
+    count: int
+    base_ns: int
+    last_ns: int
+    schema_id: int
+    lost_before: int
+    encoding: Encoding
+    payload: bytes
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    def __init__(self, first_seq: _Optional[int] = ..., count: _Optional[int] = ..., base_ns: _Optional[int] = ..., last_ns: _Optional[int] = ..., schema_id: _Optional[int] = ..., lost_before: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., payload: _Optional[bytes] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+
+class StimulusBatch(_message.Message):
+    __slots__ = ("first_n", "count", "base_ns", "last_ns", "schema_id", "encoding", "payload", "stimuli")
+    FIRST_N_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BASE_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_NS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    STIMULI_FIELD_NUMBER: _ClassVar[int]
+    first_n: int
+    count: int
+    base_ns: int
+    last_ns: int
+    schema_id: int
+    encoding: Encoding
+    payload: bytes
+    stimuli: _containers.RepeatedCompositeFieldContainer[Stimulus]
+    def __init__(self, first_n: _Optional[int] = ..., count: _Optional[int] = ..., base_ns: _Optional[int] = ..., last_ns: _Optional[int] = ..., schema_id: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., payload: _Optional[bytes] = ..., stimuli: _Optional[_Iterable[_Union[Stimulus, _Mapping]]] = ...) -> None: ...
+
+class Gap(_message.Message):
+    __slots__ = ("first", "last", "count", "reason", "bytes")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    count: int
+    reason: str
+    bytes: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., count: _Optional[int] = ..., reason: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("head_seq", "at_ns", "recorder", "subscribers", "digest")
+    HEAD_SEQ_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    RECORDER_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBERS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    head_seq: int
+    at_ns: int
+    recorder: RecorderStatus
+    subscribers: int
+    digest: int
+    def __init__(self, head_seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., recorder: _Optional[_Union[RecorderStatus, _Mapping]] = ..., subscribers: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+
+class RecorderStatus(_message.Message):
+    __slots__ = ("state", "written_seq", "synced_seq", "synced_age_ns", "not_recorded", "path", "bytes")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SYNCED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SYNCED_AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    NOT_RECORDED_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    written_seq: int
+    synced_seq: int
+    synced_age_ns: int
+    not_recorded: int
+    path: str
+    bytes: int
+    def __init__(self, state: _Optional[str] = ..., written_seq: _Optional[int] = ..., synced_seq: _Optional[int] = ..., synced_age_ns: _Optional[int] = ..., not_recorded: _Optional[int] = ..., path: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Bye(_message.Message):
+    __slots__ = ("last_seq", "reason")
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    last_seq: int
+    reason: str
+    def __init__(self, last_seq: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SlotDetailRequest(_message.Message):
+    __slots__ = ("slot", "request")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    request: str
+    def __init__(self, slot: _Optional[int] = ..., request: _Optional[str] = ...) -> None: ...
+
+class SlotDetailReply(_message.Message):
+    __slots__ = ("slot_json", "story")
+    SLOT_JSON_FIELD_NUMBER: _ClassVar[int]
+    STORY_FIELD_NUMBER: _ClassVar[int]
+    slot_json: str
+    story: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, slot_json: _Optional[str] = ..., story: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class QueryRequest(_message.Message):
+    __slots__ = ("status", "digest", "history")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    status: StatusQuery
+    digest: DigestQuery
+    history: HistoryQuery
+    def __init__(self, status: _Optional[_Union[StatusQuery, _Mapping]] = ..., digest: _Optional[_Union[DigestQuery, _Mapping]] = ..., history: _Optional[_Union[HistoryQuery, _Mapping]] = ...) -> None: ...
+
+class StatusQuery(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DigestQuery(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HistoryQuery(_message.Message):
+    __slots__ = ("first_seq", "limit")
+    FIRST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    first_seq: int
+    limit: int
+    def __init__(self, first_seq: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class QueryReply(_message.Message):
+    __slots__ = ("status_json", "digest", "history")
+    STATUS_JSON_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    status_json: str
+    digest: DigestReply
+    history: HistoryReply
+    def __init__(self, status_json: _Optional[str] = ..., digest: _Optional[_Union[DigestReply, _Mapping]] = ..., history: _Optional[_Union[HistoryReply, _Mapping]] = ...) -> None: ...
+
+class DigestReply(_message.Message):
+    __slots__ = ("seq", "digest")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    digest: int
+    def __init__(self, seq: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+
+class HistoryReply(_message.Message):
+    __slots__ = ("batches", "oldest_seq")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[EventBatch]
+    oldest_seq: int
+    def __init__(self, batches: _Optional[_Iterable[_Union[EventBatch, _Mapping]]] = ..., oldest_seq: _Optional[int] = ...) -> None: ...
+
+class ControlRequest(_message.Message):
+    __slots__ = ("id", "open", "renew", "set", "remove", "enable", "continue_hold", "step", "disarm")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_HOLD_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DISARM_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    open: OpenSession
+    renew: RenewLease
+    set: SetBreakpoint
+    remove: RemoveBreakpoint
+    enable: EnableBreakpoint
+    continue_hold: ContinueHold
+    step: StepSlot
+    disarm: Disarm
+    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., renew: _Optional[_Union[RenewLease, _Mapping]] = ..., set: _Optional[_Union[SetBreakpoint, _Mapping]] = ..., remove: _Optional[_Union[RemoveBreakpoint, _Mapping]] = ..., enable: _Optional[_Union[EnableBreakpoint, _Mapping]] = ..., continue_hold: _Optional[_Union[ContinueHold, _Mapping]] = ..., step: _Optional[_Union[StepSlot, _Mapping]] = ..., disarm: _Optional[_Union[Disarm, _Mapping]] = ...) -> None: ...
+
+class OpenSession(_message.Message):
+    __slots__ = ("name", "lease")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    lease: bool
+    def __init__(self, name: _Optional[str] = ..., lease: _Optional[bool] = ...) -> None: ...
+
+class RenewLease(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetBreakpoint(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: BreakpointSpec
+    def __init__(self, spec: _Optional[_Union[BreakpointSpec, _Mapping]] = ...) -> None: ...
+
+class RemoveBreakpoint(_message.Message):
+    __slots__ = ("breakpoint",)
+    BREAKPOINT_FIELD_NUMBER: _ClassVar[int]
+    breakpoint: int
+    def __init__(self, breakpoint: _Optional[int] = ...) -> None: ...
+
+class EnableBreakpoint(_message.Message):
+    __slots__ = ("breakpoint", "enabled")
+    BREAKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    breakpoint: int
+    enabled: bool
+    def __init__(self, breakpoint: _Optional[int] = ..., enabled: _Optional[bool] = ...) -> None: ...
+
+class ContinueHold(_message.Message):
+    __slots__ = ("hold", "until")
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    hold: int
+    until: SlotState
+    def __init__(self, hold: _Optional[int] = ..., until: _Optional[_Union[SlotState, str]] = ...) -> None: ...
+
+class StepSlot(_message.Message):
+    __slots__ = ("hold",)
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    hold: int
+    def __init__(self, hold: _Optional[int] = ...) -> None: ...
+
+class Disarm(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ControlReply(_message.Message):
+    __slots__ = ("id", "opened", "verdict", "done", "refused")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    opened: SessionOpened
+    verdict: BreakpointVerdict
+    done: str
+    refused: str
+    def __init__(self, id: _Optional[int] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., verdict: _Optional[_Union[BreakpointVerdict, _Mapping]] = ..., done: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class SessionOpened(_message.Message):
+    __slots__ = ("owner", "lease_ttl_ns")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_NS_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    lease_ttl_ns: int
+    def __init__(self, owner: _Optional[str] = ..., lease_ttl_ns: _Optional[int] = ...) -> None: ...
+
+class BreakpointVerdict(_message.Message):
+    __slots__ = ("id", "verified", "message")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    verified: bool
+    message: str
+    def __init__(self, id: _Optional[int] = ..., verified: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+
+class FeedRequest(_message.Message):
+    __slots__ = ("open", "batch")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    open: OpenFeed
+    batch: StimulusBatch
+    def __init__(self, open: _Optional[_Union[OpenFeed, _Mapping]] = ..., batch: _Optional[_Union[StimulusBatch, _Mapping]] = ...) -> None: ...
+
+class OpenFeed(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class FeedReply(_message.Message):
+    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    WAKE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    BYE_FIELD_NUMBER: _ClassVar[int]
+    opened: FeedOpened
+    answers: Answers
+    wake: WakeRequest
+    release: ReleaseDeviceBlocks
+    clear: ClearDevicePool
+    standing: StandingRequests
+    bye: Bye
+    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+
+class FeedOpened(_message.Message):
+    __slots__ = ("source", "incarnation")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    incarnation: str
+    def __init__(self, source: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class Answers(_message.Message):
+    __slots__ = ("first_n", "answers")
+    FIRST_N_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    first_n: int
+    answers: _containers.RepeatedCompositeFieldContainer[Answer]
+    def __init__(self, first_n: _Optional[int] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("match", "fenced", "finish", "metadata", "clones", "rejected")
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    CLONES_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    match: MatchAnswer
+    fenced: FencedBlocks
+    finish: FinishAnswer
+    metadata: IterationMetadata
+    clones: CloneAnswer
+    rejected: str
+    def __init__(self, match: _Optional[_Union[MatchAnswer, _Mapping]] = ..., fenced: _Optional[_Union[FencedBlocks, _Mapping]] = ..., finish: _Optional[_Union[FinishAnswer, _Mapping]] = ..., metadata: _Optional[_Union[IterationMetadata, _Mapping]] = ..., clones: _Optional[_Union[CloneAnswer, _Mapping]] = ..., rejected: _Optional[str] = ...) -> None: ...
+
+class MatchAnswer(_message.Message):
+    __slots__ = ("tokens", "asynchronous")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ASYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    asynchronous: bool
+    def __init__(self, tokens: _Optional[int] = ..., asynchronous: _Optional[bool] = ...) -> None: ...
+
+class FencedBlocks(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    def __init__(self, ids: _Optional[bytes] = ...) -> None: ...
+
+class FinishAnswer(_message.Message):
+    __slots__ = ("delay_free",)
+    DELAY_FREE_FIELD_NUMBER: _ClassVar[int]
+    delay_free: bool
+    def __init__(self, delay_free: _Optional[bool] = ...) -> None: ...
+
+class IterationMetadata(_message.Message):
+    __slots__ = ("iteration", "operations")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    iteration: int
+    operations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, iteration: _Optional[int] = ..., operations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CloneAnswer(_message.Message):
+    __slots__ = ("slots",)
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slots: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WakeRequest(_message.Message):
+    __slots__ = ("request", "computed_tokens")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    computed_tokens: int
+    def __init__(self, request: _Optional[str] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
+
+class ReleaseDeviceBlocks(_message.Message):
+    __slots__ = ("request", "ids")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    ids: bytes
+    def __init__(self, request: _Optional[str] = ..., ids: _Optional[bytes] = ...) -> None: ...
+
+class ClearDevicePool(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StandingRequests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, requests: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BreakpointSpec(_message.Message):
+    __slots__ = ("id", "site", "request", "from_state", "to_state", "tier", "route", "action", "enabled", "one_shot", "ignore_count", "max_hold_ns")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    FROM_STATE_FIELD_NUMBER: _ClassVar[int]
+    TO_STATE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    ONE_SHOT_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    site: Site
+    request: str
+    from_state: SlotState
+    to_state: SlotState
+    tier: Tier
+    route: Route
+    action: BreakpointAction
+    enabled: bool
+    one_shot: bool
+    ignore_count: int
+    max_hold_ns: int
+    def __init__(self, id: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., request: _Optional[str] = ..., from_state: _Optional[_Union[SlotState, str]] = ..., to_state: _Optional[_Union[SlotState, str]] = ..., tier: _Optional[_Union[Tier, str]] = ..., route: _Optional[_Union[Route, str]] = ..., action: _Optional[_Union[BreakpointAction, str]] = ..., enabled: _Optional[bool] = ..., one_shot: _Optional[bool] = ..., ignore_count: _Optional[int] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("seq", "at_ns", "cause", "pool_known", "slot_opened", "slot_moved", "slot_closed", "slot_cloned", "lookup_answered", "blocks_staged", "staging_released", "device_blocks_assigned", "device_blocks_released", "blocks_filled", "blocks_evicted", "blocks_reserved", "blocks_ready", "blocks_dropped", "candidate_planned", "candidate_enqueued", "candidate_evaluated", "candidate_skipped", "candidate_promoted", "operation_started", "operation_reported", "candidate_ended", "batch_ended", "iteration_advanced", "prefix_scored", "hits_lost", "breakpoints_changed", "breakpoint_hit", "slot_held", "hold_parked", "hold_released", "hold_denied", "lease_changed", "reset_begun", "reset_done", "drain_begun", "stimulus_rejected", "completion_refused", "invariant_violated", "blocks_seen", "source_lost", "noted", "blocks_quarantined")
+    class PoolKnown(_message.Message):
+        __slots__ = ("pool", "source", "dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        DP_RANK_FIELD_NUMBER: _ClassVar[int]
+        GROUP_FIELD_NUMBER: _ClassVar[int]
+        TIER_FIELD_NUMBER: _ClassVar[int]
+        MEDIUM_FIELD_NUMBER: _ClassVar[int]
+        CAPACITY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        AUTHORITY_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        source: int
+        dp_rank: int
+        group: int
+        tier: Tier
+        medium: str
+        capacity_blocks: int
+        block_tokens: int
+        authority: Authority
+        def __init__(self, pool: _Optional[int] = ..., source: _Optional[int] = ..., dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ...) -> None: ...
+    class SlotOpened(_message.Message):
+        __slots__ = ("slot", "request", "source", "hashes", "prompt_tokens", "output_limit", "priority", "session")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
+        PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        OUTPUT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+        PRIORITY_FIELD_NUMBER: _ClassVar[int]
+        SESSION_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        request: str
+        source: int
+        hashes: bytes
+        prompt_tokens: int
+        output_limit: int
+        priority: int
+        session: str
+        def __init__(self, slot: _Optional[int] = ..., request: _Optional[str] = ..., source: _Optional[int] = ..., hashes: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., output_limit: _Optional[int] = ..., priority: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
+    class SlotMoved(_message.Message):
+        __slots__ = ("slot", "old", "new", "entry", "iteration", "computed_tokens", "evaluated_blocks", "cached", "outstanding", "detail", "first_iteration", "skipped_iterations", "reason")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        OLD_FIELD_NUMBER: _ClassVar[int]
+        NEW_FIELD_NUMBER: _ClassVar[int]
+        ENTRY_FIELD_NUMBER: _ClassVar[int]
+        ITERATION_FIELD_NUMBER: _ClassVar[int]
+        COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        EVALUATED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        CACHED_FIELD_NUMBER: _ClassVar[int]
+        OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
+        DETAIL_FIELD_NUMBER: _ClassVar[int]
+        FIRST_ITERATION_FIELD_NUMBER: _ClassVar[int]
+        SKIPPED_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        old: SlotState
+        new: SlotState
+        entry: int
+        iteration: int
+        computed_tokens: int
+        evaluated_blocks: int
+        cached: _containers.RepeatedScalarFieldContainer[int]
+        outstanding: int
+        detail: int
+        first_iteration: int
+        skipped_iterations: int
+        reason: FinishReason
+        def __init__(self, slot: _Optional[int] = ..., old: _Optional[_Union[SlotState, str]] = ..., new: _Optional[_Union[SlotState, str]] = ..., entry: _Optional[int] = ..., iteration: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., evaluated_blocks: _Optional[int] = ..., cached: _Optional[_Iterable[int]] = ..., outstanding: _Optional[int] = ..., detail: _Optional[int] = ..., first_iteration: _Optional[int] = ..., skipped_iterations: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+    class SlotClosed(_message.Message):
+        __slots__ = ("slot",)
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        def __init__(self, slot: _Optional[int] = ...) -> None: ...
+    class SlotCloned(_message.Message):
+        __slots__ = ("slot", "parent", "request", "ids")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        PARENT_FIELD_NUMBER: _ClassVar[int]
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        parent: int
+        request: str
+        ids: bytes
+        def __init__(self, slot: _Optional[int] = ..., parent: _Optional[int] = ..., request: _Optional[str] = ..., ids: _Optional[bytes] = ...) -> None: ...
+    class LookupAnswered(_message.Message):
+        __slots__ = ("slot", "local_blocks", "matched", "first_miss", "why", "answer", "asynchronous")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        LOCAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        MATCHED_FIELD_NUMBER: _ClassVar[int]
+        FIRST_MISS_FIELD_NUMBER: _ClassVar[int]
+        WHY_FIELD_NUMBER: _ClassVar[int]
+        ANSWER_FIELD_NUMBER: _ClassVar[int]
+        ASYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        local_blocks: int
+        matched: _containers.RepeatedScalarFieldContainer[int]
+        first_miss: int
+        why: MissReason
+        answer: int
+        asynchronous: bool
+        def __init__(self, slot: _Optional[int] = ..., local_blocks: _Optional[int] = ..., matched: _Optional[_Iterable[int]] = ..., first_miss: _Optional[int] = ..., why: _Optional[_Union[MissReason, str]] = ..., answer: _Optional[int] = ..., asynchronous: _Optional[bool] = ...) -> None: ...
+    class BlocksStaged(_message.Message):
+        __slots__ = ("slot", "pool", "ids")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        pool: int
+        ids: bytes
+        def __init__(self, slot: _Optional[int] = ..., pool: _Optional[int] = ..., ids: _Optional[bytes] = ...) -> None: ...
+    class StagingReleased(_message.Message):
+        __slots__ = ("slot", "why")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        WHY_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        why: ReleaseReason
+        def __init__(self, slot: _Optional[int] = ..., why: _Optional[_Union[ReleaseReason, str]] = ...) -> None: ...
+    class DeviceBlocksAssigned(_message.Message):
+        __slots__ = ("pool", "slots", "counts", "ids", "reused", "external_tokens")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        SLOTS_FIELD_NUMBER: _ClassVar[int]
+        COUNTS_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        REUSED_FIELD_NUMBER: _ClassVar[int]
+        EXTERNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        slots: _containers.RepeatedScalarFieldContainer[int]
+        counts: _containers.RepeatedScalarFieldContainer[int]
+        ids: bytes
+        reused: int
+        external_tokens: int
+        def __init__(self, pool: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., reused: _Optional[int] = ..., external_tokens: _Optional[int] = ...) -> None: ...
+    class DeviceBlocksReleased(_message.Message):
+        __slots__ = ("slot", "ids", "why")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        WHY_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        ids: bytes
+        why: ReleaseReason
+        def __init__(self, slot: _Optional[int] = ..., ids: _Optional[bytes] = ..., why: _Optional[_Union[ReleaseReason, str]] = ...) -> None: ...
+    class BlocksFilled(_message.Message):
+        __slots__ = ("pool", "slots", "counts", "ids", "hashes")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        SLOTS_FIELD_NUMBER: _ClassVar[int]
+        COUNTS_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        slots: _containers.RepeatedScalarFieldContainer[int]
+        counts: _containers.RepeatedScalarFieldContainer[int]
+        ids: bytes
+        hashes: bytes
+        def __init__(self, pool: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+    class BlocksEvicted(_message.Message):
+        __slots__ = ("pool", "ids", "hashes", "for_slot", "rule")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
+        FOR_SLOT_FIELD_NUMBER: _ClassVar[int]
+        RULE_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        ids: bytes
+        hashes: bytes
+        for_slot: int
+        rule: EvictRule
+        def __init__(self, pool: _Optional[int] = ..., ids: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., for_slot: _Optional[int] = ..., rule: _Optional[_Union[EvictRule, str]] = ...) -> None: ...
+    class BlocksReserved(_message.Message):
+        __slots__ = ("pool", "operation", "ids", "hashes")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        operation: int
+        ids: bytes
+        hashes: bytes
+        def __init__(self, pool: _Optional[int] = ..., operation: _Optional[int] = ..., ids: _Optional[bytes] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+    class BlocksReady(_message.Message):
+        __slots__ = ("pool", "operation", "ids")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        operation: int
+        ids: bytes
+        def __init__(self, pool: _Optional[int] = ..., operation: _Optional[int] = ..., ids: _Optional[bytes] = ...) -> None: ...
+    class BlocksDropped(_message.Message):
+        __slots__ = ("pool", "operation", "ids", "why")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        WHY_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        operation: int
+        ids: bytes
+        why: ReleaseReason
+        def __init__(self, pool: _Optional[int] = ..., operation: _Optional[int] = ..., ids: _Optional[bytes] = ..., why: _Optional[_Union[ReleaseReason, str]] = ...) -> None: ...
+    class CandidatePlanned(_message.Message):
+        __slots__ = ("candidate", "slot", "route", "hashes", "targets", "first_block")
+        CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        ROUTE_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
+        TARGETS_FIELD_NUMBER: _ClassVar[int]
+        FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+        candidate: int
+        slot: int
+        route: Route
+        hashes: bytes
+        targets: bytes
+        first_block: int
+        def __init__(self, candidate: _Optional[int] = ..., slot: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., hashes: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., first_block: _Optional[int] = ...) -> None: ...
+    class CandidateEnqueued(_message.Message):
+        __slots__ = ("candidate",)
+        CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+        candidate: int
+        def __init__(self, candidate: _Optional[int] = ...) -> None: ...
+    class CandidateEvaluated(_message.Message):
+        __slots__ = ("candidate", "found", "filtered")
+        CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+        FOUND_FIELD_NUMBER: _ClassVar[int]
+        FILTERED_FIELD_NUMBER: _ClassVar[int]
+        candidate: int
+        found: int
+        filtered: SkipReason
+        def __init__(self, candidate: _Optional[int] = ..., found: _Optional[int] = ..., filtered: _Optional[_Union[SkipReason, str]] = ...) -> None: ...
+    class CandidateSkipped(_message.Message):
+        __slots__ = ("candidate", "reason")
+        CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        candidate: int
+        reason: SkipReason
+        def __init__(self, candidate: _Optional[int] = ..., reason: _Optional[_Union[SkipReason, str]] = ...) -> None: ...
+    class CandidatePromoted(_message.Message):
+        __slots__ = ("candidate", "operation", "batch", "source_pool", "target_pool", "sources", "targets", "thrash")
+        CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        BATCH_FIELD_NUMBER: _ClassVar[int]
+        SOURCE_POOL_FIELD_NUMBER: _ClassVar[int]
+        TARGET_POOL_FIELD_NUMBER: _ClassVar[int]
+        SOURCES_FIELD_NUMBER: _ClassVar[int]
+        TARGETS_FIELD_NUMBER: _ClassVar[int]
+        THRASH_FIELD_NUMBER: _ClassVar[int]
+        candidate: int
+        operation: int
+        batch: int
+        source_pool: int
+        target_pool: int
+        sources: bytes
+        targets: bytes
+        thrash: int
+        def __init__(self, candidate: _Optional[int] = ..., operation: _Optional[int] = ..., batch: _Optional[int] = ..., source_pool: _Optional[int] = ..., target_pool: _Optional[int] = ..., sources: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., thrash: _Optional[int] = ...) -> None: ...
+    class OperationStarted(_message.Message):
+        __slots__ = ("operation",)
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        operation: int
+        def __init__(self, operation: _Optional[int] = ...) -> None: ...
+    class OperationReported(_message.Message):
+        __slots__ = ("operation", "rank", "ok", "error", "failed")
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        RANK_FIELD_NUMBER: _ClassVar[int]
+        OK_FIELD_NUMBER: _ClassVar[int]
+        ERROR_FIELD_NUMBER: _ClassVar[int]
+        FAILED_FIELD_NUMBER: _ClassVar[int]
+        operation: int
+        rank: int
+        ok: bool
+        error: str
+        failed: bytes
+        def __init__(self, operation: _Optional[int] = ..., rank: _Optional[int] = ..., ok: _Optional[bool] = ..., error: _Optional[str] = ..., failed: _Optional[bytes] = ...) -> None: ...
+    class CandidateEnded(_message.Message):
+        __slots__ = ("candidate", "status")
+        CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+        STATUS_FIELD_NUMBER: _ClassVar[int]
+        candidate: int
+        status: CandidateStatus
+        def __init__(self, candidate: _Optional[int] = ..., status: _Optional[_Union[CandidateStatus, str]] = ...) -> None: ...
+    class BatchEnded(_message.Message):
+        __slots__ = ("batch",)
+        BATCH_FIELD_NUMBER: _ClassVar[int]
+        batch: int
+        def __init__(self, batch: _Optional[int] = ...) -> None: ...
+    class IterationAdvanced(_message.Message):
+        __slots__ = ("iteration", "count", "running", "waiting", "slots", "positions")
+        ITERATION_FIELD_NUMBER: _ClassVar[int]
+        COUNT_FIELD_NUMBER: _ClassVar[int]
+        RUNNING_FIELD_NUMBER: _ClassVar[int]
+        WAITING_FIELD_NUMBER: _ClassVar[int]
+        SLOTS_FIELD_NUMBER: _ClassVar[int]
+        POSITIONS_FIELD_NUMBER: _ClassVar[int]
+        iteration: int
+        count: int
+        running: int
+        waiting: int
+        slots: _containers.RepeatedScalarFieldContainer[int]
+        positions: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, iteration: _Optional[int] = ..., count: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ...) -> None: ...
+    class PrefixScored(_message.Message):
+        __slots__ = ("slot", "prompt_blocks", "hits")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        PROMPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        HITS_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        prompt_blocks: int
+        hits: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, slot: _Optional[int] = ..., prompt_blocks: _Optional[int] = ..., hits: _Optional[_Iterable[int]] = ...) -> None: ...
+    class HitsLost(_message.Message):
+        __slots__ = ("slot", "tier", "blocks", "position")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        TIER_FIELD_NUMBER: _ClassVar[int]
+        BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        POSITION_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        tier: Tier
+        blocks: int
+        position: int
+        def __init__(self, slot: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., blocks: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    class BreakpointsChanged(_message.Message):
+        __slots__ = ("owner", "specs")
+        OWNER_FIELD_NUMBER: _ClassVar[int]
+        SPECS_FIELD_NUMBER: _ClassVar[int]
+        owner: str
+        specs: _containers.RepeatedCompositeFieldContainer[BreakpointSpec]
+        def __init__(self, owner: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ...) -> None: ...
+    class BreakpointHit(_message.Message):
+        __slots__ = ("breakpoints", "slot", "site", "action")
+        BREAKPOINTS_FIELD_NUMBER: _ClassVar[int]
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        SITE_FIELD_NUMBER: _ClassVar[int]
+        ACTION_FIELD_NUMBER: _ClassVar[int]
+        breakpoints: _containers.RepeatedScalarFieldContainer[int]
+        slot: int
+        site: Site
+        action: BreakpointAction
+        def __init__(self, breakpoints: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., action: _Optional[_Union[BreakpointAction, str]] = ...) -> None: ...
+    class SlotHeld(_message.Message):
+        __slots__ = ("hold", "slot", "site", "point", "breakpoints", "owner", "max_hold_ns")
+        HOLD_FIELD_NUMBER: _ClassVar[int]
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        SITE_FIELD_NUMBER: _ClassVar[int]
+        POINT_FIELD_NUMBER: _ClassVar[int]
+        BREAKPOINTS_FIELD_NUMBER: _ClassVar[int]
+        OWNER_FIELD_NUMBER: _ClassVar[int]
+        MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+        hold: int
+        slot: int
+        site: Site
+        point: WaitPoint
+        breakpoints: _containers.RepeatedScalarFieldContainer[int]
+        owner: str
+        max_hold_ns: int
+        def __init__(self, hold: _Optional[int] = ..., slot: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., point: _Optional[_Union[WaitPoint, str]] = ..., breakpoints: _Optional[_Iterable[int]] = ..., owner: _Optional[str] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
+    class HoldParked(_message.Message):
+        __slots__ = ("hold",)
+        HOLD_FIELD_NUMBER: _ClassVar[int]
+        hold: int
+        def __init__(self, hold: _Optional[int] = ...) -> None: ...
+    class HoldReleased(_message.Message):
+        __slots__ = ("hold", "slot", "why", "by", "held_ns")
+        HOLD_FIELD_NUMBER: _ClassVar[int]
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        WHY_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
+        HELD_NS_FIELD_NUMBER: _ClassVar[int]
+        hold: int
+        slot: int
+        why: HoldEnd
+        by: str
+        held_ns: int
+        def __init__(self, hold: _Optional[int] = ..., slot: _Optional[int] = ..., why: _Optional[_Union[HoldEnd, str]] = ..., by: _Optional[str] = ..., held_ns: _Optional[int] = ...) -> None: ...
+    class HoldDenied(_message.Message):
+        __slots__ = ("slot", "site", "why")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        SITE_FIELD_NUMBER: _ClassVar[int]
+        WHY_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        site: Site
+        why: str
+        def __init__(self, slot: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., why: _Optional[str] = ...) -> None: ...
+    class LeaseChanged(_message.Message):
+        __slots__ = ("owner", "live")
+        OWNER_FIELD_NUMBER: _ClassVar[int]
+        LIVE_FIELD_NUMBER: _ClassVar[int]
+        owner: str
+        live: bool
+        def __init__(self, owner: _Optional[str] = ..., live: _Optional[bool] = ...) -> None: ...
+    class ResetBegun(_message.Message):
+        __slots__ = ("mode",)
+        MODE_FIELD_NUMBER: _ClassVar[int]
+        mode: ResetMode
+        def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ...) -> None: ...
+    class ResetDone(_message.Message):
+        __slots__ = ("mode", "epoch")
+        MODE_FIELD_NUMBER: _ClassVar[int]
+        EPOCH_FIELD_NUMBER: _ClassVar[int]
+        mode: ResetMode
+        epoch: int
+        def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    class DrainBegun(_message.Message):
+        __slots__ = ("deadline_ns",)
+        DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
+        deadline_ns: int
+        def __init__(self, deadline_ns: _Optional[int] = ...) -> None: ...
+    class StimulusRejected(_message.Message):
+        __slots__ = ("entry", "request", "why")
+        ENTRY_FIELD_NUMBER: _ClassVar[int]
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        WHY_FIELD_NUMBER: _ClassVar[int]
+        entry: int
+        request: str
+        why: str
+        def __init__(self, entry: _Optional[int] = ..., request: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+    class CompletionRefused(_message.Message):
+        __slots__ = ("operation", "epoch", "rank", "why")
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        EPOCH_FIELD_NUMBER: _ClassVar[int]
+        RANK_FIELD_NUMBER: _ClassVar[int]
+        WHY_FIELD_NUMBER: _ClassVar[int]
+        operation: int
+        epoch: int
+        rank: int
+        why: str
+        def __init__(self, operation: _Optional[int] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+    class InvariantViolated(_message.Message):
+        __slots__ = ("rule", "detail", "story")
+        RULE_FIELD_NUMBER: _ClassVar[int]
+        DETAIL_FIELD_NUMBER: _ClassVar[int]
+        STORY_FIELD_NUMBER: _ClassVar[int]
+        rule: str
+        detail: str
+        story: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, rule: _Optional[str] = ..., detail: _Optional[str] = ..., story: _Optional[_Iterable[str]] = ...) -> None: ...
+    class BlocksSeen(_message.Message):
+        __slots__ = ("pool", "stored", "removed", "cleared")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        STORED_FIELD_NUMBER: _ClassVar[int]
+        REMOVED_FIELD_NUMBER: _ClassVar[int]
+        CLEARED_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        stored: bytes
+        removed: bytes
+        cleared: bool
+        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ...) -> None: ...
+    class SourceLost(_message.Message):
+        __slots__ = ("source", "first", "last", "restarted")
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        FIRST_FIELD_NUMBER: _ClassVar[int]
+        LAST_FIELD_NUMBER: _ClassVar[int]
+        RESTARTED_FIELD_NUMBER: _ClassVar[int]
+        source: int
+        first: int
+        last: int
+        restarted: bool
+        def __init__(self, source: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., restarted: _Optional[bool] = ...) -> None: ...
+    class Noted(_message.Message):
+        __slots__ = ("note", "detail")
+        NOTE_FIELD_NUMBER: _ClassVar[int]
+        DETAIL_FIELD_NUMBER: _ClassVar[int]
+        note: Note
+        detail: str
+        def __init__(self, note: _Optional[_Union[Note, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    class BlocksQuarantined(_message.Message):
+        __slots__ = ("pool", "operation", "ids", "reported")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        REPORTED_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        operation: int
+        ids: bytes
+        reported: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, pool: _Optional[int] = ..., operation: _Optional[int] = ..., ids: _Optional[bytes] = ..., reported: _Optional[_Iterable[int]] = ...) -> None: ...
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    POOL_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    SLOT_OPENED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_MOVED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_CLONED_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_STAGED_FIELD_NUMBER: _ClassVar[int]
+    STAGING_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BLOCKS_ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BLOCKS_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FILLED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_EVICTED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_RESERVED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_READY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_PLANNED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_ENQUEUED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_STARTED_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_ENDED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ENDED_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_ADVANCED_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_SCORED_FIELD_NUMBER: _ClassVar[int]
+    HITS_LOST_FIELD_NUMBER: _ClassVar[int]
+    BREAKPOINTS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    BREAKPOINT_HIT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_HELD_FIELD_NUMBER: _ClassVar[int]
+    HOLD_PARKED_FIELD_NUMBER: _ClassVar[int]
+    HOLD_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    HOLD_DENIED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    RESET_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    RESET_DONE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    STIMULUS_REJECTED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    INVARIANT_VIOLATED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LOST_FIELD_NUMBER: _ClassVar[int]
+    NOTED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    at_ns: int
+    cause: int
+    pool_known: Event.PoolKnown
+    slot_opened: Event.SlotOpened
+    slot_moved: Event.SlotMoved
+    slot_closed: Event.SlotClosed
+    slot_cloned: Event.SlotCloned
+    lookup_answered: Event.LookupAnswered
+    blocks_staged: Event.BlocksStaged
+    staging_released: Event.StagingReleased
+    device_blocks_assigned: Event.DeviceBlocksAssigned
+    device_blocks_released: Event.DeviceBlocksReleased
+    blocks_filled: Event.BlocksFilled
+    blocks_evicted: Event.BlocksEvicted
+    blocks_reserved: Event.BlocksReserved
+    blocks_ready: Event.BlocksReady
+    blocks_dropped: Event.BlocksDropped
+    candidate_planned: Event.CandidatePlanned
+    candidate_enqueued: Event.CandidateEnqueued
+    candidate_evaluated: Event.CandidateEvaluated
+    candidate_skipped: Event.CandidateSkipped
+    candidate_promoted: Event.CandidatePromoted
+    operation_started: Event.OperationStarted
+    operation_reported: Event.OperationReported
+    candidate_ended: Event.CandidateEnded
+    batch_ended: Event.BatchEnded
+    iteration_advanced: Event.IterationAdvanced
+    prefix_scored: Event.PrefixScored
+    hits_lost: Event.HitsLost
+    breakpoints_changed: Event.BreakpointsChanged
+    breakpoint_hit: Event.BreakpointHit
+    slot_held: Event.SlotHeld
+    hold_parked: Event.HoldParked
+    hold_released: Event.HoldReleased
+    hold_denied: Event.HoldDenied
+    lease_changed: Event.LeaseChanged
+    reset_begun: Event.ResetBegun
+    reset_done: Event.ResetDone
+    drain_begun: Event.DrainBegun
+    stimulus_rejected: Event.StimulusRejected
+    completion_refused: Event.CompletionRefused
+    invariant_violated: Event.InvariantViolated
+    blocks_seen: Event.BlocksSeen
+    source_lost: Event.SourceLost
+    noted: Event.Noted
+    blocks_quarantined: Event.BlocksQuarantined
+    def __init__(self, seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., cause: _Optional[int] = ..., pool_known: _Optional[_Union[Event.PoolKnown, _Mapping]] = ..., slot_opened: _Optional[_Union[Event.SlotOpened, _Mapping]] = ..., slot_moved: _Optional[_Union[Event.SlotMoved, _Mapping]] = ..., slot_closed: _Optional[_Union[Event.SlotClosed, _Mapping]] = ..., slot_cloned: _Optional[_Union[Event.SlotCloned, _Mapping]] = ..., lookup_answered: _Optional[_Union[Event.LookupAnswered, _Mapping]] = ..., blocks_staged: _Optional[_Union[Event.BlocksStaged, _Mapping]] = ..., staging_released: _Optional[_Union[Event.StagingReleased, _Mapping]] = ..., device_blocks_assigned: _Optional[_Union[Event.DeviceBlocksAssigned, _Mapping]] = ..., device_blocks_released: _Optional[_Union[Event.DeviceBlocksReleased, _Mapping]] = ..., blocks_filled: _Optional[_Union[Event.BlocksFilled, _Mapping]] = ..., blocks_evicted: _Optional[_Union[Event.BlocksEvicted, _Mapping]] = ..., blocks_reserved: _Optional[_Union[Event.BlocksReserved, _Mapping]] = ..., blocks_ready: _Optional[_Union[Event.BlocksReady, _Mapping]] = ..., blocks_dropped: _Optional[_Union[Event.BlocksDropped, _Mapping]] = ..., candidate_planned: _Optional[_Union[Event.CandidatePlanned, _Mapping]] = ..., candidate_enqueued: _Optional[_Union[Event.CandidateEnqueued, _Mapping]] = ..., candidate_evaluated: _Optional[_Union[Event.CandidateEvaluated, _Mapping]] = ..., candidate_skipped: _Optional[_Union[Event.CandidateSkipped, _Mapping]] = ..., candidate_promoted: _Optional[_Union[Event.CandidatePromoted, _Mapping]] = ..., operation_started: _Optional[_Union[Event.OperationStarted, _Mapping]] = ..., operation_reported: _Optional[_Union[Event.OperationReported, _Mapping]] = ..., candidate_ended: _Optional[_Union[Event.CandidateEnded, _Mapping]] = ..., batch_ended: _Optional[_Union[Event.BatchEnded, _Mapping]] = ..., iteration_advanced: _Optional[_Union[Event.IterationAdvanced, _Mapping]] = ..., prefix_scored: _Optional[_Union[Event.PrefixScored, _Mapping]] = ..., hits_lost: _Optional[_Union[Event.HitsLost, _Mapping]] = ..., breakpoints_changed: _Optional[_Union[Event.BreakpointsChanged, _Mapping]] = ..., breakpoint_hit: _Optional[_Union[Event.BreakpointHit, _Mapping]] = ..., slot_held: _Optional[_Union[Event.SlotHeld, _Mapping]] = ..., hold_parked: _Optional[_Union[Event.HoldParked, _Mapping]] = ..., hold_released: _Optional[_Union[Event.HoldReleased, _Mapping]] = ..., hold_denied: _Optional[_Union[Event.HoldDenied, _Mapping]] = ..., lease_changed: _Optional[_Union[Event.LeaseChanged, _Mapping]] = ..., reset_begun: _Optional[_Union[Event.ResetBegun, _Mapping]] = ..., reset_done: _Optional[_Union[Event.ResetDone, _Mapping]] = ..., drain_begun: _Optional[_Union[Event.DrainBegun, _Mapping]] = ..., stimulus_rejected: _Optional[_Union[Event.StimulusRejected, _Mapping]] = ..., completion_refused: _Optional[_Union[Event.CompletionRefused, _Mapping]] = ..., invariant_violated: _Optional[_Union[Event.InvariantViolated, _Mapping]] = ..., blocks_seen: _Optional[_Union[Event.BlocksSeen, _Mapping]] = ..., source_lost: _Optional[_Union[Event.SourceLost, _Mapping]] = ..., noted: _Optional[_Union[Event.Noted, _Mapping]] = ..., blocks_quarantined: _Optional[_Union[Event.BlocksQuarantined, _Mapping]] = ...) -> None: ...
+
+class Stimulus(_message.Message):
+    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "reset_requested", "drain_requested", "noted")
+    class PoolDeclared(_message.Message):
+        __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority")
+        DP_RANK_FIELD_NUMBER: _ClassVar[int]
+        GROUP_FIELD_NUMBER: _ClassVar[int]
+        TIER_FIELD_NUMBER: _ClassVar[int]
+        MEDIUM_FIELD_NUMBER: _ClassVar[int]
+        CAPACITY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        AUTHORITY_FIELD_NUMBER: _ClassVar[int]
+        dp_rank: int
+        group: int
+        tier: Tier
+        medium: str
+        capacity_blocks: int
+        block_tokens: int
+        authority: Authority
+        def __init__(self, dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ...) -> None: ...
+    class RequestArrived(_message.Message):
+        __slots__ = ("request", "hashes", "prompt_tokens", "output_limit", "priority", "session")
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
+        PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        OUTPUT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+        PRIORITY_FIELD_NUMBER: _ClassVar[int]
+        SESSION_FIELD_NUMBER: _ClassVar[int]
+        request: str
+        hashes: bytes
+        prompt_tokens: int
+        output_limit: int
+        priority: int
+        session: str
+        def __init__(self, request: _Optional[str] = ..., hashes: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., output_limit: _Optional[int] = ..., priority: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
+    class MatchRequested(_message.Message):
+        __slots__ = ("request", "computed_tokens")
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        request: str
+        computed_tokens: int
+        def __init__(self, request: _Optional[str] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
+    class BlocksAllocated(_message.Message):
+        __slots__ = ("request", "block_ids", "external_tokens")
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+        EXTERNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        request: str
+        block_ids: bytes
+        external_tokens: int
+        def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., external_tokens: _Optional[int] = ...) -> None: ...
+    class IterationScheduled(_message.Message):
+        __slots__ = ("iteration", "count", "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed", "positions", "appended", "appended_counts", "appended_ids", "running", "waiting")
+        ITERATION_FIELD_NUMBER: _ClassVar[int]
+        COUNT_FIELD_NUMBER: _ClassVar[int]
+        NEW_FIELD_NUMBER: _ClassVar[int]
+        RESUMED_FIELD_NUMBER: _ClassVar[int]
+        PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+        SKIPPED_FIELD_NUMBER: _ClassVar[int]
+        UNSKIPPED_FIELD_NUMBER: _ClassVar[int]
+        FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        PROGRESSED_FIELD_NUMBER: _ClassVar[int]
+        POSITIONS_FIELD_NUMBER: _ClassVar[int]
+        APPENDED_FIELD_NUMBER: _ClassVar[int]
+        APPENDED_COUNTS_FIELD_NUMBER: _ClassVar[int]
+        APPENDED_IDS_FIELD_NUMBER: _ClassVar[int]
+        RUNNING_FIELD_NUMBER: _ClassVar[int]
+        WAITING_FIELD_NUMBER: _ClassVar[int]
+        iteration: int
+        count: int
+        new: _containers.RepeatedScalarFieldContainer[str]
+        resumed: _containers.RepeatedScalarFieldContainer[str]
+        preempted: _containers.RepeatedScalarFieldContainer[str]
+        skipped: _containers.RepeatedScalarFieldContainer[str]
+        unskipped: _containers.RepeatedScalarFieldContainer[str]
+        first_tokens: _containers.RepeatedScalarFieldContainer[str]
+        progressed: _containers.RepeatedScalarFieldContainer[str]
+        positions: _containers.RepeatedScalarFieldContainer[int]
+        appended: _containers.RepeatedScalarFieldContainer[str]
+        appended_counts: _containers.RepeatedScalarFieldContainer[int]
+        appended_ids: bytes
+        running: int
+        waiting: int
+        def __init__(self, iteration: _Optional[int] = ..., count: _Optional[int] = ..., new: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Iterable[str]] = ..., preempted: _Optional[_Iterable[str]] = ..., skipped: _Optional[_Iterable[str]] = ..., unskipped: _Optional[_Iterable[str]] = ..., first_tokens: _Optional[_Iterable[str]] = ..., progressed: _Optional[_Iterable[str]] = ..., positions: _Optional[_Iterable[int]] = ..., appended: _Optional[_Iterable[str]] = ..., appended_counts: _Optional[_Iterable[int]] = ..., appended_ids: _Optional[bytes] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    class IterationFinished(_message.Message):
+        __slots__ = ("iteration", "requests", "counts", "block_ids", "hashes")
+        ITERATION_FIELD_NUMBER: _ClassVar[int]
+        REQUESTS_FIELD_NUMBER: _ClassVar[int]
+        COUNTS_FIELD_NUMBER: _ClassVar[int]
+        BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
+        iteration: int
+        requests: _containers.RepeatedScalarFieldContainer[str]
+        counts: _containers.RepeatedScalarFieldContainer[int]
+        block_ids: bytes
+        hashes: bytes
+        def __init__(self, iteration: _Optional[int] = ..., requests: _Optional[_Iterable[str]] = ..., counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[bytes] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+    class RequestPreempted(_message.Message):
+        __slots__ = ("request",)
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        request: str
+        def __init__(self, request: _Optional[str] = ...) -> None: ...
+    class RequestCloned(_message.Message):
+        __slots__ = ("request", "clones", "partial_ids")
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        CLONES_FIELD_NUMBER: _ClassVar[int]
+        PARTIAL_IDS_FIELD_NUMBER: _ClassVar[int]
+        request: str
+        clones: _containers.RepeatedScalarFieldContainer[str]
+        partial_ids: bytes
+        def __init__(self, request: _Optional[str] = ..., clones: _Optional[_Iterable[str]] = ..., partial_ids: _Optional[bytes] = ...) -> None: ...
+    class RequestFinished(_message.Message):
+        __slots__ = ("request", "block_ids", "reason")
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        request: str
+        block_ids: bytes
+        reason: FinishReason
+        def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+    class TransferStarted(_message.Message):
+        __slots__ = ("operation", "epoch")
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        EPOCH_FIELD_NUMBER: _ClassVar[int]
+        operation: int
+        epoch: int
+        def __init__(self, operation: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    class TransferFinished(_message.Message):
+        __slots__ = ("operation", "epoch", "rank")
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        EPOCH_FIELD_NUMBER: _ClassVar[int]
+        RANK_FIELD_NUMBER: _ClassVar[int]
+        operation: int
+        epoch: int
+        rank: int
+        def __init__(self, operation: _Optional[int] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+    class TransferFailed(_message.Message):
+        __slots__ = ("operation", "epoch", "rank", "error", "failed")
+        OPERATION_FIELD_NUMBER: _ClassVar[int]
+        EPOCH_FIELD_NUMBER: _ClassVar[int]
+        RANK_FIELD_NUMBER: _ClassVar[int]
+        ERROR_FIELD_NUMBER: _ClassVar[int]
+        FAILED_FIELD_NUMBER: _ClassVar[int]
+        operation: int
+        epoch: int
+        rank: int
+        error: str
+        failed: bytes
+        def __init__(self, operation: _Optional[int] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., error: _Optional[str] = ..., failed: _Optional[bytes] = ...) -> None: ...
+    class BlocksReported(_message.Message):
+        __slots__ = ("pool", "stored", "removed", "cleared")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        STORED_FIELD_NUMBER: _ClassVar[int]
+        REMOVED_FIELD_NUMBER: _ClassVar[int]
+        CLEARED_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        stored: bytes
+        removed: bytes
+        cleared: bool
+        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ...) -> None: ...
+    class SourceGapped(_message.Message):
+        __slots__ = ("first", "last")
+        FIRST_FIELD_NUMBER: _ClassVar[int]
+        LAST_FIELD_NUMBER: _ClassVar[int]
+        first: int
+        last: int
+        def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+    class SourceRestarted(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
+    class BreakpointsReplaced(_message.Message):
+        __slots__ = ("owner", "specs")
+        OWNER_FIELD_NUMBER: _ClassVar[int]
+        SPECS_FIELD_NUMBER: _ClassVar[int]
+        owner: str
+        specs: _containers.RepeatedCompositeFieldContainer[BreakpointSpec]
+        def __init__(self, owner: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ...) -> None: ...
+    class HoldContinued(_message.Message):
+        __slots__ = ("hold", "by", "until")
+        HOLD_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
+        UNTIL_FIELD_NUMBER: _ClassVar[int]
+        hold: int
+        by: str
+        until: SlotState
+        def __init__(self, hold: _Optional[int] = ..., by: _Optional[str] = ..., until: _Optional[_Union[SlotState, str]] = ...) -> None: ...
+    class SlotStepped(_message.Message):
+        __slots__ = ("hold", "by")
+        HOLD_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
+        hold: int
+        by: str
+        def __init__(self, hold: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
+    class Disarmed(_message.Message):
+        __slots__ = ("by",)
+        BY_FIELD_NUMBER: _ClassVar[int]
+        by: str
+        def __init__(self, by: _Optional[str] = ...) -> None: ...
+    class LeaseGranted(_message.Message):
+        __slots__ = ("owner",)
+        OWNER_FIELD_NUMBER: _ClassVar[int]
+        owner: str
+        def __init__(self, owner: _Optional[str] = ...) -> None: ...
+    class LeaseLost(_message.Message):
+        __slots__ = ("owner",)
+        OWNER_FIELD_NUMBER: _ClassVar[int]
+        owner: str
+        def __init__(self, owner: _Optional[str] = ...) -> None: ...
+    class DeadlinePassed(_message.Message):
+        __slots__ = ("deadline",)
+        DEADLINE_FIELD_NUMBER: _ClassVar[int]
+        deadline: int
+        def __init__(self, deadline: _Optional[int] = ...) -> None: ...
+    class ResetRequested(_message.Message):
+        __slots__ = ("mode",)
+        MODE_FIELD_NUMBER: _ClassVar[int]
+        mode: ResetMode
+        def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ...) -> None: ...
+    class DrainRequested(_message.Message):
+        __slots__ = ("deadline_ns",)
+        DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
+        deadline_ns: int
+        def __init__(self, deadline_ns: _Optional[int] = ...) -> None: ...
+    class Noted(_message.Message):
+        __slots__ = ("note", "detail")
+        NOTE_FIELD_NUMBER: _ClassVar[int]
+        DETAIL_FIELD_NUMBER: _ClassVar[int]
+        note: Note
+        detail: str
+        def __init__(self, note: _Optional[_Union[Note, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    N_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    POOL_DECLARED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    MATCH_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_ALLOCATED_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CLONED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_STARTED_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FAILED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_GAPPED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_RESTARTED_FIELD_NUMBER: _ClassVar[int]
+    BREAKPOINTS_REPLACED_FIELD_NUMBER: _ClassVar[int]
+    HOLD_CONTINUED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_STEPPED_FIELD_NUMBER: _ClassVar[int]
+    DISARMED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_GRANTED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_LOST_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_PASSED_FIELD_NUMBER: _ClassVar[int]
+    RESET_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    NOTED_FIELD_NUMBER: _ClassVar[int]
+    n: int
+    at_ns: int
+    source: int
+    origin_ns: int
+    pool_declared: Stimulus.PoolDeclared
+    request_arrived: Stimulus.RequestArrived
+    match_requested: Stimulus.MatchRequested
+    blocks_allocated: Stimulus.BlocksAllocated
+    iteration_scheduled: Stimulus.IterationScheduled
+    iteration_finished: Stimulus.IterationFinished
+    request_preempted: Stimulus.RequestPreempted
+    request_cloned: Stimulus.RequestCloned
+    request_finished: Stimulus.RequestFinished
+    transfer_started: Stimulus.TransferStarted
+    transfer_finished: Stimulus.TransferFinished
+    transfer_failed: Stimulus.TransferFailed
+    blocks_reported: Stimulus.BlocksReported
+    source_gapped: Stimulus.SourceGapped
+    source_restarted: Stimulus.SourceRestarted
+    breakpoints_replaced: Stimulus.BreakpointsReplaced
+    hold_continued: Stimulus.HoldContinued
+    slot_stepped: Stimulus.SlotStepped
+    disarmed: Stimulus.Disarmed
+    lease_granted: Stimulus.LeaseGranted
+    lease_lost: Stimulus.LeaseLost
+    deadline_passed: Stimulus.DeadlinePassed
+    reset_requested: Stimulus.ResetRequested
+    drain_requested: Stimulus.DrainRequested
+    noted: Stimulus.Noted
+    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ...) -> None: ...

@@ -129,9 +129,9 @@ def stimuli_of(batch: pb.StimulusBatch) -> list[Stimulus]:
     return stimuli
 
 
-def recoded(chunk: EventChunk, encoding: int) -> EventChunk:
+def recoded(data: bytes, encoding: int) -> EventChunk:
     """The same events in another encoding."""
-    batch = _parse(pb.EventBatch, chunk.data)
+    batch = _parse(pb.EventBatch, data)
     return pack_events(events_of(batch), batch.lost_before, encoding)
 
 

@@ -1,0 +1,185 @@
+"""The broadcaster: collects what was published, flushes it as chunks into the ring, and wakes who waits for them.
+
+Flush rule: at once when the last flush is older than the gap, else at last + gap; the gap follows what the last
+fan-out cost, between 1 and 20 ms. So one event a second is on the wire at once, and a million are sent in chunks that
+are worth their fixed cost.
+
+Law of this file: ``publish`` never waits and never fails for a reader's sake. Readers come to the ring by themselves.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvbm_console.core.events import Event
+from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.stream.ring import Cursor, Lost, Ring
+from kvbm_console.wire.batches import MSGPACK, EventChunk, StimulusChunk, pack_events, pack_stimuli
+
+FLUSH_EVENTS_MAX: Final = 4_096
+"""A chunk of this size has long paid for its fixed cost; a larger one only adds delay."""
+GAP_NS_MIN: Final = 1_000_000
+GAP_NS_MAX: Final = 20_000_000
+"""A console draws at most 30 times a second, so 20 ms of delay are not seen."""
+GAP_PER_FAN_OUT: Final = 4
+"""Fan-out takes at most a fifth of the time."""
+
+OnFlush = Callable[[StimulusChunk | None, EventChunk | None], None]
+Later = Callable[[float, Callable[[], None]], object]
+
+
+class Subscriber:
+    """One reader: its cursor and the flag that wakes it. Made by ``Broadcaster.subscribe``."""
+
+    def __init__(self, owner: "Broadcaster", cursor: Cursor, name: str) -> None:
+        self.cursor = cursor
+        self.name = name
+        self.beats = 0
+        """Heartbeats that are due."""
+        self._owner = owner
+        self._wake = asyncio.Event()
+        self._fan_out = 0
+        """The flush that woke it, until it has caught up with that."""
+
+    async def wait(self) -> None:
+        """Until there is something to read, a heartbeat is due, or the stream closes."""
+        while not (self._owner.closing or self.beats or self._owner.ring.pending(self.cursor)):
+            self._wake.clear()
+            self._owner.idle.add(self)
+            try:
+                await self._wake.wait()
+            finally:
+                self._owner.idle.discard(self)
+
+    def read(self) -> bytes | Lost | None:
+        """The next frame, a loss, or None when it has everything."""
+        frame = self._owner.ring.read(self.cursor)
+        if frame is None and self._fan_out:
+            self._owner.caught_up(self._fan_out)
+            self._fan_out = 0
+        return frame
+
+    def wake(self, fan_out: int = 0) -> None:
+        """Let ``wait`` look again."""
+        self._fan_out = fan_out or self._fan_out
+        self._wake.set()
+
+
+class Broadcaster:
+    """Between one publisher and any number of readers.
+
+    ``clock`` is monotonic nanoseconds; ``later(seconds, callback)`` is the event loop's ``call_later``, or None where
+    there is no loop: then only ``publish`` and ``flush`` flush. ``on_flush`` gets each flush's chunks once.
+    """
+
+    def __init__(
+        self, ring: Ring, clock: Callable[[], int], *, on_flush: OnFlush | None = None, later: Later | None = None
+    ) -> None:
+        self.ring = ring
+        self.closing = False
+        self.flushes = 0
+        self.gap_ns = GAP_NS_MIN
+        self.later = later
+        self.idle: set[Subscriber] = set()
+        """Subscribers that wait for the next flush."""
+        self.subscribers: set[Subscriber] = set()
+        self._clock = clock
+        self._on_flush = on_flush
+        self._stimuli: list[Stimulus] = []
+        self._events: list[Event] = []
+        self._events_max = min(FLUSH_EVENTS_MAX, ring.chunk_events_max)
+        self._last_ns = clock() - GAP_NS_MAX
+        self._scheduled = False
+        self._outstanding = 0
+
+    # --- the publisher's side ---
+
+    def publish(self, stimulus: Stimulus, events: Sequence[Event]) -> None:
+        """Take one stimulus with the events that it caused. The objects must not change afterwards."""
+        self._stimuli.append(stimulus)
+        pending = self._events
+        pending.extend(events)
+        if len(pending) >= self._events_max or len(self._stimuli) >= FLUSH_EVENTS_MAX:
+            self.flush()
+        elif not self._scheduled:
+            wait_ns = self._last_ns + self.gap_ns - self._clock()
+            if wait_ns <= 0:
+                self.flush()
+            elif self.later is not None:
+                self._scheduled = True
+                self.later(wait_ns / 1e9, self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Encode what is pending, once, and hand it to the ring, to ``on_flush`` and to the waiting readers."""
+        stimuli, events = self._stimuli, self._events
+        if not stimuli and not events:
+            return
+        self._stimuli, self._events = [], []
+        self.flushes += 1
+        self._finish_fan_out()
+        self._last_ns = self._clock()
+        event_chunk = pack_events(events) if events else None
+        if event_chunk is not None and len(events) <= self._events_max:
+            self.ring.append(event_chunk)
+        else:  # more events in one stimulus than the ring wants in one chunk
+            for at in range(0, len(events), self._events_max):
+                self.ring.append(pack_events(events[at : at + self._events_max]))
+        if events:
+            self._wake_readers()
+        if self._on_flush is not None:
+            self._on_flush(pack_stimuli(stimuli) if stimuli else None, event_chunk)
+
+    def _wake_readers(self) -> None:
+        woken, self.idle = self.idle, set()
+        self._outstanding += len(woken)
+        for subscriber in woken:
+            subscriber.wake(self.flushes)
+
+    # --- how long a fan-out takes ---
+
+    def caught_up(self, fan_out: int) -> None:
+        """A reader that the flush of this number woke has read everything."""
+        if fan_out == self.flushes and self._outstanding > 0:
+            self._outstanding -= 1
+            if not self._outstanding:
+                self._set_gap()
+
+    def _finish_fan_out(self) -> None:
+        """The next flush begins: whoever has not caught up by now makes the fan-out at least this long."""
+        if self._outstanding:
+            self._outstanding = 0
+            self._set_gap()
+
+    def _set_gap(self) -> None:
+        took = self._clock() - self._last_ns
+        self.gap_ns = min(GAP_NS_MAX, max(GAP_NS_MIN, GAP_PER_FAN_OUT * took))
+
+    # --- the readers' side ---
+
+    def subscribe(self, position: int, encoding: int = MSGPACK, name: str = "") -> Subscriber:
+        """A reader of the events from ``position`` on."""
+        subscriber = Subscriber(self, self.ring.cursor(position, encoding), name)
+        self.subscribers.add(subscriber)
+        return subscriber
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Forget a reader."""
+        self.subscribers.discard(subscriber)
+        self.idle.discard(subscriber)
+
+    def beat(self) -> None:
+        """A heartbeat is due for every reader; one that is not read yet stands for all later ones."""
+        for subscriber in self.subscribers:
+            subscriber.beats = 1
+            subscriber.wake()
+
+    def close(self) -> None:
+        """Flush, and let every reader see that this was the end."""
+        self.flush()
+        self.closing = True
+        for subscriber in self.subscribers:
+            subscriber.wake()

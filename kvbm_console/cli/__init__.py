@@ -1,0 +1,5 @@
+"""The command line: one module per command group, each imported only when it is used.
+
+Law of this package: importing ``cli.main`` loads neither grpc nor textual; a command imports what it needs inside its
+function. Machine output goes to stdout, messages to stderr, and what a user can mend is one sentence and exit 2.
+"""

@@ -1,0 +1,126 @@
+"""The program ``kvbm-console``: its list of commands, and what becomes of their errors.
+
+Law of this file: whatever a user can mend ends as one sentence on stderr and exit 2, without a traceback; ctrl-c ends
+with 130, a reader that closed the pipe ends quietly; anything else is a bug and keeps its traceback.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import click
+
+from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
+
+PROGRAM: Final = "kvbm-console"
+EXIT_USAGE: Final = 2
+"""The command line or an input file is wrong, or nobody listens on the target."""
+EXIT_INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells report it."""
+
+COMMANDS: Final[dict[str, str]] = {
+    "demo": "kvbm_console.cli.demo:demo",
+    "serve": "kvbm_console.cli.serve:serve",
+    "attach": "kvbm_console.cli.attach:attach",
+    "status": "kvbm_console.cli.status:status",
+    "tail": "kvbm_console.cli.tail:tail",
+    "break": "kvbm_console.cli.debug:break_group",
+    "holds": "kvbm_console.cli.debug:holds",
+    "continue": "kvbm_console.cli.debug:continue_command",
+    "step": "kvbm_console.cli.debug:step",
+    "disarm": "kvbm_console.cli.debug:disarm",
+    "replay": "kvbm_console.cli.replay:replay",
+    "rec": "kvbm_console.cli.rec:rec",
+}
+"""Command to ``module:attribute``, in the order of ``--help``."""
+ALIASES: Final = {"resume": "continue"}
+"""Other words for the same command, accepted and not listed."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module only when that command, or the list of all, is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order in which they are met."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name or alias, None if there is none."""
+        place = COMMANDS.get(ALIASES.get(cmd_name, cmd_name))
+        if place is None:
+            return None
+        module, _, attribute = place.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = PROGRAM,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run, and end the process with the exit status that the outcome deserves."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        sys.exit(self._run(args, prog_name, complete_var, **extra))
+
+    def _run(self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
+        try:
+            status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            return EXIT_USAGE
+        except click.ClickException as error:
+            return complain(error.format_message())
+        except (UsageError, ConnectionLost, Refused) as error:
+            return complain(str(error))
+        except BrokenPipeError:
+            # The reader of our output went away (`| head`). Python would complain once more when it closes stdout.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except OSError as error:
+            if error.filename is None or error.strerror is None:
+                raise
+            return complain(f"{error.filename}: {error.strerror}")
+        except (KeyboardInterrupt, click.Abort):
+            return EXIT_INTERRUPTED
+        return status if isinstance(status, int) else 0
+
+
+def complain(message: str) -> int:
+    """Print one sentence on stderr; returns the exit status that goes with it."""
+    sentence = " ".join(message.split())
+    click.echo(f"{PROGRAM}: {sentence}", err=True)
+    return EXIT_USAGE
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from kvbm_console.cli.versions import version_line
+
+    click.echo(version_line())
+    ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--version", is_flag=True, callback=_print_version, expose_value=False, is_eager=True,
+              help="Versions of program, protocol and recording format.")
+def cli() -> None:
+    """Show, stop and replay what a tiered KV cache is doing.
+
+    Exit status: 0 fine, 1 a check found something, 2 the command line or an input file is wrong.
+    """
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    cli.main()
+    raise AssertionError("unreachable")

@@ -1,0 +1,80 @@
+"""How results look on stdout: JSON documents, aligned tables, human durations.
+
+Law of this file: formatting only. Numbers keep their digits in JSON and are grouped in text; a value that is absent is
+``null`` in JSON and ``–`` in text.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import click
+import msgspec
+
+from kvbm_console.core.errors import UsageError
+
+ABSENT: Final = "–"
+_STEPS: Final = ((60 * 10**9, "m", 10**9, "s"), (3_600 * 10**9, "h", 60 * 10**9, "m"),
+                 (24 * 3_600 * 10**9, "d", 3_600 * 10**9, "h"))
+
+
+def print_json(document: Any) -> None:
+    """One JSON value on one line."""
+    click.echo(msgspec.json.encode(document))
+
+
+def warn(message: str) -> None:
+    """A message that is not the result: on stderr."""
+    click.echo(message, err=True)
+
+
+def number(value: int | None) -> str:
+    """Digits in groups of three, or the sign for "no data"."""
+    return ABSENT if value is None else f"{value:,}"
+
+
+def duration(nanoseconds: int | None) -> str:
+    """A duration in at most two units.
+
+    >>> duration(1_500_000), duration(12_340_000_000), duration(130 * 10**9)
+    ('1.5ms', '12.3s', '2m10s')
+    """
+    if nanoseconds is None:
+        return ABSENT
+    for below, unit, size in ((1_000, "ns", 1), (10**6, "us", 10**3), (10**9, "ms", 10**6), (60 * 10**9, "s", 10**9)):
+        if nanoseconds < below:
+            return f"{nanoseconds / size:.3g}{unit}"
+    for big, big_name, small, small_name in reversed(_STEPS):
+        if nanoseconds >= big:
+            return f"{nanoseconds // big}{big_name}{nanoseconds % big // small}{small_name}"
+    raise AssertionError("unreachable: below a minute is handled above")
+
+
+def share(part: int, whole: int) -> str:
+    """A percentage with one decimal, the sign for "no data" when there is no whole."""
+    return ABSENT if not whole else f"{100 * part / whole:.1f} %"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """Lines with aligned columns, two spaces apart; the columns in ``right`` are aligned to the right."""
+    lines = [list(headings), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    aligned = set(right)
+    return [
+        "  ".join(
+            cell.rjust(width) if column in aligned else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def on_terminal() -> bool:
+    """Whether a person sees stdout and types on stdin."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def require_terminal(command: str, instead: str) -> None:
+    """Refuse to draw a console where nobody can see it."""
+    if not on_terminal():
+        raise UsageError(f"{command} needs a terminal on stdin and stdout; {instead} prints without one")

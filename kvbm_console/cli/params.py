@@ -1,0 +1,163 @@
+"""What flags accept: durations, speeds, targets, states, and the formats of output.
+
+Law of this file: a refused value is named with its bound, and every flag that appears in several commands is defined
+here once.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from kvbm_console.core.ids import Route, Site, SlotState, Tier
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TARGET_VARIABLE: Final = "KVBM_CONSOLE_TARGET"
+DEFAULT_SOCKET: Final = "default.sock"
+DEMO_SOCKET: Final = "demo.sock"
+"""``demo`` listens on a socket of its own name, so that it never stands in the way of a daemon."""
+_UNITS_NS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60 * 10**9, "h": 3_600 * 10**9}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m|h)")
+
+
+class Duration(click.ParamType):
+    """``30s``, ``200ms``, ``1.5m``: nanoseconds as an int, within bounds that are inclusive."""
+
+    name = "duration"
+
+    def __init__(self, least_ns: int, most_ns: int, bound: str) -> None:
+        self.least_ns = least_ns
+        self.most_ns = most_ns
+        self.bound = bound
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Nanoseconds; refuses what has no unit or lies out of bounds."""
+        if isinstance(value, int):
+            return value
+        match = _DURATION.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(f"must be a duration with a unit such as 30s or 200ms, got {value!r}", param, ctx)
+        nanoseconds = round(float(match[1]) * _UNITS_NS[match[2]])
+        if not self.least_ns <= nanoseconds <= self.most_ns:
+            self.fail(f"must be {self.bound}, got {value!r}", param, ctx)
+        return nanoseconds
+
+
+class Speed(click.ParamType):
+    """How fast virtual time may pass: a factor of the wall's, or ``max`` (None) to never wait."""
+
+    name = "speed"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        """The factor, None for ``max``."""
+        if value is None or isinstance(value, float):
+            return value
+        if value == "max":
+            return None
+        try:
+            factor = float(value)
+        except ValueError:
+            factor = 0.0
+        if not 0.001 <= factor <= 1_000_000:
+            self.fail(f"must be a factor from 0.001 to 1000000, or max, got {value!r}", param, ctx)
+        return factor
+
+
+class Labelled(click.ParamType):
+    """A word of the core by its label."""
+
+    def __init__(self, kind: "type[SlotState] | type[Tier] | type[Route] | type[Site]", name: str) -> None:
+        self.kind = kind
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The member; a refusal lists all labels."""
+        if isinstance(value, self.kind):
+            return value
+        try:
+            return self.kind.labelled(str(value))
+        except KeyError:
+            labels = ", ".join(member.label for member in self.kind)
+            self.fail(f"must be one of {labels}, got {value!r}", param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter,
+                       incomplete: str) -> list[click.shell_completion.CompletionItem]:
+        """The labels that begin with what was typed."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(member.label) for member in self.kind if member.label.startswith(incomplete)]
+
+
+class Listen(click.ParamType):
+    """``unix:PATH`` or ``HOST:PORT``."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The address in its canonical form."""
+        return parse_address(str(value), lambda why: self.fail(why, param, ctx))
+
+
+def parse_address(text: str, refuse: Callable[[str], Any]) -> str:
+    """``unix:PATH`` (also written as a bare path with a slash) or ``HOST:PORT``; anything else is refused."""
+    if text.startswith("unix:") and len(text) > len("unix:"):
+        return text
+    if "/" in text and "://" not in text:
+        return f"unix:{text}"
+    host, _, port = text.rpartition(":")
+    if host and port.isascii() and port.isdigit() and 0 <= int(port) <= 65_535:
+        return text
+    refuse(f"must be unix:PATH or HOST:PORT with a port up to 65535, got {text!r}")
+    raise AssertionError("refuse did not raise")
+
+
+def runtime_directory() -> Path:
+    """Where our sockets live: a directory of this user alone."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / "kvbm-console"
+    return Path(tempfile.gettempdir()) / f"kvbm-console-{os.getuid()}"
+
+
+def socket_address(name: str) -> str:
+    """The address of one of our own sockets."""
+    return f"unix:{runtime_directory() / name}"
+
+
+def resolve_target(positional: str | None, flag: str | None) -> str:
+    """The address to talk to: the argument, the flag, the environment, else the default socket."""
+    if positional is not None and flag is not None and positional != flag:
+        raise click.UsageError(f"TARGET and --target name two addresses, {positional!r} and {flag!r}")
+    text = positional or flag
+    where = "TARGET" if positional is not None else "--target"
+    if text is None:
+        text, where = os.environ.get(TARGET_VARIABLE), TARGET_VARIABLE
+    if not text:
+        return socket_address(DEFAULT_SOCKET)
+
+    def refuse(why: str) -> None:
+        raise click.UsageError(f"{where} {why}")
+
+    return parse_address(text, refuse)
+
+
+def target_option(command: F) -> F:
+    """``--target``, for every command that talks to a daemon."""
+    return click.option("--target", metavar="T", default=None,
+                        help=f"unix:PATH or HOST:PORT; default {TARGET_VARIABLE}, else the default socket.")(command)
+
+
+def target_argument(command: F) -> F:
+    """``[TARGET]`` beside ``--target``, where a command takes nothing else."""
+    return click.argument("positional", metavar="[TARGET]", required=False)(target_option(command))
+
+
+def format_option(*choices: str) -> Callable[[F], F]:
+    """``--format``; the first choice is the default."""
+    return click.option("--format", "form", type=click.Choice(choices), default=choices[0], show_default=True,
+                        help="What to print on stdout.")

@@ -1,0 +1,102 @@
+"""``kvbm-console status``: what is true of a daemon right now, once.
+
+Law of this file: the JSON is the daemon's own document, passed on as it is (its contract is in ARCHITECTURE.md, "JSON
+output"); the text shows the same values and adds none.
+"""
+
+from typing import Any
+
+import click
+
+from kvbm_console.cli.output import duration, number, print_json, share, table
+from kvbm_console.cli.params import format_option, resolve_target, target_argument
+
+
+@click.command()
+@target_argument
+@format_option("text", "json")
+def status(positional: str | None, target: str | None, form: str) -> None:
+    """Slots, tiers, transfers, breakpoints, holds and recorder of a daemon, once."""
+    from kvbm_console.cli.ask import fetch_status
+
+    document = fetch_status(resolve_target(positional, target))
+    if form == "json":
+        print_json(document)
+    else:
+        click.echo(render(document))
+
+
+def render(document: dict[str, Any]) -> str:
+    """The status document for people: sections with aligned columns."""
+    sections = [_stream(document), _tiers(document["tiers"]), _slots(document["slots"])]
+    if document["transfers"]:
+        sections.append(_transfers(document["transfers"]))
+    if document["breakpoints"]:
+        sections.append(breakpoint_lines(document["breakpoints"]))
+    if document["holds"]:
+        sections.append(hold_lines(document["holds"]))
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _stream(document: dict[str, Any]) -> list[str]:
+    stream, recorder = document["stream"], document["recorder"]
+    lines = [f"stream    event {number(stream['head_seq'])}  epoch {stream['epoch']}  subscribers "
+             f"{stream['subscribers']}  incarnation {stream['incarnation']}"]
+    if recorder is None:
+        lines.append("recorder  off")
+    else:
+        lines.append(f"recorder  {recorder['state']}  written {number(recorder['written_seq'])}  "
+                     f"synced {number(recorder['synced_seq'])}")
+    return lines
+
+
+def _tiers(tiers: dict[str, dict[str, Any]]) -> list[str]:
+    rows = [
+        (name.upper(), number(tier["capacity_blocks"]), number(tier["resident_blocks"]),
+         number(tier["referenced_blocks"]), number(tier["writing_blocks"]), number(tier["hits"]),
+         number(tier["lookups"]), share(tier["hits"], tier["lookups"]))
+        for name, tier in tiers.items()
+    ]
+    headings = ("TIER", "CAPACITY", "RESIDENT", "REFERENCED", "WRITING", "HITS", "LOOKUPS", "HIT RATE")
+    return table(headings, rows, right=range(1, 8))
+
+
+def _slots(slots: list[dict[str, Any]]) -> list[str]:
+    if not slots:
+        return ["no live slots"]
+    rows = [
+        (slot["slot"], slot["request"], slot["state"], duration(slot["age_ns"]), number(slot["computed_tokens"]),
+         number(slot["prompt_tokens"]), str(slot["outstanding"]), slot["hold"] or "")
+        for slot in slots
+    ]
+    headings = ("SLOT", "REQUEST", "STATE", "FOR", "COMPUTED", "PROMPT", "COPIES", "HOLD")
+    return table(headings, rows, right=(0, 3, 4, 5, 6))
+
+
+def _transfers(transfers: list[dict[str, Any]]) -> list[str]:
+    rows = [
+        (entry["operation"] or "–", entry["candidate"], entry["route"], number(entry["blocks"]), entry["status"])
+        for entry in transfers
+    ]
+    return table(("OPERATION", "CANDIDATE", "ROUTE", "BLOCKS", "STATUS"), rows, right=(0, 1, 3))
+
+
+def breakpoint_lines(breakpoints: list[dict[str, Any]]) -> list[str]:
+    """The table of breakpoints."""
+    rows = [
+        (entry["id"], "armed" if entry["enabled"] else "muted", entry["site"], entry["request"],
+         entry["from_state"] or "any", entry["to_state"] or "any", entry["action"], number(entry["hits"]), entry["owner"])
+        for entry in breakpoints
+    ]
+    headings = ("BREAKPOINT", "", "SITE", "REQUEST", "FROM", "TO", "ACTION", "HITS", "OWNER")
+    return table(headings, rows, right=(0, 7))
+
+
+def hold_lines(holds: list[dict[str, Any]]) -> list[str]:
+    """The table of holds."""
+    rows = [
+        (entry["id"], entry["slot"], entry["request"], entry["site"], "pending" if entry["pending"] else "stands still",
+         ",".join(entry["breakpoints"]))
+        for entry in holds
+    ]
+    return table(("HOLD", "SLOT", "REQUEST", "SITE", "", "BREAKPOINTS"), rows, right=(0, 1))

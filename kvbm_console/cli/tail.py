@@ -1,0 +1,77 @@
+"""``kvbm-console tail``: follow the events on stdout.
+
+Law of this file: one event, one line, in the order of ``seq``; what was lost is said on stderr and never hidden.
+"""
+
+from collections.abc import AsyncIterator
+
+import click
+
+from kvbm_console.cli.lines import event_document
+from kvbm_console.cli.output import print_json, warn
+from kvbm_console.cli.params import format_option, resolve_target, target_argument
+from kvbm_console.core.describe import describe
+from kvbm_console.core.events import Event
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
+
+
+@click.command()
+@target_argument
+@format_option("text", "jsonl")
+@click.option("--since", type=click.IntRange(0), metavar="SEQ",
+              help="Begin with this event, if the daemon still has it; default: with the next one.")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="End after this many events.")
+def tail(positional: str | None, target: str | None, form: str, since: int | None, count: int | None) -> None:
+    """Follow the events of a daemon on stdout, one a line."""
+    from kvbm_console.cli.ask import follow, run
+
+    printer = Printer(form, count)
+    run(printer.consume(follow(resolve_target(positional, target), since)))
+
+
+class Printer:
+    """Prints what a feed yields until ``count`` events are out or the daemon ends."""
+
+    def __init__(self, form: str, count: int | None) -> None:
+        self.form = form
+        self.left = count
+        self.state: CacheState | None = None
+        """A mirror that gives slots their names in text; None when the feed began behind a snapshot."""
+
+    async def consume(self, items: AsyncIterator[FeedItem]) -> None:
+        """Print until the end."""
+        async for item in items:
+            match item:
+                case SnapshotTaken():
+                    self.state = item.state
+                case EventsArrived():
+                    if self._print(item.events):
+                        return
+                case GapSeen():
+                    warn(f"lost {item.count} events, {item.first} to {item.last}: {item.reason}")
+                case Disconnected() if item.retry_in_s is None:
+                    warn(item.reason)
+                    return
+                case _:
+                    pass
+
+    def _print(self, events: list[Event]) -> bool:
+        """Print these events; whether that was the last of them."""
+        for event in events:
+            if self.form == "jsonl":
+                print_json(event_document(event))
+            else:
+                click.echo(text_line(event, self.state))
+                if self.state is not None:
+                    self.state.apply(event)
+            if self.left is not None:
+                self.left -= 1
+                if self.left == 0:
+                    return True
+        return False
+
+
+def text_line(event: Event, state: CacheState | None) -> str:
+    """``seq  seconds  kind  what happened``."""
+    return f"{event.seq:>9}  {event.at_ns / 1e9:>12.6f}s  {type(event).__name__:<20}  {describe(event, state)}"

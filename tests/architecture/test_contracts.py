@@ -1,0 +1,109 @@
+"""The house rules that a machine can check: layers, light imports, the shape of files, fresh documents, doctests."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.generate import DOCUMENT, regenerated
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("kvbm_console", "server", "tui")
+GENERATED = "kvbm_console/wire/v1/"
+LINES_MAX = 450
+FUNCTION_LINES_MAX = 70
+LONG_FILES = {
+    "kvbm_console/core/events.py": "the whole schema of events is one list",
+    "kvbm_console/core/state.py": "the one mutator: a handler for each kind of event",
+}
+"""Files that may be longer, with the reason."""
+
+
+def sources() -> list[Path]:
+    """Every module that we wrote."""
+    found = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    found += sorted((ROOT / "tests").rglob("*.py"))
+    return [path for path in found if GENERATED not in path.as_posix()]
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Modules in ``sys.modules`` after this statement, in a process of its own."""
+    code = f"import sys; {statement}; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    return set(done.stdout.split())
+
+
+def test_layers_are_kept() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"], capture_output=True, text=True, cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("statement", "forbidden"),
+    [
+        ("import kvbm_console.core.leader", {"anyio", "asyncio", "grpc", "google.protobuf", "textual", "rich"}),
+        ("import kvbm_console.core.describe", {"anyio", "asyncio", "grpc", "google.protobuf", "textual", "rich"}),
+        ("import server.daemon", {"textual", "rich"}),
+        ("import kvbm_console.cli.main", {"grpc", "textual", "google.protobuf", "anyio"}),
+        ("import kvbm_console.recording.reader", {"grpc", "textual"}),
+    ],
+)
+def test_imports_stay_light(statement: str, forbidden: set[str]) -> None:
+    assert not loaded_by(statement) & forbidden
+
+
+def test_all_commands_stay_light_in_help() -> None:
+    """Listing every command imports all their modules, and still nothing heavy."""
+    statement = (
+        "import kvbm_console.cli.main as m; ctx = m.click.Context(m.cli); "
+        "[m.cli.get_command(ctx, name) for name in m.cli.list_commands(ctx)]"
+    )
+    assert not loaded_by(statement) & {"grpc", "textual", "google.protobuf"}
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_file_has_the_house_shape(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if path.name == "__init__.py" and not text.strip():
+        return
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "opens with a docstring: what it is for, and its one law"
+    name = path.relative_to(ROOT).as_posix()
+    if name not in LONG_FILES:
+        assert len(text.splitlines()) <= LINES_MAX
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+            assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, f"{node.name} is too long"
+
+
+def core_modules() -> list[str]:
+    """Every module of the core, and of the command line's formatting, where examples are run."""
+    names = ["kvbm_console.cli.output", "kvbm_console.cli.lines"]
+    core = importlib.import_module("kvbm_console.core")
+    names += [module.name for module in pkgutil.walk_packages(core.__path__, "kvbm_console.core.")]
+    return names
+
+
+@pytest.mark.parametrize("name", core_modules())
+def test_examples_in_docstrings_are_true(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+def test_the_core_has_examples() -> None:
+    finder = doctest.DocTestFinder()
+    found = [test for name in core_modules() for test in finder.find(importlib.import_module(name)) if test.examples]
+    assert len(found) >= 8
+
+
+def test_architecture_document_is_fresh() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert text == regenerated(text), "ARCHITECTURE.md is stale: run make docs"

@@ -156,6 +156,8 @@ class Dispatcher:
         self.at_ns = leader.state.at_ns
         """Stamp of the last stimulus."""
         self.undelivered = 0
+        self.recover: Callable[[Stimulus, Exception], Outcome] | None = None
+        """Called when host 0's leader raises; replaces ``leader`` by a sound one and says what became true instead."""
         self._queue: deque[ins.Instruction] = deque()
         self._running = False
         self._check_configurations()
@@ -183,7 +185,7 @@ class Dispatcher:
         self.at_ns = max(self.at_ns, self.clock())
         stimulus = kind(self.n, self.at_ns, source, origin_ns, *args, **kwargs)
         self.n += 1
-        outcome = self.leader.handle(stimulus)
+        outcome = self._handle(stimulus)
         for other in self.more_hosts:
             other.handle(stimulus)
         if self.check_hosts and self.more_hosts:
@@ -194,6 +196,14 @@ class Dispatcher:
         if not self._running:
             self._drain()
         return outcome
+
+    def _handle(self, stimulus: Stimulus) -> "Outcome":
+        try:
+            return self.leader.handle(stimulus)
+        except Exception as error:
+            if self.recover is None:
+                raise
+            return self.recover(stimulus, error)
 
     def port(self, source: int) -> LeaderPort:
         """The entry points for the engine with this index (from 1)."""

@@ -1,0 +1,287 @@
+"""The layout of a recording: records, frames, marks, limits. Bytes in, bytes out; no files here.
+
+A recording is a directory of segments. A segment that is being written is ``<n>-<first_seq>.active``, a finished one
+``<n>-<first_seq>.mcap``. An active segment is a valid beginning of an MCAP file (profile ``kvbm``)::
+
+    preamble = magic, Header, Metadata, Schema*, Channel*, Check
+    frame    = Message, Check
+    Message  = <B op=5> <Q length> <H channel> <I seq & 2^32-1> <Q log_time> <Q publish_time> <data>
+    Check    = <B op=0x81> <Q 24> <4s "KVBC"> <I crc32> <I length of what it checks> <Q first_seq> <I count>
+
+A Check covers the Message record in front of it (the preamble's covers the whole preamble) and its own last three
+fields. ``count`` is the number of items: events or stimuli of a batch, events missing in a gap, 0 for keyframes and
+other marks. ``first_seq`` is the number of the first event in or behind the frame, so that every frame begins where the
+one before it ended and a frame that went missing is found without decoding anything (``Frame.end_seq``).
+
+``log_time`` is the wall clock at the engine's time 0 plus the time of the first item, ``publish_time`` the same for
+the last one; both never decrease.
+
+Law of this file: a reader believes no length before it has been compared with what is there, and no byte before its
+CRC was.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from mcap.data_stream import RecordBuilder
+from mcap.records import Channel, Header, Metadata, Schema
+from mcap.writer import MCAP0_MAGIC
+
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.wire.schema import EVENT_BATCH, STIMULUS_BATCH, WIRE_PACKAGE, descriptor_set
+
+FORMAT_MAJOR: Final = 1
+"""Raised when an older reader would read something wrong; such a reader refuses and names both."""
+FORMAT_MINOR: Final = 0
+"""Raised when something was added that an older reader may pass over."""
+PROFILE: Final = "kvbm"
+LIBRARY: Final = "kvbm-console"
+ABOUT_NAME: Final = "kvbm.recording"
+INDEX_NAME: Final = "kvbm.index"
+MAGIC: Final = MCAP0_MAGIC
+
+FRAME_BYTES_MAX: Final = 48 * 1024 * 1024
+"""Largest frame, and largest chunk when decompressed. A keyframe of a million blocks has about 21 MB; a hostile file
+that claims more is refused before anything is allocated for it (F22)."""
+PREAMBLE_BYTES_MAX: Final = 1024 * 1024
+"""A preamble has about 4 KB, half of it the schema."""
+SUMMARY_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Summary and index of a sealed segment: 200 bytes a chunk, and a segment of 256 MB has a few hundred."""
+POOL_BLOCKS_MAX: Final = 2**24
+"""Largest pool that is folded from a file; 16 million blocks of 16 tokens are far beyond a host's memory, and a place
+costs 21 bytes, which a hostile event of 40 bytes could otherwise ask for two thousand million times."""
+
+EVENTS: Final = 1
+STIMULI: Final = 2
+KEYFRAMES: Final = 3
+MARKS: Final = 4
+TOPICS: Final[dict[int, str]] = {EVENTS: "events", STIMULI: "stimuli", KEYFRAMES: "keyframes", MARKS: "marks"}
+
+OP_MESSAGE: Final = 0x05
+OP_CHECK: Final = 0x81
+CHECK_MAGIC: Final = b"KVBC"
+RECORD_HEAD: Final = struct.Struct("<BQ")
+MESSAGE_HEAD: Final = struct.Struct("<BQHIQQ")
+CHECK: Final = struct.Struct("<BQ4sIIQI")
+CHECK_TAIL: Final = struct.Struct("<IQI")
+CHECK_BODY_BYTES: Final = CHECK.size - RECORD_HEAD.size
+MESSAGE_BODY_HEAD_BYTES: Final = MESSAGE_HEAD.size - RECORD_HEAD.size
+SEQ_MASK: Final = 0xFFFF_FFFF
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a segment says about itself: in its preamble and, for a damaged preamble, again in its first keyframe."""
+
+    major: int = FORMAT_MAJOR
+    minor: int = FORMAT_MINOR
+    wire: str = WIRE_PACKAGE
+    program: str = ""
+    """Version of the program that wrote it."""
+    incarnation: str = ""
+    """Identity of the run; segments with the same one continue each other."""
+    segment: int = 1
+    first_seq: int = 0
+    clock_anchor_ns: int = 0
+    """Wall clock, in nanoseconds since 1970, at the engine's time 0."""
+    config: LeaderConfig = LeaderConfig()
+    labels: dict[str, str] = {}
+    """Free words of whoever recorded it, for example the workload."""
+
+
+class Keyframe(msgspec.Struct, frozen=True):
+    """Full facts before event ``seq``; ``complete`` ones carry the leader's aids too, so decisions replay from here."""
+
+    seq: int
+    at_ns: int
+    complete: bool
+    facts: bytes
+    aids: bytes
+    about: About | None = None
+
+
+class Gap(msgspec.Struct, frozen=True, tag="gap"):
+    """Events ``first`` to ``last`` are missing (``last = first - 1``: only stimuli, keyframes or marks are)."""
+
+    first: int
+    last: int
+    reason: str
+    bytes: int = 0
+    """Damaged bytes that were cut out, after a salvage."""
+
+    @property
+    def count(self) -> int:
+        """How many events are missing."""
+        return self.last - self.first + 1
+
+
+class SyncFailed(msgspec.Struct, frozen=True, tag="sync_failed"):
+    """The disk refused to make events ``first`` to ``last`` durable: a power loss may still take them."""
+
+    first: int
+    last: int
+    error: str
+
+
+class SegmentEnd(msgspec.Struct, frozen=True, tag="segment_end"):
+    """The segment was closed on purpose behind this event; ``more``: the run goes on in the next segment."""
+
+    last_seq: int
+    more: bool
+
+
+Mark = Gap | SyncFailed | SegmentEnd
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One frame as it was written. ``count`` as in its Check."""
+
+    channel: int
+    first_seq: int
+    count: int
+    log_ns: int
+    publish_ns: int
+    data: bytes
+
+    @property
+    def end_seq(self) -> int:
+        """Number of the first event behind this frame; stimuli are numbered apart."""
+        return self.first_seq if self.channel == STIMULI else self.first_seq + self.count
+
+
+class IndexEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A run of frames that is read together: one chunk of a sealed segment, about as much of an active one.
+
+    A keyframe that can be started from is an entry of its own (``keyframe``; ``complete`` ones carry aids). Times are
+    the engine's clock, those of an entry without items are those of the entry before it.
+    """
+
+    offset: int
+    length: int
+    keyframe: bool
+    complete: bool
+    first_seq: int
+    end_seq: int
+    events: int
+    stimuli: int
+    first_ns: int
+    last_ns: int
+    gaps: tuple[Gap, ...] = ()
+    """The gaps inside, so that nobody has to read it to know them."""
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_keyframes: Final = msgspec.msgpack.Decoder(Keyframe)
+_marks: Final = msgspec.msgpack.Decoder(Mark)
+_index: Final = msgspec.msgpack.Decoder(list[IndexEntry])
+_about: Final = msgspec.json.Decoder(About)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def encode_item(item: Keyframe | Mark) -> bytes:
+    """The data of a keyframe or mark frame."""
+    return _encoder.encode(item)
+
+
+def encode_index(entries: Sequence[IndexEntry]) -> bytes:
+    """The attachment ``kvbm.index``."""
+    return _encoder.encode(list(entries))
+
+
+def segment_name(segment: int, first_seq: int) -> str:
+    """File name without its ending; sorts by segment.
+
+    >>> segment_name(3, 4182377)
+    '000003-000004182377'
+    """
+    return f"{segment:06d}-{first_seq:012d}"
+
+
+def about_metadata(about: About) -> dict[str, str]:
+    """The preamble's metadata: one JSON document, and the numbers that a foreign tool may want by themselves."""
+    return {
+        "format": f"{about.major}.{about.minor}",
+        "incarnation": about.incarnation,
+        "config_digest": f"{about.config.digest():016x}",
+        "about": msgspec.json.encode(about, order="sorted").decode(),
+    }
+
+
+def schemas() -> list[Schema]:
+    """The schemas of batches; keyframes and marks are self-describing msgpack."""
+    described = descriptor_set()
+    return [
+        Schema(id=1, name=EVENT_BATCH, encoding="protobuf", data=described),
+        Schema(id=2, name=STIMULUS_BATCH, encoding="protobuf", data=described),
+    ]
+
+
+def channels() -> list[Channel]:
+    """The four channels, in the order of their numbers."""
+    return [
+        Channel(
+            id=number, topic=topic, message_encoding="protobuf" if number in (EVENTS, STIMULI) else "msgpack",
+            metadata={}, schema_id=number if number in (EVENTS, STIMULI) else 0,
+        )
+        for number, topic in TOPICS.items()
+    ]
+
+
+def encode_preamble(about: About) -> bytes:
+    """Everything in front of the first frame."""
+    builder = RecordBuilder()
+    Header(profile=PROFILE, library=f"{LIBRARY} {about.program}".strip()).write(builder)
+    Metadata(name=ABOUT_NAME, metadata=about_metadata(about)).write(builder)
+    for schema in schemas():
+        schema.write(builder)
+    for channel in channels():
+        channel.write(builder)
+    body = MAGIC + bytes(builder.end())  # type: ignore[no-untyped-call]
+    return body + encode_check(zlib.crc32(body), len(body), about.first_seq, 0)
+
+
+def encode_check(crc: int, length: int, first_seq: int, count: int) -> bytes:
+    """A Check behind ``length`` bytes with this CRC."""
+    tail = CHECK_TAIL.pack(length, first_seq, count)
+    return CHECK.pack(OP_CHECK, CHECK_BODY_BYTES, CHECK_MAGIC, zlib.crc32(tail, crc), length, first_seq, count)
+
+
+def encode_frame(frame: Frame) -> list[bytes]:
+    """The buffers of one frame, for one ``writev``. The data is not copied."""
+    head = MESSAGE_HEAD.pack(
+        OP_MESSAGE, MESSAGE_BODY_HEAD_BYTES + len(frame.data), frame.channel, frame.first_seq & SEQ_MASK,
+        frame.log_ns, frame.publish_ns,
+    )
+    crc = zlib.crc32(frame.data, zlib.crc32(head))
+    return [head, frame.data, encode_check(crc, len(head) + len(frame.data), frame.first_seq, frame.count)]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def decode_keyframe(data: bytes) -> Keyframe:
+    """The keyframe in a frame's data. Raises ``msgspec.DecodeError``."""
+    return _keyframes.decode(data)
+
+
+def decode_mark(data: bytes) -> Mark | None:
+    """The mark in a frame's data, None for a kind of a newer minor version. Raises ``msgspec.DecodeError``."""
+    try:
+        mark: Mark = _marks.decode(data)
+        return mark
+    except msgspec.ValidationError:
+        return None
+
+
+def decode_index(data: bytes) -> list[IndexEntry]:
+    """The entries of ``kvbm.index``. Raises ``msgspec.DecodeError``."""
+    return _index.decode(data)
+
+
+def decode_about(data: str) -> About:
+    """The preamble's description. Raises ``msgspec.DecodeError``, or ``UsageError`` for a config out of bounds."""
+    return _about.decode(data)

@@ -10,7 +10,7 @@ import click
 
 from kvbm_console.cli.output import print_json, warn
 from kvbm_console.cli.params import Duration, Labelled, format_option, resolve_target, target_option
-from kvbm_console.core.config import MAX_HOLD_NS_MAX, SECOND_NS, BreakpointSpec
+from kvbm_console.core.config import MAX_HOLD_NS_MAX, BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import BreakpointAction, Route, Site, SlotState, Tier
 

@@ -62,12 +62,11 @@ class LazyGroup(click.Group):
         prog_name: str | None = PROGRAM,
         complete_var: str | None = None,
         standalone_mode: bool = True,
-        windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
         """Run, and end the process with the exit status that the outcome deserves."""
         if not standalone_mode:
-            return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         sys.exit(self._run(args, prog_name, complete_var, **extra))
 
     def _run(self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any) -> int:

@@ -25,7 +25,7 @@ _UNITS_NS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m|h)")
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]
     """``30s``, ``200ms``, ``1.5m``: nanoseconds as an int, within bounds that are inclusive."""
 
     name = "duration"
@@ -48,7 +48,7 @@ class Duration(click.ParamType):
         return nanoseconds
 
 
-class Speed(click.ParamType):
+class Speed(click.ParamType):  # type: ignore[type-arg]
     """How fast virtual time may pass: a factor of the wall's, or ``max`` (None) to never wait."""
 
     name = "speed"
@@ -68,7 +68,7 @@ class Speed(click.ParamType):
         return factor
 
 
-class Labelled(click.ParamType):
+class Labelled(click.ParamType):  # type: ignore[type-arg]
     """A word of the core by its label."""
 
     def __init__(self, kind: "type[SlotState] | type[Tier] | type[Route] | type[Site]", name: str) -> None:
@@ -93,7 +93,7 @@ class Labelled(click.ParamType):
         return [CompletionItem(member.label) for member in self.kind if member.label.startswith(incomplete)]
 
 
-class Listen(click.ParamType):
+class Listen(click.ParamType):  # type: ignore[type-arg]
     """``unix:PATH`` or ``HOST:PORT``."""
 
     name = "address"

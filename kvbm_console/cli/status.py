@@ -85,7 +85,8 @@ def breakpoint_lines(breakpoints: list[dict[str, Any]]) -> list[str]:
     """The table of breakpoints."""
     rows = [
         (entry["id"], "armed" if entry["enabled"] else "muted", entry["site"], entry["request"],
-         entry["from_state"] or "any", entry["to_state"] or "any", entry["action"], number(entry["hits"]), entry["owner"])
+         entry["from_state"] or "any", entry["to_state"] or "any", entry["action"], number(entry["hits"]),
+         entry["owner"])
         for entry in breakpoints
     ]
     headings = ("BREAKPOINT", "", "SITE", "REQUEST", "FROM", "TO", "ACTION", "HITS", "OWNER")

@@ -18,7 +18,9 @@ from kvbm_console.core.ids import SlotState
 from kvbm_console.core.slots import TRANSITIONS
 
 DOCUMENT: Final = Path(__file__).resolve().parent.parent.parent / "ARCHITECTURE.md"
-_COMMON: Final = {"stimuli": ("n", "at_ns", "source", "origin_ns"), "events": ("seq", "at_ns", "cause"), "instructions": ()}
+_COMMON: Final = {
+    "stimuli": ("n", "at_ns", "source", "origin_ns"), "events": ("seq", "at_ns", "cause"), "instructions": (),
+}
 _STOPS: Final = frozenset({"preempted", "finished", "finished, copies outstanding"})
 
 
@@ -30,9 +32,9 @@ def state_diagram() -> str:
     live = [state.label for state in SlotState if SlotState.FINISHED in TRANSITIONS[state]]
     preemptible = [state.label for state in SlotState if SlotState.PREEMPTED in TRANSITIONS[state]]
     lines += ["    finished --> [*]", "```", ""]
-    lines.append(f"Besides, left out of the picture for its sake: {_words(preemptible)} → preempted (\"preempted\").")
+    lines.append(f'Besides, left out of the picture for its sake: {_words(preemptible)} → preempted ("preempted");')
     stoppable = [label for label in live if label != SlotState.FINISHING.label]
-    lines.append(f"{_words(stoppable).capitalize()} → finishing (\"finished, copies outstanding\") or finished (\"finished\").")
+    lines.append(f'{_words(stoppable)} → finishing ("finished, copies outstanding") or finished ("finished").')
     return "\n".join(lines)
 
 

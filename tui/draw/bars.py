@@ -1,0 +1,85 @@
+"""Bars, trends and charts as spans.
+
+Law of this file: half cells at most, rounded down: a bar is full only when the value is, and a sample that is missing is
+a blank.
+"""
+
+from collections.abc import Sequence
+
+from .glyphs import Glyphs
+from .spans import Line, Row, Span
+
+
+def trend(values: Sequence[float | None], glyphs: Glyphs, top: float | None = None) -> list[Span]:
+    """One row, baseline 0, scaled to ``top`` or to the largest value; the last cell, now, stands out."""
+    known = [value for value in values if value is not None]
+    scale = top if top is not None else max(known, default=0.0)
+    cells = []
+    for value in values:
+        if value is None:
+            cells.append(" ")
+        else:
+            share = min(1.0, max(0.0, value / scale)) if scale > 0 else 0.0
+            cells.append(glyphs.trend[max(1, -(-int(share * 600) // 100)) - 1])
+    if not cells:
+        return []
+    return [Span("".join(cells[:-1]), "trend"), Span(cells[-1], "trendnow")]
+
+
+def level(share: float | None, cells: int, glyphs: Glyphs, role: str) -> list[Span]:
+    """A line ``━━━╸──`` in half-cell steps; only the track when the share is unknown."""
+    if share is None:
+        return [Span(glyphs.track * cells, "track")]
+    halves = int(min(1.0, max(0.0, share)) * cells * 2)
+    if share < 1.0:
+        halves = min(halves, cells * 2 - 1)
+    if share > 0:
+        halves = max(halves, 1)
+    bar = glyphs.full * (halves // 2) + (glyphs.half if halves % 2 else "")
+    return [Span(bar, role), Span(glyphs.track * (cells - len(bar)), "track")]
+
+
+def divide(amounts: Sequence[int], cells: int) -> list[int]:
+    """Cells for each amount, adding up to ``cells``; an amount above 0 gets at least one while there is room.
+
+    >>> divide([412, 179, 27, 382], 10)
+    [4, 2, 1, 3]
+    """
+    total = sum(amounts)
+    if total <= 0 or cells <= 0:
+        return [0] * len(amounts)
+    shares = [amount * cells / total for amount in amounts]
+    result = [max(int(share), 1 if amount > 0 else 0) for share, amount in zip(shares, amounts, strict=True)]
+    while sum(result) > cells:
+        index = max(range(len(result)), key=lambda i: (result[i] - shares[i], result[i]) if result[i] > 1 else (-1e9, 0))
+        if result[index] <= 1:
+            index = max(range(len(result)), key=lambda i: (result[i] > 0, -amounts[i]))
+        result[index] -= 1
+    while sum(result) < cells:
+        index = max(range(len(result)), key=lambda i: shares[i] - result[i])
+        result[index] += 1
+    return result
+
+
+def stack(parts: Sequence[tuple[int, str, str]], cells: int) -> list[Span]:
+    """(amount, character, role) next to each other in ``cells``."""
+    widths = divide([amount for amount, _, _ in parts], cells)
+    return [Span(char * width, role) for (_, char, role), width in zip(parts, widths, strict=True) if width]
+
+
+def chart(
+    title: str, value: str, values: Sequence[float | None], rows: int, cells: int, glyphs: Glyphs
+) -> list[Line]:
+    """A title and ``rows`` of columns on a scale from 0 to 1, labelled 100 and 0."""
+    lines = [Row().put(" ").put(title, "title").put(f"   {value}").put("  last 10 min", "muted").line()]
+    eighths = [None if value is None else int(min(1.0, max(0.0, value)) * rows * 8) for value in values]
+    for row in range(rows):
+        base = (rows - 1 - row) * 8
+        cells_text = "".join(
+            " " if height is None or (height <= base and not (base == 0 and height == 0)) else
+            glyphs.eighths[min(8, max(1, height - base)) - 1]
+            for height in eighths
+        )
+        label = "100" if row == 0 else "0" if row == rows - 1 else ""
+        lines.append(Row().right(label, 5, "faint").put(" ").put(cells_text, "trend").line())
+    return lines

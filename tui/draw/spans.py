@@ -1,0 +1,140 @@
+"""Rows of text as data: spans with a role, on a ground, with zones that answer the mouse.
+
+Law of this file: a role is a name and never a colour; every character is one cell wide, so positions are plain indices.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+Action = tuple[Any, ...]
+"""What a click on a zone asks for, for example ``("view", 2)``."""
+
+
+class Span(NamedTuple):
+    """Text with one role."""
+
+    text: str
+    role: str
+
+
+class Zone(NamedTuple):
+    """Cells from ``start`` up to ``end`` that answer a click."""
+
+    start: int
+    end: int
+    action: Action
+
+
+class Line(NamedTuple):
+    """One row of the screen. ``ground`` is the background of the whole row: empty, ``bar`` or ``sel``."""
+
+    spans: tuple[Span, ...] = ()
+    ground: str = ""
+    zones: tuple[Zone, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The row as plain text."""
+        return "".join(span.text for span in self.spans)
+
+    @property
+    def width(self) -> int:
+        """Cells that it covers."""
+        return sum(len(span.text) for span in self.spans)
+
+
+BLANK = Line()
+
+
+class Row:
+    """Builds a line from left to right; positions are absolute cells."""
+
+    __slots__ = ("_spans", "_zones", "x")
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._zones: list[Zone] = []
+        self.x = 0
+        """Cells written so far."""
+
+    def put(self, text: str, role: str = "text", action: Action | None = None) -> "Row":
+        """Append text."""
+        if text:
+            if action is not None:
+                self._zones.append(Zone(self.x, self.x + len(text), action))
+            if self._spans and self._spans[-1].role == role:
+                self._spans[-1] = Span(self._spans[-1].text + text, role)
+            else:
+                self._spans.append(Span(text, role))
+            self.x += len(text)
+        return self
+
+    def to(self, x: int) -> "Row":
+        """Blank cells up to ``x``; nothing when that is behind."""
+        return self.put(" " * (x - self.x), "text") if x > self.x else self
+
+    def right(self, text: str, end: int, role: str = "text", action: Action | None = None) -> "Row":
+        """Text that ends before cell ``end``."""
+        return self.to(end - len(text)).put(text, role, action)
+
+    def spans(self, spans: Iterable[Span]) -> "Row":
+        """Append spans."""
+        for span in spans:
+            self.put(span.text, span.role)
+        return self
+
+    def add(self, line: Line) -> "Row":
+        """Append a whole line, with its zones."""
+        base = self.x
+        self.spans(line.spans)
+        self._zones.extend(Zone(zone.start + base, zone.end + base, zone.action) for zone in line.zones)
+        return self
+
+    def zone(self, start: int, action: Action, end: int | None = None) -> "Row":
+        """Let cells answer a click."""
+        self._zones.append(Zone(start, self.x if end is None else end, action))
+        return self
+
+    def line(self, ground: str = "", width: int | None = None) -> Line:
+        """The row; with ``width``, cut there."""
+        line = Line(tuple(self._spans), ground, tuple(self._zones))
+        return line if width is None else crop(line, width)
+
+
+def crop(line: Line, width: int) -> Line:
+    """The first ``width`` cells of a line."""
+    if line.width <= width:
+        return line
+    kept: list[Span] = []
+    left = width
+    for span in line.spans:
+        if left <= 0:
+            break
+        kept.append(span if len(span.text) <= left else Span(span.text[:left], span.role))
+        left -= len(span.text)
+    return Line(tuple(kept), line.ground, tuple(zone for zone in line.zones if zone.start < width))
+
+
+def beside(left: Sequence[Line], right: Sequence[Line], x: int) -> list[Line]:
+    """Two blocks of lines next to each other, the right one from cell ``x``."""
+    rows = []
+    for index in range(max(len(left), len(right))):
+        one = left[index] if index < len(left) else BLANK
+        two = right[index] if index < len(right) else BLANK
+        if not two.spans:
+            rows.append(one)
+        elif not one.spans and not one.ground:
+            rows.append(Row().to(x).add(two).line(two.ground))
+        else:
+            rows.append(Row().add(crop(one, x)).to(x).add(two).line(one.ground))
+    return rows
+
+
+def plain(text: str, role: str = "text", ground: str = "") -> Line:
+    """A line of one span behind the margin."""
+    return Line((Span(" ", "text"), Span(text, role)), ground)
+
+
+def fit(lines: Sequence[Line], height: int) -> list[Line]:
+    """Exactly ``height`` lines."""
+    return [*lines[:height], *[BLANK] * (height - len(lines))]

@@ -1,0 +1,82 @@
+"""A table of own make: columns with a priority, so that a narrow screen loses the least important ones first.
+
+Law of this file: a column's place depends only on the width of the screen, never on the values, so columns stand still
+while values change.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from .spans import Line, Row, Span
+
+T = TypeVar("T")
+
+
+class Column(msgspec.Struct, Generic[T], frozen=True):
+    """One column. ``width`` 0 takes what is left; ``gap`` blank cells stand before it."""
+
+    name: str
+    width: int
+    cell: Callable[[T, int], list[Span]]
+    """Spans of a row for a width; they are cut to it."""
+    right: bool = False
+    gap: int = 1
+    from_width: int = 0
+    """Screens narrower than this do not have the column."""
+
+
+def layout(columns: Sequence[Column[T]], width: int) -> list[tuple[Column[T], int, int]]:
+    """(column, start, width) for a table of ``width`` cells, its last cell left empty."""
+    shown = [column for column in columns if width >= column.from_width]
+    fixed = sum(column.width + column.gap for column in shown)
+    rest = max(0, width - 1 - fixed)
+    flexible = sum(column.width == 0 for column in shown)
+    placed = []
+    x = 0
+    for column in shown:
+        x += column.gap
+        size = column.width or rest // max(1, flexible)
+        placed.append((column, x, size))
+        x += size
+    return placed
+
+
+def header(places: Sequence[tuple[Column[T], int, int]], role: str = "faint") -> Line:
+    """The row of names."""
+    row = Row()
+    for column, x, size in places:
+        if column.right:
+            row.right(column.name, x + size, role)
+        else:
+            row.to(x).put(column.name[:size] if size else column.name, role)
+    return row.line()
+
+
+def cells(places: Sequence[tuple[Column[T], int, int]], item: T) -> Row:
+    """One row of the table, not yet finished."""
+    row = Row()
+    for column, x, size in places:
+        spans = column.cell(item, size)
+        length = sum(len(span.text) for span in spans)
+        if column.right:
+            row.to(x + size - min(size, length))
+        else:
+            row.to(x)
+        left = size
+        for span in spans:
+            row.put(span.text[:left], span.role)
+            left -= len(span.text)
+            if left <= 0:
+                break
+    return row
+
+
+def window(total: int, selected: int | None, top: int, height: int) -> int:
+    """The first visible row, moved as little as possible so that the selected one is visible."""
+    if height <= 0:
+        return 0
+    if selected is not None:
+        top = min(max(top, selected - height + 1), selected)
+    return max(0, min(top, max(0, total - height)))

@@ -1,0 +1,71 @@
+"""What is typed to set a breakpoint: ``to onboarding request chat-* once max 20s log``.
+
+Law of this file: a word that is not known is an error with the words that are.
+"""
+
+from typing import Final
+
+from kvbm_console.core.config import SECOND_NS, BreakpointSpec
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import BreakpointAction, Route, Site, SlotState, Tier
+
+WORDS: Final = ("to", "from", "request", "site", "tier", "route", "max", "once", "log")
+NEXT: Final = {
+    SlotState.INITIALIZED: SlotState.PREFILLING, SlotState.ONBOARD_STAGED: SlotState.ONBOARDING,
+    SlotState.ONBOARDING: SlotState.PREFILLING, SlotState.PREFILLING: SlotState.DECODING,
+    SlotState.SKIPPED_PREFILL: SlotState.PREFILLING, SlotState.DECODING: SlotState.FINISHING,
+    SlotState.SKIPPED_DECODE: SlotState.DECODING, SlotState.PREEMPTED: SlotState.PREFILLING,
+    SlotState.FINISHING: SlotState.FINISHED, SlotState.FINISHED: SlotState.FINISHED,
+}
+"""The state a slot is likely to enter next: what a breakpoint on it is prefilled with."""
+
+
+def parse_breakpoint(text: str) -> BreakpointSpec:
+    """The specification; raises UsageError with one sentence.
+
+    >>> parse_breakpoint("to onboarding request chat-* once").describe()
+    'transition.did chat-* → onboarding'
+    """
+    words = text.split()
+    given: dict[str, str] = {}
+    flags: set[str] = set()
+    index = 0
+    while index < len(words):
+        word = words[index]
+        if word in ("once", "log"):
+            flags.add(word)
+            index += 1
+            continue
+        if word not in WORDS:
+            raise UsageError(f"no word `{word}`; words are {', '.join(WORDS)}")
+        if index + 1 >= len(words):
+            raise UsageError(f"`{word}` needs a value")
+        given[word] = words[index + 1]
+        index += 2
+    return BreakpointSpec(
+        site=_named(Site, given.get("site", "transition.did"), "site"),
+        request=given.get("request", "*"),
+        from_state=_named(SlotState, given["from"], "from") if "from" in given else None,
+        to_state=_named(SlotState, given["to"], "to") if "to" in given else None,
+        tier=_named(Tier, given["tier"], "tier") if "tier" in given else None,
+        route=_named(Route, given["route"], "route") if "route" in given else None,
+        action=BreakpointAction.LOG if "log" in flags else BreakpointAction.HOLD,
+        one_shot="once" in flags,
+        max_hold_ns=_seconds(given["max"]) if "max" in given else 30 * SECOND_NS,
+    )
+
+
+def _named(kind: type, label: str, word: str) -> "SlotState":
+    try:
+        found: SlotState = kind.labelled(label)  # type: ignore[attr-defined]
+    except KeyError:
+        names = ", ".join(member.label for member in kind)  # type: ignore[attr-defined]
+        raise UsageError(f"{word} must be one of {names}, got {label!r}") from None
+    return found
+
+
+def _seconds(text: str) -> int:
+    try:
+        return int(float(text.removesuffix("s")) * SECOND_NS)
+    except ValueError:
+        raise UsageError(f"max must be seconds like 20s, got {text!r}") from None

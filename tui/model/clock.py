@@ -1,0 +1,106 @@
+"""The target's clock as this console knows it, and how far behind the console is.
+
+Law of this file: ages come from the target's own time. Between two heartbeats it is advanced by the local monotonic
+clock, at the pace that the last heartbeats showed (a simulated engine may run at ten times the wall, or stand still),
+and never further than one second beyond the last one: without news ages stop.
+"""
+
+from collections import deque
+from typing import Final
+
+SECOND_NS: Final = 1_000_000_000
+AHEAD_MAX_NS: Final = SECOND_NS
+"""How far the clock runs on without a heartbeat; they come every half second."""
+PACE_MAX: Final = 10_000.0
+"""A virtual clock may be this much faster than the wall before it is not believed."""
+BEATS_MAX: Final = 256
+"""Heartbeats whose head has not been applied yet; two minutes of them."""
+RATE_WINDOW_NS: Final = 2 * SECOND_NS
+BATCHES_MAX: Final = 512
+
+
+class TargetClock:
+    """``at_ns`` of the target, estimated between its reports. ``mono_ns`` is the local monotonic clock throughout."""
+
+    __slots__ = ("_beat_at", "_beat_mono", "_event_at", "_floor", "_pace", "live")
+
+    def __init__(self) -> None:
+        self.live = False
+        """Whether local time advances it; never on a recording."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: another incarnation, or a seek."""
+        self._beat_at: int | None = None
+        self._beat_mono = 0
+        self._event_at = 0
+        self._floor = 0
+        self._pace = 1.0
+
+    def event(self, at_ns: int) -> None:
+        """An event of this time was applied."""
+        self._event_at = at_ns
+
+    def beat(self, at_ns: int, mono_ns: int) -> None:
+        """A heartbeat told the target's time."""
+        if self._beat_at is not None and mono_ns > self._beat_mono:
+            self._floor = self.now(mono_ns)
+            pace = (at_ns - self._beat_at) / (mono_ns - self._beat_mono)
+            self._pace = min(PACE_MAX, max(0.0, pace))
+        self._beat_at, self._beat_mono = at_ns, mono_ns
+
+    def now(self, mono_ns: int) -> int:
+        """The target's time now, never less than the last event's."""
+        if not self.live or self._beat_at is None:
+            return max(self._event_at, self._beat_at or 0)
+        ahead = min(AHEAD_MAX_NS, max(0, mono_ns - self._beat_mono))
+        return max(self._event_at, self._beat_at + int(ahead * self._pace), self._floor)
+
+
+class Progress:
+    """Events per second of local time, and the lag behind the head that heartbeats tell of."""
+
+    __slots__ = ("_batches", "_beats")
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[int, int]] = deque(maxlen=BATCHES_MAX)
+        self._beats: deque[tuple[int, int]] = deque(maxlen=BEATS_MAX)
+
+    def arrived(self, events: int, mono_ns: int) -> None:
+        """A batch was taken."""
+        self._batches.append((mono_ns, events))
+
+    def beat(self, head_seq: int, mono_ns: int) -> None:
+        """A heartbeat told the head."""
+        self._beats.append((mono_ns, head_seq))
+
+    def applied(self, next_seq: int) -> None:
+        """Everything before ``next_seq`` is applied."""
+        beats = self._beats
+        while len(beats) > 1 and beats[0][1] < next_seq:
+            beats.popleft()
+
+    def reset(self) -> None:
+        """A new connection."""
+        self._batches.clear()
+        self._beats.clear()
+
+    def rate(self, mono_ns: int) -> float:
+        """Events per second over the last two seconds."""
+        edge = mono_ns - RATE_WINDOW_NS
+        return sum(events for at, events in self._batches if at >= edge) * SECOND_NS / RATE_WINDOW_NS
+
+    def lag_events(self, next_seq: int) -> int:
+        """Events between what is applied and the last head told."""
+        return max(0, self._beats[-1][1] + 1 - next_seq) if self._beats else 0
+
+    def lag_ns(self, next_seq: int, mono_ns: int) -> int:
+        """How long ago the oldest head that is not applied was told; 0 when nothing is missing."""
+        for at, head in self._beats:
+            if head >= next_seq:
+                return mono_ns - at
+        return 0
+
+    def silence_ns(self, mono_ns: int) -> int | None:
+        """Since the last heartbeat; None before the first."""
+        return mono_ns - self._beats[-1][0] if self._beats else None

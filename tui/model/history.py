@@ -1,0 +1,252 @@
+"""History: what each event adds to lives, transfers and series. Called just before the facts change.
+
+Law of this file: one small function for each kind of event, found by its type; nothing here decides or reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import HASH_BYTES, ID_BYTES
+from kvbm_console.core.ids import CandidateStatus, SlotState
+
+from .lives import Life, Move, Stay, Transfer
+
+if TYPE_CHECKING:
+    from .mirror import Mirror
+
+
+def _tell(mirror: Mirror, slot: int | None, event: ev.Event) -> Life | None:
+    """Add the event to the story of its slot."""
+    life = mirror.lives.get(slot) if slot is not None else None
+    if life is not None:
+        life.story.append(event)
+    return life
+
+
+def _opened(mirror: Mirror, e: ev.SlotOpened) -> None:
+    life = Life(e.slot, e.request, e.at_ns)
+    life.add(Move(e.at_ns, SlotState.INITIALIZED, e.seq, cause=e.cause))
+    life.story.append(e)
+    mirror.lives[e.slot] = life
+
+
+def _cloned(mirror: Mirror, e: ev.SlotCloned) -> None:
+    life = Life(e.slot, e.request, e.at_ns)
+    parent = mirror.lives.get(e.parent)
+    state = parent.state if parent is not None else SlotState.INITIALIZED
+    life.add(Move(e.at_ns, state, e.seq, cause=e.cause))
+    life.story.append(e)
+    mirror.decoding += state is SlotState.DECODING
+    mirror.lives[e.slot] = life
+
+
+def _moved(mirror: Mirror, e: ev.SlotMoved) -> None:
+    mirror.decoding += (e.new is SlotState.DECODING) - (e.old is SlotState.DECODING)
+    life = _tell(mirror, e.slot, e)
+    if life is None:
+        return
+    start = life.starts[-1] if life.starts else e.at_ns
+    mirror.times_in[e.old].add(e.at_ns, e.at_ns - start - life.held_ns(start, e.at_ns))
+    life.add(Move(e.at_ns, e.new, e.seq, e.entry, e.iteration, e.detail, e.cause))
+
+
+def _closed(mirror: Mirror, e: ev.SlotClosed) -> None:
+    life = mirror.lives.pop(e.slot, None)
+    if life is not None:
+        life.story.append(e)
+        life.close(e.at_ns)
+        mirror.past.append(life)
+
+
+def _of_slot(mirror: Mirror, e: Any) -> None:
+    _tell(mirror, e.slot, e)
+
+
+def _assigned(mirror: Mirror, e: ev.DeviceBlocksAssigned) -> None:
+    if len(e.slots) == 1:
+        _tell(mirror, e.slots[0], e)
+
+
+def _evicted(mirror: Mirror, e: ev.BlocksEvicted) -> None:
+    mirror.flows.evictions(e.pool).add(e.at_ns, len(e.ids) // ID_BYTES)
+    _tell(mirror, e.for_slot, e)
+
+
+def _planned(mirror: Mirror, e: ev.CandidatePlanned) -> None:
+    life = _tell(mirror, e.slot, e)
+    transfer = Transfer(
+        e.candidate, e.slot, life.request if life is not None else "", e.route, len(e.hashes) // HASH_BYTES, e.at_ns
+    )
+    mirror.transfers[e.candidate] = transfer
+    if life is not None:
+        life.transfers.append(transfer)
+        life.changes += 1
+        if life.held_now() is not None:
+            transfer.held_since_ns = e.at_ns
+
+
+def _enqueued(mirror: Mirror, e: ev.CandidateEnqueued) -> None:
+    mirror.transfers[e.candidate].enqueued_ns = e.at_ns
+
+
+def _evaluated(mirror: Mirror, e: ev.CandidateEvaluated) -> None:
+    transfer = mirror.transfers[e.candidate]
+    transfer.evaluated_ns = e.at_ns
+    transfer.found = e.found
+    _tell(mirror, transfer.slot, e)
+
+
+def _end(mirror: Mirror, candidate: int, at_ns: int, status: CandidateStatus) -> Transfer:
+    transfer = mirror.transfers.pop(candidate)
+    if transfer.held_since_ns is not None:
+        transfer.held_ns += at_ns - transfer.held_since_ns
+        transfer.held_since_ns = None
+    transfer.ended_ns = at_ns
+    transfer.status = status
+    mirror.ended.append(transfer)
+    life = mirror.lives.get(transfer.slot) if transfer.slot is not None else None
+    if life is not None:
+        life.changes += 1
+    return transfer
+
+
+def _skipped(mirror: Mirror, e: ev.CandidateSkipped) -> None:
+    transfer = _end(mirror, e.candidate, e.at_ns, CandidateStatus.SKIPPED)
+    transfer.reason = e.reason
+    _tell(mirror, transfer.slot, e)
+
+
+def _promoted(mirror: Mirror, e: ev.CandidatePromoted) -> None:
+    transfer = mirror.transfers[e.candidate]
+    transfer.status = CandidateStatus.PROMOTED
+    transfer.promoted_ns = e.at_ns
+    transfer.operation = e.operation
+    transfer.blocks = len(e.targets) // ID_BYTES
+    mirror.by_operation[e.operation] = transfer
+    if transfer.route.is_load:
+        mirror.flows.loaded[transfer.route.source].add(e.at_ns, transfer.blocks)
+        if e.thrash:
+            mirror.flows.thrash[transfer.route.source].add(e.at_ns, e.thrash)
+    _tell(mirror, transfer.slot, e)
+
+
+def _started(mirror: Mirror, e: ev.OperationStarted) -> None:
+    transfer = mirror.by_operation[e.operation]
+    transfer.started_ns = e.at_ns
+    life = _tell(mirror, transfer.slot, e)
+    if life is not None:
+        life.changes += 1
+
+
+def _reported(mirror: Mirror, e: ev.OperationReported) -> None:
+    transfer = mirror.by_operation[e.operation]
+    transfer.ranks.add(e.rank)
+    mirror.ranks = max(mirror.ranks, e.rank + 1)
+    if not e.ok:
+        transfer.error = e.error
+        _tell(mirror, transfer.slot, e)
+
+
+def _ended(mirror: Mirror, e: ev.CandidateEnded) -> None:
+    transfer = _end(mirror, e.candidate, e.at_ns, e.status)
+    if transfer.operation is not None:
+        mirror.by_operation.pop(transfer.operation, None)
+    if e.status is CandidateStatus.COMPLETED:
+        mirror.flows.route(transfer.route).ended(e.at_ns, transfer.blocks, transfer.age(e.at_ns))
+    _tell(mirror, transfer.slot, e)
+
+
+def _advanced(mirror: Mirror, e: ev.IterationAdvanced) -> None:
+    tokens = e.count * mirror.decoding
+    slots = mirror.state.slots if mirror.state is not None else {}
+    for number, position in zip(e.slots, e.positions, strict=True):
+        slot = slots.get(number)
+        if slot is not None:
+            tokens += max(0, position - slot.anchor_tokens)
+    mirror.flows.tokens.add(e.at_ns, tokens)
+    mirror.steps.append((e.iteration, e.at_ns))
+
+
+def _scored(mirror: Mirror, e: ev.PrefixScored) -> None:
+    mirror.flows.scored(e.at_ns, e.prompt_blocks, e.hits)
+    _tell(mirror, e.slot, e)
+
+
+def _hits_lost(mirror: Mirror, e: ev.HitsLost) -> None:
+    mirror.flows.lost(e.at_ns, e.tier, e.blocks)
+    _tell(mirror, e.slot, e)
+
+
+def _held(mirror: Mirror, e: ev.SlotHeld) -> None:
+    life = _tell(mirror, e.slot, e)
+    mirror.hold_mono[e.hold] = mirror.mono_ns
+    if life is None:
+        return
+    life.changes += 1
+    life.stays.append(Stay(e.hold, e.at_ns, e.point, e.breakpoints))
+    for transfer in life.transfers:
+        if transfer.open:
+            transfer.held_since_ns = e.at_ns
+
+
+def _parked(mirror: Mirror, e: ev.HoldParked) -> None:
+    hold = mirror.state.holds.get(e.hold) if mirror.state is not None else None
+    if hold is not None:
+        _tell(mirror, hold.slot, e)
+
+
+def _released(mirror: Mirror, e: ev.HoldReleased) -> None:
+    mirror.hold_mono.pop(e.hold, None)
+    life = _tell(mirror, e.slot, e)
+    if life is None:
+        return
+    life.changes += 1
+    for stay in life.stays:
+        if stay.hold == e.hold:
+            stay.end_ns = e.at_ns
+    for transfer in life.transfers:
+        if transfer.held_since_ns is not None:
+            transfer.held_ns += e.at_ns - transfer.held_since_ns
+            transfer.held_since_ns = None
+
+
+def _reset(mirror: Mirror, e: ev.ResetDone) -> None:
+    mirror.decoding = 0
+    mirror.transfers.clear()
+    mirror.by_operation.clear()
+    mirror.hold_mono.clear()
+
+
+HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], None]]] = {
+    ev.SlotOpened: _opened,
+    ev.SlotCloned: _cloned,
+    ev.SlotMoved: _moved,
+    ev.SlotClosed: _closed,
+    ev.LookupAnswered: _of_slot,
+    ev.BlocksStaged: _of_slot,
+    ev.StagingReleased: _of_slot,
+    ev.DeviceBlocksAssigned: _assigned,
+    ev.DeviceBlocksReleased: _of_slot,
+    ev.BlocksEvicted: _evicted,
+    ev.CandidatePlanned: _planned,
+    ev.CandidateEnqueued: _enqueued,
+    ev.CandidateEvaluated: _evaluated,
+    ev.CandidateSkipped: _skipped,
+    ev.CandidatePromoted: _promoted,
+    ev.OperationStarted: _started,
+    ev.OperationReported: _reported,
+    ev.CandidateEnded: _ended,
+    ev.IterationAdvanced: _advanced,
+    ev.PrefixScored: _scored,
+    ev.HitsLost: _hits_lost,
+    ev.BreakpointHit: _of_slot,
+    ev.SlotHeld: _held,
+    ev.HoldParked: _parked,
+    ev.HoldReleased: _released,
+    ev.HoldDenied: _of_slot,
+    ev.ResetDone: _reset,
+}
+"""Event type to what it adds to the history; kinds that are not here change facts only."""

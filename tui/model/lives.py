@@ -1,0 +1,179 @@
+"""Lives: what a slot did over time, which the facts do not keep: moves, holds, transfers and its story.
+
+Law of this file: everything of one life is bounded and what was dropped is counted; times are the target's.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from typing import Final
+
+from kvbm_console.core.events import Event
+from kvbm_console.core.ids import CandidateStatus, Route, SkipReason, SlotState, WaitPoint
+
+MOVES_MAX: Final = 1_024
+"""Moves kept of one life; a request that is skipped in every other iteration would otherwise grow without end."""
+HOLDS_MAX: Final = 64
+STORY_MAX: Final = 96
+"""Events kept of one story, newest first on the screen; the log and a recording have the rest."""
+TRANSFERS_MAX: Final = 48
+"""Transfers kept of one life."""
+
+
+class Move:
+    """One stretch of a life: the state entered at ``start_ns`` by event ``seq``."""
+
+    __slots__ = ("cause", "detail", "entry", "iteration", "seq", "start_ns", "state")
+
+    def __init__(
+        self, start_ns: int, state: SlotState, seq: int | None, entry: int = 0, iteration: int = 0, detail: int = 0,
+        cause: int | None = None,
+    ) -> None:
+        self.start_ns = start_ns
+        self.state = state
+        self.seq = seq
+        """None when the move itself was not seen, only the state in a snapshot."""
+        self.entry = entry
+        self.iteration = iteration
+        self.detail = detail
+        self.cause = cause
+
+
+class Stay:
+    """One hold: from ``start_ns`` to ``end_ns``, None while it lasts."""
+
+    __slots__ = ("breakpoints", "end_ns", "hold", "point", "start_ns")
+
+    def __init__(self, hold: int, start_ns: int, point: WaitPoint, breakpoints: tuple[int, ...]) -> None:
+        self.hold = hold
+        self.start_ns = start_ns
+        self.end_ns: int | None = None
+        self.point = point
+        self.breakpoints = breakpoints
+
+
+class Transfer:
+    """One candidate with its stamps and, once promoted, its operation; None for a stamp that is not there yet."""
+
+    __slots__ = (
+        "asked", "blocks", "candidate", "ended_ns", "enqueued_ns", "error", "evaluated_ns", "found", "held_ns",
+        "held_since_ns", "operation", "planned_ns", "promoted_ns", "ranks", "reason", "request", "route", "slot",
+        "started_ns", "status",
+    )
+
+    def __init__(
+        self, candidate: int, slot: int | None, request: str, route: Route, asked: int, planned_ns: int
+    ) -> None:
+        self.candidate = candidate
+        self.slot = slot
+        self.request = request
+        """Empty when no slot owns the blocks."""
+        self.route = route
+        self.asked = asked
+        self.blocks = asked
+        self.planned_ns = planned_ns
+        self.enqueued_ns: int | None = None
+        self.evaluated_ns: int | None = None
+        self.promoted_ns: int | None = None
+        self.started_ns: int | None = None
+        self.ended_ns: int | None = None
+        self.status = CandidateStatus.PENDING_EVALUATION
+        self.reason: SkipReason | None = None
+        self.operation: int | None = None
+        self.found: int | None = None
+        self.ranks: set[int] = set()
+        """Ranks that have reported."""
+        self.error = ""
+        self.held_ns = 0
+        """Time during which its slot was held; no latency counts it."""
+        self.held_since_ns: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The operation's number, or the candidate's with a ``c`` before there is one."""
+        return str(self.operation) if self.operation is not None else f"c{self.candidate}"
+
+    @property
+    def open(self) -> bool:
+        """Whether it has not ended."""
+        return self.ended_ns is None
+
+    def age(self, now_ns: int) -> int:
+        """Since it was planned, or how long it took, without held time."""
+        return (self.ended_ns if self.ended_ns is not None else now_ns) - self.planned_ns - self.held(now_ns)
+
+    def held(self, now_ns: int) -> int:
+        """Held time up to now."""
+        return self.held_ns + (now_ns - self.held_since_ns if self.held_since_ns is not None else 0)
+
+
+class Life:
+    """The history of one slot. ``closed_ns`` is None while it is live."""
+
+    __slots__ = (
+        "cause_seq", "changes", "closed_ns", "dropped", "lost", "moves", "opened_ns", "request", "slot", "starts",
+        "stays", "story", "transfers",
+    )
+
+    def __init__(self, slot: int, request: str, opened_ns: int) -> None:
+        self.slot = slot
+        self.request = request
+        self.opened_ns = opened_ns
+        self.closed_ns: int | None = None
+        self.lost = False
+        """Whether its end fell into a gap, so that how it ended is not known."""
+        self.moves: list[Move] = []
+        self.starts: list[int] = []
+        """``moves[i].start_ns``, for bisection."""
+        self.stays: deque[Stay] = deque(maxlen=HOLDS_MAX)
+        self.transfers: deque[Transfer] = deque(maxlen=TRANSFERS_MAX)
+        self.story: deque[Event] = deque(maxlen=STORY_MAX)
+        self.changes = 0
+        """Grows with every change: the key of cached pictures."""
+        self.dropped = 0
+
+    @property
+    def state(self) -> SlotState:
+        """Its last known state."""
+        return self.moves[-1].state if self.moves else SlotState.INITIALIZED
+
+    def add(self, move: Move) -> None:
+        """Append a move; the oldest quarter goes when there are too many."""
+        self.changes += 1
+        if len(self.moves) >= MOVES_MAX:
+            cut = MOVES_MAX // 4
+            del self.moves[:cut], self.starts[:cut]
+            self.dropped += cut
+        self.moves.append(move)
+        self.starts.append(move.start_ns)
+
+    def close(self, at_ns: int, *, lost: bool = False) -> None:
+        """It ended."""
+        self.changes += 1
+        self.closed_ns = at_ns
+        self.lost = lost
+        for stay in self.stays:
+            if stay.end_ns is None:
+                stay.end_ns = at_ns
+
+    def held_now(self) -> Stay | None:
+        """The hold that lasts, if any."""
+        return self.stays[-1] if self.stays and self.stays[-1].end_ns is None else None
+
+    def held_ns(self, start_ns: int, end_ns: int) -> int:
+        """Held time within a stretch."""
+        total = 0
+        for stay in self.stays:
+            stop = end_ns if stay.end_ns is None else min(stay.end_ns, end_ns)
+            total += max(0, stop - max(stay.start_ns, start_ns))
+        return total
+
+    def at(self, at_ns: int) -> int | None:
+        """Index of the move whose stretch covers ``at_ns``; None outside the known life."""
+        index = bisect_right(self.starts, at_ns) - 1
+        if index < 0 or (self.closed_ns is not None and at_ns > self.closed_ns):
+            return None
+        return index
+
+    def first_known_ns(self) -> int:
+        """Where its picture begins."""
+        return self.starts[0] if self.starts else self.opened_ns

@@ -1,0 +1,295 @@
+"""The mirror: feed items folded into facts and into the history that facts do not keep.
+
+Law of this file: facts change only through ``CacheState.apply``, so the mirror's digest is the leader's; history is
+added beside it from the same events, bounded, and what fell into a gap is never invented.
+"""
+
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.errors import FoldError
+from kvbm_console.core.events import Event
+from kvbm_console.core.ids import SlotState
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import (
+    Connected,
+    Disconnected,
+    EventsArrived,
+    FeedItem,
+    GapSeen,
+    Heartbeat,
+    SnapshotTaken,
+)
+
+from .clock import Progress, TargetClock
+from .flows import Flows
+from .history import HISTORY
+from .lives import Life, Move, Stay, Transfer
+from .series import Density, Gauge, Latencies
+
+PAST_MAX: Final = 512
+"""Finished lives kept for the timeline: ten screens of them."""
+ENDED_MAX: Final = 2_048
+"""Transfers that ended, kept for the transfers view and its percentiles."""
+LOG_MAX: Final = 20_000
+"""Events kept for the log."""
+GAPS_MAX: Final = 64
+STEPS_MAX: Final = 64
+"""Iterations kept for the step time."""
+
+
+class Gap(msgspec.Struct):
+    """Events that were not delivered: from the last applied event before to the snapshot after."""
+
+    first: int
+    last: int
+    reason: str
+    start_ns: int
+    end_ns: int | None
+    """None until the snapshot came."""
+    seen_mono_ns: int
+
+    @property
+    def count(self) -> int:
+        """How many were lost."""
+        return self.last - self.first + 1
+
+
+class Mirror:
+    """What this console knows of one target. ``state`` is None before the first snapshot."""
+
+    def __init__(self) -> None:
+        self.state: CacheState | None = None
+        self.connected: Connected | None = None
+        self.disconnected: Disconnected | None = None
+        self.disconnected_mono_ns = 0
+        self.heartbeat: Heartbeat | None = None
+        self.clock = TargetClock()
+        self.progress = Progress()
+        self.version = 0
+        """Grows with every item: what is drawn is compared with it."""
+        self.lost_events = 0
+        self.gaps: deque[Gap] = deque(maxlen=GAPS_MAX)
+        self.broken: str | None = None
+        """Why the last events did not fit; the session then asks for a new snapshot."""
+        self._clear_history()
+
+    def _clear_history(self) -> None:
+        self.lives: dict[int, Life] = {}
+        self.past: deque[Life] = deque(maxlen=PAST_MAX)
+        self.transfers: dict[int, Transfer] = {}
+        """Open candidates."""
+        self.by_operation: dict[int, Transfer] = {}
+        self.ended: deque[Transfer] = deque(maxlen=ENDED_MAX)
+        self.flows = Flows()
+        self.log: deque[Event] = deque(maxlen=LOG_MAX)
+        self.log_total = 0
+        self.density = Density()
+        self.times_in: dict[SlotState, Latencies] = {state: Latencies() for state in SlotState}
+        """How long slots stayed in a state, held time left out."""
+        self.steps: deque[tuple[int, int]] = deque(maxlen=STEPS_MAX)
+        """(iteration, at_ns) of the last advances."""
+        self.decoding = 0
+        """Slots that get a token from every iteration."""
+        self.hold_mono: dict[int, int] = {}
+        """Hold to local time of its beginning: its deadline runs on the wall clock."""
+        self.ranks = 1
+        """Ranks seen so far."""
+        self.second = -1
+        self.mono_ns = 0
+
+    # --- items -------------------------------------------------------------------------------------------------------
+
+    def take(self, item: FeedItem, mono_ns: int) -> None:
+        """Fold one item. ``mono_ns`` is the local monotonic clock at its arrival."""
+        self.version += 1
+        self.mono_ns = mono_ns
+        match item:
+            case EventsArrived(events):
+                self.fold(events, mono_ns)
+            case Heartbeat():
+                self.heartbeat = item
+                self.clock.beat(item.at_ns, mono_ns)
+                self.progress.beat(item.head_seq, mono_ns)
+            case SnapshotTaken(state):
+                self._snapshot(state, mono_ns)
+            case GapSeen():
+                self._gap(item.first, item.last, item.reason, mono_ns)
+            case Connected():
+                self._connect(item)
+            case Disconnected():
+                if self.disconnected is None:
+                    self.disconnected_mono_ns = mono_ns
+                self.disconnected = item
+
+    def fold(self, events: list[Event], mono_ns: int) -> None:
+        """Fold events in order. One that does not fit ends the batch and sets ``broken``."""
+        state = self.state
+        if state is None or self.broken is not None:
+            return
+        self.version += 1
+        self.progress.arrived(len(events), mono_ns)
+        log = self.log
+        for event in events:
+            second = event.at_ns // 1_000_000_000
+            if second != self.second:
+                self._tick(event.at_ns)
+            try:
+                keep = HISTORY.get(type(event))
+                if keep is not None:
+                    keep(self, event)
+                state.apply(event)
+            except (FoldError, KeyError, IndexError, ValueError) as error:
+                self.broken = f"event {event.seq} does not fit: {error}"
+                return
+            log.append(event)
+        if events:
+            self.log_total += len(events)
+            self.flows.events.add(events[-1].at_ns, len(events))
+            self.density.add(events[-1].at_ns, len(events))
+            self.clock.event(state.at_ns)
+            self.progress.applied(state.seq)
+
+    def _connect(self, item: Connected) -> None:
+        if self.connected is None or self.connected.incarnation != item.incarnation:
+            self.state = None
+            self.gaps.clear()
+            self.lost_events = 0
+            self._clear_history()
+            self.clock.reset()
+        self.connected = item
+        self.disconnected = None
+        self.broken = None
+        self.clock.live = not item.recording
+        self.progress.reset()
+
+    def _gap(self, first: int, last: int, reason: str, mono_ns: int) -> None:
+        start = self.state.at_ns if self.state is not None else 0
+        self.gaps.append(Gap(first, last, reason, start, None, mono_ns))
+        self.lost_events += last - first + 1
+
+    # --- snapshots ---------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, state: CacheState, mono_ns: int) -> None:
+        before = self.state
+        recording = self.connected is not None and self.connected.recording
+        gap = self.gaps[-1] if self.gaps and self.gaps[-1].end_ns is None else None
+        if before is not None and gap is None and state.seq > before.seq and not recording:
+            self._gap(before.seq, state.seq - 1, "not delivered", mono_ns)
+            gap = self.gaps[-1]
+        if before is None or gap is None or state.seq < before.seq or state.at_ns < before.at_ns:
+            self._clear_history()
+            self.clock.reset()
+        if gap is not None:
+            gap.end_ns = state.at_ns
+            self.flows.blank(state.at_ns)
+        self.broken = None
+        self.state = state
+        self._adopt(state, before.at_ns if before is not None else state.at_ns, mono_ns)
+        self.clock.event(state.at_ns)
+        self.progress.applied(state.seq)
+
+    def _adopt(self, state: CacheState, before_ns: int, mono_ns: int) -> None:
+        """Bring lives and transfers in line with a snapshot."""
+        for number in [number for number in self.lives if number not in state.slots]:
+            life = self.lives.pop(number)
+            life.close(before_ns, lost=True)
+            self.past.append(life)
+        for number, slot in state.slots.items():
+            life = self.lives.get(number) or Life(number, slot.request, slot.opened_ns)
+            self.lives[number] = life
+            if not life.moves or life.state is not slot.state or slot.since_ns > life.moves[-1].start_ns:
+                life.add(Move(slot.since_ns, slot.state, None))
+            hold = state.holds.get(slot.hold) if slot.hold is not None else None
+            current = life.held_now()
+            if current is not None and (hold is None or current.hold != hold.hold):
+                current.end_ns = before_ns
+            if hold is not None and (current is None or current.hold != hold.hold):
+                life.stays.append(Stay(hold.hold, hold.since_ns, hold.point, hold.breakpoints))
+        self.transfers = {
+            number: known for number, known in self.transfers.items() if number in state.candidates
+        }
+        for number, facts in state.candidates.items():
+            known = self.transfers.get(number)
+            if known is None:
+                owner = state.slots.get(facts.slot) if facts.slot is not None else None
+                known = Transfer(number, facts.slot, owner.request if owner else "", facts.route, len(facts.hashes),
+                                 facts.planned_ns)
+                self.transfers[number] = known
+                if facts.slot in self.lives:
+                    self.lives[facts.slot].transfers.append(known)
+            known.status, known.operation, known.found = facts.status, facts.operation, facts.found
+            known.enqueued_ns, known.evaluated_ns = facts.enqueued_ns, facts.evaluated_ns
+            known.promoted_ns, known.started_ns = facts.promoted_ns, facts.started_ns
+        self.by_operation = {}
+        for operation, copy in state.operations.items():
+            known = self.transfers[copy.candidate]
+            known.blocks = len(copy.targets)
+            known.ranks = set(copy.reported)
+            self.ranks = max(self.ranks, len(known.ranks), *(rank + 1 for rank in known.ranks), 1)
+            self.by_operation[operation] = known
+        self.decoding = sum(slot.state is SlotState.DECODING for slot in state.slots.values())
+        self.hold_mono = {
+            number: self.hold_mono.get(number, mono_ns - max(0, state.at_ns - hold.since_ns))
+            for number, hold in state.holds.items()
+        }
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def _tick(self, at_ns: int) -> None:
+        """A new second of the target's time began: sample levels as they were at its end."""
+        self.second = at_ns // 1_000_000_000
+        if self.state is None:
+            return
+        flows = self.flows
+        for pool in self.state.pools:
+            capacity = pool.info.capacity_blocks
+            if capacity:
+                gauge = flows.occupancy.get(pool.info.pool)
+                if gauge is None:
+                    gauge = flows.occupancy[pool.info.pool] = Gauge()
+                gauge.set(at_ns, pool.resident_blocks / capacity)
+        asked, hits = flows.hit_shares(at_ns)
+        flows.hit_rate.set(at_ns, sum(hits) / asked if asked else None)
+
+    def now_ns(self, mono_ns: int) -> int:
+        """The target's time."""
+        return self.clock.now(mono_ns)
+
+    def lost_age_ns(self, mono_ns: int) -> int | None:
+        """Local time since the last loss; None when nothing was lost."""
+        return mono_ns - self.gaps[-1].seen_mono_ns if self.gaps else None
+
+    def hold_left_ns(self, hold: int, mono_ns: int) -> int | None:
+        """Until a hold resumes by itself. On a recording by the target's time, else by the wall clock."""
+        if self.state is None or hold not in self.state.holds:
+            return None
+        facts = self.state.holds[hold]
+        if self.clock.live and hold in self.hold_mono:
+            return facts.max_hold_ns - (mono_ns - self.hold_mono[hold])
+        return facts.max_hold_ns - (self.now_ns(mono_ns) - facts.since_ns)
+
+    def hold_age_ns(self, hold: int, mono_ns: int) -> int:
+        """How long a hold has lasted, on the same clock as its deadline."""
+        left = self.hold_left_ns(hold, mono_ns)
+        return 0 if left is None or self.state is None else self.state.holds[hold].max_hold_ns - left
+
+    def step_ns(self) -> int | None:
+        """Mean time of the last iterations; None before two."""
+        if len(self.steps) < 2 or self.steps[-1][0] == self.steps[0][0]:
+            return None
+        (first, start), (last, end) = self.steps[0], self.steps[-1]
+        return (end - start) // (last - first)
+
+    def life_of(self, request: str) -> Life | None:
+        """The life of a request: the live one, else the last finished one."""
+        if self.state is not None:
+            number = self.state.slot_of.get(request)
+            if number is not None and number in self.lives:
+                return self.lives[number]
+        for life in reversed(self.past):
+            if life.request == request:
+                return life
+        return None

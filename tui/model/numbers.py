@@ -1,0 +1,243 @@
+"""How numbers, times and names are written on the screens.
+
+Law of this file: three digits, rounded down and never up: "full" and "100 %" are reached only by being there, and a
+value that is not known is a dash and not a zero.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Final
+
+UNKNOWN: Final = "–"
+US: Final = 1_000
+MS: Final = 1_000_000
+S: Final = 1_000_000_000
+MINUTE: Final = 60 * S
+HOUR: Final = 60 * MINUTE
+DAY: Final = 24 * HOUR
+CUT: Final = "…"
+
+
+def _three(value: int, unit: int) -> str:
+    """``value / unit`` below 1,000 with three digits, rounded down."""
+    whole = value // unit
+    if whole >= 100:
+        return str(whole)
+    if whole >= 10:
+        return f"{whole}.{value * 10 // unit % 10}"
+    return f"{whole}.{value * 100 // unit % 100:02}"
+
+
+def duration(ns: int | None) -> str:
+    """At most five cells, unit glued, for columns.
+
+    >>> [duration(x) for x in (48 * MS, 1_314 * MS, 11_872 * MS, 252 * S, 72 * MINUTE, 76 * HOUR, None)]
+    ['48ms', '1.31s', '11.8s', '4m12s', '1h12m', '3d04h', '–']
+    """
+    if ns is None:
+        return UNKNOWN
+    ns = max(0, ns)
+    if ns < MS:
+        return f"{ns // US}µs" if ns else "0ms"
+    if ns < S:
+        whole = ns // MS
+        return f"{whole}ms" if whole >= 10 else f"{whole}.{ns * 10 // MS % 10}ms"
+    if ns < MINUTE:
+        return _three(ns, S) + "s"
+    if ns < 10 * MINUTE:
+        return f"{ns // MINUTE}m{ns // S % 60:02}s"
+    if ns < HOUR:
+        return _three(ns, MINUTE) + "m"
+    if ns < 10 * HOUR:
+        return f"{ns // HOUR}h{ns // MINUTE % 60:02}m"
+    if ns < DAY:
+        return _three(ns, HOUR) + "h"
+    if ns < 10 * DAY:
+        return f"{ns // DAY}d{ns // HOUR % 24:02}h"
+    return _three(ns, DAY) + "d"
+
+
+def spoken(ns: int | None) -> str:
+    """For sentences: unit spaced, whole seconds from ten on.
+
+    >>> [spoken(x) for x in (18 * S, 3_140 * MS, 892 * MS, 252 * S)]
+    ['18 s', '3.14 s', '892 ms', '4m12s']
+    """
+    if ns is None:
+        return UNKNOWN
+    ns = max(0, ns)
+    if 10 * S <= ns < 2 * MINUTE:
+        return f"{ns // S} s"
+    text = duration(ns)
+    for unit in ("ms", "µs", "s"):
+        if text.endswith(unit) and "m" not in text[: -len(unit)]:
+            return f"{text[: -len(unit)]} {unit}"
+    return text
+
+
+def clock(ns: int, *, millis: bool = False) -> str:
+    """Time of the target's clock, ``HH:MM:SS`` and ``.mmm`` for events.
+
+    >>> clock(3_723_045 * MS, millis=True)
+    '01:02:03.045'
+    """
+    ns = max(0, ns)
+    text = f"{ns // HOUR:02}:{ns // MINUTE % 60:02}:{ns // S % 60:02}"
+    return f"{text}.{ns // MS % 1_000:03}" if millis else text
+
+
+def count(value: int | None) -> str:
+    """With commas, for places that have room; a seq is always written so.
+
+    >>> count(4182188), count(None)
+    ('4,182,188', '–')
+    """
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def brief(value: float | None) -> str:
+    """For columns: ``9999``, then ``11.9k``, ``1.24M``.
+
+    >>> brief(9999), brief(11_987), brief(1_249_000), brief(0)
+    ('9999', '11.9k', '1.24M', '0')
+    """
+    if value is None:
+        return UNKNOWN
+    whole = int(value)
+    if whole < 10_000:
+        return str(whole)
+    for unit, letter in ((1_000, "k"), (1_000_000, "M"), (1_000_000_000, "G")):
+        if whole < unit * 1_000:
+            return _three(whole, unit) + letter
+    return _three(whole, 1_000_000_000_000) + "T"
+
+
+def per_second(value: float | None) -> str:
+    """A rate of things: three digits from 1,000 on.
+
+    >>> per_second(212.7), per_second(1_921), per_second(8_310), per_second(None)
+    ('212', '1.92k', '8.31k', '–')
+    """
+    if value is None:
+        return UNKNOWN
+    whole = int(value)
+    return str(whole) if whole < 1_000 else brief_from(whole)
+
+
+def brief_from(whole: int) -> str:
+    """Three digits with a letter, from 1,000 on."""
+    return _three(whole, 1_000) + "k" if whole < 1_000_000 else brief(whole)
+
+
+_BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def size(value: float | None, gap: str = " ") -> str:
+    """Bytes in binary units.
+
+    >>> size(1.84 * 2**30), size(96.7 * 2**20), size(0), size(None)
+    ('1.84 GiB', '96 MiB', '0 B', '–')
+    """
+    if value is None:
+        return UNKNOWN
+    scaled = int(value)
+    for unit in _BINARY:
+        step = 1 << (10 * _BINARY.index(unit))
+        if scaled < 1_000 * step or unit == _BINARY[-1]:
+            break
+    hundredths = int(value) * 100 // step
+    if unit == "B" or hundredths >= 1_000:
+        return f"{hundredths // 100}{gap}{unit}"
+    return f"{hundredths // 100}.{hundredths % 100:02}{gap}{unit}"
+
+
+def flow(blocks_per_second: float | None, block_bytes: int | None, gap: str = " ") -> str:
+    """The rate of a route: bytes when the geometry is known, else blocks."""
+    if blocks_per_second is None:
+        return UNKNOWN
+    if block_bytes is None:
+        return f"{per_second(blocks_per_second)}{gap}blk/s"
+    return size(blocks_per_second * block_bytes, gap) + "/s"
+
+
+def percent(part: int, whole: int | None) -> str:
+    """Whole percents, floored; a dash without a denominator.
+
+    >>> percent(2047, 2048), percent(2048, 2048), percent(0, 0)
+    ('99 %', '100 %', '–')
+    """
+    return UNKNOWN if not whole else f"{part * 100 // whole} %"
+
+
+def tenth(part: int, whole: int) -> str:
+    """One decimal without its sign, floored.
+
+    >>> tenth(618, 1000)
+    '61.8'
+    """
+    if not whole:
+        return UNKNOWN
+    tenths = part * 1_000 // whole
+    return f"{tenths // 10}.{tenths % 10}"
+
+
+def shares(parts: Sequence[int], whole: int) -> tuple[str, list[str], str]:
+    """(sum of the parts, each part, the rest) in percent with one decimal, so that they add up as written.
+
+    >>> shares([412, 179, 27], 1000)
+    ('61.8', ['41.2', '17.9', '2.7'], '38.2')
+    """
+    if not whole:
+        return UNKNOWN, [UNKNOWN] * len(parts), UNKNOWN
+    total = sum(parts) * 1_000 // whole
+    floors = [part * 1_000 // whole for part in parts]
+    order = sorted(range(len(parts)), key=lambda i: -(parts[i] * 1_000 % whole))
+    for index in order[: total - sum(floors)]:
+        floors[index] += 1
+    def text(tenths: int) -> str:
+        return f"{tenths // 10}.{tenths % 10}"
+    return text(total), [text(one) for one in floors], text(1_000 - total)
+
+
+def cut_middle(text: str, width: int) -> str:
+    """A name in ``width`` cells, cut in its middle: both ends tell requests apart.
+
+    >>> cut_middle("chat-0418-long.3", 11)
+    'chat-0…ng.3'
+    """
+    if len(text) <= width:
+        return text
+    if width <= 1:
+        return CUT[:width]
+    tail = (width - 1) * 2 // 5
+    return text[: width - 1 - tail] + CUT + (text[-tail:] if tail else "")
+
+
+def cut(text: str, width: int) -> str:
+    """A sentence in ``width`` cells, cut at its end with a mark."""
+    if len(text) <= width:
+        return text
+    return text[: max(0, width - 1)].rstrip() + CUT if width > 0 else ""
+
+
+def plain(text: str) -> str:
+    """Outside text as the terminal may get it: one cell for each character, nothing that moves the cursor.
+
+    >>> plain("a\\x1b[2J日")
+    'a?[2J?'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if _one_cell(c) else "?" for c in text)
+
+
+def _one_cell(character: str) -> bool:
+    return (
+        character.isprintable() and unicodedata.east_asian_width(character) not in "WF"
+        and not unicodedata.combining(character)
+    )
+
+
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """``1 fault``, ``2 faults``."""
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,148 @@
+"""The slot list: which rows, in which order, and what each says.
+
+Law of this file: trouble first; rows move at most once a second and the selected one never does.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.core.slots import SlotFacts
+
+from .filters import Filter, Value
+from .lints import WATCHED, Level, slot_level, state_limit
+from .mirror import Mirror
+from .numbers import S
+from .waits import waits_for
+
+SORT_EVERY_NS: Final = S
+"""Rows may move only this often."""
+SORTS: Final = ("need", "age", "request", "tokens", "arrival")
+FIELDS: Final = ("state", "request", "age", "tokens", "prompt", "ops", "held", "priority", "session", "preemptions")
+
+_S = SlotState
+_RANK: Final = {
+    _S.PREEMPTED: 3, _S.ONBOARD_STAGED: 3, _S.ONBOARDING: 3, _S.INITIALIZED: 4, _S.FINISHING: 4, _S.PREFILLING: 5,
+    _S.SKIPPED_PREFILL: 6, _S.DECODING: 7, _S.SKIPPED_DECODE: 8, _S.FINISHED: 9,
+}
+"""Among slots without trouble: those that wait for blocks or copies first, then work by phase."""
+
+
+class SlotRow(msgspec.Struct):
+    """One line of the slot list."""
+
+    slot: SlotFacts
+    level: Level | None
+    age_ns: int
+    computed: int
+    waits: str
+    blocks: dict[Tier, int]
+    """Blocks of the slot by tier: its device blocks, and what was found below at its admission."""
+
+
+def slot_row(mirror: Mirror, slot: SlotFacts, mono_ns: int, limits: dict[SlotState, int]) -> SlotRow:
+    """What the list says of one slot."""
+    now = mirror.now_ns(mono_ns)
+    state = mirror.state
+    assert state is not None
+    blocks = {Tier.G1: len(slot.device_blocks)}
+    tokens = block_tokens(mirror)
+    for tier, cached in zip((Tier.G2, Tier.G3, Tier.G4), slot.cached[1:], strict=True):
+        blocks[tier] = cached // tokens
+    for index, ids in slot.staged:
+        tier = state.pools[index].info.tier
+        blocks[tier] = max(blocks.get(tier, 0), len(ids))
+    age = now - slot.since_ns
+    if slot.hold is not None:
+        age = mirror.hold_age_ns(slot.hold, mono_ns)
+    return SlotRow(
+        slot, slot_level(mirror, slot, now, limits), age, slot.computed_tokens(state.iteration),
+        waits_for(mirror, slot, mono_ns), blocks,
+    )
+
+
+def block_tokens(mirror: Mirror) -> int:
+    """Tokens of one block, from the pools."""
+    if mirror.state is not None and mirror.state.pools:
+        return mirror.state.pools[0].info.block_tokens
+    return 16
+
+
+def limits(mirror: Mirror, mono_ns: int) -> dict[SlotState, int]:
+    """The limit of every watched state now."""
+    now = mirror.now_ns(mono_ns)
+    return {state: state_limit(mirror, state, now) for state in WATCHED}
+
+
+def values(mirror: Mirror, slot: SlotFacts, now_ns: int) -> dict[str, Value]:
+    """The fields of a slot that a filter may name."""
+    iteration = mirror.state.iteration if mirror.state is not None else 0
+    return {
+        "state": slot.state.label, "request": slot.request, "age": now_ns - slot.since_ns,
+        "tokens": slot.computed_tokens(iteration), "prompt": slot.prompt_tokens, "ops": len(slot.outstanding),
+        "held": slot.hold is not None, "priority": slot.priority, "session": slot.session,
+        "preemptions": slot.preemptions,
+    }
+
+
+class SlotOrder:
+    """The order of the list over time."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.matched = 0
+        self._sorted_mono: int | None = None
+        self._key: tuple[str, bool, str] = ("", False, "")
+
+    def update(
+        self, mirror: Mirror, mono_ns: int, selected: int | None, sort: str, reverse: bool, wanted: Filter | None
+    ) -> list[int]:
+        """Slot numbers from the first row to the last."""
+        state = mirror.state
+        if state is None:
+            self.numbers = []
+            return self.numbers
+        key = (sort, reverse, wanted.text if wanted is not None else "")
+        now = mirror.now_ns(mono_ns)
+        due = self._sorted_mono is None or mono_ns - self._sorted_mono >= SORT_EVERY_NS or key != self._key
+        if due:
+            self._sorted_mono, self._key = mono_ns, key
+            keep = selected if selected in self.numbers and key == self._key else None
+            at = self.numbers.index(keep) if keep is not None else 0
+            found = [
+                slot for slot in state.slots.values() if wanted is None or wanted.matches(values(mirror, slot, now))
+            ]
+            found.sort(key=_sort_key(mirror, sort, mono_ns), reverse=reverse)
+            self.numbers = [slot.slot for slot in found]
+            if keep is not None and keep in self.numbers:
+                self.numbers.remove(keep)
+                self.numbers.insert(min(at, len(self.numbers)), keep)
+        else:
+            self.numbers = [number for number in self.numbers if number in state.slots]
+        self.matched = len(self.numbers)
+        return self.numbers
+
+
+def _sort_key(mirror: Mirror, sort: str, mono_ns: int) -> Callable[[SlotFacts], tuple[object, ...]]:
+    state = mirror.state
+    assert state is not None
+    iteration = state.iteration
+    if sort == "age":
+        return lambda slot: (slot.since_ns, slot.slot)
+    if sort == "request":
+        return lambda slot: (slot.request,)
+    if sort == "tokens":
+        return lambda slot: (-slot.computed_tokens(iteration), slot.slot)
+    if sort == "arrival":
+        return lambda slot: (slot.slot,)
+    now = mirror.now_ns(mono_ns)
+    bounds = limits(mirror, mono_ns)
+
+    def need(slot: SlotFacts) -> tuple[object, ...]:
+        level = slot_level(mirror, slot, now, bounds)
+        rank = int(level) if level is not None else _RANK[slot.state]
+        return rank, slot.since_ns, slot.slot
+
+    return need

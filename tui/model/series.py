@@ -1,0 +1,177 @@
+"""Values over the target's time: sums per second, gauges per second, and latencies of the last minute.
+
+Law of this file: a second without a sample is ``None`` and is drawn as a blank, never as a zero; every series keeps a
+fixed number of seconds.
+"""
+
+import math
+from collections import deque
+from typing import Final
+
+SECOND_NS: Final = 1_000_000_000
+KEPT_S: Final = 600
+"""Ten minutes, the longest trend on any screen."""
+WINDOW_S: Final = 60
+"""The window of rates, hit rates and percentiles."""
+SAMPLES_MAX: Final = 1_024
+"""Latencies kept for one route; enough for a p99, and 100 routes would still be small."""
+
+
+class Sums:
+    """Amounts per second of the target's time; seconds that passed without an amount are 0, seconds not seen None."""
+
+    __slots__ = ("_values", "second")
+
+    def __init__(self) -> None:
+        self._values: deque[float | None] = deque(maxlen=KEPT_S)
+        self.second: int | None = None
+        """The second of the newest value; None before the first."""
+
+    def advance(self, at_ns: int) -> None:
+        """Time has come to ``at_ns``: seconds passed without an amount become zeros."""
+        second = at_ns // SECOND_NS
+        if self.second is None:
+            self.second = second
+            self._values.append(0.0)
+            return
+        missing = second - self.second
+        if missing <= 0:
+            return
+        self._values.extend([0.0] * min(missing, KEPT_S))
+        self.second = second
+
+    def add(self, at_ns: int, amount: float) -> None:
+        """Count ``amount`` into its second."""
+        self.advance(at_ns)
+        self._values[-1] = (self._values[-1] or 0.0) + amount
+
+    def blank(self, at_ns: int) -> None:
+        """Nothing is known of the time up to ``at_ns`` (a gap): those seconds stay blank."""
+        second = at_ns // SECOND_NS
+        if self.second is not None and second > self.second:
+            self._values.extend([None] * min(second - self.second, KEPT_S))
+            self.second = second
+
+    def last(self, seconds: int, now_ns: int) -> list[float | None]:
+        """The values of the last ``seconds``, oldest first, the running second last."""
+        if self.second is None:
+            return [None] * seconds
+        late = max(0, now_ns // SECOND_NS - self.second)
+        known: list[float | None] = [*self._values, *([0.0] * min(late, seconds))]
+        known = known[-seconds:]
+        return [None] * (seconds - len(known)) + known
+
+    def total(self, seconds: int, now_ns: int) -> float:
+        """Sum over the last ``seconds``."""
+        return sum(value for value in self.last(seconds, now_ns) if value is not None)
+
+    def rate(self, now_ns: int, seconds: int = 5) -> float | None:
+        """Amount per second over the last whole ``seconds`` that are known; None when there is none."""
+        values = [value for value in self.last(seconds + 1, now_ns)[:-1] if value is not None]
+        if not values:
+            values = [value for value in self.last(1, now_ns) if value is not None]
+        return sum(values) / len(values) if values else None
+
+
+class Gauge:
+    """A level, sampled at most once a second; a second without a sample keeps the level before it."""
+
+    __slots__ = ("_values", "second")
+
+    def __init__(self) -> None:
+        self._values: deque[float | None] = deque(maxlen=KEPT_S)
+        self.second: int | None = None
+
+    def set(self, at_ns: int, level: float | None) -> None:
+        """The level at ``at_ns``."""
+        second = at_ns // SECOND_NS
+        if self.second is None or not self._values:
+            self._values.append(level)
+        elif second > self.second:
+            self._values.extend([self._values[-1]] * min(second - self.second - 1, KEPT_S))
+            self._values.append(level)
+        else:
+            self._values[-1] = level
+            return
+        self.second = second
+
+    def blank(self, at_ns: int) -> None:
+        """Nothing is known of the time up to ``at_ns``."""
+        second = at_ns // SECOND_NS
+        if self.second is not None and second > self.second:
+            self._values.extend([None] * min(second - self.second, KEPT_S))
+            self.second = second
+
+    def last(self, seconds: int) -> list[float | None]:
+        """The levels of the last ``seconds``, oldest first."""
+        known = list(self._values)[-seconds:]
+        return [None] * (seconds - len(known)) + known
+
+
+class Latencies:
+    """Times of what ended within the last minute, bounded."""
+
+    __slots__ = ("_samples",)
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES_MAX)
+
+    def add(self, ended_ns: int, took_ns: int) -> None:
+        """Something ended and took this long."""
+        self._samples.append((ended_ns, took_ns))
+
+    def window(self, now_ns: int) -> list[int]:
+        """The times of the last minute, sorted."""
+        edge = now_ns - WINDOW_S * SECOND_NS
+        return sorted(took for ended, took in self._samples if ended >= edge)
+
+
+def percentile(ordered: list[int], share: float) -> int | None:
+    """The value that ``share`` of the sorted values do not exceed; None without values.
+
+    >>> percentile([10, 20, 30, 40], 0.5)
+    20
+    """
+    if not ordered:
+        return None
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
+
+
+def resample(values: list[float | None], cells: int, *, mean: bool = True) -> list[float | None]:
+    """Fit values into ``cells``: the mean (or the maximum) of the known ones of each cell, None where none is known."""
+    if cells <= 0:
+        return []
+    size = len(values)
+    result: list[float | None] = []
+    for cell in range(cells):
+        low, high = cell * size // cells, max(cell * size // cells + 1, (cell + 1) * size // cells)
+        known = [value for value in values[low:high] if value is not None]
+        result.append(None if not known else sum(known) / len(known) if mean else max(known))
+    return result
+
+
+class Density:
+    """Events over the whole run in a fixed number of buckets that double in width when the run outgrows them."""
+
+    BUCKETS: Final = 240
+    """More than the widest minimap has cells, halved at most once per doubling of the run."""
+
+    __slots__ = ("counts", "start_ns", "width_ns")
+
+    def __init__(self) -> None:
+        self.start_ns: int | None = None
+        self.width_ns = SECOND_NS // 4
+        self.counts: list[int] = []
+
+    def add(self, at_ns: int, amount: int) -> None:
+        """``amount`` events happened at ``at_ns``."""
+        if self.start_ns is None:
+            self.start_ns = at_ns
+        index = max(0, at_ns - self.start_ns) // self.width_ns
+        while index >= self.BUCKETS:
+            self.counts = [sum(self.counts[i : i + 2]) for i in range(0, len(self.counts), 2)]
+            self.width_ns *= 2
+            index = max(0, at_ns - self.start_ns) // self.width_ns
+        if index >= len(self.counts):
+            self.counts.extend([0] * (index + 1 - len(self.counts)))
+        self.counts[index] += amount

@@ -1,0 +1,127 @@
+"""Colours: roles to styles, for a dark and a light terminal, for 16 colours and for none.
+
+Law of this file: a theme is resolved once into a table of styles; colour means state or trouble, and without any colour
+bold, reverse and the glyphs carry the same meaning.
+"""
+
+from typing import Final
+
+from rich.style import Style
+
+DARK: Final[dict[str, str]] = {
+    "background": "#11151c", "bar": "#1a212b", "sel": "#263244", "rule": "#2d3847", "text": "#d7dee8",
+    "muted": "#8f9bad", "faint": "#717d90", "ok": "#47c299", "caution": "#f5e57a", "fault": "#fb4a64",
+    "faultground": "#3d1620", "heldground": "#3a3516", "cautionground": "#3a3516", "gap": "#6b4a4a",
+    "gapground": "#241b20", "trend": "#65798f", "trendnow": "#8f9bad",
+    "g1": "#d3deea", "g2": "#93abc6", "g3": "#6683a4", "g4": "#4c6480",
+    "fill.g1": "#93a5b9", "fill.g2": "#65798f", "fill.g3": "#445468", "fill.g4": "#38475a",
+    "fill.onboard": "#b8742e", "fill.prefill": "#2f86c6", "fill.decode": "#2b7d66",
+    "initialized": "#a9b5c5", "onboard": "#e28c36", "prefill": "#309ce8", "decode": "#47c299",
+    "preempted": "#efbcec", "finishing": "#8f9bad", "finished": "#717d90",
+}
+LIGHT: Final[dict[str, str]] = {
+    "background": "#fbfbf8", "bar": "#eeefea", "sel": "#d9e5f2", "rule": "#d3d6d1", "text": "#1d2630",
+    "muted": "#586370", "faint": "#707a84", "ok": "#007a62", "caution": "#4c3b00", "fault": "#b8144b",
+    "faultground": "#fbdde6", "heldground": "#fdeea6", "cautionground": "#fdeea6", "gap": "#a9837c",
+    "gapground": "#f3e9e4", "trend": "#86a1bd", "trendnow": "#586370",
+    "g1": "#1d3550", "g2": "#4a6c92", "g3": "#83a0c0", "g4": "#b4c6da",
+    "fill.g1": "#44617f", "fill.g2": "#86a1bd", "fill.g3": "#bccbd9", "fill.g4": "#d0dbe6",
+    "fill.onboard": "#d08a35", "fill.prefill": "#3f86bd", "fill.decode": "#5fb3a0",
+    "initialized": "#586370", "onboard": "#ad5100", "prefill": "#085891", "decode": "#007a62",
+    "preempted": "#ae18cc", "finishing": "#586370", "finished": "#707a84",
+}
+_STATES: Final = {
+    "initialized": "initialized", "onboard_staged": "onboard", "onboarding": "onboard", "skipped_prefill": "prefill",
+    "prefilling": "prefill", "skipped_decode": "decode", "decoding": "decode", "preempted": "preempted",
+    "finishing": "finishing", "finished": "finished",
+}
+_ANSI_DARK: Final[dict[str, str]] = {
+    "ok": "green", "caution": "bright_yellow", "fault": "bright_red", "muted": "white", "faint": "bright_black",
+    "rule": "bright_black", "trend": "white", "trendnow": "bright_white", "gap": "bright_black",
+    "initialized": "white", "onboard": "yellow", "prefill": "bright_blue", "decode": "cyan",
+    "preempted": "bright_magenta", "finishing": "white", "finished": "bright_black",
+    "fill.onboard": "yellow", "fill.prefill": "bright_blue", "fill.decode": "cyan",
+}
+_ANSI_LIGHT: Final[dict[str, str]] = {
+    **_ANSI_DARK, "caution": "black", "fault": "red", "muted": "bright_black", "trend": "bright_black",
+    "trendnow": "black", "initialized": "bright_black", "prefill": "blue", "preempted": "magenta",
+    "finishing": "bright_black", "fill.prefill": "blue",
+}
+THEMES: Final = ("dark", "light", "ansi", "ansi-light", "none")
+"""What ``--theme`` may name; ``none`` is what ``--no-color`` chooses."""
+
+
+class Theme:
+    """Role and ground to a style. ``background`` is None where the terminal keeps its own."""
+
+    def __init__(self, name: str) -> None:
+        if name not in THEMES:
+            raise ValueError(f"theme must be one of {', '.join(THEMES)}, got {name!r}")
+        self.name = name
+        self._cache: dict[tuple[str, str], Style] = {}
+        self._colours = {
+            "dark": DARK, "light": LIGHT, "ansi": _ANSI_DARK, "ansi-light": _ANSI_LIGHT, "none": {},
+        }[name]
+        self.rich = name in ("dark", "light")
+        self.background: str | None = self._colours["background"] if self.rich else None
+
+    def style(self, role: str, ground: str = "") -> Style:
+        """The style of a role on a ground; roles that are not known are plain text."""
+        key = (role, ground)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = self._resolve(role, ground)
+        return found
+
+    def _resolve(self, role: str, ground: str) -> Style:
+        under = role.endswith(".u")
+        base = role.removesuffix(".u")
+        make = self._rich_style if self.rich else self._plain_style
+        style = make(base, ground)
+        return style + Style(underline=True) if under else style
+
+    def _rich_style(self, role: str, ground: str) -> Style:
+        colours = self._colours
+        back = {"": "background", "bar": "bar", "sel": "sel"}[ground]
+        bold = role in _BOLD or role.startswith("pill")
+        fore = _foreground(role)
+        if role in _GROUNDS:
+            back = _GROUNDS[role]
+        elif role.startswith("pill."):
+            back, fore = _PILLS[role], "background"
+            if role == "pill.replay":
+                back, fore = "sel", "text"
+        elif role == "cursor":
+            back, fore = "text", "background"
+        return Style(color=colours.get(fore, colours["text"]), bgcolor=colours[back], bold=bold)
+
+    def _plain_style(self, role: str, ground: str) -> Style:
+        colours = self._colours
+        reverse = ground == "sel" or role.startswith("pill") or role in ("cursor", "tabsel", "heldbox", "keysel")
+        bold = role in _BOLD or role.startswith("pill") or role in ("fault", "caution", "limit.fault")
+        colour = colours.get(_foreground(role))
+        if role in ("heldbox", "hatch") and colours:
+            return Style(color="black", bgcolor="bright_yellow")
+        return Style(color=None if reverse else colour, reverse=reverse, bold=bold)
+
+
+_BOLD: Final = frozenset({"strong", "title", "key", "tabsel", "held", "heldbox", "mark.fault", "mark.caution"})
+_GROUNDS: Final = {
+    "heldbox": "heldground", "hatch": "heldground", "gap": "gapground", "limit.fault": "faultground",
+    "limit.caution": "cautionground", "tabsel": "sel", "keysel": "sel",
+}
+_PILLS: Final = {
+    "pill.ok": "ok", "pill.caution": "caution", "pill.fault": "fault", "pill.replay": "sel",
+}
+_FORES: Final = {
+    "strong": "text", "title": "muted", "key": "text", "tab": "muted", "tabsel": "text", "held": "caution",
+    "heldbox": "caution", "hatch": "caution", "limit.fault": "fault", "limit.caution": "caution",
+    "mark.fault": "fault", "mark.caution": "caution", "track": "rule", "selbar": "text", "todo": "rule",
+    "computed": "prefill", "keysel": "text", "stale": "faint", "load": "onboard",
+}
+
+
+def _foreground(role: str) -> str:
+    if role.startswith("state."):
+        return _STATES[role[6:]]
+    return _FORES.get(role, role)

@@ -1,0 +1,1 @@
+"""Line-API widgets. Law: only changed rows are drawn again."""

@@ -92,6 +92,16 @@ class Broadcaster:
         self._scheduled = False
         self._outstanding = 0
 
+    @property
+    def next_seq(self) -> int:
+        """Number of the next event to be published."""
+        return self.ring.next_seq + len(self._events)
+
+    @property
+    def pending_stimuli(self) -> Sequence[Stimulus]:
+        """Stimuli that are published and not flushed yet."""
+        return self._stimuli
+
     # --- the publisher's side ---
 
     def publish(self, stimulus: Stimulus, events: Sequence[Event]) -> None:

@@ -75,6 +75,8 @@ class Ring:
         self.next_seq = next_seq
         self.first_seq = next_seq
         self.bytes = 0
+        self.appended_bytes = 0
+        """Bytes of all chunks that ever came."""
         self.forgotten = 0
         self.encodes: Counter[int] = Counter()
         self._entries: deque[_Entry] = deque()
@@ -99,6 +101,7 @@ class Ring:
         self.encodes[MSGPACK] += 1
         self.next_seq += chunk.count
         self.bytes += entry.bytes
+        self.appended_bytes += entry.bytes
         while len(self._entries) > 1 and (self.events > self.events_max or self.bytes > self.bytes_max):
             gone = self._entries.popleft()
             self._base += 1

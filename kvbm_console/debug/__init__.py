@@ -1,0 +1,1 @@
+"""The debugger around the core: sessions, leases, deadlines of the wall clock."""

@@ -1,0 +1,155 @@
+"""Sessions: what a debugger client asks, as stimuli.
+
+Breakpoints of one owner are replaced all at once in the core; clients set, remove and mute single ones. This file is
+the bridge. It reads the facts and submits in one go, without waiting in between, so two clients never lose each
+other's change.
+
+Law of this file: a request is answered after its events exist. Nothing here changes facts.
+"""
+
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.errors import Refused
+from kvbm_console.core.ids import HoldEnd, SlotState
+from kvbm_console.core.instructions import BreakpointVerdict
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import BreakpointsReplaced, Disarmed, HoldContinued, SlotStepped
+from kvbm_console.debug.leases import Leases
+from kvbm_console.dispatch import Dispatcher
+
+DAEMON_OWNER: Final = "daemon"
+"""Owner of breakpoints that outlive the shell command that set them."""
+SESSION_NAME_BYTES_MAX: Final = 64
+"""A name is for people, in lists and in the record."""
+BREAKPOINTS_MAX: Final = 256
+"""More breakpoints than anybody reads; the gate's index stays small and a replacement stays one small stimulus."""
+
+
+class Session:
+    """One client's debugger session. ``owner`` is the name under which its breakpoints and holds appear."""
+
+    def __init__(self, owner: str, *, lease: bool) -> None:
+        self.owner = owner
+        self.lease = lease
+
+
+class Sessions:
+    """Opens sessions and carries out their requests. Every method raises ``Refused`` with one sentence."""
+
+    def __init__(self, dispatcher: Dispatcher, leases: Leases) -> None:
+        self._dispatcher = dispatcher
+        self._leases = leases
+        self._opened = 0
+
+    @property
+    def _state(self) -> CacheState:
+        return self._dispatcher.leader.state
+
+    def open(self, name: str, *, lease: bool) -> Session:
+        """A new session. A lease keeps its holds while it renews; without one its breakpoints are the daemon's."""
+        if not name or len(name.encode()) > SESSION_NAME_BYTES_MAX or not name.isprintable():
+            raise Refused(f"name must be 1 to {SESSION_NAME_BYTES_MAX} printable bytes, got {name[:80]!r}")
+        if not lease:
+            return Session(DAEMON_OWNER, lease=False)
+        self._opened += 1
+        session = Session(f"{name}-{self._opened}", lease=True)
+        self._leases.renew(session.owner)
+        return session
+
+    def renew(self, session: Session) -> None:
+        """The session is alive."""
+        if session.lease:
+            self._leases.renew(session.owner)
+
+    def close(self, session: Session) -> None:
+        """The session is gone: its lease with it."""
+        if session.lease:
+            self._leases.drop(session.owner)
+
+    # --- breakpoints ---
+
+    def _specs(self, owner: str) -> list[BreakpointSpec]:
+        """The breakpoints of an owner as they are now: one that was muted, or hit once, stays so."""
+        return [
+            msgspec.structs.replace(known.spec, enabled=known.enabled)
+            for known in self._state.breakpoints.values() if known.owner == owner
+        ]
+
+    def _replace(self, owner: str, specs: list[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
+        result = self._dispatcher.submit(BreakpointsReplaced, owner, tuple(specs)).result
+        return result if isinstance(result, tuple) else ()
+
+    def _owner_of(self, breakpoint_id: int) -> str:
+        known = self._state.breakpoints.get(breakpoint_id)
+        if known is None:
+            raise Refused(f"there is no breakpoint {breakpoint_id}")
+        return known.owner
+
+    def set(self, session: Session, spec: BreakpointSpec) -> BreakpointVerdict:
+        """One more breakpoint of this session, or with an id of its own the new form of that one."""
+        if len(self._state.breakpoints) >= BREAKPOINTS_MAX:
+            raise Refused(f"there are {BREAKPOINTS_MAX} breakpoints already, which is the most")
+        if spec.id and self._owner_of(spec.id) != session.owner:
+            raise Refused(f"breakpoint {spec.id} belongs to {self._owner_of(spec.id)}")
+        others = [known for known in self._specs(session.owner) if known.id != spec.id or not spec.id]
+        verdicts = self._replace(session.owner, [*others, spec])
+        if not verdicts:
+            raise Refused("the leader refused the breakpoint")
+        return verdicts[-1]
+
+    def remove(self, breakpoint_id: int | None) -> str:
+        """Remove a breakpoint, or all when None, whoever owns it."""
+        if breakpoint_id is None:
+            count = len(self._state.breakpoints)
+            for owner in sorted({known.owner for known in self._state.breakpoints.values()}):
+                self._replace(owner, [])
+            return f"removed {count}"
+        owner = self._owner_of(breakpoint_id)
+        self._replace(owner, [spec for spec in self._specs(owner) if spec.id != breakpoint_id])
+        return "removed"
+
+    def enable(self, breakpoint_id: int, enabled: bool) -> str:
+        """Arm or mute a breakpoint, whoever owns it."""
+        owner = self._owner_of(breakpoint_id)
+        self._replace(owner, [
+            msgspec.structs.replace(spec, enabled=enabled) if spec.id == breakpoint_id else spec
+            for spec in self._specs(owner)
+        ])
+        return "armed" if enabled else "muted"
+
+    # --- holds ---
+
+    def _lost_race(self, hold: int) -> str | None:
+        """What to answer for a hold that is not there: a lost race is no error, a number that never was is one."""
+        if hold in self._state.holds:
+            return None
+        if 0 < hold < self._state.next_hold:
+            return "already_continued"
+        raise Refused(f"there is no hold {hold}")
+
+    def continue_hold(self, session: Session, hold: int | None, until: SlotState | None = None) -> str:
+        """Release one hold, or all when None."""
+        if hold is None:
+            count = len(self._state.holds)
+            self._dispatcher.submit(HoldContinued, None, session.owner, until)
+            return f"continued {count}"
+        lost = self._lost_race(hold)
+        if lost is None:
+            self._dispatcher.submit(HoldContinued, hold, session.owner, until)
+        return lost or HoldEnd.CONTINUED.label
+
+    def step(self, session: Session, hold: int) -> str:
+        """Release a hold and stop the same slot at its next site."""
+        lost = self._lost_race(hold)
+        if lost is None:
+            self._dispatcher.submit(SlotStepped, hold, session.owner)
+        return lost or HoldEnd.STEPPED.label
+
+    def disarm(self, session: Session) -> str:
+        """Mute every breakpoint and release every hold."""
+        count = len(self._state.holds)
+        self._dispatcher.submit(Disarmed, session.owner)
+        return f"disarmed, released {count}"

@@ -1,0 +1,297 @@
+"""The leader as a service: one thread, one writer; every change is published, kept and recorded; nobody is waited for.
+
+``submit`` is a plain function on the loop's thread: it stamps, asks the leader, appends to the ring, offers to the
+recorder, wakes subscribers and carries out instructions. It never awaits, so no lock exists. The bounds in time of
+holds and leases run on the wall's monotonic clock and come in as stimuli like everything else.
+
+Law of this file: what was published can be folded from the base snapshot and the ring, at every moment.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import anyio
+import msgspec
+import xxhash
+
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import InternalError
+from kvbm_console.core.events import InvariantViolated
+from kvbm_console.core.ids import Note
+from kvbm_console.core.leader import Leader, Outcome
+from kvbm_console.core.snapshots import encode_facts
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import DeadlinePassed, LeaseGranted, LeaseLost, Noted, Stimulus
+from kvbm_console.debug.deadlines import WallDeadlines
+from kvbm_console.debug.leases import LEASE_TTL_NS, Leases
+from kvbm_console.debug.sessions import Sessions
+from kvbm_console.dispatch import Dispatcher, start_leader
+from kvbm_console.stream.broadcast import Broadcaster
+from kvbm_console.stream.document import Document, status_document
+from kvbm_console.stream.ring import Ring
+from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_stimuli
+
+HEARTBEAT_S: Final = 0.5
+"""A console knows within a second that it talks to a living daemon."""
+LEASE_CHECK_S: Final = 0.1
+"""How late a lost lease may be noticed; well below the half second that is promised."""
+SNAPSHOT_REUSE_EVENTS: Final = 4_096
+"""A snapshot that is at most this old serves the next subscriber too: folding that much takes some milliseconds."""
+
+
+class RecorderState(Protocol):
+    """What the service reads of a recorder's status."""
+
+    state: str
+    written_seq: int
+    synced_seq: int
+    synced_age_ns: int
+    not_recorded: int
+    path: str
+    bytes: int
+
+
+class Recorder(Protocol):
+    """Who keeps the stream; ``offer`` never waits and never raises."""
+
+    def offer(self, stimuli: StimulusChunk | None, events: EventChunk | None) -> None:
+        """Keep one flush: the stimuli, then the events that they caused."""
+        ...
+
+    def status(self) -> Any:
+        """A ``RecorderState``."""
+        ...
+
+    def close(self) -> None:
+        """Write and sync what was offered."""
+        ...
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Facts between two stimuli; ``seq`` is the number of the next event, ``n`` of the next stimulus."""
+
+    seq: int
+    n: int
+    at_ns: int
+    facts: bytes
+
+    @property
+    def digest(self) -> int:
+        """Digest of the facts."""
+        return xxhash.xxh3_64_intdigest(self.facts)
+
+
+class Changed:
+    """Lets drivers wait until something was published."""
+
+    def __init__(self) -> None:
+        self._event: asyncio.Event | None = None
+
+    def notify(self) -> None:
+        """Wake everybody who waits."""
+        if self._event is not None:
+            self._event.set()
+            self._event = None
+
+    async def wait(self) -> None:
+        """Until the next ``notify``."""
+        if self._event is None:
+            self._event = asyncio.Event()
+        await self._event.wait()
+
+
+class LeaderService:
+    """Owns leader, dispatcher, ring and broadcaster, debugger sessions and leases.
+
+    ``clock`` is the engine's clock in nanoseconds (virtual when it is simulated). With ``check`` a bug of the core is
+    raised where it happens; without, the stimulus is undone, published as ``InvariantViolated``, and the service goes
+    on. ``more_hosts`` follow the same stimuli. Set ``recorder`` before the first stimulus.
+    """
+
+    def __init__(
+        self, config: LeaderConfig, clock: Callable[[], int], *, check: bool = False, ring: Ring | None = None,
+        monotonic: Callable[[], int] = time.monotonic_ns, lease_ttl_ns: int = LEASE_TTL_NS,
+        incarnation: str | None = None, more_hosts: Sequence[Leader] = (),
+    ) -> None:
+        self.config = config
+        self.check = check
+        self.clock = clock
+        self.incarnation = incarnation or secrets.token_hex(8)
+        self.started_wall_ns = time.time_ns()
+        self.recorder: Recorder | None = None
+        self.changed = Changed()
+        self.recoveries = 0
+        """Bugs of the core that were undone."""
+        self.broadcaster = Broadcaster(ring or Ring(), monotonic, on_flush=self._flushed)
+        self.dispatcher = Dispatcher(
+            Leader(config, check=check), clock, publish=self._publish, more_hosts=more_hosts
+        )
+        if not check:
+            self.dispatcher.recover = self._recover
+        self.leases = Leases(
+            monotonic, granted=lambda owner: self.dispatcher.submit(LeaseGranted, owner),
+            lost=lambda owner: self.dispatcher.submit(LeaseLost, owner), ttl_ns=lease_ttl_ns,
+        )
+        self.sessions = Sessions(self.dispatcher, self.leases)
+        self.submit = self.dispatcher.submit
+        self._deadlines: WallDeadlines | None = None
+        self._since_base: deque[StimulusChunk] = deque()
+        self._stimulus_bytes = 0
+        self._base_bytes = 0
+        self._recovered = False
+        self._snapshot: Snapshot
+        self._aids = b""
+        self._take_base()
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    @property
+    def leader(self) -> Leader:
+        """The leader now; another object after a recovery."""
+        return self.dispatcher.leader
+
+    @property
+    def state(self) -> CacheState:
+        """The facts now. Read only."""
+        return self.dispatcher.leader.state
+
+    @property
+    def ring(self) -> Ring:
+        """The last events, encoded."""
+        return self.broadcaster.ring
+
+    @property
+    def at_ns(self) -> int:
+        """The engine's clock now, never before the last stimulus."""
+        return max(self.clock(), self.dispatcher.at_ns)
+
+    def status(self) -> Document:
+        """The documented ``status`` document (``stream.document``)."""
+        recorder = None if self.recorder is None else self.recorder.status()
+        return status_document(
+            self.state, at_ns=self.at_ns, incarnation=self.incarnation,
+            subscribers=len(self.broadcaster.subscribers),
+            recorder=None if recorder is None else {
+                "state": recorder.state, "written_seq": recorder.written_seq, "synced_seq": recorder.synced_seq,
+            },
+        )
+
+    def digest(self) -> tuple[int, int]:
+        """(number of the next event, digest of the facts)."""
+        return self.state.seq, self.leader.digest()
+
+    def snapshot(self) -> Snapshot:
+        """Facts from which the ring goes on: at most ``SNAPSHOT_REUSE_EVENTS`` old."""
+        if self.state.seq - self._snapshot.seq > SNAPSHOT_REUSE_EVENTS or self._snapshot.seq < self.ring.first_seq:
+            self._take_base()
+        return self._snapshot
+
+    def keyframe(self) -> tuple[int, bytes, bytes]:
+        """(number of the next event, facts, aids), for the recorder."""
+        return self.state.seq, encode_facts(self.state), self.leader.export()
+
+    # --- publishing ----------------------------------------------------------------------------------------------
+
+    def _publish(self, stimulus: Stimulus, outcome: Outcome) -> None:
+        self.broadcaster.publish(stimulus, outcome.events)
+        if self._recovered:
+            self._recovered = False
+            self._take_base()  # no later rerun may meet the stimulus that was undone
+        self.changed.notify()
+
+    def _flushed(self, stimuli: StimulusChunk | None, events: EventChunk | None) -> None:
+        if self.recorder is not None:
+            self.recorder.offer(stimuli, events)
+        if stimuli is not None:
+            self._since_base.append(stimuli)
+            self._stimulus_bytes += len(stimuli.data)
+        ring = self.ring
+        if (
+            ring.next_seq - self._snapshot.seq > ring.events_max // 2 or self._snapshot.seq < ring.first_seq
+            or ring.appended_bytes - self._base_bytes > ring.bytes_max // 2
+            or self._stimulus_bytes > ring.bytes_max // 2
+        ):
+            self._take_base()
+
+    def _take_base(self) -> None:
+        """A new base snapshot: the state after everything that was published so far."""
+        self.broadcaster.flush()
+        state = self.state
+        self._snapshot = Snapshot(state.seq, self.dispatcher.n, state.at_ns, encode_facts(state))
+        self._aids = self.leader.export()
+        self._since_base.clear()
+        self._stimulus_bytes = 0
+        self._base_bytes = self.ring.appended_bytes
+
+    # --- a bug of ours -------------------------------------------------------------------------------------------
+
+    def _recover(self, stimulus: Stimulus, error: Exception) -> Outcome:
+        """Undo a stimulus whose handler raised: rerun all since the base snapshot but this one, and say so."""
+        leader = Leader.restore(self.config, self._snapshot.facts, self._aids)
+        for earlier in self._stimuli_since_base():
+            leader.handle(earlier)
+        expected = self.broadcaster.next_seq
+        if leader.state.seq != expected:
+            raise InternalError(
+                f"the facts could not be restored to event {expected}: rerunning came to {leader.state.seq}"
+            ) from error
+        self.recoveries += 1
+        self._recovered = True
+        rule = getattr(error, "rule", type(error).__name__)
+        event = InvariantViolated(
+            leader.state.seq, stimulus.at_ns, stimulus.n, rule, str(error), tuple(getattr(error, "story", ()))
+        )
+        leader.state.apply(event)
+        self.dispatcher.leader = leader
+        return Outcome(None, [event], [])
+
+    def _stimuli_since_base(self) -> Iterator[Stimulus]:
+        for chunk in self._since_base:
+            yield from unpack_stimuli(chunk.data)
+        yield from self.broadcaster.pending_stimuli
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Declare the leader's own pools; before any engine."""
+        start_leader(self.dispatcher)
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Heartbeats, leases, deadlines and scheduled flushes, until cancelled."""
+        loop = asyncio.get_running_loop()
+        self.broadcaster.later = loop.call_later
+        self._deadlines = WallDeadlines(loop.call_later, lambda d: self.dispatcher.submit(DeadlinePassed, d))
+        self.dispatcher.wall_deadlines = self._deadlines
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._beat)
+                group.start_soon(self._expire_leases)
+                task_status.started()
+        finally:
+            self.broadcaster.later = None
+            self._deadlines.close()
+            self.dispatcher.wall_deadlines = None
+
+    async def _beat(self) -> None:
+        while True:
+            await anyio.sleep(HEARTBEAT_S)
+            self.broadcaster.beat()
+
+    async def _expire_leases(self) -> None:
+        while True:
+            await anyio.sleep(LEASE_CHECK_S)
+            self.leases.expire()
+
+    def release_all(self) -> None:
+        """The first step of an orderly end: whatever is held goes on (``HoldEnd.SHUTDOWN``)."""
+        self.submit(Noted, Note.SHUTTING_DOWN, "")
+
+    def close(self) -> None:
+        """The last steps: flush, end of the stream, recorder written and synced."""
+        self.broadcaster.close()
+        if self.recorder is not None:
+            self.recorder.close()

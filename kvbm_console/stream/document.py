@@ -1,0 +1,127 @@
+"""The status document: what is true of a leader now, as plain JSON values. A documented, stable contract.
+
+Ids are strings, absent values null, states and routes their labels, times nanoseconds on the engine's clock. It has
+exactly these keys, and new ones are only added:
+
+``slots``        list of {slot, request, state, since_ns, age_ns, computed_tokens, prompt_tokens, outstanding, hold}
+``tiers``        object by ``g1`` to ``g4`` of {capacity_blocks, resident_blocks, referenced_blocks, writing_blocks,
+                 hits, lookups}; hits and lookups count prompt blocks, capacity is null if the engine does not tell
+``transfers``    list of {operation, candidate, route, blocks, status}: candidates that are not terminal
+``breakpoints``  list of {id, owner, description, enabled, site, request, from_state, to_state, tier, route, action,
+                 one_shot, hits, max_hold_ns}
+``holds``        list of {id, slot, request, site, point, owner, breakpoints, pending, since_ns, deadline_ns}
+``stream``       {head_seq, epoch, incarnation, subscribers}
+``recorder``     {state, written_seq, synced_seq}, null when nothing is recorded
+
+Law of this file: it reads facts and changes nothing.
+"""
+
+from typing import Any
+
+from kvbm_console.core.breakpoints import BreakpointFacts, HoldFacts
+from kvbm_console.core.candidates import CandidateFacts
+from kvbm_console.core.ids import Condition, Route, SlotState, Tier
+from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.state import CacheState
+
+Document = dict[str, Any]
+
+
+def status_document(
+    state: CacheState, *, at_ns: int, incarnation: str, subscribers: int, recorder: Document | None
+) -> Document:
+    """The document of facts as of ``at_ns``, the engine's clock now."""
+    return {
+        "slots": [slot_row(state, slot, at_ns) for slot in state.slots.values()],
+        "tiers": {tier.label: tier_row(state, tier) for tier in Tier},
+        "transfers": [_transfer(candidate) for candidate in state.candidates.values()],
+        "breakpoints": [_breakpoint(known) for known in state.breakpoints.values()],
+        "holds": [_hold(state, hold) for hold in state.holds.values()],
+        "stream": {
+            "head_seq": state.seq - 1, "epoch": state.epoch, "incarnation": incarnation, "subscribers": subscribers,
+        },
+        "recorder": recorder,
+    }
+
+
+def slot_row(state: CacheState, slot: SlotFacts, at_ns: int) -> Document:
+    """One slot of the document."""
+    return {
+        "slot": str(slot.slot),
+        "request": slot.request,
+        "state": slot.state.label,
+        "since_ns": slot.since_ns,
+        "age_ns": max(at_ns, state.at_ns) - slot.since_ns,
+        "computed_tokens": slot.computed_tokens(state.iteration),
+        "prompt_tokens": slot.prompt_tokens,
+        "outstanding": len(slot.outstanding),
+        "hold": _id(slot.hold),
+    }
+
+
+def tier_row(state: CacheState, tier: Tier) -> Document:
+    """One tier of the document: the sum over the pools of all engines."""
+    pools = [pool for pool in state.pools if pool.info.tier is tier]
+    capacities = [pool.info.capacity_blocks for pool in pools]
+    known = [capacity for capacity in capacities if capacity is not None]
+    return {
+        "capacity_blocks": sum(known) if len(known) == len(capacities) else None,
+        "resident_blocks": sum(pool.resident_blocks for pool in pools),
+        "referenced_blocks": sum(pool.counts[Condition.REFERENCED] for pool in pools),
+        "writing_blocks": sum(pool.counts[Condition.WRITING] for pool in pools),
+        "hits": state.totals.hit_blocks[tier - 1],
+        "lookups": state.totals.prompt_blocks,
+    }
+
+
+def _transfer(candidate: CandidateFacts) -> Document:
+    return {
+        "operation": _id(candidate.operation),
+        "candidate": str(candidate.candidate),
+        "route": candidate.route.label,
+        "blocks": len(candidate.hashes),
+        "status": candidate.status.label,
+    }
+
+
+def _breakpoint(known: BreakpointFacts) -> Document:
+    spec = known.spec
+    return {
+        "id": str(spec.id),
+        "owner": known.owner,
+        "description": spec.describe(),
+        "enabled": known.enabled,
+        "site": spec.site.label,
+        "request": spec.request,
+        "from_state": _label(spec.from_state),
+        "to_state": _label(spec.to_state),
+        "tier": _label(spec.tier),
+        "route": _label(spec.route),
+        "action": spec.action.label,
+        "one_shot": spec.one_shot,
+        "hits": known.hits,
+        "max_hold_ns": spec.max_hold_ns,
+    }
+
+
+def _hold(state: CacheState, hold: HoldFacts) -> Document:
+    return {
+        "id": str(hold.hold),
+        "slot": str(hold.slot),
+        "request": state.slots[hold.slot].request,
+        "site": hold.site.label,
+        "point": hold.point.label,
+        "owner": hold.owner,
+        "breakpoints": [str(number) for number in hold.breakpoints],
+        "pending": not hold.parked,
+        "since_ns": hold.since_ns,
+        "deadline_ns": hold.since_ns + hold.max_hold_ns,
+    }
+
+
+def _id(number: int | None) -> str | None:
+    return None if number is None else str(number)
+
+
+def _label(word: SlotState | Tier | Route | None) -> str | None:
+    return None if word is None else word.label

@@ -39,7 +39,7 @@ class Event(msgspec.Struct, array_like=True, gc=False, tag=0):
     cause: int
 
 
-# --- pools and slots -------------------------------------------------------------------------------------------------
+# --- pools and slots ---
 
 
 class PoolKnown(Event, tag=1):
@@ -110,7 +110,7 @@ class SlotCloned(Event, tag=5):
     ids: bytes
 
 
-# --- lookup, staging, device blocks -----------------------------------------------------------------------------------
+# --- lookup, staging, device blocks ---
 
 
 class LookupAnswered(Event, tag=6):
@@ -212,7 +212,7 @@ class BlocksDropped(Event, tag=15):
     why: ReleaseReason
 
 
-# --- candidates and operations ------------------------------------------------------------------------------------------
+# --- candidates and operations ---
 
 
 class CandidatePlanned(Event, tag=16):
@@ -296,7 +296,7 @@ class BatchEnded(Event, tag=24):
     batch: int
 
 
-# --- iterations and scores ----------------------------------------------------------------------------------------------
+# --- iterations and scores ---
 
 
 class IterationAdvanced(Event, tag=25):
@@ -327,7 +327,7 @@ class HitsLost(Event, tag=27):
     position: int
 
 
-# --- breakpoints and holds ----------------------------------------------------------------------------------------------
+# --- breakpoints and holds ---
 
 
 class BreakpointsChanged(Event, tag=28):
@@ -389,7 +389,7 @@ class LeaseChanged(Event, tag=34):
     live: bool
 
 
-# --- the process, peers, faults -----------------------------------------------------------------------------------------
+# --- the process, peers, faults ---
 
 
 class ResetBegun(Event, tag=35):

@@ -84,7 +84,7 @@ AnyInstruction = (
 """The closed union of instructions."""
 
 
-# --- results: what an entry point returns to its caller, beside the instructions ---------------------------------------
+# --- results: what an entry point returns to its caller, beside the instructions ---
 
 
 class MatchAnswer(msgspec.Struct, frozen=True):

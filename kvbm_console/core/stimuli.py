@@ -26,7 +26,7 @@ class Stimulus(msgspec.Struct, array_like=True, gc=False, tag=0):
     origin_ns: int | None
 
 
-# --- from the engine: the entry points of a connector -------------------------------------------------------------
+# --- from the engine: the entry points of a connector ---
 
 
 class PoolDeclared(Stimulus, tag=1):
@@ -130,7 +130,7 @@ class RequestFinished(Stimulus, tag=9):
     reason: FinishReason
 
 
-# --- from the mover ------------------------------------------------------------------------------------------------
+# --- from the mover ---
 
 
 class TransferStarted(Stimulus, tag=10):
@@ -158,7 +158,7 @@ class TransferFailed(Stimulus, tag=12):
     failed: bytes
 
 
-# --- from a KV-event stream (level 1) --------------------------------------------------------------------------------
+# --- from a KV-event stream (level 1) ---
 
 
 class BlocksReported(Stimulus, tag=13):
@@ -181,7 +181,7 @@ class SourceRestarted(Stimulus, tag=15):
     """The source began again: a new incarnation."""
 
 
-# --- from clients ---------------------------------------------------------------------------------------------------
+# --- from clients ---
 
 
 class BreakpointsReplaced(Stimulus, tag=20):
@@ -212,7 +212,7 @@ class Disarmed(Stimulus, tag=28):
     by: str
 
 
-# --- from the shell around the core -----------------------------------------------------------------------------------
+# --- from the shell around the core ---
 
 
 class LeaseGranted(Stimulus, tag=30):

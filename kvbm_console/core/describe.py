@@ -1,0 +1,172 @@
+"""One line of text for every event: what logs, stories and ``tail`` show.
+
+Law of this file: the match is total, so a new event kind that is forgotten here is a type error.
+"""
+
+from typing import assert_never
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.ids import MissReason
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import ENTRY_NAMES
+
+
+def kind(event: ev.Event) -> str:
+    """The name of the event's kind, for example ``SlotMoved``."""
+    return type(event).__name__
+
+
+def slots_of(event: ev.Event) -> tuple[int, ...]:
+    """The slots that an event names directly."""
+    slot = getattr(event, "slot", None)
+    if slot is None:
+        return tuple(getattr(event, "slots", ()))
+    return (slot,)
+
+
+def slot_of(event: ev.Event, state: CacheState | None = None) -> int | None:
+    """The one slot that an event is about, through its candidate or operation if ``state`` still knows them."""
+    named = slots_of(event)
+    if named:
+        return named[0] if len(named) == 1 else None
+    if state is None:
+        return None
+    operation = state.operations.get(getattr(event, "operation", -1))
+    number = operation.candidate if operation is not None else getattr(event, "candidate", -1)
+    candidate = state.candidates.get(number)
+    return None if candidate is None else candidate.slot
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block" if count == 1 else f"{count:,} blocks"
+
+
+def _ids(column: bytes) -> str:
+    return _blocks(len(column) // 4)
+
+
+def _tier(state: CacheState | None, pool: int) -> str:
+    return f"pool {pool}" if state is None or pool >= len(state.pools) else state.pools[pool].info.tier.name
+
+
+def _numbers(values: tuple[int, ...]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def describe(event: ev.Event, state: CacheState | None = None) -> str:
+    """One line without seq, time and slot; ``state`` turns pool numbers into tiers.
+
+    >>> describe(ev.CandidateEnqueued(0, 0, 0, 7))
+    'candidate 7'
+    """
+    return _describe(event, state)  # type: ignore[arg-type]
+
+
+def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
+    match event:
+        case ev.PoolKnown():
+            size = "unknown size" if event.capacity_blocks is None else _blocks(event.capacity_blocks)
+            return f"{event.tier.name} {event.medium}, {size} of {event.block_tokens} tokens, {event.authority.label}"
+        case ev.SlotOpened():
+            return f"{event.request}, {event.prompt_tokens:,} prompt tokens, {_blocks(len(event.hashes) // 8)}"
+        case ev.SlotMoved():
+            entry = ENTRY_NAMES.get(event.entry, str(event.entry))
+            extra = f", {event.detail:,} tokens" if event.detail else ""
+            why = f", {event.reason.label}" if event.reason is not None else ""
+            return f"{event.old.label} → {event.new.label}{extra}{why}, by {entry}"
+        case ev.SlotClosed():
+            return "left the facts"
+        case ev.SlotCloned():
+            return f"{event.request}, clone of slot {event.parent}, {_ids(event.ids)}"
+        case ev.LookupAnswered():
+            found = ", ".join(f"G{at + 2} {count}" for at, count in enumerate(event.matched) if count)
+            miss = "" if event.why is MissReason.NONE else f", then {event.why.label}"
+            answer = "ask again" if event.answer is None else f"{event.answer:,} tokens"
+            return f"G1 {event.local_blocks}{', ' + found if found else ''}{miss}: {answer}"
+        case ev.BlocksStaged():
+            return f"{_tier(state, event.pool)} {_ids(event.ids)}"
+        case ev.StagingReleased():
+            return event.why.label
+        case ev.DeviceBlocksAssigned():
+            reused = f", {event.reused} reused" if event.reused else ""
+            external = f", {event.external_tokens:,} tokens to load" if event.external_tokens else ""
+            return f"{_tier(state, event.pool)} {_ids(event.ids)} to {len(event.slots)} slots{reused}{external}"
+        case ev.DeviceBlocksReleased():
+            return f"{_ids(event.ids)}, {event.why.label}"
+        case ev.BlocksFilled():
+            return f"{_tier(state, event.pool)} {_ids(event.ids)} of {len(event.slots)} slots"
+        case ev.BlocksEvicted():
+            wanted = "" if event.for_slot is None else f" for slot {event.for_slot}"
+            return f"{_tier(state, event.pool)} {_ids(event.ids)}{wanted}, {event.rule.label}"
+        case ev.BlocksReserved() | ev.BlocksReady():
+            return f"{_tier(state, event.pool)} {_ids(event.ids)}, op {event.operation}"
+        case ev.BlocksDropped():
+            return f"{_tier(state, event.pool)} {_ids(event.ids)}, op {event.operation}, {event.why.label}"
+        case ev.CandidatePlanned():
+            return f"candidate {event.candidate} {event.route.label}, {_blocks(len(event.hashes) // 8)}"
+        case ev.CandidateEnqueued():
+            return f"candidate {event.candidate}"
+        case ev.CandidateEvaluated():
+            left = "" if event.filtered is None else f", others {event.filtered.label}"
+            return f"candidate {event.candidate}, {_blocks(event.found)} to move{left}"
+        case ev.CandidateSkipped():
+            return f"candidate {event.candidate}, {event.reason.label}"
+        case ev.CandidatePromoted():
+            return f"candidate {event.candidate} is op {event.operation}, {_ids(event.targets)}"
+        case ev.OperationStarted():
+            return f"op {event.operation}"
+        case ev.OperationReported():
+            return f"op {event.operation} rank {event.rank}, {'ok' if event.ok else 'failed: ' + event.error}"
+        case ev.CandidateEnded():
+            return f"candidate {event.candidate}, {event.status.label}"
+        case ev.BatchEnded():
+            return f"batch {event.batch}"
+        case ev.IterationAdvanced():
+            return f"iteration {event.iteration:,}, {event.running} running, {event.waiting} waiting"
+        case ev.PrefixScored():
+            found = ", ".join(f"G{at + 1} {count}" for at, count in enumerate(event.hits) if count) or "no hit"
+            return f"{found} of {_blocks(event.prompt_blocks)}"
+        case ev.HitsLost():
+            return f"{event.tier.name} {_blocks(event.blocks)}, back to token {event.position:,}"
+        case ev.BreakpointsChanged():
+            return f"{event.owner} has {len(event.specs)}"
+        case ev.BreakpointHit():
+            return f"breakpoint {_numbers(event.breakpoints)} at {event.site.label}, {event.action.label}"
+        case ev.SlotHeld():
+            who = f"breakpoint {_numbers(event.breakpoints)}" if event.breakpoints else event.owner
+            return f"hold {event.hold} by {who} at {event.site.label}, waits at {event.point.label}"
+        case ev.HoldParked():
+            return f"hold {event.hold} stands still"
+        case ev.HoldReleased():
+            by = f" by {event.by}" if event.by else ""
+            return f"hold {event.hold} {event.why.label}{by} after {event.held_ns / 1e6:.1f} ms"
+        case ev.HoldDenied():
+            return f"at {event.site.label}: {event.why}"
+        case ev.LeaseChanged():
+            return f"{event.owner} {'granted' if event.live else 'lost'}"
+        case ev.ResetBegun():
+            return event.mode.label
+        case ev.ResetDone():
+            return f"{event.mode.label}, epoch {event.epoch}"
+        case ev.DrainBegun():
+            return f"for {event.deadline_ns / 1e9:g} s"
+        case ev.StimulusRejected():
+            return f"{ENTRY_NAMES.get(event.entry, str(event.entry))}: {event.why}"
+        case ev.CompletionRefused():
+            return f"op {event.operation} of epoch {event.epoch}: {event.why}"
+        case ev.InvariantViolated():
+            return f"{event.rule}: {event.detail}"
+        case ev.BlocksSeen():
+            cleared = "cleared, " if event.cleared else ""
+            return (
+                f"{_tier(state, event.pool)} {cleared}{_blocks(len(event.stored) // 8)} stored, "
+                f"{len(event.removed) // 8} removed"
+            )
+        case ev.SourceLost():
+            return f"source {event.source} {'restarted' if event.restarted else f'lost {event.first} to {event.last}'}"
+        case ev.Noted():
+            return f"{event.note.label}: {event.detail}"
+        case ev.BlocksQuarantined():
+            return f"{_tier(state, event.pool)} {_ids(event.ids)} under op {event.operation}"
+        case _:
+            assert_never(event)

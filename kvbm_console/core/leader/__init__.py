@@ -1,0 +1,140 @@
+"""The leader: stimulus in, (result, events, instructions) out.
+
+Law of this package: ``handle`` is synchronous and atomic. A stimulus is either refused with the facts unchanged, or it
+is carried through to quiescence; the same stimuli always lead to the same events. Handlers are grouped by what they
+are about: ``lookups``, ``iterations``, ``requests``, ``reports``, ``debugger``, ``resets``; ``pipeline`` and ``offloads``
+are what they lead to, ``frame`` is what they are written in.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvbm_console.core import events as ev
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.audit import Violation, audit, quick_audit
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import InvariantViolation, Refused
+from kvbm_console.core.ids import Site
+from kvbm_console.core.leader import debugger, iterations, lookups, reports, requests, resets
+from kvbm_console.core.leader.aids import AidsBox
+from kvbm_console.core.leader.frame import Decider, Outcome
+from kvbm_console.core.leader.settle import settle
+from kvbm_console.core.snapshots import decode_facts, digest
+
+__all__ = ["HANDLERS", "Leader", "Outcome"]
+
+HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
+    st.PoolDeclared: lookups.pool_declared,
+    st.RequestArrived: lookups.request_arrived,
+    st.MatchRequested: lookups.match_requested,
+    st.BlocksAllocated: lookups.blocks_allocated,
+    st.IterationScheduled: iterations.iteration_scheduled,
+    st.IterationFinished: iterations.iteration_finished,
+    st.RequestPreempted: requests.request_preempted,
+    st.RequestCloned: requests.request_cloned,
+    st.RequestFinished: requests.request_finished,
+    st.TransferStarted: reports.transfer_started,
+    st.TransferFinished: reports.transfer_finished,
+    st.TransferFailed: reports.transfer_failed,
+    st.BlocksReported: resets.blocks_reported,
+    st.SourceGapped: resets.source_gapped,
+    st.SourceRestarted: resets.source_restarted,
+    st.BreakpointsReplaced: debugger.breakpoints_replaced,
+    st.HoldContinued: debugger.hold_continued,
+    st.SlotStepped: debugger.slot_stepped,
+    st.Disarmed: debugger.disarmed,
+    st.LeaseGranted: debugger.lease_granted,
+    st.LeaseLost: debugger.lease_lost,
+    st.DeadlinePassed: debugger.deadline_passed,
+    st.ResetRequested: resets.reset_requested,
+    st.DrainRequested: resets.drain_requested,
+    st.Noted: debugger.noted,
+}
+"""Stimulus type to its handler; a test proves that it is complete."""
+
+
+class Leader(Decider):
+    """The decider of one host.
+
+    With ``check``, the cheap invariants are verified after every stimulus and the full audit after every
+    ``audit_every``-th; a broken one raises ``InvariantViolation``.
+    """
+
+    def __init__(self, config: LeaderConfig, *, check: bool = False, audit_every: int = 1) -> None:
+        super().__init__(config)
+        self.check = check
+        self.audit_every = audit_every
+        self._handled = 0
+
+    def handle(self, stimulus: st.Stimulus) -> Outcome:
+        """Decide one stimulus. Never awaits; raises only on a bug of ours (``InternalError``, ``FoldError``)."""
+        self.n = stimulus.n
+        self.at_ns = max(stimulus.at_ns, self.state.at_ns)
+        self.source = stimulus.source
+        self.entry = st.ENTRY_TAGS[type(stimulus)]
+        self.events = []
+        self.instructions = []
+        request = getattr(stimulus, "request", None)
+        result = None
+        try:
+            if self.gate is not None and request is not None:
+                self._call_will(stimulus, request)
+            result = HANDLERS[type(stimulus)](self, stimulus)
+        except (Refused, ValueError) as error:
+            if any(type(event) not in (ev.BreakpointHit, ev.SlotHeld, ev.HoldDenied) for event in self.events):
+                raise self.bug(f"{type(stimulus).__name__} was refused after its first event: {error}") from error
+            self.emit(ev.StimulusRejected, self.entry, request, str(error))
+        if self.gate is not None and request is not None:
+            self._call_did(stimulus, request)
+        settle(self)
+        if self.state.draining:
+            resets.finish_drain(self)
+        self.recent.extend(self.events)
+        if self.check:
+            self._verify()
+        return Outcome(result, self.events, self.instructions)
+
+    def _call_will(self, stimulus: st.Stimulus, request: str) -> None:
+        """Only a lookup can stand still before it: the other entry points are told what has happened already."""
+        slot = self.state.slot_named(request)
+        if isinstance(stimulus, st.MatchRequested) and slot is not None:
+            self.strike(Site.CALL_WILL, slot, slot.state, slot.state)
+
+    def _call_did(self, stimulus: st.Stimulus, request: str) -> None:
+        slot = self.state.slot_named(request)
+        if slot is None or self.gate is None:
+            return
+        if not isinstance(stimulus, st.MatchRequested):
+            self.strike(Site.CALL_WILL, slot, slot.state, slot.state)
+        if self.gate is not None:
+            self.strike(Site.CALL_DID, slot, slot.state, slot.state)
+
+    def _verify(self) -> None:
+        self._handled += 1
+        found: list[Violation] = quick_audit(self.state)
+        if not found and self._handled % self.audit_every == 0:
+            found = audit(self.state)
+        if found:
+            story = () if found[0].slot is None else self.story(found[0].slot)
+            raise InvariantViolation(found[0].rule, found[0].detail, story)
+
+    def digest(self) -> int:
+        """Digest of the facts."""
+        return digest(self.state)
+
+    def aids_digest(self) -> int:
+        """Digest of the aids."""
+        return self.box.digest()
+
+    def export(self) -> bytes:
+        """The aids, for a complete keyframe."""
+        return self.box.export()
+
+    @classmethod
+    def restore(cls, config: LeaderConfig, facts: bytes, aids: bytes) -> "Leader":
+        """The leader of a complete keyframe; it goes on exactly as the one that wrote it."""
+        leader = cls(config)
+        leader.state = decode_facts(facts)
+        leader.box = AidsBox.restore(aids)
+        leader.rearm()
+        return leader

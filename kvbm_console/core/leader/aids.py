@@ -1,0 +1,166 @@
+"""Decision aids: what the leader remembers in order to decide, beside the facts.
+
+Law of this file: aids are rebuilt by rerunning stimuli, never folded; nothing here is told to anybody else. They are
+plain containers in deterministic order, so that a keyframe can carry them and a restored leader goes on identically.
+"""
+
+from typing import Final
+
+import msgspec
+import xxhash
+
+from kvbm_console.core.eviction.simple_lru import SimpleLru
+from kvbm_console.core.ids import MissReason, SlotState
+from kvbm_console.core.tiers import PoolFacts
+
+HISTORY_MAX: Final = 200_000
+"""Hashes whose fate is remembered to explain a miss: 8 MB at most, and longer than any tier keeps a block."""
+
+
+class PoolAids(msgspec.Struct):
+    """What the leader remembers of one pool."""
+
+    free: list[int] = []
+    """Empty places of a pool that the leader decides, a heap: the lowest index is used first."""
+    order: list[int] = []
+    """Export of the eviction order; live in ``policy``."""
+    exposed: dict[int, None] = {}
+    """Full places without a copy below and without a holder, coldest first: the next eviction loses them."""
+    covered: dict[int, None] = {}
+    """Full places without a copy below that somebody holds, in the order in which they were filled."""
+    planned: dict[int, int] = {}
+    """Place to the open candidate that will copy it down."""
+    owner: dict[int, int] = {}
+    """Device place to the slot that it was last assigned to."""
+    staged_blocks: int = 0
+    blocked: bool = False
+    """The last copy down found no room; not tried again before the lower pool changes."""
+
+
+class LoadPart(msgspec.Struct):
+    """One candidate of a slot's load: ``count`` blocks from prompt block ``first``, found in ``tier``."""
+
+    candidate: int
+    tier: int
+    first: int
+    count: int
+
+
+class Aids(msgspec.Struct):
+    """All aids of one leader."""
+
+    pools: list[PoolAids] = []
+    parent_of: dict[int, int] = {}
+    """Sequence hash to the hash of its prefix without the last block, for every hash that is resident somewhere."""
+    history: dict[int, int] = {}
+    """Sequence hash that is resident nowhere to the ``MissReason`` a lookup for it gets, oldest first."""
+    pending: list[int] = []
+    """Candidates to evaluate or promote."""
+    undispatched: list[int] = []
+    """Operations whose copy was not asked for yet."""
+    complete: list[int] = []
+    """Operations that every rank has reported and that were not ended yet."""
+    ending: list[int] = []
+    """Slots in ``finishing``."""
+    dirty: list[int] = []
+    """Pools to look at for offloads at the end of this stimulus."""
+    batch_of: dict[int, int] = {}
+    """Open candidate to its batch."""
+    loads: dict[int, list[LoadPart]] = {}
+    """Slot to the parts of the load that is running for it."""
+    lost_at: dict[int, int] = {}
+    """Slot to the first prompt block whose load failed."""
+    fences: dict[int, tuple[int, str, list[int]]] = {}
+    """Operation to (source, request, device places) that its end gives back to the engine."""
+    evaluated: dict[int, int] = {}
+    """Slot to the leading blocks that the pipeline has looked at."""
+    place_limit: dict[int, int] = {}
+    """Decoding slot to the last iteration for whose token it has a place."""
+    deadlines: dict[int, tuple[str, int]] = {}
+    """Deadline to (``staging``, slot), (``hold``, hold) or (``drain``, 0)."""
+    next_deadline: int = 1
+    matches: dict[int, int] = {}
+    """Breakpoint to the times it matched, ignored ones included."""
+    stepping: dict[int, str] = {}
+    """Slot that stops at its next site to who asked."""
+    until: dict[int, tuple[SlotState, str]] = {}
+    """Slot that stops when it enters a state to (state, who asked)."""
+    issued: list[int] = []
+    """Operations asked for since the last iteration was formed."""
+
+    def deadline(self, kind: str, key: int) -> int:
+        """A new deadline for this purpose."""
+        number = self.next_deadline
+        self.next_deadline += 1
+        self.deadlines[number] = (kind, key)
+        return number
+
+    def drop_deadline(self, kind: str, key: int) -> int | None:
+        """Forget the deadline of this purpose; its number, or None."""
+        for number, purpose in self.deadlines.items():
+            if purpose == (kind, key):
+                del self.deadlines[number]
+                return number
+        return None
+
+    def remember(self, hashes: list[int], why: MissReason) -> None:
+        """These hashes are resident nowhere any more."""
+        for key in hashes:
+            self.history.pop(key, None)
+            self.history[key] = why
+            self.parent_of.pop(key, None)
+        while len(self.history) > HISTORY_MAX:
+            del self.history[next(iter(self.history))]
+
+    def look_again(self, pool: PoolFacts, places: list[int]) -> None:
+        """Holders of these places changed: move those without a copy below between ``exposed`` and ``covered``."""
+        mine = self.pools[pool.info.pool]
+        for place in reversed(places):
+            if place in mine.covered:
+                if not pool.refs[place]:
+                    del mine.covered[place]
+                    mine.exposed[place] = None
+            elif place in mine.exposed and pool.refs[place]:
+                del mine.exposed[place]
+                mine.covered[place] = None
+
+    def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
+        """These full places have no copy below."""
+        mine = self.pools[pool.info.pool]
+        for place in places:
+            (mine.covered if pool.refs[place] else mine.exposed)[place] = None
+
+    def saved(self, pool: PoolFacts, places: list[int]) -> None:
+        """These places have a copy below, or lost their content."""
+        mine = self.pools[pool.info.pool]
+        for place in places:
+            mine.exposed.pop(place, None)
+            mine.covered.pop(place, None)
+
+
+class AidsBox:
+    """The aids with the live eviction policies; exports to and restores from bytes."""
+
+    def __init__(self, aids: Aids | None = None) -> None:
+        self.aids = aids or Aids()
+        self.policies = [SimpleLru(pool.order) for pool in self.aids.pools]
+
+    def add_pool(self, places: int) -> None:
+        """A pool was declared; ``places`` that the leader may fill (0 when it does not decide the pool)."""
+        self.aids.pools.append(PoolAids(free=list(range(places))))
+        self.policies.append(SimpleLru())
+
+    def export(self) -> bytes:
+        """Canonical bytes: equal aids, equal bytes."""
+        for pool, policy in zip(self.aids.pools, self.policies, strict=True):
+            pool.order = policy.export()
+        return msgspec.msgpack.encode(self.aids)
+
+    @classmethod
+    def restore(cls, data: bytes) -> "AidsBox":
+        """The aids of ``export``. Raises ``msgspec.DecodeError`` on anything else."""
+        return cls(msgspec.msgpack.decode(data, type=Aids))
+
+    def digest(self) -> int:
+        """xxh3_64 of the export."""
+        return xxhash.xxh3_64_intdigest(self.export())

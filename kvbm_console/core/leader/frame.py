@@ -1,0 +1,347 @@
+"""The frame in which decisions are made: facts, aids, the gate, and the two verbs ``emit`` and ``ask``.
+
+Law of this file: a handler checks everything and then emits; ``Refused`` may be raised only before the first event. An
+event is applied to the facts the moment it is emitted, so later decisions of the same stimulus see it.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Concatenate, Final, ParamSpec
+
+import msgspec
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.breakpoints import (
+    BreakpointFacts,
+    Gate,
+    HoldFacts,
+    Moment,
+    hold_budget,
+    wait_point,
+)
+from kvbm_console.core.columns import pack_hashes, pack_ids
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import InternalError, Refused
+from kvbm_console.core.ids import (
+    Authority,
+    BreakpointAction,
+    Clock,
+    EvictRule,
+    FinishReason,
+    HoldEnd,
+    MissReason,
+    ReleaseReason,
+    Route,
+    Site,
+    SlotState,
+    Tier,
+    WaitPoint,
+)
+from kvbm_console.core.instructions import ClearDeadline, Instruction, Result, SetDeadline
+from kvbm_console.core.leader.aids import Aids, AidsBox
+from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import PoolFacts
+
+STORY_EVENTS_MAX: Final = 4_096
+"""Events kept to tell the story of a slot when something goes wrong: a few hundred kilobytes."""
+
+P = ParamSpec("P")
+
+
+class Outcome(msgspec.Struct):
+    """What a stimulus led to: the caller's result, what became true, and what the shell shall do."""
+
+    result: Result | None
+    events: list[ev.Event]
+    instructions: list[Instruction]
+
+
+class Decider:
+    """Facts, aids and gate of one host, with the verbs that handlers are written in."""
+
+    def __init__(self, config: LeaderConfig, state: CacheState | None = None, box: AidsBox | None = None) -> None:
+        self.config = config
+        self.state = state or CacheState()
+        self.box = box or AidsBox()
+        self.gate: Gate | None = None
+        self.n = 0
+        self.at_ns = 0
+        self.source = 0
+        self.entry = 0
+        self.events: list[ev.Event] = []
+        self.instructions: list[Instruction] = []
+        self.recent: deque[ev.Event] = deque(maxlen=STORY_EVENTS_MAX)
+        self.rearm()
+
+    @property
+    def aids(self) -> Aids:
+        """What the leader remembers beside the facts."""
+        return self.box.aids
+
+    # --- the two verbs -------------------------------------------------------------------------------------------------
+
+    def emit(self, kind: Callable[Concatenate[int, int, int, P], ev.Event], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Make an event true: build it with the next seq, apply it, and add it to the outcome."""
+        event = kind(self.state.seq, self.at_ns, self.n, *args, **kwargs)
+        self.state.apply(event)
+        self.events.append(event)
+
+    def ask(self, instruction: Instruction) -> None:
+        """Ask the shell; executed after this stimulus, in order."""
+        self.instructions.append(instruction)
+
+    # --- look-ups that refuse ----------------------------------------------------------------------------------------
+
+    def live(self, request: str) -> SlotFacts:
+        """The slot of a request that is not finished; refuses an unknown one."""
+        slot = self.state.slot_named(request)
+        if slot is None:
+            raise Refused(f"request {request!r} is not known")
+        return slot
+
+    def device_pool(self, source: int) -> PoolFacts:
+        """The G1 pool of an engine; refuses when it has declared none."""
+        pool = self.state.pool_of(Tier.G1, source)
+        if pool is None:
+            raise Refused(f"source {source} has declared no G1 pool")
+        return pool
+
+    def below(self, pool: PoolFacts) -> PoolFacts | None:
+        """The pool that this one is copied down to: the next lower tier that the leader decides."""
+        for candidate in self.state.pools:
+            if candidate.info.tier > pool.info.tier and candidate.info.authority is Authority.LEADER:
+                return candidate
+        return None
+
+    def lower_pools(self) -> list[PoolFacts]:
+        """The pools that the leader decides, nearest first."""
+        pools = [pool for pool in self.state.pools if pool.info.authority is Authority.LEADER]
+        return sorted(pools, key=lambda pool: pool.info.tier)
+
+    # --- slots ---------------------------------------------------------------------------------------------------------
+
+    def move(
+        self, slot: SlotFacts, new: SlotState, *, detail: int = 0, cached: tuple[int, int, int, int] | None = None,
+        iteration: int | None = None, reason: FinishReason | None = None,
+    ) -> None:
+        """Move a slot, asking the gate before and after; the counts of the finish event are added here."""
+        old = slot.state
+        if self.gate is not None:
+            self.strike(Site.TRANSITION_WILL, slot, old, new)
+        now = self.state.iteration
+        first = skipped = None
+        if new is SlotState.FINISHED:
+            first = slot.first_iteration
+            skipped = slot.skipped_iterations
+            if old in (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE):
+                skipped += now - slot.skipped_since
+        self.emit(
+            ev.SlotMoved, slot.slot, old, new, self.entry, now if iteration is None else iteration,
+            slot.computed_tokens(now), self.aids.evaluated.get(slot.slot, 0), cached or slot.cached,
+            len(slot.outstanding), detail, first, skipped, reason,
+        )
+        self.note_place(slot)
+        if self.gate is not None:
+            self.strike(Site.TRANSITION_DID, slot, old, new)
+
+    def note_place(self, slot: SlotFacts) -> None:
+        """Remember up to which iteration a decoding slot has a place for its token."""
+        if slot.state is SlotState.DECODING:
+            room = len(slot.device_blocks) * self.config.block_tokens
+            self.aids.place_limit[slot.slot] = slot.anchor_iteration + room - slot.anchor_tokens
+        else:
+            self.aids.place_limit.pop(slot.slot, None)
+
+    def release_device_blocks(self, slot: SlotFacts, why: ReleaseReason) -> None:
+        """The slot gives up all device blocks, deepest first."""
+        if not slot.device_blocks:
+            return
+        assert slot.device_pool is not None
+        pool = self.state.pools[slot.device_pool]
+        places = list(slot.device_blocks)
+        self.emit(ev.DeviceBlocksReleased, slot.slot, pack_ids(places), why)
+        self.aids.look_again(pool, places)
+
+    def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:
+        """The slot gives up what is staged for it, and the deadline with it."""
+        self.clear_deadline("staging", slot.slot)
+        if not slot.staged:
+            return
+        for index, places in slot.staged:
+            mine = self.aids.pools[index]
+            mine.staged_blocks -= len(places)
+            mine.blocked = False
+        staged = slot.staged
+        self.emit(ev.StagingReleased, slot.slot, why)
+        for index, places in staged:
+            self.aids.look_again(self.state.pools[index], places)
+            self.unblock_above(self.state.pools[index])
+
+    # --- places ---------------------------------------------------------------------------------------------------------
+
+    def touch(self, pool: PoolFacts, places: list[int]) -> None:
+        """Places of one prefix were used."""
+        self.box.policies[pool.info.pool].touch(places)
+
+    def evict(self, pool: PoolFacts, places: list[int], for_slot: int | None, rule: EvictRule) -> None:
+        """Give up the content of places that nobody holds."""
+        hashes = [pool.hash_of[place] for place in places]
+        self.emit(ev.BlocksEvicted, pool.info.pool, pack_ids(places), pack_hashes(hashes), for_slot, rule)
+        self.gave_up(pool, places, hashes)
+
+    def gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int]) -> None:
+        """Aids after places lost their content: free places, order, what is unsaved above, why it will be missed."""
+        index = pool.info.pool
+        self.aids.saved(pool, places)
+        if pool.info.authority is Authority.LEADER:
+            self.box.policies[index].forget(places)
+            self.free_places(pool, [place for place in places if place not in pool.quarantined])
+        gone = []
+        for key in hashes:
+            resident = False
+            for other in self.state.pools:
+                above = other.places_of(key)
+                resident = resident or bool(above)
+                if above and other is not pool and self.below(other) is pool:
+                    self.aids.unsaved(other, [place for place in above if other.content[place] == 2])
+            if not resident:
+                gone.append(key)
+        if gone:
+            lowest = self.below(pool) is None
+            self.aids.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)
+
+    def free_places(self, pool: PoolFacts, places: list[int]) -> None:
+        """Places of a pool that the leader decides may be used again."""
+        free = self.aids.pools[pool.info.pool].free
+        for place in places:
+            heapq.heappush(free, place)
+
+    def unblock_above(self, pool: PoolFacts) -> None:
+        """Room may have come up in ``pool``: pools that are copied down to it are looked at again."""
+        for other in self.state.pools:
+            if self.below(other) is pool:
+                self.aids.pools[other.info.pool].blocked = False
+                self.mark_dirty(other)
+
+    def mark_dirty(self, pool: PoolFacts) -> None:
+        """Look at this pool for offloads at the end of the stimulus."""
+        if pool.info.pool not in self.aids.dirty:
+            self.aids.dirty.append(pool.info.pool)
+
+    # --- the gate and holds ------------------------------------------------------------------------------------------
+
+    def rearm(self) -> None:
+        """Build the gate anew; None when nothing is armed, so that a site costs one comparison."""
+        gate = Gate(self.state.breakpoints)
+        self.gate = gate if gate.armed or self.aids.stepping or self.aids.until else None
+
+    def strike(
+        self, site: Site, slot: SlotFacts, old: SlotState, new: SlotState, route: Route | None = None,
+        tier: Tier | None = None,
+    ) -> None:
+        """A site is passed: find the breakpoints that match, say so, and hold the slot if one of them holds."""
+        assert self.gate is not None
+        moment = Moment(site, slot.slot, slot.request, old, new, route, tier)
+        effective = [known for known in self.gate.ask(moment) if self._counts(known)]
+        logs = tuple(known.spec.id for known in effective if known.spec.action is BreakpointAction.LOG)
+        if logs:
+            self.emit(ev.BreakpointHit, logs, slot.slot, site, BreakpointAction.LOG)
+        holders = [known for known in effective if known.spec.action is BreakpointAction.HOLD]
+        asked_by = self._asked(site, slot.slot, new)
+        if holders or asked_by is not None:
+            self._hold(site, slot, new, holders, asked_by)
+        if any(known.spec.one_shot for known in effective) or asked_by is not None:
+            self.rearm()
+
+    def _counts(self, known: BreakpointFacts) -> bool:
+        number = known.spec.id
+        if not self.state.breakpoints[number].enabled:
+            return False
+        seen = self.aids.matches.get(number, 0) + 1
+        self.aids.matches[number] = seen
+        return seen > known.spec.ignore_count
+
+    def _asked(self, site: Site, slot: int, new: SlotState) -> str | None:
+        if site is not Site.TRANSITION_DID:
+            return None
+        if slot in self.aids.stepping:
+            return self.aids.stepping.pop(slot)
+        target = self.aids.until.get(slot)
+        if target is not None and target[0] is new:
+            del self.aids.until[slot]
+            return target[1]
+        return None
+
+    def _hold(
+        self, site: Site, slot: SlotFacts, new: SlotState, holders: list[BreakpointFacts], asked_by: str | None
+    ) -> None:
+        numbers = tuple(known.spec.id for known in holders)
+        if numbers:
+            self.emit(ev.BreakpointHit, numbers, slot.slot, site, BreakpointAction.HOLD)
+        if slot.hold is not None:
+            return
+        point = wait_point(site, new)
+        budget = hold_budget(len(self.state.slots), self.config.hold_budget_min, self.config.hold_budget_share)
+        if point is None:
+            self.emit(ev.HoldDenied, slot.slot, site, "a finished slot cannot wait")
+        elif len(self.state.holds) >= budget:
+            self.emit(ev.HoldDenied, slot.slot, site, f"the budget of {budget} holds is used up")
+        else:
+            owner = holders[0].owner if holders else asked_by or ""
+            max_hold_ns = min((known.spec.max_hold_ns for known in holders), default=30_000_000_000)
+            number = self.state.next_hold
+            self.emit(ev.SlotHeld, number, slot.slot, site, point, numbers, owner, max_hold_ns)
+            self.ask(SetDeadline(self.aids.deadline("hold", number), max_hold_ns, Clock.WALL))
+            self.clear_deadline("staging", slot.slot)
+            if new in (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE) and point is WaitPoint.SCHEDULE:
+                self.park(slot)
+
+    def held_at(self, slot: SlotFacts, point: WaitPoint) -> bool:
+        """Whether the slot has to stand still at this point; says so once when it gets there."""
+        if slot.hold is None or self.state.holds[slot.hold].point is not point:
+            return False
+        self.park(slot)
+        return True
+
+    def park(self, slot: SlotFacts) -> None:
+        """The held slot stands still now."""
+        assert slot.hold is not None
+        if not self.state.holds[slot.hold].parked:
+            self.emit(ev.HoldParked, slot.hold)
+
+    def release_hold(self, hold: HoldFacts, why: HoldEnd, by: str) -> None:
+        """The slot goes on; what it was kept from happens at the end of this stimulus."""
+        slot = self.state.slots[hold.slot]
+        self.emit(ev.HoldReleased, hold.hold, hold.slot, why, by, self.at_ns - hold.since_ns)
+        self.clear_deadline("hold", hold.hold)
+        if slot.staged and slot.state is SlotState.ONBOARD_STAGED and not slot.device_blocks:
+            self.set_staging_deadline(slot)
+
+    def set_staging_deadline(self, slot: SlotFacts) -> None:
+        """Start (again) the time that a match may stay staged."""
+        self.clear_deadline("staging", slot.slot)
+        number = self.aids.deadline("staging", slot.slot)
+        self.ask(SetDeadline(number, self.config.staging_deadline_ns, Clock.ENGINE))
+
+    def clear_deadline(self, kind: str, key: int) -> None:
+        """Drop the deadline of this purpose, if there is one."""
+        number = self.aids.drop_deadline(kind, key)
+        if number is not None:
+            self.ask(ClearDeadline(number))
+
+    # --- telling what went wrong ---------------------------------------------------------------------------------------
+
+    def story(self, slot: int) -> tuple[str, ...]:
+        """The recent events about one slot, oldest first, as text."""
+        from kvbm_console.core.describe import describe, slots_of
+
+        return tuple(
+            f"{event.seq} {type(event).__name__} {describe(event)}" for event in [*self.recent, *self.events]
+            if slot in slots_of(event)
+        )
+
+    def bug(self, message: str, slot: int | None = None) -> InternalError:
+        """An error of ours, with the story of the slot that it concerns."""
+        return InternalError(message, () if slot is None else self.story(slot))

@@ -1,0 +1,175 @@
+"""Iterations: the engine formed one, the engine finished one.
+
+Law of this file: lists name changes only, and all of them are checked before the first event.
+"""
+
+import msgspec
+
+from kvbm_console.core import events as ev
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.errors import Refused
+from kvbm_console.core.ids import EMPTY_HASH, SlotState
+from kvbm_console.core.instructions import IterationMetadata
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.lookups import assign, check_device_ids
+from kvbm_console.core.leader.requests import preempt
+from kvbm_console.core.slots import SlotFacts
+
+_S = SlotState
+_MAY_START = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED)
+_SKIPPED_OF = {_S.PREFILLING: _S.SKIPPED_PREFILL, _S.DECODING: _S.SKIPPED_DECODE}
+_BACK_OF = {skipped: back for back, skipped in _SKIPPED_OF.items()}
+
+
+class _Appended(msgspec.Struct):
+    slots: list[SlotFacts] = []
+    counts: list[int] = []
+    ids: list[int] = []
+
+
+def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationMetadata:
+    """``build_connector_metadata``: move slots, append blocks, advance positions."""
+    state = leader.state
+    if s.count < 1 or (s.iteration != state.iteration + 1 and state.slots and state.iteration):
+        raise Refused(f"iteration {s.iteration} (count {s.count}) does not follow iteration {state.iteration}")
+    last = s.iteration + s.count - 1
+    moves = _check_moves(leader, s)
+    appended = _check_appended(leader, s)
+    _check_positions(leader, s, appended)
+    _check_places(leader, s, appended, last)
+    for request in s.preempted:
+        slot = leader.live(request)
+        if slot.state is not _S.PREEMPTED:
+            preempt(leader, slot)
+    for slot, new in moves:
+        leader.move(slot, new, iteration=s.iteration)
+        if slot.hold is not None and new in _BACK_OF and slot.request in state.standing:
+            leader.park(slot)
+    if appended.ids:
+        pool = leader.device_pool(appended.slots[0].source)
+        assign(leader, pool, appended.slots, appended.counts, appended.ids, 0, 0)
+    slots = tuple(leader.live(request).slot for request in s.progressed)
+    leader.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions)
+    issued, leader.aids.issued = tuple(leader.aids.issued), []
+    return IterationMetadata(last, issued)
+
+
+def _check_moves(leader: Decider, s: st.IterationScheduled) -> list[tuple[SlotFacts, SlotState]]:
+    """The moves of this iteration, in the order of the lists; refuses one that cannot be."""
+    moves: list[tuple[SlotFacts, SlotState]] = []
+    for request in (*s.new, *s.resumed):
+        slot = leader.live(request)
+        if slot.state is _S.PREFILLING:
+            continue
+        loading = slot.state is _S.ONBOARDING and slot.slot in leader.aids.loads
+        if slot.state not in _MAY_START or loading or not slot.device_blocks:
+            raise Refused(f"request {request!r} is {slot.state.label} and cannot start to prefill")
+        moves.append((slot, _S.PREFILLING))
+    for request in s.unskipped:
+        slot = leader.live(request)
+        if slot.state not in _BACK_OF:
+            raise Refused(f"request {request!r} is {slot.state.label} and was not left out")
+        moves.append((slot, _BACK_OF[slot.state]))
+    unskipped = set(s.unskipped)
+    for request in s.first_tokens:
+        slot = leader.live(request)
+        if slot.state is not _S.PREFILLING and not (slot.state is _S.SKIPPED_PREFILL and request in unskipped):
+            raise Refused(f"request {request!r} is {slot.state.label} and cannot produce its first token")
+        moves.append((slot, _S.DECODING))
+    for request in s.skipped:
+        slot = leader.live(request)
+        if slot.state not in _SKIPPED_OF:
+            raise Refused(f"request {request!r} is {slot.state.label} and cannot be left out")
+        moves.append((slot, _SKIPPED_OF[slot.state]))
+    return moves
+
+
+def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
+    """The blocks appended to running requests; refuses ids that cannot be given to them."""
+    ids = unpack_ids(s.appended_ids)
+    if len(s.appended) != len(s.appended_counts) or sum(s.appended_counts) != len(ids):
+        raise Refused(f"{len(ids)} appended blocks do not match counts {s.appended_counts}")
+    slots = [leader.live(request) for request in s.appended]
+    at = 0
+    for slot, count in zip(slots, s.appended_counts, strict=True):
+        if not slot.device_blocks:
+            raise Refused(f"request {slot.request!r} has no device blocks to append to")
+        check_device_ids(leader, leader.device_pool(slot.source), slot, ids[at : at + count], 0)
+        at += count
+    if len(set(ids)) != len(ids):
+        raise Refused("a block was appended twice in one iteration")
+    return _Appended(slots, list(s.appended_counts), ids)
+
+
+def _check_positions(leader: Decider, s: st.IterationScheduled, appended: _Appended) -> None:
+    """Prefill positions go forward and have places."""
+    if len(s.progressed) != len(s.positions):
+        raise Refused(f"{len(s.progressed)} progressed requests have {len(s.positions)} positions")
+    more = {slot.slot: count for slot, count in zip(appended.slots, appended.counts, strict=True)}
+    for request, position in zip(s.progressed, s.positions, strict=True):
+        slot = leader.live(request)
+        room = (len(slot.device_blocks) + more.get(slot.slot, 0)) * leader.config.block_tokens
+        if not slot.anchor_tokens <= position <= room:
+            raise Refused(
+                f"request {request!r} cannot reach position {position} from {slot.anchor_tokens} with room for {room}"
+            )
+
+
+def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended, last: int) -> None:
+    """Every token of a decoding slot has a place up to iteration ``last`` (I15)."""
+    size = leader.config.block_tokens
+    more = {slot.slot: count * size for slot, count in zip(appended.slots, appended.counts, strict=True)}
+    out = {leader.live(request).slot for request in (*s.skipped, *s.preempted)}
+    for number, limit in leader.aids.place_limit.items():
+        if limit < last and number not in out and limit + more.get(number, 0) < last:
+            raise Refused(f"request {leader.state.slots[number].request!r} has no place for its next token")
+    for request in (*s.first_tokens, *s.unskipped):
+        slot = leader.live(request)
+        if slot.state is _S.SKIPPED_PREFILL and request not in s.first_tokens:
+            continue
+        room = len(slot.device_blocks) * size + more.get(slot.slot, 0)
+        if slot.anchor_tokens + s.count > room and slot.slot not in out:
+            raise Refused(f"request {request!r} has no place for its next token")
+
+
+def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
+    """Blocks are full and carry their hashes; from now on they may be copied."""
+    ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)
+    if len(ids) != len(hashes) or len(s.requests) != len(s.counts) or sum(s.counts) != len(ids):
+        raise Refused(f"{len(ids)} filled blocks do not match {len(hashes)} hashes and counts {s.counts}")
+    if s.iteration > leader.state.iteration:
+        raise Refused(f"iteration {s.iteration} was not formed yet")
+    slots = [leader.live(request) for request in s.requests]
+    at = 0
+    for slot, count in zip(slots, s.counts, strict=True):
+        first = slot.filled_blocks
+        if slot.device_blocks[first : first + count] != ids[at : at + count] or not count:
+            raise Refused(f"request {slot.request!r} does not fill its next blocks with {ids[at : at + count]}")
+        known = slot.hashes[first : first + count]
+        if hashes[at : at + len(known)] != known or EMPTY_HASH in hashes[at : at + count]:
+            raise Refused(f"request {slot.request!r} fills block {first} with another content than its prompt")
+        at += count
+    if not ids:
+        return
+    pool = leader.device_pool(slots[0].source)
+    if any(pool.hash_of[place] != EMPTY_HASH for place in ids):
+        raise Refused("a filled block has content already")
+    leader.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
+    lower = leader.below(pool)
+    for slot, count in zip(slots, s.counts, strict=True):
+        link_chain(leader, slot, slot.filled_blocks - count, slot.filled_blocks)
+    for key in hashes:
+        leader.aids.history.pop(key, None)
+    if lower is not None:
+        leader.aids.unsaved(
+            pool, [place for place, key in zip(ids, hashes, strict=True) if key not in lower.by_hash]
+        )
+        leader.mark_dirty(pool)
+
+
+def link_chain(leader: Decider, slot: SlotFacts, first: int, end: int) -> None:
+    """Remember the parent of each of these blocks, so that a prefix is touched with its continuation."""
+    hashes = slot.hashes
+    for at in range(max(first, 1), end):
+        leader.aids.parent_of[hashes[at]] = hashes[at - 1]

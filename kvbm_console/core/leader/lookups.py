@@ -1,0 +1,279 @@
+"""Requests from arrival to admission: create, look up, stage, allocate.
+
+Law of this file: lookup and allocation are two commits. A lookup holds what it found in staging; an allocation that
+the engine refuses is never told here, and staging ends by allocation, abort, preemption or its deadline.
+"""
+
+from kvbm_console.core import events as ev
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
+from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
+from kvbm_console.core.errors import Refused
+from kvbm_console.core.ids import (
+    EMPTY_HASH,
+    Authority,
+    EvictRule,
+    MissReason,
+    ReleaseReason,
+    Route,
+    Site,
+    SlotState,
+    WaitPoint,
+)
+from kvbm_console.core.instructions import MatchAnswer
+from kvbm_console.core.leader.aids import LoadPart
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.pipeline import enqueue
+from kvbm_console.core.slots import WAITING_STATES, SlotFacts
+from kvbm_console.core.tiers import CAPACITY_MAX, READY, WRITING, PoolFacts
+
+
+def pool_declared(leader: Decider, s: st.PoolDeclared) -> None:
+    """A pool exists; a second one for the same place in the house, or another block size, is refused."""
+    capacity = s.capacity_blocks
+    if s.block_tokens != leader.config.block_tokens and s.authority is not Authority.STREAM:
+        raise Refused(f"block_tokens {s.block_tokens} is not the configured {leader.config.block_tokens}")
+    if capacity is not None and not 0 < capacity <= CAPACITY_MAX:
+        raise Refused(f"capacity_blocks must be from 1 to {CAPACITY_MAX}, got {capacity}")
+    for pool in leader.state.pools:
+        info = pool.info
+        if (info.source, info.dp_rank, info.group, info.tier) == (s.source, s.dp_rank, s.group, s.tier):
+            raise Refused(f"source {s.source} has declared its {s.tier.name} pool before")
+    leader.emit(
+        ev.PoolKnown, len(leader.state.pools), s.source, s.dp_rank, s.group, s.tier, s.medium, capacity,
+        s.block_tokens, s.authority,
+    )
+    leader.box.add_pool(capacity or 0 if s.authority is Authority.LEADER else 0)
+
+
+def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
+    """``create_slot``."""
+    size = len(s.request.encode())
+    if not 1 <= size <= REQUEST_ID_BYTES_MAX:
+        raise Refused(f"request must be 1 to {REQUEST_ID_BYTES_MAX} bytes, got {size}")
+    if s.request in leader.state.slot_of:
+        raise Refused(f"request {s.request!r} exists already")
+    if leader.state.draining:
+        raise Refused("the leader drains and takes no new request")
+    if s.prompt_tokens < 1:
+        raise Refused(f"prompt_tokens must be at least 1, got {s.prompt_tokens}")
+    hashes = unpack_hashes(s.hashes)
+    if len(hashes) > s.prompt_tokens // leader.config.block_tokens or EMPTY_HASH in hashes:
+        raise Refused(f"{len(hashes)} hashes do not fit {s.prompt_tokens} prompt tokens")
+    number = leader.state.next_slot
+    leader.emit(
+        ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session
+    )
+    if leader.gate is not None:
+        slot = leader.state.slots[number]
+        leader.strike(Site.TRANSITION_DID, slot, slot.state, slot.state)
+
+
+def match_requested(leader: Decider, s: st.MatchRequested) -> MatchAnswer:
+    """``get_num_new_matched_tokens``: continue the engine's prefix below G1 and hold what is found."""
+    slot = leader.live(s.request)
+    size = leader.config.block_tokens
+    local = s.computed_tokens // size
+    if slot.state not in WAITING_STATES or slot.device_blocks:
+        raise Refused(f"request {s.request!r} is {slot.state.label} and cannot be looked up")
+    if s.computed_tokens % size or not 0 <= local <= len(slot.hashes):
+        raise Refused(f"computed_tokens {s.computed_tokens} is not a prefix of whole blocks of {s.request!r}")
+    asynchronous = leader.config.asynchronous
+    if leader.held_at(slot, WaitPoint.LOOKUP):
+        return MatchAnswer(None, asynchronous)
+    if slot.outstanding:
+        _answer(leader, slot, local, (0, 0, 0), None, MissReason.WRITING, None)
+        return MatchAnswer(None, asynchronous)
+    if slot.staged:
+        if local == slot.local_blocks:
+            return MatchAnswer(_staged_blocks(slot) * size, asynchronous)
+        leader.release_staging(slot, ReleaseReason.UNUSED)
+    found, first_miss, why = _match(leader, slot, local)
+    if why is MissReason.WRITING:
+        _answer(leader, slot, local, (0, 0, 0), first_miss, why, None)
+        return MatchAnswer(None, asynchronous)
+    matched = [0, 0, 0]
+    for pool, places in found:
+        matched[pool.info.tier - 2] += len(places)
+    tokens = sum(matched) * size
+    _answer(leader, slot, local, (matched[0], matched[1], matched[2]), first_miss, why, tokens)
+    if tokens:
+        _stage(leader, slot, found, tokens)
+        if leader.held_at(slot, WaitPoint.LOOKUP):
+            return MatchAnswer(None, asynchronous)
+    return MatchAnswer(tokens, asynchronous and tokens > 0)
+
+
+def _match(
+    leader: Decider, slot: SlotFacts, local: int
+) -> tuple[list[tuple[PoolFacts, list[int]]], int | None, MissReason]:
+    """Places below G1 that continue the prefix, the first prompt block found nowhere, and why it was not."""
+    generated = len(slot.hashes) > slot.prompt_blocks
+    total = max(
+        slot.prompt_tokens, slot.computed_tokens(leader.state.iteration) + 1,
+        len(slot.hashes) * leader.config.block_tokens + generated,
+    )
+    # At least one token must be left to compute, so a full match gives back its last block.
+    limit = min(len(slot.hashes), (total - 1) // leader.config.block_tokens)
+    at = local
+    found: list[tuple[PoolFacts, list[int]]] = []
+    why = MissReason.NONE
+    for pool in leader.lower_pools():
+        room = int(leader.config.staging_share * len(pool)) - leader.aids.pools[pool.info.pool].staged_blocks
+        places: list[int] = []
+        while at < limit and len(places) < room:
+            place = pool.ready_place(slot.hashes[at])
+            if place is None:
+                if pool.places_of(slot.hashes[at]):
+                    why = MissReason.WRITING
+                break
+            places.append(place)
+            at += 1
+        if places:
+            found.append((pool, places))
+        if why is MissReason.WRITING:
+            return found, at, why
+    if not slot.hashes:
+        return found, None, MissReason.TOO_SHORT
+    if at >= len(slot.hashes):
+        return found, None, MissReason.NONE
+    if at >= limit:
+        return found, at, MissReason.BOUNDARY
+    return found, at, MissReason(leader.aids.history.get(slot.hashes[at], MissReason.NEVER_STORED))
+
+
+def _answer(
+    leader: Decider, slot: SlotFacts, local: int, matched: tuple[int, int, int], first_miss: int | None,
+    why: MissReason, answer: int | None,
+) -> None:
+    """Report the answer if it differs from the last one: engines that poll ask at every step."""
+    if slot.last_answer != (answer, local, first_miss):
+        leader.emit(
+            ev.LookupAnswered, slot.slot, local, matched, first_miss, why, answer,
+            leader.config.asynchronous and bool(answer),
+        )
+
+
+def _stage(leader: Decider, slot: SlotFacts, found: list[tuple[PoolFacts, list[int]]], tokens: int) -> None:
+    for pool, places in found:
+        leader.emit(ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places))
+        leader.aids.pools[pool.info.pool].staged_blocks += len(places)
+        leader.aids.look_again(pool, places)
+        leader.touch(pool, places)
+    leader.set_staging_deadline(slot)
+    if slot.state is not SlotState.ONBOARD_STAGED:
+        leader.move(slot, SlotState.ONBOARD_STAGED, detail=tokens)
+
+
+def _staged_blocks(slot: SlotFacts) -> int:
+    return sum(len(places) for _, places in slot.staged)
+
+
+def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
+    """``update_state_after_alloc``: append device blocks; at an admission, score it and start the load."""
+    slot = leader.live(s.request)
+    if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
+        raise Refused(f"request {s.request!r} is {slot.state.label} and takes no blocks")
+    pool = leader.device_pool(slot.source)
+    ids = unpack_ids(s.block_ids)
+    size = leader.config.block_tokens
+    first = not slot.device_blocks
+    external = s.external_tokens // size
+    if s.external_tokens % size or not 0 <= external <= _staged_blocks(slot) or (external and not first):
+        raise Refused(f"external_tokens {s.external_tokens} was not found for {s.request!r}")
+    if slot.outstanding and first:
+        raise Refused(f"request {s.request!r} still has copies running and cannot be admitted")
+    reused = check_device_ids(leader, pool, slot, ids, slot.local_blocks if first else 0)
+    if reused + external > len(ids):
+        raise Refused(f"{len(ids)} blocks do not hold {reused} reused and {external} external ones")
+    assign(leader, pool, [slot], [len(ids)], ids, reused, s.external_tokens)
+    if not first:
+        return
+    _score(leader, slot, reused, external)
+    if external:
+        _load(leader, pool, slot, reused, external, s.external_tokens)
+    elif slot.staged:
+        leader.release_staging(slot, ReleaseReason.UNUSED)
+
+
+def check_device_ids(leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int) -> int:
+    """Refuse ids that the slot cannot be given; returns how many leading ones are its own prefix in G1."""
+    capacity = len(pool) if pool.info.capacity_blocks is not None else CAPACITY_MAX
+    if len(set(ids)) != len(ids) or not set(ids).isdisjoint(slot.device_blocks):
+        raise Refused(f"request {slot.request!r} was given a block twice")
+    if ids and not 0 <= min(ids) <= max(ids) < capacity:
+        raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(ids)} to {max(ids)}")
+    if prefix > len(ids):
+        raise Refused(f"{prefix} prefix blocks were reported but only {len(ids)} blocks allocated")
+    for at, place in enumerate(ids[:prefix]):
+        if place >= len(pool) or pool.hash_of[place] != slot.hashes[at] or pool.content[place] != READY:
+            raise Refused(f"block {place} does not hold block {at} of {slot.request!r}")
+    for place in ids[prefix:]:
+        if place >= len(pool):
+            continue
+        if pool.refs[place] or place in pool.quarantined or pool.content[place] == WRITING:
+            raise Refused(f"block {place} is still {pool.condition(place).label} and cannot be given away")
+    return prefix
+
+
+def assign(
+    leader: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int], reused: int,
+    external_tokens: int,
+) -> None:
+    """Append checked device blocks to slots; what they held before is evicted for the first of them."""
+    lost = [place for place in ids[reused:] if place < len(pool) and pool.hash_of[place] != EMPTY_HASH]
+    if lost:
+        leader.evict(pool, lost, slots[0].slot, EvictRule.REASSIGNED)
+    leader.emit(
+        ev.DeviceBlocksAssigned, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts), pack_ids(ids),
+        reused, external_tokens,
+    )
+    leader.aids.look_again(pool, ids[:reused])
+    owner = leader.aids.pools[pool.info.pool].owner
+    at = 0
+    for slot, count in zip(slots, counts, strict=True):
+        for place in ids[at : at + count]:
+            owner[place] = slot.slot
+        at += count
+        leader.note_place(slot)
+
+
+def _score(leader: Decider, slot: SlotFacts, reused: int, external: int) -> None:
+    hits = [reused, 0, 0, 0]
+    left = external
+    for index, places in slot.staged:
+        used = min(left, len(places))
+        hits[leader.state.pools[index].info.tier - 1] += used
+        left -= used
+    left = slot.prompt_blocks
+    scored = []
+    for count in hits:  # only prompt blocks count, in prefix order (BC-5)
+        scored.append(min(count, left))
+        left -= scored[-1]
+    leader.emit(ev.PrefixScored, slot.slot, slot.prompt_blocks, (scored[0], scored[1], scored[2], scored[3]))
+
+
+def _load(leader: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, external: int, tokens: int) -> None:
+    """Plan one load per source tier, as one batch, and move the slot to onboarding."""
+    leader.clear_deadline("staging", slot.slot)
+    at, batch = reused, leader.state.next_candidate
+    parts: list[LoadPart] = []
+    cached = [reused * leader.config.block_tokens, 0, 0, 0]
+    for index, places in slot.staged:
+        count = min(external - (at - reused), len(places))
+        if not count:
+            continue
+        tier = leader.state.pools[index].info.tier
+        number = leader.state.next_candidate
+        leader.emit(
+            ev.CandidatePlanned, number, slot.slot, Route.of(tier, pool.info.tier),
+            pack_hashes(slot.hashes[at : at + count]), pack_ids(slot.device_blocks[at : at + count]), at,
+        )
+        leader.aids.batch_of[number] = batch
+        parts.append(LoadPart(number, tier, at, count))
+        cached[tier - 1] += count * leader.config.block_tokens
+        at += count
+    leader.aids.loads[slot.slot] = parts
+    leader.move(slot, SlotState.ONBOARDING, detail=tokens, cached=(cached[0], cached[1], cached[2], cached[3]))
+    for part in parts:
+        enqueue(leader, leader.state.candidates[part.candidate])

@@ -1,0 +1,122 @@
+"""Offloads: which blocks are copied down, and when (BC-2).
+
+Law of this file: a copy does not make room, so pressure is measured on what would be *lost*. Safe places are empty, or
+cached with a ready or in-flight copy below; copying starts when their share falls below 1 - threshold.
+"""
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.ids import Authority, Condition, Route
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.pipeline import enqueue
+from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.tiers import READY, PoolFacts
+
+
+def plan_offloads(leader: Decider, pool: PoolFacts) -> None:
+    """Copy down under pressure (BC-2): the coldest unsaved blocks, while too little of the pool could be lost safely."""
+    lower = leader.below(pool)
+    mine = leader.aids.pools[pool.info.pool]
+    if lower is None or mine.blocked or not (mine.exposed or mine.covered):
+        return
+    batch = leader.config.offload_batch_blocks
+    wanted = pressure(leader, pool)
+    # Four candidates at once keep a link busy; more would only hold source places for longer.
+    room = min(wanted, 4 * batch - len(mine.planned))
+    if room <= 0:
+        return
+    chosen = _coldest(leader, pool, room)
+    for owner, places in chosen.items():
+        for at in range(0, len(places), batch):
+            _plan(leader, pool, lower, owner, places[at : at + batch])
+
+
+def pressure(leader: Decider, pool: PoolFacts) -> int:
+    """How many blocks should be copied down now; 0 when enough places are empty or safely evictable."""
+    mine = leader.aids.pools[pool.info.pool]
+    unsaved = len(mine.exposed) + len(mine.covered)
+    threshold = leader.config.offload_threshold
+    if threshold == 0.0:
+        return unsaved
+    safe = pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED] - len(mine.exposed)
+    capacity = len(pool)
+    if safe >= (1.0 - threshold) * capacity:
+        return 0
+    return max(0, int((1.0 - threshold + leader.config.offload_hysteresis) * capacity) - safe)
+
+
+def _coldest(leader: Decider, pool: PoolFacts, count: int) -> dict[int | None, list[int]]:
+    """The coldest unsaved places, grouped by the live slot that holds them.
+
+    Cached places of an engine's own pool are left out: nobody holds them, so the engine may reuse them while the copy
+    runs. They are copied while their slot still holds them, at the latest when it finishes.
+    """
+    mine = leader.aids.pools[pool.info.pool]
+    ours = pool.info.authority is Authority.LEADER
+    order = [*(list(mine.exposed)[:count] if ours else []), *list(mine.covered)]
+    chosen: dict[int | None, list[int]] = {}
+    taken = 0
+    for place in order:
+        owner = None if ours else _holder(leader, pool, place)
+        if not ours and owner is None:
+            continue
+        if place in mine.planned or pool.content[place] != READY:
+            continue
+        chosen.setdefault(owner, []).append(place)
+        taken += 1
+        if taken == count:
+            break
+    return chosen
+
+
+def _holder(leader: Decider, pool: PoolFacts, place: int) -> int | None:
+    """A live slot that holds this device place and is not about to lose it."""
+    owner = leader.aids.pools[pool.info.pool].owner
+    number = owner.get(place)
+    slot = None if number is None else leader.state.slots.get(number)
+    if slot is not None and slot.device_pool == pool.info.pool and place in slot.device_blocks:
+        return slot.slot
+    for other in leader.state.slots.values():
+        if other.device_pool == pool.info.pool and place in other.device_blocks:
+            owner[place] = other.slot
+            return other.slot
+    return None
+
+
+def _plan(leader: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None, places: list[int]) -> None:
+    mine = leader.aids.pools[pool.info.pool]
+    number = leader.state.next_candidate
+    slot = None if owner is None else leader.state.slots[owner]
+    first = None
+    if slot is not None:
+        at = [slot.device_blocks.index(place) for place in places]
+        order = sorted(range(len(places)), key=at.__getitem__)
+        places = [places[i] for i in order]
+        first = min(at)
+        leader.aids.evaluated[slot.slot] = max(leader.aids.evaluated.get(slot.slot, 0), max(at) + 1)
+    leader.emit(
+        ev.CandidatePlanned, number, owner, Route.of(pool.info.tier, lower.info.tier),
+        pack_hashes(pool.hash_of[place] for place in places), b"", first,
+    )
+    for place in places:
+        mine.planned[place] = number
+    leader.aids.saved(pool, places)
+    enqueue(leader, leader.state.candidates[number])
+
+
+def plan_last_offload(leader: Decider, slot: SlotFacts) -> None:
+    """A slot finishes: under pressure its unsaved blocks are copied while it still holds them."""
+    if slot.device_pool is None or not slot.device_blocks:
+        return
+    pool = leader.state.pools[slot.device_pool]
+    lower = leader.below(pool)
+    mine = leader.aids.pools[pool.info.pool]
+    if lower is None or mine.blocked:
+        return
+    places = [place for place in slot.device_blocks if place in mine.covered and pool.refs[place] == 1]
+    batch = leader.config.offload_batch_blocks
+    room = 4 * batch - len(mine.planned)
+    if places and room > 0 and pressure(leader, pool) > 0:
+        places = places[:room]
+        for at in range(0, len(places), batch):
+            _plan(leader, pool, lower, slot.slot, places[at : at + batch])

@@ -1,0 +1,378 @@
+"""The pipeline: candidates are evaluated, promoted or skipped, dispatched, and ended when every rank has reported.
+
+Law of this file: a candidate goes as far as it can at once, and stands still only where its slot is held. What is
+called here is called by ``settle``, to quiescence, at the end of every stimulus: no pump, no polling.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.candidates import CandidateFacts, OperationFacts
+from kvbm_console.core.columns import pack_hashes, pack_ids
+from kvbm_console.core.ids import (
+    Authority,
+    CandidateStatus,
+    EvictRule,
+    FinishReason,
+    HoldEnd,
+    ReleaseReason,
+    Site,
+    SkipReason,
+    SlotState,
+    Tier,
+    WaitPoint,
+)
+from kvbm_console.core.instructions import ReleaseDeviceBlocks, StartTransfer, WakeRequest
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.tiers import READY, PoolFacts
+
+
+def _slot(leader: Decider, candidate: CandidateFacts) -> SlotFacts | None:
+    return None if candidate.slot is None else leader.state.slots.get(candidate.slot)
+
+
+def _strike(leader: Decider, site: Site, candidate: CandidateFacts) -> None:
+    slot = _slot(leader, candidate)
+    if leader.gate is not None and slot is not None:
+        leader.strike(site, slot, slot.state, slot.state, candidate.route, candidate.route.target)
+
+
+def _waits(leader: Decider, candidate: CandidateFacts, point: WaitPoint) -> bool:
+    slot = _slot(leader, candidate)
+    return slot is not None and leader.held_at(slot, point)
+
+
+def pools_of(leader: Decider, candidate: CandidateFacts) -> tuple[PoolFacts, PoolFacts]:
+    """The source and the target pool of a candidate."""
+    slot = _slot(leader, candidate)
+    source = 0 if slot is None else slot.source
+    source_pool = leader.state.pool_of(candidate.route.source, source)
+    target_pool = leader.state.pool_of(candidate.route.target, source)
+    if source_pool is None or target_pool is None:
+        raise leader.bug(f"candidate {candidate.candidate} has no pools for {candidate.route.label}", candidate.slot)
+    return source_pool, target_pool
+
+
+def enqueue(leader: Decider, candidate: CandidateFacts) -> None:
+    """A planned candidate waits for its evaluation, at the end of this stimulus."""
+    leader.emit(ev.CandidateEnqueued, candidate.candidate)
+    leader.aids.pending.append(candidate.candidate)
+    _strike(leader, Site.CANDIDATE_ENQUEUE, candidate)
+
+
+# --- evaluate, promote, dispatch ---
+
+
+def advance(leader: Decider, candidate: CandidateFacts) -> None:
+    """Take a pending candidate as far as it goes: to promoted, skipped, or a hold."""
+    if candidate.found is None:
+        if _waits(leader, candidate, WaitPoint.EVALUATE):
+            return
+        _strike(leader, Site.EVALUATE_WILL, candidate)
+        if _waits(leader, candidate, WaitPoint.EVALUATE):
+            return
+        sources, _, filtered = _choose(leader, candidate)
+        leader.emit(ev.CandidateEvaluated, candidate.candidate, len(sources), filtered)
+        if not sources:
+            skip(leader, candidate, filtered or SkipReason.ALREADY_CACHED)
+            return
+        _strike(leader, Site.EVALUATE_DID, candidate)
+        if not _waits(leader, candidate, WaitPoint.PROMOTE):
+            _strike(leader, Site.PROMOTE_WILL, candidate)
+    if not _waits(leader, candidate, WaitPoint.PROMOTE):
+        # What was found may have changed while the slot was held: choose again.
+        sources, hashes, filtered = _choose(leader, candidate)
+        if not sources:
+            skip(leader, candidate, filtered or SkipReason.ALREADY_CACHED)
+        elif candidate.route.is_load:
+            _promote(leader, candidate, sources, candidate.targets, hashes)
+        else:
+            _make_room_and_promote(leader, candidate, sources, hashes)
+
+
+def _choose(leader: Decider, candidate: CandidateFacts) -> tuple[list[int], list[int], SkipReason | None]:
+    """Source places and hashes that can be moved, and the reason that left out the others."""
+    source, target = pools_of(leader, candidate)
+    if candidate.route.is_load:
+        slot = leader.state.slots[candidate.slot if candidate.slot is not None else -1]
+        staged = [place for index, places in slot.staged if index == source.info.pool for place in places]
+        return staged[: len(candidate.hashes)], candidate.hashes, None
+    sources: list[int] = []
+    hashes: list[int] = []
+    filtered: SkipReason | None = None
+    for key in candidate.hashes:
+        place = source.ready_place(key)
+        if key in target.by_hash:
+            filtered = filtered or SkipReason.ALREADY_CACHED
+        elif place is None:
+            filtered = SkipReason.SOURCE_EVICTED
+        else:
+            sources.append(place)
+            hashes.append(key)
+    return sources, hashes, filtered
+
+
+def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: list[int], hashes: list[int]) -> None:
+    """Take free places of the target, evict for the others; what does not fit is left for another time."""
+    _, target = pools_of(leader, candidate)
+    mine = leader.aids.pools[target.info.pool]
+    missing = len(hashes) - len(mine.free)
+    if missing > 0:
+        protected = {target.by_hash[key] for key in _ancestors(leader, hashes) if key in target.by_hash}
+        victims = leader.box.policies[target.info.pool].victims(missing, _evictable(target), protected)
+        if victims is None:
+            victims = []
+            sources, hashes = sources[: len(mine.free)], hashes[: len(mine.free)]
+        if victims:
+            _strike(leader, Site.EVICT_WILL, candidate)
+            if _waits(leader, candidate, WaitPoint.PROMOTE):
+                return
+            leader.evict(target, victims, candidate.slot, EvictRule.RECENCY)
+    if not hashes:
+        source, _ = pools_of(leader, candidate)
+        leader.aids.pools[source.info.pool].blocked = True
+        skip(leader, candidate, SkipReason.NO_CAPACITY)
+        return
+    targets = [heapq.heappop(mine.free) for _ in hashes]
+    _promote(leader, candidate, sources, targets, hashes)
+
+
+def _evictable(pool: PoolFacts) -> Callable[[int], bool]:
+    """Whether a place may be evicted: readable and without a holder (I3)."""
+    return lambda place: pool.content[place] == READY and not pool.refs[place] and place not in pool.quarantined
+
+
+def _ancestors(leader: Decider, hashes: Sequence[int]) -> list[int]:
+    """The prefix hashes of these blocks, nearest first, each once; they share one walk up the chain."""
+    seen: dict[int, None] = {}
+    parent_of = leader.aids.parent_of
+    for key in reversed(hashes):
+        above = parent_of.get(key)
+        while above is not None and above not in seen:
+            seen[above] = None
+            above = parent_of.get(above)
+    return list(seen)
+
+
+def _promote(
+    leader: Decider, candidate: CandidateFacts, sources: list[int], targets: list[int], hashes: list[int]
+) -> None:
+    source, target = pools_of(leader, candidate)
+    number = leader.state.next_operation
+    batch = leader.aids.batch_of.setdefault(candidate.candidate, candidate.candidate)
+    thrash = 0
+    if candidate.route.is_load:
+        since = leader.at_ns - leader.config.thrash_window_ns
+        thrash = sum(1 for place in sources if source.stored_at[place] > since)
+    leader.emit(ev.BlocksReserved, target.info.pool, number, pack_ids(targets), pack_hashes(hashes))
+    leader.emit(
+        ev.CandidatePromoted, candidate.candidate, number, batch, source.info.pool, target.info.pool,
+        pack_ids(sources), pack_ids(targets), thrash,
+    )
+    leader.aids.pending.remove(candidate.candidate)
+    leader.aids.undispatched.append(number)
+    leader.aids.look_again(source, sources)
+    if target.info.authority is Authority.LEADER:
+        above = [target.by_hash[key] for key in _ancestors(leader, hashes) if key in target.by_hash]
+        # A prefix is touched whenever its continuation is, so it is never evicted first (I13).
+        leader.touch(target, [*reversed(above), *targets])
+        leader.aids.saved(source, [place for key in hashes for place in source.places_of(key)])
+    _strike(leader, Site.DISPATCH_WILL, leader.state.candidates[candidate.candidate])
+
+
+def dispatch(leader: Decider, operation: OperationFacts) -> None:
+    candidate = leader.state.candidates[operation.candidate]
+    if _waits(leader, candidate, WaitPoint.DISPATCH):
+        return
+    leader.aids.undispatched.remove(operation.operation)
+    leader.aids.issued.append(operation.operation)
+    leader.ask(
+        StartTransfer(
+            operation.operation, operation.epoch, candidate.route, pack_ids(operation.sources),
+            pack_ids(operation.targets), len(operation.targets), operation.batch, leader.config.ranks,
+        )
+    )
+
+
+# --- ends ---
+
+
+def skip(leader: Decider, candidate: CandidateFacts, reason: SkipReason) -> None:
+    """Resolve a pending candidate to no work; a slot that waited for it goes on without."""
+    slot = _slot(leader, candidate)
+    source, _ = pools_of(leader, candidate)
+    leader.aids.pending.remove(candidate.candidate)
+    leader.emit(ev.CandidateSkipped, candidate.candidate, reason)
+    _forget_plan(leader, source, candidate)
+    if slot is not None and leader.gate is not None:
+        leader.strike(Site.SKIP_DID, slot, slot.state, slot.state, candidate.route, candidate.route.target)
+    _end_batch(leader, candidate)
+    if slot is not None and candidate.route.is_load:
+        _lose(leader, slot, candidate.first_block or 0)
+        _end_load(leader, slot)
+
+
+def end_operation(leader: Decider, operation: OperationFacts) -> None:
+    """Every rank has reported: what arrived is ready, what did not is dropped, and all references are given back."""
+    candidate = leader.state.candidates[operation.candidate]
+    slot = _slot(leader, candidate)
+    if _waits(leader, candidate, WaitPoint.COMPLETION):
+        return
+    _strike(leader, Site.COMPLETE_WILL, candidate)
+    if _waits(leader, candidate, WaitPoint.COMPLETION):
+        return
+    leader.aids.complete.remove(operation.operation)
+    target = leader.state.pools[operation.target_pool]
+    good = len(operation.targets)
+    if candidate.route.is_load and slot is not None and candidate.first_block is not None:
+        good = _good_prefix(leader, slot, candidate.first_block, operation)
+        kept = list(range(good))
+    else:
+        kept = [at for at in range(good) if at not in operation.failed]
+    lost = [at for at in range(len(operation.targets)) if at not in set(kept)]
+    if kept:
+        leader.emit(
+            ev.BlocksReady, target.info.pool, operation.operation, pack_ids(operation.targets[at] for at in kept)
+        )
+    if lost:
+        drop(leader, target, operation, [operation.targets[at] for at in lost])
+    if slot is not None and candidate.route.is_load and operation.failed and candidate.first_block is not None:
+        _lose(leader, slot, candidate.first_block + min(operation.failed))
+    end_candidate(
+        leader, operation, CandidateStatus.FAILED if operation.failed else CandidateStatus.COMPLETED
+    )
+    _save_ready(leader, target, [operation.targets[at] for at in kept])
+    leader.mark_dirty(target)
+    leader.unblock_above(target)
+
+
+def _save_ready(leader: Decider, pool: PoolFacts, places: list[int]) -> None:
+    """Newly readable places that have no copy below are unsaved."""
+    lower = leader.below(pool)
+    if lower is not None:
+        leader.aids.unsaved(pool, [place for place in places if pool.hash_of[place] not in lower.by_hash])
+
+
+def _good_prefix(leader: Decider, slot: SlotFacts, first: int, operation: OperationFacts) -> int:
+    """Leading blocks of a load that are usable: none behind the first block that failed in any part of the load."""
+    good = min(operation.failed, default=len(operation.targets))
+    lost_at = leader.aids.lost_at.get(slot.slot)
+    return good if lost_at is None else max(0, min(good, lost_at - first))
+
+
+def drop(leader: Decider, pool: PoolFacts, operation: OperationFacts, places: list[int]) -> None:
+    """Places of a copy that did not arrive hold nothing."""
+    hashes = [pool.hash_of[place] for place in places]
+    leader.emit(ev.BlocksDropped, pool.info.pool, operation.operation, pack_ids(places), ReleaseReason.FAILED)
+    leader.gave_up(pool, places, hashes)
+
+
+def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateStatus) -> None:
+    """A promoted candidate ends: its operation gives back its references, and what waited for that goes on."""
+    candidate = leader.state.candidates[operation.candidate]
+    slot = _slot(leader, candidate)
+    source = leader.state.pools[operation.source_pool]
+    target = leader.state.pools[operation.target_pool]
+    leader.emit(ev.CandidateEnded, candidate.candidate, status)
+    leader.aids.look_again(source, operation.sources)
+    leader.aids.look_again(target, operation.targets)
+    _forget_plan(leader, source, candidate)
+    _end_batch(leader, candidate)
+    if slot is not None and candidate.route.is_load:
+        _end_load(leader, slot)
+    fence = leader.aids.fences.pop(operation.operation, None)
+    if fence is not None:
+        leader.ask(ReleaseDeviceBlocks(fence[0], fence[1], pack_ids(fence[2])))
+
+
+def _forget_plan(leader: Decider, source: PoolFacts, candidate: CandidateFacts) -> None:
+    """Places that were planned to be copied are unsaved again unless a copy of them stands below by now."""
+    if candidate.route.is_load:
+        return
+    planned = leader.aids.pools[source.info.pool].planned
+    places = [place for place, number in planned.items() if number == candidate.candidate]
+    for place in places:
+        del planned[place]
+    lower = leader.below(source)
+    if lower is not None:
+        leader.aids.unsaved(
+            source,
+            [
+                place for place in places
+                if source.content[place] == READY and source.hash_of[place] not in lower.by_hash
+            ],
+        )
+    leader.mark_dirty(source)
+
+
+def _end_batch(leader: Decider, candidate: CandidateFacts) -> None:
+    batch = leader.aids.batch_of.pop(candidate.candidate, candidate.candidate)
+    if batch in leader.state.batches and batch not in leader.aids.batch_of.values():
+        leader.emit(ev.BatchEnded, batch)
+
+
+def _lose(leader: Decider, slot: SlotFacts, block: int) -> None:
+    """Block ``block`` of a load is not coming: take back its hits and those behind it, and the computed position."""
+    if slot.state is not SlotState.ONBOARDING:
+        return
+    before = leader.aids.lost_at.get(slot.slot)
+    if before is not None and before <= block:
+        return
+    leader.aids.lost_at[slot.slot] = block
+    pool = leader.state.pools[slot.device_pool if slot.device_pool is not None else -1]
+    stale = [place for place in slot.device_blocks[block:before] if pool.content[place] == READY]
+    if stale:
+        hashes = [pool.hash_of[place] for place in stale]
+        leader.emit(ev.BlocksDropped, pool.info.pool, -1, pack_ids(stale), ReleaseReason.FAILED)
+        leader.gave_up(pool, stale, hashes)
+    for part in leader.aids.loads.get(slot.slot, ()):
+        low = max(part.first, block)
+        high = part.first + part.count if before is None else min(part.first + part.count, before)
+        counted = min(high, slot.prompt_blocks) - min(low, slot.prompt_blocks)
+        if high > low:
+            position = block * leader.config.block_tokens
+            leader.emit(ev.HitsLost, slot.slot, Tier(part.tier), max(0, counted), position)
+
+
+def _end_load(leader: Decider, slot: SlotFacts) -> None:
+    """When the last load of an onboarding slot has ended, give back the staging and wake the engine."""
+    if slot.state is not SlotState.ONBOARDING:
+        return
+    open_loads = [number for number in slot.outstanding if leader.state.candidates[number].route.is_load]
+    if not open_loads:
+        leader.aids.loads.pop(slot.slot, None)
+        leader.aids.lost_at.pop(slot.slot, None)
+        leader.release_staging(slot, ReleaseReason.LOADED)
+        leader.ask(WakeRequest(slot.source, slot.request))
+
+
+def close_slot(leader: Decider, slot: SlotFacts) -> None:
+    """A finishing slot whose last copy has ended gives its blocks back and leaves the facts, unless it is held."""
+    if slot.outstanding or leader.held_at(slot, WaitPoint.RELEASE):
+        return
+    leader.aids.ending.remove(slot.slot)
+    places = list(slot.device_blocks)
+    leader.release_device_blocks(slot, ReleaseReason.FINISHED)
+    if places:
+        leader.ask(ReleaseDeviceBlocks(slot.source, slot.request, pack_ids(places)))
+    finish(leader, slot, slot.reason)
+
+
+def finish(leader: Decider, slot: SlotFacts, reason: FinishReason | None) -> None:
+    """The slot owns nothing any more: finished, closed, forgotten. A hold that is left ends as cancelled."""
+    if slot.hold is not None:
+        leader.release_hold(leader.state.holds[slot.hold], HoldEnd.CANCELLED, "")
+    leader.move(slot, SlotState.FINISHED, reason=reason)
+    forget_slot(leader, slot)
+    leader.emit(ev.SlotClosed, slot.slot)
+
+
+def forget_slot(leader: Decider, slot: SlotFacts) -> None:
+    """Aids of a slot that is closed."""
+    for memory in (leader.aids.evaluated, leader.aids.place_limit, leader.aids.loads, leader.aids.lost_at):
+        memory.pop(slot.slot, None)
+    leader.aids.stepping.pop(slot.slot, None)
+    leader.aids.until.pop(slot.slot, None)
+    leader.clear_deadline("staging", slot.slot)

@@ -1,0 +1,144 @@
+"""Requests from admission to the end: preempt, clone, finish.
+
+Law of this file: preempt and finish never wait. They drop the slot's references, skip what is not promoted, cancel
+what is not started, and let started copies run out; those hold references of their own.
+"""
+
+from kvbm_console.core import events as ev
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import pack_ids, unpack_ids
+from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
+from kvbm_console.core.errors import Refused
+from kvbm_console.core.ids import (
+    CandidateStatus,
+    EvictRule,
+    FinishReason,
+    HoldEnd,
+    ReleaseReason,
+    Site,
+    SkipReason,
+    SlotState,
+    WaitPoint,
+)
+from kvbm_console.core.instructions import CancelTransfer, CloneAnswer, FencedBlocks, FinishAnswer
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.lookups import check_device_ids
+from kvbm_console.core.leader.offloads import plan_last_offload
+from kvbm_console.core.leader.pipeline import drop, end_candidate, finish, skip
+from kvbm_console.core.slots import SlotFacts
+
+
+def request_preempted(leader: Decider, s: st.RequestPreempted) -> FencedBlocks:
+    """The scheduler takes the device blocks back; the result are those a running copy still uses."""
+    slot = leader.live(s.request)
+    if slot.state in (SlotState.PREEMPTED, SlotState.FINISHING, SlotState.FINISHED):
+        raise Refused(f"request {s.request!r} is {slot.state.label} and cannot be preempted")
+    return preempt(leader, slot)
+
+
+def preempt(leader: Decider, slot: SlotFacts) -> FencedBlocks:
+    """As ``request_preempted``, for a slot that was checked."""
+    _drop_hold(leader, slot)
+    _stop_candidates(leader, slot, cancel_stores=True)
+    leader.release_staging(slot, ReleaseReason.PREEMPTED)
+    fenced = _fence(leader, slot)
+    leader.release_device_blocks(slot, ReleaseReason.PREEMPTED)
+    leader.aids.loads.pop(slot.slot, None)
+    leader.aids.lost_at.pop(slot.slot, None)
+    leader.move(slot, SlotState.PREEMPTED)
+    return FencedBlocks(pack_ids(fenced))
+
+
+def _drop_hold(leader: Decider, slot: SlotFacts) -> None:
+    if slot.hold is not None:
+        leader.release_hold(leader.state.holds[slot.hold], HoldEnd.CANCELLED, "")
+
+
+def _stop_candidates(leader: Decider, slot: SlotFacts, *, cancel_stores: bool) -> None:
+    """Skip the slot's pending candidates; cancel its loads, and its stores if asked, that have not started."""
+    for number in sorted(slot.outstanding):
+        candidate = leader.state.candidates[number]
+        if candidate.operation is None:
+            skip(leader, candidate, SkipReason.SLOT_STOPPING)
+            continue
+        operation = leader.state.operations[candidate.operation]
+        if operation.started or operation.reported or not (cancel_stores or candidate.route.is_load):
+            continue
+        if operation.operation in leader.aids.undispatched:
+            leader.aids.undispatched.remove(operation.operation)
+        else:
+            leader.ask(CancelTransfer(operation.operation))
+        target = leader.state.pools[operation.target_pool]
+        drop(leader, target, operation, operation.targets)
+        end_candidate(leader, operation, CandidateStatus.CANCELLED)
+
+
+def _fence(leader: Decider, slot: SlotFacts) -> list[int]:
+    """Device places of the slot that its running operations still use; their ends give them back to the engine."""
+    fenced: list[int] = []
+    for number in sorted(slot.outstanding):
+        operation = leader.state.operations[leader.state.candidates[number].operation or 0]
+        mine = operation.sources if operation.source_pool == slot.device_pool else operation.targets
+        places = [place for place in mine if place in slot.device_blocks and place not in fenced]
+        if places:
+            leader.aids.fences[operation.operation] = (slot.source, slot.request, places)
+            fenced += places
+    return fenced
+
+
+def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
+    """Finish or abort; the blocks stay allocated while copies of them run or a hold withholds them."""
+    slot = leader.live(s.request)
+    if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
+        raise Refused(f"request {s.request!r} is {slot.state.label} already")
+    told = unpack_ids(s.block_ids)
+    if told and set(told) != set(slot.device_blocks):
+        raise Refused(f"request {s.request!r} does not hold the {len(told)} blocks it is said to give back")
+    _drop_hold(leader, slot)
+    _stop_candidates(leader, slot, cancel_stores=False)
+    leader.release_staging(slot, ReleaseReason.FINISHED)
+    leader.aids.loads.pop(slot.slot, None)
+    if s.reason is not FinishReason.ABORTED:
+        plan_last_offload(leader, slot)
+    if leader.gate is not None:
+        leader.strike(Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
+    held = slot.hold is not None and leader.state.holds[slot.hold].point is WaitPoint.RELEASE
+    if slot.outstanding or held:
+        leader.move(slot, SlotState.FINISHING, reason=s.reason)
+        leader.aids.ending.append(slot.slot)
+        return FinishAnswer(True)
+    leader.release_device_blocks(slot, ReleaseReason.FINISHED)
+    finish(leader, slot, s.reason)
+    return FinishAnswer(False)
+
+
+def request_cloned(leader: Decider, s: st.RequestCloned) -> CloneAnswer:
+    """Open clones that share the parent's full blocks; each has its own partial last block."""
+    parent = leader.live(s.request)
+    if not parent.device_blocks or parent.state in (SlotState.ONBOARDING, SlotState.PREEMPTED, SlotState.FINISHING):
+        raise Refused(f"request {s.request!r} is {parent.state.label} and cannot be cloned")
+    partial = unpack_ids(s.partial_ids)
+    shared = parent.device_blocks[: parent.filled_blocks]
+    tail = len(parent.device_blocks) - len(shared)
+    if tail > 1:
+        raise Refused(f"request {s.request!r} has {tail} blocks that are not full; a clone can copy one")
+    if len(partial) != tail * len(s.clones):
+        raise Refused(f"{len(s.clones)} clones need {tail * len(s.clones)} partial blocks, got {len(partial)}")
+    if len(set(s.clones)) != len(s.clones) or any(clone in leader.state.slot_of for clone in s.clones):
+        raise Refused("a clone needs a request id of its own")
+    if any(not 1 <= len(clone.encode()) <= REQUEST_ID_BYTES_MAX for clone in s.clones):
+        raise Refused(f"request must be 1 to {REQUEST_ID_BYTES_MAX} bytes")
+    pool = leader.device_pool(parent.source)
+    check_device_ids(leader, pool, parent, partial, 0)
+    lost = [place for place in partial if place < len(pool) and pool.hash_of[place]]
+    if lost:
+        leader.evict(pool, lost, parent.slot, EvictRule.REASSIGNED)
+    opened = []
+    for at, clone in enumerate(s.clones):
+        number = leader.state.next_slot
+        ids = [*shared, *partial[at * tail : (at + 1) * tail]]
+        leader.emit(ev.SlotCloned, number, parent.slot, clone, pack_ids(ids))
+        leader.aids.look_again(pool, shared)
+        leader.note_place(leader.state.slots[number])
+        opened.append(number)
+    return CloneAnswer(tuple(opened))

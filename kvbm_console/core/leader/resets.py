@@ -1,0 +1,127 @@
+"""Reset and drain, and what an engine's event stream reports.
+
+Law of this file: a reset is never refused and returns everything to the initial state at once, by the same path always;
+places under a running copy are quarantined until every rank has reported it.
+"""
+
+from kvbm_console.core import events as ev
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import pack_ids, unpack_hashes
+from kvbm_console.core.errors import Refused
+from kvbm_console.core.ids import (
+    EMPTY_HASH,
+    Authority,
+    CandidateStatus,
+    Clock,
+    FinishReason,
+    HoldEnd,
+    ReleaseReason,
+    ResetMode,
+    SkipReason,
+)
+from kvbm_console.core.instructions import CancelTransfer, ClearDevicePool, SetDeadline, ZeroBlocks
+from kvbm_console.core.leader.aids import AidsBox
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.pipeline import drop, end_candidate, finish, skip
+
+REPORTED_BLOCKS_MAX = 1_000_000
+"""Blocks of one report of an event stream; engines send one step at a time."""
+
+
+def reset_requested(leader: Decider, s: st.ResetRequested) -> None:
+    """Reset now."""
+    reset(leader, s.mode)
+
+
+def drain_requested(leader: Decider, s: st.DrainRequested) -> None:
+    """Take nothing new; reset when the last live slot ends or the time is over."""
+    if s.deadline_ns <= 0:
+        raise Refused(f"deadline_ns must be above 0, got {s.deadline_ns}")
+    if leader.state.draining:
+        raise Refused("the leader drains already")
+    leader.emit(ev.DrainBegun, s.deadline_ns)
+    leader.ask(SetDeadline(leader.aids.deadline("drain", 0), s.deadline_ns, Clock.ENGINE))
+
+
+def finish_drain(leader: Decider) -> None:
+    """At the end of a stimulus: a drain whose last slot is gone becomes the reset."""
+    if leader.state.draining and not leader.state.slots:
+        reset(leader, ResetMode.LOGICAL)
+
+
+def reset(leader: Decider, mode: ResetMode) -> None:
+    """Release holds, candidates, staging and slots, quarantine what copies still touch, clear the pools."""
+    leader.clear_deadline("drain", 0)
+    leader.emit(ev.ResetBegun, mode)
+    for hold in list(leader.state.holds.values()):
+        leader.release_hold(hold, HoldEnd.CANCELLED, "")
+    _close_candidates(leader)
+    for slot in list(leader.state.slots.values()):
+        leader.release_staging(slot, ReleaseReason.RESET)
+        leader.release_device_blocks(slot, ReleaseReason.RESET)
+        finish(leader, slot, slot.reason or FinishReason.ABORTED)
+    leader.emit(ev.ResetDone, mode, leader.state.epoch + 1)
+    _start_aids_anew(leader)
+    for pool in leader.state.pools:
+        if pool.info.authority is Authority.ENGINE:
+            leader.ask(ClearDevicePool(pool.info.source, pack_ids(sorted(pool.quarantined))))
+        if mode is ResetMode.PHYSICAL:
+            leader.ask(ZeroBlocks(pool.info.pool))
+
+
+def _close_candidates(leader: Decider) -> None:
+    for candidate in list(leader.state.candidates.values()):
+        if candidate.candidate not in leader.state.candidates:
+            continue
+        if candidate.operation is None:
+            skip(leader, candidate, SkipReason.SLOT_STOPPING)
+            continue
+        operation = leader.state.operations[candidate.operation]
+        running = operation.started and operation.operation not in leader.aids.complete
+        if running:
+            for index, places in ((operation.source_pool, operation.sources), (operation.target_pool, operation.targets)):
+                leader.emit(
+                    ev.BlocksQuarantined, index, operation.operation, pack_ids(places), tuple(sorted(operation.reported))
+                )
+        elif operation.operation not in leader.aids.undispatched:
+            leader.ask(CancelTransfer(operation.operation))
+        drop(leader, leader.state.pools[operation.target_pool], operation, operation.targets)
+        end_candidate(leader, operation, CandidateStatus.CANCELLED)
+
+
+def _start_aids_anew(leader: Decider) -> None:
+    """Forget all policy state; breakpoint counts and deadlines' numbers go on."""
+    old = leader.aids
+    leader.box = AidsBox()
+    for pool in leader.state.pools:
+        leader.box.add_pool(0)
+        if pool.info.authority is Authority.LEADER:
+            leader.free_places(pool, [place for place in range(len(pool)) if place not in pool.quarantined])
+    leader.aids.matches = old.matches
+    leader.aids.next_deadline = old.next_deadline
+    leader.rearm()
+
+
+def blocks_reported(leader: Decider, s: st.BlocksReported) -> None:
+    """An engine's event stream told what a pool stored and removed."""
+    if not 0 <= s.pool < len(leader.state.pools):
+        raise Refused(f"pool {s.pool} was not declared")
+    if leader.state.pools[s.pool].info.authority is not Authority.STREAM:
+        raise Refused(f"pool {s.pool} is not described by an event stream")
+    stored = unpack_hashes(s.stored)
+    if len(stored) > REPORTED_BLOCKS_MAX or EMPTY_HASH in stored:
+        raise Refused(f"stored must be at most {REPORTED_BLOCKS_MAX} hashes, none 0, got {len(stored)}")
+    capacity = leader.state.pools[s.pool].info.capacity_blocks
+    if capacity is not None and len(stored) > capacity:
+        raise Refused(f"stored {len(stored)} blocks do not fit a pool of {capacity}")
+    leader.emit(ev.BlocksSeen, s.pool, s.stored, s.removed, s.cleared)
+
+
+def source_gapped(leader: Decider, s: st.SourceGapped) -> None:
+    """Reports of this source were lost."""
+    leader.emit(ev.SourceLost, s.source, s.first, s.last, False)
+
+
+def source_restarted(leader: Decider, s: st.SourceRestarted) -> None:
+    """The source began again: what its stream said is void."""
+    leader.emit(ev.SourceLost, s.source, 0, 0, True)

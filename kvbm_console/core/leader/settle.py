@@ -1,0 +1,31 @@
+"""Quiescence: what one stimulus made possible is done before the next one is looked at.
+
+Law of this file: it ends, because each round closes, promotes or parks something, and offloads are planned once.
+"""
+
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.offloads import plan_offloads
+from kvbm_console.core.leader.pipeline import advance, close_slot, dispatch, end_operation
+
+
+def settle(leader: Decider) -> None:
+    """Run everything that can run now: ended operations, candidates, copies, closing slots, new offloads."""
+    aids = leader.aids
+    planned = False
+    while True:
+        before = leader.state.seq
+        for number in list(aids.complete):
+            end_operation(leader, leader.state.operations[number])
+        for number in list(aids.pending):
+            advance(leader, leader.state.candidates[number])
+        for number in list(aids.undispatched):
+            dispatch(leader, leader.state.operations[number])
+        for number in list(aids.ending):
+            close_slot(leader, leader.state.slots[number])
+        if aids.dirty and not planned:
+            planned = True
+            dirty, aids.dirty = aids.dirty, []
+            for index in dirty:
+                plan_offloads(leader, leader.state.pools[index])
+        if leader.state.seq == before:
+            return

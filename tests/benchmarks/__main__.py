@@ -1,0 +1,75 @@
+"""``make bench``: one table of figures, compared with ``baseline.json``; exit 1 when a ratio is worse by over 25 %.
+
+Law of this file: it measures nothing itself. ``--write-baseline`` makes this run the committed one, ``--only WORD``
+measures the figures with that word in their name.
+"""
+
+import argparse
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.benchmarks.harness import Figure, human
+
+BASELINE: Final = Path(__file__).with_name("baseline.json")
+WORSE: Final = 1.25
+"""Medians of ratios move by up to a tenth between runs on a shared machine; a quarter is a change of the code."""
+MODULES: Final = ("bench_core", "bench_stream")
+
+
+def all_benches() -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """Every benchmark with its name."""
+    for module in MODULES:
+        yield from importlib.import_module(f"tests.benchmarks.{module}").BENCHES.items()
+
+
+def row(figure: Figure, baseline: dict[str, float]) -> tuple[list[str], bool]:
+    """Cells of one line, and whether the ratio became worse."""
+    before = baseline.get(figure.name)
+    worse = before is not None and figure.ratio > before * WORSE
+    cells = [
+        figure.name, human(figure.ns), figure.reference, human(figure.reference_ns), f"{figure.ratio:.3g}x",
+        "–" if before is None else f"{before:.3g}x", figure.target.words(),
+        "WORSE" if worse else "met" if figure.target.met(figure) else "missed",
+    ]
+    return cells, worse
+
+
+def main() -> int:
+    """Measure, print, compare."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--write-baseline", action="store_true")
+    parser.add_argument("--only", default="")
+    chosen = parser.parse_args()
+    baseline: dict[str, float] = msgspec.json.decode(BASELINE.read_bytes())["ratios"] if BASELINE.exists() else {}
+    headings = ["figure", "per item", "reference", "per item", "ratio", "committed", "target", ""]
+    rows, ratios, any_worse = [headings], dict(baseline), False
+    for name, bench in all_benches():
+        if chosen.only not in name:
+            continue
+        print(f"measuring {name}", file=sys.stderr)
+        figure = bench()
+        cells, worse = row(figure, baseline)
+        rows.append(cells)
+        ratios[figure.name] = round(figure.ratio, 4)
+        any_worse |= worse
+    widths = [max(len(line[column]) for line in rows) for column in range(len(headings))]
+    for line in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+    print(f"medians, {machine}; ratios are compared with {BASELINE.name}")
+    if chosen.write_baseline:
+        document = {"machine": machine, "ratios": ratios}
+        BASELINE.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        return 0
+    return int(any_worse)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Figures of the core: the gate, the fold, the digest, and what an armed breakpoint costs."""
+
+from typing import Any, Final
+
+import msgspec
+import xxhash
+
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.events import AnyEvent, StimulusRejected
+from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.core.leader import Leader
+from kvbm_console.core.snapshots import digest, encode_facts
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import READY, PoolFacts, PoolInfo
+from tests.benchmarks import samples
+from tests.benchmarks.harness import Figure, Target, measure
+
+BATCHES: Final = 40
+UNROLLED: Final = 200
+"""Sites in one call, so that the loop around them weighs nothing."""
+
+
+class _Sites(Leader):
+    """A leader with the same call twice: with the check that every site makes, and without it."""
+
+    def site(self, slot: object) -> object:
+        if self.gate is not None:
+            self.strike(slot)  # type: ignore[call-arg,arg-type]
+        return slot
+
+    def no_site(self, slot: object) -> object:
+        return slot
+
+
+def gate_off() -> Figure:
+    """One ``is not None`` per site."""
+    leader = _Sites(samples.CONFIG)
+    calls = "\n    ".join(["ask(1)"] * UNROLLED)
+    made: dict[str, Any] = {}
+    exec(f"def with_site(ask):\n    {calls}\ndef without_site(ask):\n    {calls}", made)
+    return measure(
+        "gate off", lambda: made["with_site"](leader.site), UNROLLED, "the same call without",
+        lambda: made["without_site"](leader.no_site), UNROLLED, Target(extra_ns=5),
+    )
+
+
+def fold() -> Figure:
+    """Events from bytes into facts."""
+    events = samples.events(BATCHES)
+    data = msgspec.msgpack.encode(events)
+    decoder = msgspec.msgpack.Decoder(list[AnyEvent])
+
+    def work() -> None:
+        state = CacheState()
+        for event in events:
+            state.apply(event)
+
+    return measure(
+        "fold", work, len(events), "msgpack decode alone", lambda: decoder.decode(data), len(events), Target(ns=1_000)
+    )
+
+
+def filled_state(places: int) -> CacheState:
+    """Facts with one full pool."""
+    state = CacheState()
+    pool = PoolFacts(PoolInfo(0, 0, 0, 0, Tier.G2, "CPU_PINNED", places, 16, 0))  # type: ignore[arg-type]
+    pool.store(range(places), range(1, places + 1), READY, 0)
+    state.pools.append(pool)
+    return state
+
+
+def _digest(places: int, target: Target) -> Figure:
+    state = filled_state(places)
+    data = encode_facts(state)
+    return measure(
+        f"digest, {places:,} blocks", lambda: digest(state), 1, "xxh3 of the encoded facts",
+        lambda: xxhash.xxh3_64_intdigest(data), 1, target,
+    )
+
+
+def digest_small() -> Figure:
+    """At the size of a device pool."""
+    return _digest(4_096, Target(ns=50_000))
+
+
+def digest_large() -> Figure:
+    """At the size of a host pool."""
+    return _digest(100_000, Target(ns=1_000_000))
+
+
+def armed_breakpoint() -> Figure:
+    """Leader with one breakpoint that never matches, beside a leader with none."""
+    script = samples.stimuli(BATCHES)
+    count = len(samples.events(BATCHES))
+    arm = st.BreakpointsReplaced(0, 0, 0, None, "bench", (
+        BreakpointSpec(request="nobody-*", to_state=SlotState.DECODING),
+    ))
+
+    def run(armed: bool) -> None:
+        leader = Leader(samples.CONFIG)
+        leader.handle(script[0])
+        if armed:
+            leader.handle(arm)
+            assert leader.gate is not None
+        for stimulus in script[1:]:
+            outcome = leader.handle(stimulus)
+            assert not outcome.events or type(outcome.events[0]) is not StimulusRejected
+
+    return measure(
+        "armed breakpoint without a match", lambda: run(True), count, "none armed", lambda: run(False), count,
+        Target(extra_ns=100),
+    )
+
+
+BENCHES: Final = {
+    "gate off": gate_off, "fold": fold, "digest, 4,096 blocks": digest_small, "digest, 100,000 blocks": digest_large,
+    "armed breakpoint without a match": armed_breakpoint,
+}

@@ -1,0 +1,104 @@
+"""Measures ratios: each figure beside its reference, in turns, in one process, medians of several rounds.
+
+Law of this file: a figure without a reference that was measured in the same rounds is not printed. The machine is
+shared, so only ratios are compared with the committed ones.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+ROUNDS: Final = 9
+"""Odd, so that the median is a measurement; more rounds cost seconds and move it by less than a percent."""
+ROUND_NS: Final = 30_000_000
+"""How long one side of one round runs: far above the clock's grain, far below a scheduler's mood."""
+
+Work = Callable[[], object]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What the figure should reach. At least one bound; ``extra_ns`` is figure minus reference."""
+
+    ratio: float | None = None
+    ns: float | None = None
+    extra_ns: float | None = None
+
+    def words(self) -> str:
+        """The bounds as the table shows them."""
+        parts = [
+            text for text in (
+                self.ratio is not None and f"{self.ratio:g}x",
+                self.ns is not None and human(self.ns),
+                self.extra_ns is not None and f"+ {human(self.extra_ns)}",
+            ) if text
+        ]
+        return "<= " + ", ".join(parts)
+
+    def met(self, figure: "Figure") -> bool:
+        """Whether the figure keeps every bound."""
+        return (
+            (self.ratio is None or figure.ratio <= self.ratio)
+            and (self.ns is None or figure.ns <= self.ns)
+            and (self.extra_ns is None or figure.ns - figure.reference_ns <= self.extra_ns)
+        )
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One line of the table: nanoseconds per item of the figure and of its reference, and the median of the ratios."""
+
+    name: str
+    ns: float
+    reference: str
+    reference_ns: float
+    ratio: float
+    target: Target
+
+
+def measure(
+    name: str, work: Work, items: int, reference: str, reference_work: Work, reference_items: int, target: Target,
+    rounds: int = ROUNDS,
+) -> Figure:
+    """Time both sides in turns. ``items`` are what one call of ``work`` handles; times are per item."""
+    work()
+    reference_work()
+    calls, reference_calls = _calls(work), _calls(reference_work)
+    ours, theirs = [], []
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            sides = [(ours, work, calls, items), (theirs, reference_work, reference_calls, reference_items)]
+            for into, side, count, per in sides if turn % 2 else reversed(sides):
+                into.append(_time(side, count) / (count * per))
+            gc.collect()
+    finally:
+        gc.enable()
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    return Figure(
+        name, statistics.median(ours), reference, statistics.median(theirs), statistics.median(ratios), target
+    )
+
+
+def _calls(work: Work) -> int:
+    """How many calls fill one side of a round."""
+    once = max(1, _time(work, 1))
+    return max(1, ROUND_NS // once)
+
+
+def _time(work: Work, count: int) -> int:
+    started = time.perf_counter_ns()
+    for _ in range(count):
+        work()
+    return time.perf_counter_ns() - started
+
+
+def human(nanoseconds: float) -> str:
+    """A time with three digits."""
+    for below, unit, size in ((1e3, "ns", 1.0), (1e6, "us", 1e3), (1e9, "ms", 1e6)):
+        if nanoseconds < below:
+            return f"{nanoseconds / size:.3g} {unit}"
+    return f"{nanoseconds / 1e9:.3g} s"

@@ -1,0 +1,75 @@
+"""What the benchmarks run on: the stimuli of a small engine, and the events that a leader makes of them.
+
+Law of this file: deterministic, and made of ordinary traffic: arrivals, lookups, allocations, iterations, finishes.
+"""
+
+from functools import lru_cache
+from typing import Final
+
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import pack_hashes, pack_ids
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.events import Event
+from kvbm_console.core.ids import Authority, FinishReason, Tier
+from kvbm_console.core.leader import Leader
+
+BLOCK_TOKENS: Final = 16
+PLACES: Final = 4_096
+CONFIG: Final = LeaderConfig(block_tokens=BLOCK_TOKENS)
+SOURCE: Final = 1
+PROMPT_BLOCKS: Final = 4
+BATCH: Final = 8
+"""Requests that run side by side."""
+
+
+class Script:
+    """Collects stimuli, stamped 1 us apart."""
+
+    def __init__(self) -> None:
+        self.stimuli: list[st.Stimulus] = []
+
+    def add(self, kind: type[st.Stimulus], *fields: object) -> None:
+        """One more stimulus."""
+        n = len(self.stimuli)
+        self.stimuli.append(kind(n, n * 1_000, SOURCE, None, *fields))
+
+
+@lru_cache
+def stimuli(batches: int) -> list[st.Stimulus]:
+    """``batches`` times eight requests: admitted, prefilled, decoded for some iterations, finished."""
+    script = Script()
+    script.add(st.PoolDeclared, 0, 0, Tier.G1, "GPU", PLACES, BLOCK_TOKENS, Authority.ENGINE)
+    iteration, place, key = 0, 0, 1
+    for batch in range(batches):
+        names = tuple(f"session-{batch:05}.{turn}" for turn in range(BATCH))
+        ids, hashes = [], []
+        for name in names:
+            mine = [(place + block) % PLACES for block in range(PROMPT_BLOCKS + 1)]
+            place += PROMPT_BLOCKS + 1
+            ids.append(mine)
+            hashes.append([key + block for block in range(PROMPT_BLOCKS)])
+            key += PROMPT_BLOCKS
+            script.add(st.RequestArrived, name, pack_hashes(hashes[-1]), PROMPT_BLOCKS * BLOCK_TOKENS, 8, 0, None)
+            script.add(st.MatchRequested, name, 0)
+            script.add(st.BlocksAllocated, name, pack_ids(mine), 0)
+        iteration += 1
+        positions = tuple(PROMPT_BLOCKS * BLOCK_TOKENS for _ in names)
+        script.add(st.IterationScheduled, iteration, 1, names, (), (), (), (), (), names, positions, (), (), b"", BATCH, 0)
+        filled = pack_ids([one for mine in ids for one in mine[:PROMPT_BLOCKS]])
+        script.add(st.IterationFinished, iteration, names, tuple(PROMPT_BLOCKS for _ in names), filled,
+                   pack_hashes([one for mine in hashes for one in mine]))
+        iteration += 1
+        script.add(st.IterationScheduled, iteration, 1, (), (), (), (), (), names, (), (), (), (), b"", BATCH, 0)
+        for _ in range(6):
+            iteration += 1
+            script.add(st.IterationScheduled, iteration, 1, (), (), (), (), (), (), (), (), (), (), b"", BATCH, 0)
+        for name, mine in zip(names, ids, strict=True):
+            script.add(st.RequestFinished, name, pack_ids(mine), FinishReason.LENGTH)
+    return script.stimuli
+
+
+@lru_cache
+def events(batches: int) -> list[Event]:
+    """The events that a leader makes of them."""
+    leader = Leader(CONFIG)
+    return [event for stimulus in stimuli(batches) for event in leader.handle(stimulus).events]

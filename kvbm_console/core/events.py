@@ -319,7 +319,7 @@ class PrefixScored(Event, tag=26):
 
 
 class HitsLost(Event, tag=27):
-    """A load failed: hits that were scored are taken back, ``blocks`` of this tier; the slot computes from ``position``."""
+    """A load failed: hits that were scored are taken back, ``blocks`` of a tier; the slot goes back to ``position``."""
 
     slot: int
     tier: Tier

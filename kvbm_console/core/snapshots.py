@@ -42,12 +42,12 @@ class _Facts(msgspec.Struct, array_like=True):
     slots: list[SlotFacts]
     candidates: list[CandidateFacts]
     operations: list[OperationFacts]
-    batches: dict[int, set[int]]
-    late: dict[int, set[int]]
+    batches: list[tuple[int, set[int]]]
+    late: list[tuple[int, set[int]]]
     holds: list[HoldFacts]
     breakpoints: list[BreakpointFacts]
     leases: dict[str, bool]
-    lost_sources: dict[int, int]
+    lost_sources: list[tuple[int, int]]
     totals: Totals
 
 
@@ -91,8 +91,10 @@ def encode_facts(state: CacheState) -> bytes:
         _Facts(
             FACTS_VERSION, tuple(int(getattr(state, name)) for name in _NUMBERS),
             [_pack_pool(pool) for pool in state.pools], list(state.slots.values()), list(state.candidates.values()),
-            list(state.operations.values()), state.batches, state.late, list(state.holds.values()),
-            list(state.breakpoints.values()), state.leases, state.lost_sources, state.totals,
+            list(state.operations.values()), sorted(state.batches.items()), sorted(state.late.items()),
+            list(state.holds.values()),
+            list(state.breakpoints.values()), state.leases,
+            sorted(state.lost_sources.items()), state.totals,
         )
     )
 
@@ -117,12 +119,12 @@ def _unpack(facts: _Facts) -> CacheState:
     state.slots = {slot.slot: slot for slot in facts.slots}
     state.candidates = {candidate.candidate: candidate for candidate in facts.candidates}
     state.operations = {operation.operation: operation for operation in facts.operations}
-    state.batches = facts.batches
-    state.late = facts.late
+    state.batches = dict(facts.batches)
+    state.late = dict(facts.late)
     state.holds = {hold.hold: hold for hold in facts.holds}
     state.breakpoints = {known.spec.id: known for known in facts.breakpoints}
     state.leases = facts.leases
-    state.lost_sources = facts.lost_sources
+    state.lost_sources = dict(facts.lost_sources)
     state.totals = facts.totals
     state.slot_of = {slot.request: slot.slot for slot in state.slots.values()}
     state.standing = {

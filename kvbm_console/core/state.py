@@ -48,8 +48,8 @@ class Totals(msgspec.Struct, array_like=True):
     """Hits taken back because their load failed."""
     evicted_blocks: list[int] = msgspec.field(default_factory=lambda: [0] * 4)
     """Blocks evicted from G1 to G4."""
-    moved_blocks: dict[int, int] = msgspec.field(default_factory=dict)
-    """Blocks whose copy completed, by route."""
+    moved_blocks: dict[str, int] = msgspec.field(default_factory=dict)
+    """Blocks whose copy completed, by the label of their route."""
     thrash_blocks: int = 0
     """Blocks onboarded within the window after their offload (BC-6)."""
     candidates_ended: list[int] = msgspec.field(default_factory=lambda: [0] * len(CandidateStatus))
@@ -102,7 +102,7 @@ class CacheState:
         self.slot_of: dict[str, int] = {}
         self.standing: set[str] = set()
 
-    # --- questions ---------------------------------------------------------------------------------------------------
+    # --- questions -------------------------------------------------------------------------------
 
     def pool_of(self, tier: Tier, source: int = 0) -> PoolFacts | None:
         """The pool of this tier that serves ``source``: its own one, else the leader's."""
@@ -127,7 +127,7 @@ class CacheState:
             slot.hold is not None and self.holds[slot.hold].parked for slot in self.slots.values()
         )
 
-    # --- the only mutator --------------------------------------------------------------------------------------------
+    # --- the only mutator ------------------------------------------------------------------------
 
     def apply(self, event: ev.Event) -> None:
         """Fold one event. Raises ``FoldError`` when it is not the next one or does not fit; then discard this state."""
@@ -162,7 +162,8 @@ class CacheState:
         self.pools.append(
             PoolFacts(
                 PoolInfo(
-                    e.pool, e.source, e.dp_rank, e.group, e.tier, e.medium, e.capacity_blocks, e.block_tokens, e.authority
+                    e.pool, e.source, e.dp_rank, e.group, e.tier, e.medium, e.capacity_blocks, e.block_tokens,
+                    e.authority,
                 )
             )
         )
@@ -224,6 +225,7 @@ class CacheState:
             self.totals.preemptions += 1
             self.totals.requests_preempted += slot.preemptions == 0
             slot.preemptions += 1
+            slot.last_answer = None
         if e.reason is not None and slot.reason is None:
             slot.reason = e.reason
             self.totals.finished[e.reason] += 1
@@ -419,7 +421,8 @@ class CacheState:
         self._close_candidate(e.candidate, e.status)
         if e.status in (CandidateStatus.COMPLETED, CandidateStatus.FAILED):
             moved = len(operation.targets) - len(operation.failed)
-            self.totals.moved_blocks[candidate.route] = self.totals.moved_blocks.get(candidate.route, 0) + moved
+            by_route = self.totals.moved_blocks
+            by_route[candidate.route.label] = by_route.get(candidate.route.label, 0) + moved
         members = self.batches[operation.batch]
         members.discard(e.candidate)
 

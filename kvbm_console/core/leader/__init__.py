@@ -2,8 +2,8 @@
 
 Law of this package: ``handle`` is synchronous and atomic. A stimulus is either refused with the facts unchanged, or it
 is carried through to quiescence; the same stimuli always lead to the same events. Handlers are grouped by what they
-are about: ``lookups``, ``iterations``, ``requests``, ``reports``, ``debugger``, ``resets``; ``pipeline`` and ``offloads``
-are what they lead to, ``frame`` is what they are written in.
+are about: ``lookups``, ``iterations``, ``requests``, ``reports``, ``debugger``, ``resets``; ``pipeline`` and
+``offloads`` are what they lead to, ``frame`` is what they are written in.
 """
 
 from collections.abc import Callable

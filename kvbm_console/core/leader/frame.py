@@ -80,7 +80,7 @@ class Decider:
         """What the leader remembers beside the facts."""
         return self.box.aids
 
-    # --- the two verbs -------------------------------------------------------------------------------------------------
+    # --- the two verbs ---------------------------------------------------------------------------
 
     def emit(self, kind: Callable[Concatenate[int, int, int, P], ev.Event], *args: P.args, **kwargs: P.kwargs) -> None:
         """Make an event true: build it with the next seq, apply it, and add it to the outcome."""
@@ -92,7 +92,7 @@ class Decider:
         """Ask the shell; executed after this stimulus, in order."""
         self.instructions.append(instruction)
 
-    # --- look-ups that refuse ----------------------------------------------------------------------------------------
+    # --- look-ups that refuse --------------------------------------------------------------------
 
     def live(self, request: str) -> SlotFacts:
         """The slot of a request that is not finished; refuses an unknown one."""
@@ -120,7 +120,7 @@ class Decider:
         pools = [pool for pool in self.state.pools if pool.info.authority is Authority.LEADER]
         return sorted(pools, key=lambda pool: pool.info.tier)
 
-    # --- slots ---------------------------------------------------------------------------------------------------------
+    # --- slots -----------------------------------------------------------------------------------
 
     def move(
         self, slot: SlotFacts, new: SlotState, *, detail: int = 0, cached: tuple[int, int, int, int] | None = None,
@@ -179,7 +179,7 @@ class Decider:
             self.aids.look_again(self.state.pools[index], places)
             self.unblock_above(self.state.pools[index])
 
-    # --- places ---------------------------------------------------------------------------------------------------------
+    # --- places ----------------------------------------------------------------------------------
 
     def touch(self, pool: PoolFacts, places: list[int]) -> None:
         """Places of one prefix were used."""
@@ -230,7 +230,7 @@ class Decider:
         if pool.info.pool not in self.aids.dirty:
             self.aids.dirty.append(pool.info.pool)
 
-    # --- the gate and holds ------------------------------------------------------------------------------------------
+    # --- the gate and holds ----------------------------------------------------------------------
 
     def rearm(self) -> None:
         """Build the gate anew; None when nothing is armed, so that a site costs one comparison."""
@@ -331,7 +331,7 @@ class Decider:
         if number is not None:
             self.ask(ClearDeadline(number))
 
-    # --- telling what went wrong ---------------------------------------------------------------------------------------
+    # --- telling what went wrong -----------------------------------------------------------------
 
     def story(self, slot: int) -> tuple[str, ...]:
         """The recent events about one slot, oldest first, as text."""

@@ -14,7 +14,7 @@ from kvbm_console.core.tiers import READY, PoolFacts
 
 
 def plan_offloads(leader: Decider, pool: PoolFacts) -> None:
-    """Copy down under pressure (BC-2): the coldest unsaved blocks, while too little of the pool could be lost safely."""
+    """Copy down under pressure (BC-2): the coldest unsaved blocks, while too little of the pool is safe."""
     lower = leader.below(pool)
     mine = leader.aids.pools[pool.info.pool]
     if lower is None or mine.blocked or not (mine.exposed or mine.covered):

@@ -79,10 +79,11 @@ def _close_candidates(leader: Decider) -> None:
         operation = leader.state.operations[candidate.operation]
         running = operation.started and operation.operation not in leader.aids.complete
         if running:
-            for index, places in ((operation.source_pool, operation.sources), (operation.target_pool, operation.targets)):
-                leader.emit(
-                    ev.BlocksQuarantined, index, operation.operation, pack_ids(places), tuple(sorted(operation.reported))
-                )
+            told = tuple(sorted(operation.reported))
+            for index, places in (
+                (operation.source_pool, operation.sources), (operation.target_pool, operation.targets),
+            ):
+                leader.emit(ev.BlocksQuarantined, index, operation.operation, pack_ids(places), told)
         elif operation.operation not in leader.aids.undispatched:
             leader.ask(CancelTransfer(operation.operation))
         drop(leader, leader.state.pools[operation.target_pool], operation, operation.targets)

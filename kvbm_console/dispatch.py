@@ -15,6 +15,7 @@ import msgspec
 from kvbm_console.core import instructions as ins
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import Authority, Clock, Tier
+from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import PoolDeclared, Stimulus
 
 if TYPE_CHECKING:
@@ -298,8 +299,6 @@ def start_leader(dispatcher: Dispatcher) -> None:
 
 def compare_hosts(n: int, leader: "Leader", others: "Sequence[Leader]") -> None:
     """Raise ``HostsDiverged`` for the first host whose facts or aids have another digest than host 0's."""
-    from kvbm_console.core.snapshots import encode_facts
-
     facts, aids = leader.digest(), leader.aids_digest()
     for host, other in enumerate(others, start=1):
         theirs = other.digest()

@@ -1,0 +1,121 @@
+"""Virtual time: a calendar of discrete events.
+
+Law of this file: time moves only from one entry to the next. Entries run in the order (time, order of entering), so
+the same work gives the same order of events however fast or slow the wall's clock is.
+"""
+
+import heapq
+from collections.abc import Callable
+from typing import Protocol
+
+from kvbm_console.core.errors import InternalError
+from kvbm_console.core.stimuli import DeadlinePassed
+from kvbm_console.dispatch import Dispatcher
+
+
+class Pace(Protocol):
+    """Tells which virtual time corresponds to the wall's time now."""
+
+    def __call__(self) -> int:
+        """Virtual nanoseconds; may be behind or ahead of the calendar."""
+        ...
+
+
+class Calendar:
+    """Entries at virtual nanoseconds.
+
+    ``now_ns`` is the time of the entry that runs or ran last. ``pace`` is set while a driver sleeps until the next
+    entry: then ``clock`` moves with the wall, but never past that entry.
+
+    >>> calendar, seen = Calendar(), []
+    >>> _ = calendar.at(20, lambda: seen.append("b")); _ = calendar.at(10, lambda: seen.append("a"))
+    >>> calendar.run_next(), calendar.now_ns, seen
+    (True, 10, ['a'])
+    """
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.pace: Pace | None = None
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._live: set[int] = set()
+        self._tickets = 0
+        self._running = False
+
+    def at(self, at_ns: int, action: Callable[[], None]) -> int:
+        """Enter ``action`` at a time that is not past; returns a ticket for ``cancel``."""
+        if at_ns < self.now_ns:
+            raise InternalError(f"an entry at {at_ns} ns lies before now, {self.now_ns} ns")
+        self._tickets += 1
+        self._live.add(self._tickets)
+        heapq.heappush(self._heap, (at_ns, self._tickets, action))
+        return self._tickets
+
+    def cancel(self, ticket: int) -> None:
+        """Forget an entry; one that ran or is unknown is fine."""
+        self._live.discard(ticket)
+
+    @property
+    def next_ns(self) -> int | None:
+        """The time of the next entry, None when there is none."""
+        heap, live = self._heap, self._live
+        while heap and heap[0][1] not in live:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def __len__(self) -> int:
+        """Entries that are still to come."""
+        return len(self._live)
+
+    def clock(self) -> int:
+        """The time to stamp a stimulus with: ``now_ns``, moved with the wall while a driver sleeps."""
+        if self.pace is not None and not self._running:
+            coming = self.next_ns
+            if coming is not None:
+                self.now_ns = max(self.now_ns, min(self.pace(), coming))
+        return self.now_ns
+
+    def run_next(self) -> bool:
+        """Move to the next entry's time and run every entry of that time, also those that are entered meanwhile."""
+        coming = self.next_ns
+        if coming is None:
+            return False
+        self.now_ns = coming
+        self._running = True
+        try:
+            while self.next_ns == coming:
+                _, ticket, action = heapq.heappop(self._heap)
+                self._live.discard(ticket)
+                action()
+        finally:
+            self._running = False
+        return True
+
+
+class EngineDeadlines:
+    """``Deadlines`` on the engine's clock."""
+
+    def __init__(self, calendar: Calendar, dispatcher: Dispatcher) -> None:
+        self._calendar = calendar
+        self._dispatcher = dispatcher
+        self._tickets: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Deadlines that are set."""
+        return len(self._tickets)
+
+    def set(self, deadline: int, after_ns: int) -> None:
+        """Send ``DeadlinePassed(deadline)`` after this much virtual time; setting it again moves it."""
+        self.clear(deadline)
+        self._tickets[deadline] = self._calendar.at(
+            self._dispatcher.at_ns + after_ns, lambda: self._passed(deadline)
+        )
+
+    def clear(self, deadline: int) -> None:
+        """Forget it; an unknown one is fine."""
+        ticket = self._tickets.pop(deadline, None)
+        if ticket is not None:
+            self._calendar.cancel(ticket)
+
+    def _passed(self, deadline: int) -> None:
+        del self._tickets[deadline]
+        self._dispatcher.submit(DeadlinePassed, deadline)

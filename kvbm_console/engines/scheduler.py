@@ -1,0 +1,333 @@
+"""Continuous batching: which requests compute how many tokens in the next iteration, and where these stand.
+
+Law of this file: every scheduled token has a place before the iteration is announced, and whatever the scheduler does
+to a request the leader is told in the same order: admissions and preemptions by calls of their own, all else in one
+``IterationScheduled``.
+
+As in vLLM: running requests first, in the order of their admission, one token each while decoding and as many prompt
+tokens as the budget leaves while prefilling; out of blocks, the request admitted last is preempted and computes
+everything again through a new lookup; only an iteration without a preemption admits waiting requests. One difference:
+while blocks of ended requests are withheld because copies still read them, a running request is left out of the
+iteration for a moment rather than preempting another (``patience_ns``), since those blocks come back by themselves.
+"""
+
+from collections import deque
+from typing import Final
+
+from kvbm_console.core.columns import pack_ids, unpack_ids
+from kvbm_console.core.device_pool import DevicePool
+from kvbm_console.core.errors import InternalError
+from kvbm_console.core.instructions import FencedBlocks, MatchAnswer
+from kvbm_console.core.stimuli import BlocksAllocated, IterationScheduled, MatchRequested, RequestPreempted
+from kvbm_console.dispatch import LeaderPort
+from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.workloads import Request
+
+LOOKUPS_MAX: Final = 64
+"""Lookups in one iteration; requests that must ask again are passed over, and a long queue of them must stay cheap."""
+
+
+class Work:
+    """What the engine knows of one request.
+
+    ``computed`` tokens have their K/V, ``produced`` output tokens were sampled; ``blocks[i]`` holds tokens from
+    ``i * block_tokens`` on, the first ``stored`` of them are full and carry their hash.
+    """
+
+    __slots__ = (
+        "announced", "blocks", "computed", "decoding", "hashes", "loading_from", "preempted", "prefilled", "produced",
+        "request", "skipped", "starved_ns", "stored",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.hashes = request.hashes + request.output_hashes
+        self.blocks: list[int] = []
+        self.computed = 0
+        self.produced = 0
+        self.stored = 0
+        self.announced = False
+        """Whether it was named in an iteration since its (re-)admission."""
+        self.prefilled = False
+        """Whether all tokens of the sequence have been computed since its (re-)admission, so that it decodes."""
+        self.decoding = False
+        """Whether the leader was told that it produces tokens."""
+        self.skipped = False
+        self.preempted = False
+        self.loading_from: int | None = None
+        """Index of the first block that is being loaded, None when nothing is."""
+        self.starved_ns: int | None = None
+        """Since when it is left out because it found no block."""
+
+    @property
+    def name(self) -> str:
+        """The request id."""
+        return self.request.request
+
+    @property
+    def total(self) -> int:
+        """Tokens of the sequence so far."""
+        return self.request.prompt_tokens + self.produced
+
+
+class Plan:
+    """One iteration while it is formed: the columns of ``IterationScheduled``, and who computes how much."""
+
+    def __init__(self) -> None:
+        self.tokens: list[tuple[Work, int]] = []
+        self.prefill_tokens = 0
+        self.decoding = 0
+        self.preempted = 0
+        self.new: list[str] = []
+        self.resumed: list[str] = []
+        self.skipped: list[str] = []
+        self.unskipped: list[str] = []
+        self.first_tokens: list[str] = []
+        self.progressed: list[str] = []
+        self.positions: list[int] = []
+        self.appended: list[str] = []
+        self.appended_counts: list[int] = []
+        self.appended_ids: list[int] = []
+
+
+class Scheduler:
+    """The queues of the simulated engine. ``form`` makes the next iteration; the engine runs it.
+
+    ``waiting`` have no blocks; ``loading`` wait for a load; ``loaded`` have blocks and were not scheduled since;
+    ``running`` are in the batch. ``withheld`` are blocks by request that may not be reused before the leader says so.
+    """
+
+    def __init__(self, config: EngineConfig, pool: DevicePool, port: LeaderPort, block_tokens: int) -> None:
+        self.config = config
+        self.pool = pool
+        self.port = port
+        self.block_tokens = block_tokens
+        self.waiting: deque[Work] = deque()
+        self.loading: dict[str, Work] = {}
+        self.loaded: list[Work] = []
+        self.running: list[Work] = []
+        self.withheld: dict[str, list[int]] = {}
+        self.preemptions = 0
+
+    @property
+    def live(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self.waiting) + len(self.loading) + len(self.loaded) + len(self.running)
+
+    def clear(self) -> None:
+        """Forget all requests and blocks (reset)."""
+        self.waiting.clear()
+        self.loading.clear()
+        self.loaded.clear()
+        self.running.clear()
+        self.withheld.clear()
+        self.pool.clear()
+
+    # --- an iteration ---
+
+    def form(self, now_ns: int) -> Plan | None:
+        """Schedule what can be; None when there is nothing to compute and nothing to tell."""
+        plan = Plan()
+        budget = self._schedule_running(plan, self.config.max_batch_tokens, now_ns)
+        if not plan.preempted:
+            budget = self._schedule_loaded(plan, budget)
+            budget = self._admit(plan, budget)
+            self._schedule_loaded(plan, budget)
+        if not plan.tokens and not plan.skipped:
+            return None
+        return plan
+
+    def announce(self, plan: Plan, iteration: int) -> None:
+        """Tell the leader what the iteration changes."""
+        self.port.submit(
+            IterationScheduled, iteration, 1, tuple(plan.new), tuple(plan.resumed), (), tuple(plan.skipped),
+            tuple(plan.unskipped), tuple(plan.first_tokens), tuple(plan.progressed), tuple(plan.positions),
+            tuple(plan.appended), tuple(plan.appended_counts), pack_ids(plan.appended_ids), len(self.running),
+            len(self.waiting) + len(self.loading) + len(self.loaded),
+        )
+
+    def _schedule_running(self, plan: Plan, budget: int, now_ns: int) -> int:
+        standing = self.port.standing
+        at = 0
+        while at < len(self.running):
+            work = self.running[at]
+            count = min(work.total - work.computed, budget)
+            if count <= 0 or work.name in standing:
+                self._leave_out(plan, work)
+            elif self._room(plan, work, count, now_ns):
+                self._schedule(plan, work, count)
+                budget -= count
+            elif at < len(self.running) and self.running[at] is work:
+                self._leave_out(plan, work)
+            else:
+                break
+            at += 1
+        return budget
+
+    def _room(self, plan: Plan, work: Work, count: int, now_ns: int) -> bool:
+        """Give a running request the blocks for ``count`` more tokens; False: it stands back or was preempted."""
+        need = -(-(work.computed + count) // self.block_tokens) - len(work.blocks)
+        if need <= 0:
+            return True
+        ids = self.pool.allocate(need)
+        while ids is None:
+            if plan.tokens and self._patient(work, now_ns):
+                return False
+            victim = self.loaded[-1] if self.loaded else self.running[-1]
+            self._preempt(plan, victim)
+            if victim is work:
+                return False
+            ids = self.pool.allocate(need)
+        work.blocks += ids
+        plan.appended.append(work.name)
+        plan.appended_counts.append(need)
+        plan.appended_ids += ids
+        return True
+
+    def _patient(self, work: Work, now_ns: int) -> bool:
+        if not self.withheld:
+            return False
+        if work.starved_ns is None:
+            work.starved_ns = now_ns
+        return now_ns - work.starved_ns < self.config.patience_ns
+
+    def _leave_out(self, plan: Plan, work: Work) -> None:
+        if not work.skipped:
+            work.skipped = True
+            plan.skipped.append(work.name)
+
+    def _schedule(self, plan: Plan, work: Work, count: int) -> None:
+        plan.tokens.append((work, count))
+        work.starved_ns = None
+        if work.skipped:
+            work.skipped = False
+            plan.unskipped.append(work.name)
+        if not work.announced:
+            work.announced = True
+            (plan.resumed if work.preempted else plan.new).append(work.name)
+        if work.prefilled:
+            plan.decoding += 1
+            if not work.decoding:
+                work.decoding = True
+                plan.first_tokens.append(work.name)
+        else:
+            plan.prefill_tokens += count
+            plan.progressed.append(work.name)
+            plan.positions.append(work.computed + count)
+
+    def _schedule_loaded(self, plan: Plan, budget: int) -> int:
+        """Requests whose load has ended, in the order in which it did."""
+        standing = self.port.standing
+        for work in list(self.loaded):
+            if budget <= 0:
+                break
+            if work.name in standing or work not in self.loaded:
+                continue
+            count = min(work.total - work.computed, budget)
+            need = max(0, -(-(work.computed + count) // self.block_tokens) - len(work.blocks))
+            ids = self.pool.allocate(need)
+            while ids is None and not (plan.tokens or self.loading or self.withheld) and self.loaded[-1] is not work:
+                # Only loaded requests could give blocks: the last one does, or none of them would ever go on.
+                self._preempt(plan, self.loaded[-1])
+                ids = self.pool.allocate(need)
+            if ids is None:
+                break
+            if ids:
+                work.blocks += ids
+                self.port.submit(BlocksAllocated, work.name, pack_ids(ids), 0)
+            self.loaded.remove(work)
+            self.running.append(work)
+            self._schedule(plan, work, count)
+            budget -= count
+        return budget
+
+    # --- admission ---
+
+    def _admit(self, plan: Plan, budget: int) -> int:
+        """Waiting requests, first come first served; one that must ask again lets the next one try."""
+        at = lookups = 0
+        while at < len(self.waiting) and budget > 0 and lookups < LOOKUPS_MAX:
+            if len(self.running) + len(self.loaded) + len(self.loading) >= self.config.max_running:
+                break
+            work = self.waiting[at]
+            prefix = self.pool.match(work.hashes, (work.total - 1) // self.block_tokens)
+            found = self._look_up(work, len(prefix) * self.block_tokens)
+            lookups += 1
+            if found.tokens is None or work.name in self.port.standing:
+                at += 1
+                continue
+            computed = len(prefix) * self.block_tokens + found.tokens
+            wait = found.tokens > 0 and found.asynchronous
+            count = 0 if wait else min(work.total - computed, budget)
+            ids = self.pool.allocate(-(-(computed + count) // self.block_tokens) - len(prefix), prefix)
+            if ids is None:
+                break
+            del self.waiting[at]
+            work.blocks = prefix + ids
+            work.stored = len(prefix)
+            work.computed = computed
+            if found.tokens:
+                work.loading_from = len(prefix)
+                self.loading[work.name] = work
+            self.port.submit(BlocksAllocated, work.name, pack_ids(work.blocks), found.tokens)
+            if not found.tokens:
+                self.running.append(work)
+                self._schedule(plan, work, count)
+                budget -= count
+        return budget
+
+    def _look_up(self, work: Work, computed_tokens: int) -> MatchAnswer:
+        outcome = self.port.submit(MatchRequested, work.name, computed_tokens)
+        answer = outcome.result
+        if not isinstance(answer, MatchAnswer):
+            raise InternalError(f"the lookup of {work.name} got no answer", tuple(map(repr, outcome.events)))
+        if answer.tokens and computed_tokens + answer.tokens >= work.total:
+            raise InternalError(f"the lookup of {work.name} leaves no token to compute: {answer}")
+        return answer
+
+    def wake(self, name: str) -> None:
+        """A load ended: what is now computed says the leader (it went back if the load failed)."""
+        work = self.loading.pop(name, None)
+        if work is None or work.loading_from is None:
+            return
+        work.computed = self.port.computed_tokens(name)
+        first, good = work.loading_from, work.computed // self.block_tokens
+        self.pool.store(work.blocks[first:good], work.hashes[first:good])
+        work.stored = good
+        work.loading_from = None
+        self.loaded.append(work)
+
+    # --- taking blocks back ---
+
+    def _preempt(self, plan: Plan, victim: Work) -> None:
+        (self.loaded if victim in self.loaded else self.running).remove(victim)
+        self.withhold(victim.name, victim.blocks)
+        outcome = self.port.submit(RequestPreempted, victim.name)
+        fenced = unpack_ids(outcome.result.ids) if isinstance(outcome.result, FencedBlocks) else []
+        kept = set(fenced)
+        self.give_back(victim.name, [block for block in victim.blocks if block not in kept])
+        victim.blocks = []
+        victim.computed = victim.stored = 0
+        victim.announced = victim.prefilled = victim.decoding = victim.skipped = False
+        victim.preempted = True
+        victim.starved_ns = None
+        self.waiting.appendleft(victim)
+        self.preemptions += 1
+        plan.preempted += 1
+
+    def withhold(self, name: str, ids: list[int]) -> None:
+        """Keep blocks of a request from reuse until ``give_back``."""
+        self.withheld.setdefault(name, []).extend(ids)
+
+    def give_back(self, name: str, ids: list[int]) -> None:
+        """Withheld blocks may be reused; ids that are not withheld any more are passed over."""
+        kept = self.withheld.get(name)
+        if kept is None:
+            return
+        wanted = set(ids)
+        self.pool.release([block for block in kept if block in wanted])
+        left = [block for block in kept if block not in wanted]
+        if left:
+            self.withheld[name] = left
+        else:
+            del self.withheld[name]

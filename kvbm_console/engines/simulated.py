@@ -1,0 +1,244 @@
+"""The simulated engine: a scheduler under virtual time that a leader cannot tell from a real one.
+
+Law of this file: sans-IO and synchronous. ``run`` moves virtual time from one calendar entry to the next and returns;
+all that it tells or asks goes through its ``LeaderPort``. Slicing a run differently changes nothing.
+
+An iteration is formed, announced, takes its time by the step model, and ends: blocks that became full get their
+hashes, every request that has all its tokens computed samples one, and those with their last token finish. The next
+iteration is formed at the same instant. Waiting for a transfer costs nothing but virtual time.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.device_pool import DevicePool
+from kvbm_console.core.events import StimulusRejected
+from kvbm_console.core.ids import Authority, FinishReason, Tier
+from kvbm_console.core.instructions import FinishAnswer
+from kvbm_console.core.stimuli import IterationFinished, PoolDeclared, RequestArrived, RequestFinished
+from kvbm_console.dispatch import MEDIUM_OF, LeaderPort
+from kvbm_console.engines.calendar import Calendar
+from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.scheduler import Plan, Scheduler, Work
+from kvbm_console.engines.workloads import Request, Workload
+
+
+class EngineTotals(msgspec.Struct):
+    """Counts of one engine since it was built."""
+
+    arrived: int = 0
+    finished: int = 0
+    too_large: int = 0
+    refused: int = 0
+    """Requests that the leader did not take, or that found the waiting queue full."""
+    forgotten: int = 0
+    """Requests that a reset ended."""
+    iterations: int = 0
+    preemptions: int = 0
+    prefill_tokens: int = 0
+    output_tokens: int = 0
+
+
+class SimulatedEngine:
+    """Continuous batching over a ``Workload``. Implements ``dispatch.EngineSink``.
+
+    ``latency_ns`` tells the time of synchronous loads that the next step is charged for (peek and take). The engine
+    declares its G1 pool at construction.
+    """
+
+    def __init__(
+        self, config: EngineConfig, port: LeaderPort, calendar: Calendar, workload: Workload, block_tokens: int, *,
+        take_latency_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.config = config
+        self.port = port
+        self.calendar = calendar
+        self.workload = workload
+        self.block_tokens = block_tokens
+        self.totals = EngineTotals()
+        self.scheduler = Scheduler(config, DevicePool(config.g1_blocks), port, block_tokens)
+        self._take_latency_ns = take_latency_ns
+        self._iteration = 0
+        self._current: Plan | None = None
+        self._end_ticket = 0
+        self._nudged = False
+        port.submit(
+            PoolDeclared, 0, 0, Tier.G1, MEDIUM_OF[Tier.G1], config.g1_blocks, block_tokens, Authority.ENGINE
+        )
+        workload.begin(block_tokens)
+        self._arrivals: Iterator[Request] = workload.arrivals()
+        self._expect_next()
+
+    # --- the driver's side ---
+
+    @property
+    def now_ns(self) -> int:
+        """Virtual time."""
+        return self.calendar.now_ns
+
+    @property
+    def next_ns(self) -> int | None:
+        """When something happens next, None when nothing will by itself."""
+        return self.calendar.next_ns
+
+    @property
+    def done(self) -> bool:
+        """Whether every request has ended and nothing is to come, transfers included."""
+        return self.scheduler.live == 0 and self.calendar.next_ns is None
+
+    @property
+    def only_held(self) -> bool:
+        """Whether requests are left but time stands still: only the release of a hold makes them go on."""
+        return self.scheduler.live > 0 and self.calendar.next_ns is None
+
+    def nudge(self) -> None:
+        """Something happened outside (a hold was released): look again at the next ``run``."""
+        self._nudged = True
+
+    def run(self, until_ns: int | None = None, wall_budget_ns: int | None = None) -> None:
+        """Run the calendar up to ``until_ns`` (included; None: as far as it goes), for about this much wall time."""
+        started = time.perf_counter_ns() if wall_budget_ns is not None else 0
+        if self._nudged:
+            self._nudged = False
+            self._begin_iteration()
+        while True:
+            coming = self.calendar.next_ns
+            if coming is None or (until_ns is not None and coming > until_ns):
+                return
+            self.calendar.run_next()
+            self._begin_iteration()
+            if wall_budget_ns is not None and time.perf_counter_ns() - started >= wall_budget_ns:
+                return
+
+    # --- the leader's side (EngineSink) ---
+
+    def wake(self, request: str) -> None:
+        """The request's load ended, well or not."""
+        self.scheduler.wake(request)
+        self._nudged = True
+
+    def release(self, request: str, ids: bytes) -> None:
+        """These blocks, withheld until now, may be reused."""
+        self.scheduler.give_back(request, unpack_ids(ids))
+        self._nudged = True
+
+    def clear(self) -> None:
+        """The leader was reset: forget the requests and the running iteration, clear the pool, go on with arrivals."""
+        scheduler = self.scheduler
+        ended = [*scheduler.running, *scheduler.loaded, *scheduler.loading.values(), *scheduler.waiting]
+        scheduler.clear()
+        self.calendar.cancel(self._end_ticket)
+        self._current = None
+        self.totals.forgotten += len(ended)
+        for work in ended:
+            self._follow(work.request)
+        self._nudged = True
+
+    # --- arrivals ---
+
+    def _expect_next(self) -> None:
+        request = next(self._arrivals, None)
+        if request is not None:
+            self._expect(request, last=False)
+
+    def _expect(self, request: Request, *, last: bool = True) -> None:
+        at_ns = max(request.arrival_ns, self.calendar.now_ns)
+
+        def arrive() -> None:
+            if not last:
+                self._expect_next()
+            self._arrive(request)
+
+        self.calendar.at(at_ns, arrive)
+
+    def _follow(self, request: Request) -> None:
+        follower = self.workload.finished(request, self.calendar.now_ns)
+        if follower is not None:
+            self._expect(follower)
+
+    def _arrive(self, request: Request) -> None:
+        self.totals.arrived += 1
+        if len(self.scheduler.waiting) >= self.config.max_waiting:
+            self.totals.refused += 1
+            self._follow(request)
+            return
+        outcome = self.port.submit(
+            RequestArrived, request.request, pack_hashes(request.hashes), request.prompt_tokens,
+            request.output_tokens, 0, request.session,
+        )
+        if any(isinstance(event, StimulusRejected) for event in outcome.events):
+            self.totals.refused += 1
+            self._follow(request)
+        elif -(-(request.prompt_tokens + request.output_tokens - 1) // self.block_tokens) > self.config.g1_blocks:
+            self.totals.too_large += 1
+            self.port.submit(RequestFinished, request.request, b"", FinishReason.TOO_LARGE)
+            self._follow(request)
+        else:
+            self.scheduler.waiting.append(Work(request))
+
+    # --- iterations ---
+
+    def _begin_iteration(self) -> None:
+        """Form the next iteration unless one is running. One that only leaves requests out ends at once."""
+        while self._current is None:
+            self._nudged = False
+            plan = self.scheduler.form(self.calendar.now_ns)
+            self.totals.preemptions = self.scheduler.preemptions
+            if plan is None:
+                if self._nudged:
+                    continue
+                return
+            self._iteration += 1
+            self.totals.iterations += 1
+            self.totals.prefill_tokens += plan.prefill_tokens
+            self._current = plan
+            self.scheduler.announce(plan, self._iteration)
+            if not plan.tokens:
+                self._end_iteration()
+                continue
+            lasts_ns = self.config.step_ns(plan.prefill_tokens, plan.decoding) + self._take_latency_ns()
+            self._end_ticket = self.calendar.at(self.calendar.now_ns + lasts_ns, self._end_iteration)
+
+    def _end_iteration(self) -> None:
+        plan, self._current = self._current, None
+        assert plan is not None
+        ended: list[Work] = []
+        names: list[str] = []
+        counts: list[int] = []
+        ids: list[int] = []
+        hashes: list[int] = []
+        for work, tokens in plan.tokens:
+            work.computed += tokens
+            full = work.computed // self.block_tokens
+            if full > work.stored:
+                new_ids, new_hashes = work.blocks[work.stored : full], work.hashes[work.stored : full]
+                self.scheduler.pool.store(new_ids, new_hashes)
+                names.append(work.name)
+                counts.append(full - work.stored)
+                ids += new_ids
+                hashes += new_hashes
+                work.stored = full
+            if work.computed == work.total:
+                work.prefilled = True
+                work.produced += 1
+                self.totals.output_tokens += 1
+                if work.produced == work.request.output_tokens:
+                    ended.append(work)
+        self.port.submit(
+            IterationFinished, self._iteration, tuple(names), tuple(counts), pack_ids(ids), pack_hashes(hashes)
+        )
+        for work in ended:
+            self._finish(work)
+
+    def _finish(self, work: Work) -> None:
+        scheduler = self.scheduler
+        scheduler.running.remove(work)
+        scheduler.withhold(work.name, work.blocks)
+        outcome = self.port.submit(RequestFinished, work.name, pack_ids(work.blocks), FinishReason.LENGTH)
+        if not (isinstance(outcome.result, FinishAnswer) and outcome.result.delay_free):
+            scheduler.give_back(work.name, work.blocks)
+        self.totals.finished += 1
+        self._follow(work.request)

@@ -1,0 +1,1 @@
+"""Movers: what copies blocks, one module per kind. An operation carries data, never a callback."""

@@ -1,0 +1,199 @@
+"""A mover over links: base latency, bandwidth, one queue per link, reports per rank, all in virtual time.
+
+Law of this file: every operation that was started is reported exactly once by every rank, at the time that the link's
+numbers give, unless a fault was injected. A queued operation can be cancelled and is then never reported.
+
+The time of a copy is ``base + ceil(bytes / bandwidth)``; a link copies one operation at a time, first in, first out.
+Loads of a leader with ``asynchronous = False`` belong to the step that asked for them: they are reported at once, and
+their time is added up until the engine takes it (``pending_latency_ns`` peeks, ``take_latency_ns`` consumes).
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from kvbm_console.core.columns import pack_ids
+from kvbm_console.core.config import SECOND_NS, require
+from kvbm_console.core.ids import Route
+from kvbm_console.core.instructions import StartTransfer
+from kvbm_console.core.stimuli import TransferFailed, TransferFinished, TransferStarted
+from kvbm_console.dispatch import Dispatcher
+
+TOKEN_BYTES: Final = 32 * 8 * 128 * 2 * 2
+"""K and V of one token: 32 layers x 8 KV heads x 128 x 2 tensors x 2 bytes = 128 KiB, an 8B model in 16 bits."""
+
+
+class Timer(Protocol):
+    """Virtual time, as far as a mover needs it."""
+
+    @property
+    def now_ns(self) -> int:
+        """Now."""
+        ...
+
+    def at(self, at_ns: int, action: Callable[[], None]) -> int:
+        """Run ``action`` at this time."""
+        ...
+
+
+class LinkSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One direction of one physical way between tiers, and the routes that share it."""
+
+    name: str
+    routes: tuple[Route, ...]
+    base_latency_ns: int
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        require(self.base_latency_ns >= 0, f"link {self.name}: base_latency_ns", "at least 0", self.base_latency_ns)
+        ok = math.isfinite(self.bytes_per_s) and self.bytes_per_s > 0
+        require(ok, f"link {self.name}: bytes_per_s", "above 0 and finite", self.bytes_per_s)
+
+    def copy_ns(self, size_bytes: int) -> int:
+        """Nanoseconds that a copy of this size takes once it has begun."""
+        return self.base_latency_ns + math.ceil(size_bytes * SECOND_NS / self.bytes_per_s)
+
+
+_R = Route
+DEFAULT_LINKS: Final[tuple[LinkSpec, ...]] = (
+    LinkSpec(name="pcie-down", routes=(_R.G1_G2,), base_latency_ns=20_000, bytes_per_s=25e9),
+    LinkSpec(name="pcie-up", routes=(_R.G2_G1,), base_latency_ns=20_000, bytes_per_s=25e9),
+    LinkSpec(name="disk-write", routes=(_R.G2_G3, _R.G1_G3), base_latency_ns=100_000, bytes_per_s=3e9),
+    LinkSpec(name="disk-read", routes=(_R.G3_G2, _R.G3_G1), base_latency_ns=100_000, bytes_per_s=3e9),
+    LinkSpec(name="net-out", routes=(_R.G1_G4, _R.G2_G4, _R.G3_G4), base_latency_ns=1_000_000, bytes_per_s=1.2e9),
+    LinkSpec(name="net-in", routes=(_R.G4_G1, _R.G4_G2, _R.G4_G3), base_latency_ns=1_000_000, bytes_per_s=1.2e9),
+)
+"""PCIe 4.0 x16 as measured (25 of 32 GB/s), one NVMe disk, 10 Gbit/s to an object store; each way its own queue."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """How an operation goes wrong: on these ranks (None: all) for these blocks (empty: all). ``silent``: no report."""
+
+    ranks: tuple[int, ...] | None = None
+    blocks: tuple[int, ...] = ()
+    error: str = "injected"
+    silent: bool = False
+
+
+class _Link:
+    def __init__(self, spec: LinkSpec) -> None:
+        self.spec = spec
+        self.busy = False
+        self.queue: deque[StartTransfer] = deque()
+        self.copied_bytes = 0
+        self.operations = 0
+
+
+class LinkStatus(msgspec.Struct, frozen=True):
+    """One link now: whether it copies, operations that wait for it, and what it has copied so far."""
+
+    name: str
+    busy: bool
+    queued: int
+    operations: int
+    copied_bytes: int
+
+
+class LinkMover:
+    """``dispatch.Mover`` over links. Reports as source 0 through the dispatcher.
+
+    ``block_bytes`` is the size of one block; ``faults`` may be set by tests: it is asked once for each operation when
+    its copy begins. The queue of a link is bounded by the leader, which reserves places before it orders a copy.
+    """
+
+    def __init__(
+        self, timer: Timer, dispatcher: Dispatcher, block_bytes: int, *,
+        links: Sequence[LinkSpec] = DEFAULT_LINKS, asynchronous: bool = True,
+    ) -> None:
+        require(block_bytes > 0, "block_bytes", "above 0", block_bytes)
+        self._timer = timer
+        self._dispatcher = dispatcher
+        self.block_bytes = block_bytes
+        self.asynchronous = asynchronous
+        self.faults: Callable[[StartTransfer], Fault | None] | None = None
+        self.zeroed: list[int] = []
+        """Pools whose bytes were overwritten, in order (there are no bytes here to overwrite)."""
+        self._links = [_Link(spec) for spec in links]
+        self._of_route: Mapping[Route, _Link] = {
+            route: link for link in self._links for route in link.spec.routes
+        }
+        self._latency_ns = 0
+
+    # --- the mover's side of the dispatcher ---
+
+    def start(self, order: StartTransfer) -> None:
+        """Begin the copy, or queue it behind those of its link."""
+        link = self._of_route[order.route]
+        if order.route.is_load and not self.asynchronous:
+            self._latency_ns += link.spec.copy_ns(order.blocks * self.block_bytes)
+            link.operations += 1
+            link.copied_bytes += order.blocks * self.block_bytes
+            self._dispatcher.submit(TransferStarted, order.operation, order.epoch)
+            self._report(order, self._fault(order))
+        elif link.busy:
+            link.queue.append(order)
+        else:
+            self._begin(link, order)
+
+    def cancel(self, operation: int) -> None:
+        """Take a queued operation out; one that has begun runs out (the leader cancels only what is not started)."""
+        for link in self._links:
+            for order in link.queue:
+                if order.operation == operation:
+                    link.queue.remove(order)
+                    return
+
+    def zero(self, pool: int) -> None:
+        """Note that the bytes of a pool were to be overwritten."""
+        self.zeroed.append(pool)
+
+    # --- questions ---
+
+    def pending_latency_ns(self) -> int:
+        """Time of the synchronous loads that no step has been charged for yet. Reading changes nothing."""
+        return self._latency_ns
+
+    def take_latency_ns(self) -> int:
+        """The same, and forget it: the caller's step is longer by it."""
+        taken, self._latency_ns = self._latency_ns, 0
+        return taken
+
+    def statistics(self) -> list[LinkStatus]:
+        """Every link in the order of its specification."""
+        return [
+            LinkStatus(link.spec.name, link.busy, len(link.queue), link.operations, link.copied_bytes)
+            for link in self._links
+        ]
+
+    # --- copying ---
+
+    def _fault(self, order: StartTransfer) -> Fault | None:
+        return self.faults(order) if self.faults is not None else None
+
+    def _begin(self, link: _Link, order: StartTransfer) -> None:
+        link.busy = True
+        fault = self._fault(order)
+        ends_ns = self._timer.now_ns + link.spec.copy_ns(order.blocks * self.block_bytes)
+        self._timer.at(ends_ns, lambda: self._end(link, order, fault))
+        self._dispatcher.submit(TransferStarted, order.operation, order.epoch)
+
+    def _end(self, link: _Link, order: StartTransfer, fault: Fault | None) -> None:
+        link.operations += 1
+        link.copied_bytes += order.blocks * self.block_bytes
+        self._report(order, fault)
+        if link.queue:
+            self._begin(link, link.queue.popleft())
+        else:
+            link.busy = False
+
+    def _report(self, order: StartTransfer, fault: Fault | None) -> None:
+        for rank in range(order.ranks):
+            if fault is None or (fault.ranks is not None and rank not in fault.ranks):
+                self._dispatcher.submit(TransferFinished, order.operation, order.epoch, rank)
+            elif not fault.silent:
+                self._dispatcher.submit(
+                    TransferFailed, order.operation, order.epoch, rank, fault.error, pack_ids(fault.blocks)
+                )

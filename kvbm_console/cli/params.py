@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from kvbm_console.core.ids import Route, Site, SlotState, Tier
 
@@ -86,10 +87,8 @@ class Labelled(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"must be one of {labels}, got {value!r}", param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter,
-                       incomplete: str) -> list[click.shell_completion.CompletionItem]:
+                       incomplete: str) -> list[CompletionItem]:
         """The labels that begin with what was typed."""
-        from click.shell_completion import CompletionItem
-
         return [CompletionItem(member.label) for member in self.kind if member.label.startswith(incomplete)]
 
 

@@ -56,6 +56,7 @@ def _tiers(tiers: dict[str, dict[str, Any]]) -> list[str]:
          number(tier["referenced_blocks"]), number(tier["writing_blocks"]), number(tier["hits"]),
          number(tier["lookups"]), share(tier["hits"], tier["lookups"]))
         for name, tier in tiers.items()
+        if tier["capacity_blocks"] != 0 or tier["hits"]
     ]
     headings = ("TIER", "CAPACITY", "RESIDENT", "REFERENCED", "WRITING", "HITS", "LOOKUPS", "HIT RATE")
     return table(headings, rows, right=range(1, 8))
@@ -96,8 +97,8 @@ def breakpoint_lines(breakpoints: list[dict[str, Any]]) -> list[str]:
 def hold_lines(holds: list[dict[str, Any]]) -> list[str]:
     """The table of holds."""
     rows = [
-        (entry["id"], entry["slot"], entry["request"], entry["site"], "pending" if entry["pending"] else "stands still",
-         ",".join(entry["breakpoints"]))
+        (entry["id"], entry["slot"], entry["request"], entry["site"], entry["point"],
+         "pending" if entry["pending"] else "stands still", ",".join(entry["breakpoints"]))
         for entry in holds
     ]
-    return table(("HOLD", "SLOT", "REQUEST", "SITE", "", "BREAKPOINTS"), rows, right=(0, 1))
+    return table(("HOLD", "SLOT", "REQUEST", "SITE", "WAITS AT", "", "BREAKPOINTS"), rows, right=(0, 1))

@@ -10,7 +10,7 @@ import click
 from kvbm_console.cli.lines import event_document
 from kvbm_console.cli.output import print_json, warn
 from kvbm_console.cli.params import format_option, resolve_target, target_argument
-from kvbm_console.core.describe import describe
+from kvbm_console.core.describe import describe, slot_of
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
@@ -73,5 +73,18 @@ class Printer:
 
 
 def text_line(event: Event, state: CacheState | None) -> str:
-    """``seq  seconds  kind  what happened``."""
-    return f"{event.seq:>9}  {event.at_ns / 1e9:>12.6f}s  {type(event).__name__:<20}  {describe(event, state)}"
+    """``seq  seconds  kind  request  what happened``."""
+    what = describe(event, state)
+    return f"{event.seq:>9}  {event.at_ns / 1e9:>12.6f}s  {type(event).__name__:<20}  {_about(event, state):<18}  {what}"
+
+
+def _about(event: Event, state: CacheState | None) -> str:
+    """The request that an event is about, else its slot, else nothing."""
+    request = getattr(event, "request", None)
+    if isinstance(request, str):
+        return request
+    slot = slot_of(event, state)
+    if slot is None:
+        return ""
+    known = state.slots.get(slot) if state is not None else None
+    return f"slot {slot}" if known is None else known.request

@@ -22,6 +22,7 @@ LONG_FILES = {
     "kvbm_console/core/state.py": "the one mutator: a handler for each kind of event",
 }
 """Files that may be longer, with the reason."""
+LONG_FUNCTIONS = {"describe": "the one cold match over all kinds of events"}
 
 
 def sources() -> list[Path]:
@@ -80,7 +81,8 @@ def test_file_has_the_house_shape(path: Path) -> None:
     if name not in LONG_FILES:
         assert len(text.splitlines()) <= LINES_MAX
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and node.end_lineno is not None and node.name not in LONG_FUNCTIONS:
             assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, f"{node.name} is too long"
 
 

@@ -126,73 +126,122 @@ class PoolFacts:
 
     def ref(self, ids: Sequence[int]) -> None:
         """One more holder for each place."""
-        refs, counts, content = self.refs, self.counts, self.content
+        refs, content = self.refs, self.content
         quarantined = self.quarantined
+        empty = cached = 0
         for block in ids:
-            refs[block] += 1
-            if refs[block] == 1 and content[block] != WRITING and not (quarantined and block in quarantined):
-                counts[1 if content[block] else 0] -= 1
-                counts[2] += 1
+            before = refs[block]
+            refs[block] = before + 1
+            if not before and block not in quarantined:
+                full = content[block]
+                if full == READY:
+                    cached += 1
+                elif not full:
+                    empty += 1
+        self._shift(Condition.EMPTY, Condition.REFERENCED, empty)
+        self._shift(Condition.CACHED, Condition.REFERENCED, cached)
 
     def unref(self, ids: Sequence[int]) -> None:
         """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
-        refs, counts, content = self.refs, self.counts, self.content
+        refs, content = self.refs, self.content
         quarantined = self.quarantined
+        empty = cached = 0
         for block in ids:
             left = refs[block] - 1
             if left < 0:
                 raise FoldError(f"pool {self.info.pool} place {block} has no holder to give back")
             refs[block] = left
-            if left == 0 and content[block] != WRITING and not (quarantined and block in quarantined):
-                counts[2] -= 1
-                counts[1 if content[block] else 0] += 1
+            if not left and block not in quarantined:
+                full = content[block]
+                if full == READY:
+                    cached += 1
+                elif not full:
+                    empty += 1
+        self._shift(Condition.REFERENCED, Condition.EMPTY, empty)
+        self._shift(Condition.REFERENCED, Condition.CACHED, cached)
+
+    def _shift(self, before: Condition, after: Condition, places: int) -> None:
+        self.counts[before] -= places
+        self.counts[after] += places
 
     def store(self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int) -> None:
         """Give places their hash and content (``WRITING`` or ``READY``); a place that has a hash is refused."""
+        hash_of, contents, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
+        held = away = 0
         for block, sequence_hash in zip(ids, hashes, strict=True):
-            before = self.condition(block)
-            if self.hash_of[block] != EMPTY_HASH or sequence_hash == EMPTY_HASH:
+            if hash_of[block] or not sequence_hash:
                 raise FoldError(f"pool {self.info.pool} place {block} cannot take hash {sequence_hash:016x}")
-            self.hash_of[block] = sequence_hash
-            self.content[block] = content
-            self.stored_at[block] = at_ns
-            if sequence_hash in self.by_hash:
+            hash_of[block] = sequence_hash
+            contents[block] = content
+            stored_at[block] = at_ns
+            if block in self.quarantined:
+                away += 1
+            elif refs[block]:
+                held += 1
+        unheld = len(ids) - held - away
+        if content == READY:
+            self._shift(Condition.EMPTY, Condition.CACHED, unheld)
+        else:
+            self._shift(Condition.EMPTY, Condition.WRITING, unheld)
+            self._shift(Condition.REFERENCED, Condition.WRITING, held)
+        by_hash = self.by_hash
+        before = len(by_hash)
+        # One batched insert for the usual case; a hash that stands in several places is put right afterwards.
+        if by_hash.keys().isdisjoint(hashes):
+            by_hash.update(zip(hashes, ids, strict=True))
+            if len(by_hash) == before + len(ids):
+                return
+            for sequence_hash in hashes:
+                by_hash.pop(sequence_hash, None)
+        for block, sequence_hash in zip(ids, hashes, strict=True):
+            if sequence_hash in by_hash:
                 self.copies.setdefault(sequence_hash, []).append(block)
             else:
-                self.by_hash[sequence_hash] = block
-            self._recount(block, before)
+                by_hash[sequence_hash] = block
 
     def make_ready(self, ids: Sequence[int], at_ns: int) -> None:
         """Places that were being written may be read."""
+        content, refs, stored_at = self.content, self.refs, self.stored_at
+        held = away = 0
         for block in ids:
-            if self.content[block] != WRITING:
+            if content[block] != WRITING:
                 raise FoldError(f"pool {self.info.pool} place {block} is not being written")
-            before = self.condition(block)
-            self.content[block] = READY
-            self.stored_at[block] = at_ns
-            self._recount(block, before)
+            content[block] = READY
+            stored_at[block] = at_ns
+            if block in self.quarantined:
+                away += 1
+            elif refs[block]:
+                held += 1
+        self._shift(Condition.WRITING, Condition.REFERENCED, held)
+        self._shift(Condition.WRITING, Condition.CACHED, len(ids) - held - away)
 
     def forget(self, ids: Sequence[int]) -> None:
         """Places lose hash and content."""
+        hash_of, content, by_hash = self.hash_of, self.content, self.by_hash
+        copies, refs, quarantined, counts = self.copies, self.refs, self.quarantined, self.counts
         for block in ids:
-            before = self.condition(block)
-            sequence_hash = self.hash_of[block]
-            self.hash_of[block] = EMPTY_HASH
-            self.content[block] = FREE
+            full = content[block]
+            if full and block not in quarantined:
+                held = refs[block]
+                writing = full == WRITING
+                counts[Condition.WRITING if writing else Condition.REFERENCED if held else Condition.CACHED] -= 1
+                counts[Condition.REFERENCED if held else Condition.EMPTY] += 1
+            sequence_hash = hash_of[block]
+            hash_of[block] = EMPTY_HASH
+            content[block] = FREE
             self.stored_at[block] = 0
-            self._recount(block, before)
-            if sequence_hash == EMPTY_HASH:
+            if not sequence_hash:
                 continue
-            others = self.copies.get(sequence_hash)
-            if self.by_hash[sequence_hash] == block:
-                if others:
-                    self.by_hash[sequence_hash] = others.pop(0)
-                else:
-                    del self.by_hash[sequence_hash]
-            elif others:
+            if sequence_hash not in copies:
+                del by_hash[sequence_hash]
+                continue
+            others = copies[sequence_hash]
+            if by_hash[sequence_hash] == block:
+                by_hash[sequence_hash] = others.pop(0)
+            else:
                 others.remove(block)
-            if others is not None and not others:
-                del self.copies[sequence_hash]
+            if not others:
+                del copies[sequence_hash]
 
     def quarantine(self, ids: Sequence[int], operation: int) -> None:
         """Places that a copy still writes or reads across a reset: neither free nor resident until it is reported."""

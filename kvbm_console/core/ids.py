@@ -219,6 +219,8 @@ class WaitPoint(Word):
     DISPATCH = 4
     COMPLETION = 5
     RELEASE = 6
+    CALL = 7
+    """In the caller's own task, before the call: only for callers that await (``stimuli.CallAnnounced``)."""
 
 
 class HoldEnd(Word):

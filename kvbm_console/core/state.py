@@ -235,7 +235,7 @@ class CacheState:
         assert slot.hold is not None
         hold = self.holds[slot.hold]
         point = POINT_OF_STATE[slot.state]
-        if hold.parked or hold.site in POINT_OF_SITE or point is None:
+        if hold.parked or hold.site in POINT_OF_SITE or hold.point is WaitPoint.CALL or point is None:
             return
         hold.point = point
         if point is WaitPoint.SCHEDULE:

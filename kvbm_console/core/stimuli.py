@@ -252,11 +252,19 @@ class Noted(Stimulus, tag=36):
     detail: str
 
 
+class CallAnnounced(Stimulus, tag=37):
+    """A caller that can wait is about to call ``entry`` (a stimulus tag) for this request: the site ``call.will``."""
+
+    request: str
+    entry: int
+
+
 AnyStimulus = (
     PoolDeclared | RequestArrived | MatchRequested | BlocksAllocated | IterationScheduled | IterationFinished
     | RequestPreempted | RequestCloned | RequestFinished | TransferStarted | TransferFinished | TransferFailed
     | BlocksReported | SourceGapped | SourceRestarted | BreakpointsReplaced | HoldContinued | SlotStepped | Disarmed
     | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested | Noted
+    | CallAnnounced
 )
 """The closed union of stimuli; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyStimulus])``."""
 
@@ -286,6 +294,7 @@ ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
     ResetRequested: "reset",
     DrainRequested: "drain",
     Noted: "note",
+    CallAnnounced: "call_announced",
 }
 """The entry point that each stimulus stands for, under the name that connectors use."""
 

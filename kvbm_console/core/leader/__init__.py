@@ -49,6 +49,7 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.ResetRequested: resets.reset_requested,
     st.DrainRequested: resets.drain_requested,
     st.Noted: debugger.noted,
+    st.CallAnnounced: debugger.call_announced,
 }
 """Stimulus type to its handler; a test proves that it is complete."""
 
@@ -97,17 +98,23 @@ class Leader(Decider):
     def _call_will(self, stimulus: st.Stimulus, request: str) -> None:
         """Only a lookup can stand still before it: the other entry points are told what has happened already."""
         slot = self.state.slot_named(request)
-        if isinstance(stimulus, st.MatchRequested) and slot is not None:
+        if isinstance(stimulus, st.MatchRequested) and slot is not None and not self._announced(slot.slot):
             self.strike(Site.CALL_WILL, slot, slot.state, slot.state)
 
     def _call_did(self, stimulus: st.Stimulus, request: str) -> None:
         slot = self.state.slot_named(request)
-        if slot is None or self.gate is None:
+        if slot is None or self.gate is None or isinstance(stimulus, st.CallAnnounced):
             return
-        if not isinstance(stimulus, st.MatchRequested):
+        announced = self._announced(slot.slot)
+        self.aids.announced.pop(slot.slot, None)
+        if not announced and not isinstance(stimulus, st.MatchRequested):
             self.strike(Site.CALL_WILL, slot, slot.state, slot.state)
         if self.gate is not None:
             self.strike(Site.CALL_DID, slot, slot.state, slot.state)
+
+    def _announced(self, slot: int) -> bool:
+        """Whether this very call has passed its ``call.will`` in the caller's task."""
+        return self.aids.announced.get(slot) == self.entry
 
     def _verify(self) -> None:
         self._handled += 1

@@ -85,6 +85,8 @@ class Aids(msgspec.Struct):
     """Slot that stops at its next site to who asked."""
     until: dict[int, tuple[SlotState, str]] = {}
     """Slot that stops when it enters a state to (state, who asked)."""
+    announced: dict[int, int] = {}
+    """Slot to the entry point whose ``call.will`` was asked in the caller's task."""
     issued: list[int] = []
     """Operations asked for since the last iteration was formed."""
 

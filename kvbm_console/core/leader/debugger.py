@@ -9,7 +9,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import Refused
-from kvbm_console.core.ids import HoldEnd, Note, ReleaseReason, ResetMode, SlotState
+from kvbm_console.core.ids import HoldEnd, Note, ReleaseReason, ResetMode, Site, SlotState, WaitPoint
 from kvbm_console.core.instructions import BreakpointVerdict
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.resets import reset
@@ -90,6 +90,17 @@ def _mute(leader: Decider) -> None:
 def _release_all(leader: Decider, why: HoldEnd, by: str) -> None:
     for hold in list(leader.state.holds.values()):
         leader.release_hold(hold, why, by)
+
+
+def call_announced(leader: Decider, s: st.CallAnnounced) -> None:
+    """The site ``call.will`` for a caller that waits in its own task; a hold stands still at once."""
+    slot = leader.live(s.request)
+    if s.entry not in st.ENTRY_NAMES:
+        raise Refused(f"entry {s.entry} is not an entry point")
+    leader.aids.announced[slot.slot] = s.entry
+    if leader.gate is not None:
+        leader.strike(Site.CALL_WILL, slot, slot.state, slot.state)
+        leader.held_at(slot, WaitPoint.CALL)
 
 
 def lease_granted(leader: Decider, s: st.LeaseGranted) -> None:

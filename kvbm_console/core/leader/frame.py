@@ -42,6 +42,7 @@ from kvbm_console.core.instructions import ClearDeadline, Instruction, Result, S
 from kvbm_console.core.leader.aids import Aids, AidsBox
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced
 from kvbm_console.core.tiers import PoolFacts
 
 STORY_EVENTS_MAX: Final = 4_096
@@ -282,7 +283,8 @@ class Decider:
             self.emit(ev.BreakpointHit, numbers, slot.slot, site, BreakpointAction.HOLD)
         if slot.hold is not None:
             return
-        point = wait_point(site, new)
+        announced = self.entry == ENTRY_TAGS[CallAnnounced]
+        point = WaitPoint.CALL if announced else wait_point(site, new)
         budget = hold_budget(len(self.state.slots), self.config.hold_budget_min, self.config.hold_budget_share)
         if point is None:
             self.emit(ev.HoldDenied, slot.slot, site, "a finished slot cannot wait")

@@ -375,4 +375,5 @@ def forget_slot(leader: Decider, slot: SlotFacts) -> None:
         memory.pop(slot.slot, None)
     leader.aids.stepping.pop(slot.slot, None)
     leader.aids.until.pop(slot.slot, None)
+    leader.aids.announced.pop(slot.slot, None)
     leader.clear_deadline("staging", slot.slot)

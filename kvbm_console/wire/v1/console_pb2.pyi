@@ -152,6 +152,7 @@ class WaitPoint(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAIT_POINT_DISPATCH: _ClassVar[WaitPoint]
     WAIT_POINT_COMPLETION: _ClassVar[WaitPoint]
     WAIT_POINT_RELEASE: _ClassVar[WaitPoint]
+    WAIT_POINT_CALL: _ClassVar[WaitPoint]
 
 class HoldEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -278,6 +279,7 @@ WAIT_POINT_PROMOTE: WaitPoint
 WAIT_POINT_DISPATCH: WaitPoint
 WAIT_POINT_COMPLETION: WaitPoint
 WAIT_POINT_RELEASE: WaitPoint
+WAIT_POINT_CALL: WaitPoint
 HOLD_END_CONTINUED: HoldEnd
 HOLD_END_STEPPED: HoldEnd
 HOLD_END_SKIPPED: HoldEnd
@@ -689,13 +691,15 @@ class FeedRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenFeed, _Mapping]] = ..., batch: _Optional[_Union[StimulusBatch, _Mapping]] = ...) -> None: ...
 
 class OpenFeed(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "moves")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    moves: bool
+    def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ...) -> None: ...
 
 class FeedReply(_message.Message):
-    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye")
+    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
@@ -703,6 +707,8 @@ class FeedReply(_message.Message):
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     opened: FeedOpened
     answers: Answers
     wake: WakeRequest
@@ -710,7 +716,9 @@ class FeedReply(_message.Message):
     clear: ClearDevicePool
     standing: StandingRequests
     bye: Bye
-    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+    start: StartTransfer
+    cancel: CancelTransfer
+    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ...) -> None: ...
 
 class FeedOpened(_message.Message):
     __slots__ = ("source", "incarnation")
@@ -795,8 +803,36 @@ class ReleaseDeviceBlocks(_message.Message):
     def __init__(self, request: _Optional[str] = ..., ids: _Optional[bytes] = ...) -> None: ...
 
 class ClearDevicePool(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("keep",)
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    keep: bytes
+    def __init__(self, keep: _Optional[bytes] = ...) -> None: ...
+
+class StartTransfer(_message.Message):
+    __slots__ = ("operation", "epoch", "route", "sources", "targets", "blocks", "batch", "ranks")
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    operation: int
+    epoch: int
+    route: Route
+    sources: bytes
+    targets: bytes
+    blocks: int
+    batch: int
+    ranks: int
+    def __init__(self, operation: _Optional[int] = ..., epoch: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., sources: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., blocks: _Optional[int] = ..., batch: _Optional[int] = ..., ranks: _Optional[int] = ...) -> None: ...
+
+class CancelTransfer(_message.Message):
+    __slots__ = ("operation",)
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    operation: int
+    def __init__(self, operation: _Optional[int] = ...) -> None: ...
 
 class StandingRequests(_message.Message):
     __slots__ = ("requests",)
@@ -1405,7 +1441,7 @@ class Event(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., cause: _Optional[int] = ..., pool_known: _Optional[_Union[Event.PoolKnown, _Mapping]] = ..., slot_opened: _Optional[_Union[Event.SlotOpened, _Mapping]] = ..., slot_moved: _Optional[_Union[Event.SlotMoved, _Mapping]] = ..., slot_closed: _Optional[_Union[Event.SlotClosed, _Mapping]] = ..., slot_cloned: _Optional[_Union[Event.SlotCloned, _Mapping]] = ..., lookup_answered: _Optional[_Union[Event.LookupAnswered, _Mapping]] = ..., blocks_staged: _Optional[_Union[Event.BlocksStaged, _Mapping]] = ..., staging_released: _Optional[_Union[Event.StagingReleased, _Mapping]] = ..., device_blocks_assigned: _Optional[_Union[Event.DeviceBlocksAssigned, _Mapping]] = ..., device_blocks_released: _Optional[_Union[Event.DeviceBlocksReleased, _Mapping]] = ..., blocks_filled: _Optional[_Union[Event.BlocksFilled, _Mapping]] = ..., blocks_evicted: _Optional[_Union[Event.BlocksEvicted, _Mapping]] = ..., blocks_reserved: _Optional[_Union[Event.BlocksReserved, _Mapping]] = ..., blocks_ready: _Optional[_Union[Event.BlocksReady, _Mapping]] = ..., blocks_dropped: _Optional[_Union[Event.BlocksDropped, _Mapping]] = ..., candidate_planned: _Optional[_Union[Event.CandidatePlanned, _Mapping]] = ..., candidate_enqueued: _Optional[_Union[Event.CandidateEnqueued, _Mapping]] = ..., candidate_evaluated: _Optional[_Union[Event.CandidateEvaluated, _Mapping]] = ..., candidate_skipped: _Optional[_Union[Event.CandidateSkipped, _Mapping]] = ..., candidate_promoted: _Optional[_Union[Event.CandidatePromoted, _Mapping]] = ..., operation_started: _Optional[_Union[Event.OperationStarted, _Mapping]] = ..., operation_reported: _Optional[_Union[Event.OperationReported, _Mapping]] = ..., candidate_ended: _Optional[_Union[Event.CandidateEnded, _Mapping]] = ..., batch_ended: _Optional[_Union[Event.BatchEnded, _Mapping]] = ..., iteration_advanced: _Optional[_Union[Event.IterationAdvanced, _Mapping]] = ..., prefix_scored: _Optional[_Union[Event.PrefixScored, _Mapping]] = ..., hits_lost: _Optional[_Union[Event.HitsLost, _Mapping]] = ..., breakpoints_changed: _Optional[_Union[Event.BreakpointsChanged, _Mapping]] = ..., breakpoint_hit: _Optional[_Union[Event.BreakpointHit, _Mapping]] = ..., slot_held: _Optional[_Union[Event.SlotHeld, _Mapping]] = ..., hold_parked: _Optional[_Union[Event.HoldParked, _Mapping]] = ..., hold_released: _Optional[_Union[Event.HoldReleased, _Mapping]] = ..., hold_denied: _Optional[_Union[Event.HoldDenied, _Mapping]] = ..., lease_changed: _Optional[_Union[Event.LeaseChanged, _Mapping]] = ..., reset_begun: _Optional[_Union[Event.ResetBegun, _Mapping]] = ..., reset_done: _Optional[_Union[Event.ResetDone, _Mapping]] = ..., drain_begun: _Optional[_Union[Event.DrainBegun, _Mapping]] = ..., stimulus_rejected: _Optional[_Union[Event.StimulusRejected, _Mapping]] = ..., completion_refused: _Optional[_Union[Event.CompletionRefused, _Mapping]] = ..., invariant_violated: _Optional[_Union[Event.InvariantViolated, _Mapping]] = ..., blocks_seen: _Optional[_Union[Event.BlocksSeen, _Mapping]] = ..., source_lost: _Optional[_Union[Event.SourceLost, _Mapping]] = ..., noted: _Optional[_Union[Event.Noted, _Mapping]] = ..., blocks_quarantined: _Optional[_Union[Event.BlocksQuarantined, _Mapping]] = ...) -> None: ...
 
 class Stimulus(_message.Message):
-    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "reset_requested", "drain_requested", "noted")
+    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "reset_requested", "drain_requested", "noted", "call_announced")
     class PoolDeclared(_message.Message):
         __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority")
         DP_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -1633,6 +1669,13 @@ class Stimulus(_message.Message):
         note: Note
         detail: str
         def __init__(self, note: _Optional[_Union[Note, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    class CallAnnounced(_message.Message):
+        __slots__ = ("request", "entry")
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        ENTRY_FIELD_NUMBER: _ClassVar[int]
+        request: str
+        entry: int
+        def __init__(self, request: _Optional[str] = ..., entry: _Optional[int] = ...) -> None: ...
     N_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -1662,6 +1705,7 @@ class Stimulus(_message.Message):
     RESET_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     DRAIN_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     NOTED_FIELD_NUMBER: _ClassVar[int]
+    CALL_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     n: int
     at_ns: int
     source: int
@@ -1691,4 +1735,5 @@ class Stimulus(_message.Message):
     reset_requested: Stimulus.ResetRequested
     drain_requested: Stimulus.DrainRequested
     noted: Stimulus.Noted
-    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ...) -> None: ...
+    call_announced: Stimulus.CallAnnounced
+    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ..., call_announced: _Optional[_Union[Stimulus.CallAnnounced, _Mapping]] = ...) -> None: ...

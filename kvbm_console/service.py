@@ -71,6 +71,14 @@ class Recorder(Protocol):
         ...
 
 
+class Closing(Protocol):
+    """Something that is told that the service ends."""
+
+    def close(self) -> None:
+        """Finish with what is there."""
+        ...
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Facts between two stimuli; ``seq`` is the number of the next event, ``n`` of the next stimulus."""
 
@@ -122,8 +130,14 @@ class LeaderService:
         self.clock = clock
         self.incarnation = incarnation or secrets.token_hex(8)
         self.started_wall_ns = time.time_ns()
+        self.started_at_ns = clock()
         self.recorder: Recorder | None = None
         self.changed = Changed()
+        self.listeners: set[Callable[[], None]] = set()
+        """Called after every publication; they must not submit."""
+        self.feeds: set[Closing] = set()
+        """Engines in other processes, told when the service ends."""
+        self._sources = 0
         self.recoveries = 0
         """Bugs of the core that were undone."""
         self.broadcaster = Broadcaster(ring or Ring(), monotonic, on_flush=self._flushed)
@@ -202,6 +216,8 @@ class LeaderService:
             self._recovered = False
             self._take_base()  # no later rerun may meet the stimulus that was undone
         self.changed.notify()
+        for listener in self.listeners:
+            listener()
 
     def _flushed(self, stimuli: StimulusChunk | None, events: EventChunk | None) -> None:
         if self.recorder is not None:
@@ -256,6 +272,11 @@ class LeaderService:
 
     # --- life ----------------------------------------------------------------------------------------------------
 
+    def new_source(self) -> int:
+        """The index of one more engine, from 1."""
+        self._sources += 1
+        return self._sources
+
     def start(self) -> None:
         """Declare the leader's own pools; before any engine."""
         start_leader(self.dispatcher)
@@ -292,6 +313,8 @@ class LeaderService:
 
     def close(self) -> None:
         """The last steps: flush, end of the stream, recorder written and synced."""
+        for feed in self.feeds:
+            feed.close()
         self.broadcaster.close()
         if self.recorder is not None:
             self.recorder.close()

@@ -1,0 +1,1 @@
+"""The daemon: assembly, endpoints, RPC methods, the order of an end."""

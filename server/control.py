@@ -1,0 +1,105 @@
+"""The ``Control`` method: one debugger session on one stream.
+
+Law of this file: the session lives exactly as long as its stream. However the stream ends, the lease ends with it.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+from kvbm_console.core.errors import Refused, UsageError
+from kvbm_console.core.ids import SlotState
+from kvbm_console.core.instructions import BreakpointVerdict
+from kvbm_console.debug.sessions import Session
+from kvbm_console.service import LeaderService
+from kvbm_console.wire import convert
+from kvbm_console.wire.v1 import console_pb2 as pb
+
+from .guard import END, Context, Malformed, parse
+
+Answer = BreakpointVerdict | str
+
+
+class ControlMethod:
+    """Serves sessions; every request is answered by one reply, in order."""
+
+    def __init__(self, service: LeaderService) -> None:
+        self._service = service
+
+    async def serve(self, _: AsyncIterator[bytes], context: Context) -> None:
+        """One session, from its ``open`` to the end of the stream."""
+        session: Session | None = None
+        try:
+            while (data := await context.read()) is not END:
+                request = parse("Control", pb.ControlRequest, data)
+                if session is None:
+                    session, reply = self._open(request)
+                else:
+                    reply = self._answer(session, request)
+                await context.write(reply.SerializeToString())
+        finally:
+            if session is not None:
+                self._service.sessions.close(session)
+
+    def _open(self, request: pb.ControlRequest) -> tuple[Session, pb.ControlReply]:
+        if request.WhichOneof("verb") != "open":
+            raise Malformed("the first control message must be open")
+        try:
+            session = self._service.sessions.open(request.open.name, lease=request.open.lease)
+        except Refused as error:
+            raise Malformed(str(error)) from None
+        ttl_ns = self._service.leases.ttl_ns if session.lease else 0
+        opened = pb.SessionOpened(owner=session.owner, lease_ttl_ns=ttl_ns)
+        return session, pb.ControlReply(id=request.id, opened=opened)
+
+    def _answer(self, session: Session, request: pb.ControlRequest) -> pb.ControlReply:
+        verb = request.WhichOneof("verb")
+        carry_out = _VERBS.get(verb or "")
+        if carry_out is None:
+            raise Malformed(f"the control message asks for nothing that is known ({verb})")
+        try:
+            answer = carry_out(self._service, session, getattr(request, verb or ""))
+        except Refused as error:
+            return pb.ControlReply(id=request.id, refused=str(error))
+        except (UsageError, ValueError) as error:
+            raise Malformed(str(error)) from None
+        if isinstance(answer, BreakpointVerdict):
+            verdict = pb.BreakpointVerdict(id=answer.id, verified=answer.verified, message=answer.message)
+            return pb.ControlReply(id=request.id, verdict=verdict)
+        return pb.ControlReply(id=request.id, done=answer)
+
+
+def _renew(service: LeaderService, session: Session, _: Any) -> Answer:
+    service.sessions.renew(session)
+    return "renewed"
+
+
+def _set(service: LeaderService, session: Session, verb: pb.SetBreakpoint) -> Answer:
+    return service.sessions.set(session, convert.spec_from_message(verb.spec))
+
+
+def _remove(service: LeaderService, _: Session, verb: pb.RemoveBreakpoint) -> Answer:
+    return service.sessions.remove(verb.breakpoint if verb.HasField("breakpoint") else None)
+
+
+def _enable(service: LeaderService, _: Session, verb: pb.EnableBreakpoint) -> Answer:
+    return service.sessions.enable(verb.breakpoint, verb.enabled)
+
+
+def _continue(service: LeaderService, session: Session, verb: pb.ContinueHold) -> Answer:
+    until = SlotState(verb.until) if verb.HasField("until") else None
+    return service.sessions.continue_hold(session, verb.hold if verb.HasField("hold") else None, until)
+
+
+def _step(service: LeaderService, session: Session, verb: pb.StepSlot) -> Answer:
+    return service.sessions.step(session, verb.hold)
+
+
+def _disarm(service: LeaderService, session: Session, _: Any) -> Answer:
+    return service.sessions.disarm(session)
+
+
+_VERBS: Final[dict[str, Callable[[LeaderService, Session, Any], Answer]]] = {
+    "renew": _renew, "set": _set, "remove": _remove, "enable": _enable, "continue_hold": _continue, "step": _step,
+    "disarm": _disarm,
+}
+"""Verb of a control message to what carries it out; complete but for ``open`` (a test)."""

@@ -1,0 +1,94 @@
+"""The door of every RPC: role, size, form. Nothing behind it sees a byte that was not checked.
+
+Messages are parsed here and not by gRPC, which answers UNKNOWN with internal text when a parser fails.
+
+Law of this file: a refusal is a status with one sentence that tells the caller's mistake, and never our internals.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from kvbm_console.core.errors import Refused, UsageError
+from kvbm_console.wire.protocol import CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX, ROLE_OF
+from kvbm_console.wire.v1 import console_pb2 as pb
+
+if TYPE_CHECKING:
+    Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext
+END: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
+"""What ``context.read`` answers when the caller has closed its side."""
+log = logging.getLogger("kvbm_console.server")
+
+BYTES_MAX: Final = {"Feed": MESSAGE_BYTES_MAX}
+"""Largest request of a method; all others have the limit of control messages."""
+ROLE_NAMES: Final[dict[int, str]] = {int(pb.ROLE_OBSERVE): "observe", int(pb.ROLE_CONTROL): "control"}
+
+
+class Malformed(Exception):
+    """Raised for a request that does not have the form of the contract; its text goes to the caller."""
+
+
+def role_of_peer(peer: str) -> int:
+    """What the endpoint grants: the Unix socket (of this user alone) control, TCP observe."""
+    return int(pb.ROLE_CONTROL) if peer.startswith("unix:") else int(pb.ROLE_OBSERVE)
+
+
+async def refuse(context: Context, code: grpc.StatusCode, sentence: str) -> NoReturn:
+    """End the call with a status."""
+    await context.abort(code, sentence)
+    raise AssertionError("abort did not raise")
+
+
+async def admit(method: str, context: Context) -> None:
+    """Refuse a caller whose role does not suffice, and everybody where the contract declares no role."""
+    needed = ROLE_OF.get(method, 0)
+    granted = role_of_peer(context.peer() or "")
+    if needed == 0 or granted < needed:
+        name = ROLE_NAMES.get(needed)
+        sentence = f"{method} needs the role {name}" if name else f"{method} declares no role and is closed"
+        await refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{sentence}; this endpoint grants "
+                     f"{ROLE_NAMES[granted]}")
+
+
+def parse(method: str, kind: type[Message], data: bytes) -> Any:
+    """The message of a request. Raises ``Malformed``."""
+    most = BYTES_MAX.get(method, CONTROL_MESSAGE_BYTES_MAX)
+    if len(data) > most:
+        raise Malformed(f"a {method} message has at most {most} bytes, got {len(data)}")
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise Malformed(f"the bytes are not a {kind.__name__}") from None
+
+
+def require_text(field: str, text: str, most: int) -> None:
+    """Raise ``Malformed`` unless a string from outside is within its limit."""
+    size = len(text.encode())
+    if size > most:
+        raise Malformed(f"{field} has at most {most} bytes, got {size}")
+
+
+def guarded(method: str, handle: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+    """The handler behind the door. The first argument is passed on as it comes (bytes, or the request iterator)."""
+
+    async def behind_the_door(request: Any, context: Context) -> Any:
+        await admit(method, context)
+        try:
+            return await handle(request, context)
+        except (Malformed, UsageError) as error:
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Refused as error:
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except grpc.aio.AbortError:
+            raise
+        except Exception:  # the edge of the process: told to the log, not to the caller
+            log.exception("%s failed", method)
+            await refuse(context, grpc.StatusCode.INTERNAL, f"{method} failed; the daemon's log says why")
+
+    return behind_the_door

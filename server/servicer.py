@@ -1,0 +1,240 @@
+"""The RPC methods: questions and the event stream.
+
+One writer coroutine per stream; a subscriber's loop is: read the ring, write, wait. Nothing here decides anything, and
+nothing the service does ever waits for one of these coroutines.
+
+Law of this file: a subscriber gets every event exactly once, or a ``Gap`` that names those it did not get.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import msgspec
+
+from kvbm_console.service import LeaderService, Snapshot
+from kvbm_console.stream.broadcast import Subscriber
+from kvbm_console.stream.document import slot_row
+from kvbm_console.stream.ring import Lost
+from kvbm_console.wire import frames
+from kvbm_console.wire.batches import MSGPACK, PROTOBUF
+from kvbm_console.wire.protocol import (
+    HISTORY_EVENTS_MAX,
+    NAME_BYTES_MAX,
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    SERVICE,
+    SUBSCRIBERS_MAX,
+    limits,
+    version,
+)
+from kvbm_console.wire.v1 import console_pb2 as pb
+
+from .control import ControlMethod
+from .feeding import FeedMethod
+from .guard import Context, Malformed, guarded, parse, refuse, require_text, role_of_peer
+
+FELL_BEHIND: Final = "fell_behind"
+NOT_KEPT: Final = "not_kept"
+RESTARTED: Final = "restarted"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What ``Hello`` tells beside the service's own facts."""
+
+    program: str
+    target: str
+    """A name for people: the workload, or the engine."""
+    run: int = 0
+    block_bytes: int | None = None
+
+
+class ConsoleServicer:
+    """The methods of ``Console`` on one service."""
+
+    def __init__(self, service: LeaderService, identity: Identity) -> None:
+        self._service = service
+        self._identity = identity
+        self._control = ControlMethod(service)
+        self._feed = FeedMethod(service)
+        self.refused_subscribers = 0
+        """Subscriptions that were refused because of ``SUBSCRIBERS_MAX``."""
+
+    def handler(self) -> Any:
+        """All methods, as bytes in and bytes out behind the guard."""
+        unary: Callable[..., Any] = grpc.unary_unary_rpc_method_handler
+        streams: Callable[..., Any] = grpc.stream_stream_rpc_method_handler
+        return grpc.method_handlers_generic_handler(SERVICE, {
+            "Hello": unary(guarded("Hello", self.hello)),
+            "SlotDetail": unary(guarded("SlotDetail", self.slot_detail)),
+            "Query": unary(guarded("Query", self.query)),
+            "Subscribe": grpc.unary_stream_rpc_method_handler(guarded("Subscribe", self.subscribe)),
+            "Control": streams(guarded("Control", self._control.serve)),
+            "Feed": streams(guarded("Feed", self._feed.serve)),
+        })
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    async def hello(self, data: bytes, context: Context) -> bytes:
+        """Versions and identity; refuses another major version by naming both."""
+        request = parse("Hello", pb.HelloRequest, data)
+        require_text("client", request.client, NAME_BYTES_MAX)
+        if request.protocol.major != PROTOCOL_MAJOR:
+            await refuse(
+                context, grpc.StatusCode.FAILED_PRECONDITION,
+                f"the daemon speaks protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}, the client "
+                f"{request.protocol.major}.{request.protocol.minor}",
+            )
+        service, identity = self._service, self._identity
+        reply = pb.HelloReply(
+            protocol=version(), program=identity.program, incarnation=service.incarnation, run=identity.run,
+            role=role_of_peer(context.peer() or ""), limits=limits(service.leases.ttl_ns),  # type: ignore[arg-type]
+            clock_at_ns=service.started_at_ns, clock_wall_ns=service.started_wall_ns,
+            config_json=msgspec.json.encode(service.config).decode(), config_digest=service.config.digest(),
+            target=identity.target,
+        )
+        if identity.block_bytes is not None:
+            reply.block_bytes = identity.block_bytes
+        return bytes(reply.SerializeToString())
+
+    async def slot_detail(self, data: bytes, context: Context) -> bytes:
+        """One slot and its last events; NOT_FOUND for a slot that is not live."""
+        request = parse("SlotDetail", pb.SlotDetailRequest, data)
+        require_text("request", request.request, NAME_BYTES_MAX)
+        state = self._service.state
+        by_number = request.WhichOneof("which") == "slot"
+        slot = state.slots.get(request.slot) if by_number else state.slot_named(request.request)
+        if slot is None:
+            name = f"slot {request.slot}" if by_number else f"request {request.request!r}"
+            await refuse(context, grpc.StatusCode.NOT_FOUND, f"{name} is not live")
+        reply = pb.SlotDetailReply(
+            slot_json=msgspec.json.encode(slot_row(state, slot, self._service.at_ns)).decode(),
+            story=self._service.leader.story(slot.slot),
+        )
+        return bytes(reply.SerializeToString())
+
+    async def query(self, data: bytes, context: Context) -> bytes:
+        """The status document, the digest, or past events."""
+        request = parse("Query", pb.QueryRequest, data)
+        what = request.WhichOneof("what")
+        reply = pb.QueryReply()
+        if what == "status":
+            reply.status_json = msgspec.json.encode(self._service.status()).decode()
+        elif what == "digest":
+            reply.digest.seq, reply.digest.digest = self._service.digest()
+        elif what == "history":
+            self._history(request.history, reply.history)
+        else:
+            raise Malformed("what must be status, digest or history")
+        return bytes(reply.SerializeToString())
+
+    def _history(self, request: pb.HistoryQuery, reply: pb.HistoryReply) -> None:
+        self._service.broadcaster.flush()
+        ring = self._service.ring
+        if request.first_seq < 0:
+            raise Malformed(f"first_seq must be at least 0, got {request.first_seq}")
+        most = min(request.limit or HISTORY_EVENTS_MAX, HISTORY_EVENTS_MAX)
+        reply.oldest_seq = ring.first_seq
+        reply.SetInParent()
+        cursor = ring.cursor(min(max(request.first_seq, ring.first_seq), ring.next_seq))
+        while cursor.received < most:
+            item = ring.read(cursor)
+            if not isinstance(item, bytes):
+                break
+            reply.batches.append(pb.EventBatch.FromString(frames.batch_of(item)))
+
+    # --- the event stream ------------------------------------------------------------------------------------------
+
+    async def subscribe(self, data: bytes, context: Context) -> None:
+        """The stream of one subscriber, until it leaves or the daemon ends."""
+        request = parse("Subscribe", pb.SubscribeRequest, data)
+        require_text("client", request.client, NAME_BYTES_MAX)
+        require_text("incarnation", request.incarnation, NAME_BYTES_MAX)
+        if request.encoding not in (MSGPACK, PROTOBUF):
+            raise Malformed(f"encoding {request.encoding} is unknown")
+        broadcaster = self._service.broadcaster
+        if broadcaster.closing:
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, "the daemon is ending")
+        if len(broadcaster.subscribers) >= SUBSCRIBERS_MAX:
+            self.refused_subscribers += 1
+            await refuse(
+                context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {SUBSCRIBERS_MAX} subscribers, the most"
+            )
+        broadcaster.flush()
+        position, gap, snapshot = self._begin(request)
+        subscriber = broadcaster.subscribe(position, request.encoding, request.client)
+        try:
+            if gap is not None:
+                await context.write(gap)
+            if snapshot is not None:
+                await self._write_snapshot(snapshot, context)
+            await self._follow(subscriber, request.digests, context)
+        finally:
+            broadcaster.unsubscribe(subscriber)
+
+    def _begin(self, request: pb.SubscribeRequest) -> tuple[int, bytes | None, Snapshot | None]:
+        """(first position to read, gap to say, snapshot to send) of a new subscription."""
+        ring = self._service.ring
+        if request.HasField("after_seq"):
+            wanted = request.after_seq + 1
+            if request.incarnation in ("", self._service.incarnation):
+                if not 0 <= wanted <= ring.next_seq:
+                    raise Malformed(f"after_seq must be from -1 to {ring.next_seq - 1}, got {request.after_seq}")
+                if wanted >= ring.first_seq:
+                    return wanted, None, None
+                snapshot = self._service.snapshot()
+                return snapshot.seq, frames.gap_frame(wanted, snapshot.seq - 1, NOT_KEPT), snapshot
+            snapshot = self._service.snapshot()
+            gap = frames.gap_frame(0, snapshot.seq - 1, RESTARTED) if snapshot.seq else None
+            return snapshot.seq, gap, snapshot
+        snapshot = self._service.snapshot()
+        return snapshot.seq, None, snapshot
+
+    async def _follow(self, subscriber: Subscriber, digests: bool, context: Context) -> None:
+        service = self._service
+        while True:
+            item = subscriber.read()
+            if isinstance(item, Lost):
+                snapshot = service.snapshot()
+                service.ring.skip_to(subscriber.cursor, snapshot.seq)
+                await context.write(frames.gap_frame(item.first, snapshot.seq - 1, FELL_BEHIND))
+                await self._write_snapshot(snapshot, context)
+            elif item is not None:
+                await context.write(item)
+            if subscriber.beats:
+                subscriber.beats = 0
+                await context.write(self._heartbeat(subscriber, digests))
+            if item is None:
+                if service.broadcaster.closing and not service.ring.pending(subscriber.cursor):
+                    await context.write(frames.bye_frame(service.ring.next_seq - 1, "the daemon ended"))
+                    return
+                await subscriber.wait()
+
+    async def _write_snapshot(self, snapshot: Snapshot, context: Context) -> None:
+        parts: Iterator[bytes] = frames.snapshot_frames(
+            snapshot.seq, snapshot.at_ns, self._service.incarnation, snapshot.facts, snapshot.digest
+        )
+        for part in parts:
+            await context.write(part)
+
+    def _heartbeat(self, subscriber: Subscriber, digests: bool) -> bytes:
+        service = self._service
+        digest = None
+        if digests:
+            service.broadcaster.flush()
+            if not service.ring.pending(subscriber.cursor):
+                digest = service.digest()[1]
+        recorder = None
+        if service.recorder is not None:
+            status = service.recorder.status()
+            recorder = pb.RecorderStatus(
+                state=status.state, written_seq=status.written_seq, synced_seq=status.synced_seq,
+                synced_age_ns=status.synced_age_ns, not_recorded=status.not_recorded, path=str(status.path),
+                bytes=status.bytes,
+            )
+        return frames.heartbeat_frame(
+            service.ring.next_seq - 1, service.at_ns, len(service.broadcaster.subscribers), recorder, digest
+        )
+
+

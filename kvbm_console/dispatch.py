@@ -70,8 +70,12 @@ class EngineSink(Protocol):
         """These device blocks, withheld until now, may be reused."""
         ...
 
-    def clear(self) -> None:
-        """The leader was reset: forget the requests, clear the own pool."""
+    def pin(self, ids: bytes) -> None:
+        """A copy reads these cached device blocks: do not reuse them before ``release("", ids)``."""
+        ...
+
+    def clear(self, keep: bytes) -> None:
+        """The leader was reset: forget the requests, clear the own pool, withhold ``keep`` until it is released."""
         ...
 
 
@@ -258,7 +262,14 @@ class Dispatcher:
         if engine is None:
             self.undelivered += 1
         else:
-            engine.clear()
+            engine.clear(order.keep)
+
+    def _pin(self, order: ins.PinDeviceBlocks) -> None:
+        engine = self.engines.get(order.source)
+        if engine is None:
+            self.undelivered += 1
+        else:
+            engine.pin(order.ids)
 
     def _set_deadline(self, order: ins.SetDeadline) -> None:
         deadlines = self.engine_deadlines if order.clock is Clock.ENGINE else self.wall_deadlines
@@ -282,6 +293,7 @@ _CARRY_OUT: Final[dict[type[ins.Instruction], Callable[[Dispatcher, Any], None]]
     ins.ClearDeadline: Dispatcher._clear_deadline,
     ins.ZeroBlocks: Dispatcher._zero,
     ins.ClearDevicePool: Dispatcher._clear_pool,
+    ins.PinDeviceBlocks: Dispatcher._pin,
 }
 """Instruction type to the method that carries it out; a test proves that it is complete."""
 

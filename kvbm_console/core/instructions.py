@@ -77,9 +77,20 @@ class ClearDevicePool(Instruction, tag=8):
     keep: bytes
 
 
+class PinDeviceBlocks(Instruction, tag=9):
+    """Cached device blocks that a copy reads while no request holds them: not to be reused before they are released.
+
+    ``ReleaseDeviceBlocks`` with an empty request gives them back. Carried out before the call that caused it returns,
+    so the engine cannot have reused them in between.
+    """
+
+    source: int
+    ids: bytes
+
+
 AnyInstruction = (
     StartTransfer | CancelTransfer | WakeRequest | ReleaseDeviceBlocks | SetDeadline | ClearDeadline | ZeroBlocks
-    | ClearDevicePool
+    | ClearDevicePool | PinDeviceBlocks
 )
 """The closed union of instructions."""
 

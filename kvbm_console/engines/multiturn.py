@@ -102,7 +102,7 @@ class _Session:
 class Multiturn:
     """A ``Workload`` of chats; see ``Settings``."""
 
-    capacities = Capacities(block_tokens=16, g1_blocks=320, g2_blocks=1_024, g3_blocks=4_096, batch_tokens=512)
+    capacities = Capacities(block_tokens=16, g1_blocks=320, g2_blocks=1_024, g3_blocks=4_096, batch_tokens=256)
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

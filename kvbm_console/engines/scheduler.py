@@ -6,9 +6,12 @@ to a request the leader is told in the same order: admissions and preemptions by
 
 As in vLLM: running requests first, in the order of their admission, one token each while decoding and as many prompt
 tokens as the budget leaves while prefilling; out of blocks, the request admitted last is preempted and computes
-everything again through a new lookup; only an iteration without a preemption admits waiting requests. One difference:
-while blocks of ended requests are withheld because copies still read them, a running request is left out of the
-iteration for a moment rather than preempting another (``patience_ns``), since those blocks come back by themselves.
+everything again through a new lookup; only an iteration without a preemption admits waiting requests. Two differences:
+
+* A request whose load has ended owns blocks that nobody uses until it goes on, so its tokens are kept free in the
+  budget first; running requests that find no budget then are left out of this iteration.
+* While blocks of ended requests are withheld because copies still read them, a running request without a block is left
+  out for a moment (``patience_ns``) rather than preempting another: those blocks come back by themselves.
 """
 
 from collections import deque
@@ -128,7 +131,8 @@ class Scheduler:
     def form(self, now_ns: int) -> Plan | None:
         """Schedule what can be; None when there is nothing to compute and nothing to tell."""
         plan = Plan()
-        budget = self._schedule_running(plan, self.config.max_batch_tokens, now_ns)
+        kept = self._kept_for_loaded()
+        budget = kept + self._schedule_running(plan, self.config.max_batch_tokens - kept, now_ns)
         if not plan.preempted:
             budget = self._schedule_loaded(plan, budget)
             budget = self._admit(plan, budget)
@@ -145,6 +149,23 @@ class Scheduler:
             tuple(plan.appended), tuple(plan.appended_counts), pack_ids(plan.appended_ids), len(self.running),
             len(self.waiting) + len(self.loading) + len(self.loaded),
         )
+
+    def _kept_for_loaded(self) -> int:
+        """Tokens of the budget that running requests leave to loaded ones which have room to go on."""
+        standing = self.port.standing
+        budget, free = self.config.max_batch_tokens, self.pool.free_blocks
+        for work in self.loaded:
+            if budget and work.name not in standing:
+                count = min(work.total - work.computed, budget)
+                free -= max(0, self._blocks(work.computed + count) - len(work.blocks))
+                if free < 0:
+                    break
+                budget -= count
+        return self.config.max_batch_tokens - budget
+
+    def _blocks(self, tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-tokens // self.block_tokens)
 
     def _schedule_running(self, plan: Plan, budget: int, now_ns: int) -> int:
         standing = self.port.standing
@@ -166,7 +187,7 @@ class Scheduler:
 
     def _room(self, plan: Plan, work: Work, count: int, now_ns: int) -> bool:
         """Give a running request the blocks for ``count`` more tokens; False: it stands back or was preempted."""
-        need = -(-(work.computed + count) // self.block_tokens) - len(work.blocks)
+        need = self._blocks(work.computed + count) - len(work.blocks)
         if need <= 0:
             return True
         ids = self.pool.allocate(need)
@@ -224,7 +245,7 @@ class Scheduler:
             if work.name in standing or work not in self.loaded:
                 continue
             count = min(work.total - work.computed, budget)
-            need = max(0, -(-(work.computed + count) // self.block_tokens) - len(work.blocks))
+            need = max(0, self._blocks(work.computed + count) - len(work.blocks))
             ids = self.pool.allocate(need)
             while ids is None and not (plan.tokens or self.loading or self.withheld) and self.loaded[-1] is not work:
                 # Only loaded requests could give blocks: the last one does, or none of them would ever go on.
@@ -259,7 +280,7 @@ class Scheduler:
             computed = len(prefix) * self.block_tokens + found.tokens
             wait = found.tokens > 0 and found.asynchronous
             count = 0 if wait else min(work.total - computed, budget)
-            ids = self.pool.allocate(-(-(computed + count) // self.block_tokens) - len(prefix), prefix)
+            ids = self.pool.allocate(self._blocks(computed + count) - len(prefix), prefix)
             if ids is None:
                 break
             del self.waiting[at]
@@ -320,7 +341,10 @@ class Scheduler:
         self.withheld.setdefault(name, []).extend(ids)
 
     def give_back(self, name: str, ids: list[int]) -> None:
-        """Withheld blocks may be reused; ids that are not withheld any more are passed over."""
+        """Withheld blocks may be reused; those that are not withheld any more are passed over. No name: pinned blocks."""
+        if not name:
+            self.pool.release(ids)
+            return
         kept = self.withheld.get(name)
         if kept is None:
             return

@@ -125,11 +125,16 @@ class SimulatedEngine:
         self.scheduler.give_back(request, unpack_ids(ids))
         self._nudged = True
 
-    def clear(self) -> None:
+    def pin(self, ids: bytes) -> None:
+        """A copy reads these cached blocks: they count as held until they are released."""
+        self.scheduler.pool.touch(unpack_ids(ids))
+
+    def clear(self, keep: bytes) -> None:
         """The leader was reset: forget the requests and the running iteration, clear the pool, go on with arrivals."""
         scheduler = self.scheduler
         ended = [*scheduler.running, *scheduler.loaded, *scheduler.loading.values(), *scheduler.waiting]
         scheduler.clear()
+        self.pin(keep)
         self.calendar.cancel(self._end_ticket)
         self._current = None
         self.totals.forgotten += len(ended)

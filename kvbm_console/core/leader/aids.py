@@ -66,6 +66,8 @@ class Aids(msgspec.Struct):
     """Pools to look at for offloads at the end of this stimulus."""
     batch_of: dict[int, int] = {}
     """Open candidate to its batch."""
+    drawn_from: dict[int, int] = {}
+    """Open offload candidate to the pool whose blocks it copies down."""
     loads: dict[int, list[LoadPart]] = {}
     """Slot to the parts of the load that is running for it."""
     lost_at: dict[int, int] = {}

@@ -4,6 +4,8 @@ Law of this file: a copy does not make room, so pressure is measured on what wou
 cached with a ready or in-flight copy below; copying starts when their share falls below 1 - threshold.
 """
 
+from itertools import chain
+
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Authority, Condition, Route
@@ -46,20 +48,13 @@ def pressure(leader: Decider, pool: PoolFacts) -> int:
 
 
 def _coldest(leader: Decider, pool: PoolFacts, count: int) -> dict[int | None, list[int]]:
-    """The coldest unsaved places, grouped by the live slot that holds them.
-
-    Cached places of an engine's own pool are left out: nobody holds them, so the engine may reuse them while the copy
-    runs. They are copied while their slot still holds them, at the latest when it finishes.
-    """
+    """The coldest unsaved places, those that nobody holds first, grouped by the live slot that holds them (or None)."""
     mine = leader.aids.pools[pool.info.pool]
     ours = pool.info.authority is Authority.LEADER
-    order = [*(list(mine.exposed)[:count] if ours else []), *list(mine.covered)]
     chosen: dict[int | None, list[int]] = {}
     taken = 0
-    for place in order:
-        owner = None if ours else _holder(leader, pool, place)
-        if not ours and owner is None:
-            continue
+    for place in chain(mine.exposed, mine.covered):
+        owner = None if ours or not pool.refs[place] else _holder(leader, pool, place)
         if place in mine.planned or pool.content[place] != READY:
             continue
         chosen.setdefault(owner, []).append(place)
@@ -98,6 +93,7 @@ def _plan(leader: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None,
         ev.CandidatePlanned, number, owner, Route.of(pool.info.tier, lower.info.tier),
         pack_hashes(pool.hash_of[place] for place in places), b"", first,
     )
+    leader.aids.drawn_from[number] = pool.info.pool
     for place in places:
         mine.planned[place] = number
     leader.aids.saved(pool, places)

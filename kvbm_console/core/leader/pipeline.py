@@ -23,7 +23,7 @@ from kvbm_console.core.ids import (
     Tier,
     WaitPoint,
 )
-from kvbm_console.core.instructions import ReleaseDeviceBlocks, StartTransfer, WakeRequest
+from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
@@ -46,10 +46,15 @@ def _waits(leader: Decider, candidate: CandidateFacts, point: WaitPoint) -> bool
 
 def pools_of(leader: Decider, candidate: CandidateFacts) -> tuple[PoolFacts, PoolFacts]:
     """The source and the target pool of a candidate."""
-    slot = _slot(leader, candidate)
-    source = 0 if slot is None else slot.source
-    source_pool = leader.state.pool_of(candidate.route.source, source)
-    target_pool = leader.state.pool_of(candidate.route.target, source)
+    drawn_from = leader.aids.drawn_from.get(candidate.candidate)
+    if drawn_from is not None:
+        source_pool: PoolFacts | None = leader.state.pools[drawn_from]
+        target_pool = leader.below(leader.state.pools[drawn_from])
+    else:
+        slot = _slot(leader, candidate)
+        source = 0 if slot is None else slot.source
+        source_pool = leader.state.pool_of(candidate.route.source, source)
+        target_pool = leader.state.pool_of(candidate.route.target, source)
     if source_pool is None or target_pool is None:
         raise leader.bug(f"candidate {candidate.candidate} has no pools for {candidate.route.label}", candidate.slot)
     return source_pool, target_pool
@@ -174,6 +179,9 @@ def _promote(
     leader.aids.pending.remove(candidate.candidate)
     leader.aids.undispatched.append(number)
     leader.aids.look_again(source, sources)
+    if candidate.slot is None and source.info.authority is Authority.ENGINE:
+        leader.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
+        leader.aids.fences[number] = (source.info.source, "", sources)
     if target.info.authority is Authority.LEADER:
         above = [target.by_hash[key] for key in _ancestors(leader, hashes) if key in target.by_hash]
         # A prefix is touched whenever its continuation is, so it is never evicted first (I13).
@@ -309,6 +317,7 @@ def _forget_plan(leader: Decider, source: PoolFacts, candidate: CandidateFacts) 
 
 def _end_batch(leader: Decider, candidate: CandidateFacts) -> None:
     batch = leader.aids.batch_of.pop(candidate.candidate, candidate.candidate)
+    leader.aids.drawn_from.pop(candidate.candidate, None)
     if batch in leader.state.batches and batch not in leader.aids.batch_of.values():
         leader.emit(ev.BatchEnded, batch)
 

@@ -94,23 +94,30 @@ class Gate:
     """The armed breakpoints, indexed by site and new state. Built anew whenever breakpoints change."""
 
     def __init__(self, breakpoints: dict[int, BreakpointFacts]) -> None:
-        self._index: dict[tuple[Site, SlotState], list[BreakpointFacts]] = {}
+        self._index: dict[int, list[BreakpointFacts]] = {}
+        self.calls = False
+        """Whether a call site is watched: entry points are the commonest sites, and hardly ever asked for."""
         for number in sorted(breakpoints):
             known = breakpoints[number]
             if not known.enabled:
                 continue
+            self.calls = self.calls or known.spec.site in (Site.CALL_WILL, Site.CALL_DID)
             states = (known.spec.to_state,) if known.spec.to_state is not None else tuple(SlotState)
             for state in states:
-                self._index.setdefault((known.spec.site, state), []).append(known)
+                self._index.setdefault(known.spec.site << 4 | state, []).append(known)
 
     @property
     def armed(self) -> bool:
         """Whether any breakpoint is enabled."""
         return bool(self._index)
 
+    def watches(self, site: Site, new: SlotState) -> bool:
+        """Whether a breakpoint could match at this site: the cheap question before ``ask``."""
+        return (site << 4 | new) in self._index  # an int: hashing two members would cost ten times as much
+
     def ask(self, moment: Moment) -> list[BreakpointFacts]:
         """The breakpoints that match here, by id; the caller turns matches into hits."""
-        found = self._index.get((moment.site, moment.new))
+        found = self._index.get(moment.site << 4 | moment.new)
         if not found:
             return []
         return [known for known in found if matches(known.spec, moment)]

@@ -78,14 +78,14 @@ class Leader(Decider):
         request = getattr(stimulus, "request", None)
         result = None
         try:
-            if self.gate is not None and request is not None:
+            if self.gate is not None and self.gate.calls and request is not None:
                 self._call_will(stimulus, request)
             result = HANDLERS[type(stimulus)](self, stimulus)
         except (Refused, ValueError) as error:
             if any(type(event) not in (ev.BreakpointHit, ev.SlotHeld, ev.HoldDenied) for event in self.events):
                 raise self.bug(f"{type(stimulus).__name__} was refused after its first event: {error}") from error
             self.emit(ev.StimulusRejected, self.entry, request, str(error))
-        if self.gate is not None and request is not None:
+        if request is not None and ((self.gate is not None and self.gate.calls) or self.aids.announced):
             self._call_did(stimulus, request)
         settle(self)
         if self.state.draining:
@@ -103,10 +103,12 @@ class Leader(Decider):
 
     def _call_did(self, stimulus: st.Stimulus, request: str) -> None:
         slot = self.state.slot_named(request)
-        if slot is None or self.gate is None or isinstance(stimulus, st.CallAnnounced):
+        if slot is None or isinstance(stimulus, st.CallAnnounced):
             return
         announced = self._announced(slot.slot)
         self.aids.announced.pop(slot.slot, None)
+        if self.gate is None:
+            return
         if not announced and not isinstance(stimulus, st.MatchRequested):
             self.strike(Site.CALL_WILL, slot, slot.state, slot.state)
         if self.gate is not None:

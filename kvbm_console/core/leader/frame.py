@@ -244,6 +244,9 @@ class Decider:
     ) -> None:
         """A site is passed: find the breakpoints that match, say so, and hold the slot if one of them holds."""
         assert self.gate is not None
+        asked = site is Site.TRANSITION_DID and (self.aids.stepping or self.aids.until)
+        if not asked and not self.gate.watches(site, new):
+            return
         moment = Moment(site, slot.slot, slot.request, old, new, route, tier)
         effective = [known for known in self.gate.ask(moment) if self._counts(known)]
         logs = tuple(known.spec.id for known in effective if known.spec.action is BreakpointAction.LOG)

@@ -95,7 +95,6 @@ class Keyframe(msgspec.Struct, frozen=True):
     """Full facts before event ``seq``; ``complete`` ones carry the leader's aids too, so decisions replay from here."""
 
     seq: int
-    at_ns: int
     complete: bool
     facts: bytes
     aids: bytes
@@ -136,7 +135,7 @@ Mark = Gap | SyncFailed | SegmentEnd
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One frame as it was written. ``count`` as in its Check."""
+    """One frame as it was written. ``count`` as in its Check; a sealed segment does not keep that of stimuli (0)."""
 
     channel: int
     first_seq: int
@@ -203,12 +202,20 @@ def segment_name(segment: int, first_seq: int) -> str:
 
 def about_metadata(about: About) -> dict[str, str]:
     """The preamble's metadata: one JSON document, and the numbers that a foreign tool may want by themselves."""
-    return {
+    metadata = {
         "format": f"{about.major}.{about.minor}",
         "incarnation": about.incarnation,
         "config_digest": f"{about.config.digest():016x}",
         "about": msgspec.json.encode(about, order="sorted").decode(),
     }
+    # The container has no CRC over metadata.
+    metadata["crc32"] = _metadata_crc(metadata)
+    return metadata
+
+
+def _metadata_crc(metadata: dict[str, str]) -> str:
+    parts = sorted(f"{key}={value}\n" for key, value in metadata.items() if key != "crc32")
+    return f"{zlib.crc32(''.join(parts).encode()):08x}"
 
 
 def schemas() -> list[Schema]:
@@ -282,6 +289,8 @@ def decode_index(data: bytes) -> list[IndexEntry]:
     return _index.decode(data)
 
 
-def decode_about(data: str) -> About:
-    """The preamble's description. Raises ``msgspec.DecodeError``, or ``UsageError`` for a config out of bounds."""
-    return _about.decode(data)
+def decode_about(metadata: dict[str, str]) -> About:
+    """The description in a preamble's metadata. Raises ``msgspec.DecodeError`` or ``ValueError`` when it is damaged."""
+    if metadata.get("crc32") != _metadata_crc(metadata):
+        raise ValueError("its checksum is wrong")
+    return _about.decode(metadata.get("about", ""))

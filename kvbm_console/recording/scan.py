@@ -41,7 +41,7 @@ def map_file(path: Path) -> Buffer:
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
 
 
-# --- the preamble ------------------------------------------------------------------------------------------------------
+# --- the preamble ----------------------------------------------------------------------------------------------------
 
 
 def read_preamble(buffer: Buffer, name: str) -> tuple[About, int]:
@@ -94,11 +94,11 @@ def read_about(opcode: int, body: bytes, name: str) -> About | None:
     try:
         stream = ReadDataStream(BytesIO(body))
         if opcode == Opcode.HEADER:
-            profile = Header.read(stream).profile  # type: ignore[no-untyped-call]
+            profile = Header.read(stream).profile
             if profile != fmt.PROFILE:
                 raise RecordingError(f"{name} is not a recording of ours: its MCAP profile is {profile[:40]!r}")
             return None
-        metadata = Metadata.read(stream)  # type: ignore[no-untyped-call]
+        metadata = Metadata.read(stream)
     except RecordingError:
         raise
     except Exception as error:  # the library lets struct.error, UnicodeDecodeError, MemoryError and others escape
@@ -114,12 +114,12 @@ def _about_of(metadata: dict[str, str], name: str) -> About:
     if major != str(fmt.FORMAT_MAJOR):
         raise RecordingError(f"{name} has recording format {version[:20]!r}, this program reads {fmt.FORMAT_MAJOR}.x")
     try:
-        return fmt.decode_about(metadata.get("about", ""))
+        return fmt.decode_about(metadata)
     except (msgspec.MsgspecError, UsageError, ValueError) as error:
         raise CorruptRecording(f"{name} is corrupt: its description cannot be read ({error})") from None
 
 
-# --- frames ------------------------------------------------------------------------------------------------------------
+# --- frames ----------------------------------------------------------------------------------------------------------
 
 
 def frame_at(buffer: Buffer, view: memoryview, offset: int, size: int) -> tuple[Frame, int] | None:
@@ -153,10 +153,12 @@ def next_frame(buffer: Buffer, view: memoryview, start: int, size: int) -> int |
     while (at := buffer.find(fmt.CHECK_MAGIC, at)) >= 0:
         check_at = at - fmt.RECORD_HEAD.size
         at += 1
+        if check_at < start:
+            continue
         if check_at + fmt.CHECK.size > size:
             return None
-        opcode, body, _, _, checked, _, _ = fmt.CHECK.unpack_from(buffer, max(check_at, 0))
-        begin = check_at - checked
+        opcode, body, _, _, checked, _, _ = fmt.CHECK.unpack_from(buffer, check_at)
+        begin = int(check_at - checked)
         if opcode != fmt.OP_CHECK or body != fmt.CHECK_BODY_BYTES or begin < start or checked < fmt.MESSAGE_HEAD.size:
             continue
         message_op, length = fmt.RECORD_HEAD.unpack_from(buffer, begin)
@@ -254,7 +256,7 @@ def scan_frames(buffer: Buffer, view: memoryview, about: About, start: int) -> S
     offset = entry_at = start
     next_seq = about.first_seq
     end: SegmentEnd | None = None
-    jump = False
+    jump = unreadable = False
     while end is None:
         found = frame_at(buffer, view, offset, size)
         if found is None:
@@ -270,6 +272,7 @@ def scan_frames(buffer: Buffer, view: memoryview, about: About, start: int) -> S
             builder.add(frame)
             mark = fmt.decode_mark(frame.data) if frame.channel == fmt.MARKS else None
         except (msgspec.MsgspecError, RecursionError):
+            unreadable = True
             break
         end = mark if isinstance(mark, SegmentEnd) else None
         offset, next_seq = behind, frame.end_seq
@@ -280,7 +283,7 @@ def scan_frames(buffer: Buffer, view: memoryview, about: About, start: int) -> S
         entries.append(builder.take(entry_at, offset - entry_at))
     resume = offset if jump else None
     if not jump and offset < size:
-        resume = next_frame(buffer, view, offset, size)
+        resume = next_frame(buffer, view, offset + unreadable, size)
     return Scan(about, entries, offset, size, next_seq, end, resume, jump)
 
 

@@ -1,0 +1,98 @@
+"""The few calls of the operating system that recording needs, in one place so that tests can make them fail.
+
+Law of this file: no user-space buffer anywhere. What a call has accepted survives the death of this process.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kvbm_console.core.errors import UsageError
+
+LOCK_NAME: Final = "lock"
+FILE_MODE: Final = 0o600
+"""Request ids and timing are nobody else's business."""
+DIRECTORY_MODE: Final = 0o700
+
+
+class SegmentFile:
+    """One segment being written. Every method may raise ``OSError``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        # Held for as long as the file is written: whoever seals or recovers takes the same lock first.
+        fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def writev(self, buffers: Sequence[bytes | memoryview]) -> int:
+        """Append; returns how many bytes were accepted, which may be fewer than there are."""
+        return os.writev(self.fd, buffers)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file and go on writing at its new end."""
+        os.ftruncate(self.fd, size)
+        os.lseek(self.fd, size, os.SEEK_SET)
+
+    def datasync(self) -> None:
+        """Make everything accepted so far survive a power loss."""
+        os.fdatasync(self.fd)
+
+    def close(self) -> None:
+        """Give the descriptor and the lock back; twice is fine."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make creations, renames and removals in the directory survive a power loss."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class DirectoryLock:
+    """The right to write in a recording directory; held until ``release`` or the end of the process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Create the directory if need be and take the lock. Raises ``UsageError`` when it cannot be had."""
+        try:
+            directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            self._fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        except OSError as error:
+            raise UsageError(f"cannot record to {directory}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise UsageError(f"cannot lock {directory}: {error.strerror}") from None
+            raise UsageError(f"{directory} is being recorded to by another process") from None
+
+    def release(self) -> None:
+        """Give the lock back; twice is fine. The file stays: removing it would race with the next holder."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def lock_file(path: Path) -> int | None:
+    """A descriptor that holds the lock of a segment, None when its writer or sealer holds it or it is gone."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The holder before us may have unlinked it: then our descriptor is of a file that has no name any more.
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(fd).st_ino == os.stat(path).st_ino:
+                return fd
+    os.close(fd)
+    return None

@@ -1,0 +1,210 @@
+"""Reading a sealed segment: summary, index and chunks of an MCAP file, every length checked before it is believed.
+
+The library's readers are not used for messages: they read lengths of up to 4 GiB, decompress what they are told to and
+verify neither the summary's nor an attachment's CRC.
+
+Law of this file: nothing is allocated that the size of the file, or a named limit, does not allow.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import zstandard
+from mcap.data_stream import ReadDataStream
+from mcap.opcode import Opcode
+from mcap.records import AttachmentIndex
+
+from kvbm_console.core.errors import CorruptRecording, RecordingError
+from kvbm_console.recording import format as fmt
+from kvbm_console.recording.format import About, Frame, IndexEntry
+from kvbm_console.recording.scan import Buffer, map_file, read_about
+
+FOOTER: Final = struct.Struct("<BQQQI")
+"""Opcode, length, summary start, summary offset start, CRC of the summary and of the fields before it."""
+FOOTER_LENGTH: Final = FOOTER.size - fmt.RECORD_HEAD.size
+DATA_END: Final = struct.Struct("<BQI")
+MESSAGE_FIELDS: Final = struct.Struct("<HIQQ")
+CHUNK_HEAD: Final = struct.Struct("<QQQI")
+"""First time, last time, declared size, CRC of the decompressed records."""
+COMPRESSION: Final = "zstd"
+
+
+class SealedSegment:
+    """An open ``.mcap`` segment. Raises ``RecordingError`` for foreign files, ``CorruptRecording`` for damaged ones."""
+
+    sealed: Final = True
+    torn_bytes: Final = 0
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._buffer = map_file(path)
+            self.size = len(self._buffer)
+            self.about = _read_about(self._buffer, path.name)
+            self._summary_start = _require_summary(self._buffer, path.name)
+            self.entries = _read_index(self._buffer, self._summary_start, path.name)
+        except OSError as error:
+            raise RecordingError(f"cannot read {path}: {error.strerror}") from None
+        except _ESCAPES as error:
+            raise CorruptRecording(f"{path.name} is corrupt: {error}") from None
+
+    @property
+    def next_seq(self) -> int:
+        """Number of the event behind the last one."""
+        return self.entries[-1].end_seq if self.entries else self.about.first_seq
+
+    def frames(self, entry: IndexEntry) -> Iterator[Frame]:
+        """The frames of one entry, in order. Raises ``CorruptRecording``."""
+        try:
+            messages = self._messages(entry)
+            yield from _frames_of(messages, entry)
+        except _ESCAPES as error:
+            raise CorruptRecording(f"{self.path.name} is corrupt at byte {entry.offset}: {error}") from None
+
+    def verify_bytes(self) -> None:
+        """Check the CRC over the whole data section. Raises ``CorruptRecording``."""
+        at = self._summary_start - DATA_END.size
+        opcode, length, crc = DATA_END.unpack_from(self._buffer, at)
+        with memoryview(self._buffer) as view, view[:at] as data:
+            if (opcode, length) != (Opcode.DATA_END, 4) or zlib.crc32(data) != crc:
+                raise CorruptRecording(f"{self.path.name} is corrupt: the CRC over its data is wrong")
+
+    def _messages(self, entry: IndexEntry) -> list[Frame]:
+        """The messages of a chunk as frames without their counts and without the upper half of their numbers."""
+        records = _read_chunk(self._buffer, entry)
+        messages: list[Frame] = []
+        at = 0
+        while at < len(records):
+            opcode, length = fmt.RECORD_HEAD.unpack_from(records, at)
+            at += fmt.RECORD_HEAD.size
+            _require(length <= len(records) - at, "a record is longer than its chunk")
+            if opcode == Opcode.MESSAGE:
+                _require(length >= fmt.MESSAGE_BODY_HEAD_BYTES, "a message is shorter than its head")
+                channel, seq, log_ns, publish_ns = MESSAGE_FIELDS.unpack_from(records, at)
+                data = records[at + MESSAGE_FIELDS.size : at + length]
+                messages.append(Frame(channel, seq, 0, log_ns, publish_ns, data))
+            else:
+                _require(opcode in (Opcode.SCHEMA, Opcode.CHANNEL), f"a chunk has a record of kind {opcode:#x}")
+            at += length
+        return messages
+
+
+class _Bad(Exception):
+    """What is wrong, inside this file; leaves it as ``CorruptRecording``."""
+
+
+_ESCAPES: Final = (
+    _Bad, struct.error, zstandard.ZstdError, msgspec.MsgspecError, ValueError, IndexError, OverflowError, MemoryError,
+    EOFError, RecursionError,
+)
+"""All that parsing hostile bytes has been seen to raise."""
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise _Bad(message)
+
+
+def _read_about(buffer: Buffer, name: str) -> About:
+    if buffer[: len(fmt.MAGIC)] != fmt.MAGIC:
+        raise RecordingError(f"{name} is not a recording: it does not begin as an MCAP file does")
+    at = len(fmt.MAGIC)
+    for _ in range(2):  # the header and our metadata come first
+        _require(at + fmt.RECORD_HEAD.size <= len(buffer), "it ends inside its header")
+        opcode, length = fmt.RECORD_HEAD.unpack_from(buffer, at)
+        at += fmt.RECORD_HEAD.size
+        _require(length <= min(fmt.PREAMBLE_BYTES_MAX, len(buffer) - at), "its header claims too many bytes")
+        if opcode not in (Opcode.HEADER, Opcode.METADATA):
+            break
+        about = read_about(opcode, bytes(buffer[at : at + length]), name)
+        if about is not None:
+            return about
+        at += length
+    raise RecordingError(f"{name} is not a recording: it has no metadata {fmt.ABOUT_NAME}")
+
+
+def _require_summary(buffer: Buffer, name: str) -> int:
+    """Check magic, footer and the CRC of the summary; returns where the summary begins."""
+    if buffer[-len(fmt.MAGIC) :] != fmt.MAGIC:
+        raise CorruptRecording(f"{name} is corrupt: it does not end as an MCAP file does")
+    footer_at = len(buffer) - len(fmt.MAGIC) - FOOTER.size
+    _require(footer_at > len(fmt.MAGIC), "it is shorter than a footer")
+    opcode, length, start, _, crc = FOOTER.unpack_from(buffer, footer_at)
+    _require((opcode, length) == (Opcode.FOOTER, FOOTER_LENGTH), "its footer is damaged")
+    _require(len(fmt.MAGIC) + DATA_END.size <= start <= footer_at, "its summary is outside the file")
+    _require(footer_at - start <= fmt.SUMMARY_BYTES_MAX, "its summary is above the limit")
+    with memoryview(buffer) as view, view[start : footer_at + FOOTER.size - 4] as summary:
+        _require(zlib.crc32(summary) == crc, "the CRC of its summary is wrong")
+    return int(start)
+
+
+def _read_index(buffer: Buffer, summary_start: int, name: str) -> list[IndexEntry]:
+    at, end = summary_start, len(buffer) - len(fmt.MAGIC) - FOOTER.size
+    while at + fmt.RECORD_HEAD.size <= end:
+        opcode, length = fmt.RECORD_HEAD.unpack_from(buffer, at)
+        at += fmt.RECORD_HEAD.size
+        _require(length <= end - at, "a record of its summary is too long")
+        if opcode == Opcode.ATTACHMENT_INDEX:
+            found = AttachmentIndex.read(ReadDataStream(BytesIO(buffer[at : at + length])))
+            if found.name == fmt.INDEX_NAME:
+                return _index_entries(buffer, found, summary_start)
+        at += length
+    raise RecordingError(f"{name} has no attachment {fmt.INDEX_NAME}")
+
+
+def _index_entries(buffer: Buffer, place: AttachmentIndex, summary_start: int) -> list[IndexEntry]:
+    _require(place.length <= fmt.SUMMARY_BYTES_MAX, "its index is above the limit")
+    _require(place.offset + place.length <= summary_start and place.length > 13, "its index is outside the file")
+    record = bytes(buffer[place.offset : place.offset + place.length])
+    opcode, length = fmt.RECORD_HEAD.unpack_from(record)
+    _require((opcode, length) == (Opcode.ATTACHMENT, place.length - fmt.RECORD_HEAD.size), "its index is damaged")
+    (crc,) = struct.unpack_from("<I", record, len(record) - 4)
+    _require(zlib.crc32(record[fmt.RECORD_HEAD.size : -4]) == crc, "the CRC of its index is wrong")
+    _require(place.data_size <= len(record) - 12, "its index is damaged")
+    entries = fmt.decode_index(record[len(record) - 4 - place.data_size : -4])
+    for before, entry in pairwise(entries):
+        _require(entry.first_seq == before.end_seq, f"events {before.end_seq} and following are not in its index")
+    for entry in entries:
+        _require(0 <= entry.offset < summary_start and entry.first_seq <= entry.end_seq, "its index is damaged")
+    return entries
+
+
+def _read_chunk(buffer: Buffer, entry: IndexEntry) -> bytes:
+    """The decompressed records of one chunk, after its lengths and before its content was believed."""
+    opcode, length = fmt.RECORD_HEAD.unpack_from(buffer, entry.offset)
+    at = entry.offset + fmt.RECORD_HEAD.size
+    end = at + length
+    _require(opcode == Opcode.CHUNK and end <= len(buffer), "there is no chunk")
+    _, _, declared, crc = CHUNK_HEAD.unpack_from(buffer, at)
+    at += CHUNK_HEAD.size
+    (name_length,) = struct.unpack_from("<I", buffer, at)
+    _require(name_length == len(COMPRESSION), "a chunk has another compression")
+    _require(buffer[at + 4 : at + 4 + name_length] == COMPRESSION.encode(), "a chunk has another compression")
+    at += 4 + name_length
+    (data_length,) = struct.unpack_from("<Q", buffer, at)
+    at += 8
+    _require(at + data_length == end, "a chunk's lengths contradict each other")
+    _require(0 < declared <= fmt.FRAME_BYTES_MAX + 4096, f"a chunk claims {declared} bytes")
+    compressed: Any = buffer[at:end]
+    _require(zstandard.frame_content_size(compressed) == declared, "a chunk is not as large as it claims")
+    records = zstandard.ZstdDecompressor().decompress(compressed)
+    _require(len(records) == declared and zlib.crc32(records) == crc, "the CRC of a chunk is wrong")
+    return records
+
+
+def _frames_of(messages: list[Frame], entry: IndexEntry) -> Iterator[Frame]:
+    """The upper halves of the numbers come from the entry, the counts from what follows."""
+    seqs = [entry.first_seq + (message.first_seq - entry.first_seq & fmt.SEQ_MASK) for message in messages]
+    seqs.append(entry.end_seq)
+    _require(seqs == sorted(seqs), "the numbers of a chunk are out of order")
+    for index, message in enumerate(messages):
+        yield Frame(
+            message.channel, seqs[index], seqs[index + 1] - seqs[index], message.log_ns, message.publish_ns,
+            message.data,
+        )

@@ -1,0 +1,119 @@
+"""The sync thread: makes what was written survive a power loss, once a second.
+
+Law of this file: ``synced_seq`` names an event only when every file that holds it or an earlier one, and the directory
+entry of each, has been made durable after it was written. A file whose sync failed is never synced again: the kernel
+may have forgotten the very pages that it could not write, and a second call would lie.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kvbm_console.recording.files import SegmentFile, sync_directory
+from kvbm_console.recording.format import SyncFailed
+
+SYNC_INTERVAL_S: Final = 1.0
+"""A power loss may take this much. Measured: syncing every second raises the writer's p99 from 37 to 61 us."""
+
+
+class Syncer:
+    """Syncs the files of one recorder. ``written`` tells the last event that is in them."""
+
+    def __init__(
+        self, directory: Path, first: SegmentFile, written: Callable[[], int], clock: Callable[[], int], *,
+        interval_s: float | None = SYNC_INTERVAL_S, retired: Callable[[Path], None] = lambda path: None,
+    ) -> None:
+        self.synced_seq = written()
+        self.synced_ns = clock()
+        """When ``synced_seq`` was taken, on the monotonic clock."""
+        self.failed: SyncFailed | None = None
+        """Set when the current segment is over because of it; ``switched`` clears it."""
+        self.failures = 0
+        self._directory = directory
+        self._written = written
+        self._clock = clock
+        self._interval_s = interval_s
+        self._retired = retired
+        self._files = [first]
+        self._entries_synced = False
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="kvbm-recorder-sync", daemon=True)
+        self._thread.start()
+
+    def switched(self, new: SegmentFile) -> SyncFailed | None:
+        """The recorder writes to ``new`` now. Returns what failed in the segment before, if anything did."""
+        with self._lock:
+            failed, self.failed = self.failed, None
+            if failed is not None:
+                self._files.pop().close()
+            self._files.append(new)
+            self._entries_synced = False
+        self._wake.set()
+        return failed
+
+    def stop(self, timeout_s: float) -> bool:
+        """Sync a last time, close every file, end the thread; False when the disk did not let it within the time."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                file.close()
+        return True
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(self._interval_s)
+            self._wake.clear()
+            self._pass()
+        self._pass()
+
+    def _pass(self) -> None:
+        # The order matters: events up to this one are in files that are in the list when it is copied afterwards.
+        written = self._written()
+        with self._lock:
+            if self.failed is not None:
+                return
+            files = list(self._files)
+            entries_synced = self._entries_synced
+        if written == self.synced_seq and entries_synced and len(files) == 1:
+            self.synced_ns = self._clock()
+            return
+        for file in files:
+            try:
+                file.datasync()
+            except OSError as error:
+                self._fail(file, written, error)
+                return
+        if not entries_synced:
+            try:
+                sync_directory(self._directory)
+            except OSError as error:
+                self._fail(files[-1], written, error)
+                return
+        with self._lock:
+            if files[-1] is self._files[-1]:
+                self._entries_synced = True
+            old, self._files = files[:-1], self._files[len(files) - 1 :]
+        self.synced_ns = self._clock()
+        self.synced_seq = written
+        for file in old:
+            file.close()
+            self._retired(file.path)
+
+    def _fail(self, file: SegmentFile, written: int, error: OSError) -> None:
+        with self._lock:
+            self.failures += 1
+            if file is self._files[-1]:
+                self.failed = SyncFailed(self.synced_seq + 1, written, error.strerror or str(error))
+                return
+            # An older segment: it is finished and readable, only not known to be durable.
+            self._files.remove(file)
+        file.close()
+        self._retired(file.path)

@@ -1,0 +1,370 @@
+"""The recorder: hands encoded chunks to a thread that appends them to segments.
+
+``offer`` runs on the service's thread and neither waits nor fails. When the disk does, or when the thread falls behind,
+chunks are dropped and counted to the event; the recording goes on with a ``Gap`` and a complete keyframe behind it, so
+that what follows can be folded and replayed.
+
+Promises: ``kill -9`` loses nothing with a number up to ``written_seq``, a power loss nothing up to ``synced_seq``.
+
+Law of this file: an event is counted once, as written or as not recorded, and ``written_seq`` moves only after the
+whole frame is in the file.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import zstandard
+
+from kvbm_console.core.config import SECOND_NS, LeaderConfig
+from kvbm_console.core.errors import UsageError
+from kvbm_console.recording import format as fmt
+from kvbm_console.recording.files import DirectoryLock, SegmentFile
+from kvbm_console.recording.format import About, Frame, Gap, Keyframe, Mark, SegmentEnd
+from kvbm_console.recording.recover import prepare_directory
+from kvbm_console.recording.seal import BackgroundSealer, try_seal
+from kvbm_console.recording.segment import OpenFile, SegmentWriter
+from kvbm_console.recording.sync import SYNC_INTERVAL_S, Syncer
+from kvbm_console.wire.batches import EventChunk, StimulusChunk
+
+QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
+"""What may wait for the thread: about a million events. Beyond it chunks are dropped and counted."""
+RETRY_S: Final = 0.25
+"""A full disk is tried again this often."""
+SEGMENT_BYTES: Final = 256 * 1000 * 1000
+"""A segment is rotated at this size: recovery scans it within a second, retention works in steps of it."""
+SEGMENT_NS: Final = 600 * SECOND_NS
+KEYFRAME_EVENTS_MIN: Final = 50_000
+KEYFRAME_EVENTS_MAX: Final = 150_000
+"""Bounds of the spacing of keyframes. With a fold of a million events a second the longest seek stays near 150 ms."""
+KEYFRAME_BYTES_PER_EVENT: Final = 8
+"""Compressed bytes that keyframes may add to an event."""
+SEAL_AT_CLOSE_BYTES: Final = 8 * 1024 * 1024
+"""A last segment up to this size is sealed at once, in about 100 ms; a larger one at the next start or by hand."""
+
+CLOSE_TIMEOUT_S: Final = 3.0
+"""A disk that hangs must not keep the daemon from ending; what is not written by then is as after a kill."""
+
+TakeKeyframe = Callable[[], tuple[int, bytes, bytes]]
+"""(number of the next event, facts, aids) of the leader, as of now."""
+
+
+class RecorderStatus(msgspec.Struct, frozen=True):
+    """What heartbeats and screens tell. ``synced_age_ns``: how long ago all that was written was also synced."""
+
+    state: str
+    """``recording``, ``degraded`` or ``closed``."""
+    written_seq: int
+    synced_seq: int
+    synced_age_ns: int
+    not_recorded: int
+    path: str
+    bytes: int
+    segment: int = 1
+    reason: str | None = None
+    """Why it is degraded, in the system's words."""
+    sync_failures: int = 0
+
+
+class _Chunks(msgspec.Struct, frozen=True, gc=False):
+    stimuli: StimulusChunk | None
+    events: EventChunk | None
+    bytes: int
+
+
+class _Key(msgspec.Struct, frozen=True, gc=False):
+    seq: int
+    at_ns: int
+    facts: bytes
+    aids: bytes
+    bytes: int
+    loss: int
+    rotate: bool
+
+
+class Recorder:
+    """Records one run of a leader into ``directory``. See the module for its promises.
+
+    Everything below the number that ``keyframe`` returns first must have been published before. Raises ``UsageError``
+    when the directory cannot be written or is being recorded to.
+    """
+
+    def __init__(
+        self, directory: Path, *, config: LeaderConfig, incarnation: str, keyframe: TakeKeyframe,
+        clock_anchor_ns: int | None = None, labels: Mapping[str, str] | None = None, program: str = "",
+        segment_bytes: int = SEGMENT_BYTES, segment_ns: int = SEGMENT_NS, keyframe_events: int | None = None,
+        sync_interval_s: float | None = SYNC_INTERVAL_S, queue_bytes: int = QUEUE_BYTES_MAX, seal: bool = True,
+        open_file: OpenFile = SegmentFile, clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.directory = directory
+        self._take_keyframe = keyframe
+        self._segment_bytes, self._segment_ns = segment_bytes, segment_ns
+        self._queue_bytes = queue_bytes
+        self._fixed_spacing = keyframe_events
+        self._open_file, self._clock, self._seal = open_file, clock, seal
+        self._sync_interval_s = sync_interval_s
+        self._lock = DirectoryLock(directory)
+        try:
+            left = prepare_directory(directory)
+            seq, facts, aids = keyframe()
+            anchor = time.time_ns() if clock_anchor_ns is None else clock_anchor_ns
+            about = About(
+                program=program, incarnation=incarnation, segment=left.next_segment, first_seq=seq,
+                clock_anchor_ns=anchor, config=config, labels=dict(labels or {}),
+            )
+            self._segment = SegmentWriter(directory, about, open_file)
+        except OSError as error:
+            self._lock.release()
+            raise UsageError(f"cannot record to {directory}: {error.strerror}") from None
+        except BaseException:
+            self._lock.release()
+            raise
+        # Of the service's thread.
+        self._head = seq
+        self._last_ns = 0
+        self._put_bytes = self._dropped = self._since_keyframe = 0
+        self._healed_loss = 0
+        self._overflowing = False
+        self._rotation_asked = 0
+        self._segment_began_ns = clock()
+        self._closed = False
+        # Of the writing thread; the other one only reads them.
+        self._next_seq = seq
+        self._log_ns = self._last_publish_ns = anchor
+        self.written_seq = seq - 1
+        """The last event that a ``kill -9`` cannot take any more; one below the first before there is one."""
+        self._spacing = keyframe_events or KEYFRAME_EVENTS_MIN
+        self._loss = self._healable_loss = self._written_keyframes = 0
+        self._down = False
+        self._lost = self._done_bytes = 0
+        self._tried_ns = 0
+        self._reason: str | None = None
+        self._begin(facts, aids, left.to_seal)
+
+    def _begin(self, facts: bytes, aids: bytes, to_seal: list[Path]) -> None:
+        self._sealer = BackgroundSealer(to_seal if self._seal else [])
+        self._queue: queue.SimpleQueue[_Chunks | _Key | None] = queue.SimpleQueue()
+        self._syncer = Syncer(
+            self.directory, self._segment.file, lambda: self.written_seq, self._clock,
+            interval_s=self._sync_interval_s, retired=self._sealer.add if self._seal else lambda path: None,
+        )
+        self._put(_Key(self._head, 0, facts, aids, len(facts) + len(aids), 0, False))
+        self._thread = threading.Thread(target=self._run, name="kvbm-recorder", daemon=True)
+        self._thread.start()
+
+    # --- the service's thread ----------------------------------------------------------------------------------------
+
+    def offer(self, stimuli: StimulusChunk | None, events: EventChunk | None) -> None:
+        """Take the chunks of one flush; they are recorded or counted as lost. Never waits, never raises."""
+        if self._closed:
+            return
+        head = self._head
+        if events is not None:
+            self._head = max(head, events.first_seq + events.count)
+            self._last_ns = max(self._last_ns, events.last_ns)
+            # Chunks that do not follow each other (a recorder started between two flushes) are healed like a loss.
+            self._overflowing |= events.first_seq != head
+        loss = self._loss
+        self._overflowing |= not self._has_room(self._queue_bytes)
+        if loss != self._healed_loss or self._overflowing:
+            self._dropped += self._head - head
+            if self._healable_loss == loss and self._has_room(self._queue_bytes // 2):
+                self._send_keyframe(loss, self._rotation_is_due())
+            return
+        size = (len(stimuli.data) if stimuli else 0) + (len(events.data) if events else 0)
+        self._put(_Chunks(stimuli, events, size))
+        self._since_keyframe += events.count if events is not None else 0
+        if self._rotation_asked != self._segment.about.segment and self._rotation_is_due():
+            self._rotation_asked = self._segment.about.segment
+            self._send_keyframe(loss, True)
+        elif self._since_keyframe >= self._spacing:
+            self._send_keyframe(loss, False)
+
+    def status(self) -> RecorderStatus:
+        """The watermarks and counts as of now."""
+        synced_seq = self._syncer.synced_seq
+        failed = self._syncer.failed
+        degraded = self._down or self._overflowing or failed is not None or self._loss != self._healed_loss
+        reason = failed.error if failed else self._reason if degraded else None
+        segment = self._segment
+        return RecorderStatus(
+            "closed" if self._closed else "degraded" if degraded else "recording", self.written_seq, synced_seq,
+            max(0, self._clock() - self._syncer.synced_ns), self._dropped + self._lost, str(segment.path), segment.size,
+            segment.about.segment, reason, self._syncer.failures,
+        )
+
+    def close(self) -> None:
+        """Write what was offered, end the segment, sync, seal a small one, give the directory back."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        ended = not self._thread.is_alive() and self._syncer.stop(CLOSE_TIMEOUT_S)
+        self._sealer.stop()
+        if ended and self._seal and self._segment.size <= SEAL_AT_CLOSE_BYTES:
+            try_seal(self._segment.path)
+        self._lock.release()
+
+    def _put(self, item: _Chunks | _Key) -> None:
+        self._put_bytes += item.bytes
+        self._queue.put(item)
+
+    def _has_room(self, limit: int) -> bool:
+        return self._put_bytes - self._done_bytes <= limit
+
+    def _rotation_is_due(self) -> bool:
+        return (
+            self._segment.size >= self._segment_bytes
+            or self._clock() - self._segment_began_ns >= self._segment_ns
+            or self._syncer.failed is not None
+        )
+
+    def _send_keyframe(self, loss: int, rotate: bool) -> None:
+        seq, facts, aids = self._take_keyframe()
+        if seq != self._head:
+            return  # taken between two flushes: the next one will fit
+        self._put(_Key(seq, self._last_ns, facts, aids, len(facts) + len(aids), loss, rotate))
+        self._healed_loss = loss
+        self._overflowing = False
+        self._since_keyframe = 0
+        if rotate:
+            self._segment_began_ns = self._clock()
+
+    # --- the writing thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            try:
+                item = self._queue.get(timeout=RETRY_S if self._down else None)
+            except queue.Empty:
+                self._probe()
+                continue
+            if item is None:
+                break
+            if isinstance(item, _Key):
+                self._write_keyframe(item)
+            else:
+                self._write_chunks(item)
+            self._done_bytes += item.bytes
+            if self._down and self._clock() - self._tried_ns >= RETRY_S * SECOND_NS:
+                self._probe()
+        self._finish()
+
+    def _write_chunks(self, item: _Chunks) -> None:
+        stimuli, events = item.stimuli, item.events
+        if self._down:
+            self._lost += events.count if events is not None else 0
+            return
+        try:
+            if stimuli is not None:
+                self._append(fmt.STIMULI, stimuli.count, stimuli.base_ns, stimuli.last_ns, stimuli.data)
+            if events is not None:
+                self._append(fmt.EVENTS, events.count, events.base_ns, events.last_ns, events.data)
+        except OSError as error:
+            self._lost += events.count if events is not None else 0
+            self._lose(error)
+
+    def _write_keyframe(self, item: _Key) -> None:
+        if item.loss != self._loss:
+            return  # taken before the last failure; the next one is on its way
+        try:
+            if item.rotate or self._segment.broken:
+                self._rotate(item)
+            else:
+                self._append_keyframe(self._segment, item)
+        except OSError as error:
+            self._lose(error)
+            return
+        self._down = False
+        self._reason = None
+        if self._fixed_spacing is None:
+            compressed = len(zstandard.ZstdCompressor(level=1).compress(item.facts))
+            wanted = compressed // KEYFRAME_BYTES_PER_EVENT
+            self._spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, KEYFRAME_EVENTS_MAX))
+
+    def _append_keyframe(self, segment: SegmentWriter, item: _Key) -> None:
+        """A gap if something is missing in front of it, then the keyframe; a segment's first repeats its preamble."""
+        first = segment is not self._segment or self._written_keyframes == 0
+        if item.seq > self._next_seq:
+            self._append_gap(segment, item.seq - 1)
+        about = segment.about if first else None
+        data = fmt.encode_item(Keyframe(item.seq, True, item.facts, item.aids, about))
+        self._append(fmt.KEYFRAMES, 0, item.at_ns, item.at_ns, data, segment)
+        self._written_keyframes += 1
+
+    def _append_gap(self, segment: SegmentWriter, last: int) -> None:
+        self._append_mark(segment, Gap(self._next_seq, last, self._reason or "the writer fell behind"))
+
+    def _append_mark(self, segment: SegmentWriter, mark: Mark) -> None:
+        count = mark.count if isinstance(mark, Gap) else 0
+        self._append(fmt.MARKS, count, 0, 0, fmt.encode_item(mark), segment)
+
+    def _append(
+        self, channel: int, count: int, base_ns: int, last_ns: int, data: bytes, segment: SegmentWriter | None = None
+    ) -> None:
+        segment = segment or self._segment
+        if len(data) + fmt.MESSAGE_BODY_HEAD_BYTES > fmt.FRAME_BYTES_MAX:
+            raise OSError(0, f"a frame of {len(data)} bytes is above the limit of {fmt.FRAME_BYTES_MAX}")
+        anchor = segment.about.clock_anchor_ns
+        log_ns = max(self._log_ns, anchor + base_ns)
+        publish_ns = max(self._last_publish_ns, log_ns, anchor + last_ns)
+        frame = Frame(channel, self._next_seq, count, log_ns, publish_ns, data)
+        segment.append(frame)
+        self._log_ns, self._last_publish_ns = log_ns, publish_ns
+        self._next_seq = frame.end_seq
+        if segment is self._segment:
+            self.written_seq = self._next_seq - 1
+
+    def _rotate(self, item: _Key) -> None:
+        about = msgspec.structs.replace(
+            self._segment.about, segment=self._segment.about.segment + 1, first_seq=self._next_seq
+        )
+        new = SegmentWriter(self.directory, about, self._open_file)
+        began = self._next_seq
+        try:
+            self._append_keyframe(new, item)
+        except OSError:
+            self._next_seq = began
+            new.discard()
+            raise
+        old, self._segment = self._segment, new
+        self.written_seq = self._next_seq - 1
+        # The old segment is whole without it: a reader also goes on when the next one begins where this one ends.
+        with contextlib.suppress(OSError):
+            end = SegmentEnd(began - 1, True)
+            old.append(Frame(fmt.MARKS, began, 0, self._log_ns, self._last_publish_ns, fmt.encode_item(end)))
+        failed = self._syncer.switched(new.file)
+        if failed is not None:
+            with contextlib.suppress(OSError):
+                self._append_mark(new, failed)
+
+    def _lose(self, error: OSError) -> None:
+        self._down = True
+        self._loss += 1
+        self._reason = error.strerror or os.strerror(error.errno or 0)
+        self._tried_ns = self._clock()
+
+    def _probe(self) -> None:
+        """Try whether the disk takes a gap; if so, ask for the keyframe that ends the loss."""
+        self._tried_ns = self._clock()
+        if self._healable_loss == self._loss:
+            return
+        try:
+            if not self._segment.broken:
+                self._append_gap(self._segment, self._head - 1)
+        except OSError:
+            return
+        self._healable_loss = self._loss
+
+    def _finish(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._head > self._next_seq:
+                self._append_gap(self._segment, self._head - 1)
+            self._append_mark(self._segment, SegmentEnd(self._next_seq - 1, False))

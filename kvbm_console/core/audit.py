@@ -3,6 +3,7 @@
 Law of this file: it reads facts only and shares no code with what keeps them up to date.
 """
 
+from array import array
 from collections import Counter
 from typing import Final
 
@@ -11,7 +12,7 @@ import msgspec
 from kvbm_console.core.candidates import TERMINAL
 from kvbm_console.core.ids import EMPTY_HASH, Authority, CandidateStatus, SlotState
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.tiers import FREE, READY, PoolFacts
+from kvbm_console.core.tiers import FREE, READY, WRITING, PoolFacts
 
 RULES: Final[dict[str, str]] = {
     "I1": "the five conditions of a pool add up to its capacity, counted by walking",
@@ -80,22 +81,45 @@ def _audit_pool(pool: PoolFacts, references: Counter[int]) -> list[Violation]:
     found = []
     name = f"pool {pool.info.pool}"
     capacity = pool.info.capacity_blocks
-    walked = pool.walk()
+    walked = _walk(pool, references)
     if walked != pool.counts or (capacity is not None and sum(walked) != capacity):
         found.append(Violation("I1", f"{name}: walked {walked}, counted {pool.counts}, capacity {capacity}"))
-    for place, refs in enumerate(pool.refs):
-        if refs != references.get(place, 0):
-            found.append(Violation("I2", f"{name} place {place}: {refs} counted, {references.get(place, 0)} found"))
-        if (pool.hash_of[place] == EMPTY_HASH) != (pool.content[place] == FREE):
-            found.append(Violation("I4", f"{name} place {place}: hash and content disagree"))
-    indexed: Counter[int] = Counter()
-    for key in pool.by_hash:
-        for place in pool.places_of(key):
-            indexed[place] += 1
-            if pool.hash_of[place] != key:
-                found.append(Violation("I4", f"{name} place {place}: indexed under {key:016x}, which it is not"))
-    full = sum(1 for key in pool.hash_of if key != EMPTY_HASH)
-    if len(indexed) != full or any(count != 1 for count in indexed.values()):
+    expected = array("i", bytes(4 * len(pool)))
+    for place, refs in references.items():
+        expected[place] = refs
+    if expected != pool.refs:
+        place = next(at for at, (mine, theirs) in enumerate(zip(expected, pool.refs, strict=True)) if mine != theirs)
+        found.append(Violation("I2", f"{name} place {place}: {pool.refs[place]} counted, {expected[place]} found"))
+    if bytes(map(bool, pool.hash_of)) != bytes(map(bool, pool.content)):
+        found.append(Violation("I4", f"{name}: hash and content of a place disagree"))
+    return found + _audit_index(pool, name)
+
+
+def _walk(pool: PoolFacts, references: Counter[int]) -> list[int]:
+    """Places by condition: columns counted in one pass each, holders from the references that were found."""
+    content = pool.content
+    away = pool.quarantined
+    held = [place for place, refs in references.items() if refs and content[place] != WRITING and place not in away]
+    held_ready = sum(1 for place in held if content[place] == READY)
+    writing = content.count(WRITING) - sum(1 for place in away if content[place] == WRITING)
+    cached = content.count(READY) - sum(1 for place in away if content[place] == READY) - held_ready
+    empty = content.count(FREE) - sum(1 for place in away if content[place] == FREE) - (len(held) - held_ready)
+    return [empty, cached, len(held), writing, len(away)]
+
+
+def _audit_index(pool: PoolFacts, name: str) -> list[Violation]:
+    """Every entry of the index points to a place with that hash, and every full place is indexed once."""
+    found = []
+    if [pool.hash_of[place] for place in pool.by_hash.values()] != list(pool.by_hash):
+        found.append(Violation("I4", f"{name}: the index has an entry for a place with another hash"))
+    extra: list[int] = []
+    for key, places in pool.copies.items():
+        extra += places
+        if key not in pool.by_hash or not places or any(pool.hash_of[place] != key for place in places):
+            found.append(Violation("I4", f"{name}: the copies of hash {key:016x} are not what the places hold"))
+    full = len(pool.hash_of) - pool.hash_of.count(EMPTY_HASH)
+    indexed = {*pool.by_hash.values(), *extra}
+    if not len(indexed) == len(pool.by_hash) + len(extra) == full:
         found.append(Violation("I4", f"{name}: {full} full places, {len(indexed)} indexed"))
     return found
 

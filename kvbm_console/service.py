@@ -272,9 +272,9 @@ class LeaderService:
 
     # --- life ----------------------------------------------------------------------------------------------------
 
-    def new_source(self) -> int:
-        """The index of one more engine, from 1."""
-        self._sources += 1
+    def new_source(self, source: int | None = None) -> int:
+        """The index of one more engine, from 1; an embedded one may bring its own."""
+        self._sources = self._sources + 1 if source is None else max(self._sources, source)
         return self._sources
 
     def start(self) -> None:
@@ -312,9 +312,5 @@ class LeaderService:
         self.submit(Noted, Note.SHUTTING_DOWN, "")
 
     def close(self) -> None:
-        """The last steps: flush, end of the stream, recorder written and synced."""
-        for feed in self.feeds:
-            feed.close()
+        """The end of the stream: what is pending is flushed, and every subscriber says ``Bye`` behind it."""
         self.broadcaster.close()
-        if self.recorder is not None:
-            self.recorder.close()

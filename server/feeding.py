@@ -95,7 +95,7 @@ class FeedSink:
         """Blocks that may be reused."""
         self.put(pb.FeedReply(release=pb.ReleaseDeviceBlocks(request=request, ids=ids)))
 
-    def clear(self, keep: bytes) -> None:
+    def clear(self, keep: bytes = b"") -> None:
         """The leader was reset."""
         self.put(pb.FeedReply(clear=pb.ClearDevicePool(keep=keep)))
 

@@ -6,7 +6,8 @@ nothing the service does ever waits for one of these coroutines.
 Law of this file: a subscriber gets every event exactly once, or a ``Gap`` that names those it did not get.
 """
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
 import grpc
@@ -38,6 +39,9 @@ from .guard import Context, Malformed, guarded, parse, refuse, require_text, rol
 FELL_BEHIND: Final = "fell_behind"
 NOT_KEPT: Final = "not_kept"
 RESTARTED: Final = "restarted"
+ENDING: Final = "the daemon is ending"
+
+Serve = Callable[[Any, Context], Awaitable[None]]
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -58,6 +62,9 @@ class ConsoleServicer:
         self._identity = identity
         self._control = ControlMethod(service)
         self._feed = FeedMethod(service)
+        self._sessions: set[asyncio.Task[Any]] = set()
+        """Handlers of feeds and control sessions that run now."""
+        self._ending = False
         self.refused_subscribers = 0
         """Subscriptions that were refused because of ``SUBSCRIBERS_MAX``."""
 
@@ -70,9 +77,36 @@ class ConsoleServicer:
             "SlotDetail": unary(guarded("SlotDetail", self.slot_detail)),
             "Query": unary(guarded("Query", self.query)),
             "Subscribe": grpc.unary_stream_rpc_method_handler(guarded("Subscribe", self.subscribe)),
-            "Control": streams(guarded("Control", self._control.serve)),
-            "Feed": streams(guarded("Feed", self._feed.serve)),
+            "Control": streams(guarded("Control", self._session(self._control.serve))),
+            "Feed": streams(guarded("Feed", self._session(self._feed.serve))),
         })
+
+    def _session(self, serve: Serve) -> Serve:
+        """A handler that can publish: known, so that the end of the daemon waits for it."""
+
+        async def known(requests: Any, context: Context) -> None:
+            task = asyncio.current_task()
+            if self._ending or task is None:
+                await refuse(context, grpc.StatusCode.UNAVAILABLE, ENDING)
+            self._sessions.add(task)
+            try:
+                await serve(requests, context)
+            finally:
+                self._sessions.discard(task)
+
+        return known
+
+    async def end_sessions(self, grace_s: float) -> None:
+        """End feeds and control sessions and wait until they have published their last."""
+        self._ending = True
+        for feed in self._service.feeds:
+            feed.close()
+        if self._sessions:
+            await asyncio.wait(self._sessions, timeout=grace_s / 2)
+        for task in self._sessions:
+            task.cancel()
+        if self._sessions:
+            await asyncio.wait(self._sessions, timeout=grace_s / 2)
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
@@ -155,7 +189,7 @@ class ConsoleServicer:
             raise Malformed(f"encoding {request.encoding} is unknown")
         broadcaster = self._service.broadcaster
         if broadcaster.closing:
-            await refuse(context, grpc.StatusCode.UNAVAILABLE, "the daemon is ending")
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, ENDING)
         if len(broadcaster.subscribers) >= SUBSCRIBERS_MAX:
             self.refused_subscribers += 1
             await refuse(

@@ -1,0 +1,223 @@
+"""The daemon: puts the parts together, and ends in order.
+
+The order of an end: whatever is held goes on, the engine stops, feeds and control sessions end, the last events are
+flushed, written and synced, every subscriber gets ``Bye`` with the last number, and the address is given back. All of
+it has a bound in time, and a second signal ends the process at once.
+
+Law of this file: after ``Bye{last_seq}`` no event is published, and the recording ends with that very event.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvbm_console.core.stimuli import DeadlinePassed
+from kvbm_console.debug.deadlines import WallDeadlines
+from kvbm_console.debug.leases import LEASE_TTL_NS
+from kvbm_console.engines.calendar import Calendar
+from kvbm_console.engines.embedded import SOURCE, Rig, embed
+from kvbm_console.recording.writer import Recorder
+from kvbm_console.service import LeaderService
+from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
+
+from .driver import drive
+from .options import DaemonOptions, Endpoint
+from .servicer import ConsoleServicer, Identity
+from .summary import Summary, summarise
+
+STOP_GRACE_S: Final = 1.0
+"""What subscribers have to read their ``Bye``; with handlers and recorder the whole end stays below five seconds."""
+HANDLERS_GRACE_S: Final = 1.0
+"""What feeds and sessions have to end by themselves."""
+SYNC_GRACE_S: Final = 2.0
+"""What the recorder has to write and sync; a disk that takes longer is told so in the summary's watermarks."""
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Daemon:
+    """One daemon. ``service`` and ``rig`` are there to look at; ``stop`` asks for the end."""
+
+    def __init__(self, options: DaemonOptions) -> None:
+        self.options = options
+        self.endpoint = Endpoint(options.listen)
+        try:
+            self.rig: Rig | None = None
+            self.service = self._assemble()
+        except BaseException:
+            self.endpoint.close()
+            raise
+        self._stopping = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as clients write it."""
+        return self.endpoint.address
+
+    def summary(self) -> Summary:
+        """What the run has come to by now."""
+        return summarise(self.service)
+
+    def stop(self) -> None:
+        """Ask for an orderly end; may be called often. For the loop's thread."""
+        self._stopping.set()
+
+    # --- assembly ----------------------------------------------------------------------------------------------------
+
+    def _assemble(self) -> LeaderService:
+        options = self.options
+        ttl_ns = options.lease_ttl_ns or LEASE_TTL_NS
+        if options.workload is None or options.engine is None:
+            begin = time.monotonic_ns()
+            service = LeaderService(
+                options.config, lambda: time.monotonic_ns() - begin, check=options.check, lease_ttl_ns=ttl_ns
+            )
+            self._record(service)
+            service.start()
+            return service
+        calendar = Calendar()
+        service = LeaderService(options.config, calendar.clock, check=options.check, lease_ttl_ns=ttl_ns)
+        self._record(service)
+        service.start()
+        service.new_source(SOURCE)
+        self.rig = embed(service.dispatcher, calendar, options.engine, options.workload)
+        return service
+
+    def _record(self, service: LeaderService) -> None:
+        """Recording begins before the first stimulus, so that decision replay can begin there too."""
+        if self.options.record is not None:
+            service.recorder = Recorder(
+                self.options.record, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
+                program=self.options.program, labels={"target": self._target()},
+            )
+
+    def _target(self) -> str:
+        workload = self.options.workload
+        return self.options.target or (workload.name if workload is not None else "engines by feed")
+
+    def _server(self) -> tuple[grpc.aio.Server, ConsoleServicer, Any]:
+        options = self.options
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        servicer = ConsoleServicer(
+            self.service, Identity(options.program, self._target(), options.run, options.block_bytes)
+        )
+        server.add_generic_rpc_handlers((servicer.handler(),))
+        probe: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(probe, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        self.endpoint.bind(server)
+        return server, servicer, probe
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, on_ready: "Callable[[Daemon], None] | None" = None) -> Summary:
+        """Serve until ``stop``, a signal, or (when asked for) the end of the work. Returns the final summary."""
+        try:
+            server, servicer, probe = self._server()
+            await probe.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+            await server.start()
+            try:
+                await self._serve(servicer, probe, on_ready)
+            finally:
+                self.service.close()
+                await server.stop(STOP_GRACE_S)
+        finally:
+            self.endpoint.close()
+            if self.service.recorder is not None:
+                self.service.recorder.close()
+        return self.summary()
+
+    async def _serve(
+        self, servicer: ConsoleServicer, probe: Any,
+        on_ready: "Callable[[Daemon], None] | None",
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        if self.options.handle_signals:
+            for number in SIGNALS:
+                loop.add_signal_handler(number, self._signalled)
+        try:
+            async with anyio.create_task_group() as group:
+                await group.start(self.service.run)
+                if self.rig is None:
+                    self._engine_clock_is_the_wall(loop)
+                engine = asyncio.ensure_future(self._drive())
+                if on_ready is not None:
+                    on_ready(self)
+                try:
+                    stopped = asyncio.ensure_future(self._stopping.wait())
+                    await asyncio.wait((engine, stopped), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    stopped.cancel()
+                    failed = await self._end_engine(engine)
+                await self._drain(servicer, probe)
+                group.cancel_scope.cancel()
+        finally:
+            if self.options.handle_signals:
+                for number in SIGNALS:
+                    loop.remove_signal_handler(number)
+        if failed is not None:
+            raise failed
+
+    def _engine_clock_is_the_wall(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Without an embedded engine its deadlines, too, run on the wall's monotonic clock."""
+        dispatcher = self.service.dispatcher
+        dispatcher.engine_deadlines = WallDeadlines(
+            loop.call_later, lambda deadline: dispatcher.submit(DeadlinePassed, deadline)
+        )
+
+    async def _drive(self) -> None:
+        """The embedded engine, then (unless the end of the work is the end) nothing, for ever."""
+        if self.rig is not None:
+            await drive(self.rig, self.service, self.options.speed)
+            self.service.broadcaster.flush()
+            if self.options.exit_when_done:
+                return
+        await asyncio.Event().wait()
+
+    async def _end_engine(self, engine: "asyncio.Future[None]") -> BaseException | None:
+        """Let go of whatever is held, then stop the engine; returns what it failed with."""
+        if engine.done() and engine.exception() is not None:
+            return engine.exception()  # a bug that --check has raised: the leader is not asked again
+        self.service.release_all()
+        engine.cancel()
+        try:
+            await engine
+        except asyncio.CancelledError:
+            if not engine.cancelled():
+                raise
+        except Exception as error:
+            return error
+        return None
+
+    def _signalled(self) -> None:
+        """The first signal asks; from now on the next one ends the process at once."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        self.stop()
+
+    async def _drain(self, servicer: ConsoleServicer, probe: Any) -> None:
+        """Sessions and feeds end, then what they published last is flushed, written and synced."""
+        await probe.enter_graceful_shutdown()
+        await servicer.end_sessions(HANDLERS_GRACE_S)
+        self.service.broadcaster.flush()
+        recorder = self.service.recorder
+        if recorder is not None:
+            with anyio.move_on_after(SYNC_GRACE_S):
+                await anyio.to_thread.run_sync(recorder.close, abandon_on_cancel=True)
+
+
+async def run_daemon(options: DaemonOptions, *, on_ready: Callable[[Daemon], None] | None = None) -> Summary:
+    """Run a daemon to its end. ``on_ready`` is called once it can be connected to.
+
+    Raises ``UsageError`` with one sentence when it may not listen or record where it shall.
+    """
+    return await Daemon(options).run(on_ready)

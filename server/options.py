@@ -1,0 +1,152 @@
+"""What a daemon is started with, and the endpoint that it listens on.
+
+Law of this file: whoever may not listen here is told why in one sentence, before anything is started. A Unix socket
+belongs to this user alone; TCP is for this machine alone.
+"""
+
+import fcntl
+import ipaddress
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+import msgspec
+
+from kvbm_console.core.config import LeaderConfig, require
+from kvbm_console.core.errors import UsageError
+from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.workloads import Workload
+
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""The kernel's ``sun_path`` has 108 bytes with the final zero."""
+DIRECTORY_MODE: Final = 0o700
+SOCKET_UMASK: Final = 0o177
+"""The socket file is created 0600: connecting needs write permission, so even in an open directory it is ours alone."""
+
+
+class DaemonOptions(msgspec.Struct, kw_only=True):
+    """Everything that ``run_daemon`` needs. Without a workload it serves engines that connect by ``Feed``."""
+
+    config: LeaderConfig
+    listen: str
+    """``unix:PATH`` or ``HOST:PORT`` of the loopback; port 0 takes a free one."""
+    workload: Workload | None = None
+    engine: EngineConfig | None = None
+    """The simulated engine; needed with a workload."""
+    speed: float | None = 1.0
+    """Virtual seconds per second of the wall; None never waits."""
+    record: Path | None = None
+    exit_when_done: bool = False
+    check: bool = False
+    """Verify the invariants after every stimulus and raise on a bug instead of undoing it."""
+    target: str = ""
+    """A name for people; the workload's by default."""
+    run: int = 0
+    """Number of this run as people count them, 0 when unknown."""
+    block_bytes: int | None = None
+    program: str = "0+unknown"
+    handle_signals: bool = True
+    """Whether SIGTERM and SIGINT end the daemon in order, and a second one at once."""
+    lease_ttl_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        together = (self.workload is None) == (self.engine is None)
+        require(together, "engine", "given together with a workload", self.engine)
+        require(self.speed is None or self.speed > 0, "speed", "above 0", self.speed)
+
+
+class Endpoint:
+    """An address that is ours: checked and locked by the constructor, bound by ``bind``, given back by ``close``."""
+
+    def __init__(self, listen: str) -> None:
+        self.address = listen
+        """As clients write it; with port 0 the real one after ``bind``."""
+        self._lock: int | None = None
+        self._path: Path | None = None
+        if listen.startswith("unix:"):
+            self._path = Path(listen.removeprefix("unix:")).absolute()
+            self.address = f"unix:{self._path}"
+            self._take_path(self._path)
+        else:
+            self._host, self._port = _loopback(listen)
+            self._try_port()
+
+    def _take_path(self, path: Path) -> None:
+        size = len(os.fsencode(path))
+        require(size <= SOCKET_PATH_BYTES_MAX, "listen", f"a path of at most {SOCKET_PATH_BYTES_MAX} bytes", str(path))
+        try:
+            path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"cannot listen on unix:{path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise UsageError(f"a daemon is listening on unix:{path} already; attach to it, or use --listen") from None
+        try:
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                self.close()
+                raise UsageError(f"cannot listen on unix:{path}: there is a file that is no socket")
+            path.unlink()  # we hold the lock, so the daemon that made it is dead
+        except FileNotFoundError:
+            pass
+
+    def _try_port(self) -> None:
+        """Ask the kernel before gRPC does, whose refusal is a page of text."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((self._host, self._port))
+        except OSError as error:
+            raise UsageError(f"cannot listen on {self.address}: {error.strerror}") from None
+
+    def bind(self, server: grpc.aio.Server) -> None:
+        """Let the server listen here."""
+        if self._path is not None:
+            before = os.umask(SOCKET_UMASK)
+            try:
+                server.add_insecure_port(self.address)
+            except RuntimeError:
+                raise UsageError(f"cannot listen on {self.address}") from None
+            finally:
+                os.umask(before)
+            return
+        name = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            port = server.add_insecure_port(f"{name}:{self._port}")
+        except RuntimeError:
+            raise UsageError(f"cannot listen on {self.address}: the port is in use") from None
+        self.address = f"{name}:{port}"
+
+    def close(self) -> None:
+        """Give the address back. The lock file stays: removing it would let two daemons lock two files of one name."""
+        if self._lock is not None:
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def _loopback(listen: str) -> tuple[str, int]:
+    """Host and port; refuses every host that other machines can reach."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    require(bool(host) and port.isascii() and port.isdigit() and int(port) <= 65_535, "listen",
+            "unix:PATH or HOST:PORT with a port up to 65535", listen)
+    if host == "localhost":
+        host = "127.0.0.1"
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise UsageError(
+            f"listen must be a Unix socket or a loopback address, got {listen!r}: without TLS and a token other "
+            "machines are not served"
+        )
+    return host, int(port)

@@ -1,0 +1,81 @@
+"""The summary that a daemon ends with.
+
+Law of this file: every number is counted from the facts or by the part that owns it; nothing is counted twice.
+"""
+
+from typing import Any
+
+import msgspec
+
+from kvbm_console.core.ids import CandidateStatus, FinishReason, SkipReason, SlotState, Tier
+from kvbm_console.service import LeaderService
+
+
+class Watermarks(msgspec.Struct, frozen=True):
+    """How far the recording goes. ``not_recorded`` events had to be dropped."""
+
+    state: str
+    written_seq: int
+    synced_seq: int
+    not_recorded: int
+    path: str
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What a run came to. Dictionaries are keyed by labels; reasons and states that did not occur are left out."""
+
+    at_ns: int
+    """The engine's clock."""
+    requests_finished: int
+    finished_by_reason: dict[str, int]
+    slots_by_state: dict[str, int]
+    """Slots that were live at the end."""
+    candidates_by_status: dict[str, int]
+    skipped_by_reason: dict[str, int]
+    prompt_blocks: int
+    hits_by_tier: dict[str, int]
+    """Prompt blocks found in each tier."""
+    evicted_by_tier: dict[str, int]
+    preemptions: int
+    holds: int
+    violations: int
+    rejected: int
+    iterations: int
+    events_published: int
+    stimuli: int
+    recorder: Watermarks | None
+
+
+def summarise(service: LeaderService) -> Summary:
+    """The summary of a service as of now."""
+    state, totals = service.state, service.state.totals
+    states: dict[str, int] = {}
+    for slot in state.slots.values():
+        states[slot.state.label] = states.get(slot.state.label, 0) + 1
+    recorder = None
+    if service.recorder is not None:
+        status = service.recorder.status()
+        recorder = Watermarks(
+            status.state, status.written_seq, status.synced_seq, status.not_recorded, str(status.path)
+        )
+    candidates = _labelled(CandidateStatus, totals.candidates_ended)
+    for candidate in state.candidates.values():
+        candidates[candidate.status.label] = candidates.get(candidate.status.label, 0) + 1
+    return Summary(
+        at_ns=service.at_ns, requests_finished=sum(totals.finished),
+        finished_by_reason=_labelled(FinishReason, totals.finished), slots_by_state=states,
+        candidates_by_status=candidates, skipped_by_reason=_labelled(SkipReason, totals.skipped),
+        prompt_blocks=totals.prompt_blocks,
+        hits_by_tier={tier.label: totals.hit_blocks[tier - 1] for tier in Tier},
+        evicted_by_tier={tier.label: totals.evicted_blocks[tier - 1] for tier in Tier},
+        preemptions=totals.preemptions, holds=totals.holds, violations=totals.violations, rejected=totals.rejected,
+        iterations=state.iteration, events_published=state.seq, stimuli=service.dispatcher.n, recorder=recorder,
+    )
+
+
+def _labelled(words: Any, counts: list[int]) -> dict[str, int]:
+    return {word.label: counts[word] for word in words if counts[word]}
+
+
+STATES_IN_ORDER = tuple(state.label for state in SlotState)
+"""The order in which states are shown."""

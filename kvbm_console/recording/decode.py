@@ -1,0 +1,60 @@
+"""From the bytes of a frame to events, stimuli and facts, with one type of error.
+
+Law of this file: whatever hostile bytes make a decoder raise leaves here as ``CorruptRecording`` with one sentence.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from kvbm_console.core.errors import CorruptRecording, FoldError, InternalError
+from kvbm_console.core.events import Event, PoolKnown
+from kvbm_console.core.snapshots import decode_facts
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.recording import format as fmt
+from kvbm_console.recording.format import Frame, Keyframe
+from kvbm_console.wire.batches import MalformedBatch, unpack_events, unpack_stimuli
+
+FOLD_ERRORS: Final = (FoldError, InternalError, LookupError, ValueError, TypeError, AttributeError, OverflowError)
+"""What folding events of a hostile or foreign file has been seen to raise."""
+
+
+def decode_events(frame: Frame, path: Path) -> list[Event]:
+    """The events of a frame. Raises ``CorruptRecording``."""
+    try:
+        events = unpack_events(frame.data)
+    except MalformedBatch as error:
+        raise CorruptRecording(f"{path} is corrupt behind event {frame.first_seq - 1}: {error}") from None
+    if events[0].seq != frame.first_seq or len(events) != frame.count:
+        raise CorruptRecording(f"{path} is corrupt: event {frame.first_seq} is not where its frame says")
+    return events
+
+
+def decode_stimuli(frame: Frame, path: Path) -> list[Stimulus]:
+    """The stimuli of a frame. Raises ``CorruptRecording``."""
+    try:
+        return unpack_stimuli(frame.data)
+    except MalformedBatch as error:
+        raise CorruptRecording(f"{path} is corrupt: stimuli before event {frame.first_seq}: {error}") from None
+
+
+def decode_state(keyframe: Keyframe, path: Path) -> CacheState:
+    """The facts of a keyframe. Raises ``CorruptRecording``."""
+    try:
+        state = decode_facts(keyframe.facts)
+    except FOLD_ERRORS as error:
+        raise CorruptRecording(f"{path}: the keyframe at event {keyframe.seq} cannot be read: {error}") from None
+    if state.seq != keyframe.seq:
+        raise CorruptRecording(f"{path}: the keyframe at event {keyframe.seq} holds the facts at event {state.seq}")
+    return state
+
+
+def fold(state: CacheState, events: list[Event], path: Path) -> None:
+    """Apply events. Raises ``CorruptRecording`` when they do not fit, and refuses pools of hostile size."""
+    try:
+        for event in events:
+            if isinstance(event, PoolKnown) and (event.capacity_blocks or 0) > fmt.POOL_BLOCKS_MAX:
+                raise FoldError(f"a pool of {event.capacity_blocks} blocks is above {fmt.POOL_BLOCKS_MAX}")
+            state.apply(event)
+    except FOLD_ERRORS as error:
+        raise CorruptRecording(f"{path}: event {state.seq} does not fit the facts: {error}") from None

@@ -1,0 +1,322 @@
+"""Reading recordings: any segment, any run of a directory, and the facts at any event.
+
+A directory may hold several runs; one run is one incarnation, its segments continue each other. Opening reads
+descriptions and indexes only; events are decoded when they are asked for.
+
+Law of this file: nothing is skipped silently. Events that are missing lie inside a gap that ``gaps`` names, and facts
+behind a gap are told only from the next keyframe on.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import CorruptRecording, RecordingError
+from kvbm_console.core.events import Event
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.recording import format as fmt
+from kvbm_console.recording.decode import decode_events, decode_state, decode_stimuli, fold
+from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, SegmentEnd
+from kvbm_console.recording.scan import Torn, frames_between, map_file, scan
+from kvbm_console.recording.sealed import SealedSegment
+
+class ActiveSegment:
+    """An open ``.active`` segment, every frame verified. What is appended later is not seen."""
+
+    sealed: Final = False
+
+    def __init__(self, path: Path) -> None:
+        """Raises ``RecordingError``, ``Torn`` when the writer died before its first frame."""
+        self.path = path
+        try:
+            self._buffer = map_file(path)
+        except OSError as error:
+            raise RecordingError(f"cannot read {path}: {error.strerror}") from None
+        found = scan(self._buffer, path.name)
+        if found.resume_offset is not None:
+            raise CorruptRecording(
+                f"{path.name} is corrupt at byte {found.end_offset}: valid frames follow; "
+                "'kvbm-console rec recover --salvage' keeps what is whole"
+            )
+        self.about, self.entries, self.size = found.about, found.entries, found.size
+        self.torn_bytes = found.torn_bytes
+        self.next_seq = found.next_seq
+        self.end: SegmentEnd | None = found.end
+
+    def frames(self, entry: IndexEntry) -> Iterator[Frame]:
+        """The frames of one entry, in order."""
+        return frames_between(self._buffer, entry.offset, entry.offset + entry.length, self.path.name)
+
+
+Segment = ActiveSegment | SealedSegment
+
+
+def open_segment(path: Path) -> Segment:
+    """Open one segment by its name's ending. Raises ``RecordingError``."""
+    return ActiveSegment(path) if path.suffix == ".active" else SealedSegment(path)
+
+
+class SegmentInfo(msgspec.Struct, frozen=True):
+    """One file of a run."""
+
+    path: str
+    sealed: bool
+    first_seq: int
+    last_seq: int
+    bytes: int
+    torn_bytes: int
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """What wrote it, and in which formats."""
+
+    format: str
+    wire: str
+    program: str
+
+
+class RecordingInfo(msgspec.Struct, frozen=True):
+    """The document of ``rec info``: a stable contract. Times of the engine in nanoseconds, absent values null."""
+
+    path: str
+    incarnation: str
+    first_seq: int
+    """Number of the first recorded event; the recording is empty when ``last_seq`` is below it."""
+    last_seq: int
+    events: int
+    """Events that are in the recording: those in gaps do not count."""
+    stimuli: int
+    keyframes: int
+    gaps: list[Gap]
+    versions: Versions
+    config: LeaderConfig
+    config_digest: str
+    labels: dict[str, str]
+    clock_anchor_ns: int
+    first_ns: int
+    last_ns: int
+    bytes: int
+    bytes_per_event: float | None
+    finished: bool
+    """Whether the run was closed on purpose; false while it is recorded and after a kill."""
+    segments: list[SegmentInfo]
+    runs: list[str]
+    """Incarnations in the directory, oldest first; the last one is read unless another is asked for."""
+
+
+class Recording:
+    """One run, open for reading. Not thread-safe."""
+
+    def __init__(self, path: Path, segments: list[Segment], runs: list[str]) -> None:
+        self.path = path
+        self.segments = segments
+        self.runs = runs
+        self._places = [(segment, entry) for segment in segments for entry in segment.entries]
+        self._starts = [entry.first_seq for _, entry in self._places]
+        self._keyframes = [index for index, (_, entry) in enumerate(self._places) if entry.keyframe]
+        self.gaps = _gaps(segments)
+        about = segments[0].about
+        self.config = about.config
+        self.incarnation = about.incarnation
+        self.first_seq = self._places[self._keyframes[0]][1].first_seq if self._keyframes else about.first_seq
+        """The first event whose effect on the facts is known: the one behind the first keyframe."""
+        self.last_seq = segments[-1].next_seq - 1
+
+    @classmethod
+    def open(cls, path: Path, run: str | None = None) -> "Recording":
+        """A directory (its last run, or the one with this incarnation) or one file. Raises ``RecordingError``."""
+        if path.is_dir():
+            return _open_directory(path, run)
+        if not path.exists():
+            raise RecordingError(f"{path} does not exist")
+        segment = open_segment(path)
+        return cls(path, [segment], [segment.about.incarnation])
+
+    # --- what it is ---
+
+    def info(self) -> RecordingInfo:
+        """The document of ``rec info``."""
+        entries = [entry for _, entry in self._places]
+        events = sum(entry.events for entry in entries)
+        size = sum(segment.size for segment in self.segments)
+        about = self.segments[0].about
+        times = [entry for entry in entries if entry.events] or entries
+        last = self.segments[-1]
+        return RecordingInfo(
+            path=str(self.path), incarnation=self.incarnation, first_seq=self.segments[0].about.first_seq,
+            last_seq=self.last_seq, events=events, stimuli=sum(entry.stimuli for entry in entries),
+            keyframes=len(self._keyframes), gaps=self.gaps,
+            versions=Versions(f"{about.major}.{about.minor}", about.wire, about.program), config=self.config,
+            config_digest=f"{self.config.digest():016x}", labels=about.labels, clock_anchor_ns=about.clock_anchor_ns,
+            first_ns=times[0].first_ns if times else 0, last_ns=times[-1].last_ns if times else 0, bytes=size,
+            bytes_per_event=round(size / events, 2) if events else None,
+            finished=last.sealed or (isinstance(last, ActiveSegment) and last.end is not None),
+            segments=[
+                SegmentInfo(
+                    segment.path.name, segment.sealed, segment.about.first_seq, segment.next_seq - 1, segment.size,
+                    segment.torn_bytes,
+                )
+                for segment in self.segments
+            ],
+            runs=self.runs,
+        )
+
+    def time_of(self, seq: int) -> int:
+        """Engine time near this event, from the index: never later than the event itself."""
+        if not self._places:
+            return 0
+        return self._places[max(0, bisect_right(self._starts, seq) - 1)][1].first_ns
+
+    def density(self, cells: int) -> list[int]:
+        """Events in each of ``cells`` equal parts of the engine's time, from heads of frames: no event is decoded."""
+        counts = [0] * cells
+        entries = [(segment, entry) for segment, entry in self._places if entry.events]
+        if not entries or not cells:
+            return counts
+        begin = entries[0][1].first_ns
+        span = max(1, entries[-1][1].last_ns - begin + 1)
+        coarse = len(entries) >= 4 * cells
+        for segment, entry in entries:
+            if coarse:
+                counts[min(cells - 1, (entry.first_ns - begin) * cells // span)] += entry.events
+                continue
+            anchor = segment.about.clock_anchor_ns
+            for frame in segment.frames(entry):
+                if frame.channel == fmt.EVENTS:
+                    _spread(counts, frame, begin + anchor, span)
+        return counts
+
+    # --- what is in it ---
+
+    def frames(self, first_seq: int | None = None) -> Iterator[Frame]:
+        """All frames in the order in which they were written, from the entry that holds ``first_seq`` on."""
+        start = 0 if first_seq is None else max(0, bisect_right(self._starts, first_seq) - 1)
+        for segment, entry in self._places[start:]:
+            yield from segment.frames(entry)
+
+    def events(self, first_seq: int | None = None) -> Iterator[list[Event]]:
+        """Events from ``first_seq`` on (default: all) in batches, in order; a gap lies between two batches."""
+        for frame in self.frames(first_seq):
+            if frame.channel == fmt.EVENTS and (first_seq is None or frame.end_seq > first_seq):
+                events = decode_events(frame, self.path)
+                skipped = 0 if first_seq is None else max(0, first_seq - frame.first_seq)
+                yield events[skipped:] if skipped else events
+
+    def stimuli(self) -> Iterator[list[Stimulus]]:
+        """All stimuli, in batches, in order."""
+        for frame in self.frames():
+            if frame.channel == fmt.STIMULI:
+                yield decode_stimuli(frame, self.path)
+
+    def keyframe(self, seq: int, *, complete: bool = False) -> Keyframe | None:
+        """The last keyframe that is not behind event ``seq``, None when there is none. Raises ``CorruptRecording``."""
+        low, high = 0, len(self._keyframes)
+        while low < high:
+            middle = (low + high) // 2
+            if self._places[self._keyframes[middle]][1].first_seq <= seq:
+                low = middle + 1
+            else:
+                high = middle
+        for index in reversed(self._keyframes[:low]):
+            segment, entry = self._places[index]
+            if entry.complete or not complete:
+                return _keyframe_of(segment, entry)
+        return None
+
+    def next_keyframe(self, seq: int) -> int | None:
+        """Number of the first event at or behind ``seq`` that a keyframe precedes."""
+        for index in self._keyframes:
+            first = self._places[index][1].first_seq
+            if first >= seq:
+                return first
+        return None
+
+    def state_at(self, seq: int, visit: Callable[[CacheState], None] | None = None) -> CacheState:
+        """The facts after event ``seq``; ``first_seq - 1`` gives those before the first event.
+
+        ``visit`` is called with the state after every batch on the way. Raises ``RecordingError`` when ``seq`` is
+        outside, or behind a gap and in front of the next keyframe.
+        """
+        if not self.first_seq - 1 <= seq <= self.last_seq:
+            raise RecordingError(f"{self.path} has events {self.first_seq} to {self.last_seq}, not {seq}")
+        keyframe = self.keyframe(seq + 1)
+        if keyframe is None:
+            raise RecordingError(f"{self.path} has no keyframe in front of event {seq}")
+        state = decode_state(keyframe, self.path)
+        if state.seq <= seq:
+            for events in self.events(state.seq):
+                fold(state, events if events[-1].seq <= seq else events[: seq + 1 - events[0].seq], self.path)
+                if visit is not None:
+                    visit(state)
+                if state.seq > seq:
+                    break
+        if state.seq != seq + 1:
+            raise RecordingError(f"the facts at event {seq} are unknown: it lies in a gap, or behind one")
+        return state
+
+
+# --- helpers ------------------------------------------------------------------------------------------------------------
+
+
+def _keyframe_of(segment: Segment, entry: IndexEntry) -> Keyframe:
+    for frame in segment.frames(entry):
+        if frame.channel == fmt.KEYFRAMES:
+            try:
+                return fmt.decode_keyframe(frame.data)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                raise CorruptRecording(f"{segment.path.name}: a keyframe cannot be read: {error}") from None
+    raise CorruptRecording(f"{segment.path.name}: there is no keyframe at event {entry.first_seq}")
+
+
+def _spread(counts: list[int], frame: Frame, begin_ns: int, span_ns: int) -> None:
+    """Add the events of a batch to the cells between its first and last time, evenly."""
+    cells = len(counts)
+    first = max(0, min(cells - 1, (frame.log_ns - begin_ns) * cells // span_ns))
+    last = max(first, min(cells - 1, (frame.publish_ns - begin_ns) * cells // span_ns))
+    share, rest = divmod(frame.count, last - first + 1)
+    for cell in range(first, last + 1):
+        counts[cell] += share + (cell - first < rest)
+
+
+# --- opening -----------------------------------------------------------------------------------------------------------
+
+
+def _open_directory(directory: Path, run: str | None) -> Recording:
+    sealed = {path.stem: path for path in directory.glob("*.mcap")}
+    # A crash between rename and removal leaves both: the sealed one is whole.
+    active = {path.stem: path for path in directory.glob("*.active") if path.stem not in sealed}
+    segments: list[Segment] = []
+    for _, path in sorted({**active, **sealed}.items()):
+        try:
+            segments.append(open_segment(path))
+        except Torn:
+            continue  # the writer died before its first frame: there is nothing in it
+    if not segments:
+        raise RecordingError(f"{directory} holds no recording")
+    runs = list(dict.fromkeys(segment.about.incarnation for segment in segments))
+    wanted = runs[-1] if run is None else run
+    if wanted not in runs:
+        raise RecordingError(f"{directory} holds no run {wanted!r}, but {', '.join(runs)}")
+    return Recording(directory, [one for one in segments if one.about.incarnation == wanted], runs)
+
+
+def _gaps(segments: list[Segment]) -> list[Gap]:
+    """Stated gaps, those that touch made one, and what is missing between two segments."""
+    gaps: list[Gap] = []
+    next_seq: int | None = None
+    for segment in segments:
+        found: list[Any] = [gap for entry in segment.entries for gap in entry.gaps]
+        if next_seq is not None and segment.about.first_seq > next_seq:
+            found.insert(0, Gap(next_seq, segment.about.first_seq - 1, "a segment is missing"))
+        for gap in found:
+            if gaps and gaps[-1].last + 1 == gap.first and gaps[-1].reason == gap.reason:
+                gaps[-1] = Gap(gaps[-1].first, gap.last, gap.reason, gaps[-1].bytes + gap.bytes)
+            else:
+                gaps.append(gap)
+        next_seq = segment.next_seq
+    return gaps

@@ -1,0 +1,50 @@
+"""``kvbm-console serve``: the daemon.
+
+Law of this file: the start-up line goes to stderr once the daemon can be connected to, the summary to stdout at the end.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvbm_console.cli.machine import daemon_options, machine_line, workload_options
+from kvbm_console.cli.output import print_json, warn
+from kvbm_console.cli.params import DEFAULT_SOCKET, Listen, format_option, socket_address
+from kvbm_console.cli.summary import summary_text
+
+if TYPE_CHECKING:
+    from server.daemon import Daemon
+
+
+@click.command()
+@click.option("--workload", metavar="SPEC",
+              help="mooncake:FILE or multiturn[:key=value,...]; without it, engines connect by Feed.")
+@click.option("--listen", type=Listen(), metavar="ADDRESS",
+              help="unix:PATH or HOST:PORT of the loopback (observe only); default: the default socket.")
+@click.option("--exit-when-done", is_flag=True, help="End when the workload has ended.")
+@format_option("text", "json")
+@workload_options
+def serve(workload: str | None, listen: str | None, exit_when_done: bool, form: str, **machine: Any) -> None:
+    """The daemon: leader, simulated engine or engines that connect, recorder, stream.
+
+    A recording loses nothing up to its written watermark when the process is killed, and nothing up to its synced
+    watermark when the power fails. The first SIGTERM or ctrl-c ends in order, the second one at once.
+    """
+    if exit_when_done and workload is None:
+        raise click.UsageError("--exit-when-done needs --workload: without one the daemon serves engines until stopped")
+    options = daemon_options(
+        workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done, **machine
+    )
+    import msgspec
+
+    from kvbm_console.cli.ask import run
+    from server.daemon import run_daemon
+
+    def ready(daemon: "Daemon") -> None:
+        warn(f"serving on {daemon.address}: {machine_line(options)}")
+
+    summary = msgspec.to_builtins(run(run_daemon(options, on_ready=ready)))
+    if form == "json":
+        print_json(summary)
+    else:
+        click.echo(summary_text(summary))

@@ -25,19 +25,19 @@ SPREAD: Final = 0.5
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What ``multiturn:key=value,...`` can say. Lengths in tokens, times in seconds."""
 
-    sessions: int = 12
+    sessions: int = 20
     """Chats that go on at once; when one ends, its user begins another."""
     prompts: int = 3
     """Different system prompts, given to sessions in turn."""
     system: int = 256
     """Tokens of a system prompt."""
-    user: int = 160
+    user: int = 240
     """Mean tokens of a user message."""
     output: int = 96
     """Mean tokens of an answer."""
     turns: int = 5
     """Turns of a session."""
-    think: float = 0.8
+    think: float = 1.0
     """Mean seconds between an answer and the next message of its session."""
     ramp: float = 0.15
     """Seconds between the first messages of two sessions."""
@@ -102,7 +102,7 @@ class _Session:
 class Multiturn:
     """A ``Workload`` of chats; see ``Settings``."""
 
-    capacities = Capacities(block_tokens=16, g1_blocks=320, g2_blocks=1_024, g3_blocks=4_096, batch_tokens=256)
+    capacities = Capacities(block_tokens=16, g1_blocks=512, g2_blocks=1_024, g3_blocks=4_096, batch_tokens=256)
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -81,6 +81,9 @@ class Plan:
         self.prefill_tokens = 0
         self.decoding = 0
         self.preempted = 0
+        self.tell_at_once = False
+        """Whether calls to the leader may follow before the announcement. Then blocks are told of one by one: it must
+        not order a copy from a cached block that was given away already."""
         self.new: list[str] = []
         self.resumed: list[str] = []
         self.skipped: list[str] = []
@@ -131,6 +134,8 @@ class Scheduler:
     def form(self, now_ns: int) -> Plan | None:
         """Schedule what can be; None when there is nothing to compute and nothing to tell."""
         plan = Plan()
+        most = len(self.running) + self.config.max_batch_tokens // self.block_tokens + 1
+        plan.tell_at_once = bool(self.waiting or self.loaded) or self.pool.free_blocks < most
         kept = self._kept_for_loaded()
         budget = kept + self._schedule_running(plan, self.config.max_batch_tokens - kept, now_ns)
         if not plan.preempted:
@@ -200,9 +205,12 @@ class Scheduler:
                 return False
             ids = self.pool.allocate(need)
         work.blocks += ids
-        plan.appended.append(work.name)
-        plan.appended_counts.append(need)
-        plan.appended_ids += ids
+        if plan.tell_at_once:
+            self.port.submit(BlocksAllocated, work.name, pack_ids(ids), 0)
+        else:
+            plan.appended.append(work.name)
+            plan.appended_counts.append(need)
+            plan.appended_ids += ids
         return True
 
     def _patient(self, work: Work, now_ns: int) -> bool:
@@ -340,11 +348,13 @@ class Scheduler:
         """Keep blocks of a request from reuse until ``give_back``."""
         self.withheld.setdefault(name, []).extend(ids)
 
+    def pin(self, ids: list[int]) -> None:
+        """A copy reads these cached blocks: withhold them, under no name, until they are given back."""
+        self.pool.touch(ids)
+        self.withhold("", ids)
+
     def give_back(self, name: str, ids: list[int]) -> None:
-        """Withheld blocks may be reused; those that are not withheld any more are passed over. No name: pinned blocks."""
-        if not name:
-            self.pool.release(ids)
-            return
+        """Withheld blocks may be reused; those that are not withheld any more are passed over."""
         kept = self.withheld.get(name)
         if kept is None:
             return

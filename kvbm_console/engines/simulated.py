@@ -127,7 +127,7 @@ class SimulatedEngine:
 
     def pin(self, ids: bytes) -> None:
         """A copy reads these cached blocks: they count as held until they are released."""
-        self.scheduler.pool.touch(unpack_ids(ids))
+        self.scheduler.pin(unpack_ids(ids))
 
     def clear(self, keep: bytes) -> None:
         """The leader was reset: forget the requests and the running iteration, clear the pool, go on with arrivals."""

@@ -47,5 +47,8 @@ bench-baseline: $(STAMP) ## make this machine's ratios the committed ones
 docs: $(STAMP) ## generated parts of ARCHITECTURE.md
 	@$(BIN)/python -m tests.architecture.generate
 
+proto: $(STAMP) ## kvbm_console/wire/v1 from the contract
+	@$(BIN)/python proto/generate.py
+
 clean: ## remove what the targets made
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

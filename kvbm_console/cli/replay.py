@@ -23,6 +23,7 @@ def replay(path: Path, at_seq: int | None) -> None:
     playback = Playback(recording)
     if at_seq is not None:
         playback.seek(at_seq)
-    from tui import run_console
+    from tui.app import run_console
+    from tui.source import Session
 
-    run_console(RecordingFeed(playback), None, playback=playback)
+    run_console(Session(RecordingFeed(playback), None, playback))

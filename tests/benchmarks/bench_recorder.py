@@ -1,0 +1,78 @@
+"""Figures of the recorder: what recording costs the thread that publishes."""
+
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.leader import Leader
+from kvbm_console.core.snapshots import encode_facts
+from kvbm_console.recording.writer import Recorder
+from kvbm_console.stream.broadcast import Broadcaster
+from kvbm_console.stream.ring import Ring
+from kvbm_console.wire.batches import EventChunk, StimulusChunk
+from tests.benchmarks import samples
+from tests.benchmarks.harness import Figure, Target, measure
+
+BATCHES: Final = 40
+
+
+class _Restamped:
+    """Offers the same chunks again and again under numbers that go on, as a running leader's would."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.seq = 0
+        self.n = 0
+
+    def offer(self, stimuli: StimulusChunk | None, events: EventChunk | None) -> None:
+        """As ``Recorder.offer``."""
+        if stimuli is not None:
+            stimuli = msgspec.structs.replace(stimuli, first_n=self.n)
+            self.n += stimuli.count
+        if events is not None:
+            events = msgspec.structs.replace(events, first_seq=self.seq)
+            self.seq += events.count
+        self.recorder.offer(stimuli, events)
+
+
+def recorder_on() -> Figure:
+    """Publish, encode, keep and record, per event, with nobody subscribed."""
+    script = samples.stimuli(BATCHES)
+    leader = Leader(samples.CONFIG)
+    outcomes = [(stimulus, leader.handle(stimulus).events) for stimulus in script]
+    count = sum(len(events) for _, events in outcomes)
+    facts, aids = encode_facts(leader.state), leader.export()
+    with tempfile.TemporaryDirectory() as directory:
+        restamped: _Restamped | None = None
+
+        def keyframe() -> tuple[int, bytes, bytes]:
+            return (restamped.seq if restamped is not None else 0), facts, aids
+
+        recorder = Recorder(Path(directory) / "run", config=samples.CONFIG, incarnation="bench", keyframe=keyframe)
+        restamped = _Restamped(recorder)
+
+        def work() -> None:
+            broadcaster = Broadcaster(Ring(), time.monotonic_ns, on_flush=restamped.offer)
+            for stimulus, events in outcomes:
+                broadcaster.publish(stimulus, events)
+            broadcaster.flush()
+
+        def reference() -> None:
+            kept: deque[tuple[int, int, int, int]] = deque(maxlen=100_000)
+            for _, events in outcomes:
+                for event in events:
+                    kept.append((event.seq, event.at_ns, event.cause, 0))
+
+        try:
+            return measure(
+                "recorder on", work, count, "deque.append of a tuple", reference, count, Target(ns=200, ratio=2)
+            )
+        finally:
+            recorder.close()
+
+
+BENCHES: Final = {"recorder on": recorder_on}

@@ -7,7 +7,7 @@ Law of this file: nothing is skipped silently. Events that are missing lie insid
 behind a gap are told only from the next keyframe on.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ from kvbm_console.recording.decode import decode_events, decode_state, decode_st
 from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, SegmentEnd
 from kvbm_console.recording.scan import Torn, frames_between, map_file, scan
 from kvbm_console.recording.sealed import SealedSegment
+
 
 class ActiveSegment:
     """An open ``.active`` segment, every frame verified. What is appended later is not seen."""
@@ -119,11 +120,12 @@ class Recording:
         self._places = [(segment, entry) for segment in segments for entry in segment.entries]
         self._starts = [entry.first_seq for _, entry in self._places]
         self._keyframes = [index for index, (_, entry) in enumerate(self._places) if entry.keyframe]
+        self._keyframe_seqs = [self._places[index][1].first_seq for index in self._keyframes]
         self.gaps = _gaps(segments)
         about = segments[0].about
         self.config = about.config
         self.incarnation = about.incarnation
-        self.first_seq = self._places[self._keyframes[0]][1].first_seq if self._keyframes else about.first_seq
+        self.first_seq = self._keyframe_seqs[0] if self._keyframe_seqs else about.first_seq
         """The first event whose effect on the facts is known: the one behind the first keyframe."""
         self.last_seq = segments[-1].next_seq - 1
 
@@ -215,41 +217,44 @@ class Recording:
 
     def keyframe(self, seq: int, *, complete: bool = False) -> Keyframe | None:
         """The last keyframe that is not behind event ``seq``, None when there is none. Raises ``CorruptRecording``."""
-        low, high = 0, len(self._keyframes)
-        while low < high:
-            middle = (low + high) // 2
-            if self._places[self._keyframes[middle]][1].first_seq <= seq:
-                low = middle + 1
-            else:
-                high = middle
-        for index in reversed(self._keyframes[:low]):
-            segment, entry = self._places[index]
+        index = bisect_right(self._keyframe_seqs, seq)
+        for place in reversed(self._keyframes[:index]):
+            segment, entry = self._places[place]
             if entry.complete or not complete:
                 return _keyframe_of(segment, entry)
         return None
 
+    def keyframe_before(self, seq: int) -> int | None:
+        """Number of the event that the last keyframe not behind event ``seq`` precedes."""
+        index = bisect_right(self._keyframe_seqs, seq)
+        return self._keyframe_seqs[index - 1] if index else None
+
     def next_keyframe(self, seq: int) -> int | None:
         """Number of the first event at or behind ``seq`` that a keyframe precedes."""
-        for index in self._keyframes:
-            first = self._places[index][1].first_seq
-            if first >= seq:
-                return first
-        return None
+        index = bisect_left(self._keyframe_seqs, seq)
+        return self._keyframe_seqs[index] if index < len(self._keyframe_seqs) else None
 
     def state_at(self, seq: int, visit: Callable[[CacheState], None] | None = None) -> CacheState:
-        """The facts after event ``seq``; ``first_seq - 1`` gives those before the first event.
+        """The facts after event ``seq``; ``first_seq - 1`` gives those before the first event. ``visit`` as below.
 
-        ``visit`` is called with the state after every batch on the way. Raises ``RecordingError`` when ``seq`` is
-        outside, or behind a gap and in front of the next keyframe.
+        Raises ``RecordingError`` when ``seq`` is outside, or behind a gap and in front of the next keyframe.
         """
         if not self.first_seq - 1 <= seq <= self.last_seq:
             raise RecordingError(f"{self.path} has events {self.first_seq} to {self.last_seq}, not {seq}")
         keyframe = self.keyframe(seq + 1)
         if keyframe is None:
             raise RecordingError(f"{self.path} has no keyframe in front of event {seq}")
-        state = decode_state(keyframe, self.path)
+        return self.advance(decode_state(keyframe, self.path), seq, visit)
+
+    def advance(self, state: CacheState, seq: int, visit: Callable[[CacheState], None] | None = None) -> CacheState:
+        """Fold ``state`` forward to event ``seq``; ``visit`` is called with it after every batch on the way.
+
+        Raises ``RecordingError`` when a gap lies between.
+        """
         if state.seq <= seq:
             for events in self.events(state.seq):
+                if events[0].seq != state.seq:
+                    break
                 fold(state, events if events[-1].seq <= seq else events[: seq + 1 - events[0].seq], self.path)
                 if visit is not None:
                     visit(state)
@@ -260,7 +265,7 @@ class Recording:
         return state
 
 
-# --- helpers ------------------------------------------------------------------------------------------------------------
+# --- helpers ---------------------------------------------------------------------------------------------------------
 
 
 def _keyframe_of(segment: Segment, entry: IndexEntry) -> Keyframe:
@@ -283,7 +288,7 @@ def _spread(counts: list[int], frame: Frame, begin_ns: int, span_ns: int) -> Non
         counts[cell] += share + (cell - first < rest)
 
 
-# --- opening -----------------------------------------------------------------------------------------------------------
+# --- opening ---------------------------------------------------------------------------------------------------------
 
 
 def _open_directory(directory: Path, run: str | None) -> Recording:

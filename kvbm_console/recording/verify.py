@@ -1,0 +1,267 @@
+"""Verification: a recording against itself, and against today's leader.
+
+*State replay* folds the recorded events from each keyframe on, audits the invariants on the way and compares the facts
+with every later keyframe. *Decision replay* feeds the recorded stimuli to a leader restored from a complete keyframe
+and compares what it decides event for event, its aids included.
+
+Law of this file: it stops at the first difference and names it; a stretch that could not be compared is counted as
+such and never as equal.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.audit import audit, quick_audit
+from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError
+from kvbm_console.core.events import Event, InvariantViolated
+from kvbm_console.core.leader import Leader
+from kvbm_console.core.snapshots import digest, encode_facts
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.recording import format as fmt
+from kvbm_console.recording.decode import decode_events, decode_state, decode_stimuli, fold
+from kvbm_console.recording.format import Frame, Gap, SegmentEnd
+from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.sealed import SealedSegment
+
+AUDIT_ALL_BELOW: Final = 5_000
+"""Up to this many events the facts are audited after every stimulus."""
+AUDITS: Final = 200
+"""Full audits of a longer recording, spread evenly; each walks every place. The cheap ones run after every stimulus."""
+
+Progress = Callable[[str, int, int], None]
+"""(what, events done, events in all)."""
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """The document of ``rec verify``: a stable contract."""
+
+    path: str
+    ok: bool
+    first_difference: str | None
+    events: int
+    """Events that were folded."""
+    stimuli: int
+    """Stimuli that were rerun and whose events were compared."""
+    not_folded: int
+    """Events behind a gap and in front of the next keyframe."""
+    not_rerun: int
+    """Stimuli without a complete keyframe to start from."""
+    keyframes: int
+    audits: int
+    gaps: int
+    missing: int
+    """Events in gaps."""
+    digest: str | None
+    """Of the facts behind the last event, None when they are unknown."""
+
+
+class _Difference(Exception):
+    """Ends the verification with its one sentence."""
+
+
+def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
+    """Replay a recording by state and by decision. Raises ``RecordingError`` when it cannot be read."""
+    recording = Recording.open(path)
+    for segment in recording.segments:
+        if isinstance(segment, SealedSegment):
+            segment.verify_bytes()
+    run = _Verification(recording, progress)
+    difference: str | None = None
+    try:
+        run.run()
+    except _Difference as found:
+        difference = str(found)
+    state = run.state
+    return VerifyReport(
+        str(path), difference is None, difference, run.events, run.stimuli, run.not_folded, run.not_rerun,
+        run.keyframes, run.audits, len(recording.gaps), sum(gap.count for gap in recording.gaps),
+        None if state is None or difference is not None else f"{digest(state):016x}",
+    )
+
+
+class _Verification:
+    def __init__(self, recording: Recording, progress: Progress | None) -> None:
+        self.recording = recording
+        self.path = recording.path
+        self.progress = progress
+        self.total = recording.info().events
+        self.audit_every = 1 if self.total <= AUDIT_ALL_BELOW else self.total // AUDITS
+        self.state: CacheState | None = None
+        self.leader: Leader | None = None
+        self.next_n: int | None = None
+        self.decided: deque[Event] = deque()
+        self.pending: list[Stimulus] = []
+        """Stimuli whose events come next in the file."""
+        self.finished = False
+        self.events = self.stimuli = self.not_folded = self.not_rerun = self.keyframes = self.audits = 0
+        self._audited = 0
+
+    def run(self) -> None:
+        handlers = {
+            fmt.EVENTS: self._events, fmt.STIMULI: self._stimuli, fmt.KEYFRAMES: self._keyframe, fmt.MARKS: self._mark,
+        }
+        for frame in self.recording.frames():
+            handler = handlers.get(frame.channel)
+            if handler is not None:
+                handler(frame)
+        self._rerun([])
+        if self.state is not None:
+            self._audit(self.state)
+        # What a killed writer did not get to record is no difference; what a closed recording lacks is one.
+        if self.finished and self.decided:
+            event = self.decided[0]
+            raise self._surplus(event, "its end")
+
+    # --- frames ---
+
+    def _keyframe(self, frame: Frame) -> None:
+        keyframe = fmt.decode_keyframe(frame.data)
+        self.keyframes += 1
+        if self.state is None:
+            self.state = decode_state(keyframe, self.path)
+            self._audit(self.state)
+        elif encode_facts(self.state) != keyframe.facts:
+            raise _Difference(f"event {frame.first_seq - 1}: the folded facts differ from the keyframe behind it")
+        if not keyframe.complete:
+            return
+        if self.leader is None:
+            self.leader = Leader.restore(self.recording.config, keyframe.facts, keyframe.aids)
+            self.next_n = None
+            self.decided.clear()
+            return
+        self._rerun([])
+        if self.decided:
+            raise self._surplus(self.decided[0], "a keyframe")
+        if self.leader.export() != keyframe.aids:
+            raise _Difference(f"event {frame.first_seq - 1}: the leader's aids differ from the keyframe behind it")
+
+    def _mark(self, frame: Frame) -> None:
+        mark = fmt.decode_mark(frame.data)
+        if isinstance(mark, SegmentEnd):
+            self.finished = not mark.more
+        elif isinstance(mark, Gap):
+            self.leader = None
+            self.decided.clear()
+            self.pending.clear()
+            if mark.count and self.state is not None:
+                self._audit(self.state)
+                self.state = None
+
+    def _stimuli(self, frame: Frame) -> None:
+        stimuli = decode_stimuli(frame, self.path)
+        if self.leader is None:
+            self.not_rerun += len(stimuli)
+            return
+        if self.next_n is not None and stimuli[0].n != self.next_n:
+            raise _Difference(f"stimulus {stimuli[0].n} follows stimulus {self.next_n - 1} without a gap between them")
+        self.next_n = stimuli[-1].n + 1
+        self.pending += stimuli
+        self.stimuli += len(stimuli)
+
+    def _rerun(self, events: list[Event]) -> None:
+        """Let the leader decide the pending stimuli. A bug that the recorded run met and undid is undone here too."""
+        leader = self.leader
+        pending, self.pending = self.pending, []
+        if leader is None or not pending:
+            return
+        undone = {event.cause: event for event in events if isinstance(event, InvariantViolated)}
+        for stimulus in pending:
+            violated = undone.get(stimulus.n)
+            if violated is not None:
+                leader.state.apply(violated)
+                self.decided.append(violated)
+                continue
+            try:
+                self.decided.extend(leader.handle(stimulus).events)
+            except (KvbmConsoleError, LookupError, ValueError, TypeError, AttributeError) as error:
+                sentence = (str(error).splitlines() or [""])[0]
+                raise _Difference(
+                    f"stimulus {stimulus.n} ({type(stimulus).__name__}): the leader now raises "
+                    f"{type(error).__name__}: {sentence}"
+                ) from error
+
+    def _events(self, frame: Frame) -> None:
+        events = decode_events(frame, self.path)
+        if self.leader is not None:
+            self._rerun(events)
+            self._compare(events)
+        state = self.state
+        if state is None:
+            self.not_folded += len(events)
+            return
+        self._fold(state, events)
+        self.events += len(events)
+        if self.progress is not None:
+            self.progress("verify", self.events, self.total)
+
+    def _fold(self, state: CacheState, events: list[Event]) -> None:
+        start = 0
+        for index, event in enumerate(events):
+            # Between the events of one stimulus an invariant may be open: audit where the cause changes.
+            if event.cause != (events[index - 1].cause if index else state.n):
+                self._apply(state, events[start:index])
+                start = index
+                self._audited += 1
+                if self._audited >= self.audit_every or quick_audit(state):
+                    self._audit(state)
+        self._apply(state, events[start:])
+
+    def _apply(self, state: CacheState, events: list[Event]) -> None:
+        try:
+            fold(state, events, self.path)
+        except CorruptRecording as error:
+            raise _Difference(str(error)) from error
+
+    # --- comparisons ---
+
+    def _compare(self, events: list[Event]) -> None:
+        decided = self.decided
+        for event in events:
+            if not decided:
+                raise _Difference(
+                    f"stimulus {event.cause}, event {event.seq}: the recording has {_name(event)}, "
+                    "and the leader now decides nothing more"
+                )
+            mine = decided.popleft()
+            if mine != event or type(mine) is not type(event):
+                raise _Difference(_describe(event, mine))
+
+    def _surplus(self, event: Event, place: str) -> _Difference:
+        return _Difference(
+            f"stimulus {event.cause}: the leader now decides {_name(event)} as event {event.seq}, "
+            f"and the recording has {place} there"
+        )
+
+    def _audit(self, state: CacheState) -> None:
+        self._audited = 0
+        self.audits += 1
+        violations = audit(state)
+        if violations:
+            first = violations[0]
+            raise _Difference(f"event {state.seq - 1}, stimulus {state.n}: {first.rule} is broken: {first.detail}")
+
+
+def _name(event: Event) -> str:
+    return type(event).__name__
+
+
+def _describe(recorded: Event, decided: Event) -> str:
+    """(n, seq, field) of the first difference between two events, in words."""
+    where = f"stimulus {recorded.cause}, event {recorded.seq}"
+    if type(recorded) is not type(decided):
+        return f"{where}: the recording has {_name(recorded)}, the leader now decides {_name(decided)}"
+    for field in recorded.__struct_fields__:
+        was, now = getattr(recorded, field), getattr(decided, field)
+        if was != now:
+            return f"{where}: {_name(recorded)}.{field} was {_short(was)} and is now {_short(now)}"
+    return f"{where}: {_name(recorded)} is encoded differently"
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -95,7 +95,11 @@ class FeedSink:
         """Blocks that may be reused."""
         self.put(pb.FeedReply(release=pb.ReleaseDeviceBlocks(request=request, ids=ids)))
 
-    def clear(self, keep: bytes = b"") -> None:
+    def pin(self, ids: bytes) -> None:
+        """Blocks that must not be reused for now."""
+        self.put(pb.FeedReply(pin=pb.PinDeviceBlocks(ids=ids)))
+
+    def clear(self, keep: bytes) -> None:
         """The leader was reset."""
         self.put(pb.FeedReply(clear=pb.ClearDevicePool(keep=keep)))
 

@@ -87,12 +87,15 @@ class Feed(Protocol):
     """A source of items. Iterating connects and, for a live target, reconnects until the iterator is closed."""
 
     def items(self) -> AsyncIterator[FeedItem]:
-        """Items, the first one ``Connected`` or ``Disconnected``; after ``Connected`` comes a ``SnapshotTaken``."""
+        """Items, the first one ``Connected`` or ``Disconnected``; after ``Connected`` comes a ``SnapshotTaken``.
+
+        Only after a reconnect to the same incarnation that missed nothing, the next events follow without one.
+        """
         ...
 
 
 class Controls(Protocol):
-    """What a session may ask of a live target. Every method raises ``Refused`` or ``ConnectionLost`` with a sentence."""
+    """What a session may ask of a live target. Each method raises ``Refused`` or ``ConnectionLost`` with a sentence."""
 
     async def add_breakpoint(self, spec: BreakpointSpec) -> BreakpointVerdict:
         """Set one more breakpoint of this session."""

@@ -699,7 +699,7 @@ class OpenFeed(_message.Message):
     def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ...) -> None: ...
 
 class FeedReply(_message.Message):
-    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel")
+    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
@@ -709,6 +709,7 @@ class FeedReply(_message.Message):
     BYE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     opened: FeedOpened
     answers: Answers
     wake: WakeRequest
@@ -718,7 +719,8 @@ class FeedReply(_message.Message):
     bye: Bye
     start: StartTransfer
     cancel: CancelTransfer
-    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ...) -> None: ...
+    pin: PinDeviceBlocks
+    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ...) -> None: ...
 
 class FeedOpened(_message.Message):
     __slots__ = ("source", "incarnation")
@@ -833,6 +835,12 @@ class CancelTransfer(_message.Message):
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     operation: int
     def __init__(self, operation: _Optional[int] = ...) -> None: ...
+
+class PinDeviceBlocks(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    def __init__(self, ids: _Optional[bytes] = ...) -> None: ...
 
 class StandingRequests(_message.Message):
     __slots__ = ("requests",)

@@ -1,0 +1,152 @@
+"""One connection to a daemon.
+
+Law of this file: every question has a bound in time, because a daemon may be frozen as well as gone.
+"""
+
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import grpc.aio
+import msgspec
+from google.protobuf.message import DecodeError, Message
+
+from kvbm_console.client.control import ControlSession
+from kvbm_console.client.errors import translating
+from kvbm_console.client.feeder import FeedClient
+from kvbm_console.client.subscription import Subscription
+from kvbm_console.core.errors import ConnectionLost, UsageError
+from kvbm_console.core.events import Event
+from kvbm_console.wire.batches import MSGPACK, events_of
+from kvbm_console.wire.protocol import CLIENT_OPTIONS, method_path, version
+from kvbm_console.wire.v1 import console_pb2 as pb
+
+ANSWER_S: Final = 10.0
+"""A daemon answers within milliseconds; one that is busy with a snapshot of a million blocks within a second."""
+
+M = TypeVar("M", bound=Message)
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Who the daemon is and what it grants."""
+
+    program: str
+    protocol: tuple[int, int]
+    incarnation: str
+    run: int
+    control: bool
+    """Whether this connection may debug and feed."""
+    target: str
+    """A name for people."""
+    clock_at_ns: int
+    clock_wall_ns: int
+    """When the engine's clock was ``clock_at_ns``, the wall showed this."""
+    config: dict[str, Any]
+    config_digest: int
+    block_bytes: int | None
+    lease_ttl_ns: int
+
+
+class Client:
+    """A connection to ``target`` (``unix:PATH`` or ``HOST:PORT``), as an asynchronous context manager.
+
+    Connecting is lazy: the first call raises ``ConnectionLost`` when nobody listens. Every method may raise
+    ``ConnectionLost``, ``Refused`` or ``UsageError``.
+    """
+
+    def __init__(self, target: str, *, name: str = "client") -> None:
+        self.target = target
+        self.name = name
+        self._channel: Any = grpc.aio.insecure_channel(target, options=CLIENT_OPTIONS)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; sessions and subscriptions on it end."""
+        await self._channel.close()
+
+    # --- questions -------------------------------------------------------------------------------------------------
+
+    async def hello(self) -> Hello:
+        """Versions and identity; ``Refused`` names both versions when the daemon speaks another major one."""
+        reply = await self._ask("Hello", pb.HelloRequest(protocol=version(), client=self.name), pb.HelloReply)
+        return Hello(
+            program=reply.program, protocol=(reply.protocol.major, reply.protocol.minor),
+            incarnation=reply.incarnation, run=reply.run, control=reply.role == pb.ROLE_CONTROL, target=reply.target,
+            clock_at_ns=reply.clock_at_ns, clock_wall_ns=reply.clock_wall_ns,
+            config=msgspec.json.decode(reply.config_json), config_digest=reply.config_digest,
+            block_bytes=reply.block_bytes if reply.HasField("block_bytes") else None,
+            lease_ttl_ns=reply.limits.lease_ttl_ns,
+        )
+
+    async def status(self) -> dict[str, Any]:
+        """The documented ``status`` document."""
+        reply = await self._query(pb.QueryRequest(status=pb.StatusQuery()))
+        document: dict[str, Any] = msgspec.json.decode(reply.status_json)
+        return document
+
+    async def digest(self) -> tuple[int, int]:
+        """(number of the next event, digest of the facts) as of now."""
+        reply = await self._query(pb.QueryRequest(digest=pb.DigestQuery()))
+        return reply.digest.seq, reply.digest.digest
+
+    async def history(self, first_seq: int, limit: int = 0) -> tuple[list[Event], int]:
+        """(past events from ``first_seq`` on, number of the oldest that the daemon has); 0 takes the most it gives."""
+        reply = await self._query(pb.QueryRequest(history=pb.HistoryQuery(first_seq=first_seq, limit=limit)))
+        events = [event for batch in reply.history.batches for event in events_of(batch)]
+        return (events[:limit] if limit else events), reply.history.oldest_seq
+
+    async def slot_detail(self, which: int | str) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """(row of the status document, story) of a live slot, by number or by request; ``Refused`` if there is none."""
+        request = pb.SlotDetailRequest(slot=which) if isinstance(which, int) else pb.SlotDetailRequest(request=which)
+        reply = await self._ask("SlotDetail", request, pb.SlotDetailReply)
+        row: dict[str, Any] = msgspec.json.decode(reply.slot_json)
+        return row, tuple(reply.story)
+
+    async def _query(self, request: pb.QueryRequest) -> pb.QueryReply:
+        return await self._ask("Query", request, pb.QueryReply)
+
+    async def _ask(self, method: str, request: Message, kind: type[M]) -> M:
+        call = self._channel.unary_unary(method_path(method))
+        with translating(self.target):
+            data = await call(request.SerializeToString(), timeout=ANSWER_S)
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            raise ConnectionLost(f"{self.target} answers something that is not ours") from None
+
+    # --- streams ---------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, *, after_seq: int | None = None, incarnation: str = "", encoding: int = MSGPACK, digests: bool = False
+    ) -> Subscription:
+        """The event stream, as an asynchronous iterator and context manager.
+
+        Without ``after_seq`` it begins with a snapshot of now; with it, behind that event (-1: with the first), or
+        with a gap and a snapshot when the daemon does not have it any more or ``incarnation`` is not its own.
+        """
+        if after_seq is not None and after_seq < -1:
+            raise UsageError(f"after_seq must be at least -1, got {after_seq}")
+        request = pb.SubscribeRequest(
+            encoding=encoding, incarnation=incarnation, digests=digests, client=self.name,  # type: ignore[arg-type]
+        )
+        if after_seq is not None:
+            request.after_seq = after_seq
+        return Subscription(self._channel, self.target, request)
+
+    def control(self, name: str | None = None, *, lease: bool = True) -> ControlSession:
+        """A debugger session, as an asynchronous context manager.
+
+        With ``lease`` its holds last as long as the session lives and shows it; without, its breakpoints belong to the
+        daemon and outlive it.
+        """
+        return ControlSession(self._channel, self.target, name or self.name, lease=lease)
+
+    def feed(self, name: str | None = None, *, moves: bool = False) -> FeedClient:
+        """An engine's feed, as an asynchronous context manager. ``moves``: this process moves the bytes of copies."""
+        return FeedClient(self._channel, self.target, name or self.name, moves=moves)

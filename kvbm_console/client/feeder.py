@@ -1,0 +1,208 @@
+"""An engine's side of ``Feed``: calls go out in order, answers come back in order, orders come in between.
+
+Law of this file: ``submit`` answers with exactly what the leader's entry point returned, or raises ``Refused`` with the
+leader's own sentence; calls that were made before it are handled before it.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Self
+
+from google.protobuf.message import DecodeError
+
+from kvbm_console.client.errors import END, translating
+from kvbm_console.core import instructions as ins
+from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
+from kvbm_console.core.ids import Route
+from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.wire.batches import pack_stimuli
+from kvbm_console.wire.protocol import method_path
+from kvbm_console.wire.v1 import console_pb2 as pb
+
+ORDERS_MAX: Final = 65_536
+"""Orders an engine may leave unread; the daemon has the same bound on its side."""
+
+P = ParamSpec("P")
+Order = (
+    ins.WakeRequest | ins.ReleaseDeviceBlocks | ins.PinDeviceBlocks | ins.ClearDevicePool | ins.StartTransfer
+    | ins.CancelTransfer
+)
+"""What the leader asks of an engine outside its calls."""
+
+
+class FeedClient:
+    """A feed, as an asynchronous context manager.
+
+    ``source`` is this engine's index. ``standing`` are the requests that must be left out of iterations now;
+    ``computed_tokens`` of a request is its position after its last wake. ``orders`` yields what the leader asks.
+    """
+
+    def __init__(self, channel: Any, target: str, name: str, *, moves: bool) -> None:
+        self.source = 0
+        self.incarnation = ""
+        self.standing: frozenset[str] = frozenset()
+        self.computed_tokens: dict[str, int] = {}
+        self._channel = channel
+        self._target = target
+        self._name = name
+        self._moves = moves
+        self._call: Any = None
+        self._n = 0
+        self._answers: deque[asyncio.Future[Any]] = deque()
+        self._orders: deque[Order] = deque()
+        self._news = asyncio.Event()
+        self._opened: asyncio.Future[None]
+        self._writing = asyncio.Lock()
+        self._reader: asyncio.Task[None] | None = None
+        self._ended: KvbmConsoleError | None = None
+
+    async def __aenter__(self) -> Self:
+        self._opened = asyncio.get_running_loop().create_future()
+        self._call = self._channel.stream_stream(method_path("Feed"), None, None)()
+        self._reader = asyncio.create_task(self._read(), name="kvbm-feed-read")
+        try:
+            with translating(self._target):
+                request = pb.FeedRequest(open=pb.OpenFeed(name=self._name, moves=self._moves))
+                await self._call.write(request.SerializeToString())
+            await self._opened
+        except ConnectionLost:
+            await self._close()
+            raise (self._ended or ConnectionLost(f"nobody listens on {self._target}")) from None
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        self._end(ConnectionLost(f"the feed to {self._target} is closed"))
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        if self._call is not None:
+            self._call.cancel()
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
+    ) -> Any:
+        """One entry point, named by its stimulus; returns its result. Raises ``Refused`` or ``ConnectionLost``."""
+        (result,) = await self.submit_all([kind(0, time.monotonic_ns(), 0, None, *args, **kwargs)])
+        if isinstance(result, Refused):
+            raise result
+        return result
+
+    async def submit_all(self, stimuli: list[Stimulus]) -> list[Any]:
+        """Several calls in one message. A refused one has its ``Refused`` as its result, the others go on."""
+        loop = asyncio.get_running_loop()
+        async with self._writing:
+            if self._ended is not None:
+                raise self._ended
+            futures: list[asyncio.Future[Any]] = [loop.create_future() for _ in stimuli]
+            for stimulus in stimuli:
+                stimulus.n = self._n
+                self._n += 1
+            batch = pb.StimulusBatch.FromString(pack_stimuli(stimuli).data)
+            self._answers.extend(futures)
+            with translating(self._target):
+                await self._call.write(pb.FeedRequest(batch=batch).SerializeToString())
+        return list(await asyncio.gather(*futures))
+
+    async def orders(self) -> AsyncIterator[Order]:
+        """What the leader asks, in order, until the feed ends (then ``ConnectionLost``)."""
+        while True:
+            while self._orders:
+                yield self._orders.popleft()
+            if self._ended is not None:
+                raise self._ended
+            self._news.clear()
+            await self._news.wait()
+
+    # --- the stream ------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        try:
+            with translating(self._target):
+                while (data := await self._call.read()) is not END:
+                    self._take(pb.FeedReply.FromString(data))
+                    if len(self._orders) > ORDERS_MAX:
+                        self._end(ConnectionLost(f"{ORDERS_MAX} orders were left unread"))
+                        return
+            self._end(ConnectionLost(f"{self._target} ended the feed"))
+        except DecodeError:
+            self._end(ConnectionLost(f"{self._target} answers something that is not ours"))
+        except KvbmConsoleError as error:
+            self._end(error)
+
+    def _take(self, reply: pb.FeedReply) -> None:
+        kind = reply.WhichOneof("item")
+        if kind == "answers":
+            for answer in reply.answers.answers:
+                future = self._answers.popleft()
+                if not future.done():
+                    future.set_result(result_of(answer))
+        elif kind == "opened":
+            self.source, self.incarnation = reply.opened.source, reply.opened.incarnation
+            self._opened.set_result(None)
+        elif kind == "standing":
+            self.standing = frozenset(reply.standing.requests)
+            self._news.set()
+        else:
+            order = self._order(reply)
+            if order is not None:
+                self._orders.append(order)
+                self._news.set()
+
+    def _order(self, reply: pb.FeedReply) -> Order | None:
+        kind = reply.WhichOneof("item")
+        if kind == "wake":
+            self.computed_tokens[reply.wake.request] = reply.wake.computed_tokens
+            return ins.WakeRequest(self.source, reply.wake.request)
+        if kind == "release":
+            return ins.ReleaseDeviceBlocks(self.source, reply.release.request, reply.release.ids)
+        if kind == "pin":
+            return ins.PinDeviceBlocks(self.source, reply.pin.ids)
+        if kind == "clear":
+            return ins.ClearDevicePool(self.source, reply.clear.keep)
+        if kind == "start":
+            order = reply.start
+            return ins.StartTransfer(
+                order.operation, order.epoch, Route(order.route), order.sources, order.targets, order.blocks,
+                order.batch, order.ranks,
+            )
+        return ins.CancelTransfer(reply.cancel.operation) if kind == "cancel" else None
+
+    def _end(self, why: KvbmConsoleError) -> None:
+        if self._ended is None:
+            self._ended = why
+        for future in [*self._answers, self._opened]:
+            if not future.done():
+                future.set_exception(self._ended)
+                future.exception()  # seen here: the waiter may be gone
+        self._answers.clear()
+        self._news.set()
+
+
+def result_of(answer: pb.Answer) -> Any:
+    """The result of a call: what the leader's entry point returned, or its ``Refused``."""
+    kind = answer.WhichOneof("result")
+    if kind == "match":
+        tokens = answer.match.tokens if answer.match.HasField("tokens") else None
+        return ins.MatchAnswer(tokens, answer.match.asynchronous)
+    if kind == "fenced":
+        return ins.FencedBlocks(answer.fenced.ids)
+    if kind == "finish":
+        return ins.FinishAnswer(answer.finish.delay_free)
+    if kind == "metadata":
+        return ins.IterationMetadata(answer.metadata.iteration, tuple(answer.metadata.operations))
+    if kind == "clones":
+        return ins.CloneAnswer(tuple(answer.clones.slots))
+    return Refused(answer.rejected) if kind == "rejected" else None

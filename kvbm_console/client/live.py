@@ -1,0 +1,194 @@
+"""A live target as a feed and as controls, across lost connections.
+
+The feed reads in a task of its own, so that a console that draws does not delay the reading; between the two is a small
+bounded queue. When the console does not keep up, the reading stops, and what then falls out of the daemon's ring is a
+gap like any other.
+
+Law of this file: after a reconnect the receiver's state is exact again: by the missed events themselves, or by a gap
+and a snapshot.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Final
+
+from kvbm_console.client.connection import Client
+from kvbm_console.client.control import ControlSession
+from kvbm_console.client.subscription import Ended, Subscription
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
+from kvbm_console.core.instructions import BreakpointVerdict
+from kvbm_console.stream.feed import Connected, Disconnected, FeedItem
+from kvbm_console.wire.batches import MSGPACK
+
+BACK_OFF_S_MIN: Final = 0.1
+BACK_OFF_S_MAX: Final = 5.0
+"""A daemon that comes back is found within five seconds; one that does not costs a try in that time."""
+JITTER: Final = 0.25
+"""Share by which each wait varies, so that fifty consoles do not come back in one instant."""
+QUEUE_ITEMS_MAX: Final = 64
+"""Batches between reading and drawing: some tens of thousands of events at most."""
+
+
+class LiveFeed:
+    """A ``stream.feed.Feed`` on a live target. One iteration at a time; a new one begins with a snapshot.
+
+    ``rng`` only spreads the waits between tries.
+    """
+
+    def __init__(
+        self, target: str, *, name: str = "console", encoding: int = MSGPACK, rng: random.Random | None = None
+    ) -> None:
+        self.target = target
+        self.name = name
+        self._encoding = encoding
+        self._rng = rng or random.Random()
+        self._retry = asyncio.Event()
+        self._incarnation = ""
+        self._position: int | None = None
+        self._failures = 0
+
+    def retry_now(self) -> None:
+        """Do not wait any longer before the next try."""
+        self._retry.set()
+
+    async def items(self) -> AsyncIterator[FeedItem]:
+        """Items until the iterator is closed; connects again whenever the connection is lost."""
+        queue: asyncio.Queue[FeedItem] = asyncio.Queue(QUEUE_ITEMS_MAX)
+        self._position = None
+        self._failures = 0
+        reader = asyncio.create_task(self._run(queue), name="kvbm-feed")
+        try:
+            while True:
+                if queue.empty():
+                    item = asyncio.ensure_future(queue.get())
+                    await asyncio.wait((item, reader), return_when=asyncio.FIRST_COMPLETED)
+                    if not item.done():
+                        item.cancel()
+                        reader.result()  # it ends only by an error of ours
+                        return
+                    yield item.result()
+                else:
+                    yield queue.get_nowait()
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _run(self, queue: "asyncio.Queue[FeedItem]") -> None:
+        while True:
+            try:
+                reason = await self._follow(queue)
+            except KvbmConsoleError as error:
+                reason = str(error)
+            wait_s = self._back_off_s()
+            await queue.put(Disconnected(reason, wait_s))
+            self._retry.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._retry.wait()
+            except TimeoutError:
+                pass
+
+    async def _follow(self, queue: "asyncio.Queue[FeedItem]") -> str:
+        """One connection, to its end; returns why it ended."""
+        async with Client(self.target, name=self.name) as client:
+            hello = await client.hello()
+            await queue.put(Connected(
+                target=hello.target, incarnation=hello.incarnation, run=hello.run, control=hello.control,
+                block_bytes=hello.block_bytes,
+            ))
+            resumes = self._position is not None and hello.incarnation == self._incarnation
+            self._incarnation = hello.incarnation
+            stream = client.subscribe(
+                after_seq=self._position - 1 if self._position is not None and resumes else None,
+                incarnation=hello.incarnation, encoding=self._encoding,
+            )
+            async with stream:
+                return await self._pump(stream, queue)
+
+    async def _pump(self, stream: Subscription, queue: "asyncio.Queue[FeedItem]") -> str:
+        async for item in stream:
+            self._failures = 0
+            if isinstance(item, Ended):
+                return item.reason
+            await queue.put(item)
+            self._position = stream.position
+        raise ConnectionLost(f"{self.target} ended the stream")
+
+    def _back_off_s(self) -> float:
+        wait_s = min(BACK_OFF_S_MAX, BACK_OFF_S_MIN * 2.0**min(self._failures, 16))
+        self._failures += 1
+        return wait_s * (1 + JITTER * (2 * self._rng.random() - 1))
+
+
+class LiveControls:
+    """``stream.feed.Controls`` on a live target: a session with a lease, opened at first use and again when lost.
+
+    ``feed`` is told by ``retry_now``. Close it with ``aclose``, or leave it to the daemon to see that it is gone.
+    """
+
+    def __init__(self, target: str, *, name: str = "console", feed: LiveFeed | None = None) -> None:
+        self.target = target
+        self.name = name
+        self._feed = feed
+        self._client: Client | None = None
+        self._session: ControlSession | None = None
+        self._opening = asyncio.Lock()
+
+    async def _live(self) -> ControlSession:
+        async with self._opening:
+            if self._session is None or not self._session.alive:
+                await self._close()
+                client = Client(self.target, name=self.name)
+                try:
+                    await client.hello()
+                    session = client.control(self.name)
+                    await session.open()
+                except BaseException:
+                    await client.close()
+                    raise
+                self._client, self._session = client, session
+            return self._session
+
+    async def aclose(self) -> None:
+        """End the session; what it holds goes on."""
+        async with self._opening:
+            await self._close()
+
+    async def _close(self) -> None:
+        session, client = self._session, self._client
+        self._session = self._client = None
+        if session is not None:
+            await session.close()
+        if client is not None:
+            await client.close()
+
+    async def add_breakpoint(self, spec: BreakpointSpec) -> BreakpointVerdict:
+        """Set one more breakpoint of this session."""
+        return await (await self._live()).add_breakpoint(spec)
+
+    async def remove_breakpoint(self, breakpoint_id: int) -> None:
+        """Remove one breakpoint, whoever owns it."""
+        await (await self._live()).remove_breakpoint(breakpoint_id)
+
+    async def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
+        """Arm or mute one breakpoint, whoever owns it."""
+        await (await self._live()).enable_breakpoint(breakpoint_id, enabled)
+
+    async def continue_hold(self, hold: int | None) -> str:
+        """Release one hold, or all when None."""
+        return await (await self._live()).continue_hold(hold)
+
+    async def step(self, hold: int) -> str:
+        """Release the hold and stop the same slot at its next site."""
+        return await (await self._live()).step(hold)
+
+    async def disarm(self) -> None:
+        """Mute every breakpoint and release every hold."""
+        await (await self._live()).disarm()
+
+    async def retry_now(self) -> None:
+        """Reconnect at once instead of waiting for the back-off."""
+        if self._feed is not None:
+            self._feed.retry_now()

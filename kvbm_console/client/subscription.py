@@ -1,0 +1,152 @@
+"""One subscription: the stream of one connection as items, checked for holes.
+
+Law of this file: received + lost = last - start, always, and an event that is neither is an error and not a shrug.
+"""
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from kvbm_console.client.errors import END, translating
+from kvbm_console.core.errors import ConnectionLost
+from kvbm_console.core.snapshots import decode_facts
+from kvbm_console.stream.feed import EventsArrived, GapSeen, Heartbeat, SnapshotTaken
+from kvbm_console.wire.batches import BATCH_BYTES_MAX, events_of
+from kvbm_console.wire.protocol import method_path
+from kvbm_console.wire.v1 import console_pb2 as pb
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The daemon ended in order; ``last_seq`` was its last event."""
+
+    last_seq: int
+    reason: str
+
+
+StreamItem = SnapshotTaken | EventsArrived | GapSeen | Heartbeat | Ended
+"""What a subscription yields."""
+
+
+class Subscription:
+    """The stream as an asynchronous iterator; a context manager that ends it.
+
+    ``position`` is the number of the next event (None before the first item), ``start`` where it began, ``received``
+    and ``lost`` count. ``digest`` is the one of the last heartbeat that carried one, with the position it belongs to.
+    """
+
+    def __init__(self, channel: Any, target: str, request: pb.SubscribeRequest) -> None:
+        self.position: int | None = request.after_seq + 1 if request.HasField("after_seq") else None
+        self.start = self.position
+        self.received = 0
+        self.lost = 0
+        self.digest: tuple[int, int] | None = None
+        self._target = target
+        self._request = request
+        self._channel = channel
+        self._call: Any = None
+        self._parts: list[bytes] = []
+        self._begin: pb.SnapshotBegin | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """End the stream."""
+        if self._call is not None:
+            self._call.cancel()
+
+    def __aiter__(self) -> AsyncIterator[StreamItem]:
+        return self
+
+    async def __anext__(self) -> StreamItem:
+        """The next item. Raises ``StopAsyncIteration`` after ``Ended``, ``ConnectionLost`` without one."""
+        if self._call is None:
+            method = self._channel.unary_stream(method_path("Subscribe"), None, None)
+            self._call = method(self._request.SerializeToString())
+        while True:
+            with translating(self._target):
+                data = await self._call.read()
+            if data is END:
+                raise StopAsyncIteration
+            try:
+                reply = pb.SubscribeReply.FromString(data)
+            except DecodeError:
+                raise self._broken("a message that is not ours") from None
+            item = self._take(reply)
+            if item is not None:
+                return item
+
+    def _broken(self, what: str) -> ConnectionLost:
+        self.cancel()
+        return ConnectionLost(f"{self._target} sent {what}")
+
+    def _take(self, reply: pb.SubscribeReply) -> StreamItem | None:
+        kind = reply.WhichOneof("item")
+        if kind == "batch":
+            return self._batch(reply.batch)
+        if kind == "heartbeat":
+            return self._beat(reply.heartbeat)
+        if kind == "snapshot_begin":
+            self._begin, self._parts = reply.snapshot_begin, []
+        elif kind == "snapshot_part":
+            self._parts.append(reply.snapshot_part.data)
+            if sum(map(len, self._parts)) > BATCH_BYTES_MAX * 4:
+                raise self._broken("a snapshot without end")
+        elif kind == "snapshot_end":
+            return self._snapshot()
+        elif kind == "gap":
+            return self._gap(reply.gap)
+        elif kind == "bye":
+            return Ended(reply.bye.last_seq, reply.bye.reason)
+        return None  # a kind of a newer minor version
+
+    def _batch(self, batch: pb.EventBatch) -> EventsArrived:
+        events = events_of(batch)
+        if self.position is not None and events[0].seq != self.position:
+            raise self._broken(f"event {events[0].seq} instead of {self.position}")
+        if self.start is None:
+            self.start = events[0].seq
+        self.position = events[-1].seq + 1
+        self.received += len(events)
+        return EventsArrived(events)
+
+    def _gap(self, gap: pb.Gap) -> GapSeen:
+        if self.position is not None and gap.first == self.position:
+            self.lost += gap.last - gap.first + 1
+            self.position = gap.last + 1
+        elif self.position is not None:  # another incarnation: its numbers begin anew
+            self.start = self.position = gap.last + 1
+            self.received = self.lost = 0
+        return GapSeen(gap.first, gap.last, gap.reason)
+
+    def _snapshot(self) -> SnapshotTaken:
+        begin = self._begin
+        data = b"".join(self._parts)
+        self._begin, self._parts = None, []
+        if begin is None or len(data) != begin.total_bytes:
+            raise self._broken("an incomplete snapshot")
+        if self.position != begin.seq:
+            if self.received or self.lost:
+                raise self._broken(f"a snapshot at {begin.seq} instead of {self.position}")
+            self.start = self.position = begin.seq  # the beginning of this stream, or another incarnation
+        return SnapshotTaken(decode_facts(data))
+
+    def _beat(self, beat: pb.Heartbeat) -> Heartbeat:
+        if beat.HasField("digest"):
+            self.digest = (beat.head_seq + 1, beat.digest)
+        recorder = beat.recorder if beat.HasField("recorder") else None
+        return Heartbeat(
+            head_seq=beat.head_seq, at_ns=beat.at_ns, recorder=recorder.state if recorder else None,
+            written_seq=recorder.written_seq if recorder else None,
+            synced_seq=recorder.synced_seq if recorder else None,
+            synced_age_ns=recorder.synced_age_ns if recorder else None,
+            not_recorded=recorder.not_recorded if recorder else 0, subscribers=beat.subscribers,
+        )

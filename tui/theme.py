@@ -66,7 +66,7 @@ class Theme:
         self.background: str | None = self._colours["background"] if self.rich else None
 
     def style(self, role: str, ground: str = "") -> Style:
-        """The style of a role on a ground; roles that are not known are plain text."""
+        """The style of a role on a ground; ``role@ground`` brings its own, roles that are not known are plain text."""
         key = (role, ground)
         found = self._cache.get(key)
         if found is None:
@@ -74,6 +74,8 @@ class Theme:
         return found
 
     def _resolve(self, role: str, ground: str) -> Style:
+        role, _, tint = role.partition("@")
+        ground = tint or ground
         under = role.endswith(".u")
         base = role.removesuffix(".u")
         make = self._rich_style if self.rich else self._plain_style

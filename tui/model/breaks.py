@@ -3,12 +3,13 @@
 Law of this file: a word that is not known is an error with the words that are.
 """
 
-from typing import Final
+from typing import Final, TypeVar, cast
 
 from kvbm_console.core.config import SECOND_NS, BreakpointSpec
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.ids import BreakpointAction, Route, Site, SlotState, Tier
+from kvbm_console.core.ids import BreakpointAction, Route, Site, SlotState, Tier, Word
 
+W = TypeVar("W", bound=Word)
 WORDS: Final = ("to", "from", "request", "site", "tier", "route", "max", "once", "log")
 NEXT: Final = {
     SlotState.INITIALIZED: SlotState.PREFILLING, SlotState.ONBOARD_STAGED: SlotState.ONBOARDING,
@@ -55,13 +56,12 @@ def parse_breakpoint(text: str) -> BreakpointSpec:
     )
 
 
-def _named(kind: type, label: str, word: str) -> "SlotState":
+def _named(kind: type[W], label: str, word: str) -> W:
     try:
-        found: SlotState = kind.labelled(label)  # type: ignore[attr-defined]
+        return cast(W, kind.labelled(label))
     except KeyError:
-        names = ", ".join(member.label for member in kind)  # type: ignore[attr-defined]
+        names = ", ".join(member.label for member in kind)
         raise UsageError(f"{word} must be one of {names}, got {label!r}") from None
-    return found
 
 
 def _seconds(text: str) -> int:

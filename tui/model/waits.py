@@ -5,7 +5,7 @@ nothing.
 """
 
 from kvbm_console.core.candidates import OperationFacts
-from kvbm_console.core.ids import CandidateStatus, Condition, SlotState, Tier, WaitPoint
+from kvbm_console.core.ids import Condition, SlotState, Tier, WaitPoint
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -154,17 +154,15 @@ def pinned(mirror: Mirror, slot: SlotFacts) -> list[tuple[str, int]]:
     state = mirror.state
     if state is None:
         return []
-    held: dict[Tier, int] = {}
+    places: dict[Tier, set[tuple[int, int]]] = {}
     for index, ids in slot.staged:
-        tier = state.pools[index].info.tier
-        held[tier] = held.get(tier, 0) + len(ids)
+        places.setdefault(state.pools[index].info.tier, set()).update((index, block) for block in ids)
     for number in slot.outstanding:
         candidate = state.candidates.get(number)
-        if candidate is not None and candidate.status is CandidateStatus.PROMOTED and candidate.operation is not None:
+        if candidate is not None and candidate.operation is not None:
             copy = state.operations[candidate.operation]
-            tier = state.pools[copy.source_pool].info.tier
-            if tier is not Tier.G1:
-                held[tier] = held.get(tier, 0) + len(copy.sources)
-    if slot.device_blocks:
-        held[Tier.G1] = held.get(Tier.G1, 0) + len(slot.device_blocks)
-    return [(tier.name, blocks) for tier, blocks in sorted(held.items(), reverse=True)]
+            for index, ids in ((copy.source_pool, copy.sources), (copy.target_pool, copy.targets)):
+                places.setdefault(state.pools[index].info.tier, set()).update((index, block) for block in ids)
+    if slot.device_pool is not None:
+        places.setdefault(Tier.G1, set()).update((slot.device_pool, block) for block in slot.device_blocks)
+    return [(tier.name, len(blocks)) for tier, blocks in sorted(places.items(), reverse=True) if blocks]

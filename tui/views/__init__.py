@@ -1,1 +1,20 @@
 """The nine views: each turns the model into rows. Law: a view never changes the model and never awaits anything."""
+
+from ..desk import View
+
+
+def all_views() -> list[View]:
+    """One of each, in the order of their keys."""
+    from .breaks import Breaks
+    from .log import Log
+    from .overview import Overview
+    from .record import Record
+    from .slot import SlotView
+    from .slots import Slots
+    from .tiers import Tiers
+    from .timeline import Timeline
+    from .transfers import Transfers
+
+    return [
+        Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(),
+    ]

@@ -1,0 +1,185 @@
+"""The application: puts the desk's rows on the terminal and carries keys, clicks and time to it.
+
+Law of this file: at most one refresh for each frame, at most 20 frames a second, and never more than a quarter of the
+time spent drawing; a key is answered in the frame after it.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable
+from typing import Final
+
+from textual import events
+from textual.app import App, ComposeResult
+
+from .desk import Desk, View
+from .draw.glyphs import ASCII, UNICODE
+from .keys import press
+from .source import Session
+from .theme import THEMES, Theme
+from .views import all_views
+from .widgets.canvas import Canvas
+
+FRAME_S: Final = 0.05
+TICK_S: Final = 0.25
+"""Ages tick four times a second when nothing else happens."""
+SHARE: Final = 4
+"""A frame that took t is followed by at least SHARE - 1 times t without drawing."""
+
+
+class ConsoleApp(App[int]):
+    """One console on one session."""
+
+    ENABLE_COMMAND_PALETTE = False
+    ALLOW_SELECT = False
+    CSS = "Screen { layout: vertical; overflow: hidden; } Canvas { width: 100%; height: 100%; }"
+
+    def __init__(
+        self, session: Session, *, theme: str = "dark", ascii_only: bool = False, read_only: bool = False,
+        views: list[View] | None = None,
+    ) -> None:
+        self.look = Theme(theme)
+        super().__init__(ansi_color=not self.look.rich)
+        self.session = session
+        self.desk = Desk(
+            session.mirror, session, session.mono, views if views is not None else all_views(),
+            glyphs=ASCII if ascii_only else UNICODE, read_only=read_only, socket=session.socket,
+        )
+        self.canvas = Canvas(self.look, ascii_only=ascii_only)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._drawn_version = -1
+        self._drawn_at = 0.0
+        self._cost = 0.0
+        self._dirty = True
+        self.frames = 0
+
+    def compose(self) -> ComposeResult:
+        """The canvas is all there is."""
+        yield self.canvas
+
+    def on_mount(self) -> None:
+        """Start the feed and the frame clock."""
+        self.screen.styles.background = self.look.background or "ansi_default"
+        self.session.attach(self._spawn, self.desk.tell, lambda: self.exit(0))
+        self._spawn(self._feed(), "feed")
+        self.set_interval(FRAME_S, self.frame)
+        self.frame()
+
+    async def _feed(self) -> None:
+        await self.session.run(_breathe)
+
+    def _spawn(self, work: Awaitable[None], name: str) -> None:
+        async def run() -> None:
+            await work
+
+        task = asyncio.get_running_loop().create_task(run(), name=f"console {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._handle_exception(task.exception())  # type: ignore[arg-type]
+        self._dirty = True
+
+    async def on_unmount(self) -> None:
+        """End what is under way: the feed closes its connection."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- drawing -----------------------------------------------------------------------------------------------------
+
+    def frame(self) -> None:
+        """Draw when there is something new, within the budget."""
+        now = time.perf_counter()
+        waited = now - self._drawn_at
+        due = self._dirty or waited >= TICK_S or (
+            self.session.mirror.version != self._drawn_version and waited >= self._cost * SHARE
+        )
+        if due:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the whole frame; only changed rows go to the terminal."""
+        started = time.perf_counter()
+        self._dirty = False
+        self._drawn_version = self.session.mirror.version
+        width, height = self.size
+        if width > 0 and height > 0:
+            self.canvas.draw(self.desk.draw(width, height), width)
+            self.frames += 1
+        self._drawn_at = time.perf_counter()
+        self._cost = self._drawn_at - started
+
+    def on_resize(self, event: events.Resize) -> None:
+        """The terminal has another size."""
+        self._dirty = True
+        self.call_after_refresh(self.frame)
+
+    # --- input -------------------------------------------------------------------------------------------------------
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keys go to the desk before any binding of Textual's own."""
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            if event.key == "ctrl+z":
+                self.action_suspend_process()
+                return
+            press(self.desk, key_name(event))
+            self.draw()
+            return
+        await super().on_event(event)
+
+    def on_click(self, event: events.Click) -> None:
+        """A click on a row."""
+        if event.y < len(self.canvas.lines):
+            self.desk.click(event.x, self.canvas.lines[event.y])
+            self.draw()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """The wheel moves like the arrow keys."""
+        self._wheel("up")
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """The wheel moves like the arrow keys."""
+        self._wheel("down")
+
+    def _wheel(self, key: str) -> None:
+        if self.desk.prompt is None:
+            for _ in range(3):
+                self.desk.view.press(self.desk, key)
+            self.draw()
+
+
+async def _breathe() -> None:
+    await asyncio.sleep(0)
+
+
+def key_name(event: events.Key) -> str:
+    """The character of a printable key, else its name; ``space`` keeps its name."""
+    if event.key == "space":
+        return "space"
+    if event.character is not None and event.is_printable:
+        return event.character
+    return event.key
+
+
+def choose_theme(theme: str | None, no_color: bool, environment: dict[str, str] | None = None) -> str:
+    """The theme to use: as asked, without colour when that is asked for, 16 colours where the terminal has no more."""
+    environment = dict(os.environ) if environment is None else environment
+    if no_color or environment.get("NO_COLOR"):
+        return "none"
+    if theme in THEMES:
+        return theme
+    rich = environment.get("COLORTERM", "") in ("truecolor", "24bit") or "256" in environment.get("TERM", "")
+    return "dark" if rich or not environment.get("TERM") else "ansi"
+
+
+def run_console(
+    session: Session, *, theme: str | None = None, ascii: bool = False, no_color: bool = False, read_only: bool = False
+) -> int:
+    """Run the console until it is left; returns the exit status. The terminal is restored whatever happens."""
+    app = ConsoleApp(session, theme=choose_theme(theme, no_color), ascii_only=ascii, read_only=read_only)
+    result = app.run()
+    return result if result is not None else (app.return_code or 0)

@@ -1,0 +1,361 @@
+"""The desk: everything between the model and the terminal: which view, what is selected, prompts and notices.
+
+Law of this file: it is plain state and pure drawing. A key is answered at once from what is known; what needs the target
+is handed to the session, which answers later with a notice. Every frame has exactly the height of the screen.
+"""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from kvbm_console.core.config import BreakpointSpec
+
+from .draw import frame
+from .draw.glyphs import UNICODE, Glyphs
+from .draw.spans import BLANK, Action, Line, Span, crop, fit
+from .model.filters import Filter
+from .model.lints import Level, Lints, Warning
+from .model.mirror import Mirror
+from .model.numbers import S, clock, count, duration
+from .model.rows import SlotOrder
+from .prompts import Prompt
+
+TALL_ROWS: Final = 36
+"""From this height on there is a blank row under the tabs and between sections, and titles are not tinted."""
+WIDTH_MIN: Final = 60
+HEIGHT_MIN: Final = 16
+NOTICE_NS: Final = 4 * S
+STOP_NS: Final = 8 * S
+"""How long a stop announcement replaces the keys."""
+STALE_NS: Final = 2 * S
+LAG_NS: Final = S
+LINT_EVERY_NS: Final = S // 4
+OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG = range(9)
+
+
+class TransportControls(Protocol):
+    """The transport of a recording, as ``recording.playback.Playback`` has it."""
+
+    position_seq: int
+    first_seq: int
+    last_seq: int
+    at_ns: int
+    playing: bool
+    speed: float
+
+    def toggle(self) -> None: ...
+    def set_speed(self, speed: float) -> None: ...
+    def step(self, n: int = 1) -> None: ...
+    def seek(self, seq: int) -> None: ...
+    def density(self, cells: int) -> list[int]: ...
+
+
+class Actions(Protocol):
+    """What the desk asks of the session. Nothing here waits; answers come back through ``Desk.tell``."""
+
+    paused: bool
+    buffered: int
+    overflowed: bool
+    playback: TransportControls | None
+
+    @property
+    def control(self) -> bool: ...
+
+    def pause(self, paused: bool) -> None: ...
+    def continue_hold(self, hold: int | None) -> None: ...
+    def step(self, hold: int) -> None: ...
+    def add_breakpoint(self, spec: BreakpointSpec) -> None: ...
+    def remove_breakpoint(self, breakpoint_id: int) -> None: ...
+    def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None: ...
+    def disarm(self) -> None: ...
+    def retry(self) -> None: ...
+    def quit(self) -> None: ...
+
+
+class View(Protocol):
+    """One view. ``filter_fields`` is empty when it has nothing to filter."""
+
+    filter_fields: tuple[str, ...]
+
+    def body(self, desk: "Desk", width: int, height: int) -> list[Line]:
+        """At most ``height`` lines of at most ``width - 1`` text cells."""
+        ...
+
+    def hints(self, desk: "Desk") -> list[frame.Hint]:
+        """Keys that work here and now, the most useful first."""
+        ...
+
+    def press(self, desk: "Desk", key: str) -> bool:
+        """Take a key; False when it means nothing here."""
+        ...
+
+
+class Desk:
+    """State of one console. ``mono`` is the local monotonic clock in ns."""
+
+    def __init__(
+        self, mirror: Mirror, actions: Actions, mono: Callable[[], int], views: list[View], *,
+        glyphs: Glyphs = UNICODE, read_only: bool = False, socket: str = "",
+    ) -> None:
+        self.mirror = mirror
+        self.actions = actions
+        self.mono = mono
+        self.views = views
+        self.glyphs = glyphs
+        self.read_only = read_only
+        self.socket = socket
+        self.lints = Lints()
+        self.order = SlotOrder()
+        self.current = OVERVIEW
+        self.crumbs: list[int] = []
+        self.selected: str | None = None
+        """The request that all views show."""
+        self.filters: dict[int, Filter] = {}
+        self.prompt: Prompt | None = None
+        self.histories: dict[str, list[str]] = {}
+        self.help = False
+        self.width = 80
+        self.height = 24
+        self._notice: tuple[str, str, int] | None = None
+        self._linted = -LINT_EVERY_NS
+        self.warnings: list[Warning] = []
+        self._announced = 0
+        self._stop_since: int | None = None
+        self._stop_holds: list[int] = []
+
+    # --- what views ask ----------------------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> View:
+        """The view on the screen."""
+        return self.views[self.current]
+
+    @property
+    def tall(self) -> bool:
+        """Whether the screen has room for blank rows."""
+        return self.height >= TALL_ROWS
+
+    @property
+    def now_ns(self) -> int:
+        """The target's time now."""
+        return self.mirror.now_ns(self.mono())
+
+    @property
+    def recording(self) -> bool:
+        """Whether the target is a recording."""
+        return self.mirror.connected is not None and self.mirror.connected.recording
+
+    @property
+    def may_control(self) -> bool:
+        """Whether keys that act on the target work."""
+        return self.actions.control and not self.read_only and not self.recording
+
+    def title(self, name: str, rest: str = "") -> Line:
+        """The title of a section."""
+        spans = [Span(" ", "text"), Span(name, "title")]
+        if rest:
+            spans.append(Span(f"   {rest}", "muted"))
+        return Line(tuple(spans), "" if self.tall else "bar")
+
+    def tell(self, text: str, role: str = "text") -> None:
+        """Show a sentence in the key row for four seconds."""
+        self._notice = (text, role, self.mono() + NOTICE_NS)
+
+    def go(self, view: int) -> None:
+        """Show a view; ``esc`` comes back."""
+        if view != self.current:
+            self.crumbs.append(self.current)
+            del self.crumbs[:-16]
+            self.current = view
+        self.help = False
+
+    def select(self, request: str | None) -> None:
+        """Choose a request for all views."""
+        self.selected = request
+
+    # --- drawing -----------------------------------------------------------------------------------------------------
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        """The whole screen."""
+        self.width, self.height = width, height
+        if width < WIDTH_MIN or height < HEIGHT_MIN:
+            text = f"Needs {WIDTH_MIN}x{HEIGHT_MIN}, has {width}x{height}"
+            return fit([BLANK] * (height // 2) + [Line((Span(text[:width], "text"),))], height)
+        self._watch()
+        lines = [frame.status_line(self._status(), width), frame.tabs_line(self.current, width, self.recording)]
+        if self.tall:
+            lines.append(BLANK)
+        feet = [self._keys(width)]
+        if self.actions.playback is not None:
+            feet.insert(0, frame.transport_line(self.transport(), width, self.glyphs.full, self.glyphs.knob))
+        body = [crop(line, width) for line in self._body(width, height - len(lines) - len(feet))]
+        return [*lines, *fit(body, height - len(lines) - len(feet)), *feet]
+
+    def _body(self, width: int, height: int) -> list[Line]:
+        if self.help:
+            from .views.help import help_lines
+
+            return help_lines(self, width, height)
+        gone = self._gone_line(width)
+        if self.mirror.state is None:
+            return [gone] if gone is not None else [Line((Span(" Connecting …", "muted"),))]
+        room = height - (gone is not None)
+        lines = fit(self.view.body(self, width, room), room)
+        if self._stale():
+            lines = [Line(tuple(Span(s.text, "stale") for s in line.spans), line.ground, line.zones) for line in lines]
+        return [gone, *lines] if gone is not None else lines
+
+    def _gone_line(self, width: int) -> Line | None:
+        gone = self.mirror.disconnected
+        if gone is None:
+            return None
+        mono = self.mono()
+        since = mono - self.mirror.disconnected_mono_ns
+        target = self.mirror.connected
+        text = f"{'Daemon gone' if target is not None else 'No daemon'} {since // S} s ago."
+        if self.mirror.state is not None:
+            text += f" Shown: seq {count(self.mirror.state.seq - 1)}, {clock(self.mirror.state.at_ns)}."
+        left = self._retry_left()
+        if left is not None:
+            text += f" Next try in {left} s.  r  now"
+        else:
+            text += f" {gone.reason}"
+        return frame.message_line(text, ("key", "r"), width)
+
+    def _retry_left(self) -> int | None:
+        gone = self.mirror.disconnected
+        if gone is None or gone.retry_in_s is None:
+            return None
+        passed = (self.mono() - self.mirror.mono_ns) / S
+        return max(0, int(gone.retry_in_s - passed + 0.999))
+
+    def _stale(self) -> bool:
+        if self.recording:
+            return False
+        silence = self.mirror.progress.silence_ns(self.mono())
+        return self.mirror.disconnected is not None or (silence is not None and silence > STALE_NS)
+
+    def _pill(self) -> tuple[str, str]:
+        mono = self.mono()
+        if self.mirror.disconnected is not None or self.mirror.connected is None:
+            left = self._retry_left()
+            return ("RETRY" if left is None else f"RETRY {left}s"), "pill.fault"
+        if self.recording:
+            return "REPLAY", "pill.replay"
+        if self.actions.paused:
+            return "PAUSED full" if self.actions.overflowed else "PAUSED", "pill.caution"
+        silence = self.mirror.progress.silence_ns(mono)
+        if silence is not None and silence > STALE_NS:
+            return f"STALE {silence // S}s", "pill.caution"
+        lag = self.mirror.progress.lag_ns(self.mirror.state.seq if self.mirror.state else 0, mono)
+        if lag > LAG_NS:
+            return f"LIVE −{lag / S:.1f}s", "pill.caution"
+        return "LIVE", "pill.ok"
+
+    def _status(self) -> frame.Status:
+        mirror, mono = self.mirror, self.mono()
+        pill, role = self._pill()
+        state, beat, target = mirror.state, mirror.heartbeat, mirror.connected
+        note = "" if target is None or self.recording else "read-only" if self.read_only else (
+            "" if target.control else "observe")
+        synced = beat.synced_age_ns if beat is not None else None
+        if synced is not None:
+            synced += mirror.progress.silence_ns(mono) or 0
+        return frame.Status(
+            pill=pill, pill_role=role, target=target.target if target else "–", note=note,
+            run=target.run if target else 0, iteration=state.iteration if state else None,
+            at_ns=self.now_ns if state else None, socket=self.socket,
+            rate=None if state is None else mirror.progress.rate(mono),
+            lag=None if state is None or self.recording else mirror.progress.lag_events(state.seq),
+            lost=None if self.recording else mirror.lost_events, lost_age_ns=mirror.lost_age_ns(mono),
+            recorder=beat.recorder if beat is not None else None, synced_age_ns=synced,
+            not_recorded=beat.not_recorded if beat is not None else 0, buffered=self.actions.buffered,
+            faults=sum(w.level is Level.FAULT and w.ended_ns is None for w in self.warnings),
+            cautions=sum(w.level is Level.CAUTION and w.ended_ns is None for w in self.warnings),
+            holds=len(state.holds) if state else 0,
+        )
+
+    def transport(self) -> frame.Transport:
+        """The state of the recording's transport."""
+        playback = self.actions.playback
+        assert playback is not None
+        if playback.position_seq >= playback.last_seq:
+            state = "END"
+        else:
+            state = f"PLAY {playback.speed:g}×" if playback.playing else "PAUSED"
+        marks = [(gap.first, self.glyphs.gap, "gap") for gap in self.mirror.gaps]
+        holds = [stay for life in self.mirror.lives.values() for stay in life.stays if stay.end_ns is None]
+        hits = self.mirror.state.totals.breakpoint_hits if self.mirror.state else 0
+        if holds and self.mirror.state is not None:
+            marks.append((self.mirror.state.seq, self.glyphs.held, "held"))
+        return frame.Transport(
+            state, playback.at_ns, playback.position_seq, playback.first_seq, playback.last_seq, hits, marks
+        )
+
+    # --- the key row -------------------------------------------------------------------------------------------------
+
+    def _keys(self, width: int) -> Line:
+        if self.prompt is not None:
+            return self.prompt.line(width)
+        mono = self.mono()
+        if self._notice is not None and mono < self._notice[2]:
+            return frame.notice_line(self._notice[0], self._notice[1], width)
+        stop = self._stop_text()
+        if stop is not None:
+            return frame.notice_line(stop, "held", width, hint=("H", "go there"))
+        return frame.keys_line(self.view.hints(self), width)
+
+    def _stop_text(self) -> str | None:
+        state, mono = self.mirror.state, self.mono()
+        if self._stop_since is None or state is None or mono - self._stop_since > STOP_NS:
+            return None
+        holds = [state.holds[number] for number in self._stop_holds if number in state.holds]
+        if not holds:
+            return None
+        hold = holds[-1]
+        slot = state.slots[hold.slot]
+        left = max(0, self.mirror.hold_left_ns(hold.hold, mono) or 0) // S
+        more = f" and {len(holds) - 1} more" if len(holds) > 1 else ""
+        place = f"entering {slot.state.label}" if hold.site.label.startswith("transition") else f"at {hold.site.label}"
+        points = ", ".join(map(str, hold.breakpoints)) or "a step"
+        return f"‖ {slot.request}{more} held at breakpoint {points}, {place}; {left} s left"
+
+    def _watch(self) -> None:
+        """Lints a few times a second, and stops that are new."""
+        mono = self.mono()
+        if mono - self._linted >= LINT_EVERY_NS:
+            self._linted = mono
+            if self.mirror.disconnected is None and not self.actions.paused:
+                self.lints.check(self.mirror, mono)
+            self.warnings = self.lints.warnings(mono)
+        state = self.mirror.state
+        if state is None:
+            return
+        fresh = [number for number in state.holds if number >= self._announced]
+        if fresh:
+            if self._stop_since is None or mono - self._stop_since > S:
+                self._stop_holds = []
+            self._stop_since = mono
+            self._stop_holds.extend(fresh)
+        self._announced = max(self._announced, state.next_hold)
+
+    def notice_gone(self, mono_ns: int) -> bool:
+        """Whether the notice is over (the frame needs a redraw)."""
+        return self._notice is not None and mono_ns >= self._notice[2]
+
+    def click(self, x: int, line: Line) -> None:
+        """A click on a row."""
+        from .keys import act
+
+        if self.prompt is not None:
+            return
+        hits = [zone for zone in line.zones if zone.start <= x < zone.end]
+        if hits:
+            act(self, min(hits, key=lambda zone: zone.end - zone.start).action, x)
+
+
+def age_text(ns: int) -> str:
+    """An age in a sentence."""
+    return f"{duration(ns)} ago"
+
+
+__all__ = ["BLANK", "Action", "Actions", "Desk", "TransportControls", "View", "age_text"]

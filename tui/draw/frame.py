@@ -1,0 +1,216 @@
+"""The frame around every view: status row, tabs, keys, and the transport of a recording.
+
+Law of this file: the screen says first whether it can be believed; parts are dropped in a fixed order when it is narrow,
+and never the pill, the target, the rate, the lag, the losses, the recorder and the badges.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from ..model.numbers import clock, count, cut, duration, per_second, plain
+from .spans import Action, Line, Row
+
+TABS: Final = (
+    ("Overview", "Overview"), ("Slots", "Slots"), ("Slot", "Slot"), ("Timeline", "Timeline"),
+    ("Transfers", "Transfers"), ("Tiers", "Tiers"), ("Breakpoints", "Breaks"), ("Record", "Record"), ("Log", "Log"),
+)
+"""Names of the views, and the short form below 100 columns."""
+
+
+class Status(msgspec.Struct):
+    """What the status row tells."""
+
+    pill: str
+    pill_role: str
+    target: str
+    note: str
+    """``read-only`` or ``observe``; empty with control."""
+    run: int
+    iteration: int | None
+    at_ns: int | None
+    socket: str
+    rate: float | None
+    lag: int | None
+    lost: int | None
+    lost_age_ns: int | None
+    recorder: str | None
+    """``recording``, ``degraded`` or None."""
+    synced_age_ns: int | None
+    not_recorded: int
+    buffered: int
+    faults: int
+    cautions: int
+    holds: int
+
+
+_DROPS: Final = ("socket", "clock", "iteration", "age", "synced", "run")
+
+
+def status_line(status: Status, width: int) -> Line:
+    """Row 1."""
+    for dropped in range(len(_DROPS) + 1):
+        keep = set(_DROPS[dropped:])
+        left, right = _left(status, keep), _right(status, keep)
+        if left.x + 2 + right.x <= width - 1:
+            break
+    row = Row().add(left.line())
+    return row.to(width - 1 - right.x).add(right.line()).line("bar", width)
+
+
+def _left(status: Status, keep: set[str]) -> Row:
+    row = Row().put(f" {status.pill} ", status.pill_role).put(" ").put(plain(status.target), "strong")
+    if status.note:
+        row.put(f" {status.note}", "muted")
+    if status.run and "run" in keep:
+        row.put(f"  run {status.run}", "muted")
+    if status.iteration is not None and "iteration" in keep:
+        row.put(f"  iteration {count(status.iteration)}", "muted")
+    if status.at_ns is not None and "clock" in keep:
+        row.put(f"  {clock(status.at_ns)}", "muted")
+    if status.socket and "socket" in keep:
+        row.put(f"  {status.socket}", "faint")
+    return row
+
+
+def _right(status: Status, keep: set[str]) -> Row:
+    row = Row()
+    if status.buffered:
+        row.put(f"+{count(status.buffered)}", "caution").put(" buffered  ", "muted")
+    row.put(per_second(status.rate), "text").put(" ev/s  ", "muted")
+    row.put("lag ", "muted").put(count(status.lag), "caution" if (status.lag or 0) > 10_000 else "text")
+    fresh = status.lost_age_ns is not None and status.lost_age_ns < 300_000_000_000
+    row.put("  lost ", "muted").put(count(status.lost), "caution" if status.lost and fresh else "text")
+    if status.lost and status.lost_age_ns is not None and "age" in keep:
+        row.put(f" {duration(status.lost_age_ns)} ago", "faint")
+    _recorder(row, status, keep)
+    badges = [
+        (f"!!{status.faults}", "mark.fault", status.faults), (f"!{status.cautions}", "mark.caution", status.cautions),
+        (f"‖{status.holds}", "held", status.holds),
+    ]
+    shown = [(text, role) for text, role, number in badges if number]
+    if shown:
+        row.put(" ")
+    for text, role in shown:
+        row.put(" ").put(text, role, ("badge", text))
+    return row
+
+
+def _recorder(row: Row, status: Status, keep: set[str]) -> None:
+    row.put("  rec ", "muted")
+    if status.recorder is None:
+        row.put("off", "muted")
+    elif status.recorder == "degraded":
+        row.put(f"DEGRADED {count(status.not_recorded)}", "mark.fault")
+    elif status.synced_age_ns is None:
+        row.put("–", "text")
+    else:
+        seconds = status.synced_age_ns / 1e9
+        text = f"{int(seconds * 10) / 10:.1f}s" if seconds < 10 else duration(status.synced_age_ns)
+        if "synced" in keep:
+            row.put("synced ", "muted")
+        row.put(text, "text")
+        if "synced" in keep:
+            row.put(" ago", "muted")
+
+
+def tabs_line(current: int, width: int, recording: bool) -> Line:
+    """Row 2; the current view stands out."""
+    short = width < 100
+    row = Row()
+    gap = 1 if short else 2
+    if not short:
+        row.put(" ")
+    for index, (long_name, short_name) in enumerate(TABS):
+        if index:
+            row.put(" " * gap)
+        name = "Replay" if recording and index == 7 else short_name if short else long_name
+        if width < 80 and index != current:
+            name = ""
+        text = f"{index + 1} {name}".rstrip()
+        if index == current:
+            row.put(text, "tabsel", ("view", index))
+        else:
+            start = row.x
+            row.put(str(index + 1), "faint").put(text[1:], "tab").zone(start, ("view", index))
+    return row.line("", width)
+
+
+Hint = tuple[str, str]
+"""A key and what it does."""
+
+_NAMES: Final = {"←→": "left", "space": "space", "enter": "enter", "[ ]": "["}
+
+
+def keys_line(hints: Sequence[Hint], width: int, *, last: Sequence[Hint] = (("?", "help"), ("q", "quit"))) -> Line:
+    """The last row: keys of the view on the left, help and quit on the right; those that do not fit are left out."""
+    right = Row()
+    for index, (key, word) in enumerate(last):
+        right.put("  " if index else "").put(key, "key", ("key", key)).put(f" {word}", "muted")
+    row = Row().put(" ")
+    for index, (key, word) in enumerate(hints):
+        text = f"{key} {word}"
+        if row.x + len(text) + (2 if index else 0) + 2 + right.x > width - 2:
+            break
+        row.put("  " if index else "")
+        start = row.x
+        row.put(key, "key").put(f" {word}", "muted").zone(start, ("key", _NAMES.get(key, key)))
+    return row.to(width - 2 - right.x).add(right.line()).line("bar", width)
+
+
+class Transport(msgspec.Struct):
+    """What the transport row of a recording tells."""
+
+    state: str
+    at_ns: int
+    seq: int
+    first_seq: int
+    last_seq: int
+    hits: int
+    marks: list[tuple[int, str, str]]
+    """(seq, character, role) on the bar."""
+
+
+def transport_line(transport: Transport, width: int, full: str, knob: str) -> Line:
+    """The row above the keys on a recording; a click on its bar seeks."""
+    row = Row().put(" ").put(transport.state, "strong").put(f"  {clock(transport.at_ns, millis=True)}", "text")
+    row.put("  seq ", "muted").put(count(transport.seq), "text").put(f" of {count(transport.last_seq)}  ", "muted")
+    tail = f"  {transport.hits} hits" if transport.hits else ""
+    cells = width - 1 - row.x - len(tail)
+    if cells >= 8:
+        bar_at(row, transport, cells, full, knob)
+    row.put(tail, "muted")
+    return row.line("bar", width)
+
+
+def bar_at(row: Row, transport: Transport, cells: int, full: str, knob: str) -> None:
+    """The bar of a recording, ``cells`` wide, appended to a row."""
+    first, span = transport.first_seq, max(1, transport.last_seq - transport.first_seq)
+    here = min(cells - 1, max(0, (transport.seq - first) * (cells - 1) // span))
+    start = row.x
+    texts = [(full, "computed") if cell < here else ("─", "track") for cell in range(cells)]
+    for seq, character, role in transport.marks:
+        texts[min(cells - 1, max(0, (seq - first) * (cells - 1) // span))] = (character, role)
+    texts[here] = (knob, "strong")
+    for text, role in texts:
+        row.put(text, role)
+    row.zone(start, ("seek", start, cells))
+
+
+def notice_line(text: str, role: str, width: int, hint: Hint | None = None) -> Line:
+    """A sentence in place of the keys, and perhaps the one key that answers it."""
+    tail = len(hint[0]) + len(hint[1]) + 4 if hint is not None else 0
+    row = Row().put(" ").put(cut(text, width - 2 - tail), role)
+    if hint is not None:
+        start = row.put("   ").x
+        row.put(hint[0], "key").put(f" {hint[1]}", "muted").zone(start, ("key", hint[0]))
+    return row.line("bar", width)
+
+
+def message_line(text: str, action: Action | None, width: int, role: str = "caution") -> Line:
+    """A sentence on the first body row."""
+    row = Row().put(" ").put(cut(text, width - 2), role)
+    if action is not None:
+        row.zone(1, action)
+    return row.line("", width)

@@ -1,0 +1,129 @@
+"""Events in words: whom an event concerns, and what it says beside its kind.
+
+Law of this file: the phrases are the core's; only where this console knows more than the facts (what a transfer was,
+after it ended) it says more.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import HASH_BYTES
+from kvbm_console.core.describe import describe as core_describe
+from kvbm_console.core.ids import CandidateStatus, Route, SlotState
+from kvbm_console.core.stimuli import ENTRY_NAMES
+
+from .lives import Transfer
+from .numbers import count, duration, plural
+
+if TYPE_CHECKING:
+    from .mirror import Mirror
+
+
+def concerns(event: ev.Event, mirror: "Mirror") -> str:
+    """The request that the event is about; empty when it is about none or several."""
+    slot = slot_of(event, mirror)
+    if slot is None:
+        return ""
+    life = mirror.lives.get(slot)
+    if life is not None:
+        return life.request
+    for past in reversed(mirror.past):
+        if past.slot == slot:
+            return past.request
+    return f"slot {slot}"
+
+
+def slot_of(event: ev.Event, mirror: "Mirror") -> int | None:
+    """The slot that the event is about."""
+    slot = getattr(event, "slot", None)
+    if isinstance(slot, int):
+        return slot
+    if isinstance(event, ev.DeviceBlocksAssigned):
+        return event.slots[0] if len(event.slots) == 1 else None
+    if isinstance(event, ev.BlocksEvicted):
+        return event.for_slot
+    candidate = getattr(event, "candidate", None)
+    if candidate is not None:
+        transfer = mirror.transfers.get(candidate)
+        return transfer.slot if transfer is not None else _ended_slot(mirror, candidate=candidate)
+    operation = getattr(event, "operation", None)
+    if operation is not None:
+        transfer = mirror.by_operation.get(operation)
+        return transfer.slot if transfer is not None else _ended_slot(mirror, operation=operation)
+    return None
+
+
+def _ended_slot(mirror: "Mirror", candidate: int | None = None, operation: int | None = None) -> int | None:
+    for transfer in reversed(mirror.ended):
+        if transfer.candidate == candidate if candidate is not None else transfer.operation == operation:
+            return transfer.slot
+    return None
+
+
+def describe(event: ev.Event, mirror: "Mirror") -> str:
+    """The phrase beside the kind."""
+    phrase = PHRASES.get(type(event))
+    return phrase(event, mirror) if phrase is not None else core_describe(event, mirror.state)
+
+
+def entry_name(entry: int) -> str:
+    """The entry point that a move came from."""
+    return ENTRY_NAMES.get(entry, f"entry {entry}")
+
+
+def _route(route: Route) -> str:
+    return f"{'↑' if route.is_load else '↓'} {route.source.name}→{route.target.name}"
+
+
+def _opened(e: ev.SlotOpened, mirror: "Mirror") -> str:
+    return f"{count(e.prompt_tokens)} tokens, {plural(len(e.hashes) // HASH_BYTES, 'full block')}"
+
+
+def _moved(e: ev.SlotMoved, mirror: "Mirror") -> str:
+    text = f"{e.old.label} → {e.new.label}"
+    if e.detail:
+        text += f", {count(e.detail)} tokens"
+    if e.reason is not None and e.new in (SlotState.FINISHING, SlotState.FINISHED):
+        text += f", {e.reason.label}"
+    return text
+
+
+def _find(mirror: "Mirror", candidate: int) -> Transfer | None:
+    transfer = mirror.transfers.get(candidate)
+    if transfer is not None:
+        return transfer
+    return next((ended for ended in reversed(mirror.ended) if ended.candidate == candidate), None)
+
+
+def _ended(e: ev.CandidateEnded, mirror: "Mirror") -> str:
+    transfer = _find(mirror, e.candidate)
+    if transfer is None:
+        return core_describe(e, mirror.state)
+    took = duration(transfer.age(e.at_ns))
+    what = f"op {transfer.label} {_route(transfer.route)}, {plural(transfer.blocks, 'block')}"
+    return f"{what}, {took}" if e.status is CandidateStatus.COMPLETED else f"{what}, {e.status.label}, {took}"
+
+
+def _skipped(e: ev.CandidateSkipped, mirror: "Mirror") -> str:
+    transfer = _find(mirror, e.candidate)
+    if transfer is None:
+        return core_describe(e, mirror.state)
+    return f"{e.reason.label}, {_route(transfer.route)}, {plural(transfer.blocks, 'block')}"
+
+
+def _started(e: ev.OperationStarted, mirror: "Mirror") -> str:
+    transfer = mirror.by_operation.get(e.operation)
+    if transfer is None:
+        return core_describe(e, mirror.state)
+    return f"op {e.operation} {_route(transfer.route)}, {plural(transfer.blocks, 'block')}"
+
+
+PHRASES: Final[dict[type[ev.Event], Callable[[Any, "Mirror"], str]]] = {
+    ev.SlotOpened: _opened,
+    ev.SlotMoved: _moved,
+    ev.CandidateEnded: _ended,
+    ev.CandidateSkipped: _skipped,
+    ev.OperationStarted: _started,
+}
+"""Kinds that this console tells differently."""

@@ -1,0 +1,212 @@
+"""The session: a feed folded into the mirror, and what may be asked of the target.
+
+Law of this file: the console never awaits the network. Items are folded in slices between which keys are answered, calls
+to the target run in tasks and answer with a notice, and a paused view keeps a bounded buffer.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.errors import KvbmConsoleError
+from kvbm_console.stream.feed import Controls, EventsArrived, Feed, FeedItem
+
+from .desk import TransportControls
+from .model.mirror import Mirror
+
+BUFFER_MAX: Final = 200_000
+"""Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""
+SLICE_EVENTS: Final = 400
+"""Events folded before keys get a turn: about 4 ms."""
+CALLS_MAX: Final = 16
+"""Calls under way; more keys than that on a dead connection are refused."""
+
+
+class Spawner(Protocol):
+    """Runs a task that the application owns."""
+
+    def __call__(self, work: Awaitable[None], name: str) -> None: ...
+
+
+class Session:
+    """One target: a feed, perhaps controls, perhaps the transport of a recording."""
+
+    def __init__(
+        self, feed: Feed, controls: Controls | None = None, playback: TransportControls | None = None, *,
+        socket: str = "", mono: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.feed = feed
+        self.controls = controls
+        self.playback = playback
+        self.socket = socket
+        self.mono = mono
+        self.mirror = Mirror()
+        self.paused = False
+        self.overflowed = False
+        self.buffered = 0
+        self.ended = False
+        """Whether the feed said that nothing more will come."""
+        self._buffer: deque[FeedItem] = deque()
+        self._spawn: Spawner | None = None
+        self._tell: Callable[[str, str], None] = lambda text, role: None
+        self._quit: Callable[[], None] = lambda: None
+        self._calls = 0
+        self._resubscribe = False
+
+    @property
+    def control(self) -> bool:
+        """Whether this session may act on the target."""
+        connected = self.mirror.connected
+        return self.controls is not None and connected is not None and connected.control
+
+    def attach(self, spawn: Spawner, tell: Callable[[str, str], None], quit_: Callable[[], None]) -> None:
+        """Connect the session to an application."""
+        self._spawn, self._tell, self._quit = spawn, tell, quit_
+
+    # --- the feed ----------------------------------------------------------------------------------------------------
+
+    async def run(self, breathe: Callable[[], Awaitable[None]]) -> None:
+        """Fold the feed until it ends. ``breathe`` lets the application answer keys between slices."""
+        while True:
+            self._resubscribe = False
+            async for item in self.feed.items():
+                if self.paused or self._buffer:
+                    self._keep(item)
+                else:
+                    await self._take(item, breathe)
+                if self._resubscribe:
+                    break
+                await breathe()
+            if not self._resubscribe:
+                self.ended = True
+                return
+
+    async def _take(self, item: FeedItem, breathe: Callable[[], Awaitable[None]]) -> None:
+        mirror = self.mirror
+        if isinstance(item, EventsArrived) and len(item.events) > SLICE_EVENTS:
+            events = item.events
+            for start in range(0, len(events), SLICE_EVENTS):
+                mirror.take(EventsArrived(events[start : start + SLICE_EVENTS]), self.mono())
+                await breathe()
+        else:
+            mirror.take(item, self.mono())
+        if mirror.broken is not None and not self._resubscribe:
+            self._tell(f"{mirror.broken}; asking for a snapshot", "caution")
+            self._resubscribe = True
+
+    def _keep(self, item: FeedItem) -> None:
+        """Keep an item of a paused view."""
+        size = len(item.events) if isinstance(item, EventsArrived) else 0
+        if self.buffered + size > BUFFER_MAX:
+            self.overflowed = True
+        if not self.overflowed:
+            self._buffer.append(item)
+        self.buffered += size
+
+    def pause(self, paused: bool) -> None:
+        """Stop or go on drawing what arrives; the target does not notice."""
+        if paused or not self.paused:
+            self.paused = paused
+            return
+        self.paused = False
+        if self.overflowed:
+            self.overflowed = False
+            self._resubscribe = True
+            self._tell("the paused view lost events; the next snapshot is exact", "caution")
+        if self._spawn is not None:
+            self._spawn(self._drain(), "unpause")
+
+    async def _drain(self) -> None:
+        """Fold what was kept, in order, while the feed goes on adding behind it."""
+        while self._buffer and not self.paused:
+            item = self._buffer[0]
+            await self._take(item, _yield)
+            self._buffer.popleft()
+            if isinstance(item, EventsArrived):
+                self.buffered -= len(item.events)
+        if not self._buffer:
+            self.buffered = 0
+
+    # --- what may be asked -------------------------------------------------------------------------------------------
+
+    def _call(self, work: Callable[[Controls], Awaitable[str]]) -> None:
+        controls = self.controls
+        if controls is None or self._spawn is None:
+            self._tell("this session only observes", "muted")
+            return
+        if self._calls >= CALLS_MAX:
+            self._tell("the target has not answered the calls before", "caution")
+            return
+        self._calls += 1
+
+        async def run() -> None:
+            try:
+                text, role = await work(controls), "text"
+            except KvbmConsoleError as error:
+                text, role = str(error), "fault"
+            finally:
+                self._calls -= 1
+            self._tell(text, role)
+
+        self._spawn(run(), "call")
+
+    def continue_hold(self, hold: int | None) -> None:
+        """Release one hold, or all."""
+        async def work(controls: Controls) -> str:
+            answer = await controls.continue_hold(hold)
+            return f"hold {hold}: {answer}" if hold is not None else f"all holds: {answer}"
+        self._call(work)
+
+    def step(self, hold: int) -> None:
+        """Release a hold and stop the slot at its next site."""
+        async def work(controls: Controls) -> str:
+            return f"hold {hold}: {await controls.step(hold)}"
+        self._call(work)
+
+    def add_breakpoint(self, spec: BreakpointSpec) -> None:
+        """Set one more breakpoint."""
+        async def work(controls: Controls) -> str:
+            verdict = await controls.add_breakpoint(spec)
+            if verdict.verified:
+                return f"breakpoint {verdict.id} set: {spec.describe()}"
+            return f"breakpoint {verdict.id} cannot work: {verdict.message}"
+        self._call(work)
+
+    def remove_breakpoint(self, breakpoint_id: int) -> None:
+        """Remove a breakpoint."""
+        async def work(controls: Controls) -> str:
+            await controls.remove_breakpoint(breakpoint_id)
+            return f"breakpoint {breakpoint_id} removed"
+        self._call(work)
+
+    def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
+        """Arm or mute a breakpoint."""
+        async def work(controls: Controls) -> str:
+            await controls.enable_breakpoint(breakpoint_id, enabled)
+            return f"breakpoint {breakpoint_id} {'armed' if enabled else 'muted'}"
+        self._call(work)
+
+    def disarm(self) -> None:
+        """Mute every breakpoint and release every hold."""
+        async def work(controls: Controls) -> str:
+            await controls.disarm()
+            return "every breakpoint is muted, every hold released"
+        self._call(work)
+
+    def retry(self) -> None:
+        """Reconnect at once."""
+        async def work(controls: Controls) -> str:
+            await controls.retry_now()
+            return "trying now"
+        self._call(work)
+
+    def quit(self) -> None:
+        """Leave the console."""
+        self._quit()
+
+
+async def _yield() -> None:
+    await asyncio.sleep(0)

@@ -1,0 +1,26 @@
+"""One event as a row of the log.
+
+Law of this file: a row tells its time, its seq, its kind, whom it concerns, and the rest in one phrase.
+"""
+
+from kvbm_console.core.events import Event
+
+from ..desk import Desk
+from ..draw.spans import Line, Row
+from ..draw.words import request
+from ..model.numbers import clock, count, cut, plain
+from ..model.wording import concerns, describe
+
+
+def event_line(desk: Desk, event: Event, width: int) -> Line:
+    """Time, seq, kind, subject and text."""
+    wide = width >= 100
+    who = concerns(event, desk.mirror)
+    row = Row().put(" ").put(clock(event.at_ns, millis=True), "muted")
+    row.right(count(event.seq), row.x + (11 if wide else 10), "faint")
+    row.put("  " if wide else " ").put(type(event).__name__[: 20 if wide else 17], "text").to(44 if wide else 42)
+    if who:
+        row.spans([request(who, 20 if wide else 13, "strong" if who == desk.selected else "text")])
+        row.to(row.x + 2 if wide else row.x + 1)
+        row.zone(0, ("select", who), width)
+    return row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 1 - row.x)), "muted").line("", width)

@@ -1,0 +1,40 @@
+"""Help: the keys of the view on the screen, then those that work everywhere.
+
+Law of this file: only keys that exist are listed.
+"""
+
+from ..desk import Desk
+from ..draw.frame import TABS
+from ..draw.spans import BLANK, Line, Row
+
+EVERYWHERE = (
+    ("1..9", "views"), ("/", "filter"), ("enter esc", "into, back"), (":", "commands"), ("space", "pause view, play"),
+    ("!", "warnings"), ("H", "newest hold"), ("t", "timeline"), ("b", "break here"), ("c C", "continue, all"),
+    ("s", "step"), ("D", "disarm all"), ("q", "quit"),
+)
+
+
+def help_lines(desk: Desk, width: int, height: int) -> list[Line]:
+    """Two columns: this view, everywhere; then what the colours mean."""
+    mine = [("↑ ↓ j k", "move"), ("g G", "first, last")] if desk.current not in (0,) else [("↑ ↓", "choose a warning")]
+    mine += [hint for hint in desk.view.hints(desk) if hint not in mine]
+    lines = [Row().put(f" {TABS[desk.current][0].upper()}", "title").to(41).put("EVERYWHERE", "title")
+             .line("" if desk.tall else "bar")]
+    others = list(EVERYWHERE)
+    if desk.recording:
+        others += [(", .", "event back, on"), ("< >", "slower, faster"), (":seek N", "go to an event")]
+    for index in range(max(len(mine), len(others))):
+        row = Row().put(" ")
+        if index < len(mine):
+            row.put(mine[index][0], "key").to(12).put(mine[index][1], "muted")
+        if index < len(others):
+            row.to(41).put(others[index][0], "key").to(53).put(others[index][1], "muted")
+        lines.append(row.line())
+    lines.append(BLANK)
+    row = Row().put(" COLOURS   ", "title")
+    for label in ("prefilling", "decoding", "onboarding", "preempted"):
+        state = next(one for one in desk.glyphs.state if one.label == label)
+        row.put(desk.glyphs.state[state], f"state.{label}").put(f" {label}  ", "muted")
+    row.put(desk.glyphs.held, "heldbox").put(" held   ", "muted").put("hollow = waiting", "muted")
+    lines.append(row.line())
+    return lines[:height]

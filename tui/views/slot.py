@@ -1,0 +1,267 @@
+"""Slot: one request: its life and its operations on one axis, its prompt, what it waits for, its story.
+
+Law of this file: states and operations share the axis; what it waits for says who, then what, then how long.
+"""
+
+from kvbm_console.core.ids import Tier
+from kvbm_console.core.slots import SlotFacts
+
+from ..desk import Desk
+from ..draw import bars, words
+from ..draw.frame import Hint
+from ..draw.glyphs import state_role
+from ..draw.lifeline import Lifelines, Window, runs, tick_ns, transfer_codes
+from ..draw.prompt_bar import parts, prompt_bar
+from ..draw.spans import BLANK, Line, Row, Span, beside
+from ..model.lints import Level
+from ..model.lives import Life, Transfer
+from ..model.numbers import S, count, cut, duration, plain, plural, spoken
+from ..model.rows import block_tokens, limits, slot_row
+from ..model.waits import breakpoints_text, sentences
+from ..model.wording import describe
+
+LIFE_LEFT = 24
+"""Where the axis begins."""
+SIDE = 64
+_LIFELINES = Lifelines()
+
+
+class SlotView:
+    """View 3."""
+
+    filter_fields: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.scroll = 0
+
+    def body(self, desk: Desk, width: int, height: int) -> list[Line]:
+        """The selected request, or the one that needs it most."""
+        request = shown_request(desk)
+        if request is None:
+            return [Row().put(" No live request. Choose one in 2 Slots or 4 Timeline.", "muted").line()]
+        return slot_panel(desk, request, width, height, self.scroll)
+
+    def hints(self, desk: Desk) -> list[Hint]:
+        """Keys of one slot."""
+        hints = [("b", "break here"), ("c", "continue"), ("s", "step")] if desk.may_control else []
+        return [*hints, ("t", "timeline"), ("↑↓", "story"), ("n", "next slot"),
+                ("space", "play" if desk.recording else "pause view")]
+
+    def press(self, desk: Desk, key: str) -> bool:
+        """Scroll the story; n and N walk the list."""
+        request = shown_request(desk)
+        life = desk.mirror.life_of(request) if request is not None else None
+        if key in ("down", "j"):
+            self.scroll = min(max(0, len(life.story) - 1) if life is not None else 0, self.scroll + 1)
+        elif key in ("up", "k"):
+            self.scroll = max(0, self.scroll - 1)
+        elif key in ("g", "home"):
+            self.scroll = 0
+        elif key in ("n", "N"):
+            self._next(desk, request, 1 if key == "n" else -1)
+        else:
+            return False
+        return True
+
+    def _next(self, desk: Desk, request: str | None, step: int) -> None:
+        state = desk.mirror.state
+        if state is None:
+            return
+        names = [state.slots[number].request for number in desk.order.numbers if number in state.slots]
+        if names:
+            at = names.index(request) if request in names else -step
+            desk.select(names[(at + step) % len(names)])
+            self.scroll = 0
+
+
+def shown_request(desk: Desk) -> str | None:
+    """The selected request, else the first of the list."""
+    if desk.selected is not None:
+        return desk.selected
+    state = desk.mirror.state
+    if state is None or not state.slots:
+        return None
+    for number in desk.order.numbers:
+        if number in state.slots:
+            return state.slots[number].request
+    return next(iter(state.slots.values())).request
+
+
+def slot_panel(desk: Desk, request: str, width: int, height: int, scroll: int = 0) -> list[Line]:
+    """Everything about one request in ``width`` by ``height``."""
+    life = desk.mirror.life_of(request)
+    state = desk.mirror.state
+    if life is None or state is None:
+        return [Row().put(f" {plain(request)} is not known here any more.", "muted").line()]
+    slot = state.slots.get(life.slot)
+    wide = width >= 100
+    lines = _head_wide(desk, life, slot, width) if wide else _head(desk, life, slot, width)
+    lines.append(BLANK)
+    room = 3 if height < 30 else max(3, min(12, height - 28 + 3))
+    lines += _life(desk, life, width, room)
+    lines.append(BLANK)
+    if wide:
+        left = _prompt(desk, life, slot, SIDE - 3)
+        left += [BLANK, *_waits(desk, slot, SIDE - 3)]
+        right = _story(desk, life, width - SIDE, max(1, height - len(lines)), scroll, 0)
+        return [*lines, *beside(left, right, SIDE)][:height]
+    lines += _prompt(desk, life, slot, width - 1)
+    lines += [BLANK, *_waits(desk, slot, width - 1), BLANK]
+    lines += _story(desk, life, width, max(2, height - len(lines)), scroll, 1)
+    return lines[:height]
+
+
+# --- head ------------------------------------------------------------------------------------------------------------
+
+
+def _head(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Line]:
+    row = Row().put(" ").spans([words.request(life.request, 40, "strong")])
+    row.put(f"   slot {life.slot}, arrived {duration(desk.now_ns - life.opened_ns)} ago", "muted")
+    if slot is not None and slot.preemptions:
+        row.put(f", preempted {slot.preemptions} ×", "muted")
+    return [row.line("", width - 1), _standing(desk, life, slot, Row().put(" "), width, "   ", 10)]
+
+
+def _head_wide(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Line]:
+    row = Row().put(" ").spans([words.request(life.request, 40, "strong")])
+    row.put(f"  arrived {duration(desk.now_ns - life.opened_ns)} ago    ", "muted")
+    return [_standing(desk, life, slot, row, width, "  ", 8)]
+
+
+def _standing(desk: Desk, life: Life, slot: SlotFacts | None, row: Row, width: int, gap: str, bar: int) -> Line:
+    """How it stands: held with its countdown, or its state, age and wait."""
+    glyphs, mono, state = desk.glyphs, desk.mono(), desk.mirror.state
+    if slot is None or state is None:
+        ended = duration(desk.now_ns - (life.closed_ns or 0))
+        how = "its end fell into a gap" if life.lost else f"finished {ended} ago"
+        return row.put(f"{glyphs.state[life.state]} {how}", "muted").line("", width - 1)
+    if slot.hold is None:
+        info = slot_row(desk.mirror, slot, mono, limits(desk.mirror, mono))
+        row.spans(words.state(slot.state, glyphs)).put(f" {duration(info.age_ns)}", words.LEVEL_ROLE[info.level])
+        return row.put(gap).put(info.waits, "text" if info.level is not None else "muted").line("", width - 1)
+    hold = state.holds[slot.hold]
+    age = desk.mirror.hold_age_ns(hold.hold, mono)
+    left = max(0, desk.mirror.hold_left_ns(hold.hold, mono) or 0)
+    row.put(f"{glyphs.held} HELD {duration(age)}", "heldbox").put(gap + "in ", "muted")
+    row.spans(words.state(slot.state, glyphs)).put(f" at {breakpoints_text(hold.breakpoints)}", "muted").put(gap)
+    if not hold.parked:
+        return row.put(f"will stop at its next {hold.point.label}", "caution").line("", width - 1)
+    row.put(f"resumes in {left // S} s ", "caution" if left > 5 * S else "fault")
+    row.spans(bars.level(left / hold.max_hold_ns, bar, glyphs, "caution" if left > 5 * S else "fault"))
+    if desk.may_control:
+        row.put("  c", "key", ("key", "c")).put(" continue" if width >= 100 else "", "muted")
+    return row.line("", width - 1)
+
+
+# --- life ------------------------------------------------------------------------------------------------------------
+
+
+def _life(desk: Desk, life: Life, width: int, room: int) -> list[Line]:
+    now = desk.now_ns
+    end = life.closed_ns if life.closed_ns is not None else now
+    start = life.first_known_ns()
+    cells = max(8, width - 8 - LIFE_LEFT)
+    span = max(end - start, 1_000_000)
+    window = Window(start, -(-span // cells), cells, end)
+    glyphs = desk.glyphs
+    head = Row().put(" LIFE", "title").put(f"   {spoken(span)}, 1 cell = {spoken(window.cell_ns)}   ", "muted")
+    head.put(f"queued {glyphs.queued}  wire {glyphs.wire}  held {glyphs.hatch}", "muted")
+    lines = [head.line("", width - 1)]
+    bounds = limits(desk.mirror, desk.mono())
+    codes, busy = _LIFELINES.codes(life, window, bounds)
+    row = Row().put(" states", "muted").to(LIFE_LEFT).spans(runs(codes, busy, glyphs))
+    lines.append(row.right(duration(span), width - 1, "muted").line())
+    shown = _choose(life, room)
+    for transfer in shown:
+        lines.append(_transfer_line(desk, life, transfer, window, width))
+    if len(life.transfers) > len(shown):
+        lines.append(Row().put(f" +{len(life.transfers) - len(shown)} earlier", "faint").line())
+    lines.append(_axis(window, width, closed=life.closed_ns is not None))
+    return lines
+
+
+def _choose(life: Life, room: int) -> list[Transfer]:
+    """The transfers to show: open ones, then the latest."""
+    found = sorted(life.transfers, key=lambda transfer: (not transfer.open, -transfer.planned_ns))
+    return sorted(found[:room], key=lambda transfer: transfer.planned_ns)
+
+
+def _transfer_line(desk: Desk, life: Life, transfer: Transfer, window: Window, width: int) -> Line:
+    row = Row().put(f" {transfer.label.ljust(4)} ", "muted").spans([words.route(transfer.route, desk.glyphs)])
+    row.right(str(transfer.blocks), 19, "text").to(LIFE_LEFT)
+    wire = "fill.onboard" if transfer.route.is_load else "fill.g1"
+    row.spans(runs(transfer_codes(transfer, life, window), set(), desk.glyphs, wire))
+    if transfer.open and transfer.started_ns is None and life.held_now() is not None:
+        row.right("parked", width - 1, "caution")
+    elif transfer.reason is not None:
+        row.right("skipped", width - 1, "faint")
+    else:
+        row.right(duration(transfer.age(desk.now_ns)), width - 1, "text" if transfer.open else "muted")
+    return row.line("", width)
+
+
+def _axis(window: Window, width: int, *, closed: bool) -> Line:
+    row = Row()
+    step = tick_ns(window.cell_ns)
+    word = "end" if closed else "now"
+    stop = LIFE_LEFT + window.cells - len(word) - 1
+    at = 0
+    while True:
+        x = LIFE_LEFT + at // window.cell_ns
+        text = "0s" if at == 0 else duration(at) if step % S else f"{at // S}s" if at < 120 * S else duration(at)
+        if x + len(text) > stop:
+            break
+        row.to(x).put(text, "faint")
+        at += step
+    return row.right(word, LIFE_LEFT + window.cells, "faint").line("", width - 1)
+
+
+# --- prompt, waits, story --------------------------------------------------------------------------------------------
+
+
+def _prompt(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Line]:
+    if slot is None or desk.mirror.state is None:
+        return [Row().put(" PROMPT", "title").put("   not kept after its end", "muted").line()]
+    head = Row().put(" PROMPT", "title")
+    head.put(f"   {count(slot.prompt_tokens)} tokens, {plural(slot.prompt_blocks, 'full block')}", "muted")
+    computed = slot.computed_tokens(desk.mirror.state.iteration)
+    bar = Row().put(" ").spans(prompt_bar(slot, computed, width - 1, desk.glyphs))
+    cached, done, todo = parts(slot, computed)
+    size = block_tokens(desk.mirror)
+    present = {pool.info.tier for pool in desk.mirror.state.pools}
+    legend = Row().put(" ")
+    for tier in (Tier.G1, Tier.G2, Tier.G3):
+        known = str(cached[tier - 1] // size) if tier in present else "–"
+        legend.put(desk.glyphs.prompt[tier], f"fill.{tier.name.lower()}").put(f" {tier.name} {known}   ", "muted")
+    legend.put(f"{desk.glyphs.computed} computed {done // size}", "computed")
+    legend.put(f"   {desk.glyphs.todo} to do {-(-todo // size)}", "muted")
+    generated = max(0, computed - slot.prompt_tokens)
+    if generated:
+        legend.put(f"   +{count(generated)} generated", "muted")
+    return [head.line("", width), bar.line(), legend.line("", width)]
+
+
+def _waits(desk: Desk, slot: SlotFacts | None, width: int) -> list[Line]:
+    lines = [Row().put(" WAITS FOR", "title").line()]
+    told = sentences(desk.mirror, slot, desk.mono()) if slot is not None else []
+    for index, sentence in enumerate(told or ["nothing"]):
+        pins = sentence.startswith("pins") and slot is not None and slot.hold is not None
+        role = "caution" if pins else "text" if told and index == 0 else "muted"
+        lines.append(Row().put(" ").put(cut(sentence, width - 1), role).line())
+    return lines
+
+
+def _story(desk: Desk, life: Life, width: int, height: int, scroll: int, margin: int) -> list[Line]:
+    head = Row().put(" " * margin).put("STORY", "title").put("   newest first", "muted")
+    if scroll:
+        head.put(f", {scroll} newer above", "muted")
+    lines = [head.line()]
+    now = desk.now_ns
+    for event in list(reversed(life.story))[scroll : scroll + max(0, height - 1)]:
+        row = Row().put(" " * margin).right(duration(now - event.at_ns), margin + 5, "muted").put("  ")
+        row.put(cut(type(event).__name__, 17).ljust(18), "muted")
+        lines.append(row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 1 - row.x)), "text").line())
+    return lines
+
+
+__all__ = ["Level", "SlotView", "Span", "shown_request", "slot_panel", "state_role"]

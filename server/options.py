@@ -85,11 +85,11 @@ class Endpoint:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self.close()
+            self._unlock()  # the socket is the other daemon's: it stays
             raise UsageError(f"a daemon is listening on unix:{path} already; attach to it, or use --listen") from None
         try:
             if not stat.S_ISSOCK(path.lstat().st_mode):
-                self.close()
+                self._unlock()
                 raise UsageError(f"cannot listen on unix:{path}: there is a file that is no socket")
             path.unlink()  # we hold the lock, so the daemon that made it is dead
         except FileNotFoundError:
@@ -128,6 +128,10 @@ class Endpoint:
         if self._lock is not None:
             if self._path is not None:
                 self._path.unlink(missing_ok=True)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 

@@ -1,14 +1,22 @@
-"""The bridge from commands to the asynchronous client library.
+"""The bridge from commands to the asynchronous client library and to the console.
 
-Law of this file: grpc, and whatever else is heavy, is imported inside the functions; an error inside a task group comes
-out as itself.
+Law of this file: grpc and textual are imported inside the functions; an error inside a task group comes out as itself;
+a session that a command opens has no lease, so what it sets belongs to the daemon and outlives the command.
 """
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from kvbm_console.stream.feed import Disconnected, FeedItem
+
+if TYPE_CHECKING:
+    from kvbm_console.client import Client, ControlSession
 
 T = TypeVar("T")
+
+SHELL: Final = "shell"
+"""Name of the sessions of one-shot commands, shown to whoever asks who continued a hold."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -24,3 +32,66 @@ def alone(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+def ask(target: str, question: "Callable[[Client], Awaitable[T]]") -> T:
+    """One question on one connection."""
+    from kvbm_console.client import Client
+
+    async def work() -> T:
+        async with Client(target, name=SHELL) as client:
+            return await question(client)
+
+    return run(work())
+
+
+def fetch_status(target: str) -> dict[str, Any]:
+    """The status document."""
+    return ask(target, lambda client: client.status())
+
+
+def control(target: str, request: "Callable[[ControlSession], Awaitable[T]]") -> T:
+    """One request of a session without a lease."""
+
+    async def work(client: "Client") -> T:
+        async with client.control(SHELL, lease=False) as session:
+            return await request(session)
+
+    return ask(target, work)
+
+
+async def follow(target: str, since: int | None) -> AsyncIterator[FeedItem]:
+    """The items of a subscription, from event ``since`` on or from now; the last one tells why it ended."""
+    from kvbm_console.client import Client, Ended
+
+    async with Client(target, name="tail") as client:
+        hello = await client.hello()
+        after = None if since is None else since - 1
+        async with client.subscribe(after_seq=after, incarnation=hello.incarnation) as items:
+            async for item in items:
+                if isinstance(item, Ended):
+                    yield Disconnected(f"{target} ended after event {item.last_seq}: {item.reason}", None)
+                    return
+                yield item
+
+
+async def check_target(target: str) -> None:
+    """Raise ``ConnectionLost`` or ``Refused`` unless a daemon of our version answers."""
+    from kvbm_console.client import Client
+
+    async with Client(target) as client:
+        await client.hello()
+
+
+async def live_console(target: str, *, read_only: bool, seconds: float | None = None) -> int:
+    """The console on a daemon, on the running event loop; ends by itself after ``seconds``."""
+    from kvbm_console.client import LiveControls, LiveFeed
+    from tui.app import ConsoleApp, choose_theme
+    from tui.source import Session
+
+    session = Session(LiveFeed(target), LiveControls(target), socket=target)
+    app = ConsoleApp(session, theme=choose_theme(None, no_color=False), read_only=read_only)
+    if seconds is not None:
+        asyncio.get_running_loop().call_later(seconds, app.exit, 0)
+    result = await app.run_async()
+    return result if result is not None else (app.return_code or 0)

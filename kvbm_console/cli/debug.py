@@ -4,7 +4,7 @@ Law of this file: a breakpoint set here belongs to the daemon, so it outlives th
 a continue or a disarm ends what it holds.
 """
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -13,6 +13,9 @@ from kvbm_console.cli.params import Duration, Labelled, format_option, resolve_t
 from kvbm_console.core.config import MAX_HOLD_NS_MAX, BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import BreakpointAction, Route, Site, SlotState, Tier
+
+if TYPE_CHECKING:
+    from kvbm_console.client import ControlSession
 
 MAX_HOLD: Final = Duration(1, MAX_HOLD_NS_MAX, "above 0 and at most 120s")
 _STATE: Final = Labelled(SlotState, "state")
@@ -81,13 +84,16 @@ def break_list(target: str | None, form: str) -> None:
 @target_option
 def break_clear(ids: tuple[int, ...], target: str | None) -> None:
     """Remove breakpoints: these, or all of all owners."""
-    from kvbm_console.cli.ask import control, fetch_status
+    from kvbm_console.cli.ask import control
 
-    address = resolve_target(None, target)
-    wanted = ids or tuple(int(entry["id"]) for entry in fetch_status(address)["breakpoints"])
-    for number in wanted:
-        control(address, lambda controls, number=number: controls.remove_breakpoint(number))
-    click.echo(f"cleared {len(wanted)}")
+    async def clear(session: "ControlSession") -> str:
+        if not ids:
+            return await session.remove_all_breakpoints()
+        for number in ids:
+            await session.remove_breakpoint(number)
+        return f"removed {len(ids)}"
+
+    click.echo(control(resolve_target(None, target), clear))
 
 
 @break_group.command(name="enable")

@@ -44,8 +44,7 @@ def demo(workload: str, seconds: float | None, form: str, **machine: Any) -> Non
 
     if on_terminal():
         options.handle_signals = False
-        run(_with_console(options, seconds))
-        return
+        raise SystemExit(run(_with_console(options, seconds)))
     summary = msgspec.to_builtins(run(_with_lines(options, seconds or UNATTENDED_SECONDS, form)))
     if form == "json":
         print_json(summary)
@@ -70,3 +69,22 @@ async def _with_lines(options: "DaemonOptions", seconds: float, form: str) -> "S
         loop.call_later(LINE_EVERY_S, tick, daemon)
 
     return await run_daemon(options, on_ready=ready)
+
+
+async def _with_console(options: "DaemonOptions", seconds: float | None) -> int:
+    """Daemon and console on one loop; the daemon ends in order when the console is left."""
+    from kvbm_console.cli.ask import live_console
+    from server.daemon import run_daemon
+
+    ready: asyncio.Future[Daemon] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(run_daemon(options, on_ready=ready.set_result))
+    await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        await serving  # raises why it could not start
+        return 0
+    daemon = ready.result()
+    try:
+        return await live_console(daemon.address, read_only=False, seconds=seconds)
+    finally:
+        daemon.stop()
+        await serving

@@ -49,7 +49,7 @@ def daemon_options(
     from server.options import DaemonOptions
 
     lower = {"g2_blocks": g2_blocks, "g3_blocks": g3_blocks, "block_tokens": block_tokens}
-    said = {field: value for field, value in lower.items() if value is not None}
+    said: dict[str, Any] = {field: value for field, value in lower.items() if value is not None}
     common: dict[str, Any] = {
         "listen": listen, "speed": speed, "record": record, "check": check, "exit_when_done": exit_when_done,
         "program": program_version(),

@@ -39,6 +39,10 @@ ALIASES: Final = {"resume": "continue"}
 """Other words for the same command, accepted and not listed."""
 
 
+class _ReaderGone(Exception):
+    """Raised when whoever read our output closed the pipe."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a command's module only when that command, or the list of all, is asked for."""
 
@@ -55,6 +59,13 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a reader that went away comes out before click can make an exit status of its own of it."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
 
     def main(
         self,
@@ -80,7 +91,7 @@ class LazyGroup(click.Group):
             return complain(error.format_message())
         except (UsageError, ConnectionLost, Refused) as error:
             return complain(str(error))
-        except BrokenPipeError:
+        except (_ReaderGone, BrokenPipeError):
             # The reader of our output went away (`| head`). Python would complain once more when it closes stdout.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0

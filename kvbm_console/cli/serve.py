@@ -1,6 +1,7 @@
 """``kvbm-console serve``: the daemon.
 
-Law of this file: the start-up line goes to stderr once the daemon can be connected to, the summary to stdout at the end.
+Law of this file: the start-up line goes to stderr once the daemon can be connected to, the summary to stdout at its
+end.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -74,8 +74,8 @@ class Printer:
 
 def text_line(event: Event, state: CacheState | None) -> str:
     """``seq  seconds  kind  request  what happened``."""
-    what = describe(event, state)
-    return f"{event.seq:>9}  {event.at_ns / 1e9:>12.6f}s  {type(event).__name__:<20}  {_about(event, state):<18}  {what}"
+    who, what = _about(event, state), describe(event, state)
+    return f"{event.seq:>9}  {event.at_ns / 1e9:>12.6f}s  {type(event).__name__:<20}  {who:<18}  {what}"
 
 
 def _about(event: Event, state: CacheState | None) -> str:

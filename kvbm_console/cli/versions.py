@@ -6,7 +6,6 @@ Law of this file: the numbers are read where they are defined, never written a s
 from importlib import metadata
 
 
-
 def program_version() -> str:
     """The version of the installed distribution, ``0+unknown`` in a tree that was never installed."""
     try:

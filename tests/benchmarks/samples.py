@@ -54,7 +54,8 @@ def stimuli(batches: int) -> list[st.Stimulus]:
             script.add(st.BlocksAllocated, name, pack_ids(mine), 0)
         iteration += 1
         positions = tuple(PROMPT_BLOCKS * BLOCK_TOKENS for _ in names)
-        script.add(st.IterationScheduled, iteration, 1, names, (), (), (), (), (), names, positions, (), (), b"", BATCH, 0)
+        script.add(st.IterationScheduled, iteration, 1, names, (), (), (), (), (), names, positions, (), (), b"",
+                   BATCH, 0)
         filled = pack_ids([one for mine in ids for one in mine[:PROMPT_BLOCKS]])
         script.add(st.IterationFinished, iteration, names, tuple(PROMPT_BLOCKS for _ in names), filled,
                    pack_hashes([one for mine in hashes for one in mine]))

@@ -91,7 +91,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("args", "names"), BAD, ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(("args", "names"), BAD, ids=[" ".join(args)[:60] for args, _ in BAD])
 def test_bad_input_is_one_sentence_and_exit_2(args: tuple[str, ...], names: str, monkeypatch: pytest.MonkeyPatch,
                                               tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -70,7 +70,7 @@ def test_a_slot_is_stopped_seen_and_let_go(tmp_path: Path) -> None:
         assert daemon.json("holds") == []
         assert "already_continued" in daemon.output("continue", hold["id"])
         assert "nothing is held" in daemon.output("continue")
-        assert "cleared 1" in daemon.output("break", "clear")
+        assert "removed 1" in daemon.output("break", "clear")
         assert daemon.json("break", "list") == []
 
 

@@ -1,4 +1,4 @@
-"""The JSON contract of ARCHITECTURE.md, "JSON output": keys, kinds of values, and the text view of the same document."""
+"""The contract of ARCHITECTURE.md, "JSON output": keys, kinds of values, and the text view of the same document."""
 
 import typing
 from typing import Any
@@ -72,7 +72,8 @@ def test_identifiers_are_strings_and_absent_is_null(document: dict[str, Any]) ->
 
 def test_tiers_count_in_blocks(document: dict[str, Any]) -> None:
     assert document["tiers"]["g1"] == {
-        "capacity_blocks": 8, "resident_blocks": 3, "referenced_blocks": 3, "writing_blocks": 0, "hits": 0, "lookups": 2,
+        "capacity_blocks": 8, "resident_blocks": 3, "referenced_blocks": 3, "writing_blocks": 0, "hits": 0,
+        "lookups": 2,
     }
     assert document["tiers"]["g2"]["writing_blocks"] == 2
 
@@ -90,7 +91,8 @@ def test_status_names_every_recorder_watermark(document: dict[str, Any]) -> None
 
 
 def test_events_are_documents_with_names_and_string_identifiers() -> None:
-    moved = event_document(SlotMoved(5, 9, 2, 3, SlotState.PREFILLING, SlotState.DECODING, 5, 7, 40, 2, (0, 0, 0, 0), 1))
+    move = SlotMoved(5, 9, 2, 3, SlotState.PREFILLING, SlotState.DECODING, 5, 7, 40, 2, (0, 0, 0, 0), 1)
+    moved = event_document(move)
     assert list(moved)[:3] == ["seq", "at_ns", "kind"]
     assert moved["kind"] == "SlotMoved"
     assert (moved["slot"], moved["old"], moved["new"]) == ("3", "prefilling", "decoding")

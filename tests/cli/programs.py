@@ -98,3 +98,42 @@ def serving(directory: Path, *args: str) -> Iterator[Daemon]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def on_terminal(directory: Path, *args: str, keys: bytes = b"", columns: int = 120, rows: int = 40) -> tuple[int, str]:
+    """One command on a terminal of its own; ``keys`` are typed when the console has drawn. (exit status, what it drew)."""
+    import fcntl
+    import pty
+    import re
+    import select
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    surroundings = {**environment(directory), "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [PROGRAM, *args], stdin=theirs, stdout=theirs, stderr=theirs, cwd=directory, env=surroundings,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    drawn = bytearray()
+    try:
+        while select.select([ours], [], [], DEADLINE_S)[0]:
+            try:
+                part = os.read(ours, 65_536)
+            except OSError:  # Linux answers EIO when the last process that had the terminal is gone
+                break
+            if not part:
+                break
+            drawn += part
+            if keys and b"LIVE" in drawn:
+                os.write(ours, keys)
+                keys = b""
+        status = process.wait(DEADLINE_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        os.close(ours)
+    return status, re.sub(r"\x1b\[[0-9;?<>=]*[a-zA-Z]", "", drawn.decode(errors="replace"))

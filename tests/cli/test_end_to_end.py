@@ -108,6 +108,14 @@ def test_a_second_daemon_on_the_same_socket_is_refused(tmp_path: Path) -> None:
         assert daemon.json("status")["stream"]["incarnation"]
 
 
+def test_a_file_in_the_place_of_the_socket_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("data")
+    done = run(tmp_path, "serve", *ENDLESS, "--listen", "unix:precious")
+    assert done.returncode == 2
+    assert "no socket" in done.stderr
+    assert (tmp_path / "precious").read_text() == "data"
+
+
 def test_a_reader_that_closes_the_pipe_ends_tail_quietly(tmp_path: Path) -> None:
     import subprocess
 

@@ -36,6 +36,7 @@ check: $(STAMP) ## format, lint, types, import contracts, proto and documents fr
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m tests.architecture.generate --check
+	@$(BIN)/python recordings/regenerate.py --check
 	@$(BIN)/python -m pytest -q -m "not slow"
 
 bench: $(STAMP) ## ratios against references measured in the same run, compared with the committed ones
@@ -49,6 +50,9 @@ docs: $(STAMP) ## generated parts of ARCHITECTURE.md
 
 proto: $(STAMP) ## kvbm_console/wire/v1 from the contract
 	@$(BIN)/python proto/generate.py
+
+recordings: $(STAMP) ## the recordings of recordings/, made again byte for byte
+	@$(BIN)/python recordings/regenerate.py
 
 clean: ## remove what the targets made
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

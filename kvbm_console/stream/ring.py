@@ -102,6 +102,9 @@ class Ring:
         self.next_seq += chunk.count
         self.bytes += entry.bytes
         self.appended_bytes += entry.bytes
+        self._forget()
+
+    def _forget(self) -> None:
         while len(self._entries) > 1 and (self.events > self.events_max or self.bytes > self.bytes_max):
             gone = self._entries.popleft()
             self._base += 1
@@ -183,4 +186,5 @@ class Ring:
             frame = entry.others[encoding] = batch_frame(recoded(batch_of(entry.frame), encoding).data)
             entry.bytes += len(frame)
             self.bytes += len(frame)
+            self._forget()  # readers of another encoding shorten the history, the bound stays
         return frame

@@ -1,0 +1,214 @@
+"""The wire: both encodings carry every kind unchanged, the contract fits the structs, strangers' bytes are refused."""
+
+import subprocess
+import sys
+import typing
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbm_console.core import ids
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.events import SlotClosed
+from kvbm_console.core.stimuli import MatchRequested, PoolDeclared, RequestArrived
+from kvbm_console.stream.ingest import FEED_KINDS, check_stimulus
+from kvbm_console.wire import frames
+from kvbm_console.wire.batches import (
+    MSGPACK,
+    PROTOBUF,
+    MalformedBatch,
+    pack_events,
+    pack_stimuli,
+    unpack_events,
+    unpack_stimuli,
+)
+from kvbm_console.wire.protocol import ROLE_OF
+from kvbm_console.wire.v1 import console_pb2 as pb
+from tests.stream.kinds import EVENT_KINDS, STIMULUS_KINDS, any_of, least
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = 25
+"""For each of 140 pairs of kind and encoding; the full profile multiplies nothing here, the pairs are the breadth."""
+ENCODINGS = pytest.mark.parametrize("encoding", [MSGPACK, PROTOBUF], ids=["msgpack", "protobuf"])
+
+
+@ENCODINGS
+@pytest.mark.parametrize("kind", EVENT_KINDS, ids=lambda kind: kind.__name__)
+def test_every_event_kind_survives_both_encodings(kind: type[msgspec.Struct], encoding: int) -> None:
+    @settings(max_examples=EXAMPLES)
+    @given(any_of(kind, seq=7))
+    def check(event: Any) -> None:
+        chunk = pack_events([event], encoding=encoding)
+        (back,) = unpack_events(chunk.data)
+        assert type(back) is kind
+        assert back == event
+        assert [type(getattr(back, name)) for name in kind.__struct_fields__] == [
+            type(getattr(event, name)) for name in kind.__struct_fields__
+        ]
+
+    check()
+
+
+@ENCODINGS
+@pytest.mark.parametrize("kind", STIMULUS_KINDS, ids=lambda kind: kind.__name__)
+def test_every_stimulus_kind_survives_both_encodings(kind: type[msgspec.Struct], encoding: int) -> None:
+    @settings(max_examples=EXAMPLES)
+    @given(any_of(kind, n=3))
+    def check(stimulus: Any) -> None:
+        (back,) = unpack_stimuli(pack_stimuli([stimulus], encoding).data)
+        assert type(back) is kind
+        assert back == stimulus
+
+    check()
+
+
+def _types(kind: type[msgspec.Struct], skip: int) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {name: hints[name] for name in kind.__struct_fields__[skip:]}
+
+
+_CPP = {bool: "TYPE_BOOL", int: "TYPE_INT64", str: "TYPE_STRING", bytes: "TYPE_BYTES"}
+
+
+def _expected(annotation: Any) -> tuple[str, bool, bool, str | None]:
+    """(descriptor type, repeated, optional, name of the enum or message) that a field's type asks for."""
+    arguments = typing.get_args(annotation)
+    if arguments and type(None) in arguments:
+        kind, repeated, _, name = _expected(next(a for a in arguments if a is not type(None)))
+        return kind, repeated, True, name
+    if typing.get_origin(annotation) is tuple:
+        kind, _, _, name = _expected(arguments[0])
+        return kind, True, False, name
+    if annotation in _CPP:
+        return _CPP[annotation], False, False, None
+    return "TYPE_ENUM" if issubclass(annotation, IntEnum) else "TYPE_MESSAGE", False, False, annotation.__name__
+
+
+@pytest.mark.parametrize(
+    ("kind", "union", "common"),
+    [(kind, "Event", 3) for kind in EVENT_KINDS] + [(kind, "Stimulus", 4) for kind in STIMULUS_KINDS],
+    ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
+)
+def test_the_contract_has_the_names_and_types_of_the_structs(
+    kind: type[msgspec.Struct], union: str, common: int
+) -> None:
+    message = pb.DESCRIPTOR.message_types_by_name[union].nested_types_by_name[kind.__name__]
+    fields = _types(kind, common)
+    assert [field.name for field in message.fields] == list(fields)
+    for number, (field, annotation) in enumerate(zip(message.fields, fields.values(), strict=True), 1):
+        expected, repeated, optional, name = _expected(annotation)
+        assert field.number == number
+        assert field.type == getattr(field, expected), field.full_name
+        assert field.is_repeated == repeated, field.full_name
+        assert field.has_presence == (optional or (expected == "TYPE_MESSAGE" and not repeated)), field.full_name
+        named = field.enum_type or field.message_type
+        assert (named.name if named is not None else None) == name
+
+
+def test_enumerations_have_the_values_and_names_of_the_words() -> None:
+    checked = 0
+    for name, enum in pb.DESCRIPTOR.enum_types_by_name.items():
+        word = getattr(ids, name, None)
+        if word is None:
+            continue
+        prefix = "".join("_" + c if c.isupper() and i else c for i, c in enumerate(name)).upper() + "_"
+        values = {v.name.removeprefix(prefix): v.number for v in enum.values if not v.name.endswith("_UNSPECIFIED")}
+        assert values == {member.name: int(member) for member in word}, name
+        checked += 1
+    assert checked >= 15
+
+
+def test_generated_code_is_fresh(tmp_path: Path) -> None:
+    pytest.importorskip("grpc_tools")
+    subprocess.run([sys.executable, str(ROOT / "proto" / "generate.py"), str(tmp_path)], check=True)
+    for name in ("console_pb2.py", "console_pb2.pyi"):
+        made = (tmp_path / "kvbm_console" / "wire" / "v1" / name).read_text()
+        assert made == (ROOT / "kvbm_console" / "wire" / "v1" / name).read_text(), "run: python proto/generate.py"
+
+
+def test_every_method_declares_a_role() -> None:
+    assert ROLE_OF == {"Hello": 1, "Subscribe": 1, "SlotDetail": 1, "Query": 1, "Control": 2, "Feed": 2}
+
+
+@given(st.binary(max_size=300))
+def test_a_batch_frame_is_what_the_generated_code_writes(payload: bytes) -> None:
+    batch = pb.EventBatch(first_seq=5, count=1, payload=payload)
+    data = batch.SerializeToString()
+    frame = frames.batch_frame(data)
+    assert frame == pb.SubscribeReply(batch=batch).SerializeToString()
+    assert frames.batch_of(frame) == data
+
+
+@given(st.binary(max_size=100_000))
+def test_long_batches_too(payload: bytes) -> None:
+    data = pb.EventBatch(payload=payload * 3).SerializeToString()
+    assert frames.batch_of(frames.batch_frame(data)) == data
+
+
+@given(st.binary(max_size=200))
+def test_strange_bytes_are_refused_with_our_error(data: bytes) -> None:
+    for unpack in (unpack_events, unpack_stimuli):
+        try:
+            unpack(data)
+        except MalformedBatch as error:
+            assert str(error)
+        else:
+            pytest.fail("random bytes were taken for a batch")
+
+
+@given(st.data())
+def test_a_flipped_byte_never_escapes_as_another_error(data: st.DataObject) -> None:
+    events = [SlotClosed(seq, seq, seq, 1) for seq in range(20)]
+    encoding = data.draw(st.sampled_from([MSGPACK, PROTOBUF]))
+    packed = bytearray(pack_events(events, encoding=encoding).data)
+    at = data.draw(st.integers(0, len(packed) - 1))
+    packed[at] ^= data.draw(st.integers(1, 255))
+    try:
+        unpack_events(bytes(packed))
+    except MalformedBatch:
+        pass
+
+
+@pytest.mark.parametrize("change", [{"count": 3}, {"count": 0}, {"first_seq": 1}, {"encoding": 9}, {"count": 2**31}])
+def test_a_batch_that_is_not_what_it_claims_is_refused(change: dict[str, int]) -> None:
+    batch = pb.EventBatch.FromString(pack_events([SlotClosed(0, 0, 0, 1), SlotClosed(1, 0, 0, 2)]).data)
+    for field, value in change.items():
+        setattr(batch, field, value)
+    with pytest.raises(MalformedBatch):
+        unpack_events(batch.SerializeToString())
+
+
+# --- stimuli of strangers ---
+
+
+def test_every_field_of_a_feed_has_a_limit() -> None:
+    good = RequestArrived(0, 0, 1, None, "r", b"", 10, 10, 0, None)
+    check_stimulus(good)
+    for change in (
+        {"request": "x" * 257}, {"session": "x" * 257}, {"prompt_tokens": 2**60}, {"priority": -(2**60)},
+        {"hashes": bytes(4 * 1024 * 1024 + 1)},
+    ):
+        with pytest.raises(UsageError):
+            check_stimulus(msgspec.structs.replace(good, **change))
+
+
+def test_only_engines_words_come_by_feed() -> None:
+    for kind in STIMULUS_KINDS:
+        allowed = kind in FEED_KINDS
+        if not allowed:
+            with pytest.raises(UsageError, match="entry point"):
+                check_stimulus(least(kind))
+    check_stimulus(MatchRequested(0, 0, 1, None, "r", 0))
+
+
+def test_a_feed_cannot_declare_the_leaders_pools_or_a_huge_one() -> None:
+    pool = PoolDeclared(0, 0, 1, None, 0, 0, ids.Tier.G1, "GPU", 64, 16, ids.Authority.ENGINE)
+    check_stimulus(pool)
+    for change in ({"authority": ids.Authority.LEADER}, {"capacity_blocks": 2**30}, {"capacity_blocks": -1}):
+        with pytest.raises(UsageError):
+            check_stimulus(msgspec.structs.replace(pool, **change))

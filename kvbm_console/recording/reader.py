@@ -21,7 +21,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import decode_events, decode_state, decode_stimuli, fold
-from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, SegmentEnd
+from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, Mark, SegmentEnd
 from kvbm_console.recording.scan import Torn, frames_between, map_file, scan
 from kvbm_console.recording.sealed import SealedSegment
 
@@ -148,7 +148,6 @@ class Recording:
         size = sum(segment.size for segment in self.segments)
         about = self.segments[0].about
         times = [entry for entry in entries if entry.events] or entries
-        last = self.segments[-1]
         return RecordingInfo(
             path=str(self.path), incarnation=self.incarnation, first_seq=self.segments[0].about.first_seq,
             last_seq=self.last_seq, events=events, stimuli=sum(entry.stimuli for entry in entries),
@@ -157,7 +156,7 @@ class Recording:
             config_digest=f"{self.config.digest():016x}", labels=about.labels, clock_anchor_ns=about.clock_anchor_ns,
             first_ns=times[0].first_ns if times else 0, last_ns=times[-1].last_ns if times else 0, bytes=size,
             bytes_per_event=round(size / events, 2) if events else None,
-            finished=last.sealed or (isinstance(last, ActiveSegment) and last.end is not None),
+            finished=self.finished,
             segments=[
                 SegmentInfo(
                     segment.path.name, segment.sealed, segment.about.first_seq, segment.next_seq - 1, segment.size,
@@ -167,6 +166,15 @@ class Recording:
             ],
             runs=self.runs,
         )
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run was closed on purpose."""
+        last = self.segments[-1]
+        mark: Mark | None = None
+        for frame in last.frames(last.entries[-1]) if last.entries else ():
+            mark = fmt.decode_mark(frame.data) if frame.channel == fmt.MARKS else None
+        return isinstance(mark, SegmentEnd) and not mark.more
 
     def time_of(self, seq: int) -> int:
         """Engine time near this event, from the index: never later than the event itself."""

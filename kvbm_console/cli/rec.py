@@ -1,0 +1,221 @@
+"""``kvbm-console rec``: work on recordings.
+
+Law of this file: results on stdout, progress on stderr; a check that found something exits 1, a file that cannot be
+read exits 2 with one sentence.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kvbm_console.cli.output import duration, number, print_json, table
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.reader import RecordingInfo
+    from kvbm_console.recording.recover import Recovered
+    from kvbm_console.recording.verify import VerifyReport
+
+PROGRESS_AFTER_S: Final = 1.0
+"""What ends sooner needs no progress."""
+PROGRESS_EVERY_S: Final = 0.2
+FORMAT: Final = click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text",
+                             show_default=True, help="How to print the result.")
+RECORDING: Final = click.argument("path", metavar="DIR-or-FILE", type=click.Path(path_type=Path))
+DIRECTORY: Final = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+
+
+@click.group()
+def rec() -> None:
+    """Work on recordings.
+
+    What a recording promises: kill -9 loses nothing with a number up to written_seq, a power loss nothing up to
+    synced_seq. Both are shown by status and in every console.
+    """
+
+
+@rec.command()
+@RECORDING
+@click.option("--run", metavar="ID", help="The run to look at, by its incarnation; without it the last one.")
+@FORMAT
+def info(path: Path, run: str | None, format_: str) -> None:
+    """Show what is in a recording: events, stimuli, gaps, versions, time, sizes."""
+    from kvbm_console.recording.reader import Recording
+
+    found = Recording.open(path, run).info()
+    if format_ == "json":
+        print_json(found)
+        return
+    for line in _info_lines(found):
+        click.echo(line)
+
+
+@rec.command()
+@RECORDING
+@FORMAT
+@click.pass_context
+def verify(ctx: click.Context, path: Path, format_: str) -> None:
+    """Fold the events, check every invariant, and rerun the stimuli through today's leader.
+
+    Exit 0 when all is equal, 1 with the first difference.
+    """
+    from kvbm_console.recording.verify import verify as verify_recording
+
+    report = verify_recording(path, _progress())
+    if format_ == "json":
+        print_json(report)
+    else:
+        for line in _report_lines(report):
+            click.echo(line)
+    ctx.exit(0 if report.ok else 1)
+
+
+@rec.command()
+@DIRECTORY
+@click.option("--salvage", is_flag=True,
+              help="Keep every whole frame of a damaged segment and put a gap where bytes were cut out; the damaged "
+                   "file stays beside it as .damaged.")
+@FORMAT
+def recover(directory: Path, salvage: bool, format_: str) -> None:
+    """Make a recording whole that its daemon left behind: cut torn tails off, refuse damage."""
+    from kvbm_console.recording.recover import recover_directory
+
+    with _locked(directory):
+        results = recover_directory(directory, salvage=salvage, progress=_progress())
+    if format_ == "json":
+        print_json([_recovered_document(one) for one in results])
+        return
+    if not results:
+        click.echo("nothing to recover: no segment is active")
+    for one in results:
+        click.echo(_recovered_line(one))
+
+
+@rec.command()
+@DIRECTORY
+def index(directory: Path) -> None:
+    """Seal segments that were left active: compressed and indexed, compared with their source before it goes."""
+    from kvbm_console.recording.recover import recover_directory
+    from kvbm_console.recording.seal import seal_segment
+
+    progress = _progress()
+    with _locked(directory):
+        left = [one.path for one in recover_directory(directory) if one.outcome in ("whole", "truncated")]
+        for done, path in enumerate(left):
+            progress("seal", done, len(left))
+            before = path.stat().st_size
+            sealed = seal_segment(path)
+            click.echo(f"{sealed.name}  {number(before)} bytes sealed into {number(sealed.stat().st_size)}")
+    if not left:
+        click.echo("nothing to seal: no segment is active")
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+class _locked:
+    """The right to write in a recording directory. Raises ``UsageError`` when a daemon records there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> None:
+        from kvbm_console.core.errors import UsageError
+        from kvbm_console.recording.files import DirectoryLock
+
+        if not self._directory.is_dir():
+            raise UsageError(f"{self._directory} is not a directory")
+        self._lock = DirectoryLock(self._directory)
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
+
+
+def _progress() -> Callable[[str, int, int], None]:
+    """Tells on stderr how far something long has come: rewritten in place on a terminal, else a line a second."""
+    began = time.monotonic()
+    last = began
+    terminal = sys.stderr.isatty()
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - began < PROGRESS_AFTER_S or now - last < (PROGRESS_EVERY_S if terminal else 1.0):
+            return
+        last = now
+        share = f" {100 * done // total} %" if total else ""
+        click.echo(f"\r{what}: {number(done)} of {number(total)}{share} " if terminal
+                   else f"{what}: {number(done)} of {number(total)}{share}", err=True, nl=not terminal)
+
+    return tell
+
+
+def _info_lines(found: "RecordingInfo") -> list[str]:
+    rows = [
+        ("run", f"{found.incarnation} ({len(found.runs)} in the directory)" if len(found.runs) > 1
+         else found.incarnation),
+        ("events", f"{number(found.events)}, {number(found.first_seq)} to {number(found.last_seq)}"),
+        ("stimuli", number(found.stimuli)),
+        ("time", f"{duration(found.last_ns - found.first_ns)} of the engine"),
+        ("keyframes", number(found.keyframes)),
+        ("gaps", number(len(found.gaps))),
+        ("size", f"{number(found.bytes)} bytes"
+         + (f", {found.bytes_per_event} an event" if found.bytes_per_event is not None else "")),
+        ("versions", f"format {found.versions.format}, {found.versions.wire}, program {found.versions.program or '–'}"),
+        ("state", "closed" if found.finished else "still being written, or its daemon was killed"),
+    ]
+    rows += [(key, value) for key, value in found.labels.items()]
+    lines = [f"{name:<10} {value}" for name, value in rows]
+    lines += [
+        f"{'gap':<10} {number(gap.first)} to {number(gap.last)}, {number(gap.count)} events: {gap.reason}"
+        for gap in found.gaps
+    ]
+    lines.append("")
+    lines += table(
+        ["segment", "sealed", "first", "last", "bytes", "torn"],
+        [
+            [one.path, "yes" if one.sealed else "no", number(one.first_seq), number(one.last_seq), number(one.bytes),
+             number(one.torn_bytes)]
+            for one in found.segments
+        ],
+        right=(2, 3, 4, 5),
+    )
+    return lines
+
+
+def _report_lines(report: "VerifyReport") -> list[str]:
+    lines = [
+        f"folded {number(report.events)} events through {number(report.keyframes)} keyframes with "
+        f"{number(report.audits)} audits, reran {number(report.stimuli)} stimuli",
+    ]
+    if report.gaps:
+        lines.append(f"{number(report.missing)} events are missing in {number(report.gaps)} gaps")
+    if report.not_folded or report.not_rerun:
+        lines.append(
+            f"not compared, for want of a keyframe: {number(report.not_folded)} events, "
+            f"{number(report.not_rerun)} stimuli"
+        )
+    lines.append("equal" if report.ok else f"first difference: {report.first_difference}")
+    return lines
+
+
+def _recovered_line(one: "Recovered") -> str:
+    what = {
+        "whole": "is whole",
+        "truncated": f"ends behind event {number(one.next_seq - 1)}; {number(one.torn_bytes)} torn bytes were cut off",
+        "removed": "was empty, or sealed already, and is gone",
+        "busy": "is being written or sealed",
+        "salvaged": f"was salvaged up to event {number(one.next_seq - 1)} with {len(one.gaps)} gaps: "
+        + ", ".join(f"{number(gap.count)} events, {number(gap.bytes)} bytes" for gap in one.gaps),
+    }
+    return f"{one.path.name}  {what.get(one.outcome, one.outcome)}"
+
+
+def _recovered_document(one: "Recovered") -> dict[str, object]:
+    return {
+        "segment": one.path.name, "outcome": one.outcome, "torn_bytes": one.torn_bytes, "first_seq": one.first_seq,
+        "last_seq": one.next_seq - 1, "gaps": list(one.gaps),
+    }

@@ -23,12 +23,12 @@ from kvbm_console.core.stimuli import DeadlinePassed
 from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.debug.leases import LEASE_TTL_NS
 from kvbm_console.engines.calendar import Calendar
+from kvbm_console.engines.driver import drive
 from kvbm_console.engines.embedded import SOURCE, Rig, embed
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
-from .driver import drive
 from .options import DaemonOptions, Endpoint
 from .servicer import ConsoleServicer, Identity
 from .summary import Summary, summarise
@@ -175,7 +175,7 @@ class Daemon:
     async def _drive(self) -> None:
         """The embedded engine, then (unless the end of the work is the end) nothing, for ever."""
         if self.rig is not None:
-            await drive(self.rig, self.service, self.options.speed)
+            await drive(self.rig, speed=self.options.speed, changed=self.service.changed)
             self.service.broadcaster.flush()
             if self.options.exit_when_done:
                 return

@@ -1,5 +1,6 @@
 """The wire: both encodings carry every kind unchanged, the contract fits the structs, strangers' bytes are refused."""
 
+import contextlib
 import subprocess
 import sys
 import typing
@@ -153,12 +154,8 @@ def test_long_batches_too(payload: bytes) -> None:
 @given(st.binary(max_size=200))
 def test_strange_bytes_are_refused_with_our_error(data: bytes) -> None:
     for unpack in (unpack_events, unpack_stimuli):
-        try:
+        with pytest.raises(MalformedBatch, match=r"\w"):
             unpack(data)
-        except MalformedBatch as error:
-            assert str(error)
-        else:
-            pytest.fail("random bytes were taken for a batch")
 
 
 @given(st.data())
@@ -168,10 +165,8 @@ def test_a_flipped_byte_never_escapes_as_another_error(data: st.DataObject) -> N
     packed = bytearray(pack_events(events, encoding=encoding).data)
     at = data.draw(st.integers(0, len(packed) - 1))
     packed[at] ^= data.draw(st.integers(1, 255))
-    try:
+    with contextlib.suppress(MalformedBatch):
         unpack_events(bytes(packed))
-    except MalformedBatch:
-        pass
 
 
 @pytest.mark.parametrize("change", [{"count": 3}, {"count": 0}, {"first_seq": 1}, {"encoding": 9}, {"count": 2**31}])

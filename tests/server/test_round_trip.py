@@ -1,0 +1,218 @@
+"""A real daemon on a real socket: hello, questions, the stream, a debugger session, an engine that feeds."""
+
+import asyncio
+
+import pytest
+
+from kvbm_console.client import Client, Ended
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import pack_hashes, pack_ids
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
+from kvbm_console.core.ids import Authority, FinishReason, SlotState, Tier
+from kvbm_console.core.instructions import FinishAnswer, MatchAnswer
+from kvbm_console.wire.batches import MSGPACK, PROTOBUF
+from tests.server.daemons import Mirror, daemon_at, follow_until, options_for, running, socket_directory, until
+
+MULTITURN = "multiturn:seed=3"
+
+
+@pytest.mark.asyncio
+async def test_hello_status_and_digest() -> None:
+    async with daemon_at(MULTITURN, program="9.9", target="a machine", block_bytes=4096) as daemon:
+        async with Client(daemon.address) as client:
+            hello = await client.hello()
+            assert (hello.program, hello.protocol, hello.control, hello.target) == ("9.9", (1, 0), True, "a machine")
+            assert hello.incarnation == daemon.service.incarnation
+            assert hello.config_digest == daemon.options.config.digest()
+            assert hello.block_bytes == 4096
+            status = await client.status()
+            assert set(status) == {"slots", "tiers", "transfers", "breakpoints", "holds", "stream", "recorder"}
+            seq, digest = await client.digest()
+            assert 0 <= seq
+            assert 0 <= digest < 2**64
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("encoding", [MSGPACK, PROTOBUF], ids=["msgpack", "protobuf"])
+async def test_a_mirror_has_the_leaders_digest_at_heartbeats(encoding: int) -> None:
+    async with daemon_at(MULTITURN, speed=2.0) as daemon, Client(daemon.address) as client:
+        mirror, compared = Mirror(), [0]
+        async with client.subscribe(encoding=encoding, digests=True) as stream:
+
+            def done() -> bool:
+                if stream.digest is not None and stream.digest[0] == stream.position:
+                    assert stream.digest[1] == mirror.digest
+                    compared[0] += 1
+                    stream.digest = None
+                return compared[0] >= 2 and stream.received > 300
+
+            await follow_until(stream, mirror, done)
+        assert mirror.snapshots == 1
+        assert stream.lost == 0
+
+
+@pytest.mark.asyncio
+async def test_resuming_continues_without_a_snapshot_and_history_has_the_same_events() -> None:
+    async with daemon_at(MULTITURN, speed=None) as daemon, Client(daemon.address) as client:
+        mirror = Mirror()
+        async with client.subscribe() as stream:
+            await follow_until(stream, mirror, lambda: stream.received >= 2_000)
+            position = stream.position
+        assert position is not None
+        async with client.subscribe(after_seq=position - 1, incarnation=daemon.service.incarnation) as again:
+            await follow_until(again, mirror, lambda: again.received >= 500)
+            assert (again.start, again.lost, mirror.snapshots) == (position, 0, 1)
+        past, oldest = await client.history(position, 10)
+        assert [event.seq for event in past] == list(range(position, position + 10))
+        assert oldest == daemon.service.ring.first_seq
+
+
+@pytest.mark.asyncio
+async def test_another_incarnation_is_a_gap_and_a_snapshot() -> None:
+    async with daemon_at(MULTITURN, speed=None) as daemon, Client(daemon.address) as client:
+        await until(client, lambda status: status["stream"]["head_seq"] > 10_000)
+        mirror = Mirror()
+        async with client.subscribe(after_seq=3, incarnation="of another run") as stream:
+            await follow_until(stream, mirror, lambda: mirror.state is not None)
+        assert [gap.reason for gap in mirror.gaps] == ["restarted"]
+        with pytest.raises(UsageError, match="after_seq must be from -1 to"):
+            async with client.subscribe(after_seq=2**40, incarnation=daemon.service.incarnation) as stream:
+                await anext(stream)
+
+
+@pytest.mark.asyncio
+async def test_a_session_holds_a_slot_while_the_others_run() -> None:
+    async with daemon_at(MULTITURN, speed=4.0) as daemon, Client(daemon.address, name="me") as client:
+        async with client.control() as session:
+            assert session.owner == "me-1"
+            verdict = await session.add_breakpoint(BreakpointSpec(to_state=SlotState.PREFILLING, one_shot=True))
+            assert verdict.verified
+            status = await until(client, lambda status: bool(status["holds"]))
+            (hold,) = status["holds"]
+            assert (hold["owner"], hold["site"], hold["breakpoints"]) == ("me-1", "transition.did", [str(verdict.id)])
+            head = status["stream"]["head_seq"]
+            status = await until(client, lambda status: status["stream"]["head_seq"] > head + 200)
+            assert [entry["id"] for entry in status["holds"]] == [hold["id"]]
+            row, story = await client.slot_detail(int(hold["slot"]))
+            assert row["hold"] == hold["id"]
+            assert any("SlotHeld" in line for line in story)
+            assert await session.continue_hold(int(hold["id"])) == "continued"
+            assert await session.continue_hold(int(hold["id"])) == "already_continued"
+            with pytest.raises(Refused, match="no hold 12345"):
+                await session.continue_hold(12345)
+        assert daemon.service.leases.owners == frozenset()
+
+
+@pytest.mark.asyncio
+async def test_any_session_may_change_any_breakpoint_and_the_shells_outlive_theirs() -> None:
+    async with daemon_at(None) as daemon, Client(daemon.address) as client:
+        async with client.control("shell", lease=False) as shell:
+            first = await shell.add_breakpoint(BreakpointSpec(to_state=SlotState.ONBOARDING))
+            second = await shell.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING))
+        async with client.control("me") as session:
+            third = await session.add_breakpoint(BreakpointSpec(to_state=SlotState.PREEMPTED))
+            await session.enable_breakpoint(first.id, False)
+            await session.remove_breakpoint(second.id)
+            listed = (await client.status())["breakpoints"]
+            assert [(entry["id"], entry["owner"], entry["enabled"]) for entry in listed] == [
+                (str(first.id), "daemon", False), (str(third.id), "me-1", True),
+            ]
+            with pytest.raises(Refused, match="no breakpoint 99"):
+                await session.remove_breakpoint(99)
+            await session.disarm()
+            assert not any(entry["enabled"] for entry in (await client.status())["breakpoints"])
+            assert await session.remove_all_breakpoints() == "removed 2"
+
+
+@pytest.mark.asyncio
+async def test_tcp_grants_observe_only() -> None:
+    async with running(options_for(MULTITURN, "127.0.0.1:0")) as daemon, Client(daemon.address) as client:
+        assert not (await client.hello()).control
+        assert (await client.status())["stream"]["incarnation"] == daemon.service.incarnation
+        with pytest.raises(Refused, match="needs the role control; this endpoint grants observe"):
+            async with client.control("me"):
+                pass
+        with pytest.raises(Refused, match="needs the role control"):
+            async with client.feed("engine"):
+                pass
+
+
+@pytest.mark.asyncio
+async def test_nobody_listens() -> None:
+    with socket_directory() as place:
+        async with Client(f"unix:{place}/none.sock") as client:
+            with pytest.raises(ConnectionLost, match="nobody listens on unix:"):
+                await client.hello()
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_a_daemon_is_told_with_its_last_event() -> None:
+    async with daemon_at(MULTITURN, speed=None) as daemon, Client(daemon.address) as client:
+        mirror = Mirror()
+        async with client.subscribe() as stream:
+            async for item in stream:
+                mirror.take(item)
+                if stream.received > 100:
+                    daemon.stop()
+                if isinstance(item, Ended):
+                    assert item.last_seq == (stream.position or 0) - 1
+                    break
+        assert mirror.state is not None
+        assert mirror.digest == daemon.service.digest()[1]
+        assert daemon.service.ring.next_seq == daemon.service.state.seq
+
+
+@pytest.mark.asyncio
+async def test_an_engine_feeds_from_elsewhere() -> None:
+    async with daemon_at(None) as daemon, Client(daemon.address) as client:
+        async with client.feed("engine") as feed:
+            assert feed.source == 1
+            await feed.submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 32, 16, Authority.ENGINE)
+            await feed.submit(st.RequestArrived, "r-1", pack_hashes([1, 2, 3]), 50, 10, 0, None)
+            assert await feed.submit(st.MatchRequested, "r-1", 0) == MatchAnswer(0, False)
+            await feed.submit(st.BlocksAllocated, "r-1", pack_ids([0, 1, 2, 3]), 0)
+            with pytest.raises(Refused, match="'r-2' is not known"):
+                await feed.submit(st.MatchRequested, "r-2", 0)
+            (slot,) = (await client.status())["slots"]
+            assert (slot["request"], slot["state"]) == ("r-1", "initialized")
+            finished = await feed.submit(st.RequestFinished, "r-1", pack_ids([0, 1, 2, 3]), FinishReason.STOP)
+            assert finished == FinishAnswer(False)
+            await feed.submit(st.RequestArrived, "r-3", pack_hashes([1, 2]), 40, 10, 0, None)
+        status = await until(client, lambda status: not status["slots"])  # its engine is gone: aborted
+        assert status["stream"]["head_seq"] > 0
+        assert daemon.service.state.totals.finished[FinishReason.ABORTED] == 1
+
+
+@pytest.mark.asyncio
+async def test_a_feed_learns_which_requests_stand_still() -> None:
+    async with daemon_at(None) as daemon, Client(daemon.address) as client:
+        async with client.control("me") as session, client.feed("engine") as feed:
+            await session.add_breakpoint(BreakpointSpec(to_state=SlotState.PREFILLING))
+            await feed.submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 32, 16, Authority.ENGINE)
+            await feed.submit(st.RequestArrived, "r-1", pack_hashes([1, 2, 3]), 50, 10, 0, None)
+            await feed.submit(st.MatchRequested, "r-1", 0)
+            await feed.submit(st.BlocksAllocated, "r-1", pack_ids([0, 1, 2, 3]), 0)
+            await feed.submit(
+                st.IterationScheduled, 1, 1, ("r-1",), (), (), (), (), (), ("r-1",), (48,), (), (), b"", 1, 0
+            )
+            await until(client, lambda status: bool(status["holds"]))
+            assert daemon.service.state.standing == {"r-1"}
+            await feed.submit(st.IterationFinished, 1, (), (), b"", b"")  # answered behind the news
+            assert feed.standing == {"r-1"}
+            await session.continue_hold(None)
+            await feed.submit(st.IterationFinished, 1, (), (), b"", b"")
+            assert feed.standing == frozenset()
+
+
+@pytest.mark.asyncio
+async def test_a_feed_that_says_what_it_may_not_is_ended_with_a_sentence() -> None:
+    async with daemon_at(None) as daemon, Client(daemon.address) as client:
+        async with client.feed("engine") as feed:
+            with pytest.raises(UsageError, match="capacity_blocks must be from 0 to"):
+                await feed.submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 2**40, 16, Authority.ENGINE)
+        async with client.feed("engine") as feed:
+            with pytest.raises(UsageError, match="stimulus must be an entry point of engines"):
+                await feed.submit(st.Disarmed, "me")
+        assert daemon.service.state.seq >= 2
+        await asyncio.wait_for(client.status(), 5)

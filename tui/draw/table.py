@@ -73,6 +73,17 @@ def cells(places: Sequence[tuple[Column[T], int, int]], item: T) -> Row:
     return row
 
 
+def after(line: Line, x: int) -> list[Span]:
+    """The spans of a line from cell ``x`` on."""
+    spans: list[Span] = []
+    at = 0
+    for span in line.spans:
+        if at + len(span.text) > x:
+            spans.append(Span(span.text[max(0, x - at) :], span.role))
+        at += len(span.text)
+    return spans
+
+
 def window(total: int, selected: int | None, top: int, height: int) -> int:
     """The first visible row, moved as little as possible so that the selected one is visible."""
     if height <= 0:

@@ -1,14 +1,206 @@
-"""x"""
-from ..desk import Desk
-from ..draw.spans import Line
+"""Breakpoints and holds: what is armed, what stands still, and what it keeps from the others.
+
+Law of this file: a hold tells when it resumes by itself, and what it pins until then.
+"""
+
+from kvbm_console.core.breakpoints import BreakpointFacts, HoldFacts, hold_budget
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.ids import BreakpointAction
+from kvbm_console.core.state import CacheState
+
+from ..desk import SLOT, Desk
+from ..draw import bars, words
+from ..draw.frame import Hint
+from ..draw.spans import BLANK, Line, Row, beside
+from ..model.numbers import S, count, cut, duration, plain, plural
+from ..model.rows import slot_row
+from ..model.waits import breakpoints_text, pinned
+from ..model.wording import describe, entry_name
+from .slots import MOVES, moved
+
+BREAKPOINTS_SHOWN = 10
+HOLDS_SHOWN = 8
+_DEFAULTS = LeaderConfig()
+"""The budget's numbers; a leader may be configured otherwise, so the share is told as a default."""
 
 
 class Breaks:
-    """x"""
+    """View 7."""
+
     filter_fields: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.breakpoint: int | None = None
+        """The chosen breakpoint."""
+
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
-        return []
-    def hints(self, desk: Desk) -> list[tuple[str, str]]:
-        return []
+        """Breakpoints, holds, and the chosen hold from inside."""
+        state = desk.mirror.state
+        assert state is not None
+        gap = [BLANK] if desk.tall else []
+        lines = [self._head(desk, state, width), *self._breakpoints(desk, state, width), *gap]
+        if state.all_held:
+            left = min((desk.mirror.hold_left_ns(hold, desk.mono()) or 0) for hold in state.holds)
+            row = Row().put(f" Everything in flight is held ({len(state.holds)}).", "caution")
+            row.put(f" Resumes by itself in {max(0, left) // S} s.", "text")
+            lines.append(row.put("  C", "key", ("key", "C")).put("  continue all", "muted").line())
+        lines += [self._budget(desk, state), *self._holds(desk, state, width)]
+        chosen = self._chosen_hold(desk, state)
+        if chosen is not None:
+            lines += [*gap, *_inside(desk, state, chosen, width, height - len(lines) - len(gap))]
+        return lines
+
+    # --- breakpoints -------------------------------------------------------------------------------------------------
+
+    def _head(self, desk: Desk, state: CacheState, width: int) -> Line:
+        armed = sum(known.enabled for known in state.breakpoints.values())
+        row = Row().put(" BREAKPOINTS", "title")
+        row.put(f"   {armed} armed of {len(state.breakpoints)}" if state.breakpoints else "   none", "muted")
+        target = desk.mirror.connected
+        role = "control" if desk.may_control else "observe"
+        if target is not None and not desk.recording:
+            row.right(f"{plain(target.target)}, {role}", width - 1, "muted")
+        return row.line("" if desk.tall else "bar", width)
+
+    def _breakpoints(self, desk: Desk, state: CacheState, width: int) -> list[Line]:
+        if not state.breakpoints:
+            text = " b sets one: on the selected slot, or on every slot that enters a state."
+            return [Row().put(text if desk.may_control else " Nobody has set one.", "muted").line()]
+        head = Row().put("   #  ON SITE             MATCH", "faint").to(50).put("WHEN", "faint")
+        head.right("HITS", width - 10, "faint").to(width - 8).put("ACTION", "faint")
+        lines = [head.line("", width)]
+        for number, known in list(state.breakpoints.items())[:BREAKPOINTS_SHOWN]:
+            lines.append(self._breakpoint_line(desk, number, known, width))
+        if len(state.breakpoints) > BREAKPOINTS_SHOWN:
+            lines.append(Row().put(f" +{len(state.breakpoints) - BREAKPOINTS_SHOWN} more", "muted").line())
+        return lines
+
+    def _breakpoint_line(self, desk: Desk, number: int, known: BreakpointFacts, width: int) -> Line:
+        spec, chosen = known.spec, number == self.breakpoint
+        row = Row().put(desk.glyphs.select if chosen else " ", "selbar").right(str(number), 4, "strong")
+        row.put("  ").put("●" if known.enabled else "○", "ok" if known.enabled else "faint").to(9)
+        row.put(spec.site.label, "text").to(27)
+        match = plain(spec.request)
+        if spec.from_state is not None:
+            match += f" {spec.from_state.label}"
+        if spec.to_state is not None:
+            match += f" → {spec.to_state.label}"
+        for scope in (spec.tier, spec.route):
+            match += f" {scope.name.replace('_', '→')}" if scope is not None else ""
+        row.put(cut(match, 22), "text" if known.enabled else "muted").to(50)
+        when = "once" if spec.one_shot else f"after {spec.ignore_count}" if spec.ignore_count else "–"
+        row.put(when, "muted").right(count(known.hits), width - 10, "text").to(width - 8)
+        row.put("log" if spec.action is BreakpointAction.LOG else f"hold {spec.max_hold_ns // S}s", "text")
+        if width >= 110:
+            row = Row().add(row.line())
+        row.zone(0, ("row", number), width)
+        return row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width)
+
+    # --- holds -------------------------------------------------------------------------------------------------------
+
+    def _budget(self, desk: Desk, state: CacheState) -> Line:
+        allowed = hold_budget(len(state.slots), _DEFAULTS.hold_budget_min, _DEFAULTS.hold_budget_share)
+        text = f"{len(state.holds)} of {allowed} allowed (25 % of {len(state.slots)} live, at least 4, at most 64)"
+        return desk.title("HOLDS", text)
+
+    def _holds(self, desk: Desk, state: CacheState, width: int) -> list[Line]:
+        if not state.holds:
+            return [Row().put(" nobody is held", "muted").line()]
+        lines: list[Line] = []
+        mono = desk.mono()
+        for hold in list(state.holds.values())[:HOLDS_SHOWN]:
+            slot = state.slots[hold.slot]
+            chosen = slot.request == desk.selected
+            row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
+            row.put(desk.glyphs.held, "heldbox").put(f" {hold.hold} ", "muted").to(6)
+            row.spans([words.request(slot.request, 14, "strong")]).to(21).spans(words.state(slot.state, desk.glyphs))
+            row.right(duration(desk.mirror.hold_age_ns(hold.hold, mono)), 44, "caution").put("  ")
+            left = max(0, desk.mirror.hold_left_ns(hold.hold, mono) or 0)
+            if hold.parked:
+                role = "caution" if left > 5 * S else "fault"
+                row.put(f"resumes in {left // S} s ", role)
+                row.spans(bars.level(left / hold.max_hold_ns, max(4, min(17, width - 2 - row.x)), desk.glyphs, role))
+            else:
+                row.put(f"pending, stops at its next {hold.point.label}", "caution")
+            row.zone(0, ("select", slot.request), width)
+            lines.append(row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width))
+        if len(state.holds) > HOLDS_SHOWN:
+            lines.append(Row().put(f" +{len(state.holds) - HOLDS_SHOWN} more", "muted").line())
+        return lines
+
+    def _chosen_hold(self, desk: Desk, state: CacheState) -> HoldFacts | None:
+        slot = state.slot_named(desk.selected) if desk.selected else None
+        if slot is not None and slot.hold is not None:
+            return state.holds[slot.hold]
+        return next(iter(state.holds.values()), None)
+
+    # --- keys --------------------------------------------------------------------------------------------------------
+
+    def hints(self, desk: Desk) -> list[Hint]:
+        """Keys of the debugger."""
+        if not desk.may_control:
+            return [("enter", "its slot")]
+        hints = [("c", "continue"), ("s", "step"), ("b", "break"), ("D", "disarm all")]
+        return hints + ([("B", "arm/mute"), ("x", "delete")] if self.breakpoint is not None else [("↑↓", "choose")])
+
     def press(self, desk: Desk, key: str) -> bool:
-        return False
+        """Choose a breakpoint, arm or mute it, delete it; enter goes to the held slot."""
+        state = desk.mirror.state
+        if state is None:
+            return False
+        numbers = list(state.breakpoints)
+        if key in MOVES and numbers:
+            at = numbers.index(self.breakpoint) if self.breakpoint in numbers else None
+            self.breakpoint = numbers[moved(at, key, len(numbers), 5)]
+        elif key.startswith("row:"):
+            self.breakpoint = int(key[4:])
+        elif key in ("B", "x") and desk.may_control and self.breakpoint in state.breakpoints:
+            assert self.breakpoint is not None
+            if key == "B":
+                desk.actions.enable_breakpoint(self.breakpoint, not state.breakpoints[self.breakpoint].enabled)
+            else:
+                desk.actions.remove_breakpoint(self.breakpoint)
+                self.breakpoint = None
+        elif key == "enter":
+            hold = self._chosen_hold(desk, state)
+            if hold is None:
+                return False
+            desk.select(state.slots[hold.slot].request)
+            desk.go(SLOT)
+        elif key == "escape" and self.breakpoint is not None:
+            self.breakpoint = None
+        else:
+            return False
+        return True
+
+
+def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: int) -> list[Line]:
+    """Who stopped it, its snapshot, and what led there."""
+    slot = state.slots[hold.slot]
+    info = slot_row(desk.mirror, slot, desk.mono(), {})
+    pins = ", ".join(f"{blocks} {tier}" for tier, blocks in pinned(desk.mirror, slot)) or "nothing"
+    who = Row().put("      by ", "muted").put(breakpoints_text(hold.breakpoints), "text")
+    who.put(f" at {hold.site.label}, {plain(hold.owner) or 'nobody'}", "muted").put(f"; pins {pins}", "caution")
+    left = [Row().put(" SNAPSHOT", "title").line()]
+    pool = state.pools[slot.device_pool] if slot.device_pool is not None else None
+    facts = [
+        ("request", slot.request), ("tokens", f"{count(info.computed)} / {count(slot.prompt_tokens)}"),
+        ("blocks", "  ".join(f"{tier.name} {blocks}" for tier, blocks in info.blocks.items() if blocks) or "none"),
+        ("free G1", count(pool.counts[0] + pool.counts[1]) if pool is not None else "–"),
+        ("operations", plural(len(slot.outstanding), "open one")), ("preempted", f"{slot.preemptions} ×"),
+    ]
+    left += [Row().put(f" {name}", "muted").to(12).put(cut(plain(text), 24), "text").line() for name, text in facts]
+    life = desk.mirror.lives.get(hold.slot)
+    right = [Row().put("CAUSE, newest first", "title").line()]
+    if life is not None:
+        for event in reversed(life.story):
+            row = Row().put(cut(type(event).__name__, 15).ljust(16), "muted")
+            row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 38 - 18)), "text")
+            right.append(row.line())
+            entry = getattr(event, "entry", None)
+            if entry is not None:
+                right.append(Row().put(f"{entry_name(entry)}, iter {count(getattr(event, 'iteration', 0))}", "faint")
+                             .line())
+            if len(right) >= height:
+                break
+    return [who.line("", width), *beside(left, right[: max(1, height - 1)], 37)][:height]

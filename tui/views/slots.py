@@ -109,7 +109,7 @@ class Slots:
         built.spans(words.mark(row.level, desk.glyphs))
         rest = table.cells(places, row).line()
         text = Row().add(built.line())
-        text.spans(_from(rest, built.x))
+        text.spans(table.after(rest, built.x))
         text.to(width - 1 if chosen else text.x)
         text.zone(0, ("select", row.slot.request), width)
         return text.line("sel" if chosen else "", width)
@@ -192,16 +192,6 @@ def moved(at: int | None, key: str, total: int, page: int) -> int:
         return 0 if key in ("down", "j", "pagedown") else last
     step = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}[key]
     return min(last, max(0, at + step))
-
-
-def _from(line: Line, x: int) -> list[Span]:
-    """The spans of a line from cell ``x`` on."""
-    spans, at = [], 0
-    for span in line.spans:
-        if at + len(span.text) > x:
-            spans.append(Span(span.text[max(0, x - at):], span.role))
-        at += len(span.text)
-    return spans
 
 
 def _with_panel(row: Row, ground: str, panel: Line, x: int) -> Line:

@@ -1,14 +1,183 @@
-"""x"""
+"""Tiers: what the places of each pool hold, and whether the tier pays back.
+
+Law of this file: the five conditions add up to the capacity; a hit rate is told with what was asked of this tier.
+"""
+
+from kvbm_console.core.ids import Condition, Tier
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import PoolFacts
+
 from ..desk import Desk
-from ..draw.spans import Line
+from ..draw import bars
+from ..draw.frame import Hint
+from ..draw.spans import BLANK, Line, Row, Span, beside
+from ..model.flows import TIERS as ALL_TIERS
+from ..model.numbers import brief, count, cut, per_second, percent, plain, tenth
+from ..model.series import resample
+from .overview import pool_name, used_role
+
+_ROLES = {
+    Condition.REFERENCED: "", Condition.WRITING: "fill.onboard", Condition.CACHED: "", Condition.EMPTY: "todo",
+    Condition.QUARANTINED: "caution",
+}
+_ORDER = (Condition.REFERENCED, Condition.WRITING, Condition.CACHED, Condition.QUARANTINED, Condition.EMPTY)
 
 
 class Tiers:
-    """x"""
+    """View 6."""
+
     filter_fields: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.by_place = False
+
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
-        return []
-    def hints(self, desk: Desk) -> list[tuple[str, str]]:
-        return []
+        """One block for each pool, side by side from 200 columns; then occupancy over ten minutes."""
+        state = desk.mirror.state
+        assert state is not None
+        pools = sorted(state.pools, key=lambda pool: (pool.info.tier, pool.info.pool))
+        if not pools:
+            return [Row().put(" No pool is known yet.", "muted").line()]
+        gap = [BLANK] if desk.tall else []
+        maps = 3 if desk.tall else 1
+        lines: list[Line] = []
+        if width >= 190 and len(pools) >= 2:
+            pitch = width // len(pools)
+            for index, pool in enumerate(pools):
+                lines = beside(lines, self._pool(desk, state, pool, pitch - 2, 8), index * pitch)
+            lines += gap
+        else:
+            for pool in pools:
+                lines += [*self._pool(desk, state, pool, width - 1, maps), *gap]
+        left = height - len(lines)
+        if desk.tall and left >= 8:
+            lines += _occupancy_charts(desk, pools, width, min(7, left - 2))
+        elif left >= 1:
+            lines.append(_occupancy_row(desk, pools, width))
+        return lines
+
+    def _pool(self, desk: Desk, state: CacheState, pool: PoolFacts, width: int, rows: int) -> list[Line]:
+        capacity = pool.info.capacity_blocks
+        places = max(1, len(pool))
+        cells = (width - 2) * rows
+        per_cell = max(1, -(-places // cells))
+        head = Row().put(" ").put(pool_name(pool), "strong").to(11)
+        head.put(f" {percent(pool.resident_blocks, capacity)}", used_role(pool))
+        head.put(f"  {count(pool.resident_blocks)}/{count(capacity)}", "text")
+        head.put(f"   {plain(pool.info.medium)}, decided by the {pool.info.authority.label}", "muted")
+        cell = f"1 cell = {per_cell} block{'s' if per_cell > 1 else ''}"
+        if head.x + len(cell) + 2 <= width:
+            head.right(cell, width - 1, "faint")
+        lines = [head.line("" if desk.tall else "bar", width)]
+        drawn = self._by_place(desk, pool, per_cell, cells) if self.by_place else _by_kind(desk, pool, cells)
+        for row in range(rows):
+            part = table_slice(drawn, row * (width - 2), (row + 1) * (width - 2))
+            lines.append(Row().put(" ").spans(part).line())
+        return [*lines, _conditions(pool, width), _numbers(desk, pool, width)]
+
+    def _by_place(self, desk: Desk, pool: PoolFacts, per_cell: int, cells: int) -> list[Span]:
+        """Cells in the order of places, each showing the most pressing condition in it."""
+        rank = {Condition.QUARANTINED: 4, Condition.WRITING: 3, Condition.REFERENCED: 2, Condition.CACHED: 1}
+        spans: list[Span] = []
+        for start in range(0, len(pool), per_cell):
+            found = max((pool.condition(block) for block in range(start, min(len(pool), start + per_cell))),
+                        key=lambda condition: rank.get(condition, 0))
+            spans.append(Span(desk.glyphs.map[found], _role(pool, found)))
+        return spans[:cells]
+
+    def hints(self, desk: Desk) -> list[Hint]:
+        """Keys of the tiers."""
+        return [("o", "by kind" if self.by_place else "by place"),
+                ("space", "play" if desk.recording else "pause view")]
+
     def press(self, desk: Desk, key: str) -> bool:
-        return False
+        """o changes the order of the map."""
+        if key != "o":
+            return False
+        self.by_place = not self.by_place
+        return True
+
+
+def _role(pool: PoolFacts, condition: Condition) -> str:
+    return _ROLES[condition] or (
+        f"fill.{pool.info.tier.name.lower()}" if condition is Condition.CACHED else "fill.decode")
+
+
+def _by_kind(desk: Desk, pool: PoolFacts, cells: int) -> list[Span]:
+    parts = [(pool.counts[one], desk.glyphs.map[one], _role(pool, one)) for one in _ORDER]
+    used = min(cells, len(pool)) or cells
+    return bars.stack(parts, used)
+
+
+def table_slice(spans: list[Span], start: int, end: int) -> list[Span]:
+    """The cells from ``start`` up to ``end`` of a long row."""
+    result: list[Span] = []
+    at = 0
+    for span in spans:
+        low, high = max(start, at), min(end, at + len(span.text))
+        if low < high:
+            result.append(Span(span.text[low - at : high - at], span.role))
+        at += len(span.text)
+    return result
+
+
+def _conditions(pool: PoolFacts, width: int) -> Line:
+    row = Row().put(" ")
+    for condition in _ORDER:
+        number = pool.counts[condition]
+        if condition is Condition.QUARANTINED and not number:
+            continue
+        row.put(f"{condition.label} ", "muted").put(f"{count(number)}  ", "text")
+    if pool.info.capacity_blocks and not pool.counts[Condition.EMPTY] and not pool.counts[Condition.CACHED]:
+        row.put("! nothing evictable", "caution")
+    return row.line("", width)
+
+
+def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
+    """Evictions, thrash, and hits of what was asked here: what the nearer tiers did not have."""
+    flows, now, tier = desk.mirror.flows, desk.now_ns, pool.info.tier
+    evicted = flows.evicted.get(pool.info.pool)
+    cells = 20 if width >= 110 else 8
+    row = Row().put(" evict/s ", "muted").put(per_second(evicted.rate(now)) if evicted is not None else "0", "text")
+    row.put(" ")
+    if evicted is not None:
+        row.spans(bars.trend(resample(evicted.last(60, now), cells), desk.glyphs))
+    row.to(19 + cells)
+    loaded, back = int(flows.loaded[tier].total(60, now)), int(flows.thrash[tier].total(60, now))
+    if tier is not Tier.G1:
+        row.put("thrash ", "muted").put(f"{tenth(back, loaded)} % of {brief(loaded)}" if loaded else "–", "text")
+        row.put("  ")
+    asked, hits = flows.hit_shares(now)
+    here = asked - sum(hits[index] for index, one in enumerate(ALL_TIERS) if one < tier)
+    found = hits[tier - 1]
+    row.put("hit ", "muted").put(f"{tenth(found, here)} %" if here > 0 else "–", "text")
+    if here > 0:
+        row.put(f" of {count(here)}{'' if tier is Tier.G1 else ' asked here'}", "muted")
+    return row.line("", width)
+
+
+def _occupancy_row(desk: Desk, pools: list[PoolFacts], width: int) -> Line:
+    row = Row().put(" OCCUPANCY", "title").put(" last 10 min", "muted")
+    for pool in pools[:4]:
+        gauge = desk.mirror.flows.occupancy.get(pool.info.pool)
+        if gauge is not None:
+            row.put(f"   {pool.info.tier.name} ", "muted")
+            row.spans(bars.trend(resample(gauge.last(600), 12), desk.glyphs, 1.0))
+    return row.line("", width - 1)
+
+
+def _occupancy_charts(desk: Desk, pools: list[PoolFacts], width: int, rows: int) -> list[Line]:
+    number = 3 if width >= 180 else 2
+    shown = pools[:number]
+    pitch = -(-(width + 1) // number)
+    lines: list[Line] = []
+    for index, pool in enumerate(shown):
+        gauge = desk.mirror.flows.occupancy.get(pool.info.pool)
+        values: list[float | None] = gauge.last(600) if gauge is not None else [None] * 600
+        chart = bars.chart(f"{pool.info.tier.name} OCCUPANCY", percent(pool.resident_blocks, pool.info.capacity_blocks),
+                           resample(values, pitch - 11), rows, pitch - 11, desk.glyphs)
+        lines = beside(lines, chart, index * pitch)
+    return lines
+
+
+__all__ = ["Tiers", "cut"]

@@ -1,14 +1,429 @@
-"""x"""
-from ..desk import Desk
-from ..draw.spans import Line
+"""Timeline: many slots against time.
+
+Law of this file: ink is work, texture is data movement, a thin line is waiting, hatching is a hold; a gap is a band
+through all rows and nothing is interpolated across it. At the live edge the window moves by whole cells.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from kvbm_console.core.ids import SlotState
+
+from ..desk import SLOT, TIMELINE, Desk
+from ..draw import bars, words
+from ..draw.frame import Hint
+from ..draw.glyphs import FILL, state_role
+from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, texture, tick_ns, transfer_codes
+from ..draw.spans import Line, Row, Span
+from ..model.lints import Level, slot_level
+from ..model.lives import Life
+from ..model.numbers import S, count, cut, duration, spoken
+from ..model.rows import limits
+from ..model.series import resample
+from ..model.wording import describe, entry_name
+
+CELL_MAX_NS: Final = 60 * 60 * S
+CELL_MIN_NS: Final = 1_000_000
+FIT_LIVES: Final = 40
+"""The first window covers about as much as the newest lives that fit on a screen."""
+OPERATIONS_MAX: Final = 6
+FIELDS: Final = ("request", "state", "age", "live", "held", "preemptions")
 
 
 class Timeline:
-    """x"""
-    filter_fields: tuple[str, ...] = ()
+    """View 4."""
+
+    filter_fields: tuple[str, ...] = FIELDS
+
+    def __init__(self) -> None:
+        self.cell_ns: int | None = None
+        """None: chosen so that the picture is full."""
+        self.end_ns: int | None = None
+        """The right edge; None follows the live edge."""
+        self.cursor_ns: int | None = None
+        self.mark_ns: int | None = None
+        self.top = 0
+        self.by_arrival = False
+        self.lines = Lifelines()
+        self.window = Window(0, S, 1, 0)
+        self.shown: list[Life] = []
+        self.rows = 1
+
+    # --- drawing -----------------------------------------------------------------------------------------------------
+
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
-        return []
-    def hints(self, desk: Desk) -> list[tuple[str, str]]:
-        return []
+        """Minimap, axis, gaps, rows, then the event under the cursor."""
+        left = 26 if width >= 100 else 22
+        cells = max(8, width - 1 - left)
+        now = desk.now_ns
+        lives = self._lives(desk)
+        self.window = window = self._window(desk, lives, cells, now)
+        bounds = limits(desk.mirror, desk.mono())
+        feet = self._feet(desk, width)
+        room = height - 3 - len(feet)
+        lines = [self._minimap(desk, width, left, cells, now), self._axis(width, left, window, now)]
+        lines.append(self._over(desk, left, window, width))
+        self.rows = max(1, room)
+        at = next((i for i, life in enumerate(lives) if life.request == desk.selected), None)
+        self.top = max(0, min(self.top, len(lives) - 1)) if lives else 0
+        if at is not None:
+            self.top = min(max(self.top, at - room + 3), at)
+        rows: list[Line] = []
+        self.shown = []
+        for life in lives[self.top :]:
+            if len(rows) >= room:
+                break
+            self.shown.append(life)
+            rows.append(self._row(desk, life, window, left, width, bounds))
+            if life.request == desk.selected:
+                rows += self._operations(desk, life, window, left, width)
+        rows = rows[:room]
+        rows += [Line()] * (room - len(rows))
+        return [*lines, *rows, *feet]
+
+    def _lives(self, desk: Desk) -> list[Life]:
+        """Rows: those that need a person, then by arrival, live ones and the recently finished."""
+        mirror = desk.mirror
+        state = mirror.state
+        assert state is not None
+        now = desk.now_ns
+        bounds = limits(mirror, desk.mono())
+        wanted = desk.filters.get(TIMELINE)
+
+        def key(life: Life) -> tuple[int, int]:
+            slot = state.slots.get(life.slot)
+            level = slot_level(mirror, slot, now, bounds) if slot is not None and not self.by_arrival else None
+            return (9 if level is None else int(level), -life.slot)
+
+        lives = [*mirror.lives.values(), *mirror.past]
+        if wanted is not None:
+            lives = [life for life in lives if wanted.matches({
+                "request": life.request, "state": life.state.label, "live": life.closed_ns is None,
+                "age": now - life.opened_ns, "held": life.held_now() is not None,
+                "preemptions": sum(move.state is SlotState.PREEMPTED for move in life.moves),
+            })]
+        return sorted(lives, key=key)
+
+    def _window(self, desk: Desk, lives: list[Life], cells: int, now: int) -> Window:
+        cell = self.cell_ns
+        if cell is None:
+            starts = [life.first_known_ns() for life in lives[:FIT_LIVES]]
+            span = max(2 * S, now - min(starts, default=now))
+            cell = next((step for step in STEPS_NS if step * cells >= span), CELL_MAX_NS)
+        edge = self.end_ns if self.end_ns is not None else now
+        end = (edge // cell + 1) * cell
+        return Window(end - cells * cell, cell, cells, now)
+
+    def _minimap(self, desk: Desk, width: int, left: int, cells: int, now: int) -> Line:
+        density = desk.mirror.density
+        playback = desk.actions.playback
+        if playback is not None:
+            values: list[float | None] = [float(value) for value in playback.density(cells)]
+            row = Row().put(" whole recording", "muted").to(left).spans(bars.trend(values, desk.glyphs))
+            return row.zone(left, ("seek", left, cells)).line("", width)
+        start = density.start_ns if density.start_ns is not None else now
+        span = max(1, now - start)
+        known: list[float | None] = [float(value) for value in density.counts]
+        row = Row().put(f" whole run {duration(span)}", "muted").to(left)
+        spans = bars.trend(resample(known, cells, mean=False), desk.glyphs) if known else []
+        text = "".join(span_.text for span_ in spans)
+        low = (self.window.start_ns - start) * cells // span
+        high = (min(self.window.end_ns, now) - start) * cells // span
+        low, high = max(0, min(cells - 2, low)), max(1, min(cells, high))
+        if text and low > 0:
+            row.put(text[:low], "trend").put(desk.glyphs.window[0], "text")
+            row.put(text[low + 1 : high], "fill.g1").put(text[high:], "trend")
+        else:
+            row.put(text[: cells], "fill.g1")
+        row.to(left + cells).put(desk.glyphs.window[1], "text")
+        return row.line("", width)
+
+    def _axis(self, width: int, left: int, window: Window, now: int) -> Line:
+        row = Row().put(f" 1 cell = {spoken(window.cell_ns)}", "muted")
+        live = self.end_ns is None
+        step = tick_ns(window.cell_ns, 11)
+        end = left + window.cells
+        ticks = []
+        at = step
+        while at < window.cells * window.cell_ns:
+            x = left + window.cell(now - at)
+            if x < left:
+                break
+            text = f"−{at // S}s" if step % S == 0 and at < 600 * S else f"−{duration(at)}"
+            if x + len(text) < end - 3:
+                ticks.append((x, text))
+            at += step
+        for x, text in reversed(ticks):
+            if x >= row.x:
+                row.to(x).put(text, "faint")
+        return row.right("now" if live else f"−{duration(now - window.end_ns)}", end, "faint").line("", width)
+
+    def _over(self, desk: Desk, left: int, window: Window, width: int) -> Line:
+        """Labels of gaps, and the cursor's time."""
+        labels: list[tuple[int, str, str]] = []
+        for first, _, gap_count in self._gap_cells(desk, window):
+            labels.append((left + first, f"gap {count(gap_count)}", "caution"))
+        if self.cursor_ns is not None and 0 <= window.cell(self.cursor_ns) < window.cells:
+            text = f"{desk.glyphs.cursor_top} −{duration(desk.now_ns - self.cursor_ns)}"
+            x = left + window.cell(self.cursor_ns)
+            if x + len(text) > width - 1:
+                text = f"−{duration(desk.now_ns - self.cursor_ns)} {desk.glyphs.cursor_top}"
+                x -= len(text) - 1
+            labels.append((x, text, "strong"))
+        if self.mark_ns is not None and 0 <= window.cell(self.mark_ns) < window.cells:
+            labels.append((left + window.cell(self.mark_ns), desk.glyphs.mark, "strong"))
+        row = Row()
+        for x, text, role in sorted(labels):
+            if x >= row.x:
+                row.to(x).put(text, role)
+        return row.line("", width)
+
+    def _gap_cells(self, desk: Desk, window: Window) -> list[tuple[int, int, int]]:
+        """(first cell, last cell, events) of the gaps in the window."""
+        found = []
+        for gap in desk.mirror.gaps:
+            end = gap.end_ns if gap.end_ns is not None else window.now_ns
+            first, last = window.cell(gap.start_ns), window.cell(end)
+            if last >= 0 and first < window.cells:
+                found.append((max(0, first), min(window.cells - 1, last), gap.count))
+        return found
+
+    def _row(self, desk: Desk, life: Life, window: Window, left: int, width: int, bounds: Limits) -> Line:
+        state = desk.mirror.state
+        assert state is not None
+        slot = state.slots.get(life.slot)
+        chosen = life.request == desk.selected
+        level = slot_level(desk.mirror, slot, desk.now_ns, bounds) if slot is not None else None
+        row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
+        live = life.closed_ns is None
+        if level is Level.HELD:
+            row.put("   ").put(desk.glyphs.held, "heldbox")
+        else:
+            row.spans(words.mark(level, desk.glyphs)).put(" ")
+            role = state_role(life.state) if live else "state.finished"
+            row.put("?" if life.lost else desk.glyphs.state[life.state if live else SlotState.FINISHED], role)
+        row.put(" ")
+        name = "strong" if level is not None or chosen else "text" if live else "muted"
+        row.spans([words.request(life.request, left - row.x - 2, name)]).to(left)
+        head = row.line()
+        if chosen:
+            head = Line(tuple(Span(span.text, f"{span.role}@sel") for span in head.spans))
+        codes, busy = self.lines.codes(life, window, bounds)
+        picture = runs(codes, busy, desk.glyphs)
+        full = Row().add(head).spans(self._overlay(desk, picture, window))
+        return full.zone(0, ("select", life.request), width).line("", width)
+
+    def _operations(self, desk: Desk, life: Life, window: Window, left: int, width: int) -> list[Line]:
+        """The transfers of the selected slot that touch the window."""
+        found = [
+            transfer for transfer in life.transfers
+            if (transfer.ended_ns or window.now_ns) >= window.start_ns and transfer.planned_ns < window.end_ns
+            and transfer.reason is None
+        ]
+        found.sort(key=lambda transfer: (not transfer.open, -transfer.planned_ns))
+        lines = []
+        for transfer in found[:OPERATIONS_MAX]:
+            row = Row().put("     ").put(f"{desk.glyphs.branch} ", "rule").put(f"{transfer.label} ", "muted")
+            row.spans([words.route(transfer.route, desk.glyphs)])
+            if left >= 26:
+                row.put(f" {transfer.blocks}", "muted")
+            row.to(left)
+            codes = transfer_codes(transfer, life, window)
+            wire = "fill.onboard" if transfer.route.is_load else "fill.g1"
+            spans = self._overlay(desk, runs(codes, set(), desk.glyphs, wire), window)
+            lines.append(Row().add(row.line(width=left)).to(left).spans(spans).line("", width))
+        return lines
+
+    def _overlay(self, desk: Desk, spans: list[Span], window: Window) -> list[Span]:
+        """Gap bands, the mark and the cursor over a row; they split its runs."""
+        for first, last, _ in self._gap_cells(desk, window):
+            spans = _replace(spans, first, last + 1, lambda text: (desk.glyphs.gap * len(text), "gap"))
+        if self.cursor_ns is not None:
+            cell = window.cell(self.cursor_ns)
+            if 0 <= cell < window.cells:
+                spans = _replace(spans, cell, cell + 1, lambda text: (
+                    (desk.glyphs.cursor, "muted") if text == " " else (text, "strong")))
+        return spans
+
+    # --- the last rows -----------------------------------------------------------------------------------------------
+
+    def _feet(self, desk: Desk, width: int) -> list[Line]:
+        wide = width >= 100
+        lines = self._event_lines(desk, width)
+        if wide:
+            lines.append(_legend(desk, width))
+        return lines
+
+    def _event_lines(self, desk: Desk, width: int) -> list[Line]:
+        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        if life is None or self.cursor_ns is None:
+            hint = "choose a row with ↑ ↓ or a click, then n for its next event" if life is None else "n its last event"
+            return [Row().put(f" {hint}", "faint").line("", width), Line()]
+        at = self.cursor_ns
+        first = Row().put(" ")
+        if width >= 100:
+            first.put(f"−{duration(desk.now_ns - at)}", "strong").put("  ")
+        index = life.at(at)
+        move = life.moves[index] if index is not None else None
+        second = Row().put(" ")
+        if move is None or move.start_ns != at:
+            first.spans([words.request(life.request, 20, "strong")])
+            if move is not None:
+                first.put("  in ", "muted").spans(words.state(move.state, desk.glyphs))
+                first.put(f" for {duration(at - move.start_ns)}", "muted")
+        else:
+            first.put("seq ", "muted").put(f"{count(move.seq)}  ", "muted")
+            first.spans([words.request(life.request, 20, "strong")]).put("  ")
+            before = life.moves[index - 1] if index else None
+            if before is not None:
+                first.spans(words.state(before.state, desk.glyphs)).put(" → ", "muted")
+            first.spans(words.state(move.state, desk.glyphs))
+            cause = "seen in a snapshot" if move.seq is None else (
+                f"{entry_name(move.entry)}, iteration {count(move.iteration)}" if move.entry else "request arrived")
+            second.put("cause  ", "muted").put(cause, "text")
+            effect = next((e for e in life.story if move.seq is not None and e.seq > move.seq), None)
+            if effect is not None and width >= 100:
+                second.put("   effect  ", "muted").put(f"{type(effect).__name__} {count(effect.seq)}  ", "text")
+                second.put(cut(describe(effect, desk.mirror), max(0, width - second.x - 2)), "muted")
+        if self.mark_ns is not None:
+            first.put(f"   Δ {spoken(abs(at - self.mark_ns))}", "text")
+        return [first.line("", width - 1), second.line("", width - 1)]
+
+    # --- keys --------------------------------------------------------------------------------------------------------
+
+    def hints(self, desk: Desk) -> list[Hint]:
+        """Keys of the timeline."""
+        hints = [("←→", "cursor"), ("+-", "zoom"), ("n", "next event"), ("m", "mark"), ("f", "follow"), ("0", "fit")]
+        return [*hints, *([("b", "break here")] if desk.may_control else []), ("o", "order")]
+
     def press(self, desk: Desk, key: str) -> bool:
-        return False
+        """Move the cursor, zoom, walk events, mark, follow."""
+        match key:
+            case "left" | "h" | "right" | "l":
+                self._slide(desk, -1 if key in ("left", "h") else 1)
+            case "+" | "=" | "-" | "_":
+                self._zoom(desk, key in "+=")
+            case "0":
+                self._fit(desk)
+            case "up" | "k" | "down" | "j" | "pageup" | "pagedown" | "g" | "G" | "home" | "end":
+                self._walk(desk, key)
+            case "n" | "N":
+                self._event(desk, 1 if key == "n" else -1)
+            case "m":
+                self.mark_ns = self.cursor_ns if self.mark_ns != self.cursor_ns else None
+            case "'":
+                self.cursor_ns = self.mark_ns if self.mark_ns is not None else self.cursor_ns
+            case "f":
+                self.end_ns, self.cursor_ns = None, None
+            case "o":
+                self.by_arrival = not self.by_arrival
+            case "enter" if desk.selected is not None:
+                desk.go(SLOT)
+            case "escape" if self.cursor_ns is not None:
+                self.cursor_ns = None
+            case _:
+                return False
+        return True
+
+    def _slide(self, desk: Desk, step: int) -> None:
+        window = self.window
+        at = self.cursor_ns if self.cursor_ns is not None else min(desk.now_ns, window.end_ns)
+        self.cursor_ns = max(0, min(desk.now_ns, at + step * window.cell_ns))
+        self._show_cursor(desk)
+
+    def _show_cursor(self, desk: Desk) -> None:
+        """Move the window so that the cursor is in it."""
+        window, at = self.window, self.cursor_ns
+        if at is None:
+            return
+        span = window.cells * window.cell_ns
+        if at < window.start_ns or at >= window.end_ns:
+            end = at + span // 4
+            self.end_ns = None if end >= desk.now_ns else end
+
+    def _zoom(self, desk: Desk, closer: bool) -> None:
+        cell = self.window.cell_ns
+        index = min(range(len(STEPS_NS)), key=lambda i: abs(STEPS_NS[i] - cell))
+        new = STEPS_NS[min(len(STEPS_NS) - 1, max(0, index + (-1 if closer else 1)))]
+        centre = self.cursor_ns
+        self.cell_ns = max(CELL_MIN_NS, min(CELL_MAX_NS, new))
+        if centre is not None:
+            end = centre + self.window.cells * self.cell_ns // 2
+            self.end_ns = None if end >= desk.now_ns else end
+
+    def _fit(self, desk: Desk) -> None:
+        """The selected life, or everything, fills the window."""
+        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        if life is None:
+            self.cell_ns, self.end_ns = None, None
+            return
+        end = life.closed_ns if life.closed_ns is not None else desk.now_ns
+        span = max(CELL_MIN_NS * 10, end - life.first_known_ns())
+        self.cell_ns = next((step for step in STEPS_NS if step * self.window.cells >= span), CELL_MAX_NS)
+        self.end_ns = None if life.closed_ns is None else end
+
+    def _walk(self, desk: Desk, key: str) -> None:
+        from .slots import moved
+
+        lives = self._lives(desk)
+        if lives:
+            at = next((i for i, life in enumerate(lives) if life.request == desk.selected), None)
+            desk.select(lives[moved(at, key, len(lives), self.rows)].request)
+
+    def _event(self, desk: Desk, step: int) -> None:
+        """Snap the cursor to the next or previous move of the selected life."""
+        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        if life is None or not life.starts:
+            desk.tell("choose a request first", "muted")
+            return
+        at = self.cursor_ns
+        if at is None:
+            self.cursor_ns = life.starts[-1] if step < 0 or life.closed_ns is None else life.starts[0]
+        elif step > 0:
+            self.cursor_ns = next((start for start in life.starts if start > at), at)
+        else:
+            self.cursor_ns = next((start for start in reversed(life.starts) if start < at), at)
+        self._show_cursor(desk)
+
+
+def _replace(
+    spans: list[Span], first: int, last: int, make: Callable[[str], tuple[str, str]]
+) -> list[Span]:
+    """Cells from ``first`` up to ``last`` of a row, replaced by what ``make`` gives for their text."""
+    result: list[Span] = []
+    at = 0
+    for span in spans:
+        end = at + len(span.text)
+        low, high = max(first, at), min(last, end)
+        if low >= high:
+            result.append(span)
+        else:
+            if low > at:
+                result.append(Span(span.text[: low - at], span.role))
+            text, role = make(span.text[low - at : high - at])
+            result.append(Span(text, role))
+            if high < end:
+                result.append(Span(span.text[high - at :], span.role))
+        at = end
+    return result
+
+
+_LEGEND: Final = (
+    (SlotState.ONBOARD_STAGED, "staged"), (SlotState.ONBOARDING, "onboard"), (SlotState.PREFILLING, "prefill"),
+    (SlotState.DECODING, "decode"), (SlotState.SKIPPED_DECODE, "skipped"), (SlotState.PREEMPTED, "preempt"),
+    (SlotState.FINISHING, "finish"),
+)
+
+
+def _legend(desk: Desk, width: int) -> Line:
+    row = Row().put(" ")
+    glyphs = desk.glyphs
+    for state, short in _LEGEND:
+        word = state.label if width >= 180 else short
+        row.put(glyphs.life[state] * 2, FILL[state]).put(f" {word}  ", "muted")
+    row.put(glyphs.hatch * 2, "hatch").put(" held  ", "muted").put(glyphs.gap * 2, "gap").put(" gap  ", "muted")
+    row.put(glyphs.late * 2, "limit.fault").put(" past its limit", "muted")
+    return row.line("", width - 1)
+
+
+__all__ = ["Timeline", "texture"]

@@ -1,14 +1,342 @@
-"""x"""
-from ..desk import Desk
-from ..draw.spans import Line
+"""Transfers: routes with their rates and latencies, then every open candidate and what ended just now.
+
+Law of this file: open ones first, the worst of them on top; skipped ones fold to one row; a queue time and a wire time are
+never added up in silence.
+"""
+
+import math
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.ids import CandidateStatus, Route
+from kvbm_console.core.state import CacheState
+
+from ..desk import SLOT, TRANSFERS, Desk
+from ..draw import bars, table, words
+from ..draw.frame import Hint
+from ..draw.spans import Line, Row, Span
+from ..draw.table import Column
+from ..model.filters import Value
+from ..model.lints import Level
+from ..model.lives import Transfer
+from ..model.mirror import Mirror
+from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
+from ..model.series import resample
+from ..model.waits import breakpoints_text, ranks_text, silent_ranks
+from .overview import known_routes, route_numbers
+from .slots import MOVES, moved
+
+ENDED_SHOWN_NS: Final = 10 * S
+ROWS_MAX: Final = 200
+FIELDS: Final = ("route", "request", "status", "age", "blocks", "op", "reason", "held")
+HISTOGRAM_LOW_NS: Final = 100_000
+HISTOGRAM_HIGH_NS: Final = 1_000_000_000
+FAULT_NS: Final = 30 * S
+"""A started copy of which a rank has been silent for so long is a fault."""
+
+
+class TransferRow(msgspec.Struct):
+    """One line of the list."""
+
+    transfer: Transfer
+    level: Level | None
+    age_ns: int
+    reason: str
 
 
 class Transfers:
-    """x"""
-    filter_fields: tuple[str, ...] = ()
+    """View 5."""
+
+    filter_fields: tuple[str, ...] = FIELDS
+
+    def __init__(self) -> None:
+        self.selected: int | None = None
+        """The chosen candidate."""
+        self.top = 0
+        self.page = 10
+        self.numbers: list[int] = []
+        self._columns: tuple[int, list[Column[TransferRow]]] = (0, [])
+
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
-        return []
-    def hints(self, desk: Desk) -> list[tuple[str, str]]:
-        return []
+        """Routes, the list, and the stamps of the chosen transfer."""
+        mirror = desk.mirror
+        rows, skipped = transfer_rows(desk)
+        self.numbers = [row.transfer.candidate for row in rows]
+        lines = [self._summary(desk, rows, width), *self._routes(desk, width)]
+        if self._columns[0] != width:
+            self._columns = (width, _columns(desk, width))
+        places = table.layout(self._columns[1], width)
+        if desk.tall:
+            lines.append(Line())
+        lines.append(table.header(places))
+        chosen = next((row for row in rows if row.transfer.candidate == self.selected), None)
+        feet = _stamps(desk, chosen.transfer, width) if chosen is not None else []
+        fold = [_folded(skipped, width)] if skipped else []
+        self.page = max(1, height - len(lines) - len(feet) - len(fold))
+        at = self.numbers.index(self.selected) if self.selected in self.numbers else None
+        self.top = table.window(len(rows), at, self.top, self.page)
+        shown = [self._line(desk, row, places, width) for row in rows[self.top : self.top + self.page]]
+        if not rows:
+            word = "match" if TRANSFERS in desk.filters else "open"
+            shown = [Row().put(f" No transfer {word}, {len(mirror.ended)} ended.", "muted").line()]
+        lines += [*shown, *fold]
+        if feet:
+            lines += [Line()] * (height - len(lines) - len(feet))
+        return [*lines, *feet]
+
+    def _summary(self, desk: Desk, rows: list[TransferRow], width: int) -> Line:
+        open_ = len(desk.mirror.transfers)
+        faults = sum(row.level is Level.FAULT for row in rows)
+        slow = sum(row.level is Level.CAUTION for row in rows)
+        text = f"{count(open_)} open" + (f", {faults} fault" if faults else "") + (f", {slow} slow" if slow else "")
+        row = Row().put(" TRANSFERS", "title").put(f"   {text}", "muted")
+        wanted = desk.filters.get(TRANSFERS)
+        if wanted is not None:
+            row.put(f"   / {cut(wanted.text, max(8, width - row.x - 20))}", "text").put(f"   {len(rows)} match", "muted")
+        return row.line("" if desk.tall else "bar", width)
+
+    def _routes(self, desk: Desk, width: int) -> list[Line]:
+        cells = 24 if width >= 120 else 16
+        wide = width >= 100
+        rate_end = 36 if wide else 33
+        head = Row().put(" ROUTE", "faint").right("queued", 16, "faint").right("moving", 23, "faint")
+        head.right("rate", rate_end, "faint").right("p50", rate_end + 6, "faint").right("p99", rate_end + 12, "faint")
+        spark_at = rate_end + 14
+        latency_at = spark_at + 14
+        head.to(spark_at).put("60 s", "faint").to(latency_at).put("100µs", "faint")
+        head.to(latency_at + cells // 2 - 1).put("latency", "faint").right("1s", latency_at + cells, "faint")
+        lines = [head.line("", width - 1)]
+        mirror, now = desk.mirror, desk.now_ns
+        block_bytes = mirror.connected.block_bytes if mirror.connected is not None else None
+        for route in known_routes(desk):
+            known = mirror.flows.routes.get(route)
+            queued, moving = route_numbers(desk, route)
+            p50, p99 = known.times(now) if known is not None else (None, None)
+            row = Row().put(" ").spans([words.route(route, desk.glyphs)]).right(str(queued), 16).right(str(moving), 23)
+            rate = flow(known.blocks.rate(now) if known is not None else 0, block_bytes, " " if wide else "")
+            row.right(rate, rate_end).right(duration(p50), rate_end + 6).right(duration(p99), rate_end + 12)
+            if known is not None:
+                row.to(spark_at).spans(bars.trend(resample(known.blocks.last(60, now), 12), desk.glyphs))
+                row.to(latency_at).spans(_histogram(known.latencies.window(now), cells, desk))
+            lines.append(row.line("", width - 1))
+        return lines
+
+    def _line(
+        self, desk: Desk, row: TransferRow, places: list[tuple[Column[TransferRow], int, int]], width: int
+    ) -> Line:
+        chosen = row.transfer.candidate == self.selected
+        built = Row().put(desk.glyphs.select if chosen else " ", "selbar").spans(words.mark(row.level, desk.glyphs))
+        rest = table.cells(places, row).line()
+        built.spans(table.after(rest, built.x)).to(width - 1 if chosen else 0)
+        built.zone(0, ("row", self.numbers.index(row.transfer.candidate)), width)
+        return built.line("sel" if chosen else "", width)
+
+    def hints(self, desk: Desk) -> list[Hint]:
+        """Keys of the list."""
+        return [("enter", "its slot"), ("↑↓", "move"), ("/", "filter"), ("t", "timeline"),
+                ("space", "play" if desk.recording else "pause view")]
+
     def press(self, desk: Desk, key: str) -> bool:
-        return False
+        """Move, open the slot."""
+        if key in MOVES and self.numbers:
+            at = self.numbers.index(self.selected) if self.selected in self.numbers else None
+            self._choose(desk, moved(at, key, len(self.numbers), self.page))
+        elif key.startswith("row:"):
+            self._choose(desk, int(key[4:]))
+        elif key == "enter" and desk.selected is not None:
+            desk.go(SLOT)
+        elif key == "escape" and self.selected is not None and TRANSFERS not in desk.filters:
+            self.selected = None
+        else:
+            return False
+        return True
+
+    def _choose(self, desk: Desk, at: int) -> None:
+        if at >= len(self.numbers):
+            return
+        self.selected = self.numbers[at]
+        transfer = find(desk.mirror, self.selected)
+        if transfer is not None and transfer.request:
+            desk.select(transfer.request)
+
+
+def find(mirror: Mirror, candidate: int) -> Transfer | None:
+    """An open or recently ended transfer."""
+    found = mirror.transfers.get(candidate)
+    return found or next((ended for ended in reversed(mirror.ended) if ended.candidate == candidate), None)
+
+
+def transfer_rows(desk: Desk) -> tuple[list[TransferRow], dict[str, int]]:
+    """Rows to show, and the skipped ones of the last seconds by reason."""
+    mirror, now = desk.mirror, desk.now_ns
+    state = mirror.state
+    assert state is not None
+    wanted = desk.filters.get(TRANSFERS)
+    limits = {route: known.limit(now) for route, known in mirror.flows.routes.items()}
+    before: dict[Route, int] = {}
+    rows: list[TransferRow] = []
+    for transfer in mirror.transfers.values():
+        ahead = before.get(transfer.route, 0)
+        before[transfer.route] = ahead + 1
+        rows.append(_open_row(mirror, state, transfer, now, limits.get(transfer.route), ahead))
+    rows.sort(key=lambda row: (9 if row.level is None else int(row.level), -row.age_ns))
+    skipped: dict[str, int] = {}
+    for transfer in reversed(mirror.ended):
+        if transfer.ended_ns is None or now - transfer.ended_ns > ENDED_SHOWN_NS or len(rows) >= ROWS_MAX:
+            break
+        if transfer.status is CandidateStatus.SKIPPED and transfer.reason is not None:
+            skipped[transfer.reason.label] = skipped.get(transfer.reason.label, 0) + 1
+            continue
+        failed = transfer.status is CandidateStatus.FAILED
+        reason = transfer.error or (spoken(transfer.age(now)) if not failed else "failed")
+        rows.append(TransferRow(transfer, Level.FAULT if failed else None, now - transfer.ended_ns, reason))
+    if wanted is not None:
+        rows = [row for row in rows if wanted.matches(_values(row))]
+    return rows[:ROWS_MAX], skipped
+
+
+def _values(row: TransferRow) -> dict[str, Value]:
+    transfer = row.transfer
+    return {
+        "route": transfer.route.label, "request": transfer.request, "status": transfer.status.label,
+        "age": row.age_ns, "blocks": transfer.blocks, "op": transfer.operation, "reason": row.reason,
+        "held": row.level is Level.HELD,
+    }
+
+
+def _open_row(
+    mirror: Mirror, state: CacheState, transfer: Transfer, now: int, limit: int | None, ahead: int
+) -> TransferRow:
+    age = transfer.age(now)
+    slot = state.slots.get(transfer.slot) if transfer.slot is not None else None
+    level = Level.CAUTION if limit is not None and age > limit else None
+    copy = state.operations.get(transfer.operation) if transfer.operation is not None else None
+    if slot is not None and slot.hold is not None and transfer.started_ns is None:
+        hold = state.holds[slot.hold]
+        return TransferRow(transfer, Level.HELD, now - transfer.planned_ns,
+                           f"parked, {breakpoints_text(hold.breakpoints)}")
+    if copy is not None and copy.started:
+        silent = silent_ranks(mirror, copy)
+        if silent:
+            level = Level.FAULT if age > FAULT_NS else level
+            return TransferRow(transfer, level, age,
+                               f"{ranks_text(silent)} silent, {len(copy.reported)} of {mirror.ranks}")
+        return TransferRow(transfer, level, age, f"on the wire {duration(now - (transfer.started_ns or now))}")
+    if transfer.enqueued_ns is None:
+        return TransferRow(transfer, level, age, "planned")
+    return TransferRow(transfer, level, age, f"{ahead} before it" if ahead else "next on its route")
+
+
+_STATUS: Final = {
+    CandidateStatus.PENDING_EVALUATION: "pending", CandidateStatus.PROMOTED: "promoted",
+    CandidateStatus.COMPLETED: "completed", CandidateStatus.FAILED: "failed", CandidateStatus.CANCELLED: "cancelled",
+    CandidateStatus.SKIPPED: "skipped",
+}
+_STATUS_ROLE: Final = {
+    CandidateStatus.PENDING_EVALUATION: "muted", CandidateStatus.PROMOTED: "text", CandidateStatus.COMPLETED: "faint",
+    CandidateStatus.FAILED: "fault", CandidateStatus.CANCELLED: "muted", CandidateStatus.SKIPPED: "faint",
+}
+
+
+def _columns(desk: Desk, width: int) -> list[Column[TransferRow]]:
+    glyphs = desk.glyphs
+    block_bytes = desk.mirror.connected.block_bytes if desk.mirror.connected is not None else None
+
+    def status(row: TransferRow, cells: int) -> list[Span]:
+        if row.level is Level.HELD:
+            return [Span(glyphs.held, "heldbox"), Span(f" {_STATUS[row.transfer.status]}", "text")]
+        one = row.transfer.status
+        return [Span(f"{glyphs.candidate[one]} {_STATUS[one]}", _STATUS_ROLE[one])]
+
+    def age(row: TransferRow, cells: int) -> list[Span]:
+        return [Span(duration(row.age_ns), words.LEVEL_ROLE[row.level] if row.transfer.open else "faint")]
+
+    def operation(row: TransferRow, cells: int) -> list[Span]:
+        return [Span(row.transfer.label[-cells:], "text" if row.transfer.open else "muted")]
+
+    def route(row: TransferRow, cells: int) -> list[Span]:
+        return [words.route(row.transfer.route, glyphs)]
+
+    def blocks(row: TransferRow, cells: int) -> list[Span]:
+        return [Span(count(row.transfer.blocks), "text" if row.transfer.open else "muted")]
+
+    def bytes_(row: TransferRow, cells: int) -> list[Span]:
+        return [Span(size(row.transfer.blocks * block_bytes if block_bytes else None), "muted")]
+
+    def ranks(row: TransferRow, cells: int) -> list[Span]:
+        return [Span(f"{len(row.transfer.ranks)}/{desk.mirror.ranks}", "muted")]
+
+    def request(row: TransferRow, cells: int) -> list[Span]:
+        if not row.transfer.request:
+            return [Span("–", "faint")]
+        return [words.request(row.transfer.request, cells, "text" if row.transfer.open else "muted")]
+
+    def reason(row: TransferRow, cells: int) -> list[Span]:
+        return [Span(cut(plain(row.reason), cells), "text" if row.level is not None else "muted")]
+
+    columns = [
+        Column("STATUS", 11, status, gap=4), Column("AGE", 5, age, right=True, gap=1),
+        Column("OP", 6, operation, right=True), Column("ROUTE", 7, route),
+        Column("BLOCKS", 6, blocks, right=True, from_width=66),
+        Column("BYTES", 8, bytes_, right=True, gap=2, from_width=120),
+        Column("RANKS", 5, ranks, right=True, gap=2, from_width=120),
+        Column("REQUEST", 13 if width < 140 else 22, request, from_width=74),
+    ]
+    if width >= 180:
+        columns += [_stamp(name, field) for name, field in STAMPS]
+    return [*columns, Column("REASON", 0, reason, gap=2)]
+
+
+STAMPS: Final = (
+    ("enqueued", "enqueued_ns"), ("evaluated", "evaluated_ns"), ("promoted", "promoted_ns"),
+    ("started", "started_ns"), ("ended", "ended_ns"),
+)
+"""The stamps after ``planned``, told as distances from it."""
+
+
+def _stamp(name: str, field: str) -> Column[TransferRow]:
+    def cell(row: TransferRow, cells: int) -> list[Span]:
+        value: int | None = getattr(row.transfer, field)
+        return [Span("–" if value is None else f"+{duration(value - row.transfer.planned_ns)}", "muted")]
+    return Column(name, 9, cell, right=True, from_width=180)
+
+
+def _histogram(ordered: list[int], cells: int, desk: Desk) -> list[Span]:
+    """How many took how long, from 100 µs to 1 s on a logarithmic scale; what is outside counts at its end."""
+    if not ordered:
+        return []
+    low = math.log(HISTOGRAM_LOW_NS)
+    scale = (math.log(HISTOGRAM_HIGH_NS) - low) / cells
+    counts = [0] * cells
+    for took in ordered:
+        counts[min(cells - 1, max(0, int((math.log(max(1, took)) - low) / scale)))] += 1
+    values: list[float | None] = [float(number) if number else None for number in counts]
+    return [Span(span.text, "trend") for span in bars.trend(values, desk.glyphs)]
+
+
+def _folded(skipped: dict[str, int], width: int) -> Line:
+    total = sum(skipped.values())
+    parts = ", ".join(f"{reason} {number}" for reason, number in sorted(skipped.items(), key=lambda kv: -kv[1]))
+    return Row().put(cut(f"    {total} skipped in 10 s: {parts}", width - 1), "faint").line()
+
+
+def _stamps(desk: Desk, transfer: Transfer, width: int) -> list[Line]:
+    """The stamps of one transfer, and its time as a bar of queue, hold and wire."""
+    row = Row().put(f" {transfer.label}", "strong").put("  planned 0", "muted")
+    for name, field in STAMPS:
+        value: int | None = getattr(transfer, field)
+        text = "–" if value is None else f"+{duration(value - transfer.planned_ns)}"
+        row.put(f"  {name} ", "muted").put(text, "text" if value is not None else "faint")
+    now = desk.now_ns
+    end = transfer.ended_ns if transfer.ended_ns is not None else now
+    begun = transfer.started_ns if transfer.started_ns is not None else end
+    held = min(transfer.held(now), begun - transfer.planned_ns)
+    queue = begun - transfer.planned_ns - held
+    wire = end - begun if transfer.started_ns is not None else None
+    told = f" queue {spoken(queue)}, " + (f"held {spoken(held)}, " if held else "") + f"wire {spoken(wire)}"
+    cells = max(8, width - 8 - len(told) - 1)
+    glyphs = desk.glyphs
+    bar = bars.stack([(queue, glyphs.queued, "muted"), (held, glyphs.hatch, "hatch"),
+                      (wire or 0, glyphs.wire, "fill.onboard" if transfer.route.is_load else "fill.g1")], cells)
+    return [row.line("", width - 1), Row().to(7).spans(bar).to(7 + cells).put(told, "muted").line("", width - 1)]

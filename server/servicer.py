@@ -238,9 +238,10 @@ class ConsoleServicer:
                 await context.write(item)
             if subscriber.beats:
                 subscriber.beats = 0
-                await context.write(self._heartbeat(subscriber, digests))
-            if item is None:
-                if service.broadcaster.closing and not service.ring.pending(subscriber.cursor):
+                for frame in self._heartbeat(subscriber, digests):
+                    await context.write(frame)
+            if item is None and not service.ring.pending(subscriber.cursor):
+                if service.broadcaster.closing:
                     await context.write(frames.bye_frame(service.ring.next_seq - 1, "the daemon ended"))
                     return
                 await subscriber.wait()
@@ -252,12 +253,17 @@ class ConsoleServicer:
         for part in parts:
             await context.write(part)
 
-    def _heartbeat(self, subscriber: Subscriber, digests: bool) -> bytes:
+    def _heartbeat(self, subscriber: Subscriber, digests: bool) -> list[bytes]:
+        """The heartbeat; one with a digest stands directly behind the last event that the digest covers."""
         service = self._service
+        ring, cursor = service.ring, subscriber.cursor
+        tail: list[bytes] = []
         digest = None
         if digests:
             service.broadcaster.flush()
-            if not service.ring.pending(subscriber.cursor):
+            if ring.first_seq <= cursor.position and ring.next_seq - cursor.position <= ring.chunk_events_max:
+                while isinstance(item := subscriber.read(), bytes):
+                    tail.append(item)
                 digest = service.digest()[1]
         recorder = None
         if service.recorder is not None:
@@ -267,8 +273,9 @@ class ConsoleServicer:
                 synced_age_ns=status.synced_age_ns, not_recorded=status.not_recorded, path=str(status.path),
                 bytes=status.bytes,
             )
-        return frames.heartbeat_frame(
-            service.ring.next_seq - 1, service.at_ns, len(service.broadcaster.subscribers), recorder, digest
+        beat = frames.heartbeat_frame(
+            ring.next_seq - 1, service.at_ns, len(service.broadcaster.subscribers), recorder, digest
         )
+        return [*tail, beat]
 
 

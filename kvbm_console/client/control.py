@@ -173,8 +173,9 @@ class ControlSession:
                 future.exception()  # seen here: the waiter may be gone
 
     async def _renew(self) -> None:
+        every_s = min(LEASE_RENEW_S, self.lease_ttl_ns / 5e9)  # four may be late
         while True:
-            await asyncio.sleep(LEASE_RENEW_S)
+            await asyncio.sleep(every_s)
             try:
                 await self.renew()
             except KvbmConsoleError as error:

@@ -75,6 +75,12 @@ async def daemon_at(workload: Workload | str | None = None, **changes: Any) -> A
             yield daemon
 
 
+async def published(daemon: Daemon, condition: Callable[[], bool]) -> None:
+    """Until the condition holds, looked at after every publication of a daemon on this loop."""
+    while not condition():
+        await daemon.service.changed.wait()
+
+
 class Mirror:
     """Folds a stream as a console does and keeps the law of the stream at every item."""
 

@@ -1,13 +1,15 @@
 """The desk: everything between the model and the terminal: which view, what is selected, prompts and notices.
 
-Law of this file: it is plain state and pure drawing. A key is answered at once from what is known; what needs the target
-is handed to the session, which answers later with a notice. Every frame has exactly the height of the screen.
+Law of this file: it is plain state and pure drawing. A key is answered at once from what is known; what needs the
+target is handed to the session, which answers later with a notice. Every frame has exactly the height of the screen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.events import Event
+from kvbm_console.core.state import CacheState
 
 from .draw import frame
 from .draw.glyphs import UNICODE, Glyphs
@@ -32,6 +34,13 @@ LINT_EVERY_NS: Final = S // 4
 OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG = range(9)
 
 
+class Tape(Protocol):
+    """What came before a place on a recording, as ``recording.reader.Recording`` tells it."""
+
+    def state_at(self, seq: int) -> CacheState: ...
+    def events(self, first_seq: int | None = None) -> Iterator[list[Event]]: ...
+
+
 class TransportControls(Protocol):
     """The transport of a recording, as ``recording.playback.Playback`` has it."""
 
@@ -47,6 +56,8 @@ class TransportControls(Protocol):
     def playing(self) -> bool: ...
     @property
     def speed(self) -> float: ...
+    @property
+    def recording(self) -> Tape: ...
 
     def toggle(self) -> None: ...
     def set_speed(self, speed: float) -> None: ...
@@ -264,6 +275,7 @@ class Desk:
         note = "" if target is None or self.recording else "read-only" if self.read_only else (
             "" if target.control else "observe")
         synced = beat.synced_age_ns if beat is not None else None
+        recorder = "recording" if self.recording else beat.recorder if beat is not None else None
         if synced is not None:
             synced += mirror.progress.silence_ns(mono) or 0
         return frame.Status(
@@ -273,7 +285,7 @@ class Desk:
             rate=None if state is None else mirror.progress.rate(mono),
             lag=None if state is None or self.recording else mirror.progress.lag_events(state.seq),
             lost=None if self.recording else mirror.lost_events, lost_age_ns=mirror.lost_age_ns(mono),
-            recorder=beat.recorder if beat is not None else None, synced_age_ns=synced,
+            recorder=recorder, synced_age_ns=synced,
             not_recorded=beat.not_recorded if beat is not None else 0, buffered=self.actions.buffered,
             faults=sum(w.level is Level.FAULT and w.ended_ns is None for w in self.warnings),
             cautions=sum(w.level is Level.CAUTION and w.ended_ns is None for w in self.warnings),

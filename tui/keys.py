@@ -118,7 +118,8 @@ def _debug(desk: Desk, key: str) -> None:
     elif key == "s":
         _step(desk)
     else:
-        desk.prompt = Prompt("Disarm all breakpoints and release all holds? y/n ", "", lambda text: _disarm(desk, text))
+        question = "Disarm all breakpoints and release all holds? y/n "
+        desk.prompt = Prompt(question, "", lambda text: _disarm(desk, text))
 
 
 def _disarm(desk: Desk, text: str) -> None:
@@ -187,7 +188,7 @@ def _step(desk: Desk) -> None:
         desk.actions.step(hold)
 
 
-# --- filter and commands -----------------------------------------------------------------------------------------------
+# --- filter and commands ---------------------------------------------------------------------------------------------
 
 
 def _filter(desk: Desk) -> None:

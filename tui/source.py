@@ -1,7 +1,7 @@
 """The session: a feed folded into the mirror, and what may be asked of the target.
 
-Law of this file: the console never awaits the network. Items are folded in slices between which keys are answered, calls
-to the target run in tasks and answer with a notice, and a paused view keeps a bounded buffer.
+Law of this file: the console never awaits the network. Items are folded in slices between which keys are answered,
+calls to the target run in tasks and answer with a notice, and a paused view keeps a bounded buffer.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.errors import KvbmConsoleError
-from kvbm_console.stream.feed import Controls, EventsArrived, Feed, FeedItem
+from kvbm_console.core.errors import KvbmConsoleError, RecordingError
+from kvbm_console.stream.feed import Controls, EventsArrived, Feed, FeedItem, SnapshotTaken
 
 from .desk import TransportControls
 from .model.mirror import Mirror
@@ -21,6 +21,8 @@ BUFFER_MAX: Final = 200_000
 """Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""
 SLICE_EVENTS: Final = 400
 """Events folded before keys get a turn: about 4 ms."""
+BACKFILL_EVENTS: Final = 6_000
+"""Events before a place on a recording that are folded for its history: a tenth of a second of work for a seek."""
 CALLS_MAX: Final = 16
 """Calls under way; more keys than that on a dead connection are refused."""
 
@@ -91,11 +93,38 @@ class Session:
             for start in range(0, len(events), SLICE_EVENTS):
                 mirror.take(EventsArrived(events[start : start + SLICE_EVENTS]), self.mono())
                 await breathe()
+        elif isinstance(item, SnapshotTaken) and self.playback is not None:
+            await self._stand(self.playback, item, breathe)
         else:
             mirror.take(item, self.mono())
         if mirror.broken is not None and not self._resubscribe:
             self._tell(f"{mirror.broken}; asking for a snapshot", "caution")
             self._resubscribe = True
+
+    async def _stand(
+        self, playback: TransportControls, item: SnapshotTaken, breathe: Callable[[], Awaitable[None]]
+    ) -> None:
+        """A place on a recording, reached by folding what came before it: the past is on the tape, so it is shown."""
+        target = item.state.seq
+        try:
+            before = playback.recording.state_at(max(playback.first_seq, target - BACKFILL_EVENTS) - 1)
+        except RecordingError:
+            before = item.state
+        if before.seq >= target:
+            self.mirror.take(item, self.mono())
+            return
+        self.mirror.take(SnapshotTaken(before), self.mono())
+        following = before.seq
+        for events in playback.recording.events(before.seq):
+            wanted = [event for event in events if following <= event.seq < target]
+            if not wanted or wanted[0].seq != following:
+                break
+            following = wanted[-1].seq + 1
+            for first in range(0, len(wanted), SLICE_EVENTS):
+                self.mirror.take(EventsArrived(wanted[first : first + SLICE_EVENTS]), self.mono())
+                await breathe()
+        if following != target:
+            self.mirror.take(item, self.mono())
 
     def _keep(self, item: FeedItem) -> None:
         """Keep an item of a paused view."""

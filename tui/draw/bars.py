@@ -1,11 +1,12 @@
 """Bars, trends and charts as spans.
 
-Law of this file: half cells at most, rounded down: a bar is full only when the value is, and a sample that is missing is
-a blank.
+Law of this file: half cells at most, rounded down: a bar is full only when the value is, and a sample that is missing
+is a blank.
 """
 
 from collections.abc import Sequence
 
+from ..model.series import known_seconds, resample, window_text
 from .glyphs import Glyphs
 from .spans import Line, Row, Span
 
@@ -51,7 +52,7 @@ def divide(amounts: Sequence[int], cells: int) -> list[int]:
     shares = [amount * cells / total for amount in amounts]
     result = [max(int(share), 1 if amount > 0 else 0) for share, amount in zip(shares, amounts, strict=True)]
     while sum(result) > cells:
-        index = max(range(len(result)), key=lambda i: (result[i] - shares[i], result[i]) if result[i] > 1 else (-1e9, 0))
+        index = max(range(len(result)), key=lambda i: result[i] - shares[i] if result[i] > 1 else -1e9)
         if result[index] <= 1:
             index = max(range(len(result)), key=lambda i: (result[i] > 0, -amounts[i]))
         result[index] -= 1
@@ -70,9 +71,12 @@ def stack(parts: Sequence[tuple[int, str, str]], cells: int) -> list[Span]:
 def chart(
     title: str, value: str, values: Sequence[float | None], rows: int, cells: int, glyphs: Glyphs
 ) -> list[Line]:
-    """A title and ``rows`` of columns on a scale from 0 to 1, labelled 100 and 0."""
-    lines = [Row().put(" ").put(title, "title").put(f"   {value}").put("  last 10 min", "muted").line()]
-    eighths = [None if value is None else int(min(1.0, max(0.0, value)) * rows * 8) for value in values]
+    """A title and ``rows`` of columns on a scale from 0 to 1, labelled 100 and 0; ``values`` are one a second."""
+    seconds = known_seconds(list(values))
+    told = f"  last {window_text(seconds)}"
+    lines = [Row().put(" ").put(title, "title").put(f"   {value}").put(told, "muted").line()]
+    shown = resample(list(values)[-seconds:], cells)
+    eighths = [None if share is None else int(min(1.0, max(0.0, share)) * rows * 8) for share in shown]
     for row in range(rows):
         base = (rows - 1 - row) * 8
         cells_text = "".join(

@@ -1,7 +1,7 @@
 """The frame around every view: status row, tabs, keys, and the transport of a recording.
 
-Law of this file: the screen says first whether it can be believed; parts are dropped in a fixed order when it is narrow,
-and never the pill, the target, the rate, the lag, the losses, the recorder and the badges.
+Law of this file: the screen says first whether it can be believed; parts are dropped in a fixed order when it is
+narrow, and never the pill, the target, the rate, the lag, the losses, the recorder and the badges.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The glyph tables: one for Unicode terminals, one for ASCII.
 
-Law of this file: only Latin-1, arrows, box drawing, block elements and geometric shapes, each one cell wide; shape tells
-the phase, filled means progressing, hollow means waiting.
+Law of this file: only Latin-1, arrows, box drawing, block elements and geometric shapes, each one cell wide; shape
+tells the phase, filled means progressing, hollow means waiting.
 """
 
 from typing import Final

@@ -16,7 +16,9 @@ _UNITS: Final = {
     "": 1, "ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000, "min": 60_000_000_000,
     "h": 3_600_000_000_000, "k": 1_000, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
 }
-_TERM: Final = re.compile(r"\s*(?P<not>not\s+)?(?P<field>[a-z_]+)\s*(?P<op>!=|<=|>=|=|<|>|~)\s*(?P<value>\"[^\"]*\"|\S.*?)\s*$")
+_TERM: Final = re.compile(
+    r"\s*(?P<not>not\s+)?(?P<field>[a-z_]+)\s*(?P<op>!=|<=|>=|=|<|>|~)\s*(?P<value>\"[^\"]*\"|\S.*?)\s*$"
+)
 _NUMBER: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*)$")
 
 

@@ -150,6 +150,22 @@ def resample(values: list[float | None], cells: int, *, mean: bool = True) -> li
     return result
 
 
+WINDOWS_S: Final = (60, 120, 300, 600)
+"""Windows of the long charts: the shortest one that holds what is known, so that a young run is not mostly blank."""
+
+
+def known_seconds(values: list[float | None]) -> int:
+    """The window for these values, one a second, the newest last."""
+    first = next((index for index, value in enumerate(values) if value is not None), len(values))
+    known = len(values) - first
+    return next((seconds for seconds in WINDOWS_S if known <= seconds), WINDOWS_S[-1])
+
+
+def window_text(seconds: int) -> str:
+    """``60 s`` or ``10 min``."""
+    return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min"
+
+
 class Density:
     """Events over the whole run in a fixed number of buckets that double in width when the run outgrows them."""
 

@@ -66,8 +66,8 @@ class Breaks:
         if not state.breakpoints:
             text = " b sets one: on the selected slot, or on every slot that enters a state."
             return [Row().put(text if desk.may_control else " Nobody has set one.", "muted").line()]
-        head = Row().put("   #  ON SITE             MATCH", "faint").to(50).put("WHEN", "faint")
-        head.right("HITS", width - 10, "faint").to(width - 8).put("ACTION", "faint")
+        head = Row().put("   #  ON SITE            MATCH", "faint").to(50).put("WHEN", "faint")
+        head.right("HITS", width - 11, "faint").to(width - 9).put("ACTION", "faint")
         lines = [head.line("", width)]
         for number, known in list(state.breakpoints.items())[:BREAKPOINTS_SHOWN]:
             lines.append(self._breakpoint_line(desk, number, known, width))
@@ -79,7 +79,7 @@ class Breaks:
         spec, chosen = known.spec, number == self.breakpoint
         row = Row().put(desk.glyphs.select if chosen else " ", "selbar").right(str(number), 4, "strong")
         row.put("  ").put("●" if known.enabled else "○", "ok" if known.enabled else "faint").to(9)
-        row.put(spec.site.label, "text").to(27)
+        row.put(spec.site.label, "text").to(26)
         match = plain(spec.request)
         if spec.from_state is not None:
             match += f" {spec.from_state.label}"
@@ -89,10 +89,8 @@ class Breaks:
             match += f" {scope.name.replace('_', '→')}" if scope is not None else ""
         row.put(cut(match, 22), "text" if known.enabled else "muted").to(50)
         when = "once" if spec.one_shot else f"after {spec.ignore_count}" if spec.ignore_count else "–"
-        row.put(when, "muted").right(count(known.hits), width - 10, "text").to(width - 8)
+        row.put(when, "muted").right(count(known.hits), width - 11, "text").to(width - 9)
         row.put("log" if spec.action is BreakpointAction.LOG else f"hold {spec.max_hold_ns // S}s", "text")
-        if width >= 110:
-            row = Row().add(row.line())
         row.zone(0, ("row", number), width)
         return row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width)
 

@@ -35,6 +35,6 @@ def help_lines(desk: Desk, width: int, height: int) -> list[Line]:
     for label in ("prefilling", "decoding", "onboarding", "preempted"):
         state = next(one for one in desk.glyphs.state if one.label == label)
         row.put(desk.glyphs.state[state], f"state.{label}").put(f" {label}  ", "muted")
-    row.put(desk.glyphs.held, "heldbox").put(" held   ", "muted").put("hollow = waiting", "muted")
+    row.put(desk.glyphs.held, "heldbox").put(" held", "muted").put("   hollow waits", "muted")
     lines.append(row.line())
     return lines[:height]

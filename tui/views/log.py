@@ -18,6 +18,8 @@ from .event_rows import event_line
 
 SCANNED_MAX = 5_000
 """Events looked at for one filtered screen; further back a recording is the right tool."""
+LINES_MAX = 1_024
+"""Rows kept; about ten screens."""
 FIELDS = ("request", "kind", "seq", "cause", "text")
 
 
@@ -30,6 +32,7 @@ class Log:
         self.last_seq: int | None = None
         """The event on the last row; None while following."""
         self.page = 10
+        self._lines: dict[tuple[int, int, str | None], Line] = {}
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The newest events, or those up to where the reader stopped."""
@@ -48,8 +51,18 @@ class Log:
             return [*lines, Row().put(f" 0 of the last {count(SCANNED_MAX)} match   ", "muted").put("esc", "key")
                     .put("  clear", "muted").line()]
         for item in events:
-            lines.append(_gap_line(desk, item, width) if isinstance(item, Gap) else event_line(desk, item, width))
+            lines.append(_gap_line(desk, item, width) if isinstance(item, Gap) else self._line(desk, item, width))
         return lines
+
+    def _line(self, desk: Desk, event: Event, width: int) -> Line:
+        """The row of an event, kept: what it says does not change."""
+        key = (event.seq, width, desk.selected)
+        found = self._lines.get(key)
+        if found is None:
+            if len(self._lines) >= LINES_MAX:
+                self._lines.clear()
+            found = self._lines[key] = event_line(desk, event, width)
+        return found
 
     def _newer(self, desk: Desk) -> int:
         if self.last_seq is None or not desk.mirror.log:
@@ -116,5 +129,6 @@ def _matches(desk: Desk, wanted: Filter, event: Event) -> bool:
 
 def _gap_line(desk: Desk, gap: Gap, width: int) -> Line:
     mark = desk.glyphs.gap * 2
-    text = f"{mark} gap {count(gap.count)}: {count(gap.first)} to {count(gap.last)}, {gap.reason}; state from the snapshot "
+    text = f"{mark} gap {count(gap.count)}: {count(gap.first)} to {count(gap.last)}, {gap.reason}; "
+    text += "state from the snapshot "
     return Row().put(" ").put(text + desk.glyphs.gap * max(0, width - 2 - len(text)), "gap").line("", width)

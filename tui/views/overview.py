@@ -1,7 +1,7 @@
 """Overview: can I believe the screen, what needs me, does the cache work, what flows.
 
-Law of this file: the order of sections is fixed; what does not fit goes from the least useful end: counts of states fold
-to one row, then trends, then routes without traffic.
+Law of this file: the order of sections is fixed; what does not fit goes from the least useful end: counts of states
+fold to one row, then trends, then routes without traffic.
 """
 
 from kvbm_console.core.ids import Condition, Route, SlotState, Tier
@@ -92,7 +92,7 @@ class Overview:
             if len(rows) - len(gap) <= height:
                 break
         left = height - len(rows)
-        if left >= 4:
+        if left >= 3:
             rows += _waiting(desk, state, min(left - 1, 6), width - 1, with_state=True)
         return rows
 
@@ -387,12 +387,12 @@ def _charts(desk: Desk, state: CacheState, width: int, number: int, rows: int) -
         values: list[float | None] = gauge.last(600) if gauge is not None else [None] * 600
         charts.append(bars.chart(
             f"{pool.info.tier.name} OCCUPANCY", percent(pool.resident_blocks, pool.info.capacity_blocks),
-            resample(values, cells), rows, cells, desk.glyphs,
+            values, rows, cells, desk.glyphs,
         ))
     asked, hits = flows.hit_shares(desk.now_ns)
     charts.append(bars.chart(
-        "HIT RATE", f"{shares(hits, asked)[0]} %" if asked else "–", resample(flows.hit_rate.last(600), cells), rows,
-        cells, desk.glyphs,
+        "HIT RATE", f"{shares(hits, asked)[0]} %" if asked else "–", flows.hit_rate.last(600), rows, cells,
+        desk.glyphs,
     ))
     lines = charts[0]
     for index, chart in enumerate(charts[1:], 1):
@@ -406,5 +406,6 @@ def _nothing_yet(desk: Desk, state: CacheState) -> list[Line]:
         target.target if target is not None else "–")
     return [
         Row().put(f" No request yet. Connected to {plain(name)}, iteration {count(state.iteration)}.").line(),
-        Row().put(" Waiting for the first request. To see a working one: ", "muted").put("kvbm-console demo", "key").line(),
+        Row().put(" Waiting for the first request. To see a working one: ", "muted").put("kvbm-console demo", "key")
+        .line(),
     ]

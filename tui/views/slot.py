@@ -259,7 +259,7 @@ def _story(desk: Desk, life: Life, width: int, height: int, scroll: int, margin:
     now = desk.now_ns
     for event in list(reversed(life.story))[scroll : scroll + max(0, height - 1)]:
         row = Row().put(" " * margin).right(duration(now - event.at_ns), margin + 5, "muted").put("  ")
-        row.put(cut(type(event).__name__, 17).ljust(18), "muted")
+        row.put(cut(type(event).__name__, 15).ljust(16), "muted")
         lines.append(row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 1 - row.x)), "text").line())
     return lines
 

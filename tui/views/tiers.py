@@ -13,7 +13,7 @@ from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..model.flows import TIERS as ALL_TIERS
 from ..model.numbers import brief, count, cut, per_second, percent, plain, tenth
-from ..model.series import resample
+from ..model.series import known_seconds, resample, window_text
 from .overview import pool_name, used_role
 
 _ROLES = {
@@ -64,8 +64,10 @@ class Tiers:
         head = Row().put(" ").put(pool_name(pool), "strong").to(11)
         head.put(f" {percent(pool.resident_blocks, capacity)}", used_role(pool))
         head.put(f"  {count(pool.resident_blocks)}/{count(capacity)}", "text")
-        head.put(f"   {plain(pool.info.medium)}, decided by the {pool.info.authority.label}", "muted")
+        medium, authority = plain(pool.info.medium), pool.info.authority.label
+        told = (f"   {medium}, decided by the {authority}", f"   {medium}, by the {authority}", f"   {medium}", "")
         cell = f"1 cell = {per_cell} block{'s' if per_cell > 1 else ''}"
+        head.put(next(text for text in told if not text or head.x + len(text) + len(cell) + 2 <= width), "muted")
         if head.x + len(cell) + 2 <= width:
             head.right(cell, width - 1, "faint")
         lines = [head.line("" if desk.tall else "bar", width)]
@@ -152,17 +154,19 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
     found = hits[tier - 1]
     row.put("hit ", "muted").put(f"{tenth(found, here)} %" if here > 0 else "–", "text")
     if here > 0:
-        row.put(f" of {count(here)}{'' if tier is Tier.G1 else ' asked here'}", "muted")
+        asked_here = f" of {count(here)}{'' if tier is Tier.G1 else ' asked here'}"
+        row.put(asked_here if row.x + len(asked_here) <= width - 1 else f" of {count(here)}", "muted")
     return row.line("", width)
 
 
 def _occupancy_row(desk: Desk, pools: list[PoolFacts], width: int) -> Line:
-    row = Row().put(" OCCUPANCY", "title").put(" last 10 min", "muted")
+    seconds = max((known_seconds(gauge.last(600)) for gauge in desk.mirror.flows.occupancy.values()), default=60)
+    row = Row().put(" OCCUPANCY", "title").put(f" last {window_text(seconds)}", "muted")
     for pool in pools[:4]:
         gauge = desk.mirror.flows.occupancy.get(pool.info.pool)
         if gauge is not None:
             row.put(f"   {pool.info.tier.name} ", "muted")
-            row.spans(bars.trend(resample(gauge.last(600), 12), desk.glyphs, 1.0))
+            row.spans(bars.trend(resample(gauge.last(seconds), 12), desk.glyphs, 1.0))
     return row.line("", width - 1)
 
 
@@ -175,7 +179,7 @@ def _occupancy_charts(desk: Desk, pools: list[PoolFacts], width: int, rows: int)
         gauge = desk.mirror.flows.occupancy.get(pool.info.pool)
         values: list[float | None] = gauge.last(600) if gauge is not None else [None] * 600
         chart = bars.chart(f"{pool.info.tier.name} OCCUPANCY", percent(pool.resident_blocks, pool.info.capacity_blocks),
-                           resample(values, pitch - 11), rows, pitch - 11, desk.glyphs)
+                           values, rows, pitch - 11, desk.glyphs)
         lines = beside(lines, chart, index * pitch)
     return lines
 

@@ -26,6 +26,8 @@ CELL_MAX_NS: Final = 60 * 60 * S
 CELL_MIN_NS: Final = 1_000_000
 FIT_LIVES: Final = 40
 """The first window covers about as much as the newest lives that fit on a screen."""
+SPAN_MIN_NS: Final = S // 5
+"""The first window is never shorter than this."""
 OPERATIONS_MAX: Final = 6
 FIELDS: Final = ("request", "state", "age", "live", "held", "preemptions")
 
@@ -108,7 +110,7 @@ class Timeline:
         cell = self.cell_ns
         if cell is None:
             starts = [life.first_known_ns() for life in lives[:FIT_LIVES]]
-            span = max(2 * S, now - min(starts, default=now))
+            span = max(SPAN_MIN_NS, now - min(starts, default=now))
             cell = next((step for step in STEPS_NS if step * cells >= span), CELL_MAX_NS)
         edge = self.end_ns if self.end_ns is not None else now
         end = (edge // cell + 1) * cell

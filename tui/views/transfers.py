@@ -1,7 +1,7 @@
 """Transfers: routes with their rates and latencies, then every open candidate and what ended just now.
 
-Law of this file: open ones first, the worst of them on top; skipped ones fold to one row; a queue time and a wire time are
-never added up in silence.
+Law of this file: open ones first, the worst of them on top; skipped ones fold to one row; a queue time and a wire time
+are never added up in silence.
 """
 
 import math
@@ -29,6 +29,8 @@ from .slots import MOVES, moved
 
 ENDED_SHOWN_NS: Final = 10 * S
 ROWS_MAX: Final = 200
+ENDED_ROWS_MAX: Final = 60
+"""Ended ones shown behind the open ones; a screen has no more."""
 FIELDS: Final = ("route", "request", "status", "age", "blocks", "op", "reason", "held")
 HISTOGRAM_LOW_NS: Final = 100_000
 HISTOGRAM_HIGH_NS: Final = 1_000_000_000
@@ -93,7 +95,8 @@ class Transfers:
         row = Row().put(" TRANSFERS", "title").put(f"   {text}", "muted")
         wanted = desk.filters.get(TRANSFERS)
         if wanted is not None:
-            row.put(f"   / {cut(wanted.text, max(8, width - row.x - 20))}", "text").put(f"   {len(rows)} match", "muted")
+            row.put(f"   / {cut(wanted.text, max(8, width - row.x - 20))}", "text")
+            row.put(f"   {len(rows)} match", "muted")
         return row.line("" if desk.tall else "bar", width)
 
     def _routes(self, desk: Desk, width: int) -> list[Line]:
@@ -105,7 +108,7 @@ class Transfers:
         spark_at = rate_end + 14
         latency_at = spark_at + 14
         head.to(spark_at).put("60 s", "faint").to(latency_at).put("100µs", "faint")
-        head.to(latency_at + cells // 2 - 1).put("latency", "faint").right("1s", latency_at + cells, "faint")
+        head.to(latency_at + (cells - 4) // 2).put("latency", "faint").right("1s", latency_at + cells, "faint")
         lines = [head.line("", width - 1)]
         mirror, now = desk.mirror, desk.now_ns
         block_bytes = mirror.connected.block_bytes if mirror.connected is not None else None
@@ -126,7 +129,8 @@ class Transfers:
         self, desk: Desk, row: TransferRow, places: list[tuple[Column[TransferRow], int, int]], width: int
     ) -> Line:
         chosen = row.transfer.candidate == self.selected
-        built = Row().put(desk.glyphs.select if chosen else " ", "selbar").spans(words.mark(row.level, desk.glyphs))
+        built = Row().put(desk.glyphs.select if chosen else " ", "selbar").spans(
+            words.mark(None if row.level is Level.HELD else row.level, desk.glyphs))
         rest = table.cells(places, row).line()
         built.spans(table.after(rest, built.x)).to(width - 1 if chosen else 0)
         built.zone(0, ("row", self.numbers.index(row.transfer.candidate)), width)
@@ -182,11 +186,14 @@ def transfer_rows(desk: Desk) -> tuple[list[TransferRow], dict[str, int]]:
         rows.append(_open_row(mirror, state, transfer, now, limits.get(transfer.route), ahead))
     rows.sort(key=lambda row: (9 if row.level is None else int(row.level), -row.age_ns))
     skipped: dict[str, int] = {}
+    most = len(rows) + ENDED_ROWS_MAX
     for transfer in reversed(mirror.ended):
-        if transfer.ended_ns is None or now - transfer.ended_ns > ENDED_SHOWN_NS or len(rows) >= ROWS_MAX:
+        if transfer.ended_ns is None or now - transfer.ended_ns > ENDED_SHOWN_NS:
             break
         if transfer.status is CandidateStatus.SKIPPED and transfer.reason is not None:
             skipped[transfer.reason.label] = skipped.get(transfer.reason.label, 0) + 1
+            continue
+        if len(rows) >= most:
             continue
         failed = transfer.status is CandidateStatus.FAILED
         reason = transfer.error or (spoken(transfer.age(now)) if not failed else "failed")

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
-from kvbm_console.core.events import Event
+from kvbm_console.core.events import BlocksEvicted, Event, SlotMoved
 from kvbm_console.core.hashing import Chain
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.leader import Outcome
@@ -95,7 +95,7 @@ def kinds(events: list[Event]) -> set[str]:
 
 def visited(events: list[Event]) -> set[SlotState]:
     """The states that some slot moved to."""
-    return {event.new for event in events if type(event).__name__ == "SlotMoved"}  # type: ignore[attr-defined]
+    return {event.new for event in events if isinstance(event, SlotMoved)}
 
 
 def engine(g1_blocks: int) -> EngineConfig:
@@ -145,7 +145,7 @@ SCENARIOS: Final = [
         "offload-pressure", "more prompts than host memory holds: blocks are evicted there and later missed",
         leader(g2_blocks=16, offload_threshold=0.6), engine(24),
         [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("chat.1", 700, (7, 160, 8, 40), 8)],
-        lambda events: any(type(event).__name__ == "BlocksEvicted" and getattr(event, "pool", None) == 0 for event in events),
+        lambda events: any(isinstance(event, BlocksEvicted) and event.pool == 0 for event in events),
     ),
     Scenario(
         "breakpoint-hold", "a breakpoint holds the load of a returning chat until somebody continues it",

@@ -58,11 +58,11 @@ def read_preamble(buffer: Buffer, name: str) -> tuple[About, int]:
     about: About | None = None
     while True:
         if offset + fmt.RECORD_HEAD.size > limit:
-            raise _short_preamble(name, size)
+            raise _short_preamble(buffer, name)
         opcode, length = fmt.RECORD_HEAD.unpack_from(buffer, offset)
         body = offset + fmt.RECORD_HEAD.size
         if body + length > limit:
-            raise _short_preamble(name, size)
+            raise _short_preamble(buffer, name)
         if opcode == fmt.OP_CHECK:
             _require_preamble_check(buffer, offset, name)
             break
@@ -76,9 +76,11 @@ def read_preamble(buffer: Buffer, name: str) -> tuple[About, int]:
     return about, offset + fmt.CHECK.size
 
 
-def _short_preamble(name: str, size: int) -> RecordingError:
-    if size >= fmt.PREAMBLE_BYTES_MAX:
-        return CorruptRecording(f"{name} is corrupt: its preamble does not end within {fmt.PREAMBLE_BYTES_MAX} bytes")
+def _short_preamble(buffer: Buffer, name: str) -> RecordingError:
+    with memoryview(buffer) as view:
+        follows = next_frame(buffer, view, 0, len(buffer))
+    if follows is not None or len(buffer) >= fmt.PREAMBLE_BYTES_MAX:
+        return CorruptRecording(f"{name} is corrupt: its preamble has no end")
     return Torn(f"{name} ends inside its preamble: nothing was recorded")
 
 

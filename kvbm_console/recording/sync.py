@@ -40,6 +40,7 @@ class Syncer:
         self._entries_synced = False
         self._lock = threading.Lock()
         self._wake = threading.Event()
+        self._waiting: list[threading.Event] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kvbm-recorder-sync", daemon=True)
         self._thread.start()
@@ -54,6 +55,14 @@ class Syncer:
             self._entries_synced = False
         self._wake.set()
         return failed
+
+    def sync(self, timeout_s: float) -> bool:
+        """Wait for a pass that begins after this call; False when it takes longer."""
+        done = threading.Event()
+        with self._lock:
+            self._waiting.append(done)
+        self._wake.set()
+        return done.wait(timeout_s)
 
     def stop(self, timeout_s: float) -> bool:
         """Sync a last time, close every file, end the thread; False when the disk did not let it within the time."""
@@ -71,7 +80,11 @@ class Syncer:
         while not self._stopping:
             self._wake.wait(self._interval_s)
             self._wake.clear()
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
             self._pass()
+            for done in waiting:
+                done.set()
         self._pass()
 
     def _pass(self) -> None:

@@ -149,7 +149,7 @@ class Recorder:
 
     def _begin(self, facts: bytes, aids: bytes, to_seal: list[Path]) -> None:
         self._sealer = BackgroundSealer(to_seal if self._seal else [])
-        self._queue: queue.SimpleQueue[_Chunks | _Key | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Chunks | _Key | threading.Event | None] = queue.SimpleQueue()
         self._syncer = Syncer(
             self.directory, self._segment.file, lambda: self.written_seq, self._clock,
             interval_s=self._sync_interval_s, retired=self._sealer.add if self._seal else lambda path: None,
@@ -198,6 +198,15 @@ class Recorder:
             max(0, self._clock() - self._syncer.synced_ns), self._dropped + self._lost, str(segment.path), segment.size,
             segment.about.segment, reason, self._syncer.failures,
         )
+
+    def settle(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Wait until what was offered is written or counted, then for a sync; False when the disk takes longer.
+
+        For tools and tests: a service never waits for its recorder.
+        """
+        passed = threading.Event()
+        self._queue.put(passed)
+        return passed.wait(timeout_s) and self._syncer.sync(timeout_s)
 
     def close(self) -> None:
         """Write what was offered, end the segment, sync, seal a small one, give the directory back."""
@@ -250,11 +259,14 @@ class Recorder:
                 break
             if isinstance(item, _Key):
                 self._write_keyframe(item)
-            else:
+                self._done_bytes += item.bytes
+            elif isinstance(item, _Chunks):
                 self._write_chunks(item)
-            self._done_bytes += item.bytes
+                self._done_bytes += item.bytes
             if self._down and self._clock() - self._tried_ns >= RETRY_S * SECOND_NS:
                 self._probe()
+            if isinstance(item, threading.Event):
+                item.set()
         self._finish()
 
     def _write_chunks(self, item: _Chunks) -> None:

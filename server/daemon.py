@@ -21,7 +21,6 @@ from grpc_reflection.v1alpha import reflection
 
 from kvbm_console.core.stimuli import DeadlinePassed
 from kvbm_console.debug.deadlines import WallDeadlines
-from kvbm_console.debug.leases import LEASE_TTL_NS
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.driver import drive
 from kvbm_console.engines.embedded import SOURCE, Rig, embed
@@ -73,17 +72,17 @@ class Daemon:
 
     def _assemble(self) -> LeaderService:
         options = self.options
-        ttl_ns = options.lease_ttl_ns or LEASE_TTL_NS
+        kept: dict[str, Any] = {
+            "check": options.check, "lease_ttl_ns": options.lease_ttl_ns, "ring": options.ring,
+        }
         if options.workload is None or options.engine is None:
             begin = time.monotonic_ns()
-            service = LeaderService(
-                options.config, lambda: time.monotonic_ns() - begin, check=options.check, lease_ttl_ns=ttl_ns
-            )
+            service = LeaderService(options.config, lambda: time.monotonic_ns() - begin, **kept)
             self._record(service)
             service.start()
             return service
         calendar = Calendar()
-        service = LeaderService(options.config, calendar.clock, check=options.check, lease_ttl_ns=ttl_ns)
+        service = LeaderService(options.config, calendar.clock, **kept)
         self._record(service)
         service.start()
         service.new_source(SOURCE)

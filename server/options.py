@@ -17,8 +17,10 @@ import msgspec
 
 from kvbm_console.core.config import LeaderConfig, require
 from kvbm_console.core.errors import UsageError
+from kvbm_console.debug.leases import LEASE_TTL_NS
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.workloads import Workload
+from kvbm_console.stream.ring import Ring
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """The kernel's ``sun_path`` has 108 bytes with the final zero."""
@@ -50,7 +52,9 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     program: str = "0+unknown"
     handle_signals: bool = True
     """Whether SIGTERM and SIGINT end the daemon in order, and a second one at once."""
-    lease_ttl_ns: int | None = None
+    lease_ttl_ns: int = LEASE_TTL_NS
+    ring: Ring | None = None
+    """History to keep; a ring of the usual size by default."""
 
     def __post_init__(self) -> None:
         together = (self.workload is None) == (self.engine is None)

@@ -24,8 +24,6 @@ from kvbm_console.stream.feed import EventsArrived, FeedItem, GapSeen, SnapshotT
 from server.daemon import Daemon
 from server.options import DaemonOptions
 
-FULL = os.environ.get("KVBM_FULL") == "1"
-"""Whether the long tests run whole."""
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.ids import Route, Site, SlotState, Tier, WaitPoint
+from kvbm_console.core.ids import CandidateStatus, Route, Site, SlotState, Tier, WaitPoint
 
 HOLDS_MAX: Final = 64
 """However many slots are live, more holds than this would be an outage and not a debugging session (rule 4)."""
@@ -88,6 +88,8 @@ class Moment(msgspec.Struct):
     new: SlotState
     route: Route | None = None
     tier: Tier | None = None
+    candidate: int | None = None
+    status: CandidateStatus | None = None
 
 
 class Gate:

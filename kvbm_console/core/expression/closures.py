@@ -1,0 +1,161 @@
+"""From a tree to a closure: no ``eval``, no ``exec``, no call into anything but the getters of the schema.
+
+Law of this file: a closure never raises on facts. What is absent is unequal to everything but ``none``, and neither
+less nor greater than anything, so ``not (a = b)`` is always ``a != b``.
+"""
+
+import operator
+import re
+from collections.abc import Callable
+from fnmatch import translate
+from typing import Any
+
+from kvbm_console.core.expression.schema import Field, Getter, Kind, Schema
+from kvbm_console.core.expression.tree import And, Comparison, Flag, Literal, Node, Not, Or, Other
+
+Test = Callable[[Any, Any, Any], bool]
+"""``test(item, state, moment)``."""
+
+
+def compile_tree(node: Node, schema: Schema) -> Test:
+    """The closure of a tree that was parsed with this schema."""
+    match node:
+        case Comparison():
+            return _comparison(schema.fields[node.field], node, schema)
+        case Flag():
+            return _truth(schema.fields[node.field].get)
+        case Not():
+            return _opposite(compile_tree(node.of, schema))
+        case And():
+            return _every([compile_tree(part, schema) for part in node.parts])
+        case Or():
+            return _either([compile_tree(part, schema) for part in node.parts])
+
+
+def _truth(get: Getter) -> Test:
+    return lambda item, state, moment: bool(get(item, state, moment))
+
+
+def _opposite(test: Test) -> Test:
+    return lambda item, state, moment: not test(item, state, moment)
+
+
+def _every(tests: list[Test]) -> Test:
+    if len(tests) == 2:
+        first, second = tests
+        return lambda item, state, moment: first(item, state, moment) and second(item, state, moment)
+
+    def test(item: Any, state: Any, moment: Any) -> bool:
+        for part in tests:  # noqa: SIM110 - a generator expression would cost twice as much
+            if not part(item, state, moment):
+                return False
+        return True
+
+    return test
+
+
+def _either(tests: list[Test]) -> Test:
+    if len(tests) == 2:
+        first, second = tests
+        return lambda item, state, moment: first(item, state, moment) or second(item, state, moment)
+
+    def test(item: Any, state: Any, moment: Any) -> bool:
+        for part in tests:  # noqa: SIM110
+            if part(item, state, moment):
+                return True
+        return False
+
+    return test
+
+
+_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}
+
+
+def _comparison(field: Field, node: Comparison, schema: Schema) -> Test:
+    if isinstance(node.value, Other):
+        return _with_other(field.get, node.operator, schema.fields[node.value.field].get)
+    if node.operator == "~":
+        return _glob(field, str(node.value.value))
+    value = _raw(field, node.value)
+    if field.many:
+        return _many(field.get, node.operator, value)
+    if node.operator in ("=", "!="):
+        return _equal(field.get, value) if node.operator == "=" else _unequal(field.get, value)
+    return _ordered(field, node.operator, value)
+
+
+def _raw(field: Field, literal: Literal) -> Any:
+    """The value in the form in which the getter returns it."""
+    if literal.kind is Kind.WORD and literal.value is not None:
+        return field.words[str(literal.value)]
+    return literal.value
+
+
+def _equal(get: Getter, value: Any) -> Test:
+    return lambda item, state, moment: get(item, state, moment) == value
+
+
+def _unequal(get: Getter, value: Any) -> Test:
+    return lambda item, state, moment: get(item, state, moment) != value
+
+
+def _ordered(field: Field, sign: str, value: Any) -> Test:
+    get, compare = field.get, _ORDER[sign]
+    if field.optional:
+        def test(item: Any, state: Any, moment: Any) -> bool:
+            found = get(item, state, moment)
+            return found is not None and compare(found, value)
+
+        return test
+    if sign == ">":  # the commonest signs without one more call
+        return lambda item, state, moment: get(item, state, moment) > value
+    if sign == "<":
+        return lambda item, state, moment: get(item, state, moment) < value
+    return lambda item, state, moment: compare(get(item, state, moment), value)
+
+
+def _with_other(get: Getter, sign: str, other: Getter) -> Test:
+    if sign == "=":
+        return lambda item, state, moment: get(item, state, moment) == other(item, state, moment)
+    if sign == "!=":
+        return lambda item, state, moment: get(item, state, moment) != other(item, state, moment)
+    compare = _ORDER[sign]
+
+    def test(item: Any, state: Any, moment: Any) -> bool:
+        left, right = get(item, state, moment), other(item, state, moment)
+        return left is not None and right is not None and compare(left, right)
+
+    return test
+
+
+def _many(get: Getter, sign: str, value: Any) -> Test:
+    if value is None:  # with ``none``: whether there are any
+        return (_opposite if sign == "=" else lambda test: test)(_truth(get))
+    if sign == "=":
+        return lambda item, state, moment: value in get(item, state, moment)
+    if sign == "!=":
+        return lambda item, state, moment: value not in get(item, state, moment)
+    compare = _ORDER[sign]
+    return lambda item, state, moment: any(compare(found, value) for found in get(item, state, moment))
+
+
+def _glob(field: Field, pattern: str) -> Test:
+    get = field.get
+    if field.kind is Kind.WORD:
+        wanted = re.compile(translate(pattern.lower())).match
+        # A tuple: hashing a member of an enum is slower than comparing it with a few others.
+        values = tuple(value for label, value in field.words.items() if wanted(label.lower()))
+        if field.many:
+            return lambda item, state, moment: any(found in values for found in get(item, state, moment))
+        return lambda item, state, moment: get(item, state, moment) in values
+    match = re.compile(translate(pattern)).match
+    if field.many:
+        return lambda item, state, moment: any(match(found) is not None for found in get(item, state, moment))
+
+    def test(item: Any, state: Any, moment: Any) -> bool:
+        found = get(item, state, moment)
+        return found is not None and match(found) is not None
+
+    return test

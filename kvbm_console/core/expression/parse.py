@@ -1,0 +1,222 @@
+"""From tokens to a tree that fits a schema.
+
+Law of this file: a tree that comes out is well typed, so that evaluating it cannot fail; depth, length and the number
+of comparisons are bounded while reading, not afterwards.
+"""
+
+from fractions import Fraction
+from typing import Final
+
+from kvbm_console.core.expression.scan import OPERATORS, Token, scan
+from kvbm_console.core.expression.schema import (
+    DEPTH_MAX,
+    NUMBER_MAX,
+    TERMS_MAX,
+    UNITS,
+    ExpressionError,
+    Field,
+    Kind,
+    Schema,
+    nearest,
+    short,
+)
+from kvbm_console.core.expression.tree import And, Comparison, Flag, Literal, Node, Not, Or, Other
+
+_ALIASES: Final = {"true": "yes", "false": "no"}
+
+
+def parse(text: str, schema: Schema) -> Node:
+    """The tree of an expression; raises ``ExpressionError``.
+
+    >>> from kvbm_console.core.expression.fields import SLOT
+    >>> parse("state = onboarding", SLOT)
+    Comparison(field='state', operator='=', value=Literal(kind=<Kind.WORD: 'a word'>, value='onboarding'))
+    """
+    return _Parser(scan(text), schema).read()
+
+
+class _Parser:
+    """Recursive descent over ``or``, ``and``, ``not``, terms."""
+
+    def __init__(self, tokens: list[Token], schema: Schema) -> None:
+        self._tokens = tokens
+        self._schema = schema
+        self._at = 0
+        self._depth = 0
+        self._terms = 0
+
+    @property
+    def _next(self) -> Token:
+        return self._tokens[self._at]
+
+    def _take(self) -> Token:
+        token = self._next
+        self._at += 1
+        return token
+
+    def read(self) -> Node:
+        """The whole expression."""
+        if self._next.kind == "end":
+            raise ExpressionError(1, "an expression is missing")
+        node = self._either()
+        token = self._next
+        if token.kind == "close":
+            raise ExpressionError(token.column, "`)` closes nothing")
+        if token.kind != "end":
+            raise ExpressionError(token.column, self._unexpected(token))
+        return node
+
+    @staticmethod
+    def _unexpected(token: Token) -> str:
+        return f"expected `and`, `or` or the end, got `{short(token.text)}`"
+
+    def _either(self) -> Node:
+        parts = [self._every()]
+        while self._next.kind == "or":
+            self._take()
+            parts.append(self._every())
+        return parts[0] if len(parts) == 1 else Or(tuple(parts))
+
+    def _every(self) -> Node:
+        parts = [self._not()]
+        while self._next.kind == "and":
+            self._take()
+            parts.append(self._not())
+        return parts[0] if len(parts) == 1 else And(tuple(parts))
+
+    def _not(self) -> Node:
+        token = self._next
+        if token.kind not in ("not", "open"):
+            return self._term()
+        self._take()
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise ExpressionError(token.column, f"an expression is at most {DEPTH_MAX} deep")
+        if token.kind == "not":
+            node: Node = Not(self._not())
+        else:
+            node = self._either()
+            if self._next.kind != "close":
+                where = self._next
+                if where.kind != "end":
+                    raise ExpressionError(where.column, self._unexpected(where))
+                raise ExpressionError(token.column, "this `(` is not closed")
+            self._take()
+        self._depth -= 1
+        return node
+
+    def _term(self) -> Node:
+        token = self._take()
+        self._terms += 1
+        if self._terms > TERMS_MAX:
+            raise ExpressionError(token.column, f"an expression has at most {TERMS_MAX} comparisons")
+        if token.kind != "word":
+            what = f"`{short(token.text)}`" if token.text else "nothing"
+            raise ExpressionError(token.column, f"expected the name of a field, got {what}")
+        field = self._schema.find(token.text, token.column)
+        operator = self._next
+        if operator.kind != "operator":
+            if field.flag and operator.kind in ("and", "or", "close", "end"):
+                return Flag(field.name)
+            raise ExpressionError(
+                operator.column, f"`{field.name}` is {field.kind.value} and needs one of {' '.join(OPERATORS)}"
+            )
+        self._take()
+        value = self._next
+        if value.kind == "operator":
+            raise ExpressionError(value.column, f"`{operator.text}{value.text}` is not an operator")
+        self._check_operator(field, operator)
+        return Comparison(field.name, operator.text, self._value(field, operator.text, self._take()))
+
+    def _check_operator(self, field: Field, operator: Token) -> None:
+        if operator.text in ("=", "!="):
+            return
+        if operator.text == "~":
+            if field.kind not in (Kind.TEXT, Kind.WORD):
+                raise ExpressionError(
+                    operator.column, f"`~` matches text and words; `{field.name}` is {field.kind.value}"
+                )
+        elif field.kind is Kind.TEXT or not field.ordered:
+            raise ExpressionError(
+                operator.column, f"`{field.name}` is {field.kind.value} without an order; use = != or ~"
+            )
+
+    # --- values ---
+
+    def _value(self, field: Field, operator: str, token: Token) -> Literal | Other:
+        if token.kind in ("end", "and", "or", "not", "open", "close"):
+            what = f"`{token.text}`" if token.text else "nothing"
+            raise ExpressionError(token.column, f"expected {field.kind.value} for `{field.name}`, got {what}")
+        if token.kind == "word":
+            if token.text == "none":
+                return self._none(field, operator, token)
+            other = self._schema.fields.get(token.text)
+            if other is not None and token.text.lower() not in field.words and operator != "~":
+                return self._other(field, other, token)
+        if operator == "~" or field.kind is Kind.TEXT:
+            # A pattern, or a text without quotes: a request id that is a number is still a text.
+            return Literal(Kind.TEXT, token.text)
+        if field.kind is Kind.WORD:
+            return self._word(field, token)
+        return self._number(field, token)
+
+    def _none(self, field: Field, operator: str, token: Token) -> Literal:
+        if not field.optional or operator not in ("=", "!="):
+            why = "always has a value" if not field.optional else "is compared with `none` by = or != only"
+            raise ExpressionError(token.column, f"`{field.name}` {why}")
+        return Literal(field.kind, None)
+
+    def _other(self, field: Field, other: Field, token: Token) -> Other:
+        same_words = field.kind is not Kind.WORD or field.words == other.words
+        if field.kind is not other.kind or not same_words or field.many or other.many:
+            raise ExpressionError(
+                token.column,
+                f"`{field.name}` is {field.kind.value} and cannot be compared with `{other.name}`, {other.kind.value}",
+            )
+        return Other(other.name)
+
+    def _word(self, field: Field, token: Token) -> Literal:
+        label = token.text.replace("→", ">").replace(" ", "").replace("\t", "")
+        label = _ALIASES.get(label.lower(), label) if field.flag else label
+        for known in field.words:
+            if known.lower() == label.lower() or known.lower() == label.lower().replace("-", "_"):
+                return Literal(Kind.WORD, known)
+        raise ExpressionError(
+            token.column, f"`{short(token.text)}` is no {field.name}; {nearest(label, field.words)}"
+        )
+
+    def _number(self, field: Field, token: Token) -> Literal:
+        if token.kind != "number":
+            raise ExpressionError(
+                token.column, f"`{field.name}` is {field.kind.value}, `{short(token.text)}` is not"
+            )
+        unit = token.unit
+        digits = token.text[: len(token.text) - len(unit)]
+        column = token.column
+        if not unit and self._next.kind == "word":
+            column = self._next.column
+            unit = self._take().text
+        return Literal(field.kind, _whole(field, digits, unit, token.column, column))
+
+
+def _whole(field: Field, digits: str, unit: str, column: int, unit_column: int) -> int:
+    """The number in base units; refuses a unit of another kind and what is not whole or too large."""
+    units = UNITS[field.kind]
+    if unit and unit not in units:
+        of = next((kind for kind, known in UNITS.items() if unit in known), None)
+        what = f"`{unit}` is a unit of {of.value}" if of is not None else f"`{short(unit)}` is no unit"
+        allowed = f"takes {', '.join(units)}" if units else "takes no unit"
+        raise ExpressionError(unit_column, f"{what}; `{field.name}` is {field.kind.value} and {allowed}")
+    if not unit and field.kind in (Kind.DURATION, Kind.SIZE) and Fraction(digits) != 0:
+        raise ExpressionError(column, f"`{field.name}` is {field.kind.value}; write a unit, as {digits} "
+                              f"{'ms' if field.kind is Kind.DURATION else 'MiB'}")
+    value = Fraction(digits) * units.get(unit, 1)
+    if abs(value) > NUMBER_MAX:
+        raise ExpressionError(column, f"a number is at most {NUMBER_MAX}")
+    if value != int(value):
+        raise ExpressionError(column, f"{digits}{' ' + unit if unit else ''} is not a whole number of "
+                              f"{_BASE[field.kind]}")
+    return int(value)
+
+
+_BASE: Final = {Kind.COUNT: "things", Kind.ID: "things", Kind.DURATION: "nanoseconds", Kind.SIZE: "bytes"}

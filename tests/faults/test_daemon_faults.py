@@ -1,0 +1,185 @@
+"""Faults around a daemon: a second one on the same place, a stale socket, SIGTERM under load."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from kvbm_console.client import Client, Ended
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.events import HoldReleased
+from kvbm_console.core.ids import HoldEnd, SlotState
+from kvbm_console.recording.reader import Recording
+from kvbm_console.stream.feed import EventsArrived
+from kvbm_console.wire.protocol import CLIENT_OPTIONS, method_path
+from kvbm_console.wire.v1 import console_pb2 as pb
+from server.options import Endpoint
+from tests.server.daemons import ROOT, Mirror, Process, process, socket_directory
+
+pytestmark = pytest.mark.fault
+MAIN = "from kvbm_console.cli.main import main; main()"
+
+
+def serve(*arguments: str) -> tuple[str, ...]:
+    """The arguments of a process that runs ``kvbm-console serve``."""
+    return ("-c", MAIN, "serve", *arguments)
+
+
+def run_to_refusal(*arguments: str) -> str:
+    """The one sentence with which a program refuses to start."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
+        stdin=subprocess.DEVNULL, check=False,
+    )
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    (sentence,) = done.stderr.strip().splitlines()
+    return sentence
+
+
+def started(child: Process) -> str:
+    """Wait until a ``serve`` process says that it serves."""
+    assert child.child.stderr is not None
+    while line := child.child.stderr.readline():
+        if "serving on" in line:
+            return line
+    raise AssertionError(f"the daemon ended with {child.child.wait()}")
+
+
+# --- F18: a second daemon ---
+
+
+def test_f18_a_second_daemon_is_refused_with_one_sentence() -> None:
+    with socket_directory() as place:
+        address, record = f"unix:{place}/d.sock", str(place / "rec")
+        with process(*serve("--listen", address, "--record", record)) as child:
+            started(child)
+            sentence = run_to_refusal(*serve("--listen", address))
+            assert f"a daemon is listening on {address} already" in sentence
+            sentence = run_to_refusal(*serve("--listen", f"unix:{place}/other.sock", "--record", record))
+            assert record in sentence
+            assert stat.S_ISSOCK((place / "d.sock").stat().st_mode)  # the first one is not disturbed
+            child.send(signal.SIGTERM)
+            assert child.child.wait(10) == 0
+
+
+def test_f18_a_second_daemon_on_the_same_port_is_refused_with_one_sentence() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        sentence = run_to_refusal(*serve("--listen", f"127.0.0.1:{port}"))
+    assert sentence.endswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:5000", "192.0.2.1:5000", "[::]:5000", "example.org:5000"])
+def test_addresses_that_other_machines_reach_are_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="must be a Unix socket or a loopback address"):
+        Endpoint(address)
+
+
+def test_a_socket_whose_daemon_is_dead_is_taken_over_and_no_other_file_is() -> None:
+    with socket_directory() as place:
+        address = f"unix:{place}/d.sock"
+        with process(*serve("--listen", address)) as child:
+            started(child)
+        assert (place / "d.sock").exists()  # it was killed
+        with process(*serve("--listen", address)) as child:
+            started(child)
+            child.send(signal.SIGTERM)
+            assert child.child.wait(10) == 0
+        assert not (place / "d.sock").exists()
+        (place / "letter.txt").write_text("dear reader")
+        with pytest.raises(UsageError, match="there is a file that is no socket"):
+            Endpoint(f"unix:{place}/letter.txt")
+        assert (place / "letter.txt").read_text() == "dear reader"
+
+
+def test_a_socket_belongs_to_its_user_alone() -> None:
+    with socket_directory() as place, process(*serve("--listen", f"unix:{place}/new/d.sock")) as child:
+        started(child)
+        assert stat.S_IMODE((place / "new").stat().st_mode) == 0o700
+        assert stat.S_IMODE((place / "new" / "d.sock").stat().st_mode) == 0o600
+
+
+def test_a_path_that_is_too_long_is_refused() -> None:
+    with pytest.raises(UsageError, match="a path of at most 107 bytes"):
+        Endpoint(f"unix:/tmp/{'x' * 120}")
+
+
+# --- F19: SIGTERM under load ---
+
+
+@pytest.mark.asyncio
+async def test_f19_sigterm_under_load_ends_in_order() -> None:
+    with socket_directory() as place:
+        address, record = f"unix:{place}/d.sock", place / "rec"
+        machine = ("--workload", "multiturn", "--speed", "max", "--listen", address, "--record", str(record))
+        with process(*serve(*machine)) as child:
+            await asyncio.to_thread(started, child)
+            async with Client(address) as client, client.control("me") as session, client.subscribe() as stream:
+                await session.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING, one_shot=True))
+                mirror, ends, ended = Mirror(), [], None
+                begin = 0.0
+                async for item in stream:
+                    mirror.take(item)
+                    if mirror.state is not None and mirror.state.holds and not begin:
+                        begin = time.monotonic()
+                        child.send(signal.SIGTERM)
+                    if isinstance(item, EventsArrived):
+                        ends += [event for event in item.events if isinstance(event, HoldReleased)]
+                    if isinstance(item, Ended):
+                        ended = item
+            assert await asyncio.to_thread(child.child.wait, 10) == 0
+            assert time.monotonic() - begin <= 5.0
+        assert [event.why for event in ends] == [HoldEnd.SHUTDOWN]
+        assert ended is not None
+        assert ended.last_seq == (stream.position or 0) - 1
+        assert not stream.lost
+        recording = Recording.open(record)
+        assert recording.last_seq == ended.last_seq
+        assert mirror.state is not None
+        assert not mirror.state.holds
+        assert not (place / "d.sock").exists()
+
+
+@pytest.mark.asyncio
+async def test_f19_a_second_sigterm_ends_at_once() -> None:
+    with socket_directory() as place:
+        address = f"unix:{place}/d.sock"
+        with process(*serve("--workload", "multiturn", "--speed", "max", "--listen", address)) as child:
+            await asyncio.to_thread(started, child)
+            # A subscriber that does not read keeps the orderly end waiting for its grace.
+            async with grpc.aio.insecure_channel(address, CLIENT_OPTIONS) as channel, Client(address) as client:
+                stalled = channel.unary_stream(method_path("Subscribe"))(pb.SubscribeRequest().SerializeToString())
+                await stalled.read()
+                async with client.subscribe() as stream:
+                    async for _ in stream:
+                        if stream.received > 60_000:
+                            break
+                    child.send(signal.SIGTERM)
+                    async for item in stream:
+                        if isinstance(item, Ended):
+                            break
+                begin = time.monotonic()
+                child.send(signal.SIGTERM)
+                assert await asyncio.to_thread(child.child.wait, 10) == -signal.SIGTERM
+                assert time.monotonic() - begin <= 0.5
+                stalled.cancel()
+
+
+def test_the_stale_lock_file_does_not_matter() -> None:
+    with socket_directory() as place:
+        Path(place / "d.sock.lock").write_text("")
+        endpoint = Endpoint(f"unix:{place}/d.sock")
+        endpoint.close()

@@ -79,8 +79,12 @@ class ConsoleApp(App[int]):
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._handle_exception(task.exception())  # type: ignore[arg-type]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            try:
+                raise error  # Textual draws the traceback of the exception that is being handled
+            except Exception as fault:
+                self._handle_exception(fault)
         self._dirty = True
 
     async def on_unmount(self) -> None:

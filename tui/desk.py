@@ -344,7 +344,7 @@ class Desk:
             self._linted = mono
             if self.mirror.disconnected is None and not self.actions.paused:
                 self.lints.check(self.mirror, mono)
-            self.warnings = self.lints.warnings(mono)
+                self.warnings = self.lints.warnings(mono)
         state = self.mirror.state
         if state is None:
             return

@@ -26,7 +26,7 @@ LOSS_SHOWN_NS: Final = 300 * S
 STUCK_MIN_NS: Final = 2 * S
 """No state counts as stuck before this, however fast it usually is."""
 STUCK_UNKNOWN_NS: Final = 10 * S
-"""The limit while too few stays were seen to know what is usual."""
+"""The limit while too few stays were seen to know what is usual, and the least for requests that wait for their turn."""
 FAULT_FACTOR: Final = 4
 """A stay this many times over its limit is a fault, and at least half a minute."""
 FAULT_MIN_NS: Final = 30 * S
@@ -71,7 +71,8 @@ def state_limit(mirror: Mirror, state: SlotState, now_ns: int) -> int:
     times = mirror.times_in[state].window(now_ns)
     if len(times) < LIMIT_SAMPLES:
         return STUCK_UNKNOWN_NS
-    return max(STUCK_MIN_NS, 4 * (percentile(times, 0.99) or 0))
+    least = STUCK_UNKNOWN_NS if state is SlotState.INITIALIZED else STUCK_MIN_NS
+    return max(least, 4 * (percentile(times, 0.99) or 0))
 
 
 def slot_level(mirror: Mirror, slot: SlotFacts, now_ns: int, limits: dict[SlotState, int]) -> Level | None:

@@ -28,6 +28,11 @@ FIT_LIVES: Final = 40
 """The first window covers about as much as the newest lives that fit on a screen."""
 SPAN_MIN_NS: Final = S // 5
 """The first window is never shorter than this."""
+FINE_NS: Final = tuple(
+    tenth * unit // 20 for unit in (10**power for power in range(6, 13))
+    for tenth in (20, 25, 30, 40, 50, 60, 80, 100, 120, 150)
+)
+"""Cell widths that fill a window; zooming goes by the coarser 1-2-5 steps."""
 OPERATIONS_MAX: Final = 6
 FIELDS: Final = ("request", "state", "age", "live", "held", "preemptions")
 
@@ -95,7 +100,7 @@ class Timeline:
         def key(life: Life) -> tuple[int, int]:
             slot = state.slots.get(life.slot)
             level = slot_level(mirror, slot, now, bounds) if slot is not None and not self.by_arrival else None
-            return (9 if level is None else int(level), -life.slot)
+            return (9, -life.slot) if level is None else (int(level), life.slot)
 
         lives = [*mirror.lives.values(), *mirror.past]
         if wanted is not None:
@@ -111,7 +116,7 @@ class Timeline:
         if cell is None:
             starts = [life.first_known_ns() for life in lives[:FIT_LIVES]]
             span = max(SPAN_MIN_NS, now - min(starts, default=now))
-            cell = next((step for step in STEPS_NS if step * cells >= span), CELL_MAX_NS)
+            cell = next((step for step in FINE_NS if step * cells >= span), CELL_MAX_NS)
         edge = self.end_ns if self.end_ns is not None else now
         end = (edge // cell + 1) * cell
         return Window(end - cells * cell, cell, cells, now)

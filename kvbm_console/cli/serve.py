@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @format_option("text", "json")
 @workload_options
 def serve(workload: str | None, listen: str | None, exit_when_done: bool, form: str, **machine: Any) -> None:
-    """The daemon: leader, simulated engine or engines that connect, recorder, stream.
+    """The daemon: leader, engine, recorder and stream.
+
+    With --workload it runs a simulated engine, without it engines connect by Feed.
 
     A recording loses nothing up to its written watermark when the process is killed, and nothing up to its synced
     watermark when the power fails. The first SIGTERM or ctrl-c ends in order, the second one at once.

@@ -16,7 +16,7 @@ from kvbm_console.cli.params import format_option, resolve_target, target_argume
 @target_argument
 @format_option("text", "json")
 def status(positional: str | None, target: str | None, form: str) -> None:
-    """Slots, tiers, transfers, breakpoints, holds and recorder of a daemon, once."""
+    """Slots, tiers, transfers, breakpoints and holds, once."""
     from kvbm_console.cli.ask import fetch_status
 
     document = fetch_status(resolve_target(positional, target))

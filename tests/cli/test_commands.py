@@ -13,7 +13,7 @@ from kvbm_console.cli.params import resolve_target
 
 def invoke(*args: str) -> Result:
     """Run the program in this process."""
-    return CliRunner().invoke(cli, list(args))
+    return CliRunner().invoke(cli, list(args), prog_name="kvbm-console")
 
 
 def all_commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -68,7 +68,7 @@ BAD = [
     (("serve", "--workload", "mooncake:/does/not/exist"), "/does/not/exist"),
     (("serve", "--workload", "multiturn:sessions=-1"), "sessions"),
     (("serve", "--workload", "multiturn:colour=red"), "colour"),
-    (("status", "http//x"), "No such"),
+    (("status", "http://x"), "http://x"),
     (("status", "unix:/does/not/exist.sock"), "/does/not/exist.sock"),
     (("status", "--format", "yaml"), "--format"),
     (("status", "unix:/a.sock", "--target", "unix:/b.sock"), "two addresses"),

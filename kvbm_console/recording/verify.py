@@ -23,8 +23,8 @@ from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.decode import decode_events, decode_state, decode_stimuli, fold
-from kvbm_console.recording.format import Frame, Gap, SegmentEnd
+from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_state, decode_stimuli, fold
+from kvbm_console.recording.format import Frame, Gap, Keyframe, SegmentEnd
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.sealed import SealedSegment
 
@@ -130,7 +130,7 @@ class _Verification:
         if not keyframe.complete:
             return
         if self.leader is None:
-            self.leader = Leader.restore(self.recording.config, keyframe.facts, keyframe.aids)
+            self.leader = self._restored(keyframe)
             self.next_n = None
             self.decided.clear()
             return
@@ -139,6 +139,14 @@ class _Verification:
             raise self._surplus(self.decided[0], "a keyframe")
         if self.leader.export() != keyframe.aids:
             raise _Difference(f"event {frame.first_seq - 1}: the leader's aids differ from the keyframe behind it")
+
+    def _restored(self, keyframe: Keyframe) -> Leader:
+        try:
+            return Leader.restore(self.recording.config, keyframe.facts, keyframe.aids)
+        except (*FOLD_ERRORS, msgspec.MsgspecError) as error:
+            raise CorruptRecording(
+                f"{self.path}: the leader cannot go on from the keyframe at event {keyframe.seq}: {error}"
+            ) from None
 
     def _mark(self, frame: Frame) -> None:
         mark = fmt.decode_mark(frame.data)

@@ -105,16 +105,17 @@ class FakeClock:
 
 
 class Log:
-    """A run that is only notes: its facts are its counters, so that every event number has a digest of its own."""
+    """A run that is only notes, just as a leader would decide it: cheap, and every event number has other facts."""
 
     def __init__(self) -> None:
         self.state = CacheState()
+        self.aids = Leader(LeaderConfig()).export()
         self.n = 0
         self.events: list[Event] = []
 
     def keyframe(self) -> tuple[int, bytes, bytes]:
         """As ``LeaderService.keyframe``."""
-        return self.state.seq, encode_facts(self.state), b""
+        return self.state.seq, encode_facts(self.state), self.aids
 
     def flush(self, count: int, text: str = "note") -> tuple[StimulusChunk, EventChunk]:
         """The chunks of ``count`` more stimuli with one event each."""
@@ -163,7 +164,6 @@ def frames_of(path: Path) -> list[Frame]:
     """Every whole frame of an active segment."""
     buffer = map_file(path)
     found = scan(buffer, path.name)
-    from kvbm_console.recording.scan import frames_between
 
     start = found.entries[0].offset if found.entries else found.end_offset
     return list(frames_between(buffer, start, found.end_offset, path.name))

@@ -5,13 +5,13 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.recording.helpers import Disk, FakeClock, Log, recorder_of
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Event
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.writer import RETRY_S
+from tests.recording.helpers import Disk, FakeClock, Log, recorder_of
 
 RETRY_NS = round(RETRY_S * 10**9)
 
@@ -71,9 +71,9 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot record to"):
         recorder_of(Log(), tmp_path / "file")
+    disk = Disk()
+    disk.free = 100
     with pytest.raises(UsageError, match="No space left"):
-        disk = Disk()
-        disk.free = 100
         recorder_of(Log(), tmp_path / "full", open_file=disk.open)
     assert list((tmp_path / "full").glob("0*")) == []
 

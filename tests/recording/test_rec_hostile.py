@@ -1,0 +1,212 @@
+"""F22: hostile recordings are refused quickly, cheaply, with one sentence, and no code of theirs runs."""
+
+import random
+import struct
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import zstandard
+from mcap.writer import CompressionType, Writer
+
+from kvbm_console.core.errors import RecordingError
+from kvbm_console.core.events import PoolKnown
+from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.recording import format as fmt
+from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.seal import seal_segment
+from kvbm_console.recording.segment import SegmentWriter
+from kvbm_console.wire.batches import pack_events
+from tests.recording.helpers import Log, frame_ends, write_active
+
+SECONDS_MAX = 0.5
+"""The bar is 100 ms on a machine of its own; a shared one gets room, a reader that believes a bomb needs far more."""
+BYTES_MAX = 64 * 1024 * 1024
+
+
+def read_everything(path: Path) -> int:
+    """Open, read and fold; returns how many events there are."""
+    recording = Recording.open(path)
+    count = sum(map(len, recording.events()))
+    recording.state_at(recording.last_seq)
+    return count
+
+
+def refused(path: Path) -> str:
+    """Open and read everything; returns the sentence of the refusal, with its price checked."""
+    tracemalloc.start()
+    begin = time.process_time()
+    try:
+        with pytest.raises(RecordingError) as error:
+            read_everything(path)
+        assert time.process_time() - begin < SECONDS_MAX
+        assert tracemalloc.get_traced_memory()[1] < BYTES_MAX
+    finally:
+        tracemalloc.stop()
+    sentence = str(error.value)
+    assert sentence
+    assert "\n" not in sentence
+    return sentence
+
+
+def sealed_with(path: Path, chunk: bytes, index: list[fmt.IndexEntry] | None = None) -> Path:
+    """A file whose summary, index and CRCs are right and whose only chunk is this record."""
+    with path.open("wb") as file:
+        writer = Writer(file, compression=CompressionType.ZSTD, enable_data_crcs=True)
+        writer.start(fmt.PROFILE, "stranger")
+        writer.add_metadata(fmt.ABOUT_NAME, fmt.about_metadata(fmt.About()))
+        at = file.tell()
+        file.write(chunk)
+        entry = fmt.IndexEntry(at, len(chunk), True, True, 0, 0, 0, 0, 0, 0)
+        writer.add_attachment(0, 0, fmt.INDEX_NAME, "", fmt.encode_index(index or [entry]))
+        writer.finish()
+    return path
+
+
+def chunk_record(declared: int, data: bytes, *, claimed_length: int | None = None, crc: int = 0) -> bytes:
+    """A chunk record that says what it is told to."""
+    body = struct.pack("<QQQII", 0, 0, declared, crc, 4) + b"zstd"
+    body += struct.pack("<Q", len(data) if claimed_length is None else claimed_length) + data
+    return struct.pack("<BQ", 6, len(body)) + body
+
+
+def bomb(size: int) -> bytes:
+    """Zeros, compressed without saying how many."""
+    return zstandard.ZstdCompressor(write_content_size=False).compress(bytes(size))
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("chunk", "says"),
+    [
+        (chunk_record(2**32, zstandard.compress(b"x")), "claims 4294967296 bytes"),
+        (chunk_record(2**63, zstandard.compress(b"x")), "claims"),
+        (chunk_record(1_000, bomb(2**28)), "not as large as it claims"),
+        (chunk_record(1_000, zstandard.compress(bytes(2**28))), "not as large as it claims"),
+        (chunk_record(2**28, zstandard.compress(bytes(2**28))), "claims 268435456 bytes"),
+        (chunk_record(1_000, b"zstd?", claimed_length=2**40), "contradict"),
+        (chunk_record(1_000, b"nothing"), "corrupt"),
+        (struct.pack("<BQ", 6, 2**62), "no chunk"),
+        (struct.pack("<BQ", 9, 5) + bytes(5), "no chunk"),
+    ],
+    ids=["4GiB", "2^63", "hidden bomb", "bomb", "large bomb", "length", "no zstd", "record", "other record"],
+)
+def test_f22_bombs_and_lengths_in_sealed_files(tmp_path: Path, chunk: bytes, says: str) -> None:
+    assert says in refused(sealed_with(tmp_path / "a.mcap", chunk))
+
+
+@pytest.mark.fault
+def test_f22_a_nested_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    """A chunk inside a chunk: only messages may stand in one."""
+    inner = chunk_record(1_000, bomb(2**28))
+    outer = chunk_record(len(inner), zstandard.compress(inner), crc=zlib.crc32(inner))
+    assert "a chunk has a record of kind 0x6" in refused(sealed_with(tmp_path / "a.mcap", outer))
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("length", [2**31, 2**32, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("place", ["header", "frame"])
+def test_f22_lengths_in_active_files(tmp_path: Path, length: int, place: str) -> None:
+    path = write_active(tmp_path, Log(), [5, 5])
+    data = bytearray(path.read_bytes())
+    at = 9 if place == "header" else frame_ends(path)[0] + 1
+    data[at : at + 8] = struct.pack("<Q", length)
+    path.write_bytes(data)
+    refused(path)
+
+
+@pytest.mark.fault
+def test_f22_overlapping_checks_do_not_make_the_scan_quadratic(tmp_path: Path) -> None:
+    """Damage, then thousands of checks that each claim the rest of the file."""
+    path = write_active(tmp_path, Log(), [1], end=False)
+    begin = path.stat().st_size + 9
+    body = bytearray(b"\x00" * 9)
+    body += struct.pack("<BQ", fmt.OP_MESSAGE, 2**20)
+    for _ in range(20_000):
+        length = begin + len(body) - path.stat().st_size
+        body += fmt.CHECK.pack(fmt.OP_CHECK, fmt.CHECK_BODY_BYTES, fmt.CHECK_MAGIC, 0, length, 0, 0)
+    with path.open("ab") as file:
+        file.write(body)
+    begin_s = time.process_time()
+    recording = Recording.open(path)
+    assert time.process_time() - begin_s < SECONDS_MAX
+    assert recording.segments[0].torn_bytes == len(body)
+
+
+@pytest.mark.fault
+def test_f22_an_event_may_not_ask_for_a_pool_of_any_size(tmp_path: Path) -> None:
+    path = write_active(tmp_path, Log(), [], end=False)
+    path.unlink()
+    segment = SegmentWriter(tmp_path, fmt.About())
+    seq, facts, aids = Log().keyframe()
+    segment.append(fmt.Frame(fmt.KEYFRAMES, seq, 0, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, aids))))
+    pool = PoolKnown(0, 0, 0, 0, 0, 0, 0, Tier.G2, "CPU", 2**31 - 1, 16, Authority.LEADER)
+    segment.append(fmt.Frame(fmt.EVENTS, 0, 1, 0, 0, pack_events([pool]).data))
+    segment.file.close()
+    assert "a pool of 2147483647 blocks is above" in refused(path)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "data",
+    [b"\xdf\xff\xff\xff\xff", b"\x91" * 100_000, b"\xc6\xff\xff\xff\xff", b"", b"\x80", msgspec.msgpack.encode("x")],
+    ids=["map of 2^32", "nested", "bin of 2^32", "empty", "empty map", "other"],
+)
+@pytest.mark.parametrize("channel", [fmt.EVENTS, fmt.KEYFRAMES])
+def test_f22_hostile_content_of_valid_frames(tmp_path: Path, data: bytes, channel: int) -> None:
+    segment = SegmentWriter(tmp_path, fmt.About())
+    segment.append(fmt.Frame(channel, 0, 1 if channel == fmt.EVENTS else 0, 0, 0, data))
+    segment.append(fmt.Frame(fmt.MARKS, 1 if channel == fmt.EVENTS else 0, 0, 0, 0,
+                             fmt.encode_item(fmt.SegmentEnd(0, False))))
+    segment.file.close()
+    refused(segment.path)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("make", [bytes, lambda n: random.Random(n).randbytes(n), lambda n: fmt.MAGIC + bytes(n)])
+@pytest.mark.parametrize("ending", [".active", ".mcap", ".txt"])
+def test_f22_files_of_others(tmp_path: Path, make: Callable[[int], bytes], ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(make(10_000))
+    refused(path)
+
+
+def test_another_major_version_is_refused_by_both_numbers(tmp_path: Path) -> None:
+    about = msgspec.structs.replace(fmt.About(), major=9)
+    segment = SegmentWriter(tmp_path, about)
+    segment.file.close()
+    assert "has recording format '9.0', this program reads 1.x" in refused(segment.path)
+
+
+def test_another_programs_mcap_file_is_refused_by_its_profile(tmp_path: Path) -> None:
+    path = tmp_path / "robot.mcap"
+    with path.open("wb") as file:
+        writer = Writer(file)
+        writer.start("ros2")
+        writer.finish()
+    assert "its MCAP profile is 'ros2'" in refused(path)
+
+
+@pytest.mark.fault
+def test_f22_a_fuzzed_sealed_file_raises_nothing_else(tmp_path: Path) -> None:
+    """Several flips at once, whole lengths among them: one type of error, with one sentence."""
+    path = seal_segment(write_active(tmp_path, Log(), [20, 30]))
+    whole = path.read_bytes()
+    dice = random.Random(22)
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(dice.randrange(1, 6)):
+            at = dice.randrange(len(data))
+            data[at : at + 8] = dice.randbytes(dice.choice([1, 8]))[: len(data) - at]
+        path.unlink()
+        path.write_bytes(data)
+        sentence = ""
+        try:
+            assert read_everything(path) <= 50
+        except RecordingError as error:
+            sentence = str(error)
+        assert "\n" not in sentence

@@ -8,7 +8,7 @@ STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo test check bench bench-baseline test-full recordings docs proto clean
+.PHONY: help setup demo test check bench bench-baseline test-full recordings screens docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ proto: $(STAMP) ## kvbm_console/wire/v1 from the contract
 
 recordings: $(STAMP) ## the recordings of recordings/, made again byte for byte
 	@$(BIN)/python recordings/regenerate.py
+
+screens: $(STAMP) ## the pictures of recordings/screens/
+	@$(BIN)/python recordings/screens/make.py
 
 clean: ## remove what the targets made
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -7,6 +7,7 @@ Law of this file: nothing depends on the wall's clock, so that the same code dra
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -32,8 +33,10 @@ STOP_NS: Final = 20 * SECOND
 STEP_NS: Final = SECOND // 20
 BEAT_STEPS: Final = 10
 """A heartbeat every half second, as from a daemon."""
-VIEWS: Final = {"1": "console", "2": "slots", "3": "slot", "4": "timeline", "5": "transfers", "6": "tiers", "9": "log"}
+VIEWS: Final = {"1": "console", "2": "slots", "4": "timeline"}
 """Key to the name of the picture."""
+_FONTS: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)
+"""Fonts from elsewhere: a picture in a document may not load them, and should not."""
 
 
 class Run:
@@ -88,7 +91,8 @@ async def draw() -> None:
             await pilot.press(key)
             app.draw()
             await pilot.pause()
-            (HERE / f"{name}.svg").write_text(app.export_screenshot(title="kvbm-console"), encoding="utf-8")
+            picture = _FONTS.sub("", app.export_screenshot(title="kvbm-console"))
+            (HERE / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ class Desk:
         feet = [self._keys(width)]
         if self.actions.playback is not None:
             feet.insert(0, frame.transport_line(self.transport(), width, self.glyphs.full, self.glyphs.knob))
-        body = [crop(line, width) for line in self._body(width, height - len(lines) - len(feet))]
+        body = [_inside(line, width) for line in self._body(width, height - len(lines) - len(feet))]
         return [*lines, *fit(body, height - len(lines) - len(feet)), *feet]
 
     def _body(self, width: int, height: int) -> list[Line]:
@@ -369,6 +369,17 @@ class Desk:
         hits = [zone for zone in line.zones if zone.start <= x < zone.end]
         if hits:
             act(self, min(hits, key=lambda zone: zone.end - zone.start).action, x)
+
+
+def _inside(line: Line, width: int) -> Line:
+    """A body row within the screen: text leaves the last cell empty, a rule or a bar may fill it."""
+    if line.width < width or not line.spans or line.spans[-1].role in _FULL_WIDTH:
+        return crop(line, width)
+    return crop(line, width - 1)
+
+
+_FULL_WIDTH: Final = frozenset({"rule", "track", "trend", "text@sel"})
+"""Roles that may end in the last cell."""
 
 
 def age_text(ns: int) -> str:

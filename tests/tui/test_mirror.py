@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import Route, SlotState, Tier
 from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Disconnected, EventsArrived, GapSeen, SnapshotTaken
-
 from tests.tui.script import BLOCK, MS, S, Script, connected, opening, story
 from tui.model.history import HISTORY
 from tui.model.lives import MOVES_MAX, STORY_MAX

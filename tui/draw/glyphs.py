@@ -98,6 +98,7 @@ ASCII: Final = Glyphs(
 TRANSLATE: Final = str.maketrans({
     "→": ">", "←": "<", "↑": "^", "↓": "v", "–": "-", "−": "-", "…": "~", "×": "x", "·": ".", "µ": "u", "‖": "#",
     "Δ": "d", "≥": ">", "◊": "*", "±": "~",
+    "●": "*", "○": "o",
 })
 """What is left in sentences, for terminals that have only ASCII."""
 

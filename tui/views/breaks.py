@@ -20,6 +20,7 @@ from .slots import MOVES, moved
 
 BREAKPOINTS_SHOWN = 10
 HOLDS_SHOWN = 8
+WHEN_WIDTH = 72
 _DEFAULTS = LeaderConfig()
 """The budget's numbers; a leader may be configured otherwise, so the share is told as a default."""
 
@@ -66,7 +67,9 @@ class Breaks:
         if not state.breakpoints:
             text = " b sets one: on the selected slot, or on every slot that enters a state."
             return [Row().put(text if desk.may_control else " Nobody has set one.", "muted").line()]
-        head = Row().put("   #  ON SITE            MATCH", "faint").to(50).put("WHEN", "faint")
+        head = Row().put("   #  ON SITE            MATCH", "faint")
+        if width >= WHEN_WIDTH:
+            head.to(50).put("WHEN", "faint")
         head.right("HITS", width - 11, "faint").to(width - 9).put("ACTION", "faint")
         lines = [head.line("", width)]
         for number, known in list(state.breakpoints.items())[:BREAKPOINTS_SHOWN]:
@@ -87,9 +90,11 @@ class Breaks:
             match += f" → {spec.to_state.label}"
         for scope in (spec.tier, spec.route):
             match += f" {scope.name.replace('_', '→')}" if scope is not None else ""
-        row.put(cut(match, 22), "text" if known.enabled else "muted").to(50)
+        row.put(cut(match, 22), "text" if known.enabled else "muted")
         when = "once" if spec.one_shot else f"after {spec.ignore_count}" if spec.ignore_count else "–"
-        row.put(when, "muted").right(count(known.hits), width - 11, "text").to(width - 9)
+        if width >= WHEN_WIDTH:
+            row.to(50).put(when, "muted")
+        row.right(count(known.hits), width - 11, "text").to(width - 9)
         row.put("log" if spec.action is BreakpointAction.LOG else f"hold {spec.max_hold_ns // S}s", "text")
         row.zone(0, ("row", number), width)
         return row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width)

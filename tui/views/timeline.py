@@ -142,7 +142,7 @@ class Timeline:
             row.put(text[low + 1 : high], "fill.g1").put(text[high:], "trend")
         else:
             row.put(text[: cells], "fill.g1")
-        row.to(left + cells).put(desk.glyphs.window[1], "text")
+        row.to(left + cells).put(desk.glyphs.window[1], "rule")
         return row.line("", width)
 
     def _axis(self, width: int, left: int, window: Window, now: int) -> Line:
@@ -264,7 +264,7 @@ class Timeline:
     def _event_lines(self, desk: Desk, width: int) -> list[Line]:
         life = desk.mirror.life_of(desk.selected) if desk.selected else None
         if life is None or self.cursor_ns is None:
-            hint = "choose a row with ↑ ↓ or a click, then n for its next event" if life is None else "n its last event"
+            hint = "choose a row with ↑ ↓, then n for its next event" if life is None else "n its last event"
             return [Row().put(f" {hint}", "faint").line("", width), Line()]
         at = self.cursor_ns
         first = Row().put(" ")

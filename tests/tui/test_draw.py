@@ -1,0 +1,194 @@
+"""Bars, trends, tables and rows: rounded down, blank where nothing is known, columns that stand still."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbm_console.core.ids import SlotState
+from tests.tui.script import MS, S, Script, opening
+from tui.draw import bars, table
+from tui.draw.bars import divide
+from tui.draw.glyphs import ASCII, UNICODE
+from tui.draw.lifeline import HELD, LATE, VERY_LATE, Lifelines, Window, busy_cells, life_codes, runs, transfer_codes
+from tui.draw.spans import Line, Row, Span, beside, crop
+from tui.draw.table import Column
+from tui.model.mirror import Mirror
+from tui.model.series import Density, Gauge, Sums, known_seconds, percentile, resample
+
+
+def text(spans: list[Span]) -> str:
+    return "".join(span.text for span in spans)
+
+
+def test_a_level_is_full_only_when_the_value_is() -> None:
+    assert text(bars.level(0.99, 16, UNICODE, "g1")) == "━━━━━━━━━━━━━━━╸"
+    assert text(bars.level(1.0, 4, UNICODE, "g1")) == "━━━━"
+    assert text(bars.level(0.0, 4, UNICODE, "g1")) == "────"
+    assert text(bars.level(0.0001, 4, UNICODE, "g1")) == "╸───"
+    assert text(bars.level(None, 4, UNICODE, "g1")) == "────"
+
+
+def test_a_trend_draws_blanks_for_missing_samples_and_never_zero() -> None:
+    assert text(bars.trend([None, 0.0, 0.5, 1.0], UNICODE, 1.0)) == " ▁▃▆"
+    assert text(bars.trend([None, None], UNICODE)) == "  "
+    assert text(bars.trend([1.0, 6.0], ASCII)) == "_*"
+
+
+@given(st.lists(st.integers(0, 1_000), min_size=1, max_size=8), st.integers(0, 120))
+def test_divided_cells_add_up(amounts: list[int], cells: int) -> None:
+    widths = divide(amounts, cells)
+    assert sum(widths) == (cells if sum(amounts) else 0)
+    assert all(width >= 0 for width in widths)
+    if cells >= len(amounts):
+        assert all(width > 0 for width, amount in zip(widths, amounts, strict=True) if amount and cells)
+
+
+def test_a_chart_has_its_labels_and_its_window() -> None:
+    lines = bars.chart("G1 OCCUPANCY", "50 %", [None] * 570 + [0.5] * 30, 4, 10, UNICODE)
+    assert [line.text for line in lines] == [
+        " G1 OCCUPANCY   50 %  last 60 s", "  100           ", "                ", "           █████",
+        "    0      █████",
+    ]
+
+
+def test_columns_stand_still_and_narrow_screens_lose_the_least_important() -> None:
+    columns: list[Column[str]] = [
+        Column("A", 3, lambda item, size: [Span(item, "text")], right=True),
+        Column("B", 4, lambda item, size: [Span("b" * 9, "text")], from_width=20),
+        Column("REST", 0, lambda item, size: [Span("x" * size, "text")]),
+    ]
+    wide = table.layout(columns, 20)
+    assert [(column.name, x, size) for column, x, size in wide] == [("A", 1, 3), ("B", 5, 4), ("REST", 10, 9)]
+    assert table.cells(wide, "7").line().text == "   7 bbbb xxxxxxxxx"
+    assert table.header(wide).text == "   A B    REST"
+    assert [column.name for column, _, _ in table.layout(columns, 19)] == ["A", "REST"]
+
+
+def test_the_window_moves_as_little_as_possible() -> None:
+    assert table.window(100, None, 90, 20) == 80
+    assert table.window(100, 5, 10, 20) == 5
+    assert table.window(100, 40, 10, 20) == 21
+    assert table.window(3, 2, 2, 20) == 0
+
+
+def test_rows_keep_zones_at_their_cells() -> None:
+    left = Row().put("ab", "text", ("one",)).line()
+    right = Row().put("cd", "text", ("two",)).line()
+    (joined,) = beside([left], [right], 5)
+    assert joined.text == "ab   cd"
+    assert [(zone.start, zone.end, zone.action) for zone in joined.zones] == [(0, 2, ("one",)), (5, 7, ("two",))]
+    assert crop(Line((Span("abcdef", "text"),)), 4).text == "abcd"
+
+
+def mirror_of(script: Script) -> Mirror:
+    mirror = Mirror()
+    for item in opening(script):
+        mirror.take(item, 0)
+    return mirror
+
+
+def test_a_life_is_drawn_with_what_fills_most_of_a_cell_and_holds_on_top() -> None:
+    script = Script()
+    script.pools()
+    slot = script.open("a", 4)
+    script.wait(20 * MS)
+    script.admit(slot)
+    script.move(slot, SlotState.PREFILLING)
+    script.wait(30 * MS)
+    script.move(slot, SlotState.DECODING)
+    script.wait(30 * MS)
+    hold = script.hold(slot)
+    script.wait(10 * MS)
+    script.release(hold, 10 * MS)
+    script.wait(10 * MS)
+    mirror = mirror_of(script)
+    life = mirror.lives[slot]
+    window = Window(0, 10 * MS, 11, 100 * MS)
+    assert text(runs(life_codes(life, window, {}), set(), UNICODE)) == "··███▄▄▄╱▄ "
+    assert text(runs(life_codes(life, Window(0, 50 * MS, 2, 100 * MS), {}), set(), UNICODE)) == "█╱"
+
+
+def test_past_its_limit_a_stay_is_late_and_then_very_late() -> None:
+    script = Script()
+    script.pools()
+    slot = script.open("a", 4)
+    script.wait(200 * S)
+    life = mirror_of(script).lives[slot]
+    codes = life_codes(life, Window(0, 10 * S, 20, 200 * S), {SlotState.INITIALIZED: 10 * S})
+    assert codes.count(LATE) == 3
+    assert codes.count(VERY_LATE) == 16
+
+
+def test_a_cell_with_many_changes_is_marked() -> None:
+    script = Script()
+    script.pools()
+    slot = script.run("a", 4)
+    for state in (SlotState.SKIPPED_DECODE, SlotState.DECODING) * 3:
+        script.wait(MS)
+        script.move(slot, state)
+    life = mirror_of(script).lives[slot]
+    window = Window(0, 25 * MS, 4, 100 * MS)
+    assert busy_cells(life, window) == {1}
+    assert any(span.role.endswith(".u") for span in runs(life_codes(life, window, {}), {1}, UNICODE))
+
+
+def test_pictures_are_kept_until_the_life_or_the_window_changes() -> None:
+    script = Script()
+    script.pools()
+    slot = script.run("a", 4)
+    mirror = mirror_of(script)
+    lines, life = Lifelines(), mirror.lives[slot]
+    window = Window(0, 10 * MS, 10, 30 * MS)
+    first = lines.codes(life, window, {})
+    assert lines.codes(life, Window(0, 10 * MS, 10, 31 * MS), {}) is first
+    assert lines.codes(life, Window(0, 10 * MS, 10, 41 * MS), {}) is not first
+
+
+def test_a_transfer_shows_its_queue_its_wire_and_where_it_was_held() -> None:
+    script = Script()
+    script.pools()
+    slot = script.run("a", 4)
+    start = script.at_ns
+    candidate = script.plan(slot)
+    script.wait(10 * MS)
+    hold = script.hold(slot)
+    script.wait(20 * MS)
+    script.release(hold, 20 * MS)
+    operation = script.promote(candidate)
+    script.start(operation)
+    script.wait(20 * MS)
+    script.complete(operation)
+    mirror = mirror_of(script)
+    codes = transfer_codes(mirror.ended[-1], mirror.lives[slot], Window(start, 10 * MS, 6, script.at_ns))
+    assert text(runs(codes, set(), UNICODE)) == "┄╱╱━━━"
+    assert HELD in codes
+
+
+def test_series_keep_seconds_that_were_not_seen_blank() -> None:
+    sums = Sums()
+    sums.add(S, 5)
+    sums.add(3 * S, 7)
+    assert sums.last(4, 3 * S) == [None, 5, 0, 7]
+    sums.blank(5 * S)
+    sums.add(6 * S, 1)
+    assert sums.last(4, 6 * S) == [7, None, None, 1]
+    gauge = Gauge()
+    gauge.set(S, 0.5)
+    gauge.set(3 * S, 0.7)
+    assert gauge.last(4) == [None, 0.5, 0.5, 0.7]
+    assert known_seconds([None] * 500 + [1.0] * 100) == 120
+
+
+def test_percentiles_and_resampling() -> None:
+    assert percentile([], 0.5) is None
+    assert percentile(list(range(1, 101)), 0.99) == 99
+    assert resample([1.0, 3.0, None, None], 2) == [2.0, None]
+    assert resample([1.0], 3) == [1.0, 1.0, 1.0]
+
+
+@given(st.lists(st.integers(0, 10**13), min_size=1, max_size=50))
+def test_density_keeps_every_event_however_long_the_run(times: list[int]) -> None:
+    density = Density()
+    for at_ns in sorted(times):
+        density.add(at_ns, 1)
+    assert sum(density.counts) == len(times)
+    assert len(density.counts) <= Density.BUCKETS

@@ -1,0 +1,128 @@
+"""Warnings: they show after two seconds of truth, leave five seconds after, fold, and never count held time."""
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.ids import Route, SlotState
+from kvbm_console.stream.feed import EventsArrived, GapSeen
+from tests.tui.script import MS, S, Script, opening, story
+from tui.model.lints import LEAVE_AFTER_NS, SHOW_AFTER_NS, STUCK_UNKNOWN_NS, Level, Lints, Warning, ended_text
+from tui.model.mirror import Mirror
+
+
+def folded(script: Script) -> Mirror:
+    mirror = Mirror()
+    for item in opening(script):
+        mirror.take(item, 0)
+    return mirror
+
+
+def checked(mirror: Mirror, *monos: int) -> list[Warning]:
+    lints = Lints()
+    for mono in monos:
+        lints.check(mirror, mono)
+    return lints.warnings(monos[-1])
+
+
+def test_a_hold_shows_at_once_and_tells_when_it_resumes() -> None:
+    (warning,) = checked(folded(story()), 5 * S)
+    assert (warning.level, warning.who, warning.what) == (Level.HELD, "agent-0003.2", "held 5.00s")
+    assert warning.because == "at breakpoint 1; resumes by itself in 25 s"
+
+
+def test_nothing_wrong_is_no_warning() -> None:
+    script = Script()
+    script.pools()
+    script.run("a", 4)
+    assert checked(folded(script), 0, 3 * S) == []
+
+
+def test_a_stuck_slot_shows_only_after_two_seconds_of_truth() -> None:
+    script = Script()
+    script.pools()
+    slot = script.run("a", 4)
+    script.plan(slot, 2)
+    script.move(slot, SlotState.FINISHING)
+    script.wait(STUCK_UNKNOWN_NS + S)
+    mirror = folded(script)
+    assert checked(mirror, 0, SHOW_AFTER_NS - 1) == []
+    (warning,) = checked(mirror, 0, SHOW_AFTER_NS)
+    assert warning.level is Level.CAUTION
+    assert warning.what == "finishing 12.0s"
+    script.wait(200 * S)
+    (warning,) = checked(folded(script), 0, SHOW_AFTER_NS)
+    assert warning.level is Level.FAULT
+
+
+def test_held_time_does_not_count_against_a_slot() -> None:
+    script = Script()
+    script.pools()
+    slot = script.run("a", 4)
+    script.plan(slot, 2)
+    script.move(slot, SlotState.FINISHING)
+    hold = script.hold(slot, 120 * S)
+    script.wait(100 * S)
+    script.release(hold, 100 * S)
+    script.wait(S)
+    assert checked(folded(script), 0, SHOW_AFTER_NS) == []
+
+
+def test_a_warning_that_ended_stays_grey_for_five_seconds() -> None:
+    mirror = folded(story())
+    assert mirror.state is not None
+    lints = Lints()
+    mirror.take(GapSeen(mirror.state.seq, mirror.state.seq, "reader too slow"), 0)
+    lints.check(mirror, 0)
+    lost = [w for w in lints.warnings(0) if w.kind == "lost"]
+    assert lost[0].because == "reader too slow; waiting for a snapshot"
+    mirror.gaps.clear()
+    lints.check(mirror, 3 * S)
+    (ended,) = [w for w in lints.warnings(3 * S) if w.kind == "lost"]
+    assert ended_text(ended) == "ended 3.00 s ago"
+    lints.check(mirror, LEAVE_AFTER_NS + 1)
+    assert [w for w in lints.warnings(LEAVE_AFTER_NS + 1) if w.kind == "lost"] == []
+
+
+def test_equal_ones_fold() -> None:
+    script = Script()
+    script.pools()
+    for index in range(5):
+        script.open(f"r{index}", 2)
+        script.wait(10 * MS)
+    script.wait(STUCK_UNKNOWN_NS + S)
+    (warning,) = checked(folded(script), 0, SHOW_AFTER_NS)
+    assert warning.who == "5 requests"
+    assert warning.because == "longest r0; all in initialized"
+
+
+def test_a_full_tier_and_a_degraded_recorder() -> None:
+    script = Script()
+    script.pools()
+    script.admit(script.open("big", 64, 0))
+    mirror = folded(script)
+    mirror.take(script.heartbeat(recorder="degraded", not_recorded=12_204), 0)
+    warnings = {warning.kind: warning for warning in checked(mirror, 0, SHOW_AFTER_NS)}
+    assert warnings["full"].because == "64 referenced, nothing to evict; lower the batch"
+    assert warnings["recorder"].because == "12,204 events not recorded; look at the disk"
+    assert warnings["recorder"].level is Level.FAULT
+
+
+def test_slow_transfers_are_those_older_than_four_times_p99() -> None:
+    script = Script()
+    script.pools()
+    slot = script.run("a", 44)
+    for index in range(20):
+        wanted = pack_hashes(script.state.slots[slot].hashes[index : index + 1])
+        script.emit(ev.CandidatePlanned, script.state.next_candidate, slot, Route.G1_G2, wanted, b"", index)
+        candidate = script.state.next_candidate - 1
+        script.emit(ev.CandidateEnqueued, candidate)
+        operation = script.promote(candidate)
+        script.start(operation)
+        script.wait(MS)
+        script.complete(operation)
+    script.plan(slot, 2)
+    script.wait(100 * MS)
+    mirror = folded(script)
+    mirror.take(EventsArrived([]), 0)
+    (warning,) = checked(mirror, 0, SHOW_AFTER_NS)
+    assert (warning.who, warning.what) == ("↓ G1→G2", "1 slow transfer")
+    assert warning.because == "older than 4 × p99, 1 queued"

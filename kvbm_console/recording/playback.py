@@ -52,6 +52,7 @@ class Playback:
         self._state = CacheState()
         self._ahead: Iterator[list[Event]] = iter(())
         self._buffer: list[Event] = []
+        self._density: list[int] = []
         self._tape_ns = 0
         self._outbox: list[FeedItem] = []
         self._jumped = True
@@ -80,8 +81,10 @@ class Playback:
         return self._state
 
     def density(self, cells: int) -> list[int]:
-        """Events in each of ``cells`` equal parts of the recorded time."""
-        return self.recording.density(cells)
+        """Events in each of ``cells`` equal parts of the recorded time. Asked at every draw, so the last is kept."""
+        if len(self._density) != cells:
+            self._density = self.recording.density(cells)
+        return self._density
 
     # --- keys ---
 

@@ -133,7 +133,7 @@ class Recorder:
         self._overflowing = False
         self._rotation_asked = 0
         self._segment_began_ns = clock()
-        self._closed = False
+        self._closed = self._sealed = False
         # Of the writing thread; the other one only reads them.
         self._next_seq = seq
         self._log_ns = self._last_publish_ns = anchor
@@ -193,9 +193,10 @@ class Recorder:
         degraded = self._down or self._overflowing or failed is not None or self._loss != self._healed_loss
         reason = failed.error if failed else self._reason if degraded else None
         segment = self._segment
+        path = segment.path.with_suffix(".mcap") if self._sealed else segment.path
         return RecorderStatus(
             "closed" if self._closed else "degraded" if degraded else "recording", self.written_seq, synced_seq,
-            max(0, self._clock() - self._syncer.synced_ns), self._dropped + self._lost, str(segment.path), segment.size,
+            max(0, self._clock() - self._syncer.synced_ns), self._dropped + self._lost, str(path), segment.size,
             segment.about.segment, reason, self._syncer.failures,
         )
 
@@ -218,7 +219,7 @@ class Recorder:
         ended = not self._thread.is_alive() and self._syncer.stop(CLOSE_TIMEOUT_S)
         self._sealer.stop()
         if ended and self._seal and self._segment.size <= SEAL_AT_CLOSE_BYTES:
-            try_seal(self._segment.path)
+            self._sealed = try_seal(self._segment.path)
         self._lock.release()
 
     def _put(self, item: _Chunks | _Key) -> None:

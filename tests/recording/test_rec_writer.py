@@ -33,6 +33,7 @@ def test_what_is_offered_is_read_back_and_the_watermarks_follow(tmp_path: Path) 
     recorder.close()
     assert read(tmp_path) == log.events
     assert recorder.status().state == "closed"
+    assert recorder.status().path == str(tmp_path / "000001-000000000000.mcap"), "where it is, sealed"
 
 
 def test_stimuli_without_events_are_kept_in_order(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ everything again through a new lookup; only an iteration without a preemption ad
   out for a moment (``patience_ns``) rather than preempting another: those blocks come back by themselves.
 """
 
-from collections import deque
+from collections import Counter, deque
 from typing import Final
 
 from kvbm_console.core.columns import pack_ids, unpack_ids
@@ -119,6 +119,11 @@ class Scheduler:
     def live(self) -> int:
         """Requests that have arrived and not ended."""
         return len(self.waiting) + len(self.loading) + len(self.loaded) + len(self.running)
+
+    @property
+    def owes(self) -> bool:
+        """Whether requests are live or blocks of ended ones have not come back."""
+        return self.live > 0 or bool(self.withheld)
 
     def clear(self) -> None:
         """Forget all requests and blocks (reset)."""
@@ -354,14 +359,17 @@ class Scheduler:
         self.withhold("", ids)
 
     def give_back(self, name: str, ids: list[int]) -> None:
-        """Withheld blocks may be reused; those that are not withheld any more are passed over."""
-        kept = self.withheld.get(name)
-        if kept is None:
+        """Withheld blocks may be reused, each as often as it is named; those not withheld any more are passed over."""
+        kept = self.withheld.pop(name, [])
+        if kept == ids:
+            self.pool.release(kept)
             return
-        wanted = set(ids)
-        self.pool.release([block for block in kept if block in wanted])
-        left = [block for block in kept if block not in wanted]
+        named = Counter(ids)
+        freed: list[int] = []
+        left: list[int] = []
+        for block in kept:
+            (freed if named[block] > 0 else left).append(block)
+            named[block] -= 1
+        self.pool.release(freed)
         if left:
             self.withheld[name] = left
-        else:
-            del self.withheld[name]

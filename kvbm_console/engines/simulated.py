@@ -65,6 +65,8 @@ class SimulatedEngine:
         self._current: Plan | None = None
         self._end_ticket = 0
         self._nudged = False
+        self.paused = False
+        """Whether the leader froze this engine."""
         port.submit(
             PoolDeclared, 0, 0, Tier.G1, MEDIUM_OF[Tier.G1], config.g1_blocks, block_tokens, Authority.ENGINE
         )
@@ -86,13 +88,13 @@ class SimulatedEngine:
 
     @property
     def done(self) -> bool:
-        """Whether every request has ended and nothing is to come, transfers included."""
-        return self.scheduler.live == 0 and self.calendar.next_ns is None
+        """Whether every request has ended and nothing is to come, transfers and withheld blocks included."""
+        return not self.scheduler.owes and self.calendar.next_ns is None
 
     @property
     def only_held(self) -> bool:
-        """Whether requests are left but time stands still: only the release of a hold makes them go on."""
-        return self.scheduler.live > 0 and self.calendar.next_ns is None
+        """Whether requests are left but time stands still: only a release or a thaw makes them go on."""
+        return self.scheduler.owes and self.calendar.next_ns is None
 
     def nudge(self) -> None:
         """Something happened outside (a hold was released): look again at the next ``run``."""
@@ -142,6 +144,15 @@ class SimulatedEngine:
             self._follow(work.request)
         self._nudged = True
 
+    def pause(self) -> None:
+        """Form no iteration until ``resume``; the running one ends, arrivals queue up."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self.paused = False
+        self._nudged = True
+
     # --- arrivals ---
 
     def _expect_next(self) -> None:
@@ -188,7 +199,7 @@ class SimulatedEngine:
 
     def _begin_iteration(self) -> None:
         """Form the next iteration unless one is running. One that only leaves requests out ends at once."""
-        while self._current is None:
+        while self._current is None and not self.paused:
             self._nudged = False
             plan = self.scheduler.form(self.calendar.now_ns)
             self.totals.preemptions = self.scheduler.preemptions

@@ -89,7 +89,8 @@ async def live_console(target: str, *, read_only: bool, seconds: float | None = 
     from tui.app import ConsoleApp, choose_theme
     from tui.source import Session
 
-    session = Session(LiveFeed(target), LiveControls(target), socket=target)
+    feed = LiveFeed(target)
+    session = Session(feed, LiveControls(target, feed=feed), socket=target)
     app = ConsoleApp(session, theme=choose_theme(None, no_color=False), read_only=read_only)
     if seconds is not None:
         asyncio.get_running_loop().call_later(seconds, app.exit, 0)

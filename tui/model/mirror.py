@@ -132,9 +132,13 @@ class Mirror:
         self.version += 1
         self.progress.arrived(len(events), mono_ns)
         log = self.log
+        counted = 0
+        before_ns = state.at_ns
         for event in events:
             second = event.at_ns // 1_000_000_000
             if second != self.second:
+                self._count(before_ns, counted)
+                counted = 0
                 self._tick(event.at_ns)
             try:
                 keep = HISTORY.get(type(event))
@@ -145,12 +149,19 @@ class Mirror:
                 self.broken = f"event {event.seq} does not fit: {error}"
                 return
             log.append(event)
+            counted += 1
+            before_ns = event.at_ns
         if events:
+            self._count(before_ns, counted)
             self.log_total += len(events)
-            self.flows.events.add(events[-1].at_ns, len(events))
-            self.density.add(events[-1].at_ns, len(events))
             self.clock.event(state.at_ns)
             self.progress.applied(state.seq)
+
+    def _count(self, at_ns: int, events: int) -> None:
+        """So many events of one second were folded."""
+        if events:
+            self.flows.events.add(at_ns, events)
+            self.density.add(at_ns, events)
 
     def _connect(self, item: Connected) -> None:
         if self.connected is None or self.connected.incarnation != item.incarnation:
@@ -189,6 +200,7 @@ class Mirror:
         self.state = state
         self._adopt(state, before.at_ns if before is not None else state.at_ns, mono_ns)
         self.clock.event(state.at_ns)
+        self.density.add(state.at_ns, 0)
         self.progress.applied(state.seq)
 
     def _adopt(self, state: CacheState, before_ns: int, mono_ns: int) -> None:

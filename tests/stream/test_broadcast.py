@@ -1,0 +1,163 @@
+"""The flush rule and the wake-ups, on a clock of the test's own."""
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from kvbm_console.core.events import Event, SlotClosed
+from kvbm_console.core.ids import Note
+from kvbm_console.core.stimuli import Noted
+from kvbm_console.stream.broadcast import FLUSH_EVENTS_MAX, GAP_NS_MAX, GAP_NS_MIN, Broadcaster
+from kvbm_console.stream.ring import Lost, Ring
+from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_events, unpack_stimuli
+from kvbm_console.wire.frames import batch_of
+
+MS = 1_000_000
+
+
+class Bench:
+    """A broadcaster with a clock and timers that the test moves."""
+
+    def __init__(self, ring: Ring | None = None) -> None:
+        self.now = 10_000 * MS
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.flushed: list[tuple[StimulusChunk | None, EventChunk | None]] = []
+        self.broadcaster = Broadcaster(
+            ring or Ring(), lambda: self.now, on_flush=lambda s, e: self.flushed.append((s, e)),
+            later=lambda seconds, callback: self.timers.append((seconds, callback)),
+        )
+        self.n = self.seq = 0
+
+    def publish(self, count: int = 1) -> None:
+        """One stimulus with this many events."""
+        events: list[Event] = [SlotClosed(self.seq + i, self.n, self.n, 0) for i in range(count)]
+        self.broadcaster.publish(Noted(self.n, self.n, 0, None, Note.CLOCK_STEPPED, ""), events)
+        self.n += 1
+        self.seq += count
+
+    def fire(self) -> None:
+        """Let the timers come."""
+        timers, self.timers = self.timers, []
+        for seconds, callback in timers:
+            self.now += round(seconds * 1e9)
+            callback()
+
+
+def test_an_event_after_a_pause_is_flushed_at_once() -> None:
+    bench = Bench()
+    bench.publish()
+    assert len(bench.flushed) == 1
+    assert bench.timers == []
+    bench.now += GAP_NS_MIN
+    bench.publish()
+    assert len(bench.flushed) == 2
+
+
+def test_what_comes_within_the_gap_is_flushed_together_at_its_end() -> None:
+    bench = Bench()
+    bench.publish()
+    bench.now += GAP_NS_MIN // 4
+    for _ in range(10):
+        bench.publish(3)
+    assert len(bench.flushed) == 1
+    ((seconds, _),) = bench.timers
+    assert seconds == pytest.approx(0.75 * GAP_NS_MIN / 1e9)
+    bench.fire()
+    stimuli, events = bench.flushed[1]
+    assert stimuli is not None
+    assert events is not None
+    assert (stimuli.first_n, stimuli.count) == (1, 10)
+    assert (events.first_seq, events.count) == (1, 30)
+    assert [s.n for s in unpack_stimuli(stimuli.data)] == list(range(1, 11))
+    assert [e.seq for e in unpack_events(events.data)] == list(range(1, 31))
+
+
+def test_a_full_batch_is_flushed_at_once() -> None:
+    bench = Bench()
+    bench.publish()
+    for _ in range(FLUSH_EVENTS_MAX // 16):
+        bench.publish(16)
+    assert [events.count for _, events in bench.flushed if events] == [1, FLUSH_EVENTS_MAX]
+
+
+def test_a_stimulus_without_events_is_offered_too() -> None:
+    bench = Bench()
+    bench.publish(0)
+    stimuli, events = bench.flushed[0]
+    assert stimuli is not None
+    assert (stimuli.count, events) == (1, None)
+    assert bench.broadcaster.ring.next_seq == 0
+
+
+def test_one_stimulus_with_more_events_than_a_chunk_is_split_for_the_ring_and_whole_for_the_recorder() -> None:
+    bench = Bench(Ring(64))
+    bench.publish(100)
+    assert [e.count for _, e in bench.flushed if e] == [100]
+    ring = bench.broadcaster.ring
+    assert ring.next_seq == 100
+    assert ring.events == 52  # chunks of 16, the oldest ones forgotten
+    reader = ring.cursor(0)
+    assert ring.read(reader) == Lost(0, 47)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("took_ns", "gap_ns"), [(0, GAP_NS_MIN), (2 * MS, 8 * MS), (50 * MS, GAP_NS_MAX)],
+)
+async def test_the_gap_follows_what_the_fan_out_costs(took_ns: int, gap_ns: int) -> None:
+    bench = Bench()
+    readers = [bench.broadcaster.subscribe(0) for _ in range(3)]
+    waiting = [asyncio.create_task(reader.wait()) for reader in readers]
+    await anyio.wait_all_tasks_blocked()
+    bench.publish()
+    await asyncio.gather(*waiting)
+    bench.now += took_ns
+    for reader in readers:
+        assert bench.broadcaster.gap_ns == GAP_NS_MIN
+        while reader.read() is not None:
+            pass
+    assert bench.broadcaster.gap_ns == gap_ns
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_stops_does_not_hold_the_rule_up() -> None:
+    bench = Bench()
+    quick, stopped = bench.broadcaster.subscribe(0), bench.broadcaster.subscribe(0)
+    waiting = [asyncio.create_task(reader.wait()) for reader in (quick, stopped)]
+    await anyio.wait_all_tasks_blocked()
+    bench.publish()
+    await asyncio.gather(*waiting)
+    bench.now += 30 * MS
+    bench.publish()
+    assert bench.broadcaster.gap_ns == GAP_NS_MAX  # as far as is known the first fan-out took at least that
+    while quick.read() is not None:
+        pass
+    task = asyncio.create_task(quick.wait())
+    await anyio.wait_all_tasks_blocked()
+    bench.now += 30 * MS
+    bench.publish()
+    await task
+    while quick.read() is not None:
+        pass
+    assert bench.broadcaster.gap_ns == GAP_NS_MIN  # from then on only the quick one counts
+
+
+@pytest.mark.asyncio
+async def test_a_waiting_reader_is_woken_by_events_heartbeats_and_the_end() -> None:
+    bench = Bench()
+    reader = bench.broadcaster.subscribe(0)
+    for wake in (bench.publish, bench.broadcaster.beat, bench.broadcaster.close):
+        task = asyncio.create_task(reader.wait())
+        await anyio.wait_all_tasks_blocked()
+        bench.now += GAP_NS_MAX
+        wake()
+        await task
+        item = reader.read()
+        assert (item is not None) == (wake == bench.publish)
+        if isinstance(item, bytes):
+            assert len(unpack_events(batch_of(item))) == 1
+        reader.beats = 0
+    bench.broadcaster.unsubscribe(reader)
+    assert not bench.broadcaster.subscribers

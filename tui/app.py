@@ -8,6 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Final
 
 from textual import events
@@ -61,10 +62,27 @@ class ConsoleApp(App[int]):
     def on_mount(self) -> None:
         """Start the feed and the frame clock."""
         self.screen.styles.background = self.look.background or "ansi_default"
-        self.session.attach(self._spawn, self.desk.tell, lambda: self.exit(0))
+        self.session.attach(self._spawn, self.desk.tell, self._leave, self.copy_to_clipboard, self._export)
         self._spawn(self._feed(), "feed")
         self.set_interval(FRAME_S, self.frame)
         self.frame()
+
+    def _leave(self) -> None:
+        """Leave; holds of this session resume, and the terminal says so."""
+        state = self.session.mirror.state
+        held = len(state.holds) if state is not None and self.desk.may_control else 0
+        self.exit(0, message=f"{held} held: those that this console holds resume now" if held else None)
+
+    def _export(self, name: str) -> None:
+        """The screen as ``name.txt`` and ``name.svg`` in the working directory."""
+        text = "\n".join(line.text.rstrip() for line in self.canvas.lines)
+        try:
+            Path(f"{name}.txt").write_text(text + "\n", encoding="utf-8")
+            Path(f"{name}.svg").write_text(self.export_screenshot(title=name), encoding="utf-8")
+        except OSError as error:
+            self.desk.tell(f"not written: {error.strerror or error}", "fault")
+            return
+        self.desk.tell(f"written: {name}.txt and {name}.svg")
 
     async def _feed(self) -> None:
         await self.session.run(_breathe)

@@ -7,10 +7,11 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import SlotState
 
 from .desk import BREAKS, LOG, OVERVIEW, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, Desk
+from .draw.frame import TABS
 from .draw.spans import Action
 from .model.breaks import NEXT, parse_breakpoint
 from .model.filters import Filter
-from .model.numbers import plural
+from .model.numbers import plain, plural
 from .prompts import Prompt
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 100.0)
@@ -55,6 +56,11 @@ def _everywhere(desk: Desk, key: str) -> None:
             desk.go(TIMELINE)
         case "space":
             _pause(desk)
+        case "y":
+            _copy(desk)
+        case "e":
+            seq = desk.mirror.state.seq - 1 if desk.mirror.state is not None else 0
+            desk.actions.export(f"kvbm-console-{TABS[desk.current][0].lower()}-{max(0, seq)}")
         case "r":
             if desk.mirror.disconnected is not None:
                 desk.actions.retry()
@@ -70,6 +76,17 @@ def _back(desk: Desk) -> None:
         del desk.filters[desk.current]
     elif desk.crumbs:
         desk.current = desk.crumbs.pop()
+
+
+def _copy(desk: Desk) -> None:
+    """The selected request's name, else what the view shows."""
+    if desk.selected is not None:
+        desk.actions.copy(desk.selected)
+        desk.tell(f"copied {plain(desk.selected)}")
+    else:
+        lines = desk.draw(desk.width, desk.height)
+        desk.actions.copy("\n".join(line.text.rstrip() for line in lines))
+        desk.tell("copied the screen")
 
 
 def _pause(desk: Desk) -> None:

@@ -55,6 +55,8 @@ class Session:
         self._spawn: Spawner | None = None
         self._tell: Callable[[str, str], None] = lambda text, role: None
         self._quit: Callable[[], None] = lambda: None
+        self._copy: Callable[[str], None] = lambda text: None
+        self._export: Callable[[str], None] = lambda name: None
         self._calls = 0
         self._resubscribe = False
 
@@ -64,9 +66,12 @@ class Session:
         connected = self.mirror.connected
         return self.controls is not None and connected is not None and connected.control
 
-    def attach(self, spawn: Spawner, tell: Callable[[str, str], None], quit_: Callable[[], None]) -> None:
+    def attach(
+        self, spawn: Spawner, tell: Callable[[str, str], None], quit_: Callable[[], None],
+        copy: Callable[[str], None], export: Callable[[str], None],
+    ) -> None:
         """Connect the session to an application."""
-        self._spawn, self._tell, self._quit = spawn, tell, quit_
+        self._spawn, self._tell, self._quit, self._copy, self._export = spawn, tell, quit_, copy, export
 
     # --- the feed ----------------------------------------------------------------------------------------------------
 
@@ -231,6 +236,14 @@ class Session:
             await controls.retry_now()
             return "trying now"
         self._call(work)
+
+    def copy(self, text: str) -> None:
+        """Put text on the terminal's clipboard."""
+        self._copy(text)
+
+    def export(self, name: str) -> None:
+        """Write what is shown as text and as a picture."""
+        self._export(name)
 
     def quit(self) -> None:
         """Leave the console."""

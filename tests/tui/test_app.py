@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+from textual.pilot import Pilot
+
 from kvbm_console.core import events as ev
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
-from textual.pilot import Pilot
-
 from tests.tui.script import Mono, RecordedControls, S, Script, ScriptedFeed, connected, opening, story
 from tui import source
 from tui.app import ConsoleApp, choose_theme, key_name
@@ -243,6 +244,24 @@ async def test_only_changed_rows_are_drawn() -> None:
         assert console.app.canvas.rows_drawn == drawn
         await console.pilot.press("down")
         assert 0 < console.app.canvas.rows_drawn - drawn <= 3
+
+
+@pytest.mark.asyncio
+async def test_export_writes_text_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with running() as console:
+        await console.pilot.press("2", "e")
+        name = f"kvbm-console-slots-{console.script.state.seq - 1}"
+        assert f"written: {name}.txt and {name}.svg" in console.row(-1)
+    assert "agent-0003.2" in (tmp_path / f"{name}.txt").read_text(encoding="utf-8")
+    assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+@pytest.mark.asyncio
+async def test_copy_takes_the_selected_request() -> None:
+    async with running() as console:
+        await console.pilot.press("2", "down", "y")
+        assert console.app.clipboard == "agent-0003.2"
 
 
 @pytest.mark.asyncio

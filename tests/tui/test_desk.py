@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import pytest
+
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
-
 from tests.tui.script import MS, Mono, S, Script, connected, opening, story
 from tui.desk import BREAKS, LOG, OVERVIEW, SLOT, SLOTS, TIMELINE, TRANSFERS, Desk
 from tui.draw import frame
@@ -73,8 +73,8 @@ class FakeActions:
 
 
 def desk_of(
-    script: Script | None = None, *, mono: Mono | None = None, items: list[FeedItem] | None = None, late_ns: int = 3 * S,
-    actions: FakeActions | None = None, ascii_only: bool = False, read_only: bool = False,
+    script: Script | None = None, *, mono: Mono | None = None, items: list[FeedItem] | None = None,
+    late_ns: int = 3 * S, actions: FakeActions | None = None, ascii_only: bool = False, read_only: bool = False,
 ) -> Desk:
     """A desk on a folded script, after lints have had their two seconds."""
     mono = mono or Mono()
@@ -100,7 +100,7 @@ def everything(desk: Desk, width: int = 80, height: int = 24) -> str:
     return "\n".join(screen(desk, width, height))
 
 
-# --- the frame ---------------------------------------------------------------------------------------------------------
+# --- the frame -------------------------------------------------------------------------------------------------------
 
 
 def test_the_status_row_is_the_mock_up() -> None:
@@ -167,7 +167,7 @@ def test_ascii_needs_no_other_character_from_the_glyph_tables() -> None:
             assert text.isascii(), {character for character in text if not character.isascii()}
 
 
-# --- can the screen be believed ------------------------------------------------------------------------------------------
+# --- can the screen be believed --------------------------------------------------------------------------------------
 
 
 def pill(desk: Desk) -> str:
@@ -219,7 +219,7 @@ def test_before_the_first_request_and_before_the_daemon() -> None:
     assert "No daemon" in everything(desk)
 
 
-# --- views -------------------------------------------------------------------------------------------------------------
+# --- views -----------------------------------------------------------------------------------------------------------
 
 
 def test_overview_shows_trouble_first() -> None:
@@ -354,7 +354,7 @@ def test_the_log_follows_until_it_is_scrolled() -> None:
     assert "following" in everything(desk)
 
 
-# --- keys --------------------------------------------------------------------------------------------------------------
+# --- keys ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", "123456789")
@@ -537,7 +537,7 @@ def test_warnings_open_what_they_are_about() -> None:
     assert desk.current == OVERVIEW
 
 
-# --- themes --------------------------------------------------------------------------------------------------------------
+# --- themes ----------------------------------------------------------------------------------------------------------
 
 
 def test_themes_resolve_every_role_that_is_drawn() -> None:

@@ -26,7 +26,7 @@ LOSS_SHOWN_NS: Final = 300 * S
 STUCK_MIN_NS: Final = 2 * S
 """No state counts as stuck before this, however fast it usually is."""
 STUCK_UNKNOWN_NS: Final = 10 * S
-"""The limit while too few stays were seen to know what is usual, and the least for requests that wait for their turn."""
+"""The limit while too few stays were seen to know what is usual, and the least for requests that wait their turn."""
 FAULT_FACTOR: Final = 4
 """A stay this many times over its limit is a fault, and at least half a minute."""
 FAULT_MIN_NS: Final = 30 * S

@@ -99,7 +99,10 @@ class SlotOrder:
     def update(
         self, mirror: Mirror, mono_ns: int, selected: int | None, sort: str, reverse: bool, wanted: Filter | None
     ) -> list[int]:
-        """Slot numbers from the first row to the last."""
+        """Slot numbers from the first row to the last.
+
+        Between two sorts new ones stand at the end, and those that ended keep their place.
+        """
         state = mirror.state
         if state is None:
             self.numbers = []
@@ -119,9 +122,13 @@ class SlotOrder:
             if keep is not None and keep in self.numbers:
                 self.numbers.remove(keep)
                 self.numbers.insert(min(at, len(self.numbers)), keep)
+            self.matched = len(found)
         else:
-            self.numbers = [number for number in self.numbers if number in state.slots]
-        self.matched = len(self.numbers)
+            known = set(self.numbers)
+            self.numbers += [
+                slot.slot for slot in state.slots.values()
+                if slot.slot not in known and (wanted is None or wanted.matches(values(mirror, slot, now)))
+            ]
         return self.numbers
 
 

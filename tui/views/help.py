@@ -10,7 +10,7 @@ from ..draw.spans import BLANK, Line, Row
 EVERYWHERE = (
     ("1..9", "views"), ("/", "filter"), ("enter esc", "into, back"), (":", "commands"), ("space", "pause view, play"),
     ("!", "warnings"), ("H", "newest hold"), ("t", "timeline"), ("b", "break here"), ("c C", "continue, all"),
-    ("s", "step"), ("D", "disarm all"), ("q", "quit"),
+    ("s", "step"), ("D", "disarm all"), ("y e", "copy, export"), ("q", "quit"),
 )
 
 

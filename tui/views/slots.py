@@ -69,8 +69,9 @@ class Slots:
         state = desk.mirror.state
         if state is None:
             return None
-        numbers = self._numbers(desk)
-        return state.slots[numbers[0]].request if numbers and numbers[0] in state.slots else None
+        live = (number for number in self._numbers(desk) if number in state.slots)
+        number = next(live, None)
+        return state.slots[number].request if number is not None else None
 
     def _numbers(self, desk: Desk) -> list[int]:
         selected = self._selected(desk)
@@ -87,7 +88,7 @@ class Slots:
         state, mono = desk.mirror.state, desk.mono()
         assert state is not None
         numbers = self._numbers(desk)
-        lines = [self._summary(desk, width, len(numbers))]
+        lines = [self._summary(desk, width, desk.order.matched)]
         places = table.layout(self.mini.columns(desk, width), width)
         lines.append(table.header(places))
         if not numbers:
@@ -98,7 +99,11 @@ class Slots:
         at = numbers.index(selected) if selected in numbers else None
         self.top = table.window(len(numbers), at, self.top, self.rows)
         for number in numbers[self.top : self.top + self.rows]:
-            row = slot_row(desk.mirror, state.slots[number], mono, bounds)
+            slot = state.slots.get(number)
+            if slot is None:
+                lines.append(_gone(desk, number, width))
+                continue
+            row = slot_row(desk.mirror, slot, mono, bounds)
             lines.append(self._line(desk, row, places, width, chosen=number == selected))
         return lines
 
@@ -170,8 +175,10 @@ class Slots:
 
     def _move(self, desk: Desk, key: str) -> None:
         state = desk.mirror.state
-        numbers = self._numbers(desk)
-        if state is None or not numbers:
+        if state is None:
+            return
+        numbers = [number for number in self._numbers(desk) if number in state.slots]
+        if not numbers:
             return
         selected = self._selected(desk)
         at = numbers.index(selected) if selected in numbers else None
@@ -192,6 +199,15 @@ def moved(at: int | None, key: str, total: int, page: int) -> int:
         return 0 if key in ("down", "j", "pagedown") else last
     step = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}[key]
     return min(last, max(0, at + step))
+
+
+def _gone(desk: Desk, number: int, width: int) -> Line:
+    """The row of a slot that ended since the last sort; the next sort takes it away."""
+    life = next((life for life in reversed(desk.mirror.past) if life.slot == number), None)
+    if life is None:
+        return Line()
+    row = Row().to(4).put(f"{desk.glyphs.state[SlotState.FINISHED]} finished", "state.finished").to(29)
+    return row.spans([words.request(life.request, 13, "faint")]).line("", width)
 
 
 def _with_panel(row: Row, ground: str, panel: Line, x: int) -> Line:

@@ -18,7 +18,7 @@ from ..draw.spans import Line, Row, Span
 from ..model.lints import Level, slot_level
 from ..model.lives import Life
 from ..model.numbers import S, count, cut, duration, spoken
-from ..model.rows import limits
+from ..model.rows import SORT_EVERY_NS, limits
 from ..model.series import resample
 from ..model.wording import describe, entry_name
 
@@ -52,6 +52,11 @@ class Timeline:
         self.top = 0
         self.by_arrival = False
         self.lines = Lifelines()
+        self._order: list[int] = []
+        self._sorted_mono = -SORT_EVERY_NS
+        self._sorted_by: tuple[bool, str] = (False, "")
+        self._chosen: Life | None = None
+        self._fitted_ns: int | None = None
         self.window = Window(0, S, 1, 0)
         self.shown: list[Life] = []
         self.rows = 1
@@ -102,14 +107,27 @@ class Timeline:
             level = slot_level(mirror, slot, now, bounds) if slot is not None and not self.by_arrival else None
             return (9, -life.slot) if level is None else (int(level), life.slot)
 
-        lives = [*mirror.lives.values(), *mirror.past]
+        by_slot = {life.slot: life for life in mirror.past} | mirror.lives
+        mono = desk.mono()
+        key_now = (self.by_arrival, wanted.text if wanted is not None else "")
+        if key_now == self._sorted_by and 0 <= mono - self._sorted_mono < SORT_EVERY_NS:
+            return [by_slot[number] for number in self._order if number in by_slot]
+        self._sorted_by, self._sorted_mono = key_now, mono
+        lives = list(by_slot.values())
         if wanted is not None:
             lives = [life for life in lives if wanted.matches({
                 "request": life.request, "state": life.state.label, "live": life.closed_ns is None,
                 "age": now - life.opened_ns, "held": life.held_now() is not None,
                 "preemptions": sum(move.state is SlotState.PREEMPTED for move in life.moves),
             })]
-        return sorted(lives, key=key)
+        lives.sort(key=key)
+        at = next((i for i, number in enumerate(self._order) if by_slot.get(number) is self._chosen), None)
+        if at is not None and self._chosen in lives and self._chosen.request == desk.selected:
+            lives.remove(self._chosen)
+            lives.insert(min(at, len(lives)), self._chosen)
+        self._order = [life.slot for life in lives]
+        self._chosen = mirror.life_of(desk.selected) if desk.selected else None
+        return lives
 
     def _window(self, desk: Desk, lives: list[Life], cells: int, now: int) -> Window:
         cell = self.cell_ns
@@ -117,6 +135,9 @@ class Timeline:
             starts = [life.first_known_ns() for life in lives[:FIT_LIVES]]
             span = max(SPAN_MIN_NS, now - min(starts, default=now))
             cell = next((step for step in FINE_NS if step * cells >= span), CELL_MAX_NS)
+            if self._fitted_ns is not None and span <= self._fitted_ns * cells <= 2 * span:
+                cell = self._fitted_ns
+            self._fitted_ns = cell
         edge = self.end_ns if self.end_ns is not None else now
         end = (edge // cell + 1) * cell
         return Window(end - cells * cell, cell, cells, now)

@@ -26,6 +26,7 @@ from kvbm_console.engines.driver import drive
 from kvbm_console.engines.embedded import SOURCE, Rig, embed
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
+from kvbm_console.transfers.link import TOKEN_BYTES, LinkMover
 from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
 from .options import DaemonOptions, Endpoint
@@ -39,6 +40,24 @@ HANDLERS_GRACE_S: Final = 1.0
 SYNC_GRACE_S: Final = 2.0
 """What the recorder has to write and sync; a disk that takes longer is told so in the summary's watermarks."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class WallTimer:
+    """The wall's monotonic clock for a mover: copies of engines that move no bytes take the time of the link model."""
+
+    def __init__(self, clock: Callable[[], int], loop: asyncio.AbstractEventLoop) -> None:
+        self._clock = clock
+        self._loop = loop
+
+    @property
+    def now_ns(self) -> int:
+        """Now."""
+        return self._clock()
+
+    def at(self, at_ns: int, action: Callable[[], None]) -> int:
+        """Run ``action`` at this time."""
+        self._loop.call_later(max(0.0, (at_ns - self._clock()) / 1e9), action)
+        return 0
 
 
 class Daemon:
@@ -165,10 +184,14 @@ class Daemon:
             raise failed
 
     def _engine_clock_is_the_wall(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Without an embedded engine its deadlines, too, run on the wall's monotonic clock."""
-        dispatcher = self.service.dispatcher
+        """Without an embedded engine its deadlines and the modelled copies, too, run on the wall's monotonic clock."""
+        dispatcher, options = self.service.dispatcher, self.options
         dispatcher.engine_deadlines = WallDeadlines(
             loop.call_later, lambda deadline: dispatcher.submit(DeadlinePassed, deadline)
+        )
+        dispatcher.mover = LinkMover(
+            WallTimer(self.service.clock, loop), dispatcher,
+            options.block_bytes or TOKEN_BYTES * options.config.block_tokens, asynchronous=options.config.asynchronous,
         )
 
     async def _drive(self) -> None:

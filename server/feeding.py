@@ -136,8 +136,9 @@ class FeedMethod:
             raise Malformed("the first feed message must be open")
         require_text("name", request.open.name, NAME_BYTES_MAX)
         service = self._service
-        if request.open.moves and service.dispatcher.mover is not None:
-            raise Refused("the bytes are moved by somebody else already")
+        modelled = service.dispatcher.mover
+        if request.open.moves and isinstance(modelled, FeedSink):
+            raise Refused("the bytes are moved by another feed already")
         source = service.new_source()
         sink = FeedSink(service, source)
         service.dispatcher.engines[source] = sink
@@ -154,7 +155,8 @@ class FeedMethod:
             service.listeners.discard(sink.look)
             del service.dispatcher.engines[source]
             if service.dispatcher.mover is sink:
-                service.dispatcher.mover = None
+                service.dispatcher.mover = modelled
+                self._end_copies()
             self._abandon(source)
 
     async def _exchange(self, sink: FeedSink, source: int, context: Context) -> None:
@@ -199,6 +201,18 @@ class FeedMethod:
         fields = [getattr(stimulus, name) for name in kind.__struct_fields__[4:]]
         origin_ns = stimulus.at_ns if stimulus.origin_ns is None else stimulus.origin_ns
         return self._service.dispatcher.submit_from(source, origin_ns, kind, *fields)
+
+    def _end_copies(self) -> None:
+        """The mover is gone: what it has not reported has failed, so nothing waits for it for ever."""
+        service, state = self._service, self._service.state
+        for number in list(state.operations):
+            for rank in range(service.config.ranks):
+                operation = state.operations.get(number)
+                if operation is not None and rank not in operation.reported:
+                    service.submit(st.TransferFailed, number, operation.epoch, rank, "the mover is gone", b"")
+        for number in list(state.late):
+            for rank in set(range(service.config.ranks)) - state.late.get(number, set()):
+                service.submit(st.TransferFailed, number, state.epoch - 1, rank, "the mover is gone", b"")
 
     def _abandon(self, source: int) -> None:
         """The engine is gone: nobody will finish its requests, and what its pool holds is unknown."""

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from kvbm_console.client import Client, Ended
+from kvbm_console.client import Client, Ended, FeedClient
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import pack_hashes, pack_ids
-from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
-from kvbm_console.core.ids import Authority, FinishReason, SlotState, Tier
-from kvbm_console.core.instructions import FinishAnswer, MatchAnswer
+from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Route, SlotState, Tier
+from kvbm_console.core.instructions import FinishAnswer, MatchAnswer, StartTransfer
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF
 from tests.server.daemons import (
     Mirror,
@@ -228,3 +228,56 @@ async def test_a_feed_that_says_what_it_may_not_is_ended_with_a_sentence() -> No
                 await feed.submit(st.Disarmed, "me")
         assert daemon.service.state.seq >= 2
         await asyncio.wait_for(client.status(), 5)
+
+
+CONFIG = LeaderConfig(g2_blocks=64, offload_threshold=0.0)
+"""Every new block is copied to the host tier."""
+
+
+async def fill_two_blocks(feed: FeedClient) -> None:
+    """A request whose first two blocks are filled, so that they are copied down."""
+    await feed.submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 32, 16, Authority.ENGINE)
+    await feed.submit(st.RequestArrived, "r-1", pack_hashes([1, 2]), 40, 10, 0, None)
+    await feed.submit(st.MatchRequested, "r-1", 0)
+    await feed.submit(st.BlocksAllocated, "r-1", pack_ids([0, 1, 2]), 0)
+    await feed.submit(st.IterationScheduled, 1, 1, ("r-1",), (), (), (), (), (), ("r-1",), (40,), (), (), b"", 1, 0)
+    await feed.submit(st.IterationFinished, 1, ("r-1",), (2,), pack_ids([0, 1]), pack_hashes([1, 2]))
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_moves_bytes_is_asked_to_and_reports() -> None:
+    async with (
+        daemon_at(None, config=CONFIG) as daemon, Client(daemon.address) as client,
+        client.feed("engine", moves=True) as feed,
+    ):
+        with pytest.raises(Refused, match="moved by another feed"):
+            async with client.feed("another", moves=True):
+                pass
+        await fill_two_blocks(feed)
+        orders = feed.orders()
+        order = await anext(orders)
+        assert isinstance(order, StartTransfer)
+        assert (order.route, unpack_ids(order.sources), order.blocks) == (Route.G1_G2, [0, 1], 2)
+        await feed.submit(st.TransferStarted, order.operation, order.epoch)
+        await feed.submit(st.TransferFinished, order.operation, order.epoch, 0)
+        assert (await client.status())["tiers"]["g2"]["resident_blocks"] == 2
+        assert daemon.service.state.operations == {}
+
+
+@pytest.mark.asyncio
+async def test_copies_of_an_engine_that_moves_no_bytes_are_modelled() -> None:
+    async with daemon_at(None, config=CONFIG) as daemon, Client(daemon.address) as client, client.feed("engine") as feed:
+        await fill_two_blocks(feed)
+        await published(daemon, lambda: daemon.service.state.totals.moved_blocks == {"G1>G2": 2})
+
+
+@pytest.mark.asyncio
+async def test_copies_of_a_mover_that_is_gone_have_failed() -> None:
+    async with daemon_at(None, config=CONFIG) as daemon, Client(daemon.address) as client:
+        async with client.feed("engine", moves=True) as feed:
+            await fill_two_blocks(feed)
+            assert len(daemon.service.state.operations) == 1
+        await published(daemon, lambda: not daemon.service.state.slots)
+        state = daemon.service.state
+        assert (state.operations, state.candidates) == ({}, {})
+        assert state.totals.candidates_ended[CandidateStatus.FAILED] == 1

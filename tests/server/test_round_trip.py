@@ -266,7 +266,9 @@ async def test_an_engine_that_moves_bytes_is_asked_to_and_reports() -> None:
 
 @pytest.mark.asyncio
 async def test_copies_of_an_engine_that_moves_no_bytes_are_modelled() -> None:
-    async with daemon_at(None, config=CONFIG) as daemon, Client(daemon.address) as client, client.feed("engine") as feed:
+    async with (
+        daemon_at(None, config=CONFIG) as daemon, Client(daemon.address) as client, client.feed("engine") as feed,
+    ):
         await fill_two_blocks(feed)
         await published(daemon, lambda: daemon.service.state.totals.moved_blocks == {"G1>G2": 2})
 

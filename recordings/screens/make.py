@@ -33,6 +33,10 @@ STOP_NS: Final = 20 * SECOND
 STEP_NS: Final = SECOND // 20
 BEAT_STEPS: Final = 10
 """A heartbeat every half second, as from a daemon."""
+_NAMES: Final = re.compile(r"terminal-\d+")
+"""Names of elements, different in every process."""
+SETTLE_NS: Final = SECOND // 2
+"""Time without an event before the pictures are drawn, so that nothing on them is older than what they show."""
 VIEWS: Final = {"1": "console", "2": "slots", "4": "timeline"}
 """Key to the name of the picture."""
 _FONTS: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)
@@ -87,11 +91,12 @@ async def draw() -> None:
     app = ConsoleApp(session, theme="dark")
     async with app.run_test(size=SIZE) as pilot:
         await run.over.wait()
+        run.at_ns += SETTLE_NS
         for key, name in VIEWS.items():
             await pilot.press(key)
             app.draw()
             await pilot.pause()
-            picture = _FONTS.sub("", app.export_screenshot(title="kvbm-console"))
+            picture = _FONTS.sub("", _NAMES.sub(name, app.export_screenshot(title="kvbm-console")))
             (HERE / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 

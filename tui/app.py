@@ -14,7 +14,8 @@ from typing import Final
 from textual import events
 from textual.app import App, ComposeResult
 
-from .desk import Desk, View
+from .contracts import View
+from .desk import Desk
 from .draw.glyphs import ASCII, UNICODE
 from .keys import press
 from .source import Session

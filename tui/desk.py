@@ -4,20 +4,17 @@ Law of this file: it is plain state and pure drawing. A key is answered at once 
 target is handed to the session, which answers later with a notice. Every frame has exactly the height of the screen.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
-from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.events import Event
-from kvbm_console.core.state import CacheState
-
+from .contracts import Actions, View
 from .draw import frame
 from .draw.glyphs import UNICODE, Glyphs
-from .draw.spans import BLANK, Action, Line, Span, crop, fit
+from .draw.spans import BLANK, Line, Span, crop, fit
 from .model.filters import Filter
 from .model.lints import Level, Lints, Warning
 from .model.mirror import Mirror
-from .model.numbers import S, clock, count, duration
+from .model.numbers import S, clock, count
 from .model.rows import SlotOrder
 from .prompts import Prompt
 
@@ -32,80 +29,6 @@ STALE_NS: Final = 2 * S
 LAG_NS: Final = S
 LINT_EVERY_NS: Final = S // 4
 OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG = range(9)
-
-
-class Tape(Protocol):
-    """What came before a place on a recording, as ``recording.reader.Recording`` tells it."""
-
-    def state_at(self, seq: int) -> CacheState: ...
-    def events(self, first_seq: int | None = None) -> Iterator[list[Event]]: ...
-
-
-class TransportControls(Protocol):
-    """The transport of a recording, as ``recording.playback.Playback`` has it."""
-
-    @property
-    def position_seq(self) -> int: ...
-    @property
-    def first_seq(self) -> int: ...
-    @property
-    def last_seq(self) -> int: ...
-    @property
-    def at_ns(self) -> int: ...
-    @property
-    def playing(self) -> bool: ...
-    @property
-    def speed(self) -> float: ...
-    @property
-    def recording(self) -> Tape: ...
-
-    def toggle(self) -> None: ...
-    def set_speed(self, speed: float) -> None: ...
-    def step(self, n: int = 1) -> None: ...
-    def seek(self, seq: int) -> None: ...
-    def density(self, cells: int) -> list[int]: ...
-
-
-class Actions(Protocol):
-    """What the desk asks of the session. Nothing here waits; answers come back through ``Desk.tell``."""
-
-    paused: bool
-    buffered: int
-    overflowed: bool
-    playback: TransportControls | None
-
-    @property
-    def control(self) -> bool: ...
-
-    def pause(self, paused: bool) -> None: ...
-    def continue_hold(self, hold: int | None) -> None: ...
-    def step(self, hold: int) -> None: ...
-    def add_breakpoint(self, spec: BreakpointSpec) -> None: ...
-    def remove_breakpoint(self, breakpoint_id: int) -> None: ...
-    def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None: ...
-    def disarm(self) -> None: ...
-    def retry(self) -> None: ...
-    def copy(self, text: str) -> None: ...
-    def export(self, name: str) -> None: ...
-    def quit(self) -> None: ...
-
-
-class View(Protocol):
-    """One view. ``filter_fields`` is empty when it has nothing to filter."""
-
-    filter_fields: tuple[str, ...]
-
-    def body(self, desk: "Desk", width: int, height: int) -> list[Line]:
-        """At most ``height`` lines of at most ``width - 1`` text cells."""
-        ...
-
-    def hints(self, desk: "Desk") -> list[frame.Hint]:
-        """Keys that work here and now, the most useful first."""
-        ...
-
-    def press(self, desk: "Desk", key: str) -> bool:
-        """Take a key; False when it means nothing here."""
-        ...
 
 
 class Desk:
@@ -382,11 +305,3 @@ def _inside(line: Line, width: int) -> Line:
 
 _FULL_WIDTH: Final = frozenset({"rule", "track", "trend", "text@sel"})
 """Roles that may end in the last cell."""
-
-
-def age_text(ns: int) -> str:
-    """An age in a sentence."""
-    return f"{duration(ns)} ago"
-
-
-__all__ = ["BLANK", "Action", "Actions", "Desk", "TransportControls", "View", "age_text"]

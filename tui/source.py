@@ -14,7 +14,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
 from kvbm_console.stream.feed import Controls, EventsArrived, Feed, FeedItem, SnapshotTaken
 
-from .desk import TransportControls
+from .contracts import TransportControls
 from .model.mirror import Mirror
 
 BUFFER_MAX: Final = 200_000

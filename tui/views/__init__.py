@@ -1,6 +1,6 @@
 """The nine views: each turns the model into rows. Law: a view never changes the model and never awaits anything."""
 
-from ..desk import View
+from ..contracts import View
 
 
 def all_views() -> list[View]:

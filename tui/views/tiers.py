@@ -14,7 +14,7 @@ from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..model.flows import TIERS as ALL_TIERS
 from ..model.numbers import brief, count, cut, per_second, percent, plain, tenth
 from ..model.series import known_seconds, resample, window_text
-from .overview import pool_name, used_role
+from .sections import pool_name, used_role
 
 _ROLES = {
     Condition.REFERENCED: "", Condition.WRITING: "fill.onboard", Condition.CACHED: "", Condition.EMPTY: "todo",

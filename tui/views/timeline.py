@@ -4,23 +4,22 @@ Law of this file: ink is work, texture is data movement, a thin line is waiting,
 through all rows and nothing is interpolated across it. At the live edge the window moves by whole cells.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from kvbm_console.core.ids import SlotState
 
 from ..desk import SLOT, TIMELINE, Desk
-from ..draw import bars, words
+from ..draw import words
 from ..draw.frame import Hint
-from ..draw.glyphs import FILL, state_role
-from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, texture, tick_ns, transfer_codes
+from ..draw.glyphs import state_role
+from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, transfer_codes
 from ..draw.spans import Line, Row, Span
 from ..model.lints import Level, slot_level
 from ..model.lives import Life
 from ..model.numbers import S, count, cut, duration, spoken
 from ..model.rows import SORT_EVERY_NS, limits
-from ..model.series import resample
 from ..model.wording import describe, entry_name
+from .time_axis import axis, gap_cells, legend, minimap, replace
 
 CELL_MAX_NS: Final = 60 * 60 * S
 CELL_MIN_NS: Final = 1_000_000
@@ -73,7 +72,7 @@ class Timeline:
         bounds = limits(desk.mirror, desk.mono())
         feet = self._feet(desk, width)
         room = height - 3 - len(feet)
-        lines = [self._minimap(desk, width, left, cells, now), self._axis(width, left, window, now)]
+        lines = [minimap(desk, window, width, left, now), axis(window, width, left, now, live=self.end_ns is None)]
         lines.append(self._over(desk, left, window, width))
         self.rows = max(1, room)
         at = next((i for i, life in enumerate(lives) if life.request == desk.selected), None)
@@ -142,54 +141,10 @@ class Timeline:
         end = (edge // cell + 1) * cell
         return Window(end - cells * cell, cell, cells, now)
 
-    def _minimap(self, desk: Desk, width: int, left: int, cells: int, now: int) -> Line:
-        density = desk.mirror.density
-        playback = desk.actions.playback
-        if playback is not None:
-            values: list[float | None] = [float(value) for value in playback.density(cells)]
-            row = Row().put(" whole recording", "muted").to(left).spans(bars.trend(values, desk.glyphs))
-            return row.zone(left, ("seek", left, cells)).line("", width)
-        start = density.start_ns if density.start_ns is not None else now
-        span = max(1, now - start)
-        known: list[float | None] = [float(value) for value in density.counts]
-        row = Row().put(f" whole run {duration(span)}", "muted").to(left)
-        spans = bars.trend(resample(known, cells, mean=False), desk.glyphs) if known else []
-        text = "".join(span_.text for span_ in spans)
-        low = (self.window.start_ns - start) * cells // span
-        high = (min(self.window.end_ns, now) - start) * cells // span
-        low, high = max(0, min(cells - 2, low)), max(1, min(cells, high))
-        if text and low > 0:
-            row.put(text[:low], "trend").put(desk.glyphs.window[0], "text")
-            row.put(text[low + 1 : high], "fill.g1").put(text[high:], "trend")
-        else:
-            row.put(text[: cells], "fill.g1")
-        row.to(left + cells).put(desk.glyphs.window[1], "rule")
-        return row.line("", width)
-
-    def _axis(self, width: int, left: int, window: Window, now: int) -> Line:
-        row = Row().put(f" 1 cell = {spoken(window.cell_ns)}", "muted")
-        live = self.end_ns is None
-        step = tick_ns(window.cell_ns, 11)
-        end = left + window.cells
-        ticks = []
-        at = step
-        while at < window.cells * window.cell_ns:
-            x = left + window.cell(now - at)
-            if x < left:
-                break
-            text = f"−{at // S}s" if step % S == 0 and at < 600 * S else f"−{duration(at)}"
-            if x + len(text) < end - 3:
-                ticks.append((x, text))
-            at += step
-        for x, text in reversed(ticks):
-            if x >= row.x:
-                row.to(x).put(text, "faint")
-        return row.right("now" if live else f"−{duration(now - window.end_ns)}", end, "faint").line("", width)
-
     def _over(self, desk: Desk, left: int, window: Window, width: int) -> Line:
         """Labels of gaps, and the cursor's time."""
         labels: list[tuple[int, str, str]] = []
-        for first, _, gap_count in self._gap_cells(desk, window):
+        for first, _, gap_count in gap_cells(desk, window):
             labels.append((left + first, f"gap {count(gap_count)}", "caution"))
         if self.cursor_ns is not None and 0 <= window.cell(self.cursor_ns) < window.cells:
             text = f"{desk.glyphs.cursor_top} −{duration(desk.now_ns - self.cursor_ns)}"
@@ -205,16 +160,6 @@ class Timeline:
             if x >= row.x:
                 row.to(x).put(text, role)
         return row.line("", width)
-
-    def _gap_cells(self, desk: Desk, window: Window) -> list[tuple[int, int, int]]:
-        """(first cell, last cell, events) of the gaps in the window."""
-        found = []
-        for gap in desk.mirror.gaps:
-            end = gap.end_ns if gap.end_ns is not None else window.now_ns
-            first, last = window.cell(gap.start_ns), window.cell(end)
-            if last >= 0 and first < window.cells:
-                found.append((max(0, first), min(window.cells - 1, last), gap.count))
-        return found
 
     def _row(self, desk: Desk, life: Life, window: Window, left: int, width: int, bounds: Limits) -> Line:
         state = desk.mirror.state
@@ -264,12 +209,12 @@ class Timeline:
 
     def _overlay(self, desk: Desk, spans: list[Span], window: Window) -> list[Span]:
         """Gap bands, the mark and the cursor over a row; they split its runs."""
-        for first, last, _ in self._gap_cells(desk, window):
-            spans = _replace(spans, first, last + 1, lambda text: (desk.glyphs.gap * len(text), "gap"))
+        for first, last, _ in gap_cells(desk, window):
+            spans = replace(spans, first, last + 1, lambda text: (desk.glyphs.gap * len(text), "gap"))
         if self.cursor_ns is not None:
             cell = window.cell(self.cursor_ns)
             if 0 <= cell < window.cells:
-                spans = _replace(spans, cell, cell + 1, lambda text: (
+                spans = replace(spans, cell, cell + 1, lambda text: (
                     (desk.glyphs.cursor, "muted") if text == " " else (text, "strong")))
         return spans
 
@@ -279,7 +224,7 @@ class Timeline:
         wide = width >= 100
         lines = self._event_lines(desk, width)
         if wide:
-            lines.append(_legend(desk, width))
+            lines.append(legend(desk, width))
         return lines
 
     def _event_lines(self, desk: Desk, width: int) -> list[Line]:
@@ -412,46 +357,3 @@ class Timeline:
         else:
             self.cursor_ns = next((start for start in reversed(life.starts) if start < at), at)
         self._show_cursor(desk)
-
-
-def _replace(
-    spans: list[Span], first: int, last: int, make: Callable[[str], tuple[str, str]]
-) -> list[Span]:
-    """Cells from ``first`` up to ``last`` of a row, replaced by what ``make`` gives for their text."""
-    result: list[Span] = []
-    at = 0
-    for span in spans:
-        end = at + len(span.text)
-        low, high = max(first, at), min(last, end)
-        if low >= high:
-            result.append(span)
-        else:
-            if low > at:
-                result.append(Span(span.text[: low - at], span.role))
-            text, role = make(span.text[low - at : high - at])
-            result.append(Span(text, role))
-            if high < end:
-                result.append(Span(span.text[high - at :], span.role))
-        at = end
-    return result
-
-
-_LEGEND: Final = (
-    (SlotState.ONBOARD_STAGED, "staged"), (SlotState.ONBOARDING, "onboard"), (SlotState.PREFILLING, "prefill"),
-    (SlotState.DECODING, "decode"), (SlotState.SKIPPED_DECODE, "skipped"), (SlotState.PREEMPTED, "preempt"),
-    (SlotState.FINISHING, "finish"),
-)
-
-
-def _legend(desk: Desk, width: int) -> Line:
-    row = Row().put(" ")
-    glyphs = desk.glyphs
-    for state, short in _LEGEND:
-        word = state.label if width >= 180 else short
-        row.put(glyphs.life[state] * 2, FILL[state]).put(f" {word}  ", "muted")
-    row.put(glyphs.hatch * 2, "hatch").put(" held  ", "muted").put(glyphs.gap * 2, "gap").put(" gap  ", "muted")
-    row.put(glyphs.late * 2, "limit.fault").put(" past its limit", "muted")
-    return row.line("", width - 1)
-
-
-__all__ = ["Timeline", "texture"]

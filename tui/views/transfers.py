@@ -24,7 +24,7 @@ from ..model.mirror import Mirror
 from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
 from ..model.series import resample
 from ..model.waits import breakpoints_text, ranks_text, silent_ranks
-from .overview import known_routes, route_numbers
+from .sections import known_routes, route_numbers
 from .slots import MOVES, moved
 
 ENDED_SHOWN_NS: Final = 10 * S

@@ -1,0 +1,170 @@
+"""What the desk needs from the rest: the session's actions, the transport of a recording, and views.
+
+Law of this file: nothing here waits; what needs the target answers later, through ``Desk.tell``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.events import Event
+from kvbm_console.core.state import CacheState
+
+from .draw.frame import Hint
+from .draw.spans import Line
+
+if TYPE_CHECKING:
+    from .desk import Desk
+
+
+class Tape(Protocol):
+    """What came before a place on a recording, as ``recording.reader.Recording`` tells it."""
+
+    def state_at(self, seq: int) -> CacheState:
+        """The facts after event ``seq``; raises RecordingError where they are unknown."""
+        ...
+
+    def events(self, first_seq: int | None = None) -> Iterator[list[Event]]:
+        """Events from ``first_seq`` on, in batches."""
+        ...
+
+
+class TransportControls(Protocol):
+    """The transport of a recording, as ``recording.playback.Playback`` has it."""
+
+    @property
+    def position_seq(self) -> int:
+        """The last event that is applied."""
+        ...
+
+    @property
+    def first_seq(self) -> int:
+        """The first event of the recording."""
+        ...
+
+    @property
+    def last_seq(self) -> int:
+        """The last event of the recording."""
+        ...
+
+    @property
+    def at_ns(self) -> int:
+        """The target's time on the tape."""
+        ...
+
+    @property
+    def playing(self) -> bool:
+        """Whether it moves by itself."""
+        ...
+
+    @property
+    def speed(self) -> float:
+        """Recorded seconds for each second."""
+        ...
+
+    @property
+    def recording(self) -> Tape:
+        """The tape itself."""
+        ...
+
+    def toggle(self) -> None:
+        """Play or pause."""
+        ...
+
+    def set_speed(self, speed: float) -> None:
+        """Play so many times as fast; raises UsageError out of bounds."""
+        ...
+
+    def step(self, n: int = 1) -> None:
+        """Move by so many events, back when negative."""
+        ...
+
+    def seek(self, seq: int) -> None:
+        """Stand behind event ``seq``."""
+        ...
+
+    def density(self, cells: int) -> list[int]:
+        """Events in each of ``cells`` equal parts of the recorded time."""
+        ...
+
+
+class Actions(Protocol):
+    """What the desk asks of the session."""
+
+    paused: bool
+    """Whether this view stands still."""
+    buffered: int
+    """Events kept meanwhile."""
+    overflowed: bool
+    """Whether more came than is kept."""
+    playback: TransportControls | None
+    """None on a live target."""
+
+    @property
+    def control(self) -> bool:
+        """Whether the target lets this session act."""
+        ...
+
+    def pause(self, paused: bool) -> None:
+        """Stop or go on drawing what arrives."""
+        ...
+
+    def continue_hold(self, hold: int | None) -> None:
+        """Release one hold, or all."""
+        ...
+
+    def step(self, hold: int) -> None:
+        """Release a hold and stop the slot at its next site."""
+        ...
+
+    def add_breakpoint(self, spec: BreakpointSpec) -> None:
+        """Set one more breakpoint."""
+        ...
+
+    def remove_breakpoint(self, breakpoint_id: int) -> None:
+        """Remove a breakpoint."""
+        ...
+
+    def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
+        """Arm or mute a breakpoint."""
+        ...
+
+    def disarm(self) -> None:
+        """Mute every breakpoint and release every hold."""
+        ...
+
+    def retry(self) -> None:
+        """Reconnect at once."""
+        ...
+
+    def copy(self, text: str) -> None:
+        """Put text on the terminal's clipboard."""
+        ...
+
+    def export(self, name: str) -> None:
+        """Write what is shown as text and as a picture."""
+        ...
+
+    def quit(self) -> None:
+        """Leave the console."""
+        ...
+
+
+class View(Protocol):
+    """One view. ``filter_fields`` is empty when it has nothing to filter."""
+
+    filter_fields: tuple[str, ...]
+
+    def body(self, desk: Desk, width: int, height: int) -> list[Line]:
+        """At most ``height`` lines of at most ``width - 1`` text cells."""
+        ...
+
+    def hints(self, desk: Desk) -> list[Hint]:
+        """Keys that work here and now, the most useful first."""
+        ...
+
+    def press(self, desk: Desk, key: str) -> bool:
+        """Take a key; False when it means nothing here."""
+        ...

@@ -91,7 +91,7 @@ class Rig:
         """
         if self.workload.endless and until_ns is None:
             raise UsageError(f"{self.workload.name} never ends; say how many requests or how long")
-        while not self.done and not self.only_held:
+        while not self.done and (self.touched or not self.only_held):
             if until_ns is not None and (self.next_ns is None or self.next_ns > until_ns):
                 return
             self.run(until_ns, 100_000_000)

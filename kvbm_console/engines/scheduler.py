@@ -351,7 +351,8 @@ class Scheduler:
 
     def withhold(self, name: str, ids: list[int]) -> None:
         """Keep blocks of a request from reuse until ``give_back``."""
-        self.withheld.setdefault(name, []).extend(ids)
+        if ids:
+            self.withheld.setdefault(name, []).extend(ids)
 
     def pin(self, ids: list[int]) -> None:
         """A copy reads these cached blocks: withhold them, under no name, until they are given back."""

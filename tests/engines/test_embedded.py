@@ -93,7 +93,7 @@ def test_a_run_to_the_end_leaves_nothing_behind_and_folds_to_the_same_facts() ->
     assert not state.candidates
     assert all_given_back(rig)
     assert state.totals.preemptions > 0
-    assert state.totals.moved_blocks[Route.G2_G1] > 0
+    assert state.totals.moved_blocks[Route.G2_G1.label] > 0
     assert state.totals.rejected == state.totals.violations == state.totals.completions_refused == 0
     assert digest(tape.state) == rig.leader.digest()
     assert rig.engine.totals.finished == 40 == state.totals.slots_opened
@@ -179,7 +179,7 @@ def test_the_threshold_of_offloading_matters() -> None:
     for threshold in (0.0, 0.5, 0.9, 1.0):
         rig = tight(check=False, offload_threshold=threshold)
         rig.run_to_end()
-        moved.append(rig.leader.state.totals.moved_blocks.get(Route.G1_G2, 0))
+        moved.append(rig.leader.state.totals.moved_blocks.get(Route.G1_G2.label, 0))
     assert len(set(moved)) == 4
     assert moved[0] == max(moved)
 
@@ -228,7 +228,7 @@ def test_failed_copies_cost_hits_and_nothing_else(asynchronous: bool) -> None:
 
 def test_a_copy_that_is_never_reported_is_noticed_as_a_stuck_engine() -> None:
     rig = tight(check=False)
-    rig.mover.faults = lambda order: Fault(silent=True) if order.route.is_load else None
+    rig.mover.faults = lambda order: None if order.route.is_load else Fault(silent=True)
     with pytest.raises(InternalError, match="stuck at"):
         rig.run_to_end()
 
@@ -291,7 +291,7 @@ def test_the_first_requests_of_the_real_trace(mooncake_trace: Path) -> None:
     rig.run_to_end()
     totals = rig.leader.state.totals
     assert rig.engine.totals.finished == 1_000
-    assert totals.moved_blocks[Route.G2_G1] > 300
+    assert totals.moved_blocks[Route.G2_G1.label] > 300
     assert totals.rejected == totals.violations == totals.completions_refused == 0
     assert all_given_back(rig)
     assert digest(tape.state) == rig.leader.digest()

@@ -1,0 +1,123 @@
+"""The console on recordings: after a seek or a step its facts are the recording's, and the past is on the screen."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from kvbm_console.core.snapshots import digest
+from kvbm_console.recording.playback import Playback, RecordingFeed
+from kvbm_console.recording.reader import Recording
+from tests.tui.script import Mono
+from tui.app import ConsoleApp
+from tui.source import Session
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
+
+
+class Replay:
+    """A console on a recording whose clock a test moves."""
+
+    def __init__(self, name: str) -> None:
+        self.recording = Recording.open(RECORDINGS / name)
+        self.playback = Playback(self.recording)
+        self.clock_ns = 0
+        self.tick = asyncio.Event()
+        feed = RecordingFeed(self.playback, clock=lambda: self.clock_ns, sleep=self._sleep)
+        self.session = Session(feed, None, self.playback, mono=Mono())
+        self.app = ConsoleApp(self.session)
+        self.pilot: Pilot[int]
+
+    async def _sleep(self, seconds: float) -> None:
+        await self.tick.wait()
+        self.tick.clear()
+
+    async def at(self, seq: int) -> None:
+        """Wait until the console has folded event ``seq``."""
+        while self.session.mirror.state is None or self.session.mirror.state.seq != seq + 1:
+            await self.pilot.pause()
+
+    def same(self) -> bool:
+        """Whether the console's facts are the recording's."""
+        state = self.session.mirror.state
+        return state is not None and digest(state) == digest(self.recording.state_at(state.seq - 1))
+
+    def text(self) -> str:
+        self.app.draw()
+        return "\n".join(line.text for line in self.app.canvas.lines)
+
+
+@asynccontextmanager
+async def replaying(name: str) -> AsyncIterator[Replay]:
+    replay = Replay(name)
+    async with replay.app.run_test(size=(120, 40)) as pilot:
+        replay.pilot = pilot
+        await replay.at(replay.playback.first_seq)
+        yield replay
+
+
+async def command(replay: Replay, text: str) -> None:
+    await replay.pilot.press("colon", *["space" if key == " " else key for key in text], "enter")
+
+
+@pytest.mark.asyncio
+async def test_seek_shows_the_facts_and_the_past() -> None:
+    async with replaying("preempt-and-resume.mcap") as replay:
+        last = replay.recording.last_seq
+        await command(replay, f"seek {last - 20}")
+        await replay.at(last - 20)
+        assert replay.same()
+        assert replay.session.mirror.log_total > 100
+        await replay.pilot.press("4")
+        assert "╍" in replay.text()
+        assert " REPLAY " in replay.text()
+        await command(replay, "seek 40")
+        await replay.at(40)
+        assert replay.same()
+
+
+@pytest.mark.asyncio
+async def test_step_and_step_back() -> None:
+    async with replaying("breakpoint-hold.mcap") as replay:
+        await command(replay, "seek 50")
+        await replay.at(50)
+        await replay.pilot.press("full_stop")
+        await replay.at(51)
+        assert replay.same()
+        await replay.pilot.press("comma", "comma")
+        await replay.at(49)
+        assert replay.same()
+        assert "seq 49 of" in replay.text()
+
+
+@pytest.mark.asyncio
+async def test_play_folds_to_the_end() -> None:
+    async with replaying("onboard-from-host.mcap") as replay:
+        await command(replay, "speed 1000")
+        await replay.pilot.press("space")
+        assert replay.playback.playing
+        assert " PLAY 1000× " in replay.text()
+        while replay.playback.playing:
+            replay.clock_ns += 1_000_000_000
+            replay.tick.set()
+            await replay.pilot.pause()
+        await replay.at(replay.recording.last_seq)
+        assert replay.same()
+        assert " END " in replay.text()
+
+
+@pytest.mark.asyncio
+async def test_a_hold_of_the_recorded_run_is_shown_and_cannot_be_continued() -> None:
+    async with replaying("breakpoint-hold.mcap") as replay:
+        held = next(
+            event.seq for events in replay.recording.events() for event in events
+            if type(event).__name__ == "HoldParked"
+        )
+        await command(replay, f"seek {held}")
+        await replay.at(held)
+        assert "held" in replay.text()
+        await replay.pilot.press("c")
+        assert "c: not here, a recording cannot be stopped" in replay.text()

@@ -101,8 +101,7 @@ class Tiers:
 
 
 def _role(pool: PoolFacts, condition: Condition) -> str:
-    return _ROLES[condition] or (
-        f"fill.{pool.info.tier.name.lower()}" if condition is Condition.CACHED else "fill.decode")
+    return _ROLES[condition] or f"fill.{pool.info.tier.name.lower()}"
 
 
 def _by_kind(desk: Desk, pool: PoolFacts, cells: int) -> list[Span]:

@@ -1,0 +1,137 @@
+"""The interface of eviction policies, their names and their parameters.
+
+Law of this file: a policy ranks keys and nothing else. What may be evicted is told to it (``evictable``, ``protected``);
+what it is asked for it gives whole or not at all; ranks are static between touches and ties are broken totally, so that
+the same calls always lead to the same victims.
+
+A key is a number that names a block for as long as it is remembered: a sequence hash in the leader, the id of a trace
+in ``simulate --cache-only``. One touch covers one prefix in prompt order. Within a touch the deeper block counts as the
+older one; with that, and because whoever touches a block touches its whole prefix, every policy whose rank grows with
+recency and frequency keeps a parent at least as long as its children.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from kvbm_console.core.errors import UsageError
+
+POLICIES: Final = ("simple_lru", "lfu", "frequency_based", "adaptive_lru", "lrfu", "lrfu_auto")
+"""Policies that need no knowledge of the future; ``belady`` exists only where the future is known."""
+SECONDS_MAX: Final = 1e9
+"""Thirty years: far above any run, and far below where a float loses whole seconds."""
+GHOSTS_MIN: Final = 200_000
+GHOSTS_PER_BLOCK: Final = 8
+"""A policy with history remembers this many evicted blocks per place, and at least ``GHOSTS_MIN``: less than that
+forgets a chat between two of its turns; 200,000 entries are about 30 MB."""
+
+
+class EvictionPolicy(Protocol):
+    """Ranks the blocks of one pool. Keys that were touched are resident until they are forgotten."""
+
+    @property
+    def name(self) -> str:
+        """As flags and configuration call it."""
+        ...
+
+    @property
+    def resident(self) -> Set[int]:
+        """The resident keys, a view."""
+        ...
+
+    def touch(self, keys: Sequence[int], at_ns: int) -> None:
+        """These blocks of one prefix, in prompt order, were used or stored at this time; times never go backwards."""
+        ...
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """These blocks are not resident any more; unknown ones are fine."""
+        ...
+
+    def victims(
+        self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
+    ) -> list[int] | None:
+        """The ``count`` keys to evict, first one first, none of them protected; None when there are fewer.
+
+        Choosing changes nothing that a later choice could see; whoever evicts them says so with ``forget``.
+        """
+        ...
+
+    def recency_agrees(self, victims: Collection[int]) -> bool:
+        """Whether recency alone ranks every one of these below each resident key that is not among them."""
+        ...
+
+    def gauges(self) -> dict[str, float]:
+        """What the policy tells about itself, for example ``ghosts`` and ``ghosts_max``."""
+        ...
+
+    def export(self) -> Any:
+        """Plain values in canonical order: equal state, equal export. ``restore`` of a new policy takes them."""
+        ...
+
+    def restore(self, exported: Any) -> None:
+        """Become what was exported; raises ``ValueError`` or ``TypeError`` on anything else."""
+        ...
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which policy a pool is ruled by, and its parameters. Policies ignore the parameters of others."""
+
+    policy: str = "simple_lru"
+    frequency_weight: float = 0.3
+    """``adaptive_lru``: share of frequency in the rank; 0 is pure recency, 1 pure frequency."""
+    frequency_credit_s: float = 1_000.0
+    """``adaptive_lru``: seconds of recency that a block which was never touched again is behind a popular one."""
+    half_life_s: float = 300.0
+    """``lrfu``: after this long a touch counts half."""
+    pin_tail_tokens: int = 0
+    """A finished sequence is kept up to this many tokens from its end, with its prefix, for ``pin_ttl_s``."""
+    pin_ttl_s: float = 60.0
+    """How long a pin lasts; a sequence that goes on is pinned anew."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise UsageError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        _within("frequency_weight", self.frequency_weight, 0.0, 1.0, "from 0 to 1")
+        _within("frequency_credit_s", self.frequency_credit_s, 0.0, SECONDS_MAX, f"from 0 to {SECONDS_MAX:.0f}")
+        _within("half_life_s", self.half_life_s, 1e-6, SECONDS_MAX, f"from 0.000001 to {SECONDS_MAX:.0f}")
+        _within("pin_tail_tokens", self.pin_tail_tokens, 0, 2**31 - 1, "from 0 to 2147483647")
+        _within("pin_ttl_s", self.pin_ttl_s, 0.0, SECONDS_MAX, f"from 0 to {SECONDS_MAX:.0f}")
+
+
+def _within(field: str, value: float, low: float, high: float, bound: str) -> None:
+    """Raise the one-sentence ``UsageError`` unless the value is a number within the bounds (NaN is not)."""
+    if not (math.isfinite(value) and low <= value <= high):
+        raise UsageError(f"{field} must be {bound}, got {value!r}")
+
+
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "chat": {"policy": "adaptive_lru", "frequency_weight": 0.2, "pin_tail_tokens": 256},
+    "document": {"policy": "adaptive_lru", "frequency_weight": 0.4, "pin_tail_tokens": 64},
+    "batch": {"policy": "simple_lru", "pin_tail_tokens": 0},
+}
+"""Settings as published for three kinds of work."""
+
+
+def ghosts_max(capacity: int) -> int:
+    """Most evicted blocks that a policy with history remembers for a pool of this many places."""
+    return max(GHOSTS_MIN, GHOSTS_PER_BLOCK * capacity)
+
+
+def make_policy(config: PolicyConfig, capacity: int) -> EvictionPolicy:
+    """The policy that a configuration names, empty, for a pool of ``capacity`` places."""
+    from kvbm_console.core.eviction import auto, ranked
+    from kvbm_console.core.eviction.simple_lru import SimpleLru
+
+    if config.policy == "simple_lru":
+        return SimpleLru()
+    if config.policy == "lfu":
+        return ranked.Lfu(capacity)
+    if config.policy == "frequency_based":
+        return ranked.FrequencyBased(capacity)
+    if config.policy == "adaptive_lru":
+        return ranked.AdaptiveLru(capacity, config.frequency_weight, config.frequency_credit_s)
+    if config.policy == "lrfu":
+        return ranked.Lrfu(capacity, config.half_life_s)
+    return auto.LrfuAuto(capacity)

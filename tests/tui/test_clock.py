@@ -19,12 +19,22 @@ def test_it_stops_without_news() -> None:
     assert clock.now(900 * S) == 10 * S + AHEAD_MAX_NS
 
 
-def test_it_takes_the_pace_of_a_simulated_engine() -> None:
+def test_it_does_not_run_ahead_of_a_simulated_engine() -> None:
     clock = TargetClock()
     clock.live = True
     clock.beat(0, 0)
     clock.beat(5 * S, S // 2)
-    assert clock.now(S // 2 + S // 10) == 6 * S
+    assert clock.now(S // 2 + S // 10) == 5 * S + S // 10
+    clock.event(7 * S, S)
+    assert clock.now(S) == 7 * S
+
+
+def test_it_is_as_slow_as_the_target() -> None:
+    clock = TargetClock()
+    clock.live = True
+    clock.beat(0, 0)
+    clock.beat(S // 4, S // 2)
+    assert clock.now(S) == S // 2
 
 
 def test_a_target_that_stands_still_does_not_age() -> None:

@@ -1,8 +1,8 @@
 """The target's clock as this console knows it, and how far behind the console is.
 
-Law of this file: ages come from the target's own time. Between two heartbeats it is advanced by the local monotonic
-clock, at the pace that the last heartbeats showed (a simulated engine may run at ten times the wall, or stand still),
-and never further than one second beyond the last one: without news ages stop.
+Law of this file: ages come from the target's own time. Between two pieces of news it is advanced by the local monotonic
+clock, slower when the heartbeats show that the target is slower (a simulated engine may stand still), never faster (a
+guess would run ahead of one that runs at ten times the wall), and by one second at most: without news ages stop.
 """
 
 from collections import deque
@@ -11,8 +11,6 @@ from typing import Final
 SECOND_NS: Final = 1_000_000_000
 AHEAD_MAX_NS: Final = SECOND_NS
 """How far the clock runs on without a heartbeat; they come every half second."""
-PACE_MAX: Final = 10_000.0
-"""A virtual clock may be this much faster than the wall before it is not believed."""
 BEATS_MAX: Final = 256
 """Heartbeats whose head has not been applied yet; two minutes of them."""
 RATE_WINDOW_NS: Final = 2 * SECOND_NS
@@ -22,7 +20,7 @@ BATCHES_MAX: Final = 512
 class TargetClock:
     """``at_ns`` of the target, estimated between its reports. ``mono_ns`` is the local monotonic clock throughout."""
 
-    __slots__ = ("_beat_at", "_beat_mono", "_event_at", "_floor", "_pace", "live")
+    __slots__ = ("_at", "_beat_at", "_beat_mono", "_floor", "_mono", "_pace", "live")
 
     def __init__(self) -> None:
         self.live = False
@@ -31,30 +29,34 @@ class TargetClock:
 
     def reset(self) -> None:
         """Forget everything: another incarnation, or a seek."""
+        self._at = 0
+        self._mono = 0
         self._beat_at: int | None = None
         self._beat_mono = 0
-        self._event_at = 0
         self._floor = 0
         self._pace = 1.0
 
-    def event(self, at_ns: int) -> None:
+    def event(self, at_ns: int, mono_ns: int = 0) -> None:
         """An event of this time was applied."""
-        self._event_at = at_ns
+        if at_ns >= self._at:
+            self._floor = self.now(mono_ns)
+            self._at, self._mono = at_ns, mono_ns
 
     def beat(self, at_ns: int, mono_ns: int) -> None:
         """A heartbeat told the target's time."""
+        shown = self.now(mono_ns)
         if self._beat_at is not None and mono_ns > self._beat_mono:
-            self._floor = self.now(mono_ns)
-            pace = (at_ns - self._beat_at) / (mono_ns - self._beat_mono)
-            self._pace = min(PACE_MAX, max(0.0, pace))
+            self._pace = min(1.0, max(0.0, (at_ns - self._beat_at) / (mono_ns - self._beat_mono)))
         self._beat_at, self._beat_mono = at_ns, mono_ns
+        self.event(at_ns, mono_ns)
+        self._floor = max(self._floor, shown)
 
     def now(self, mono_ns: int) -> int:
-        """The target's time now, never less than the last event's."""
+        """The target's time now, never less than the last event's and never going back."""
         if not self.live or self._beat_at is None:
-            return max(self._event_at, self._beat_at or 0)
-        ahead = min(AHEAD_MAX_NS, max(0, mono_ns - self._beat_mono))
-        return max(self._event_at, self._beat_at + int(ahead * self._pace), self._floor)
+            return self._at
+        ahead = min(AHEAD_MAX_NS, max(0, mono_ns - self._mono))
+        return max(self._at + int(ahead * self._pace), self._floor)
 
 
 class Progress:

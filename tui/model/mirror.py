@@ -154,7 +154,7 @@ class Mirror:
         if events:
             self._count(before_ns, counted)
             self.log_total += len(events)
-            self.clock.event(state.at_ns)
+            self.clock.event(state.at_ns, mono_ns)
             self.progress.applied(state.seq)
 
     def _count(self, at_ns: int, events: int) -> None:
@@ -199,7 +199,7 @@ class Mirror:
         self.broken = None
         self.state = state
         self._adopt(state, before.at_ns if before is not None else state.at_ns, mono_ns)
-        self.clock.event(state.at_ns)
+        self.clock.event(state.at_ns, mono_ns)
         self.density.add(state.at_ns, 0)
         self.progress.applied(state.seq)
 

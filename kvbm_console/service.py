@@ -39,6 +39,8 @@ HEARTBEAT_S: Final = 0.5
 """A console knows within a second that it talks to a living daemon."""
 LEASE_CHECK_S: Final = 0.1
 """How late a lost lease may be noticed; well below the half second that is promised."""
+AUDIT_EVERY: Final = 50
+"""With ``check`` the cheap invariants are verified after every stimulus, the full walk after as many: it takes 2 ms."""
 SNAPSHOT_REUSE_EVENTS: Final = 4_096
 """A snapshot that is at most this old serves the next subscriber too: folding that much takes some milliseconds."""
 
@@ -142,7 +144,7 @@ class LeaderService:
         """Bugs of the core that were undone."""
         self.broadcaster = Broadcaster(ring or Ring(), monotonic, on_flush=self._flushed)
         self.dispatcher = Dispatcher(
-            Leader(config, check=check), clock, publish=self._publish, more_hosts=more_hosts
+            Leader(config, check=check, audit_every=AUDIT_EVERY), clock, publish=self._publish, more_hosts=more_hosts
         )
         if not check:
             self.dispatcher.recover = self._recover

@@ -1,8 +1,8 @@
 """The interface of eviction policies, their names and their parameters.
 
-Law of this file: a policy ranks keys and nothing else. What may be evicted is told to it (``evictable``, ``protected``);
-what it is asked for it gives whole or not at all; ranks are static between touches and ties are broken totally, so that
-the same calls always lead to the same victims.
+Law of this file: a policy ranks keys and nothing else. What may be evicted is told to it (``evictable``,
+``protected``); what it is asked for it gives whole or not at all; ranks are static between touches and ties are broken
+totally, so that the same calls always lead to the same victims.
 
 A key is a number that names a block for as long as it is remembered: a sequence hash in the leader, the id of a trace
 in ``simulate --cache-only``. One touch covers one prefix in prompt order. Within a touch the deeper block counts as the

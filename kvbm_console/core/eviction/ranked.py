@@ -240,7 +240,7 @@ class AdaptiveLru(Ranked):
     def restore(self, exported: Any) -> None:
         """Become what was exported."""
         super().restore(exported)
-        self._uses = {key: count for key, count in exported["uses"]}
+        self._uses = dict(exported["uses"])
 
 
 class Lrfu(Ranked):

@@ -35,7 +35,7 @@ class SimpleLru:
         """The resident keys."""
         return self._at.keys()
 
-    def touch(self, keys: Sequence[int], at_ns: int) -> None:
+    def touch(self, keys: Sequence[int], at_ns: int = 0) -> None:
         """Blocks of one prefix, in prompt order, were just used (or stored); the deepest becomes the coldest."""
         ring = self._ring
         if len(ring) > 3 * len(self._at) + _SLACK:

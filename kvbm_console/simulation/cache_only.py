@@ -1,0 +1,85 @@
+"""``--cache-only``: prefix lookups and inserts alone, in one pool, as the literature on eviction measures.
+
+Law of this file: requests are atomic and in order. A hit is a block in the leading run of resident blocks, probed
+before any change; then every block of the request is touched or inserted, tail first; then the policy evicts down to
+the capacity, never a block of this request. Nothing is left out at the end of a prompt: unlike in an engine, a partial
+last block counts, and no last token is kept back for computing.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.config import require
+from kvbm_console.core.eviction.belady import Belady
+from kvbm_console.core.eviction.policy import POLICIES, EvictionPolicy, PolicyConfig, make_policy
+from kvbm_console.simulation.references import References
+
+COMPARED: Final = (*POLICIES, "belady")
+"""Policies that a replay can use: the whole trace is known, so the optimal bound is one of them."""
+PROGRESS_REQUESTS: Final = 512
+"""Requests between two calls of ``progress``: a few milliseconds."""
+
+
+class CacheOnlyResult(msgspec.Struct, frozen=True):
+    """What one replay found. Counts are blocks in the trace's own unit unless the name says requests."""
+
+    policy: str
+    capacity_blocks: int
+    requests: int
+    references: int
+    hits: int
+    evicted_blocks: int
+    cut_requests: int
+    """Requests with more blocks than the pool: only as many leading ones as it has places are inserted."""
+    gauges: dict[str, float]
+    hits_of: list[int]
+    """Hits of each request."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits per reference, 0 when there are none."""
+        return self.hits / self.references if self.references else 0.0
+
+
+def policy_named(name: str, parameters: PolicyConfig, capacity: int, references: References) -> EvictionPolicy:
+    """The policy of this name over these references; ``belady`` gets to know their future."""
+    require(name in COMPARED, "policy", f"one of {', '.join(COMPARED)}", name)
+    if name == "belady":
+        return Belady([keys[:capacity] for keys in references.keys])
+    return make_policy(msgspec.structs.replace(parameters, policy=name), capacity)
+
+
+def replay(
+    references: References, policy: EvictionPolicy, capacity: int, *, progress: Callable[[int], None] | None = None,
+) -> CacheOnlyResult:
+    """Replay all references through one pool of ``capacity`` blocks. ``progress`` is told the requests done."""
+    require(capacity >= 1, "--total-kv-blocks", "at least 1", capacity)
+    hits_of: list[int] = []
+    evicted = cut = 0
+    touch, victims_of, forget = policy.touch, policy.victims, policy.forget
+    for number, (at_ns, keys) in enumerate(zip(references.at_ns, references.keys, strict=True)):
+        resident = policy.resident
+        found = 0
+        for key in keys:
+            if key not in resident:
+                break
+            found += 1
+        hits_of.append(found)
+        if len(keys) > capacity:
+            keys = keys[:capacity]
+            cut += 1
+        touch(keys, at_ns)
+        excess = len(policy.resident) - capacity
+        if excess > 0:
+            victims = victims_of(excess, None, set(keys))
+            assert victims is not None, "a request that fits leaves enough others"
+            evicted += excess
+            forget(victims)
+        if progress is not None and not number % PROGRESS_REQUESTS:
+            progress(number)
+    return CacheOnlyResult(
+        policy.name, capacity, len(hits_of), references.total, sum(hits_of), evicted, cut, policy.gauges(),
+        hits_of,
+    )

@@ -1,0 +1,157 @@
+"""Traces that ``simulate`` and ``compare`` read beyond those of the daemon: Azure and BurstGPT, lengths only.
+
+Law of this file: a line is used whole or refused, naming file, line number and what is wrong; what a kind of trace
+cannot tell is told to the user (``note``).
+
+Azure (LLM inference traces): CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``, timestamps like
+``2023-11-16 18:15:46.6805900``. BurstGPT: CSV with ``Timestamp,Model,Request tokens,Response tokens,...``, seconds.
+Without ids there is no content to find again, so every prompt is different and nothing is reused.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.hashing import generated_hashes
+from kvbm_console.engines.traces import TOKENS_MAX
+from kvbm_console.engines.workloads import Capacities, Request, Workload, parse_workload
+
+KINDS: Final = ("mooncake:FILE", "azure:FILE", "burstgpt:FILE", "multiturn[:key=value,...]")
+NO_REUSE: Final = "the trace has lengths only, so no block is ever used again"
+_SECONDS_MAX: Final = 1e10
+"""Three hundred years: keeps nanoseconds within 64 bits."""
+
+
+def parse_trace(text: str, limit: int | None = None) -> Workload:
+    """The workload that ``--trace`` names. Raises ``UsageError`` with one sentence."""
+    kind, _, rest = text.partition(":")
+    if kind in ("azure", "burstgpt"):
+        if not rest:
+            raise UsageError(f"--trace {kind}: must name a file, as in {kind}:trace.csv")
+        if limit is not None and limit < 1:
+            raise UsageError(f"--limit must be at least 1, got {limit}")
+        return LengthsTrace(kind, Path(rest), limit)
+    if kind not in ("mooncake", "multiturn") or (kind == "mooncake" and not rest):
+        raise UsageError(f"--trace must be one of {', '.join(KINDS)}, got {text!r}")
+    return parse_workload(text, limit)
+
+
+def note_of(workload: Workload) -> str | None:
+    """What the user should know about this kind of trace."""
+    return NO_REUSE if isinstance(workload, LengthsTrace) else None
+
+
+class LengthsTrace:
+    """A ``Workload`` of recorded lengths and arrival times; every prompt has content of its own."""
+
+    endless = False
+    capacities = Capacities(block_tokens=16, g1_blocks=16_384, g2_blocks=65_536, g3_blocks=0, batch_tokens=8_192)
+
+    def __init__(self, kind: str, path: Path, limit: int | None = None) -> None:
+        self.path = path
+        self.limit = limit
+        self.name = f"{kind}:{path}"
+        self.failed = 0
+        """Lines of requests that produced no token (BurstGPT lists failures); they are passed over."""
+        self._columns, self._seconds = _FORMATS[kind]
+        self._block_tokens = self.capacities.block_tokens
+        try:
+            with path.open("rb"):
+                pass
+        except OSError as error:
+            raise UsageError(f"trace {path} cannot be read: {error.strerror}") from error
+
+    def begin(self, block_tokens: int) -> None:
+        """Any block size will do."""
+        self._block_tokens = block_tokens
+        self.failed = 0
+
+    def arrivals(self) -> Iterator[Request]:
+        """The requests in file order; the first one arrives at 0."""
+        first: float | None = None
+        latest = 0.0
+        count = 0
+        with self.path.open(encoding="utf-8", newline="") as lines:
+            rows = csv.reader(lines)
+            where = self._header(next(rows, []))
+            for row in rows:
+                if self.limit is not None and count >= self.limit:
+                    return
+                if not row:
+                    continue
+                number = rows.line_num
+                if len(row) <= max(where):
+                    raise self._bad(number, f"must have {max(where) + 1} fields, got {len(row)}")
+                seconds = self._time(row[where[0]], number)
+                prompt = self._tokens(row[where[1]], number, self._columns[1], 1)
+                output = self._tokens(row[where[2]], number, self._columns[2], 0)
+                first = seconds if first is None else first
+                if seconds - first < latest:
+                    raise self._bad(number, "timestamp is before that of the line above")
+                latest = seconds - first
+                if not output:
+                    self.failed += 1
+                    continue
+                yield self._request(count, latest, prompt, output)
+                count += 1
+
+    def finished(self, request: Request, at_ns: int) -> Request | None:
+        """Nothing: the trace has its own arrival times."""
+        return None
+
+    def _header(self, row: list[str]) -> list[int]:
+        names = [name.strip().lstrip("\ufeff").lower() for name in row]
+        try:
+            return [names.index(column.lower()) for column in self._columns]
+        except ValueError:
+            raise self._bad(1, f"must have the columns {', '.join(self._columns)}, got {', '.join(row)!r}") from None
+
+    def _time(self, text: str, number: int) -> float:
+        try:
+            seconds = self._seconds(text.strip())
+        except ValueError:
+            seconds = math.nan
+        if not (math.isfinite(seconds) and 0.0 <= seconds <= _SECONDS_MAX):
+            raise self._bad(number, f"{self._columns[0]} must be a time, got {text!r}")
+        return seconds
+
+    def _tokens(self, text: str, number: int, column: str, least: int) -> int:
+        try:
+            tokens = int(text)
+        except ValueError:
+            tokens = -1
+        if not least <= tokens <= TOKENS_MAX:
+            raise self._bad(number, f"{column} must be from {least} to {TOKENS_MAX}, got {text!r}")
+        return tokens
+
+    def _bad(self, number: int, what: str) -> UsageError:
+        return UsageError(f"{self.path} line {number}: {what}")
+
+    def _request(self, index: int, seconds: float, prompt: int, output: int) -> Request:
+        size = self._block_tokens
+        hashes = generated_hashes(0, index, (prompt + output) // size)
+        full = prompt // size
+        return Request(
+            request=f"r{index:05d}", arrival_ns=round(seconds * SECOND_NS), hashes=tuple(hashes[:full]),
+            output_hashes=tuple(hashes[full:]), prompt_tokens=prompt, output_tokens=output,
+        )
+
+
+def _azure_seconds(text: str) -> float:
+    """Seconds of a time stamp with up to seven decimals; those beyond a microsecond are cut."""
+    main, _, decimals = text.partition(".")
+    moment = datetime.strptime(main.removesuffix("Z").split("+")[0], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    digits = decimals.split("+")[0]
+    return moment.timestamp() + (float("0." + digits) if digits else 0.0)
+
+
+_FORMATS: Final[dict[str, tuple[tuple[str, str, str], Callable[[str], float]]]] = {
+    "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_seconds),
+    "burstgpt": (("Timestamp", "Request tokens", "Response tokens"), float),
+}
+"""Kind of trace to its columns (time, prompt, output) and how its times are read."""

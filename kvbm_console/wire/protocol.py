@@ -35,6 +35,7 @@ SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # otherwise two daemons share a port silently
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", REPLY_BYTES_MAX),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing does not keep its descriptor
     ("grpc.keepalive_time_ms", 30_000),  # finds a TCP peer whose machine went away
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

@@ -3,7 +3,7 @@
 Law of this file: no terminal and no clock of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import FeedItem
@@ -67,7 +67,7 @@ class FakeActions:
 
 
 def desk_of(
-    script: Script | None = None, *, mono: Mono | None = None, items: list[FeedItem] | None = None,
+    script: Script | None = None, *, mono: Mono | None = None, items: Sequence[FeedItem] | None = None,
     late_ns: int = 3 * S, actions: FakeActions | None = None, ascii_only: bool = False, read_only: bool = False,
 ) -> Desk:
     """A desk on a folded script, after lints have had their two seconds."""

@@ -4,7 +4,7 @@
 import pytest
 
 from kvbm_console.core.state import CacheState
-from kvbm_console.stream.feed import Disconnected, EventsArrived, GapSeen, SnapshotTaken
+from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, connected, story
 from tui.desk import BREAKS, LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, Desk
@@ -50,8 +50,9 @@ def test_the_key_row_is_the_mock_up() -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("view", range(9))
 def test_every_view_fills_the_screen_exactly(view: int, size: tuple[int, int]) -> None:
+    nothing: list[FeedItem] = [connected(), SnapshotTaken(CacheState())]
     for ascii_only in (False, True):
-        for items in (None, [connected(), SnapshotTaken(CacheState())]):
+        for items in (None, nothing):
             desk = desk_of(items=items, ascii_only=ascii_only)
             desk.current = view
             for selected in (None, "agent-0003.2", "chat-0001.1", "unknown"):
@@ -224,7 +225,7 @@ def test_a_gap_is_a_band_through_all_rows() -> None:
     script = story()
     mono = Mono()
     cut = len(script.events) - 15
-    items = [connected(), SnapshotTaken(CacheState()), EventsArrived(script.events[:cut]),
+    items: list[FeedItem] = [connected(), SnapshotTaken(CacheState()), EventsArrived(script.events[:cut]),
              GapSeen(cut, len(script.events) - 1, "ring overrun"), script.snapshot(), script.heartbeat()]
     desk = desk_of(script, mono=mono, items=items, late_ns=0)
     desk.go(TIMELINE)

@@ -5,10 +5,10 @@ import pytest
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import BreakpointAction, Route, Site, SlotState, Tier
 from tui.model.breaks import parse_breakpoint
-from tui.model.filters import FILTER_MAX, Filter, FilterError
+from tui.model.filters import FILTER_MAX, Filter, FilterError, Value
 
 FIELDS = ("state", "request", "age", "route", "held", "blocks")
-ITEM = {
+ITEM: dict[str, Value] = {
     "state": "decoding", "request": "chat-0418.3", "age": 12_000_000, "route": "G3>G1", "held": True, "blocks": 104,
 }
 

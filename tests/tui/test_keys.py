@@ -5,7 +5,7 @@ import pytest
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import SlotState
-from kvbm_console.stream.feed import EventsArrived
+from kvbm_console.stream.feed import EventsArrived, FeedItem
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import Mono, S, connected, story
 from tui.desk import BREAKS, OVERVIEW, SLOT, SLOTS, TIMELINE
@@ -116,7 +116,7 @@ def test_c_without_a_clear_hold_opens_the_holds() -> None:
 def test_transport_keys_of_a_recording() -> None:
     transport = FakeTransport()
     script = story()
-    items = [connected(recording=True, control=False), script.snapshot()]
+    items: list[FeedItem] = [connected(recording=True, control=False), script.snapshot()]
     desk = desk_of(script, items=items, actions=FakeActions(transport), late_ns=0)
     assert " PAUSED  00:00:07.000  seq 50 of 100  ━" in screen(desk)[-2]
     press(desk, "space")

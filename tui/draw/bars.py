@@ -44,7 +44,7 @@ def divide(amounts: Sequence[int], cells: int) -> list[int]:
     """Cells for each amount, adding up to ``cells``; an amount above 0 gets at least one while there is room.
 
     >>> divide([412, 179, 27, 382], 10)
-    [4, 2, 1, 3]
+    [4, 1, 1, 4]
     """
     total = sum(amounts)
     if total <= 0 or cells <= 0:

@@ -135,7 +135,7 @@ _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 def size(value: float | None, gap: str = " ") -> str:
     """Bytes in binary units.
 
-    >>> size(1.84 * 2**30), size(96.7 * 2**20), size(0), size(None)
+    >>> size(1.845 * 2**30), size(96.7 * 2**20), size(0), size(None)
     ('1.84 GiB', '96 MiB', '0 B', '–')
     """
     if value is None:

@@ -89,7 +89,7 @@ async def test_a_slice_gives_the_loop_back(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_held_rig_waits_for_the_release(speed: float | None) -> None:
     log = Log()
     rig = rig_of("multiturn:sessions=1,turns=1,requests=1", log)
-    rig.dispatcher.submit(BreakpointsReplaced, "me", (BreakpointSpec(to_state=SlotState.DECODING),))
+    rig.dispatcher.submit(BreakpointsReplaced, "me", (BreakpointSpec(to_state=SlotState.DECODING, one_shot=True),))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: drive(rig, speed=speed, changed=log))
         while not rig.only_held:
@@ -107,7 +107,7 @@ async def test_a_held_rig_waits_for_the_release(speed: float | None) -> None:
 async def test_without_anybody_to_wait_for_a_held_rig_returns() -> None:
     log = Log()
     rig = rig_of("multiturn:sessions=1,turns=1,requests=1", log)
-    rig.dispatcher.submit(BreakpointsReplaced, "me", (BreakpointSpec(to_state=SlotState.DECODING),))
+    rig.dispatcher.submit(BreakpointsReplaced, "me", (BreakpointSpec(to_state=SlotState.DECODING, one_shot=True),))
     await drive(rig, speed=None)
     assert rig.only_held
     assert not rig.done

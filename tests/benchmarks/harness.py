@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-ROUNDS: Final = 9
+ROUNDS: Final = 15
 """Odd, so that the median is a measurement; more rounds cost seconds and move it by less than a percent."""
-ROUND_NS: Final = 30_000_000
+ROUND_NS: Final = 50_000_000
 """How long one side of one round runs: far above the clock's grain, far below a scheduler's mood."""
 
 Work = Callable[[], object]

@@ -14,8 +14,11 @@ import msgspec
 
 ROUNDS: Final = 15
 """Odd, so that the median is a measurement; more rounds cost seconds and move it by less than a percent."""
-ROUND_NS: Final = 50_000_000
-"""How long one side of one round runs: far above the clock's grain, far below a scheduler's mood."""
+TURN_NS: Final = 2_000_000
+"""How long one side runs before the other has its turn: far above the clock's grain, and so short that a neighbour who
+takes the processor takes it from both."""
+TURNS: Final = 16
+"""Turns of each side in one round."""
 
 Work = Callable[[], object]
 
@@ -70,10 +73,13 @@ def measure(
     gc.collect()
     gc.disable()
     try:
-        for turn in range(rounds):
-            sides = [(ours, work, calls, items), (theirs, reference_work, reference_calls, reference_items)]
-            for into, side, count, per in sides if turn % 2 else reversed(sides):
-                into.append(_time(side, count) / (count * per))
+        for _ in range(rounds):
+            mine = other = 0
+            for _ in range(TURNS):
+                mine += _time(work, calls)
+                other += _time(reference_work, reference_calls)
+            ours.append(mine / (TURNS * calls * items))
+            theirs.append(other / (TURNS * reference_calls * reference_items))
             gc.collect()
     finally:
         gc.enable()
@@ -84,9 +90,9 @@ def measure(
 
 
 def _calls(work: Work) -> int:
-    """How many calls fill one side of a round."""
-    once = max(1, _time(work, 1))
-    return max(1, ROUND_NS // once)
+    """How many calls fill one turn."""
+    once = max(1, min(_time(work, 1) for _ in range(3)))
+    return max(1, TURN_NS // once)
 
 
 def _time(work: Work, count: int) -> int:

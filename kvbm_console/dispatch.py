@@ -78,6 +78,14 @@ class EngineSink(Protocol):
         """The leader was reset: forget the requests, clear the own pool, withhold ``keep`` until it is released."""
         ...
 
+    def pause(self) -> None:
+        """Form no iteration until ``resume``; what was formed ends."""
+        ...
+
+    def resume(self) -> None:
+        """Go on."""
+        ...
+
 
 class Deadlines(Protocol):
     """A clock that sends ``DeadlinePassed``."""
@@ -271,6 +279,20 @@ class Dispatcher:
         else:
             engine.pin(order.ids)
 
+    def _pause(self, order: ins.PauseEngine) -> None:
+        engine = self.engines.get(order.source)
+        if engine is None:
+            self.undelivered += 1
+        else:
+            engine.pause()
+
+    def _resume(self, order: ins.ResumeEngine) -> None:
+        engine = self.engines.get(order.source)
+        if engine is None:
+            self.undelivered += 1
+        else:
+            engine.resume()
+
     def _set_deadline(self, order: ins.SetDeadline) -> None:
         deadlines = self.engine_deadlines if order.clock is Clock.ENGINE else self.wall_deadlines
         if deadlines is None:
@@ -294,6 +316,8 @@ _CARRY_OUT: Final[dict[type[ins.Instruction], Callable[[Dispatcher, Any], None]]
     ins.ZeroBlocks: Dispatcher._zero,
     ins.ClearDevicePool: Dispatcher._clear_pool,
     ins.PinDeviceBlocks: Dispatcher._pin,
+    ins.PauseEngine: Dispatcher._pause,
+    ins.ResumeEngine: Dispatcher._resume,
 }
 """Instruction type to the method that carries it out; a test proves that it is complete."""
 

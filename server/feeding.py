@@ -22,7 +22,7 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import StimulusRejected
-from kvbm_console.core.ids import FinishReason, SlotState
+from kvbm_console.core.ids import FinishReason, SlotState, WaitPoint
 from kvbm_console.core.leader import Outcome
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.ingest import check_stimulus
@@ -41,9 +41,16 @@ OUTBOX_MAX: Final = 65_536
 class FeedSink:
     """What the leader asks of one engine, as messages for its writer. Also a ``Mover`` for engines that move bytes."""
 
-    def __init__(self, service: LeaderService, source: int) -> None:
+    def __init__(
+        self, service: LeaderService, source: int, *, pausable: bool = False,
+        points: frozenset[WaitPoint] = frozenset(WaitPoint),
+    ) -> None:
         self._service = service
         self._source = source
+        self.pausable = pausable
+        """Whether the engine can be paused as a whole."""
+        self.points = points
+        """Where the engine can let a request stand still."""
         self._outbox: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._standing: frozenset[str] = frozenset()
@@ -99,6 +106,16 @@ class FeedSink:
         """Blocks that must not be reused for now."""
         self.put(pb.FeedReply(pin=pb.PinDeviceBlocks(ids=ids)))
 
+    def pause(self) -> None:
+        """Form no iteration; an engine that cannot is not asked (``pausable``)."""
+        if self.pausable:
+            self.put(pb.FeedReply(pause=pb.PauseEngine()))
+
+    def resume(self) -> None:
+        """Go on."""
+        if self.pausable:
+            self.put(pb.FeedReply(resume=pb.ResumeEngine()))
+
     def clear(self, keep: bytes) -> None:
         """The leader was reset."""
         self.put(pb.FeedReply(clear=pb.ClearDevicePool(keep=keep)))
@@ -140,7 +157,8 @@ class FeedMethod:
         if request.open.moves and isinstance(modelled, FeedSink):
             raise Refused("the bytes are moved by another feed already")
         source = service.new_source()
-        sink = FeedSink(service, source)
+        points = frozenset(WaitPoint(point) for point in request.open.points if point in tuple(WaitPoint))
+        sink = FeedSink(service, source, pausable=request.open.pauses, points=points or frozenset(WaitPoint))
         service.dispatcher.engines[source] = sink
         service.listeners.add(sink.look)
         service.feeds.add(sink)

@@ -20,6 +20,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.debug.leases import LEASE_TTL_NS
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.workloads import Workload
+from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.stream.ring import Ring
 
 SOCKET_PATH_BYTES_MAX: Final = 107
@@ -41,6 +42,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     speed: float | None = 1.0
     """Virtual seconds per second of the wall; None never waits."""
     record: Path | None = None
+    recording: RecordingOptions = RecordingOptions()
+    """How it is recorded, now or when ``rec start`` asks for it."""
     exit_when_done: bool = False
     check: bool = False
     """Verify the invariants after every stimulus and raise on a bug instead of undoing it."""

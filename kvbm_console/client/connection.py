@@ -3,6 +3,7 @@
 Law of this file: every question has a bound in time, because a daemon may be frozen as well as gone.
 """
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -16,6 +17,7 @@ from kvbm_console.client.feeder import FeedClient
 from kvbm_console.client.subscription import Subscription
 from kvbm_console.core.errors import ConnectionLost, UsageError
 from kvbm_console.core.events import Event
+from kvbm_console.core.ids import WaitPoint
 from kvbm_console.wire.batches import MSGPACK, events_of
 from kvbm_console.wire.protocol import CLIENT_OPTIONS, method_path, version
 from kvbm_console.wire.v1 import console_pb2 as pb
@@ -147,6 +149,12 @@ class Client:
         """
         return ControlSession(self._channel, self.target, name or self.name, lease=lease)
 
-    def feed(self, name: str | None = None, *, moves: bool = False) -> FeedClient:
-        """An engine's feed, as an asynchronous context manager. ``moves``: this process moves the bytes of copies."""
-        return FeedClient(self._channel, self.target, name or self.name, moves=moves)
+    def feed(
+        self, name: str | None = None, *, moves: bool = False, pauses: bool = False, points: Sequence[WaitPoint] = ()
+    ) -> FeedClient:
+        """An engine's feed, as an asynchronous context manager.
+
+        ``moves``: this process moves the bytes of copies. ``pauses``: it stands still while ``paused`` is set.
+        ``points``: where it can let a request stand still, empty for everywhere.
+        """
+        return FeedClient(self._channel, self.target, name or self.name, moves=moves, pauses=pauses, points=points)

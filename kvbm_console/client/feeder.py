@@ -7,7 +7,7 @@ leader's own sentence; calls that were made before it are handled before it.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self
 
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from kvbm_console.client.errors import END, translating
 from kvbm_console.core import instructions as ins
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
-from kvbm_console.core.ids import Route
+from kvbm_console.core.ids import Route, WaitPoint
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.wire.batches import pack_stimuli
 from kvbm_console.wire.protocol import method_path
@@ -40,15 +40,20 @@ class FeedClient:
     ``computed_tokens`` of a request is its position after its last wake. ``orders`` yields what the leader asks.
     """
 
-    def __init__(self, channel: Any, target: str, name: str, *, moves: bool) -> None:
+    def __init__(
+        self, channel: Any, target: str, name: str, *, moves: bool, pauses: bool = False,
+        points: Sequence[WaitPoint] = (),
+    ) -> None:
         self.source = 0
         self.incarnation = ""
         self.standing: frozenset[str] = frozenset()
+        self.paused = False
+        """Whether the leader asks for no iteration to be formed."""
         self.computed_tokens: dict[str, int] = {}
         self._channel = channel
         self._target = target
-        self._name = name
-        self._moves = moves
+        self._open = pb.OpenFeed(name=name, moves=moves, pauses=pauses)
+        self._open.points.extend(int(point) for point in points)  # type: ignore[misc]
         self._call: Any = None
         self._n = 0
         self._answers: deque[asyncio.Future[Any]] = deque()
@@ -65,7 +70,7 @@ class FeedClient:
         self._reader = asyncio.create_task(self._read(), name="kvbm-feed-read")
         try:
             with translating(self._target):
-                request = pb.FeedRequest(open=pb.OpenFeed(name=self._name, moves=self._moves))
+                request = pb.FeedRequest(open=self._open)
                 await self._call.write(request.SerializeToString())
             await self._opened
         except ConnectionLost:
@@ -154,6 +159,9 @@ class FeedClient:
             self._opened.set_result(None)
         elif kind == "standing":
             self.standing = frozenset(reply.standing.requests)
+            self._news.set()
+        elif kind in ("pause", "resume"):
+            self.paused = kind == "pause"
             self._news.set()
         else:
             order = self._order(reply)

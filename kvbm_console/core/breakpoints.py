@@ -1,19 +1,32 @@
 """Breakpoints, holds and the gate: where a slot stops, and where it can stand still.
 
+The order of evaluation is fixed: armed, enabled, dependency satisfied; site and state (the index); what it matches; its
+condition; one more match; ignored matches and the hit condition; the rate of logs; the budget of holds; the action.
+
 Law of this file: with nothing armed there is no gate (``Leader.gate is None``); a gate is pure matching over facts, and
 what follows from a match is an event like any other, so decision replay reproduces every hold.
 """
 
-from fnmatch import fnmatchcase
-from typing import Final
+import re
+from collections.abc import Callable
+from fnmatch import translate
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.ids import CandidateStatus, Route, Site, SlotState, Tier, WaitPoint
+from kvbm_console.core.config import HIT_CONDITION, BreakpointSpec
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.expression import compile_condition, compile_log
+from kvbm_console.core.ids import CandidateStatus, OnTimeout, Route, Site, SlotState, Suspend, Tier, WaitPoint
+
+if TYPE_CHECKING:
+    from kvbm_console.core.slots import SlotFacts
+    from kvbm_console.core.state import CacheState
 
 HOLDS_MAX: Final = 64
 """However many slots are live, more holds than this would be an outage and not a debugging session (rule 4)."""
+METER_EVERY: Final = 8
+"""One evaluation of a condition in this many is timed, and counted as often."""
 
 _W = WaitPoint
 POINT_OF_STATE: Final[dict[SlotState, WaitPoint | None]] = {
@@ -53,6 +66,14 @@ def wait_point(site: Site, state: SlotState) -> WaitPoint | None:
     return POINT_OF_SITE[site] if site in POINT_OF_SITE else POINT_OF_STATE[state]
 
 
+def points_of(spec: BreakpointSpec) -> frozenset[WaitPoint]:
+    """The points at which slots that this breakpoint holds may come to stand still."""
+    if spec.site in POINT_OF_SITE:
+        return frozenset({POINT_OF_SITE[spec.site]})
+    states = SlotState if spec.to_state is None else (spec.to_state,)
+    return frozenset(point for point in map(POINT_OF_STATE.__getitem__, states) if point is not None)
+
+
 class BreakpointFacts(msgspec.Struct, array_like=True):
     """One breakpoint as the leader keeps it."""
 
@@ -61,6 +82,8 @@ class BreakpointFacts(msgspec.Struct, array_like=True):
     enabled: bool
     hits: int = 0
     """Times that it took effect."""
+    message: str = ""
+    """Why it was disabled without being asked to; empty when it was not."""
 
 
 class HoldFacts(msgspec.Struct, array_like=True):
@@ -76,6 +99,16 @@ class HoldFacts(msgspec.Struct, array_like=True):
     max_hold_ns: int
     parked: bool = False
     """Whether the slot has reached the point and stands still; until then the hold is pending."""
+    suspend: Suspend = Suspend.SLOT
+    on_timeout: OnTimeout = OnTimeout.CONTINUE
+
+
+class FreezeFacts(msgspec.Struct, array_like=True):
+    """Everything stands still."""
+
+    by: str
+    since_ns: int
+    max_hold_ns: int
 
 
 class Moment(msgspec.Struct):
@@ -92,11 +125,85 @@ class Moment(msgspec.Struct):
     status: CandidateStatus | None = None
 
 
-class Gate:
-    """The armed breakpoints, indexed by site and new state. Built anew whenever breakpoints change."""
+Condition = Callable[[Any, Any, Any], bool]
 
-    def __init__(self, breakpoints: dict[int, BreakpointFacts]) -> None:
-        self._index: dict[int, list[BreakpointFacts]] = {}
+
+class Armed:
+    """One enabled breakpoint, compiled. A specification that does not compile fails at its first evaluation."""
+
+    __slots__ = ("condition", "counts", "known", "message", "number", "plain", "request", "seen", "spec")
+
+    def __init__(self, known: BreakpointFacts) -> None:
+        spec = known.spec
+        self.known = known
+        self.spec = spec
+        self.number = spec.id
+        self.request = None if spec.request == "*" else re.compile(translate(spec.request)).match
+        self.plain = spec.from_state is None and spec.route is None and spec.tier is None and spec.status is None
+        self.condition: Condition | None = _compiled(compile_condition, spec.condition)
+        self.message = _compiled(compile_log, spec.log)
+        self.counts = hit_test(spec.hit_condition)
+        self.seen = 0
+
+    def matches(self, moment: Moment) -> bool:
+        """Whether the specification matches, apart from site and new state, which the index has checked."""
+        if self.request is not None and self.request(moment.request) is None:
+            return False
+        if self.plain:
+            return True
+        spec = self.spec
+        return (
+            (spec.from_state is None or spec.from_state is moment.old)
+            and (spec.route is None or spec.route is moment.route)
+            and (spec.tier is None or spec.tier is moment.tier)
+            and (spec.status is None or spec.status is moment.status)
+        )
+
+
+def _compiled(compile_one: Callable[[str], Any], text: str) -> Any:
+    if not text:
+        return None
+    try:
+        return compile_one(text)
+    except UsageError as error:
+        message = str(error)
+
+        def fail(*_: Any) -> bool:
+            raise UsageError(message)
+
+        return fail
+
+
+def hit_test(text: str) -> Callable[[int], bool] | None:
+    """Whether the n-th match takes effect; None: always.
+
+    >>> [n for n in range(1, 8) if hit_test("%3")(n)], [n for n in range(1, 5) if hit_test(">=3")(n)]
+    ([3, 6], [3, 4])
+    """
+    found = HIT_CONDITION.fullmatch(text)
+    if found is None:
+        return None
+    sign, number = found[1], int(found[2])
+    if sign == "==":
+        return lambda n: n == number
+    return (lambda n: n >= number) if sign == ">=" else (lambda n: n % number == 0)
+
+
+class Gate:
+    """The armed breakpoints, indexed by site and new state. Built anew whenever breakpoints change.
+
+    ``meter`` is a clock of the shell in nanoseconds: with it, ``condition_ns`` sums up by breakpoint what conditions
+    cost. The core decides nothing by it.
+    """
+
+    def __init__(
+        self, breakpoints: dict[int, BreakpointFacts], meter: Callable[[], int] | None = None,
+        condition_ns: dict[int, int] | None = None,
+    ) -> None:
+        self._breakpoints = breakpoints
+        self._meter = meter
+        self._condition_ns = {} if condition_ns is None else condition_ns
+        self._index: dict[int, list[Armed]] = {}
         self.calls = False
         """Whether a call site is watched: entry points are the commonest sites, and hardly ever asked for."""
         for number in sorted(breakpoints):
@@ -104,9 +211,10 @@ class Gate:
             if not known.enabled:
                 continue
             self.calls = self.calls or known.spec.site in (Site.CALL_WILL, Site.CALL_DID)
+            armed = Armed(known)
             states = (known.spec.to_state,) if known.spec.to_state is not None else tuple(SlotState)
             for state in states:
-                self._index.setdefault(known.spec.site << 4 | state, []).append(known)
+                self._index.setdefault(known.spec.site << 4 | state, []).append(armed)
 
     @property
     def armed(self) -> bool:
@@ -117,26 +225,43 @@ class Gate:
         """Whether a breakpoint could match at this site: the cheap question before ``ask``."""
         return (site << 4 | new) in self._index  # an int: hashing two members would cost ten times as much
 
-    def ask(self, moment: Moment) -> list[BreakpointFacts]:
-        """The breakpoints that match here, by id; the caller turns matches into hits."""
-        found = self._index.get(moment.site << 4 | moment.new)
-        if not found:
-            return []
-        return [known for known in found if matches(known.spec, moment)]
+    def ask(
+        self, moment: Moment, slot: "SlotFacts", state: "CacheState"
+    ) -> tuple[list[Armed], list[tuple[int, str]]]:
+        """(the breakpoints that match here, by id; those whose condition failed, with the reason)."""
+        matched: list[Armed] = []
+        failed: list[tuple[int, str]] = []
+        for armed in self._index.get(moment.site << 4 | moment.new, ()):
+            if not armed.matches(moment) or not armed.known.enabled:
+                continue
+            if armed.spec.depends_on:
+                first = self._breakpoints.get(armed.spec.depends_on)
+                if first is None or not first.hits:
+                    continue
+            if armed.condition is not None:
+                try:
+                    if not self._holds(armed, slot, state, moment):
+                        continue
+                except Exception as error:  # whatever it is: a condition never raises into the leader
+                    failed.append((armed.number, f"condition: {error}"))
+                    continue
+            matched.append(armed)
+        return matched, failed
 
-
-def matches(spec: BreakpointSpec, moment: Moment) -> bool:
-    """Whether a specification matches, apart from site and new state, which the index has checked."""
-    if spec.from_state is not None and spec.from_state is not moment.old:
-        return False
-    if spec.route is not None and spec.route is not moment.route:
-        return False
-    if spec.tier is not None and spec.tier is not moment.tier:
-        return False
-    return spec.request == "*" or fnmatchcase(moment.request, spec.request)
+    def _holds(self, armed: Armed, slot: "SlotFacts", state: "CacheState", moment: Moment) -> bool:
+        assert armed.condition is not None
+        if self._meter is None:
+            return armed.condition(slot, state, moment)
+        armed.seen += 1
+        if armed.seen % METER_EVERY != 1:
+            return armed.condition(slot, state, moment)
+        began = self._meter()
+        found = armed.condition(slot, state, moment)
+        spent = (self._meter() - began) * METER_EVERY
+        self._condition_ns[armed.number] = self._condition_ns.get(armed.number, 0) + spent
+        return found
 
 
 def hold_budget(live: int, minimum: int, share: float) -> int:
     """Slots that may be held at once: max(minimum, share of the live slots), at most 64."""
     return min(HOLDS_MAX, max(minimum, int(live * share)))
-

@@ -5,19 +5,39 @@ value, so that nothing below has to check again.
 """
 
 import math
+import re
 from typing import Final
 
 import msgspec
 import xxhash
 
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.ids import BreakpointAction, Route, Site, SlotState, Tier
+from kvbm_console.core.ids import (
+    BreakpointAction,
+    CandidateStatus,
+    OnTimeout,
+    Route,
+    Site,
+    SlotState,
+    Suspend,
+    Tier,
+)
 
 SECOND_NS: Final = 1_000_000_000
 REQUEST_ID_BYTES_MAX: Final = 256
 """A request id is an opaque name; engines use about 40 bytes, and a limit keeps a hostile one out of every event."""
 MAX_HOLD_NS_MAX: Final = 120 * SECOND_NS
 """No debugger may keep a request longer than this, whatever it asks for (safety rule 2 of the breakpoints)."""
+EXPIRES_DEFAULT_NS: Final = 3_600 * SECOND_NS
+EXPIRES_MAX_NS: Final = 24 * 3_600 * SECOND_NS
+"""A breakpoint that somebody forgot does not outlive a day (safety rule 8)."""
+NAME_BYTES_MAX: Final = 64
+EXPRESSION_CHARS_MAX: Final = 1_024
+"""Of a condition; the language has the same limit."""
+TEMPLATE_CHARS_MAX: Final = 256
+"""Of a log template."""
+HIT_CONDITION: Final = re.compile(r"(==|>=|%)\s*([1-9][0-9]{0,8})")
+"""Which of the matches take effect: the n-th, all from the n-th on, every n-th."""
 RANKS_MAX: Final = 1024
 
 
@@ -56,13 +76,16 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Slots that may always be held at once."""
     hold_budget_share: float = 0.25
     """Share of the live slots that may be held at once, at most 64 (safety rule 4)."""
+    pressure_share: float = 0.0
+    """Share of a device pool that held slots must own before what others suffer ends the oldest hold (safety rule 7);
+    0: any block. Simulated engines run at their limit all the time, so their machines set it higher."""
 
     def __post_init__(self) -> None:
         require(1 <= self.block_tokens <= 65_536, "block_tokens", "from 1 to 65536", self.block_tokens)
         for field in ("g2_blocks", "g3_blocks"):
             value = getattr(self, field)
             require(0 <= value <= 2**31 - 1, field, "from 0 to 2147483647", value)
-        for field in ("offload_threshold", "offload_hysteresis", "staging_share", "hold_budget_share"):
+        for field in ("offload_threshold", "offload_hysteresis", "staging_share", "hold_budget_share", "pressure_share"):
             value = getattr(self, field)
             require(math.isfinite(value) and 0.0 <= value <= 1.0, field, "from 0 to 1", value)
         require(self.offload_batch_blocks >= 1, "offload_batch_blocks", "at least 1", self.offload_batch_blocks)
@@ -98,8 +121,35 @@ class BreakpointSpec(msgspec.Struct, frozen=True, array_like=True):
     ignore_count: int = 0
     """Matches that are let through before the first hit."""
     max_hold_ns: int = 30 * SECOND_NS
+    name: str = ""
+    """For people, and for the file that ``break save`` writes."""
+    status: CandidateStatus | None = None
+    """Of the candidate that passes the site."""
+    condition: str = ""
+    """An expression (``core.expression``) over the slot, the site and the tiers; empty matches everything."""
+    hit_condition: str = ""
+    """``==N``, ``>=N`` or ``%N`` over the matches that were not ignored, counted from 1; empty: all of them."""
+    log: str = ""
+    """What a hit says, with ``{field}`` filled in; empty: nothing but that it happened."""
+    suspend: Suspend = Suspend.SLOT
+    depends_on: int = 0
+    """Id of a breakpoint that must have taken effect before; 0: none."""
+    on_timeout: OnTimeout = OnTimeout.CONTINUE
+    expires_ns: int = EXPIRES_DEFAULT_NS
+    """How long after it was set it is disabled, on the wall's clock."""
+    persist: bool = False
+    """Whether the daemon keeps it in its file of breakpoints, so that the next run has it too."""
 
     def __post_init__(self) -> None:
+        require(len(self.name.encode()) <= NAME_BYTES_MAX, "name", f"at most {NAME_BYTES_MAX} bytes", self.name)
+        require(len(self.condition) <= EXPRESSION_CHARS_MAX, "condition",
+                f"at most {EXPRESSION_CHARS_MAX} characters", self.condition[:80])
+        require(len(self.log) <= TEMPLATE_CHARS_MAX, "log", f"at most {TEMPLATE_CHARS_MAX} characters", self.log[:80])
+        require(not self.hit_condition or HIT_CONDITION.fullmatch(self.hit_condition) is not None, "hit_condition",
+                "==N, >=N or %N with N from 1", self.hit_condition[:80])
+        require(self.depends_on >= 0, "depends_on", "the id of a breakpoint, or 0", self.depends_on)
+        require(0 < self.expires_ns <= EXPIRES_MAX_NS, "expires_ns", f"above 0 and at most {EXPIRES_MAX_NS}",
+                self.expires_ns)
         require(1 <= len(self.request.encode()) <= REQUEST_ID_BYTES_MAX, "request",
                 f"a pattern of 1 to {REQUEST_ID_BYTES_MAX} bytes", self.request)
         require(0 < self.max_hold_ns <= MAX_HOLD_NS_MAX, "max_hold_ns",

@@ -131,7 +131,8 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.BreakpointsChanged():
             return f"{event.owner} has {len(event.specs)}"
         case ev.BreakpointHit():
-            return f"breakpoint {_numbers(event.breakpoints)} at {event.site.label}, {event.action.label}"
+            says = f": {event.message}" if event.message else ""
+            return f"breakpoint {_numbers(event.breakpoints)} at {event.site.label}, {event.action.label}{says}"
         case ev.SlotHeld():
             who = f"breakpoint {_numbers(event.breakpoints)}" if event.breakpoints else event.owner
             return f"hold {event.hold} by {who} at {event.site.label}, waits at {event.point.label}"
@@ -168,5 +169,13 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             return f"{event.note.label}: {event.detail}"
         case ev.BlocksQuarantined():
             return f"{_tier(state, event.pool)} {_ids(event.ids)} under op {event.operation}"
+        case ev.BreakpointStopped():
+            return f"breakpoint {event.breakpoint} {event.why.label}: {event.message}"
+        case ev.SlotCaptured():
+            return f"at {event.site.label}, {len(event.names)} values by breakpoint {_numbers(event.breakpoints)}"
+        case ev.Frozen():
+            return f"by {event.by}, for at most {event.max_hold_ns / 1e9:g} s"
+        case ev.Thawed():
+            return f"{event.why.label}{' by ' + event.by if event.by else ''} after {event.held_ns / 1e6:.1f} ms"
         case _:
             assert_never(event)

@@ -14,18 +14,21 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import (
     Authority,
     BreakpointAction,
+    BreakpointEnd,
     CandidateStatus,
     EvictRule,
     FinishReason,
     HoldEnd,
     MissReason,
     Note,
+    OnTimeout,
     ReleaseReason,
     ResetMode,
     Route,
     Site,
     SkipReason,
     SlotState,
+    Suspend,
     Tier,
     WaitPoint,
 )
@@ -344,6 +347,7 @@ class BreakpointHit(Event, tag=29):
     slot: int
     site: Site
     action: BreakpointAction
+    message: str = ""
 
 
 class SlotHeld(Event, tag=30):
@@ -356,6 +360,8 @@ class SlotHeld(Event, tag=30):
     breakpoints: tuple[int, ...]
     owner: str
     max_hold_ns: int
+    suspend: Suspend = Suspend.SLOT
+    on_timeout: OnTimeout = OnTimeout.CONTINUE
 
 
 class HoldParked(Event, tag=31):
@@ -470,6 +476,39 @@ class BlocksQuarantined(Event, tag=44):
     reported: tuple[int, ...]
 
 
+class BreakpointStopped(Event, tag=45):
+    """A breakpoint was disabled without being asked to: it failed, cost too much, or its time was over."""
+
+    breakpoint: int
+    why: BreakpointEnd
+    message: str
+
+
+class SlotCaptured(Event, tag=46):
+    """The values of a slot at a site: ``values[i]`` is the text of field ``names[i]`` of the expression language."""
+
+    slot: int
+    site: Site
+    breakpoints: tuple[int, ...]
+    names: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+class Frozen(Event, tag=47):
+    """Everything stands still: no candidate is evaluated, engines are paused, for ``max_hold_ns`` at most."""
+
+    by: str
+    max_hold_ns: int
+
+
+class Thawed(Event, tag=48):
+    """What was frozen goes on."""
+
+    why: HoldEnd
+    by: str
+    held_ns: int
+
+
 AnyEvent = (
     PoolKnown | SlotOpened | SlotMoved | SlotClosed | SlotCloned | LookupAnswered | BlocksStaged | StagingReleased
     | DeviceBlocksAssigned | DeviceBlocksReleased | BlocksFilled | BlocksEvicted | BlocksReserved | BlocksReady
@@ -477,6 +516,6 @@ AnyEvent = (
     | OperationStarted | OperationReported | CandidateEnded | BatchEnded | IterationAdvanced | PrefixScored | HitsLost
     | BreakpointsChanged | BreakpointHit | SlotHeld | HoldParked | HoldReleased | HoldDenied | LeaseChanged
     | ResetBegun | ResetDone | DrainBegun | StimulusRejected | CompletionRefused | InvariantViolated | BlocksSeen
-    | SourceLost | Noted | BlocksQuarantined
+    | SourceLost | Noted | BlocksQuarantined | BreakpointStopped | SlotCaptured | Frozen | Thawed
 )
 """The closed union of events; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyEvent])``."""

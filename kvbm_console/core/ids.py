@@ -238,10 +238,35 @@ class HoldEnd(Word):
 
 
 class BreakpointAction(Word):
-    """What a hit does: hold the slot, or only say that it happened."""
+    """What a hit does: hold the slot, only say that it happened, capture the slot's values, or freeze everything."""
 
     HOLD = 0
     LOG = 1
+    SNAPSHOT = 2
+    FREEZE = 3
+
+
+class Suspend(Word):
+    """What stands still with a held slot: nothing else, all candidates that are not promoted, or also the engines."""
+
+    SLOT = 0
+    PIPELINE = 1
+    ALL = 2
+
+
+class OnTimeout(Word):
+    """What happens to the slot when its hold expires: it goes on, or goes on without its open candidates."""
+
+    CONTINUE = 0
+    SKIP_CANDIDATE = 1
+
+
+class BreakpointEnd(Word):
+    """Why a breakpoint was disabled without being asked to."""
+
+    FAILED = 0
+    OVERRUN = 1
+    EXPIRED = 2
 
 
 class ResetMode(Word):

@@ -88,9 +88,21 @@ class PinDeviceBlocks(Instruction, tag=9):
     ids: bytes
 
 
+class PauseEngine(Instruction, tag=10):
+    """The engine forms no iteration until it is resumed; what it has formed, it ends."""
+
+    source: int
+
+
+class ResumeEngine(Instruction, tag=11):
+    """The engine goes on."""
+
+    source: int
+
+
 AnyInstruction = (
     StartTransfer | CancelTransfer | WakeRequest | ReleaseDeviceBlocks | SetDeadline | ClearDeadline | ZeroBlocks
-    | ClearDevicePool | PinDeviceBlocks
+    | ClearDevicePool | PinDeviceBlocks | PauseEngine | ResumeEngine
 )
 """The closed union of instructions."""
 

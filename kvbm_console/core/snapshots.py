@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
-from kvbm_console.core.breakpoints import BreakpointFacts, HoldFacts
+from kvbm_console.core.breakpoints import BreakpointFacts, FreezeFacts, HoldFacts
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Tier, WaitPoint
@@ -49,6 +49,7 @@ class _Facts(msgspec.Struct, array_like=True):
     leases: dict[str, bool]
     lost_sources: list[tuple[int, int]]
     totals: Totals
+    frozen: FreezeFacts | None = None
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
@@ -94,7 +95,7 @@ def encode_facts(state: CacheState) -> bytes:
             list(state.operations.values()), sorted(state.batches.items()), sorted(state.late.items()),
             list(state.holds.values()),
             list(state.breakpoints.values()), state.leases,
-            sorted(state.lost_sources.items()), state.totals,
+            sorted(state.lost_sources.items()), state.totals, state.frozen,
         )
     )
 
@@ -126,6 +127,7 @@ def _unpack(facts: _Facts) -> CacheState:
     state.leases = facts.leases
     state.lost_sources = dict(facts.lost_sources)
     state.totals = facts.totals
+    state.frozen = facts.frozen
     state.slot_of = {slot.request: slot.slot for slot in state.slots.values()}
     state.standing = {
         state.slots[hold.slot].request for hold in state.holds.values() if hold.point is WaitPoint.SCHEDULE

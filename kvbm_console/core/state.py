@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.breakpoints import POINT_OF_SITE, POINT_OF_STATE, BreakpointFacts, HoldFacts
+from kvbm_console.core.breakpoints import POINT_OF_SITE, POINT_OF_STATE, BreakpointFacts, FreezeFacts, HoldFacts
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
@@ -22,6 +22,7 @@ from kvbm_console.core.ids import (
     ReleaseReason,
     SkipReason,
     SlotState,
+    Suspend,
     Tier,
     WaitPoint,
 )
@@ -90,6 +91,7 @@ class CacheState:
         """Operations of an older epoch that still run: the ranks that have reported."""
         self.holds: dict[int, HoldFacts] = {}
         self.breakpoints: dict[int, BreakpointFacts] = {}
+        self.frozen: FreezeFacts | None = None
         self.leases: dict[str, bool] = {}
         self.lost_sources: dict[int, int] = {}
         """Sources of which reports were lost: how often."""
@@ -126,6 +128,16 @@ class CacheState:
         return bool(self.slots) and all(
             slot.hold is not None and self.holds[slot.hold].parked for slot in self.slots.values()
         )
+
+    @property
+    def engines_paused(self) -> bool:
+        """Whether engines form no iterations: everything is frozen, or a hold suspends all."""
+        return self.frozen is not None or any(hold.suspend is Suspend.ALL for hold in self.holds.values())
+
+    @property
+    def pipeline_closed(self) -> bool:
+        """Whether no candidate is evaluated or promoted."""
+        return self.frozen is not None or any(hold.suspend is not Suspend.SLOT for hold in self.holds.values())
 
     # --- the only mutator ------------------------------------------------------------------------
 
@@ -464,7 +476,8 @@ class CacheState:
         for spec in e.specs:
             known = mine.get(spec.id)
             self.breakpoints[spec.id] = BreakpointFacts(
-                spec, e.owner, spec.enabled, known.hits if known else 0
+                spec, e.owner, spec.enabled, known.hits if known else 0,
+                known.message if known and not spec.enabled else "",
             )
             self.next_breakpoint = max(self.next_breakpoint, spec.id + 1)
         self.breakpoints = dict(sorted(self.breakpoints.items()))
@@ -483,7 +496,8 @@ class CacheState:
             raise FoldError(f"slot {e.slot} is already held")
         slot.hold = e.hold
         self.holds[e.hold] = HoldFacts(
-            e.hold, e.slot, e.site, e.point, e.breakpoints, e.owner, e.at_ns, e.max_hold_ns
+            e.hold, e.slot, e.site, e.point, e.breakpoints, e.owner, e.at_ns, e.max_hold_ns,
+            suspend=e.suspend, on_timeout=e.on_timeout,
         )
         self.next_hold = e.hold + 1
         self.totals.holds += 1
@@ -512,6 +526,24 @@ class CacheState:
         for known in self.breakpoints.values():
             if known.owner == e.owner:
                 known.enabled = False
+
+    def _breakpoint_stopped(self, e: ev.BreakpointStopped) -> None:
+        known = self.breakpoints.get(e.breakpoint)
+        if known is None:
+            raise FoldError(f"no breakpoint {e.breakpoint}")
+        known.enabled = False
+        known.message = f"{e.why.label}: {e.message}"
+
+    def _slot_captured(self, e: ev.SlotCaptured) -> None:
+        return
+
+    def _frozen(self, e: ev.Frozen) -> None:
+        self.frozen = FreezeFacts(e.by, e.at_ns, e.max_hold_ns)
+
+    def _thawed(self, e: ev.Thawed) -> None:
+        if self.frozen is None:
+            raise FoldError("nothing is frozen")
+        self.frozen = None
 
     def _reset_begun(self, e: ev.ResetBegun) -> None:
         self.draining = False
@@ -607,5 +639,9 @@ APPLY: Final[dict[type[ev.Event], Callable[[CacheState, Any], None]]] = {
     ev.BlocksSeen: _T._blocks_seen,
     ev.SourceLost: _T._source_lost,
     ev.Noted: _T._noted,
+    ev.BreakpointStopped: _T._breakpoint_stopped,
+    ev.SlotCaptured: _T._slot_captured,
+    ev.Frozen: _T._frozen,
+    ev.Thawed: _T._thawed,
 }
 """Event type to its handler; a test proves that it is complete."""

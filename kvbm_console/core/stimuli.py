@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.ids import Authority, FinishReason, Note, ResetMode, SlotState, Tier
+from kvbm_console.core.ids import Authority, FinishReason, Note, ResetMode, Site, SlotState, Tier
 
 
 class Stimulus(msgspec.Struct, array_like=True, gc=False, tag=0):
@@ -192,17 +192,55 @@ class BreakpointsReplaced(Stimulus, tag=20):
 
 
 class HoldContinued(Stimulus, tag=21):
-    """Release ``hold``, or all when it is None; ``until`` arms a one-shot stop of that slot at that state."""
+    """Release ``hold``, or all when it is None.
+
+    ``until`` arms a one-shot stop of that slot at that state, ``until_site`` at that site.
+    """
 
     hold: int | None
     by: str
     until: SlotState | None
+    until_site: Site | None = None
 
 
 class SlotStepped(Stimulus, tag=22):
     """Release the hold and hold the same slot again at its next site."""
 
     hold: int
+    by: str
+
+
+class PipelineStepped(Stimulus, tag=23):
+    """While the pipeline is closed: let one candidate through its evaluation."""
+
+    by: str
+
+
+class RunForRequested(Stimulus, tag=24):
+    """Thaw, let the engines run for ``duration_ns`` of engine time, then freeze for at most ``max_hold_ns``."""
+
+    duration_ns: int
+    by: str
+    max_hold_ns: int
+
+
+class CandidateSkipRequested(Stimulus, tag=25):
+    """Resolve the held slot's open candidates to no work, and release the hold."""
+
+    hold: int
+    by: str
+
+
+class Frozen(Stimulus, tag=26):
+    """Close the pipeline and pause the engines, for at most ``max_hold_ns``."""
+
+    by: str
+    max_hold_ns: int
+
+
+class Thawed(Stimulus, tag=27):
+    """End what ``Frozen`` began."""
+
     by: str
 
 
@@ -231,6 +269,13 @@ class DeadlinePassed(Stimulus, tag=32):
     """A deadline that was asked for with ``SetDeadline`` has come."""
 
     deadline: int
+
+
+class BreakpointOverran(Stimulus, tag=33):
+    """A breakpoint cost more than its budget, by a clock that the core does not have: disable it."""
+
+    breakpoint: int
+    message: str
 
 
 class ResetRequested(Stimulus, tag=34):
@@ -264,7 +309,7 @@ AnyStimulus = (
     | RequestPreempted | RequestCloned | RequestFinished | TransferStarted | TransferFinished | TransferFailed
     | BlocksReported | SourceGapped | SourceRestarted | BreakpointsReplaced | HoldContinued | SlotStepped | Disarmed
     | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested | Noted
-    | CallAnnounced
+    | CallAnnounced | PipelineStepped | RunForRequested | CandidateSkipRequested | Frozen | Thawed | BreakpointOverran
 )
 """The closed union of stimuli; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyStimulus])``."""
 
@@ -295,6 +340,12 @@ ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
     DrainRequested: "drain",
     Noted: "note",
     CallAnnounced: "call_announced",
+    PipelineStepped: "step_pipeline",
+    RunForRequested: "run_for",
+    CandidateSkipRequested: "skip_candidate",
+    Frozen: "freeze",
+    Thawed: "thaw",
+    BreakpointOverran: "breakpoint_overran",
 }
 """The entry point that each stimulus stands for, under the name that connectors use."""
 

@@ -21,6 +21,8 @@ from kvbm_console.transfers.link import DEFAULT_LINKS, LinkMover, LinkSpec
 
 SOURCE = 1
 """Index of the embedded engine; 0 is the daemon itself."""
+PRESSURE_SHARE = 0.25
+"""The workloads fill the device pool on purpose and preempt all the time: one held slot must not count as the cause."""
 
 
 class Rig:
@@ -53,7 +55,7 @@ class Rig:
     @property
     def next_ns(self) -> int | None:
         """When something happens next by itself, None when nothing will."""
-        return self.calendar.next_ns
+        return self.engine.next_ns
 
     @property
     def done(self) -> bool:
@@ -79,7 +81,7 @@ class Rig:
             self.engine.nudge()
         self.engine.run(until_ns, wall_budget_ns)
         self._seen_n = self.dispatcher.n
-        if self.engine.only_held and not self.leader.state.holds and not self.engine.paused:
+        if self.engine.only_held and not self.leader.state.holds and not self.leader.state.pipeline_closed:
             slots = self.leader.state.slots.values()
             story = tuple(f"{slot.request} is {slot.state.label}" for slot in slots)
             raise InternalError(f"the engine is stuck at {self.now_ns} ns without a hold", story)
@@ -102,7 +104,10 @@ class Rig:
 def default_leader_config(workload: Workload, **changes: object) -> LeaderConfig:
     """The leader's configuration that goes with a workload; ``changes`` are fields that the user said."""
     sizes = workload.capacities
-    base = LeaderConfig(block_tokens=sizes.block_tokens, g2_blocks=sizes.g2_blocks, g3_blocks=sizes.g3_blocks)
+    base = LeaderConfig(
+        block_tokens=sizes.block_tokens, g2_blocks=sizes.g2_blocks, g3_blocks=sizes.g3_blocks,
+        pressure_share=PRESSURE_SHARE,
+    )
     return msgspec.structs.replace(base, **changes)
 
 

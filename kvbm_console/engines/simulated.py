@@ -83,8 +83,8 @@ class SimulatedEngine:
 
     @property
     def next_ns(self) -> int | None:
-        """When something happens next, None when nothing will by itself."""
-        return self.calendar.next_ns
+        """When something happens next, None when nothing will by itself: virtual time stands still while paused."""
+        return None if self.paused else self.calendar.next_ns
 
     @property
     def done(self) -> bool:
@@ -93,8 +93,8 @@ class SimulatedEngine:
 
     @property
     def only_held(self) -> bool:
-        """Whether requests are left but time stands still: only a release or a thaw makes them go on."""
-        return self.scheduler.owes and self.calendar.next_ns is None
+        """Whether work is left but time stands still: only a release or a thaw makes it go on."""
+        return not self.done and self.next_ns is None
 
     def nudge(self) -> None:
         """Something happened outside (a hold was released): look again at the next ``run``."""
@@ -107,7 +107,7 @@ class SimulatedEngine:
             self._nudged = False
             self._begin_iteration()
         while True:
-            coming = self.calendar.next_ns
+            coming = self.next_ns
             if coming is None or (until_ns is not None and coming > until_ns):
                 return
             self.calendar.run_next()
@@ -145,7 +145,7 @@ class SimulatedEngine:
         self._nudged = True
 
     def pause(self) -> None:
-        """Form no iteration until ``resume``; the running one ends, arrivals queue up."""
+        """Virtual time stands still until ``resume``, within an iteration too: nothing arrives or piles up."""
         self.paused = True
 
     def resume(self) -> None:

@@ -254,13 +254,14 @@ def test_a_held_slot_stands_still_while_the_others_run() -> None:
     tape = Tape()
     rig = tight(tape)
     rig.dispatcher.submit(
-        st.BreakpointsReplaced, "me", (BreakpointSpec(to_state=SlotState.DECODING, one_shot=True),)
+        st.BreakpointsReplaced, "me", (BreakpointSpec(to_state=SlotState.ONBOARD_STAGED, one_shot=True),)
     )
     rig.run_to_end()
     assert rig.only_held
     [hold] = rig.leader.state.holds.values()
     slot = rig.leader.state.slots[hold.slot]
-    assert slot.state is SlotState.SKIPPED_DECODE
+    assert slot.state is SlotState.ONBOARD_STAGED
+    assert not slot.device_blocks, "it takes no room from the others, so their pressure does not end its hold"
     assert rig.engine.totals.finished >= 25, "all sessions but the held one went on"
     at_ns = rig.now_ns
     rig.run_to_end()

@@ -50,8 +50,18 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.DrainRequested: resets.drain_requested,
     st.Noted: debugger.noted,
     st.CallAnnounced: debugger.call_announced,
+    st.PipelineStepped: debugger.pipeline_stepped,
+    st.RunForRequested: debugger.run_for_requested,
+    st.CandidateSkipRequested: debugger.candidate_skip_requested,
+    st.Frozen: debugger.frozen,
+    st.Thawed: debugger.thawed,
+    st.BreakpointOverran: debugger.breakpoint_overran,
 }
 """Stimulus type to its handler; a test proves that it is complete."""
+_OF_THE_GATE: Final = (
+    ev.BreakpointHit, ev.BreakpointStopped, ev.SlotHeld, ev.HoldDenied, ev.SlotCaptured, ev.Frozen, ev.HoldReleased,
+)
+"""Events that a breakpoint before the call may lead to; a refusal after them is no bug."""
 
 
 class Leader(Decider):
@@ -82,7 +92,7 @@ class Leader(Decider):
                 self._call_will(stimulus, request)
             result = HANDLERS[type(stimulus)](self, stimulus)
         except (Refused, ValueError) as error:
-            if any(type(event) not in (ev.BreakpointHit, ev.SlotHeld, ev.HoldDenied) for event in self.events):
+            if any(type(event) not in _OF_THE_GATE for event in self.events):
                 raise self.bug(f"{type(stimulus).__name__} was refused after its first event: {error}") from error
             self.emit(ev.StimulusRejected, self.entry, request, str(error))
         if request is not None and ((self.gate is not None and self.gate.calls) or self.aids.announced):

@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from kvbm_console.core.eviction.simple_lru import SimpleLru
-from kvbm_console.core.ids import MissReason, SlotState
+from kvbm_console.core.ids import MissReason, Site, SlotState
 from kvbm_console.core.tiers import PoolFacts
 
 HISTORY_MAX: Final = 200_000
@@ -79,7 +79,8 @@ class Aids(msgspec.Struct):
     place_limit: dict[int, int] = {}
     """Decoding slot to the last iteration for whose token it has a place."""
     deadlines: dict[int, tuple[str, int]] = {}
-    """Deadline to (``staging``, slot), (``hold``, hold) or (``drain``, 0)."""
+    """Deadline to (``staging``, slot), (``hold``, hold), (``expiry``, breakpoint), or ``drain``, ``freeze`` and
+    ``run_for`` with 0."""
     next_deadline: int = 1
     matches: dict[int, int] = {}
     """Breakpoint to the times it matched, ignored ones included."""
@@ -91,6 +92,22 @@ class Aids(msgspec.Struct):
     """Slot to the entry point whose ``call.will`` was asked in the caller's task."""
     issued: list[int] = []
     """Operations asked for since the last iteration was formed."""
+    until_site: dict[int, tuple[Site, str]] = {}
+    """Slot that stops at a site to (site, who asked)."""
+    struck: dict[int, int] = {}
+    """Open candidate to the sites that it has passed, one bit each: a hold that ends does not pass its site again."""
+    returning: dict[int, bool] = {}
+    """Slots that their own hold has left out, and that come back at the next chance."""
+    logged: dict[int, tuple[int, int]] = {}
+    """Breakpoint to (begin of a second of engine time, messages in it)."""
+    budget_warned: bool = False
+    """Whether the budget of holds is used up and somebody was told."""
+    pressed: dict[int, int] = {}
+    """Unheld slot to when it was last preempted or refused while held ones owned device blocks."""
+    paused: list[int] = []
+    """Engines that were asked to pause."""
+    run_for: tuple[str, int] = ("", 0)
+    """(who asked, longest freeze) of the run that ends with the deadline ``run_for``."""
 
     def deadline(self, kind: str, key: int) -> int:
         """A new deadline for this purpose."""

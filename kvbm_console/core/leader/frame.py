@@ -12,27 +12,19 @@ from typing import Concatenate, Final, ParamSpec
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.breakpoints import (
-    BreakpointFacts,
-    Gate,
-    HoldFacts,
-    Moment,
-    hold_budget,
-    wait_point,
-)
+from kvbm_console.core.breakpoints import Gate, HoldFacts
+from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InternalError, Refused
 from kvbm_console.core.ids import (
     Authority,
-    BreakpointAction,
     Clock,
     EvictRule,
     FinishReason,
     HoldEnd,
     MissReason,
     ReleaseReason,
-    Route,
     Site,
     SlotState,
     Tier,
@@ -40,9 +32,9 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import ClearDeadline, Instruction, Result, SetDeadline
 from kvbm_console.core.leader.aids import Aids, AidsBox
+from kvbm_console.core.leader.holds import end_hold, moment_of, pass_site
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced
 from kvbm_console.core.tiers import PoolFacts
 
 STORY_EVENTS_MAX: Final = 4_096
@@ -67,6 +59,9 @@ class Decider:
         self.state = state or CacheState()
         self.box = box or AidsBox()
         self.gate: Gate | None = None
+        self.meter: Callable[[], int] | None = None
+        """A clock of the shell: what conditions cost is counted with it, and nothing is decided by it."""
+        self.condition_ns: dict[int, int] = {}
         self.n = 0
         self.at_ns = 0
         self.source = 0
@@ -129,7 +124,9 @@ class Decider:
     ) -> None:
         """Move a slot, asking the gate before and after; the counts of the finish event are added here."""
         old = slot.state
-        if self.gate is not None:
+        # A slot that comes back after its own hold has left it out does not arrive anywhere: it was there before.
+        asks = not (self.aids.returning.pop(slot.slot, False) and new in (SlotState.PREFILLING, SlotState.DECODING))
+        if asks and self.gate is not None:
             self.strike(Site.TRANSITION_WILL, slot, old, new)
         now = self.state.iteration
         first = skipped = None
@@ -144,7 +141,7 @@ class Decider:
             len(slot.outstanding), detail, first, skipped, reason,
         )
         self.note_place(slot)
-        if self.gate is not None:
+        if asks and self.gate is not None:
             self.strike(Site.TRANSITION_DID, slot, old, new)
 
     def note_place(self, slot: SlotFacts) -> None:
@@ -184,7 +181,7 @@ class Decider:
 
     def touch(self, pool: PoolFacts, places: list[int]) -> None:
         """Places of one prefix were used."""
-        self.box.policies[pool.info.pool].touch(places)
+        self.box.policies[pool.info.pool].touch(places, self.at_ns)
 
     def evict(self, pool: PoolFacts, places: list[int], for_slot: int | None, rule: EvictRule) -> None:
         """Give up the content of places that nobody holds."""
@@ -201,13 +198,9 @@ class Decider:
             self.free_places(pool, [place for place in places if place not in pool.quarantined])
         gone = []
         for key in hashes:
-            resident = False
-            for other in self.state.pools:
-                above = other.places_of(key)
-                resident = resident or bool(above)
-                if above and other is not pool and self.below(other) is pool:
-                    self.aids.unsaved(other, [place for place in above if other.content[place] == 2])
-            if not resident:
+            # A copy that was evicted below is not made again: the block is as cold above. It counts as given up, until
+            # it is used again (``lookups.assign``).
+            if not any(key in other.by_hash for other in self.state.pools):
                 gone.append(key)
         if gone:
             lowest = self.below(pool) is None
@@ -235,73 +228,20 @@ class Decider:
 
     def rearm(self) -> None:
         """Build the gate anew; None when nothing is armed, so that a site costs one comparison."""
-        gate = Gate(self.state.breakpoints)
-        self.gate = gate if gate.armed or self.aids.stepping or self.aids.until else None
+        gate = Gate(self.state.breakpoints, self.meter, self.condition_ns)
+        self.gate = gate if gate.armed or self._asked_for_stops else None
+
+    @property
+    def _asked_for_stops(self) -> bool:
+        return bool(self.aids.stepping or self.aids.until or self.aids.until_site)
 
     def strike(
-        self, site: Site, slot: SlotFacts, old: SlotState, new: SlotState, route: Route | None = None,
-        tier: Tier | None = None,
+        self, site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None = None
     ) -> None:
-        """A site is passed: find the breakpoints that match, say so, and hold the slot if one of them holds."""
+        """A site is passed: if a breakpoint watches it, or somebody asked this slot to stop, see what follows."""
         assert self.gate is not None
-        asked = site is Site.TRANSITION_DID and (self.aids.stepping or self.aids.until)
-        if not asked and not self.gate.watches(site, new):
-            return
-        moment = Moment(site, slot.slot, slot.request, old, new, route, tier)
-        effective = [known for known in self.gate.ask(moment) if self._counts(known)]
-        logs = tuple(known.spec.id for known in effective if known.spec.action is BreakpointAction.LOG)
-        if logs:
-            self.emit(ev.BreakpointHit, logs, slot.slot, site, BreakpointAction.LOG)
-        holders = [known for known in effective if known.spec.action is BreakpointAction.HOLD]
-        asked_by = self._asked(site, slot.slot, new)
-        if holders or asked_by is not None:
-            self._hold(site, slot, new, holders, asked_by)
-        if any(known.spec.one_shot for known in effective) or asked_by is not None:
-            self.rearm()
-
-    def _counts(self, known: BreakpointFacts) -> bool:
-        number = known.spec.id
-        if not self.state.breakpoints[number].enabled:
-            return False
-        seen = self.aids.matches.get(number, 0) + 1
-        self.aids.matches[number] = seen
-        return seen > known.spec.ignore_count
-
-    def _asked(self, site: Site, slot: int, new: SlotState) -> str | None:
-        if site is not Site.TRANSITION_DID:
-            return None
-        if slot in self.aids.stepping:
-            return self.aids.stepping.pop(slot)
-        target = self.aids.until.get(slot)
-        if target is not None and target[0] is new:
-            del self.aids.until[slot]
-            return target[1]
-        return None
-
-    def _hold(
-        self, site: Site, slot: SlotFacts, new: SlotState, holders: list[BreakpointFacts], asked_by: str | None
-    ) -> None:
-        numbers = tuple(known.spec.id for known in holders)
-        if numbers:
-            self.emit(ev.BreakpointHit, numbers, slot.slot, site, BreakpointAction.HOLD)
-        if slot.hold is not None:
-            return
-        announced = self.entry == ENTRY_TAGS[CallAnnounced]
-        point = WaitPoint.CALL if announced else wait_point(site, new)
-        budget = hold_budget(len(self.state.slots), self.config.hold_budget_min, self.config.hold_budget_share)
-        if point is None:
-            self.emit(ev.HoldDenied, slot.slot, site, "a finished slot cannot wait")
-        elif len(self.state.holds) >= budget:
-            self.emit(ev.HoldDenied, slot.slot, site, f"the budget of {budget} holds is used up")
-        else:
-            owner = holders[0].owner if holders else asked_by or ""
-            max_hold_ns = min((known.spec.max_hold_ns for known in holders), default=30_000_000_000)
-            number = self.state.next_hold
-            self.emit(ev.SlotHeld, number, slot.slot, site, point, numbers, owner, max_hold_ns)
-            self.ask(SetDeadline(self.aids.deadline("hold", number), max_hold_ns, Clock.WALL))
-            self.clear_deadline("staging", slot.slot)
-            if new in (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE) and point is WaitPoint.SCHEDULE:
-                self.park(slot)
+        if self.gate.watches(site, new) or self._asked_for_stops:
+            pass_site(self, slot, moment_of(site, slot, old, new, candidate))
 
     def held_at(self, slot: SlotFacts, point: WaitPoint) -> bool:
         """Whether the slot has to stand still at this point; says so once when it gets there."""
@@ -318,11 +258,7 @@ class Decider:
 
     def release_hold(self, hold: HoldFacts, why: HoldEnd, by: str) -> None:
         """The slot goes on; what it was kept from happens at the end of this stimulus."""
-        slot = self.state.slots[hold.slot]
-        self.emit(ev.HoldReleased, hold.hold, hold.slot, why, by, self.at_ns - hold.since_ns)
-        self.clear_deadline("hold", hold.hold)
-        if slot.staged and slot.state is SlotState.ONBOARD_STAGED and not slot.device_blocks:
-            self.set_staging_deadline(slot)
+        end_hold(self, hold, why, by)
 
     def set_staging_deadline(self, slot: SlotFacts) -> None:
         """Start (again) the time that a match may stay staged."""

@@ -23,6 +23,7 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.core.leader.aids import LoadPart
 from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.holds import felt_pressure
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import CAPACITY_MAX, READY, WRITING, PoolFacts
@@ -81,6 +82,8 @@ def match_requested(leader: Decider, s: st.MatchRequested) -> MatchAnswer:
     asynchronous = leader.config.asynchronous
     if leader.held_at(slot, WaitPoint.LOOKUP):
         return MatchAnswer(None, asynchronous)
+    if slot.last_answer is not None and slot.last_answer[0] is not None:
+        felt_pressure(leader, slot)  # it was answered before, and the engine had no room for it
     if slot.outstanding:
         _answer(leader, slot, local, (0, 0, 0), None, MissReason.WRITING, None)
         return MatchAnswer(None, asynchronous)
@@ -229,6 +232,10 @@ def assign(
         reused, external_tokens,
     )
     leader.aids.look_again(pool, ids[:reused])
+    lower = leader.below(pool)
+    if lower is not None and reused:
+        # A block that is used again deserves a copy again.
+        leader.aids.unsaved(pool, [place for place in ids[:reused] if pool.hash_of[place] not in lower.by_hash])
     owner = leader.aids.pools[pool.info.pool].owner
     at = 0
     for slot, count in zip(slots, counts, strict=True):

@@ -35,8 +35,12 @@ def _slot(leader: Decider, candidate: CandidateFacts) -> SlotFacts | None:
 
 def _strike(leader: Decider, site: Site, candidate: CandidateFacts) -> None:
     slot = _slot(leader, candidate)
-    if leader.gate is not None and slot is not None:
-        leader.strike(site, slot, slot.state, slot.state, candidate.route, candidate.route.target)
+    if leader.gate is None or slot is None:
+        return
+    struck = leader.aids.struck.get(candidate.candidate, 0)
+    if not struck >> site & 1:
+        leader.aids.struck[candidate.candidate] = struck | 1 << site
+        leader.strike(site, slot, slot.state, slot.state, candidate)
 
 
 def _waits(leader: Decider, candidate: CandidateFacts, point: WaitPoint) -> bool:
@@ -214,8 +218,7 @@ def skip(leader: Decider, candidate: CandidateFacts, reason: SkipReason) -> None
     leader.aids.pending.remove(candidate.candidate)
     leader.emit(ev.CandidateSkipped, candidate.candidate, reason)
     _forget_plan(leader, source, candidate)
-    if slot is not None and leader.gate is not None:
-        leader.strike(Site.SKIP_DID, slot, slot.state, slot.state, candidate.route, candidate.route.target)
+    _strike(leader, Site.SKIP_DID, candidate)
     _end_batch(leader, candidate)
     if slot is not None and candidate.route.is_load:
         _lose(leader, slot, candidate.first_block or 0)
@@ -318,6 +321,7 @@ def _forget_plan(leader: Decider, source: PoolFacts, candidate: CandidateFacts) 
 def _end_batch(leader: Decider, candidate: CandidateFacts) -> None:
     batch = leader.aids.batch_of.pop(candidate.candidate, candidate.candidate)
     leader.aids.drawn_from.pop(candidate.candidate, None)
+    leader.aids.struck.pop(candidate.candidate, None)
     if batch in leader.state.batches and batch not in leader.aids.batch_of.values():
         leader.emit(ev.BatchEnded, batch)
 
@@ -384,5 +388,8 @@ def forget_slot(leader: Decider, slot: SlotFacts) -> None:
         memory.pop(slot.slot, None)
     leader.aids.stepping.pop(slot.slot, None)
     leader.aids.until.pop(slot.slot, None)
+    leader.aids.until_site.pop(slot.slot, None)
     leader.aids.announced.pop(slot.slot, None)
+    leader.aids.returning.pop(slot.slot, None)
+    leader.aids.pressed.pop(slot.slot, None)
     leader.clear_deadline("staging", slot.slot)

@@ -22,6 +22,7 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.instructions import CancelTransfer, ClearDevicePool, SetDeadline, ZeroBlocks
 from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.holds import thaw
 from kvbm_console.core.leader.pipeline import drop, end_candidate, finish, skip
 
 REPORTED_BLOCKS_MAX = 1_000_000
@@ -55,6 +56,7 @@ def reset(leader: Decider, mode: ResetMode) -> None:
     leader.emit(ev.ResetBegun, mode)
     for hold in list(leader.state.holds.values()):
         leader.release_hold(hold, HoldEnd.CANCELLED, "")
+    thaw(leader, HoldEnd.CANCELLED, "")
     _close_candidates(leader)
     for slot in list(leader.state.slots.values()):
         leader.release_staging(slot, ReleaseReason.RESET)
@@ -99,7 +101,10 @@ def _start_aids_anew(leader: Decider) -> None:
         if pool.info.authority is Authority.LEADER:
             leader.free_places(pool, [place for place in range(len(pool)) if place not in pool.quarantined])
     leader.aids.matches = old.matches
+    leader.aids.logged = old.logged
+    leader.aids.paused = old.paused
     leader.aids.next_deadline = old.next_deadline
+    leader.aids.deadlines = {number: what for number, what in old.deadlines.items() if what[0] == "expiry"}
     leader.rearm()
 
 

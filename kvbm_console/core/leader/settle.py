@@ -4,6 +4,7 @@ Law of this file: it ends, because each round closes, promotes or parks somethin
 """
 
 from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.holds import pause_engines
 from kvbm_console.core.leader.offloads import plan_offloads
 from kvbm_console.core.leader.pipeline import advance, close_slot, dispatch, end_operation
 
@@ -17,6 +18,8 @@ def settle(leader: Decider) -> None:
         for number in list(aids.complete):
             end_operation(leader, leader.state.operations[number])
         for number in list(aids.pending):
+            if leader.state.pipeline_closed:
+                break
             advance(leader, leader.state.candidates[number])
         for number in list(aids.undispatched):
             dispatch(leader, leader.state.operations[number])
@@ -28,4 +31,6 @@ def settle(leader: Decider) -> None:
             for index in dirty:
                 plan_offloads(leader, leader.state.pools[index])
         if leader.state.seq == before:
-            return
+            break
+    if aids.paused or leader.state.engines_paused:
+        pause_engines(leader)

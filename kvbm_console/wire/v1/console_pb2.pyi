@@ -142,6 +142,25 @@ class BreakpointAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BREAKPOINT_ACTION_HOLD: _ClassVar[BreakpointAction]
     BREAKPOINT_ACTION_LOG: _ClassVar[BreakpointAction]
+    BREAKPOINT_ACTION_SNAPSHOT: _ClassVar[BreakpointAction]
+    BREAKPOINT_ACTION_FREEZE: _ClassVar[BreakpointAction]
+
+class Suspend(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SUSPEND_SLOT: _ClassVar[Suspend]
+    SUSPEND_PIPELINE: _ClassVar[Suspend]
+    SUSPEND_ALL: _ClassVar[Suspend]
+
+class OnTimeout(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ON_TIMEOUT_CONTINUE: _ClassVar[OnTimeout]
+    ON_TIMEOUT_SKIP_CANDIDATE: _ClassVar[OnTimeout]
+
+class BreakpointEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BREAKPOINT_END_FAILED: _ClassVar[BreakpointEnd]
+    BREAKPOINT_END_OVERRUN: _ClassVar[BreakpointEnd]
+    BREAKPOINT_END_EXPIRED: _ClassVar[BreakpointEnd]
 
 class WaitPoint(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -272,6 +291,16 @@ SITE_CALL_WILL: Site
 SITE_CALL_DID: Site
 BREAKPOINT_ACTION_HOLD: BreakpointAction
 BREAKPOINT_ACTION_LOG: BreakpointAction
+BREAKPOINT_ACTION_SNAPSHOT: BreakpointAction
+BREAKPOINT_ACTION_FREEZE: BreakpointAction
+SUSPEND_SLOT: Suspend
+SUSPEND_PIPELINE: Suspend
+SUSPEND_ALL: Suspend
+ON_TIMEOUT_CONTINUE: OnTimeout
+ON_TIMEOUT_SKIP_CANDIDATE: OnTimeout
+BREAKPOINT_END_FAILED: BreakpointEnd
+BREAKPOINT_END_OVERRUN: BreakpointEnd
+BREAKPOINT_END_EXPIRED: BreakpointEnd
 WAIT_POINT_LOOKUP: WaitPoint
 WAIT_POINT_SCHEDULE: WaitPoint
 WAIT_POINT_EVALUATE: WaitPoint
@@ -537,8 +566,10 @@ class QueryRequest(_message.Message):
     def __init__(self, status: _Optional[_Union[StatusQuery, _Mapping]] = ..., digest: _Optional[_Union[DigestQuery, _Mapping]] = ..., history: _Optional[_Union[HistoryQuery, _Mapping]] = ...) -> None: ...
 
 class StatusQuery(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("slot_filter",)
+    SLOT_FILTER_FIELD_NUMBER: _ClassVar[int]
+    slot_filter: str
+    def __init__(self, slot_filter: _Optional[str] = ...) -> None: ...
 
 class DigestQuery(_message.Message):
     __slots__ = ()
@@ -579,7 +610,7 @@ class HistoryReply(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[EventBatch, _Mapping]]] = ..., oldest_seq: _Optional[int] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("id", "open", "renew", "set", "remove", "enable", "continue_hold", "step", "disarm")
+    __slots__ = ("id", "open", "renew", "set", "remove", "enable", "continue_hold", "step", "disarm", "step_pipeline", "run_for", "skip", "freeze", "thaw")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
@@ -589,6 +620,11 @@ class ControlRequest(_message.Message):
     CONTINUE_HOLD_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DISARM_FIELD_NUMBER: _ClassVar[int]
+    STEP_PIPELINE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FOR_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_FIELD_NUMBER: _ClassVar[int]
+    THAW_FIELD_NUMBER: _ClassVar[int]
     id: int
     open: OpenSession
     renew: RenewLease
@@ -598,7 +634,12 @@ class ControlRequest(_message.Message):
     continue_hold: ContinueHold
     step: StepSlot
     disarm: Disarm
-    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., renew: _Optional[_Union[RenewLease, _Mapping]] = ..., set: _Optional[_Union[SetBreakpoint, _Mapping]] = ..., remove: _Optional[_Union[RemoveBreakpoint, _Mapping]] = ..., enable: _Optional[_Union[EnableBreakpoint, _Mapping]] = ..., continue_hold: _Optional[_Union[ContinueHold, _Mapping]] = ..., step: _Optional[_Union[StepSlot, _Mapping]] = ..., disarm: _Optional[_Union[Disarm, _Mapping]] = ...) -> None: ...
+    step_pipeline: StepPipeline
+    run_for: RunFor
+    skip: SkipCandidate
+    freeze: Freeze
+    thaw: Thaw
+    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., renew: _Optional[_Union[RenewLease, _Mapping]] = ..., set: _Optional[_Union[SetBreakpoint, _Mapping]] = ..., remove: _Optional[_Union[RemoveBreakpoint, _Mapping]] = ..., enable: _Optional[_Union[EnableBreakpoint, _Mapping]] = ..., continue_hold: _Optional[_Union[ContinueHold, _Mapping]] = ..., step: _Optional[_Union[StepSlot, _Mapping]] = ..., disarm: _Optional[_Union[Disarm, _Mapping]] = ..., step_pipeline: _Optional[_Union[StepPipeline, _Mapping]] = ..., run_for: _Optional[_Union[RunFor, _Mapping]] = ..., skip: _Optional[_Union[SkipCandidate, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., thaw: _Optional[_Union[Thaw, _Mapping]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("name", "lease")
@@ -633,12 +674,14 @@ class EnableBreakpoint(_message.Message):
     def __init__(self, breakpoint: _Optional[int] = ..., enabled: _Optional[bool] = ...) -> None: ...
 
 class ContinueHold(_message.Message):
-    __slots__ = ("hold", "until")
+    __slots__ = ("hold", "until", "until_site")
     HOLD_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_SITE_FIELD_NUMBER: _ClassVar[int]
     hold: int
     until: SlotState
-    def __init__(self, hold: _Optional[int] = ..., until: _Optional[_Union[SlotState, str]] = ...) -> None: ...
+    until_site: Site
+    def __init__(self, hold: _Optional[int] = ..., until: _Optional[_Union[SlotState, str]] = ..., until_site: _Optional[_Union[Site, str]] = ...) -> None: ...
 
 class StepSlot(_message.Message):
     __slots__ = ("hold",)
@@ -647,6 +690,34 @@ class StepSlot(_message.Message):
     def __init__(self, hold: _Optional[int] = ...) -> None: ...
 
 class Disarm(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StepPipeline(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunFor(_message.Message):
+    __slots__ = ("duration_ns", "max_hold_ns")
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+    duration_ns: int
+    max_hold_ns: int
+    def __init__(self, duration_ns: _Optional[int] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
+
+class SkipCandidate(_message.Message):
+    __slots__ = ("hold",)
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    hold: int
+    def __init__(self, hold: _Optional[int] = ...) -> None: ...
+
+class Freeze(_message.Message):
+    __slots__ = ("max_hold_ns",)
+    MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+    max_hold_ns: int
+    def __init__(self, max_hold_ns: _Optional[int] = ...) -> None: ...
+
+class Thaw(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -691,15 +762,19 @@ class FeedRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenFeed, _Mapping]] = ..., batch: _Optional[_Union[StimulusBatch, _Mapping]] = ...) -> None: ...
 
 class OpenFeed(_message.Message):
-    __slots__ = ("name", "moves")
+    __slots__ = ("name", "moves", "pauses", "points")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    PAUSES_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     moves: bool
-    def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ...) -> None: ...
+    pauses: bool
+    points: _containers.RepeatedScalarFieldContainer[WaitPoint]
+    def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ..., pauses: _Optional[bool] = ..., points: _Optional[_Iterable[_Union[WaitPoint, str]]] = ...) -> None: ...
 
 class FeedReply(_message.Message):
-    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin")
+    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
@@ -710,6 +785,8 @@ class FeedReply(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     opened: FeedOpened
     answers: Answers
     wake: WakeRequest
@@ -720,7 +797,9 @@ class FeedReply(_message.Message):
     start: StartTransfer
     cancel: CancelTransfer
     pin: PinDeviceBlocks
-    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ...) -> None: ...
+    pause: PauseEngine
+    resume: ResumeEngine
+    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ...) -> None: ...
 
 class FeedOpened(_message.Message):
     __slots__ = ("source", "incarnation")
@@ -842,6 +921,14 @@ class PinDeviceBlocks(_message.Message):
     ids: bytes
     def __init__(self, ids: _Optional[bytes] = ...) -> None: ...
 
+class PauseEngine(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeEngine(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StandingRequests(_message.Message):
     __slots__ = ("requests",)
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -849,7 +936,7 @@ class StandingRequests(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BreakpointSpec(_message.Message):
-    __slots__ = ("id", "site", "request", "from_state", "to_state", "tier", "route", "action", "enabled", "one_shot", "ignore_count", "max_hold_ns")
+    __slots__ = ("id", "site", "request", "from_state", "to_state", "tier", "route", "action", "enabled", "one_shot", "ignore_count", "max_hold_ns", "name", "status", "condition", "hit_condition", "log", "suspend", "depends_on", "on_timeout", "expires_ns", "persist")
     ID_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -862,6 +949,16 @@ class BreakpointSpec(_message.Message):
     ONE_SHOT_FIELD_NUMBER: _ClassVar[int]
     IGNORE_COUNT_FIELD_NUMBER: _ClassVar[int]
     MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    HIT_CONDITION_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    SUSPEND_FIELD_NUMBER: _ClassVar[int]
+    DEPENDS_ON_FIELD_NUMBER: _ClassVar[int]
+    ON_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_NS_FIELD_NUMBER: _ClassVar[int]
+    PERSIST_FIELD_NUMBER: _ClassVar[int]
     id: int
     site: Site
     request: str
@@ -874,10 +971,20 @@ class BreakpointSpec(_message.Message):
     one_shot: bool
     ignore_count: int
     max_hold_ns: int
-    def __init__(self, id: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., request: _Optional[str] = ..., from_state: _Optional[_Union[SlotState, str]] = ..., to_state: _Optional[_Union[SlotState, str]] = ..., tier: _Optional[_Union[Tier, str]] = ..., route: _Optional[_Union[Route, str]] = ..., action: _Optional[_Union[BreakpointAction, str]] = ..., enabled: _Optional[bool] = ..., one_shot: _Optional[bool] = ..., ignore_count: _Optional[int] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
+    name: str
+    status: CandidateStatus
+    condition: str
+    hit_condition: str
+    log: str
+    suspend: Suspend
+    depends_on: int
+    on_timeout: OnTimeout
+    expires_ns: int
+    persist: bool
+    def __init__(self, id: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., request: _Optional[str] = ..., from_state: _Optional[_Union[SlotState, str]] = ..., to_state: _Optional[_Union[SlotState, str]] = ..., tier: _Optional[_Union[Tier, str]] = ..., route: _Optional[_Union[Route, str]] = ..., action: _Optional[_Union[BreakpointAction, str]] = ..., enabled: _Optional[bool] = ..., one_shot: _Optional[bool] = ..., ignore_count: _Optional[int] = ..., max_hold_ns: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[CandidateStatus, str]] = ..., condition: _Optional[str] = ..., hit_condition: _Optional[str] = ..., log: _Optional[str] = ..., suspend: _Optional[_Union[Suspend, str]] = ..., depends_on: _Optional[int] = ..., on_timeout: _Optional[_Union[OnTimeout, str]] = ..., expires_ns: _Optional[int] = ..., persist: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("seq", "at_ns", "cause", "pool_known", "slot_opened", "slot_moved", "slot_closed", "slot_cloned", "lookup_answered", "blocks_staged", "staging_released", "device_blocks_assigned", "device_blocks_released", "blocks_filled", "blocks_evicted", "blocks_reserved", "blocks_ready", "blocks_dropped", "candidate_planned", "candidate_enqueued", "candidate_evaluated", "candidate_skipped", "candidate_promoted", "operation_started", "operation_reported", "candidate_ended", "batch_ended", "iteration_advanced", "prefix_scored", "hits_lost", "breakpoints_changed", "breakpoint_hit", "slot_held", "hold_parked", "hold_released", "hold_denied", "lease_changed", "reset_begun", "reset_done", "drain_begun", "stimulus_rejected", "completion_refused", "invariant_violated", "blocks_seen", "source_lost", "noted", "blocks_quarantined")
+    __slots__ = ("seq", "at_ns", "cause", "pool_known", "slot_opened", "slot_moved", "slot_closed", "slot_cloned", "lookup_answered", "blocks_staged", "staging_released", "device_blocks_assigned", "device_blocks_released", "blocks_filled", "blocks_evicted", "blocks_reserved", "blocks_ready", "blocks_dropped", "candidate_planned", "candidate_enqueued", "candidate_evaluated", "candidate_skipped", "candidate_promoted", "operation_started", "operation_reported", "candidate_ended", "batch_ended", "iteration_advanced", "prefix_scored", "hits_lost", "breakpoints_changed", "breakpoint_hit", "slot_held", "hold_parked", "hold_released", "hold_denied", "lease_changed", "reset_begun", "reset_done", "drain_begun", "stimulus_rejected", "completion_refused", "invariant_violated", "blocks_seen", "source_lost", "noted", "blocks_quarantined", "breakpoint_stopped", "slot_captured", "frozen", "thawed")
     class PoolKnown(_message.Message):
         __slots__ = ("pool", "source", "dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority")
         POOL_FIELD_NUMBER: _ClassVar[int]
@@ -1205,18 +1312,20 @@ class Event(_message.Message):
         specs: _containers.RepeatedCompositeFieldContainer[BreakpointSpec]
         def __init__(self, owner: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ...) -> None: ...
     class BreakpointHit(_message.Message):
-        __slots__ = ("breakpoints", "slot", "site", "action")
+        __slots__ = ("breakpoints", "slot", "site", "action", "message")
         BREAKPOINTS_FIELD_NUMBER: _ClassVar[int]
         SLOT_FIELD_NUMBER: _ClassVar[int]
         SITE_FIELD_NUMBER: _ClassVar[int]
         ACTION_FIELD_NUMBER: _ClassVar[int]
+        MESSAGE_FIELD_NUMBER: _ClassVar[int]
         breakpoints: _containers.RepeatedScalarFieldContainer[int]
         slot: int
         site: Site
         action: BreakpointAction
-        def __init__(self, breakpoints: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., action: _Optional[_Union[BreakpointAction, str]] = ...) -> None: ...
+        message: str
+        def __init__(self, breakpoints: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., action: _Optional[_Union[BreakpointAction, str]] = ..., message: _Optional[str] = ...) -> None: ...
     class SlotHeld(_message.Message):
-        __slots__ = ("hold", "slot", "site", "point", "breakpoints", "owner", "max_hold_ns")
+        __slots__ = ("hold", "slot", "site", "point", "breakpoints", "owner", "max_hold_ns", "suspend", "on_timeout")
         HOLD_FIELD_NUMBER: _ClassVar[int]
         SLOT_FIELD_NUMBER: _ClassVar[int]
         SITE_FIELD_NUMBER: _ClassVar[int]
@@ -1224,6 +1333,8 @@ class Event(_message.Message):
         BREAKPOINTS_FIELD_NUMBER: _ClassVar[int]
         OWNER_FIELD_NUMBER: _ClassVar[int]
         MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+        SUSPEND_FIELD_NUMBER: _ClassVar[int]
+        ON_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
         hold: int
         slot: int
         site: Site
@@ -1231,7 +1342,9 @@ class Event(_message.Message):
         breakpoints: _containers.RepeatedScalarFieldContainer[int]
         owner: str
         max_hold_ns: int
-        def __init__(self, hold: _Optional[int] = ..., slot: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., point: _Optional[_Union[WaitPoint, str]] = ..., breakpoints: _Optional[_Iterable[int]] = ..., owner: _Optional[str] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
+        suspend: Suspend
+        on_timeout: OnTimeout
+        def __init__(self, hold: _Optional[int] = ..., slot: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., point: _Optional[_Union[WaitPoint, str]] = ..., breakpoints: _Optional[_Iterable[int]] = ..., owner: _Optional[str] = ..., max_hold_ns: _Optional[int] = ..., suspend: _Optional[_Union[Suspend, str]] = ..., on_timeout: _Optional[_Union[OnTimeout, str]] = ...) -> None: ...
     class HoldParked(_message.Message):
         __slots__ = ("hold",)
         HOLD_FIELD_NUMBER: _ClassVar[int]
@@ -1352,6 +1465,44 @@ class Event(_message.Message):
         ids: bytes
         reported: _containers.RepeatedScalarFieldContainer[int]
         def __init__(self, pool: _Optional[int] = ..., operation: _Optional[int] = ..., ids: _Optional[bytes] = ..., reported: _Optional[_Iterable[int]] = ...) -> None: ...
+    class BreakpointStopped(_message.Message):
+        __slots__ = ("breakpoint", "why", "message")
+        BREAKPOINT_FIELD_NUMBER: _ClassVar[int]
+        WHY_FIELD_NUMBER: _ClassVar[int]
+        MESSAGE_FIELD_NUMBER: _ClassVar[int]
+        breakpoint: int
+        why: BreakpointEnd
+        message: str
+        def __init__(self, breakpoint: _Optional[int] = ..., why: _Optional[_Union[BreakpointEnd, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    class SlotCaptured(_message.Message):
+        __slots__ = ("slot", "site", "breakpoints", "names", "values")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        SITE_FIELD_NUMBER: _ClassVar[int]
+        BREAKPOINTS_FIELD_NUMBER: _ClassVar[int]
+        NAMES_FIELD_NUMBER: _ClassVar[int]
+        VALUES_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        site: Site
+        breakpoints: _containers.RepeatedScalarFieldContainer[int]
+        names: _containers.RepeatedScalarFieldContainer[str]
+        values: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, slot: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., breakpoints: _Optional[_Iterable[int]] = ..., names: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[str]] = ...) -> None: ...
+    class Frozen(_message.Message):
+        __slots__ = ("by", "max_hold_ns")
+        BY_FIELD_NUMBER: _ClassVar[int]
+        MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+        by: str
+        max_hold_ns: int
+        def __init__(self, by: _Optional[str] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
+    class Thawed(_message.Message):
+        __slots__ = ("why", "by", "held_ns")
+        WHY_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
+        HELD_NS_FIELD_NUMBER: _ClassVar[int]
+        why: HoldEnd
+        by: str
+        held_ns: int
+        def __init__(self, why: _Optional[_Union[HoldEnd, str]] = ..., by: _Optional[str] = ..., held_ns: _Optional[int] = ...) -> None: ...
     SEQ_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
@@ -1399,6 +1550,10 @@ class Event(_message.Message):
     SOURCE_LOST_FIELD_NUMBER: _ClassVar[int]
     NOTED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    BREAKPOINT_STOPPED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_CAPTURED_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    THAWED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     at_ns: int
     cause: int
@@ -1446,10 +1601,14 @@ class Event(_message.Message):
     source_lost: Event.SourceLost
     noted: Event.Noted
     blocks_quarantined: Event.BlocksQuarantined
-    def __init__(self, seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., cause: _Optional[int] = ..., pool_known: _Optional[_Union[Event.PoolKnown, _Mapping]] = ..., slot_opened: _Optional[_Union[Event.SlotOpened, _Mapping]] = ..., slot_moved: _Optional[_Union[Event.SlotMoved, _Mapping]] = ..., slot_closed: _Optional[_Union[Event.SlotClosed, _Mapping]] = ..., slot_cloned: _Optional[_Union[Event.SlotCloned, _Mapping]] = ..., lookup_answered: _Optional[_Union[Event.LookupAnswered, _Mapping]] = ..., blocks_staged: _Optional[_Union[Event.BlocksStaged, _Mapping]] = ..., staging_released: _Optional[_Union[Event.StagingReleased, _Mapping]] = ..., device_blocks_assigned: _Optional[_Union[Event.DeviceBlocksAssigned, _Mapping]] = ..., device_blocks_released: _Optional[_Union[Event.DeviceBlocksReleased, _Mapping]] = ..., blocks_filled: _Optional[_Union[Event.BlocksFilled, _Mapping]] = ..., blocks_evicted: _Optional[_Union[Event.BlocksEvicted, _Mapping]] = ..., blocks_reserved: _Optional[_Union[Event.BlocksReserved, _Mapping]] = ..., blocks_ready: _Optional[_Union[Event.BlocksReady, _Mapping]] = ..., blocks_dropped: _Optional[_Union[Event.BlocksDropped, _Mapping]] = ..., candidate_planned: _Optional[_Union[Event.CandidatePlanned, _Mapping]] = ..., candidate_enqueued: _Optional[_Union[Event.CandidateEnqueued, _Mapping]] = ..., candidate_evaluated: _Optional[_Union[Event.CandidateEvaluated, _Mapping]] = ..., candidate_skipped: _Optional[_Union[Event.CandidateSkipped, _Mapping]] = ..., candidate_promoted: _Optional[_Union[Event.CandidatePromoted, _Mapping]] = ..., operation_started: _Optional[_Union[Event.OperationStarted, _Mapping]] = ..., operation_reported: _Optional[_Union[Event.OperationReported, _Mapping]] = ..., candidate_ended: _Optional[_Union[Event.CandidateEnded, _Mapping]] = ..., batch_ended: _Optional[_Union[Event.BatchEnded, _Mapping]] = ..., iteration_advanced: _Optional[_Union[Event.IterationAdvanced, _Mapping]] = ..., prefix_scored: _Optional[_Union[Event.PrefixScored, _Mapping]] = ..., hits_lost: _Optional[_Union[Event.HitsLost, _Mapping]] = ..., breakpoints_changed: _Optional[_Union[Event.BreakpointsChanged, _Mapping]] = ..., breakpoint_hit: _Optional[_Union[Event.BreakpointHit, _Mapping]] = ..., slot_held: _Optional[_Union[Event.SlotHeld, _Mapping]] = ..., hold_parked: _Optional[_Union[Event.HoldParked, _Mapping]] = ..., hold_released: _Optional[_Union[Event.HoldReleased, _Mapping]] = ..., hold_denied: _Optional[_Union[Event.HoldDenied, _Mapping]] = ..., lease_changed: _Optional[_Union[Event.LeaseChanged, _Mapping]] = ..., reset_begun: _Optional[_Union[Event.ResetBegun, _Mapping]] = ..., reset_done: _Optional[_Union[Event.ResetDone, _Mapping]] = ..., drain_begun: _Optional[_Union[Event.DrainBegun, _Mapping]] = ..., stimulus_rejected: _Optional[_Union[Event.StimulusRejected, _Mapping]] = ..., completion_refused: _Optional[_Union[Event.CompletionRefused, _Mapping]] = ..., invariant_violated: _Optional[_Union[Event.InvariantViolated, _Mapping]] = ..., blocks_seen: _Optional[_Union[Event.BlocksSeen, _Mapping]] = ..., source_lost: _Optional[_Union[Event.SourceLost, _Mapping]] = ..., noted: _Optional[_Union[Event.Noted, _Mapping]] = ..., blocks_quarantined: _Optional[_Union[Event.BlocksQuarantined, _Mapping]] = ...) -> None: ...
+    breakpoint_stopped: Event.BreakpointStopped
+    slot_captured: Event.SlotCaptured
+    frozen: Event.Frozen
+    thawed: Event.Thawed
+    def __init__(self, seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., cause: _Optional[int] = ..., pool_known: _Optional[_Union[Event.PoolKnown, _Mapping]] = ..., slot_opened: _Optional[_Union[Event.SlotOpened, _Mapping]] = ..., slot_moved: _Optional[_Union[Event.SlotMoved, _Mapping]] = ..., slot_closed: _Optional[_Union[Event.SlotClosed, _Mapping]] = ..., slot_cloned: _Optional[_Union[Event.SlotCloned, _Mapping]] = ..., lookup_answered: _Optional[_Union[Event.LookupAnswered, _Mapping]] = ..., blocks_staged: _Optional[_Union[Event.BlocksStaged, _Mapping]] = ..., staging_released: _Optional[_Union[Event.StagingReleased, _Mapping]] = ..., device_blocks_assigned: _Optional[_Union[Event.DeviceBlocksAssigned, _Mapping]] = ..., device_blocks_released: _Optional[_Union[Event.DeviceBlocksReleased, _Mapping]] = ..., blocks_filled: _Optional[_Union[Event.BlocksFilled, _Mapping]] = ..., blocks_evicted: _Optional[_Union[Event.BlocksEvicted, _Mapping]] = ..., blocks_reserved: _Optional[_Union[Event.BlocksReserved, _Mapping]] = ..., blocks_ready: _Optional[_Union[Event.BlocksReady, _Mapping]] = ..., blocks_dropped: _Optional[_Union[Event.BlocksDropped, _Mapping]] = ..., candidate_planned: _Optional[_Union[Event.CandidatePlanned, _Mapping]] = ..., candidate_enqueued: _Optional[_Union[Event.CandidateEnqueued, _Mapping]] = ..., candidate_evaluated: _Optional[_Union[Event.CandidateEvaluated, _Mapping]] = ..., candidate_skipped: _Optional[_Union[Event.CandidateSkipped, _Mapping]] = ..., candidate_promoted: _Optional[_Union[Event.CandidatePromoted, _Mapping]] = ..., operation_started: _Optional[_Union[Event.OperationStarted, _Mapping]] = ..., operation_reported: _Optional[_Union[Event.OperationReported, _Mapping]] = ..., candidate_ended: _Optional[_Union[Event.CandidateEnded, _Mapping]] = ..., batch_ended: _Optional[_Union[Event.BatchEnded, _Mapping]] = ..., iteration_advanced: _Optional[_Union[Event.IterationAdvanced, _Mapping]] = ..., prefix_scored: _Optional[_Union[Event.PrefixScored, _Mapping]] = ..., hits_lost: _Optional[_Union[Event.HitsLost, _Mapping]] = ..., breakpoints_changed: _Optional[_Union[Event.BreakpointsChanged, _Mapping]] = ..., breakpoint_hit: _Optional[_Union[Event.BreakpointHit, _Mapping]] = ..., slot_held: _Optional[_Union[Event.SlotHeld, _Mapping]] = ..., hold_parked: _Optional[_Union[Event.HoldParked, _Mapping]] = ..., hold_released: _Optional[_Union[Event.HoldReleased, _Mapping]] = ..., hold_denied: _Optional[_Union[Event.HoldDenied, _Mapping]] = ..., lease_changed: _Optional[_Union[Event.LeaseChanged, _Mapping]] = ..., reset_begun: _Optional[_Union[Event.ResetBegun, _Mapping]] = ..., reset_done: _Optional[_Union[Event.ResetDone, _Mapping]] = ..., drain_begun: _Optional[_Union[Event.DrainBegun, _Mapping]] = ..., stimulus_rejected: _Optional[_Union[Event.StimulusRejected, _Mapping]] = ..., completion_refused: _Optional[_Union[Event.CompletionRefused, _Mapping]] = ..., invariant_violated: _Optional[_Union[Event.InvariantViolated, _Mapping]] = ..., blocks_seen: _Optional[_Union[Event.BlocksSeen, _Mapping]] = ..., source_lost: _Optional[_Union[Event.SourceLost, _Mapping]] = ..., noted: _Optional[_Union[Event.Noted, _Mapping]] = ..., blocks_quarantined: _Optional[_Union[Event.BlocksQuarantined, _Mapping]] = ..., breakpoint_stopped: _Optional[_Union[Event.BreakpointStopped, _Mapping]] = ..., slot_captured: _Optional[_Union[Event.SlotCaptured, _Mapping]] = ..., frozen: _Optional[_Union[Event.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Event.Thawed, _Mapping]] = ...) -> None: ...
 
 class Stimulus(_message.Message):
-    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "reset_requested", "drain_requested", "noted", "call_announced")
+    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "pipeline_stepped", "run_for_requested", "candidate_skip_requested", "frozen", "thawed", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "breakpoint_overran", "reset_requested", "drain_requested", "noted", "call_announced")
     class PoolDeclared(_message.Message):
         __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority")
         DP_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -1625,14 +1784,16 @@ class Stimulus(_message.Message):
         specs: _containers.RepeatedCompositeFieldContainer[BreakpointSpec]
         def __init__(self, owner: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ...) -> None: ...
     class HoldContinued(_message.Message):
-        __slots__ = ("hold", "by", "until")
+        __slots__ = ("hold", "by", "until", "until_site")
         HOLD_FIELD_NUMBER: _ClassVar[int]
         BY_FIELD_NUMBER: _ClassVar[int]
         UNTIL_FIELD_NUMBER: _ClassVar[int]
+        UNTIL_SITE_FIELD_NUMBER: _ClassVar[int]
         hold: int
         by: str
         until: SlotState
-        def __init__(self, hold: _Optional[int] = ..., by: _Optional[str] = ..., until: _Optional[_Union[SlotState, str]] = ...) -> None: ...
+        until_site: Site
+        def __init__(self, hold: _Optional[int] = ..., by: _Optional[str] = ..., until: _Optional[_Union[SlotState, str]] = ..., until_site: _Optional[_Union[Site, str]] = ...) -> None: ...
     class SlotStepped(_message.Message):
         __slots__ = ("hold", "by")
         HOLD_FIELD_NUMBER: _ClassVar[int]
@@ -1677,6 +1838,46 @@ class Stimulus(_message.Message):
         note: Note
         detail: str
         def __init__(self, note: _Optional[_Union[Note, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    class PipelineStepped(_message.Message):
+        __slots__ = ("by",)
+        BY_FIELD_NUMBER: _ClassVar[int]
+        by: str
+        def __init__(self, by: _Optional[str] = ...) -> None: ...
+    class RunForRequested(_message.Message):
+        __slots__ = ("duration_ns", "by", "max_hold_ns")
+        DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
+        MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+        duration_ns: int
+        by: str
+        max_hold_ns: int
+        def __init__(self, duration_ns: _Optional[int] = ..., by: _Optional[str] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
+    class CandidateSkipRequested(_message.Message):
+        __slots__ = ("hold", "by")
+        HOLD_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
+        hold: int
+        by: str
+        def __init__(self, hold: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
+    class Frozen(_message.Message):
+        __slots__ = ("by", "max_hold_ns")
+        BY_FIELD_NUMBER: _ClassVar[int]
+        MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+        by: str
+        max_hold_ns: int
+        def __init__(self, by: _Optional[str] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
+    class Thawed(_message.Message):
+        __slots__ = ("by",)
+        BY_FIELD_NUMBER: _ClassVar[int]
+        by: str
+        def __init__(self, by: _Optional[str] = ...) -> None: ...
+    class BreakpointOverran(_message.Message):
+        __slots__ = ("breakpoint", "message")
+        BREAKPOINT_FIELD_NUMBER: _ClassVar[int]
+        MESSAGE_FIELD_NUMBER: _ClassVar[int]
+        breakpoint: int
+        message: str
+        def __init__(self, breakpoint: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
     class CallAnnounced(_message.Message):
         __slots__ = ("request", "entry")
         REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -1706,10 +1907,16 @@ class Stimulus(_message.Message):
     BREAKPOINTS_REPLACED_FIELD_NUMBER: _ClassVar[int]
     HOLD_CONTINUED_FIELD_NUMBER: _ClassVar[int]
     SLOT_STEPPED_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_STEPPED_FIELD_NUMBER: _ClassVar[int]
+    RUN_FOR_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_SKIP_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    THAWED_FIELD_NUMBER: _ClassVar[int]
     DISARMED_FIELD_NUMBER: _ClassVar[int]
     LEASE_GRANTED_FIELD_NUMBER: _ClassVar[int]
     LEASE_LOST_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_PASSED_FIELD_NUMBER: _ClassVar[int]
+    BREAKPOINT_OVERRAN_FIELD_NUMBER: _ClassVar[int]
     RESET_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     DRAIN_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     NOTED_FIELD_NUMBER: _ClassVar[int]
@@ -1736,12 +1943,18 @@ class Stimulus(_message.Message):
     breakpoints_replaced: Stimulus.BreakpointsReplaced
     hold_continued: Stimulus.HoldContinued
     slot_stepped: Stimulus.SlotStepped
+    pipeline_stepped: Stimulus.PipelineStepped
+    run_for_requested: Stimulus.RunForRequested
+    candidate_skip_requested: Stimulus.CandidateSkipRequested
+    frozen: Stimulus.Frozen
+    thawed: Stimulus.Thawed
     disarmed: Stimulus.Disarmed
     lease_granted: Stimulus.LeaseGranted
     lease_lost: Stimulus.LeaseLost
     deadline_passed: Stimulus.DeadlinePassed
+    breakpoint_overran: Stimulus.BreakpointOverran
     reset_requested: Stimulus.ResetRequested
     drain_requested: Stimulus.DrainRequested
     noted: Stimulus.Noted
     call_announced: Stimulus.CallAnnounced
-    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ..., call_announced: _Optional[_Union[Stimulus.CallAnnounced, _Mapping]] = ...) -> None: ...
+    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., pipeline_stepped: _Optional[_Union[Stimulus.PipelineStepped, _Mapping]] = ..., run_for_requested: _Optional[_Union[Stimulus.RunForRequested, _Mapping]] = ..., candidate_skip_requested: _Optional[_Union[Stimulus.CandidateSkipRequested, _Mapping]] = ..., frozen: _Optional[_Union[Stimulus.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Stimulus.Thawed, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., breakpoint_overran: _Optional[_Union[Stimulus.BreakpointOverran, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ..., call_announced: _Optional[_Union[Stimulus.CallAnnounced, _Mapping]] = ...) -> None: ...

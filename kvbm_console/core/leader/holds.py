@@ -1,0 +1,291 @@
+"""What follows when a site is passed: matches become hits, and hits hold, log, capture or freeze.
+
+Law of this file: the order is fixed (``core.breakpoints``), and nothing here raises into what the leader was doing.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.breakpoints import Armed, FreezeFacts, HoldFacts, Moment, hold_budget, wait_point
+from kvbm_console.core.candidates import CandidateFacts
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.expression import SLOT, variables
+from kvbm_console.core.ids import (
+    Authority,
+    BreakpointAction,
+    BreakpointEnd,
+    CandidateStatus,
+    Clock,
+    HoldEnd,
+    OnTimeout,
+    Site,
+    SkipReason,
+    SlotState,
+    Suspend,
+    Tier,
+    WaitPoint,
+)
+from kvbm_console.core.instructions import PauseEngine, ResumeEngine, SetDeadline
+from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, MatchRequested
+
+if TYPE_CHECKING:
+    from kvbm_console.core.leader.frame import Decider
+
+MAX_HOLD_NS: Final = 30 * SECOND_NS
+"""Of a hold that no breakpoint asked for: a step, or an until."""
+LOGS_PER_SECOND_MAX: Final = 1_000
+"""Messages of one breakpoint in one second of engine time; nobody reads more, and every one is recorded."""
+PRESSURE_WINDOW_NS: Final = 2 * SECOND_NS
+"""An unheld request that suffers twice within this time makes the oldest hold go on (safety rule 7)."""
+_SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
+_UNSTEPPED: Final = (Site.TRANSITION_WILL, Site.CALL_WILL, Site.CALL_DID)
+"""Sites that a step does not stop at: the move follows in the same breath, and calls are not the slot's own doing."""
+
+
+def moment_of(
+    site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None
+) -> Moment:
+    """What the site knows."""
+    if candidate is None:
+        return Moment(site, slot.slot, slot.request, old, new)
+    status = CandidateStatus.SKIPPED if site is Site.SKIP_DID else candidate.status
+    route = candidate.route
+    return Moment(site, slot.slot, slot.request, old, new, route, route.target, candidate.candidate, status)
+
+
+def pass_site(leader: "Decider", slot: SlotFacts, moment: Moment) -> None:
+    """A site that somebody watches is passed: carry out what the breakpoints ask for."""
+    assert leader.gate is not None
+    matched, failed = leader.gate.ask(moment, slot, leader.state)
+    for number, message in failed:
+        leader.emit(ev.BreakpointStopped, number, BreakpointEnd.FAILED, message)
+    effective = [armed for armed in matched if _counts(leader, armed)]
+    logs = [armed for armed in effective if armed.spec.action is BreakpointAction.LOG]
+    if logs:
+        _log(leader, slot, moment, logs)
+    captures = _numbers(effective, BreakpointAction.SNAPSHOT)
+    if captures:
+        leader.emit(ev.BreakpointHit, captures, slot.slot, moment.site, BreakpointAction.SNAPSHOT)
+        capture(leader, slot, moment, captures)
+    freezers = [armed for armed in effective if armed.spec.action is BreakpointAction.FREEZE]
+    if freezers:
+        numbers = tuple(armed.number for armed in freezers)
+        leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.FREEZE)
+        freeze(leader, freezers[0].known.owner, min(armed.spec.max_hold_ns for armed in freezers))
+    holders = [armed for armed in effective if armed.spec.action is BreakpointAction.HOLD]
+    asked_by = _asked(leader, moment)
+    if holders or asked_by is not None:
+        _hold(leader, slot, moment, holders, asked_by)
+    if failed or asked_by is not None or any(armed.spec.one_shot for armed in effective):
+        leader.rearm()
+
+
+def _numbers(effective: list[Armed], action: BreakpointAction) -> tuple[int, ...]:
+    return tuple(armed.number for armed in effective if armed.spec.action is action)
+
+
+def _counts(leader: "Decider", armed: Armed) -> bool:
+    """One more match: whether it takes effect by the ignored ones and the hit condition."""
+    seen = leader.aids.matches.get(armed.number, 0) + 1
+    leader.aids.matches[armed.number] = seen
+    seen -= armed.spec.ignore_count
+    return seen > 0 and (armed.counts is None or armed.counts(seen))
+
+
+def _asked(leader: "Decider", moment: Moment) -> str | None:
+    """Who asked for this slot to stop here by a step or an until; None when nobody did."""
+    aids, slot = leader.aids, moment.slot
+    if slot in aids.stepping and moment.site not in _UNSTEPPED:
+        return aids.stepping.pop(slot)
+    at_site = aids.until_site.get(slot)
+    if at_site is not None and at_site[0] is moment.site:
+        del aids.until_site[slot]
+        return at_site[1]
+    at_state = aids.until.get(slot)
+    if at_state is not None and moment.site is Site.TRANSITION_DID and at_state[0] is moment.new:
+        del aids.until[slot]
+        return at_state[1]
+    return None
+
+
+# --- logs and captures ---
+
+
+def _log(leader: "Decider", slot: SlotFacts, moment: Moment, logs: list[Armed]) -> None:
+    """Say that breakpoints were hit; those with a template of their own each with its message."""
+    silent = []
+    for armed in logs:
+        if not _within_rate(leader, armed.number):
+            leader.emit(
+                ev.BreakpointStopped, armed.number, BreakpointEnd.OVERRUN,
+                f"more than {LOGS_PER_SECOND_MAX} messages in one second",
+            )
+            armed.known.enabled = False
+        elif armed.message is None:
+            silent.append(armed.number)
+        else:
+            message = armed.message(slot, leader.state, moment)
+            leader.emit(
+                ev.BreakpointHit, (armed.number,), slot.slot, moment.site, BreakpointAction.LOG, message
+            )
+    if silent:
+        leader.emit(ev.BreakpointHit, tuple(silent), slot.slot, moment.site, BreakpointAction.LOG)
+
+
+def _within_rate(leader: "Decider", number: int) -> bool:
+    since, count = leader.aids.logged.get(number, (leader.at_ns, 0))
+    if leader.at_ns - since >= SECOND_NS:
+        since, count = leader.at_ns, 0
+    leader.aids.logged[number] = (since, count + 1)
+    return count < LOGS_PER_SECOND_MAX
+
+
+def capture(leader: "Decider", slot: SlotFacts, moment: Moment, numbers: tuple[int, ...]) -> None:
+    """Put the slot's values on the record."""
+    names, values = variables(slot, leader.state, moment, SLOT)
+    leader.emit(ev.SlotCaptured, slot.slot, moment.site, numbers, names, values)
+
+
+# --- holds ---
+
+
+def _hold(
+    leader: "Decider", slot: SlotFacts, moment: Moment, holders: list[Armed], asked_by: str | None
+) -> None:
+    numbers = tuple(armed.number for armed in holders)
+    announced = leader.entry == ENTRY_TAGS[CallAnnounced]
+    point = WaitPoint.CALL if announced else wait_point(moment.site, moment.new)
+    if point is None:  # a finished slot cannot wait: what a hold would have shown is put on the record
+        if numbers:
+            leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.SNAPSHOT)
+        leader.emit(ev.HoldDenied, slot.slot, moment.site, "a finished slot cannot wait")
+        capture(leader, slot, moment, numbers)
+        return
+    budget = hold_budget(len(leader.state.slots), leader.config.hold_budget_min, leader.config.hold_budget_share)
+    full = slot.hold is None and len(leader.state.holds) >= budget
+    if numbers:
+        action = BreakpointAction.LOG if full else BreakpointAction.HOLD
+        leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, action)
+    if full:
+        if not leader.aids.budget_warned:
+            leader.aids.budget_warned = True
+            leader.emit(ev.HoldDenied, slot.slot, moment.site, f"the budget of {budget} holds is used up")
+    elif slot.hold is None:
+        _begin_hold(leader, slot, moment, point, holders, asked_by)
+
+
+def _begin_hold(
+    leader: "Decider", slot: SlotFacts, moment: Moment, point: WaitPoint, holders: list[Armed], asked_by: str | None
+) -> None:
+    number = leader.state.next_hold
+    max_hold_ns = min((armed.spec.max_hold_ns for armed in holders), default=MAX_HOLD_NS)
+    leader.emit(
+        ev.SlotHeld, number, slot.slot, moment.site, point, tuple(armed.number for armed in holders),
+        holders[0].known.owner if holders else asked_by or "", max_hold_ns,
+        max((armed.spec.suspend for armed in holders), default=Suspend.SLOT),
+        max((armed.spec.on_timeout for armed in holders), default=OnTimeout.CONTINUE),
+    )
+    leader.ask(SetDeadline(leader.aids.deadline("hold", number), max_hold_ns, Clock.WALL))
+    leader.clear_deadline("staging", slot.slot)
+    if moment.new in _SKIPPED and point is WaitPoint.SCHEDULE:
+        leader.park(slot)
+
+
+def end_hold(leader: "Decider", hold: HoldFacts, why: HoldEnd, by: str) -> None:
+    """The slot goes on; what it was kept from happens at the end of this stimulus."""
+    slot = leader.state.slots[hold.slot]
+    leader.emit(ev.HoldReleased, hold.hold, hold.slot, why, by, leader.at_ns - hold.since_ns)
+    leader.clear_deadline("hold", hold.hold)
+    leader.aids.budget_warned = False
+    if hold.point is WaitPoint.SCHEDULE and slot.state in _SKIPPED:
+        leader.aids.returning[slot.slot] = True
+    elif hold.site is Site.CALL_WILL and hold.point is WaitPoint.LOOKUP and hold.parked:
+        # The engine asks again; that is the same call, which has stood still long enough.
+        leader.aids.announced[slot.slot] = ENTRY_TAGS[MatchRequested]
+    if slot.staged and slot.state is SlotState.ONBOARD_STAGED and not slot.device_blocks:
+        leader.set_staging_deadline(slot)
+
+
+def expire_hold(leader: "Decider", hold: HoldFacts) -> None:
+    """The longest time of a hold is over."""
+    skips = hold.on_timeout is OnTimeout.SKIP_CANDIDATE
+    end_hold(leader, hold, HoldEnd.EXPIRED, "")
+    if skips:
+        skip_candidates(leader, leader.state.slots[hold.slot])
+
+
+def skip_candidates(leader: "Decider", slot: SlotFacts) -> int:
+    """Resolve the slot's candidates that are not promoted to no work; how many there were."""
+    from kvbm_console.core.leader.pipeline import skip  # the pipeline is written in the frame, which is written in us
+
+    waiting = [
+        leader.state.candidates[number] for number in sorted(slot.outstanding)
+        if leader.state.candidates[number].operation is None
+    ]
+    for candidate in waiting:
+        if candidate.candidate in leader.state.candidates:
+            skip(leader, candidate, SkipReason.OPERATOR)
+    return len(waiting)
+
+
+# --- freeze ---
+
+
+def freeze(leader: "Decider", by: str, max_hold_ns: int) -> None:
+    """Everything stands still; a second freeze changes nothing."""
+    leader.clear_deadline("run_for", 0)
+    if leader.state.frozen is None:
+        leader.emit(ev.Frozen, by, max_hold_ns)
+        leader.ask(SetDeadline(leader.aids.deadline("freeze", 0), max_hold_ns, Clock.WALL))
+
+
+def thaw(leader: "Decider", why: HoldEnd, by: str) -> bool:
+    """What was frozen goes on; False when nothing was."""
+    leader.clear_deadline("run_for", 0)
+    leader.clear_deadline("freeze", 0)
+    frozen: FreezeFacts | None = leader.state.frozen
+    if frozen is None:
+        return False
+    leader.emit(ev.Thawed, why, by, leader.at_ns - frozen.since_ns)
+    return True
+
+
+def pause_engines(leader: "Decider") -> None:
+    """Ask engines to pause or to go on, if that has changed; at the end of a stimulus."""
+    wanted: list[int] = []
+    if leader.state.engines_paused:
+        wanted = sorted({
+            pool.info.source for pool in leader.state.pools if pool.info.authority is Authority.ENGINE
+        })
+    paused = leader.aids.paused
+    for source in wanted:
+        if source not in paused:
+            leader.ask(PauseEngine(source))
+    for source in paused:
+        if source not in wanted:
+            leader.ask(ResumeEngine(source))
+    leader.aids.paused = wanted
+
+
+# --- pressure (safety rule 7) ---
+
+
+def felt_pressure(leader: "Decider", slot: SlotFacts) -> None:
+    """An unheld request was preempted or refused: the second time within the window, the oldest hold goes on."""
+    if slot.hold is not None or not leader.state.holds:
+        return
+    pool = leader.state.pool_of(Tier.G1, slot.source)
+    holding = [] if pool is None else [
+        hold for hold in leader.state.holds.values()
+        if leader.state.slots[hold.slot].device_blocks
+        and leader.state.slots[hold.slot].device_pool == pool.info.pool
+    ]
+    owned = sum(len(leader.state.slots[hold.slot].device_blocks) for hold in holding)
+    if not owned or pool is None or owned < leader.config.pressure_share * len(pool):
+        return
+    before = leader.aids.pressed.get(slot.slot)
+    leader.aids.pressed[slot.slot] = leader.at_ns
+    if before is not None and leader.at_ns - before <= PRESSURE_WINDOW_NS:
+        leader.aids.pressed.clear()
+        end_hold(leader, min(holding, key=lambda hold: hold.hold), HoldEnd.PRESSURE, slot.request)

@@ -85,7 +85,9 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for field in ("g2_blocks", "g3_blocks"):
             value = getattr(self, field)
             require(0 <= value <= 2**31 - 1, field, "from 0 to 2147483647", value)
-        for field in ("offload_threshold", "offload_hysteresis", "staging_share", "hold_budget_share", "pressure_share"):
+        for field in (
+            "offload_threshold", "offload_hysteresis", "staging_share", "hold_budget_share", "pressure_share",
+        ):
             value = getattr(self, field)
             require(math.isfinite(value) and 0.0 <= value <= 1.0, field, "from 0 to 1", value)
         require(self.offload_batch_blocks >= 1, "offload_batch_blocks", "at least 1", self.offload_batch_blocks)

@@ -32,7 +32,8 @@ from kvbm_console.core.slots import SlotFacts
 def request_preempted(leader: Decider, s: st.RequestPreempted) -> FencedBlocks:
     """The scheduler takes the device blocks back; the result are those a running copy still uses."""
     slot = leader.live(s.request)
-    if slot.state in (SlotState.PREEMPTED, SlotState.FINISHING, SlotState.FINISHED):
+    again = slot.state is SlotState.PREEMPTED and not slot.device_blocks
+    if again or slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} and cannot be preempted")
     return preempt(leader, slot)
 
@@ -47,7 +48,8 @@ def preempt(leader: Decider, slot: SlotFacts) -> FencedBlocks:
     leader.release_device_blocks(slot, ReleaseReason.PREEMPTED)
     leader.aids.loads.pop(slot.slot, None)
     leader.aids.lost_at.pop(slot.slot, None)
-    leader.move(slot, SlotState.PREEMPTED)
+    if slot.state is not SlotState.PREEMPTED:  # it is when it was admitted again and never scheduled since
+        leader.move(slot, SlotState.PREEMPTED)
     return FencedBlocks(pack_ids(fenced))
 
 

@@ -24,7 +24,7 @@ from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.driver import drive
 from kvbm_console.engines.embedded import SOURCE, Rig, embed
-from kvbm_console.recording.writer import Recorder, recorder_settings
+from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.transfers.link import TOKEN_BYTES, LinkMover
 from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
@@ -114,7 +114,7 @@ class Daemon:
             service.recorder = Recorder(
                 self.options.record, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
                 program=self.options.program, labels={"target": self._target()},
-                **recorder_settings(self.options.recording),
+                **self.options.recording.settings(),
             )
 
     def _target(self) -> str:

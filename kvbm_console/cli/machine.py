@@ -16,6 +16,7 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvbm_console.recording.options import RecordingOptions
     from server.options import DaemonOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,10 +41,27 @@ def workload_options(command: F) -> F:
     return command
 
 
+def recording_flags(command: F) -> F:
+    """The flags of ``serve`` and ``rec start``: how a run is recorded."""
+    for option in (
+        click.option("--sync", type=click.Choice(["1s", "always", "never"]), default="1s", show_default=True,
+                     help="How often what was written is made to survive a power loss: every second, after every "
+                          "flush, or only at the end of a segment."),
+        click.option("--keep", metavar="SIZE|TIME", help="Remove the oldest sealed segments when the directory is "
+                     "larger (20GB) or they are older (7d); without it nothing is removed."),
+        click.option("--segment-time", metavar="TIME", help="Begin a new segment after this time, 1s to 24h; "
+                     "10m without it."),
+        click.option("--segment-size", metavar="SIZE", help="Begin a new segment at this size, 1MB to 4GB; "
+                     "256MB without it."),
+    ):
+        command = option(command)
+    return command
+
+
 def daemon_options(
     *, workload: str | None, limit: int | None, speed: float | None, record: Path | None, listen: str,
     g1_blocks: int | None, g2_blocks: int | None, g3_blocks: int | None, block_tokens: int | None, check: bool,
-    exit_when_done: bool = False,
+    exit_when_done: bool = False, recording: "RecordingOptions | None" = None,
 ) -> "DaemonOptions":
     """The options of a daemon; raises ``UsageError`` with one sentence."""
     from server.options import DaemonOptions
@@ -54,6 +72,8 @@ def daemon_options(
         "listen": listen, "speed": speed, "record": record, "check": check, "exit_when_done": exit_when_done,
         "program": program_version(),
     }
+    if recording is not None:
+        common["recording"] = recording
     if workload is None:
         _only_with_workload({"--limit": limit, "--g1-blocks": g1_blocks})
         return DaemonOptions(config=LeaderConfig(**{"g2_blocks": 8_192, "g3_blocks": 32_768, **said}), **common)

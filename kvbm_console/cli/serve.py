@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvbm_console.cli.machine import daemon_options, machine_line, workload_options
+from kvbm_console.cli.machine import daemon_options, machine_line, recording_flags, workload_options
 from kvbm_console.cli.output import print_json, warn
 from kvbm_console.cli.params import DEFAULT_SOCKET, Listen, format_option, socket_address
 from kvbm_console.cli.summary import summary_text
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
               help="unix:PATH or HOST:PORT of the loopback (observe only); default: the default socket.")
 @click.option("--exit-when-done", is_flag=True, help="End when the workload has ended.")
 @format_option("text", "json")
+@recording_flags
 @workload_options
-def serve(workload: str | None, listen: str | None, exit_when_done: bool, form: str, **machine: Any) -> None:
+def serve(
+    workload: str | None, listen: str | None, exit_when_done: bool, form: str, segment_size: str | None,
+    segment_time: str | None, keep: str | None, sync: str, **machine: Any,
+) -> None:
     """The daemon: leader, engine, recorder and stream.
 
     With --workload it runs a simulated engine, without it engines connect by Feed.
@@ -35,8 +39,12 @@ def serve(workload: str | None, listen: str | None, exit_when_done: bool, form: 
     """
     if exit_when_done and workload is None:
         raise click.UsageError("--exit-when-done needs --workload: without one the daemon serves engines until stopped")
+    from kvbm_console.recording.options import recording_options
+
+    recording = recording_options(segment_size=segment_size, segment_time=segment_time, keep=keep, sync=sync)
     options = daemon_options(
-        workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done, **machine
+        workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done,
+        recording=recording, **machine,
     )
     import msgspec
 

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.errors import CorruptRecording, RecordingError
+from kvbm_console.core.errors import CorruptRecording, RecordingError, UsageError
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.files import SegmentFile, lock_file, sync_directory
+from kvbm_console.recording.files import DirectoryLock, SegmentFile, lock_file, sync_directory
 from kvbm_console.recording.format import About, Frame, Gap
 from kvbm_console.recording.scan import Buffer, Scan, Torn, frame_at, map_file, next_frame, read_preamble, scan
 from kvbm_console.recording.segment import write_all
@@ -57,6 +57,26 @@ def prepare_directory(directory: Path) -> Leftovers:
     numbers = [segment_number(path) for path in directory.iterdir()]
     to_seal = [one.path for one in recovered if one.outcome in ("whole", "truncated")]
     return Leftovers(max(numbers, default=0) + 1, to_seal, recovered)
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A directory that is ours, recovered: what may take a second, done before the stream has to be met."""
+
+    lock: DirectoryLock
+    left: Leftovers
+
+
+def prepare(directory: Path) -> Prepared:
+    """Lock and recover a directory; for any thread. Raises ``UsageError``."""
+    lock = DirectoryLock(directory)
+    try:
+        return Prepared(lock, prepare_directory(directory))
+    except OSError as error:
+        lock.release()
+        raise UsageError(f"cannot record to {directory}: {error.strerror}") from None
+    except BaseException:
+        lock.release()
+        raise
 
 
 def segment_number(path: Path) -> int:

@@ -13,7 +13,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final, cast
 
@@ -23,6 +23,7 @@ from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import FILE_MODE, lock_file, sync_directory
 from kvbm_console.recording.format import Frame, IndexEntry
+from kvbm_console.recording.retain import RETAIN_EVERY_S
 from kvbm_console.recording.scan import Buffer, EntryBuilder, Scan, frames_between, map_file, scan
 from kvbm_console.recording.sealed import SealedSegment
 
@@ -189,9 +190,13 @@ def _same(sealed: Frame, active: Frame) -> bool:
 
 
 class BackgroundSealer:
-    """Seals segments one after the other in a process of low priority; a failed one stays active for the next start."""
+    """Seals segments one after the other in a process of low priority; a failed one stays active for the next start.
 
-    def __init__(self, paths: list[Path]) -> None:
+    ``idle`` is called in its thread at the start, after every sealing and every minute: retention does its work there.
+    """
+
+    def __init__(self, paths: list[Path], idle: Callable[[], None] = lambda: None) -> None:
+        self._idle = idle
         self._queue: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = False
@@ -214,8 +219,14 @@ class BackgroundSealer:
                 child.terminate()
         self._thread.join()
 
+    def _next(self) -> Path | None:
+        while True:
+            self._idle()
+            with contextlib.suppress(queue.Empty):
+                return self._queue.get(timeout=RETAIN_EVERY_S)
+
     def _run(self) -> None:
-        while (path := self._queue.get()) is not None and not self._stopping:
+        while (path := self._next()) is not None and not self._stopping:
             # -P: the working directory is not searched for modules.
             command = [sys.executable, "-P", "-c", _CHILD, str(path)]
             with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:

@@ -25,21 +25,20 @@ import zstandard
 from kvbm_console.core.config import SECOND_NS, LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.files import DirectoryLock, SegmentFile
+from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.format import About, Frame, Gap, Keyframe, Mark, SegmentEnd
-from kvbm_console.recording.recover import prepare_directory
+from kvbm_console.recording.options import SEGMENT_BYTES, SEGMENT_NS, SYNC_INTERVAL_S, RecorderStatus
+from kvbm_console.recording.recover import Prepared, prepare
+from kvbm_console.recording.retain import KEEP_ALL, Retention, retain
 from kvbm_console.recording.seal import BackgroundSealer, try_seal
 from kvbm_console.recording.segment import OpenFile, SegmentWriter
-from kvbm_console.recording.sync import SYNC_INTERVAL_S, Syncer
+from kvbm_console.recording.sync import Syncer
 from kvbm_console.wire.batches import EventChunk, StimulusChunk
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
 """What may wait for the thread: about a million events. Beyond it chunks are dropped and counted."""
 RETRY_S: Final = 0.25
 """A full disk is tried again this often."""
-SEGMENT_BYTES: Final = 256 * 1000 * 1000
-"""A segment is rotated at this size: recovery scans it within a second, retention works in steps of it."""
-SEGMENT_NS: Final = 600 * SECOND_NS
 KEYFRAME_EVENTS_MIN: Final = 50_000
 KEYFRAME_EVENTS_MAX: Final = 150_000
 """Bounds of the spacing of keyframes. With a fold of a million events a second the longest seek stays near 150 ms."""
@@ -53,23 +52,6 @@ CLOSE_TIMEOUT_S: Final = 3.0
 
 TakeKeyframe = Callable[[], tuple[int, bytes, bytes]]
 """(number of the next event, facts, aids) of the leader, as of now."""
-
-
-class RecorderStatus(msgspec.Struct, frozen=True):
-    """What heartbeats and screens tell. ``synced_age_ns``: how long ago all that was written was also synced."""
-
-    state: str
-    """``recording``, ``degraded`` or ``closed``."""
-    written_seq: int
-    synced_seq: int
-    synced_age_ns: int
-    not_recorded: int
-    path: str
-    bytes: int
-    segment: int = 1
-    reason: str | None = None
-    """Why it is degraded, in the system's words."""
-    sync_failures: int = 0
 
 
 class _Chunks(msgspec.Struct, frozen=True, gc=False):
@@ -101,17 +83,19 @@ class Recorder:
         segment_bytes: int = SEGMENT_BYTES, segment_ns: int = SEGMENT_NS, keyframe_events: int | None = None,
         sync_interval_s: float | None = SYNC_INTERVAL_S, queue_bytes: int = QUEUE_BYTES_MAX, seal: bool = True,
         open_file: OpenFile = SegmentFile, clock: Callable[[], int] = time.monotonic_ns,
+        retention: Retention = KEEP_ALL, prepared: Prepared | None = None,
     ) -> None:
         self.directory = directory
+        self.retention = retention
         self._take_keyframe = keyframe
         self._segment_bytes, self._segment_ns = segment_bytes, segment_ns
         self._queue_bytes = queue_bytes
         self._fixed_spacing = keyframe_events
         self._open_file, self._clock, self._seal = open_file, clock, seal
         self._sync_interval_s = sync_interval_s
-        self._lock = DirectoryLock(directory)
+        ready = prepare(directory) if prepared is None else prepared
+        self._lock, left = ready.lock, ready.left
         try:
-            left = prepare_directory(directory)
             seq, facts, aids = keyframe()
             anchor = time.time_ns() if clock_anchor_ns is None else clock_anchor_ns
             about = About(
@@ -125,6 +109,8 @@ class Recorder:
         except BaseException:
             self._lock.release()
             raise
+        self.removed_segments = 0
+        """Sealed segments that retention has removed."""
         # Of the service's thread.
         self._head = seq
         self._last_ns = 0
@@ -148,7 +134,7 @@ class Recorder:
         self._begin(facts, aids, left.to_seal)
 
     def _begin(self, facts: bytes, aids: bytes, to_seal: list[Path]) -> None:
-        self._sealer = BackgroundSealer(to_seal if self._seal else [])
+        self._sealer = BackgroundSealer(to_seal if self._seal else [], self._retain)
         self._queue: queue.SimpleQueue[_Chunks | _Key | threading.Event | None] = queue.SimpleQueue()
         self._syncer = Syncer(
             self.directory, self._segment.file, lambda: self.written_seq, self._clock,
@@ -220,7 +206,20 @@ class Recorder:
         self._sealer.stop()
         if ended and self._seal and self._segment.size <= SEAL_AT_CLOSE_BYTES:
             self._sealed = try_seal(self._segment.path)
+        self._retain()
         self._lock.release()
+
+    def rotate(self) -> bool:
+        """Begin a new segment; everything published must have been offered. False while events are being lost."""
+        if self._closed or self._overflowing or self._loss != self._healed_loss:
+            return False
+        self._rotation_asked = self._segment.about.segment
+        return self._send_keyframe(self._loss, True)
+
+    def _retain(self) -> None:
+        # A directory that cannot be read or changed keeps what it has; the recorder itself will meet the error.
+        with contextlib.suppress(OSError):
+            self.removed_segments += len(retain(self.directory, self.retention))
 
     def _put(self, item: _Chunks | _Key) -> None:
         self._put_bytes += item.bytes
@@ -236,16 +235,17 @@ class Recorder:
             or self._syncer.failed is not None
         )
 
-    def _send_keyframe(self, loss: int, rotate: bool) -> None:
+    def _send_keyframe(self, loss: int, rotate: bool) -> bool:
         seq, facts, aids = self._take_keyframe()
         if seq != self._head:
-            return  # taken between two flushes: the next one will fit
+            return False  # taken between two flushes: the next one will fit
         self._put(_Key(seq, self._last_ns, facts, aids, len(facts) + len(aids), loss, rotate))
         self._healed_loss = loss
         self._overflowing = False
         self._since_keyframe = 0
         if rotate:
             self._segment_began_ns = self._clock()
+        return True
 
     # --- the writing thread ------------------------------------------------------------------------------------------
 
@@ -283,6 +283,8 @@ class Recorder:
         except OSError as error:
             self._lost += events.count if events is not None else 0
             self._lose(error)
+        if self._sync_interval_s == 0:
+            self._syncer.wake()
 
     def _write_keyframe(self, item: _Key) -> None:
         if item.loss != self._loss:

@@ -101,7 +101,7 @@ def serving(directory: Path, *args: str) -> Iterator[Daemon]:
 
 
 def on_terminal(directory: Path, *args: str, keys: bytes = b"", columns: int = 120, rows: int = 40) -> tuple[int, str]:
-    """One command on a terminal of its own; ``keys`` are typed when the console has drawn. (exit status, what it drew)."""
+    """One command on a terminal of its own: (exit status, what it drew). ``keys`` are typed when it has drawn."""
     import fcntl
     import pty
     import re

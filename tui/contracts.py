@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import Event
+from kvbm_console.core.expression import Schema
 from kvbm_console.core.state import CacheState
 
 from .draw.frame import Hint
@@ -153,9 +154,12 @@ class Actions(Protocol):
 
 
 class View(Protocol):
-    """One view. ``filter_fields`` is empty when it has nothing to filter."""
+    """One view. ``schema`` is what its filter may name, None when it has nothing to filter."""
 
-    filter_fields: tuple[str, ...]
+    @property
+    def schema(self) -> Schema | None:
+        """The fields of its filter."""
+        ...
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """At most ``height`` lines of at most ``width - 1`` text cells."""

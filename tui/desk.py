@@ -126,11 +126,13 @@ class Desk:
         lines = [frame.status_line(self._status(), width), frame.tabs_line(self.current, width, self.recording)]
         if self.tall:
             lines.append(BLANK)
-        feet = [self._keys(width)]
+        feet = self.prompt.lines(width, height // 2) if self.prompt is not None else [self._keys(width)]
+        covered = len(feet) - 1
         if self.actions.playback is not None:
             feet.insert(0, frame.transport_line(self.transport(), width, self.glyphs.full, self.glyphs.knob))
-        body = [_inside(line, width) for line in self._body(width, height - len(lines) - len(feet))]
-        return [*lines, *fit(body, height - len(lines) - len(feet)), *feet]
+        room = height - len(lines) - len(feet)
+        body = fit([_inside(line, width) for line in self._body(width, room + covered)], room)
+        return [*lines, *body, *feet]
 
     def _body(self, width: int, height: int) -> list[Line]:
         if self.help:
@@ -237,8 +239,6 @@ class Desk:
     # --- the key row -------------------------------------------------------------------------------------------------
 
     def _keys(self, width: int) -> Line:
-        if self.prompt is not None:
-            return self.prompt.line(width)
         mono = self.mono()
         if self._notice is not None and mono < self._notice[2]:
             return frame.notice_line(self._notice[0], self._notice[1], width)

@@ -10,7 +10,7 @@ from .desk import BREAKS, LOG, OVERVIEW, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS
 from .draw.frame import TABS
 from .draw.spans import Action
 from .model.breaks import NEXT, parse_breakpoint
-from .model.filters import Filter
+from .model.filters import Filter, completions, plain_text
 from .model.numbers import plain, plural
 from .prompts import Prompt
 
@@ -209,27 +209,29 @@ def _step(desk: Desk) -> None:
 
 
 def _filter(desk: Desk) -> None:
-    view, fields = desk.current, desk.view.filter_fields
-    if not fields:
+    view, schema = desk.current, desk.view.schema
+    if schema is None:
         desk.tell("nothing to filter here", "muted")
         return
     before = desk.filters.get(view)
 
     def apply(text: str) -> None:
         if text.strip():
-            desk.filters[view] = Filter.parse(text.strip(), fields)
+            desk.filters[view] = Filter.parse(text.strip(), schema)
         else:
             desk.filters.pop(view, None)
 
     def check(text: str) -> str:
         if text.strip():
-            Filter.parse(text, fields)
-            return ""
-        return "text of a request, or " + ", ".join(fields[:4]) + " …"
+            Filter.parse(text, schema)
+            plain_ = plain_text(text, schema)
+            return "" if plain_ is None else f"requests named {plain_}; tab completes a field"
+        return f"text of a request, or {', '.join(list(schema.fields)[:5])} …; tab completes, up recalls"
 
     desk.prompt = Prompt("/ ", before.text if before is not None else "", apply, check,
                          desk.histories.setdefault("filter", []), live=apply,
-                         cancel=lambda: apply(before.text if before is not None else ""))
+                         cancel=lambda: apply(before.text if before is not None else ""),
+                         complete=lambda text: completions(text, schema))
 
 
 COMMANDS = {

@@ -1,24 +1,34 @@
-"""The prompt in the key row: one line that is edited, with a history and the verdict under way.
+"""Prompts in the key row: one line that is edited, with history, completion and the verdict below it.
 
 Law of this file: the mouse never takes the focus from a prompt, and a mistake is told where it is, before enter.
 """
 
+import re
 from collections.abc import Callable
 from typing import Final
 
 from .draw.spans import Line, Row
 from .model.filters import FILTER_MAX, FilterError
+from .model.numbers import cut
 
 HISTORY_MAX: Final = 50
+OFFERED_MAX: Final = 12
+"""Completions in the row below; with more, the first ones."""
+_WORD: Final = re.compile(r"[\w.*?\[\]\-]*$")
+"""The unfinished word before the cursor."""
 
 
 class Prompt:
-    """``check`` gets the text after every key and raises or returns the verdict; ``submit`` gets it on enter."""
+    """``check`` gets the text after every key and raises or returns the verdict; ``submit`` gets it on enter.
+
+    ``complete`` gets the text before the cursor and returns words that may stand in place of its last one. A prompt
+    with a verdict has two rows, one without has one.
+    """
 
     def __init__(
         self, label: str, text: str, submit: Callable[[str], None], check: Callable[[str], str] | None = None,
         history: list[str] | None = None, live: Callable[[str], None] | None = None,
-        cancel: Callable[[], None] | None = None,
+        cancel: Callable[[], None] | None = None, complete: Callable[[str], list[str]] | None = None,
     ) -> None:
         self.label = label
         self.text = text
@@ -29,8 +39,11 @@ class Prompt:
         self._check = check
         self._live = live
         self._cancel = cancel
+        self._complete = complete
         self._history = history if history is not None else []
         self._back = 0
+        self._offer: tuple[str, str, list[str], int] | None = None
+        """While tab is pressed again and again: text before the word, text after it, the words, which one."""
         self._judge()
 
     def _judge(self) -> None:
@@ -44,25 +57,61 @@ class Prompt:
         except ValueError as error:
             self.verdict, self.wrong_column = str(error), 0
 
+    # --- keys --------------------------------------------------------------------------------------------------------
+
     def press(self, key: str) -> bool:
         """Take a key; False when the prompt is over (enter was accepted, or esc)."""
-        if key == "escape":
+        if key in ("escape", "ctrl+c"):
             if self._cancel is not None:
                 self._cancel()
             return False
         if key == "enter":
             if self.wrong_column is not None:
                 return True
-            if self.text.strip() and self.text not in self._history[-1:]:
-                self._history.append(self.text)
-                del self._history[:-HISTORY_MAX]
+            self.remember(self.text)
             self._submit(self.text)
             return False
-        self._edit(key)
+        if key in ("tab", "shift+tab"):
+            self._tab(1 if key == "tab" else -1)
+        else:
+            self._offer = None
+            self._edit(key)
         self._judge()
         if self._live is not None and self.wrong_column is None:
             self._live(self.text)
         return True
+
+    def remember(self, text: str) -> None:
+        """Keep what was entered for ``up``."""
+        if text.strip() and text not in self._history[-1:]:
+            self._history.append(text)
+            del self._history[:-HISTORY_MAX]
+
+    def _tab(self, step: int) -> None:
+        """Put in the next completion; one that is alone is finished with a blank."""
+        if self._offer is None:
+            head = self.text[: self.at]
+            words = self.offered()
+            if not words:
+                return
+            word = _WORD.search(head)
+            start = word.start() if word is not None else len(head)
+            if start == len(head) and head and not head.endswith((" ", "(")):
+                head, start = head + " ", start + 1
+            self._offer = (head[:start], self.text[self.at :], words, -1 if step > 0 else 0)
+        before, rest, words, index = self._offer
+        index = (index + step) % len(words)
+        text = before + words[index] + (" " if len(words) == 1 and not rest.startswith(" ") else "")
+        if len(text) + len(rest) > FILTER_MAX:
+            return
+        self.text, self.at = text + rest, len(text)
+        self._offer = (before, rest, words, index) if len(words) > 1 else None
+
+    def offered(self) -> list[str]:
+        """Words that tab would put in now."""
+        if self._offer is not None:
+            return self._offer[2]
+        return self._complete(self.text[: self.at]) if self._complete is not None else []
 
     def _edit(self, key: str) -> None:
         match key:
@@ -98,14 +147,43 @@ class Prompt:
         self.text = self._history[-self._back] if self._back else ""
         self.at = len(self.text)
 
-    def line(self, width: int) -> Line:
-        """The key row while the prompt is open."""
+    # --- drawing -----------------------------------------------------------------------------------------------------
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """The last rows of the screen while the prompt is open, at most ``height``."""
+        if self._check is None and self._complete is None:
+            return [self._text_line(width)]
+        return [self._text_line(width), self._verdict_line(width)]
+
+    def _shift(self, width: int) -> tuple[int, int]:
+        """(first shown character, room for the text)."""
+        room = max(10, width - len(self.label) - 3)
+        return max(0, self.at - room + 1), room
+
+    def _text_line(self, width: int) -> Line:
+        first, room = self._shift(width)
+        shown, at = self.text[first : first + room], self.at - first
         row = Row().put(" ").put(self.label, "key")
-        shown, at = self.text, self.at
-        room = max(10, width - row.x - 2)
-        if at >= room:
-            shown, at = shown[at - room + 1 :], room - 1
-        row.put(shown[:at], "text").put(shown[at : at + 1] or " ", "cursor").put(shown[at + 1 : room], "text")
-        if self.verdict:
-            row.put("   ").put(self.verdict, "fault" if self.wrong_column is not None else "muted")
+        row.put(shown[:at], "text").put(shown[at : at + 1] or " ", "cursor").put(shown[at + 1 :], "text")
+        return row.line("bar", width)
+
+    def _verdict_line(self, width: int) -> Line:
+        """The mistake under its column, or what may be typed next, or what the text means."""
+        if self.wrong_column is not None and self._offer is None:
+            column = 1 + len(self.label) + max(0, self.wrong_column - self._shift(width)[0])
+            text = cut(self.verdict, width - 4)
+            if column + 2 + len(text) <= width - 1:
+                return Row().to(column).put("^ ", "fault").put(text, "fault").line("bar", width)
+            if len(text) + 2 <= column < width - 1:
+                return Row().to(column - len(text) - 1).put(f"{text} ^", "fault").line("bar", width)
+            return Row().put(" ").put(text, "fault").line("bar", width)
+        words = self.offered()[:OFFERED_MAX]
+        row = Row().put(" " * (1 + len(self.label)))
+        if words and (self._offer is not None or not self.verdict):
+            row.put("tab", "key").put("  ", "text")
+            for index, word in enumerate(words):
+                role = "strong" if self._offer is not None and self._offer[3] == index else "muted"
+                row.put(word, role).put("  ")
+        else:
+            row.put(cut(self.verdict, max(0, width - 1 - row.x)), "muted")
         return row.line("bar", width)

@@ -1,42 +1,122 @@
-"""The small filter: what it understands it applies, what it does not it refuses with the column."""
+"""Filters: what they understand they apply to what this console knows, what they do not they refuse with the column."""
 
 import pytest
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import BreakpointAction, Route, Site, SlotState, Tier
+from tests.tui.desks import desk_of, everything, screen
+from tests.tui.script import story
+from tui.desk import BREAKS, LOG, SLOTS, TIMELINE, TRANSFERS, Desk
+from tui.keys import press
+from tui.model import filters
 from tui.model.breaks import parse_breakpoint
-from tui.model.filters import FILTER_MAX, Filter, FilterError, Value
+from tui.model.filters import FILTER_MAX, Filter, FilterError
 
-FIELDS = ("state", "request", "age", "route", "held", "blocks")
-ITEM: dict[str, Value] = {
-    "state": "decoding", "request": "chat-0418.3", "age": 12_000_000, "route": "G3>G1", "held": True, "blocks": 104,
-}
+
+def typed(desk: Desk, text: str, *keys: str) -> None:
+    """Type into the prompt, then press keys."""
+    for key in text:
+        press(desk, "space" if key == " " else key)
+    for key in keys:
+        press(desk, key)
+
+
+def names(text: str) -> set[str]:
+    """Requests of the slot list that a filter leaves, three seconds after the story."""
+    desk = desk_of()
+    wanted = Filter.parse(text, filters.SLOTS)
+    state = desk.mirror.state
+    assert state is not None
+    return {slot.request for slot in state.slots.values() if wanted.matches(slot, state, desk.now_ns)}
+
+
+ALL = {"rag-0002.7", "agent-0003.2", "chat-0004.1"}
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("chat-04", True), ("0418", True), ("agent", False), ("chat-*", True), ("agent-*", False), ("chat-????.?", True),
-    ("state = decoding", True), ("state != decoding", False), ("age > 10 ms", True), ("age > 10 h", False),
-    ("age <= 12 ms", True), ("route = G3→G1", True), ("route = g3>g1", True), ("held = yes", True),
-    ("held = no", False), ("blocks >= 104", True), ("request ~ \"chat-04*\"", True), ("not state = decoding", False),
-    ("state = decoding and age > 10 ms and chat", True), ("state = decoding and age > 1 s", False),
+    ("rag", {"rag-0002.7"}), ("00*", set()), ("*-000?.*", ALL), ("held", {"agent-0003.2"}),
+    ("not held", ALL - {"agent-0003.2"}), ("state = initialized", {"chat-0004.1"}),
+    ("state ~ \"*cod*\"", {"rag-0002.7", "agent-0003.2"}), ("age > 10 h", set()), ("age > 1 s", ALL),
+    ("tokens.computed > 0 and (held or outstanding > 0)", {"rag-0002.7", "agent-0003.2"}),
+    ("request ~ chat-* or request ~ rag-*", {"rag-0002.7", "chat-0004.1"}), ("session = none", ALL),
 ])
-def test_what_it_matches(text: str, expected: bool) -> None:
-    assert Filter.parse(text, FIELDS).matches(ITEM) is expected
+def test_what_it_matches(text: str, expected: set[str]) -> None:
+    assert names(text) == expected
 
 
 @pytest.mark.parametrize(("text", "column", "message"), [
-    ("blks > 64", 0, "no field `blks`; nearest is `blocks`"), ("state = x and agee > 1", 14, "no field `agee`"),
-    ("age > soon", 6, "`soon` is not a number"), ("state = decoding and ", 21, "a term is missing"),
-    ("= 3", 0, "expected a field"), ("x" * (FILTER_MAX + 1), FILTER_MAX, "at most"),
+    ("stat = decoding", 0, "a slot has no field `stat`; the nearest is `state`"),
+    ("held and agee > 1", 9, "no field `agee`"), ("age > 3", 6, "write a unit, as 3 ms"),
+    ("held and ", 9, "expected the name of a field"), ("state = (", 8, "expected a word"), ("x" * (FILTER_MAX + 1), FILTER_MAX, "at most"),
 ])
 def test_a_mistake_is_told_with_its_column(text: str, column: int, message: str) -> None:
     with pytest.raises(FilterError, match=message.replace("`", ".")) as caught:
-        Filter.parse(text, FIELDS)
+        Filter.parse(text, filters.SLOTS)
     assert caught.value.column == column
 
 
-def test_a_missing_value_matches_no_comparison() -> None:
-    assert not Filter.parse("age > 0", FIELDS).matches({"age": None})
+def test_a_filter_reads_what_the_facts_no_longer_have() -> None:
+    """Candidates that ended and requests that finished: known to the history alone."""
+    desk = desk_of()
+    state, mirror = desk.mirror.state, desk.mirror
+    wanted = Filter.parse("route = G1>G2 and request = chat-0001.1", filters.EVENTS)
+    kinds = [type(event).__name__ for event in mirror.log if wanted.matches(event, state, mirror)]
+    assert {"CandidatePlanned", "CandidatePromoted", "OperationStarted", "CandidateEnded"} <= set(kinds)
+    assert all(kind.startswith(("Candidate", "Operation", "Blocks")) for kind in kinds)
+
+
+@pytest.mark.parametrize(("view", "text", "shown", "hidden"), [
+    (SLOTS, "held", "agent-0003.2", "rag-0002.7"), (TIMELINE, "not live", "chat-0001.1", "rag-0002.7"),
+    (TRANSFERS, "moving", "promoted", "completed"), (LOG, "kind = SlotHeld", "SlotHeld", "SlotOpened"),
+    (BREAKS, "hits = 0", "0 of 1 match", "decoding         –"),
+])
+def test_every_list_is_filtered(view: int, text: str, shown: str, hidden: str) -> None:
+    desk = desk_of(late_ns=0)
+    desk.go(view)
+    press(desk, "/")
+    typed(desk, text, "enter")
+    assert desk.prompt is None
+    assert shown in everything(desk)
+    assert hidden not in everything(desk)
+    press(desk, "escape")
+    assert view not in desk.filters
+
+
+def test_tab_completes_and_goes_round_and_up_recalls() -> None:
+    desk = desk_of()
+    desk.go(SLOTS)
+    press(desk, "/")
+    typed(desk, "sta", "tab")
+    assert desk.prompt is not None
+    assert desk.prompt.text == "state "
+    typed(desk, "= onb")
+    assert "tab  onboard_staged  onboarding" in screen(desk)[-1] or "column" in screen(desk)[-1]
+    press(desk, "tab")
+    assert desk.prompt.text == "state = onboard_staged"
+    press(desk, "tab")
+    assert desk.prompt.text == "state = onboarding"
+    press(desk, "shift+tab")
+    assert desk.prompt.text == "state = onboard_staged"
+    press(desk, "enter")
+    assert desk.filters[SLOTS].text == "state = onboard_staged"
+    press(desk, "/")
+    typed(desk, "", "ctrl+u", "up")
+    assert desk.prompt is not None
+    assert desk.prompt.text == "state = onboard_staged"
+
+
+def test_the_mistake_stands_under_its_column_and_nothing_else_moves() -> None:
+    desk = desk_of(story())
+    desk.go(SLOTS)
+    before = screen(desk)[2:-2]
+    press(desk, "/")
+    assert screen(desk)[2:-2] == before
+    typed(desk, "held and agee > 1 s")
+    rows = screen(desk)
+    assert rows[-2] == " / held and agee > 1 s"
+    assert rows[-1].index("^") == rows[-2].index("agee")
+    assert rows[-1].endswith("no field `agee`; the nearest is `age`")
+    assert len(rows) == 24
 
 
 def test_a_breakpoint_is_typed_in_words() -> None:

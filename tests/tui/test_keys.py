@@ -31,7 +31,7 @@ def test_filter_is_applied_while_it_is_typed_and_errors_show_their_column() -> N
     press(desk, "/")
     for key in "x = 1":
         press(desk, "space" if key == " " else key)
-    assert "column 1: no field `ragx`" in screen(desk)[-1]
+    assert "column 1: a slot has no field `ragx`" in screen(desk)[-1]
     press(desk, "enter")
     assert desk.prompt is not None
     press(desk, "escape")

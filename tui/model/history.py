@@ -58,7 +58,7 @@ def _closed(mirror: Mirror, e: ev.SlotClosed) -> None:
     if life is not None:
         life.story.append(e)
         life.close(e.at_ns)
-        mirror.past.append(life)
+        mirror.bury(life)
 
 
 def _of_slot(mirror: Mirror, e: Any) -> None:
@@ -106,7 +106,7 @@ def _end(mirror: Mirror, candidate: int, at_ns: int, status: CandidateStatus) ->
         transfer.held_since_ns = None
     transfer.ended_ns = at_ns
     transfer.status = status
-    mirror.ended.append(transfer)
+    mirror.keep_ended(transfer)
     life = mirror.lives.get(transfer.slot) if transfer.slot is not None else None
     if life is not None:
         life.changes += 1

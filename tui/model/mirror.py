@@ -4,6 +4,7 @@ Law of this file: facts change only through ``CacheState.apply``, so the mirror'
 added beside it from the same events, bounded, and what fell into a gap is never invented.
 """
 
+from bisect import bisect_left
 from collections import deque
 from typing import Final
 
@@ -78,11 +79,17 @@ class Mirror:
 
     def _clear_history(self) -> None:
         self.lives: dict[int, Life] = {}
-        self.past: deque[Life] = deque(maxlen=PAST_MAX)
+        self.past: deque[Life] = deque()
+        """Those that finished last, PAST_MAX at most."""
+        self._past_slots: dict[int, Life] = {}
+        self._past_requests: dict[str, Life] = {}
         self.transfers: dict[int, Transfer] = {}
         """Open candidates."""
         self.by_operation: dict[int, Transfer] = {}
-        self.ended: deque[Transfer] = deque(maxlen=ENDED_MAX)
+        self.ended: deque[Transfer] = deque()
+        """Those that ended last, ENDED_MAX at most."""
+        self._ended_candidates: dict[int, Transfer] = {}
+        self._ended_operations: dict[int, Transfer] = {}
         self.flows = Flows()
         self.log: deque[Event] = deque(maxlen=LOG_MAX)
         self.log_total = 0
@@ -208,7 +215,7 @@ class Mirror:
         for number in [number for number in self.lives if number not in state.slots]:
             life = self.lives.pop(number)
             life.close(before_ns, lost=True)
-            self.past.append(life)
+            self.bury(life)
         for number, slot in state.slots.items():
             life = self.lives.get(number) or Life(number, slot.request, slot.opened_ns)
             self.lives[number] = life
@@ -301,7 +308,44 @@ class Mirror:
             number = self.state.slot_of.get(request)
             if number is not None and number in self.lives:
                 return self.lives[number]
-        for life in reversed(self.past):
-            if life.request == request:
-                return life
+        return self._past_requests.get(request)
+
+    def life_in(self, slot: int) -> Life | None:
+        """The life of a slot, live or finished."""
+        return self.lives.get(slot) or self._past_slots.get(slot)
+
+    def bury(self, life: Life) -> None:
+        """Keep a finished life; the oldest one goes."""
+        self.past.append(life)
+        self._past_slots[life.slot] = life
+        self._past_requests[life.request] = life
+        if len(self.past) > PAST_MAX:
+            oldest = self.past.popleft()
+            self._past_slots.pop(oldest.slot, None)
+            if self._past_requests.get(oldest.request) is oldest:
+                del self._past_requests[oldest.request]
+
+    def transfer_of(self, candidate: int | None = None, operation: int | None = None) -> Transfer | None:
+        """An open or recently ended transfer, by its candidate or its operation."""
+        if candidate is not None:
+            return self.transfers.get(candidate) or self._ended_candidates.get(candidate)
+        if operation is not None:
+            return self.by_operation.get(operation) or self._ended_operations.get(operation)
         return None
+
+    def keep_ended(self, transfer: Transfer) -> None:
+        """Keep a transfer that ended; the oldest one goes."""
+        self.ended.append(transfer)
+        self._ended_candidates[transfer.candidate] = transfer
+        if transfer.operation is not None:
+            self._ended_operations[transfer.operation] = transfer
+        if len(self.ended) > ENDED_MAX:
+            oldest = self.ended.popleft()
+            self._ended_candidates.pop(oldest.candidate, None)
+            if oldest.operation is not None:
+                self._ended_operations.pop(oldest.operation, None)
+
+    def event(self, seq: int) -> Event | None:
+        """An event of the log, by its number."""
+        index = bisect_left(self.log, seq, key=lambda event: event.seq)
+        return self.log[index] if index < len(self.log) and self.log[index].seq == seq else None

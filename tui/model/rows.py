@@ -11,7 +11,7 @@ import msgspec
 from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 
-from .filters import Filter, Value
+from .filters import Filter
 from .lints import WATCHED, Level, slot_level, state_limit
 from .mirror import Mirror
 from .numbers import S
@@ -20,7 +20,6 @@ from .waits import waits_for
 SORT_EVERY_NS: Final = S
 """Rows may move only this often."""
 SORTS: Final = ("need", "age", "request", "tokens", "arrival")
-FIELDS: Final = ("state", "request", "age", "tokens", "prompt", "ops", "held", "priority", "session", "preemptions")
 
 _S = SlotState
 _RANK: Final = {
@@ -76,17 +75,6 @@ def limits(mirror: Mirror, mono_ns: int) -> dict[SlotState, int]:
     return {state: state_limit(mirror, state, now) for state in WATCHED}
 
 
-def values(mirror: Mirror, slot: SlotFacts, now_ns: int) -> dict[str, Value]:
-    """The fields of a slot that a filter may name."""
-    iteration = mirror.state.iteration if mirror.state is not None else 0
-    return {
-        "state": slot.state.label, "request": slot.request, "age": now_ns - slot.since_ns,
-        "tokens": slot.computed_tokens(iteration), "prompt": slot.prompt_tokens, "ops": len(slot.outstanding),
-        "held": slot.hold is not None, "priority": slot.priority, "session": slot.session,
-        "preemptions": slot.preemptions,
-    }
-
-
 class SlotOrder:
     """The order of the list over time."""
 
@@ -115,7 +103,7 @@ class SlotOrder:
             keep = selected if selected in self.numbers and key == self._key else None
             at = self.numbers.index(keep) if keep is not None else 0
             found = [
-                slot for slot in state.slots.values() if wanted is None or wanted.matches(values(mirror, slot, now))
+                slot for slot in state.slots.values() if wanted is None or wanted.matches(slot, state, now)
             ]
             found.sort(key=_sort_key(mirror, sort, mono_ns), reverse=reverse)
             self.numbers = [slot.slot for slot in found]
@@ -127,7 +115,7 @@ class SlotOrder:
             known = set(self.numbers)
             self.numbers += [
                 slot.slot for slot in state.slots.values()
-                if slot.slot not in known and (wanted is None or wanted.matches(values(mirror, slot, now)))
+                if slot.slot not in known and (wanted is None or wanted.matches(slot, state, now))
             ]
         return self.numbers
 

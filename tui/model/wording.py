@@ -13,7 +13,6 @@ from kvbm_console.core.describe import describe as core_describe
 from kvbm_console.core.ids import CandidateStatus, Route, SlotState
 from kvbm_console.core.stimuli import ENTRY_NAMES
 
-from .lives import Transfer
 from .numbers import count, duration, plural
 
 if TYPE_CHECKING:
@@ -25,13 +24,8 @@ def concerns(event: ev.Event, mirror: "Mirror") -> str:
     slot = slot_of(event, mirror)
     if slot is None:
         return ""
-    life = mirror.lives.get(slot)
-    if life is not None:
-        return life.request
-    for past in reversed(mirror.past):
-        if past.slot == slot:
-            return past.request
-    return f"slot {slot}"
+    life = mirror.life_in(slot)
+    return life.request if life is not None else f"slot {slot}"
 
 
 def slot_of(event: ev.Event, mirror: "Mirror") -> int | None:
@@ -45,19 +39,12 @@ def slot_of(event: ev.Event, mirror: "Mirror") -> int | None:
         return event.for_slot
     candidate = getattr(event, "candidate", None)
     if candidate is not None:
-        transfer = mirror.transfers.get(candidate)
-        return transfer.slot if transfer is not None else _ended_slot(mirror, candidate=candidate)
+        transfer = mirror.transfer_of(candidate=candidate)
+        return transfer.slot if transfer is not None else None
     operation = getattr(event, "operation", None)
     if operation is not None:
-        transfer = mirror.by_operation.get(operation)
-        return transfer.slot if transfer is not None else _ended_slot(mirror, operation=operation)
-    return None
-
-
-def _ended_slot(mirror: "Mirror", candidate: int | None = None, operation: int | None = None) -> int | None:
-    for transfer in reversed(mirror.ended):
-        if transfer.candidate == candidate if candidate is not None else transfer.operation == operation:
-            return transfer.slot
+        transfer = mirror.transfer_of(operation=operation)
+        return transfer.slot if transfer is not None else None
     return None
 
 
@@ -89,15 +76,8 @@ def _moved(e: ev.SlotMoved, mirror: "Mirror") -> str:
     return text
 
 
-def _find(mirror: "Mirror", candidate: int) -> Transfer | None:
-    transfer = mirror.transfers.get(candidate)
-    if transfer is not None:
-        return transfer
-    return next((ended for ended in reversed(mirror.ended) if ended.candidate == candidate), None)
-
-
 def _ended(e: ev.CandidateEnded, mirror: "Mirror") -> str:
-    transfer = _find(mirror, e.candidate)
+    transfer = mirror.transfer_of(candidate=e.candidate)
     if transfer is None:
         return core_describe(e, mirror.state)
     took = duration(transfer.age(e.at_ns))
@@ -106,14 +86,14 @@ def _ended(e: ev.CandidateEnded, mirror: "Mirror") -> str:
 
 
 def _skipped(e: ev.CandidateSkipped, mirror: "Mirror") -> str:
-    transfer = _find(mirror, e.candidate)
+    transfer = mirror.transfer_of(candidate=e.candidate)
     if transfer is None:
         return core_describe(e, mirror.state)
     return f"{e.reason.label}, {_route(transfer.route)}, {plural(transfer.blocks, 'block')}"
 
 
 def _started(e: ev.OperationStarted, mirror: "Mirror") -> str:
-    transfer = mirror.by_operation.get(e.operation)
+    transfer = mirror.transfer_of(operation=e.operation)
     if transfer is None:
         return core_describe(e, mirror.state)
     return f"op {e.operation} {_route(transfer.route)}, {plural(transfer.blocks, 'block')}"

@@ -5,13 +5,15 @@ Law of this file: a hold tells when it resumes by itself, and what it pins until
 
 from kvbm_console.core.breakpoints import BreakpointFacts, HoldFacts, hold_budget
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import BreakpointAction
 from kvbm_console.core.state import CacheState
 
-from ..desk import SLOT, Desk
-from ..draw import bars, words
+from ..desk import BREAKS, SLOT, Desk
+from ..draw import bars, table, words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, beside
+from ..model.filters import BREAKPOINTS
 from ..model.numbers import S, count, cut, duration, plain, plural
 from ..model.rows import slot_row
 from ..model.waits import breakpoints_text, pinned
@@ -28,11 +30,12 @@ _DEFAULTS = LeaderConfig()
 class Breaks:
     """View 7."""
 
-    filter_fields: tuple[str, ...] = ()
+    schema: Schema | None = BREAKPOINTS
 
     def __init__(self) -> None:
         self.breakpoint: int | None = None
         """The chosen breakpoint."""
+        self.top = 0
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Breakpoints, holds, and the chosen hold from inside."""
@@ -72,10 +75,18 @@ class Breaks:
             head.to(50).put("WHEN", "faint")
         head.right("HITS", width - 11, "faint").to(width - 9).put("ACTION", "faint")
         lines = [head.line("", width)]
-        for number, known in list(state.breakpoints.items())[:BREAKPOINTS_SHOWN]:
-            lines.append(self._breakpoint_line(desk, number, known, width))
-        if len(state.breakpoints) > BREAKPOINTS_SHOWN:
-            lines.append(Row().put(f" +{len(state.breakpoints) - BREAKPOINTS_SHOWN} more", "muted").line())
+        numbers = listed(desk, state)
+        at = numbers.index(self.breakpoint) if self.breakpoint in numbers else None
+        self.top = table.window(len(numbers), at, self.top, BREAKPOINTS_SHOWN)
+        for number in numbers[self.top : self.top + BREAKPOINTS_SHOWN]:
+            lines.append(self._breakpoint_line(desk, number, state.breakpoints[number], width))
+        more = len(numbers) - BREAKPOINTS_SHOWN
+        if more > 0:
+            lines.append(Row().put(f" +{more} more", "muted").line())
+        wanted = desk.filters.get(BREAKS)
+        if wanted is not None:
+            lines.append(Row().put(f" {len(numbers)} of {len(state.breakpoints)} match  / ", "muted")
+                         .put(cut(plain(wanted.text), 40), "text").put("   esc", "key").put("  clear", "muted").line())
         return lines
 
     def _breakpoint_line(self, desk: Desk, number: int, known: BreakpointFacts, width: int) -> Line:
@@ -151,7 +162,7 @@ class Breaks:
         state = desk.mirror.state
         if state is None:
             return False
-        numbers = list(state.breakpoints)
+        numbers = listed(desk, state)
         if key in MOVES and numbers:
             at = numbers.index(self.breakpoint) if self.breakpoint in numbers else None
             self.breakpoint = numbers[moved(at, key, len(numbers), 5)]
@@ -175,6 +186,12 @@ class Breaks:
         else:
             return False
         return True
+
+
+def listed(desk: Desk, state: CacheState) -> list[int]:
+    """The breakpoints that the filter leaves."""
+    wanted = desk.filters.get(BREAKS)
+    return [number for number, known in state.breakpoints.items() if wanted is None or wanted.matches(known, state)]
 
 
 def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: int) -> list[Line]:

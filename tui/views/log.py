@@ -4,29 +4,27 @@ Law of this file: scrolling up stops following and says how many newer events th
 never vanish from the list.
 """
 
-from kvbm_console.core.describe import describe as core_describe
 from kvbm_console.core.events import Event
+from kvbm_console.core.expression import Schema
 
 from ..desk import LOG, Desk
 from ..draw.frame import Hint
 from ..draw.spans import Line, Row
-from ..model.filters import Filter, Value
+from ..model.filters import EVENTS
 from ..model.mirror import Gap
 from ..model.numbers import count, cut, per_second
-from ..model.wording import concerns
 from .event_rows import event_line
 
 SCANNED_MAX = 5_000
 """Events looked at for one filtered screen; further back a recording is the right tool."""
 LINES_MAX = 1_024
 """Rows kept; about ten screens."""
-FIELDS = ("request", "kind", "seq", "cause", "text")
 
 
 class Log:
     """View 9."""
 
-    filter_fields: tuple[str, ...] = FIELDS
+    schema: Schema | None = EVENTS
 
     def __init__(self) -> None:
         self.last_seq: int | None = None
@@ -79,7 +77,7 @@ class Log:
             if self.last_seq is not None and event.seq > self.last_seq:
                 continue
             scanned += 1
-            if wanted is None or _matches(desk, wanted, event):
+            if wanted is None or wanted.matches(event, desk.mirror.state, desk.mirror):
                 found.append(event)
             if event.seq in gaps:
                 found.append(gaps[event.seq])
@@ -116,15 +114,6 @@ class Log:
         at = max(at, min(newest, oldest + self.page))
         self.last_seq = None if at >= newest else at
         return True
-
-
-def _matches(desk: Desk, wanted: Filter, event: Event) -> bool:
-    item: dict[str, Value] = {
-        "request": concerns(event, desk.mirror), "kind": type(event).__name__, "seq": event.seq, "cause": event.cause,
-    }
-    if "text" in wanted.text:
-        item["text"] = core_describe(event, desk.mirror.state)
-    return wanted.matches(item)
 
 
 def _gap_line(desk: Desk, gap: Gap, width: int) -> Line:

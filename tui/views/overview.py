@@ -35,7 +35,7 @@ THIRD = 131
 class Overview:
     """View 1."""
 
-    filter_fields: tuple[str, ...] = ()
+    schema = None
 
     def __init__(self) -> None:
         self.at = 0

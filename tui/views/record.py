@@ -16,7 +16,7 @@ from ..model.series import resample
 class Record:
     """View 8."""
 
-    filter_fields: tuple[str, ...] = ()
+    schema = None
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The recorder of a live target, or the whole recording."""

@@ -29,7 +29,7 @@ _LIFELINES = Lifelines()
 class SlotView:
     """View 3."""
 
-    filter_fields: tuple[str, ...] = ()
+    schema = None
 
     def __init__(self) -> None:
         self.scroll = 0

@@ -3,6 +3,7 @@
 Law of this file: a row says why it stands where it stands; the selected row never moves by itself.
 """
 
+from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState, Tier
 
 from ..desk import SLOT, SLOTS, Desk
@@ -11,9 +12,10 @@ from ..draw.frame import Hint
 from ..draw.prompt_bar import prompt_bar
 from ..draw.spans import Line, Row, Span
 from ..draw.table import Column
+from ..model.filters import SLOTS as SCHEMA
 from ..model.lints import Level
 from ..model.numbers import brief, count, cut, duration, plain
-from ..model.rows import FIELDS, SORTS, SlotRow, limits, slot_row
+from ..model.rows import SORTS, SlotRow, limits, slot_row
 from .slot import slot_panel
 
 SPLIT_WIDTH = 110
@@ -26,7 +28,7 @@ PANEL_ROWS = 19
 class Slots:
     """View 2."""
 
-    filter_fields: tuple[str, ...] = FIELDS
+    schema: Schema | None = SCHEMA
 
     def __init__(self) -> None:
         self.top = 0
@@ -203,7 +205,7 @@ def moved(at: int | None, key: str, total: int, page: int) -> int:
 
 def _gone(desk: Desk, number: int, width: int) -> Line:
     """The row of a slot that ended since the last sort; the next sort takes it away."""
-    life = next((life for life in reversed(desk.mirror.past) if life.slot == number), None)
+    life = desk.mirror.life_in(number)
     if life is None:
         return Line()
     row = Row().to(4).put(f"{desk.glyphs.state[SlotState.FINISHED]} finished", "state.finished").to(29)

@@ -26,7 +26,7 @@ _ORDER = (Condition.REFERENCED, Condition.WRITING, Condition.CACHED, Condition.Q
 class Tiers:
     """View 6."""
 
-    filter_fields: tuple[str, ...] = ()
+    schema = None
 
     def __init__(self) -> None:
         self.by_place = False

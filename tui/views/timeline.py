@@ -6,6 +6,7 @@ through all rows and nothing is interpolated across it. At the live edge the win
 
 from typing import Final
 
+from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState
 
 from ..desk import SLOT, TIMELINE, Desk
@@ -14,6 +15,7 @@ from ..draw.frame import Hint
 from ..draw.glyphs import state_role
 from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, transfer_codes
 from ..draw.spans import Line, Row, Span
+from ..model.filters import LIVES
 from ..model.lints import Level, slot_level
 from ..model.lives import Life
 from ..model.numbers import S, count, cut, duration, spoken
@@ -33,13 +35,12 @@ FINE_NS: Final = tuple(
 )
 """Cell widths that fill a window; zooming goes by the coarser 1-2-5 steps."""
 OPERATIONS_MAX: Final = 6
-FIELDS: Final = ("request", "state", "age", "live", "held", "preemptions")
 
 
 class Timeline:
     """View 4."""
 
-    filter_fields: tuple[str, ...] = FIELDS
+    schema: Schema | None = LIVES
 
     def __init__(self) -> None:
         self.cell_ns: int | None = None
@@ -114,11 +115,7 @@ class Timeline:
         self._sorted_by, self._sorted_mono = key_now, mono
         lives = list(by_slot.values())
         if wanted is not None:
-            lives = [life for life in lives if wanted.matches({
-                "request": life.request, "state": life.state.label, "live": life.closed_ns is None,
-                "age": now - life.opened_ns, "held": life.held_now() is not None,
-                "preemptions": sum(move.state is SlotState.PREEMPTED for move in life.moves),
-            })]
+            lives = [life for life in lives if wanted.matches(life, state, now)]
         lives.sort(key=key)
         at = next((i for i, number in enumerate(self._order) if by_slot.get(number) is self._chosen), None)
         if at is not None and self._chosen in lives and self._chosen.request == desk.selected:

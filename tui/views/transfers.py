@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import CandidateStatus, Route
 from kvbm_console.core.state import CacheState
 
@@ -17,7 +18,7 @@ from ..draw import bars, table, words
 from ..draw.frame import Hint
 from ..draw.spans import Line, Row, Span
 from ..draw.table import Column
-from ..model.filters import Value
+from ..model.filters import TRANSFERS as SCHEMA
 from ..model.lints import Level
 from ..model.lives import Transfer
 from ..model.mirror import Mirror
@@ -31,7 +32,6 @@ ENDED_SHOWN_NS: Final = 10 * S
 ROWS_MAX: Final = 200
 ENDED_ROWS_MAX: Final = 60
 """Ended ones shown behind the open ones; a screen has no more."""
-FIELDS: Final = ("route", "request", "status", "age", "blocks", "op", "reason", "held")
 HISTOGRAM_LOW_NS: Final = 100_000
 HISTOGRAM_HIGH_NS: Final = 1_000_000_000
 FAULT_NS: Final = 30 * S
@@ -50,7 +50,7 @@ class TransferRow(msgspec.Struct):
 class Transfers:
     """View 5."""
 
-    filter_fields: tuple[str, ...] = FIELDS
+    schema: Schema | None = SCHEMA
 
     def __init__(self) -> None:
         self.selected: int | None = None
@@ -167,8 +167,7 @@ class Transfers:
 
 def find(mirror: Mirror, candidate: int) -> Transfer | None:
     """An open or recently ended transfer."""
-    found = mirror.transfers.get(candidate)
-    return found or next((ended for ended in reversed(mirror.ended) if ended.candidate == candidate), None)
+    return mirror.transfer_of(candidate=candidate)
 
 
 def transfer_rows(desk: Desk) -> tuple[list[TransferRow], dict[str, int]]:
@@ -199,17 +198,8 @@ def transfer_rows(desk: Desk) -> tuple[list[TransferRow], dict[str, int]]:
         reason = transfer.error or (spoken(transfer.age(now)) if not failed else "failed")
         rows.append(TransferRow(transfer, Level.FAULT if failed else None, now - transfer.ended_ns, reason))
     if wanted is not None:
-        rows = [row for row in rows if wanted.matches(_values(row))]
+        rows = [row for row in rows if wanted.matches(row, state)]
     return rows[:ROWS_MAX], skipped
-
-
-def _values(row: TransferRow) -> dict[str, Value]:
-    transfer = row.transfer
-    return {
-        "route": transfer.route.label, "request": transfer.request, "status": transfer.status.label,
-        "age": row.age_ns, "blocks": transfer.blocks, "op": transfer.operation, "reason": row.reason,
-        "held": row.level is Level.HELD,
-    }
 
 
 def _open_row(

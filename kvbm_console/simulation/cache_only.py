@@ -6,8 +6,8 @@ the capacity, never a block of this request. Nothing is left out at the end of a
 last block counts, and no last token is kept back for computing.
 """
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -83,3 +83,59 @@ def replay(
         policy.name, capacity, len(hits_of), references.total, sum(hits_of), evicted, cut, policy.gauges(),
         hits_of,
     )
+
+
+# --- the document ---
+
+SCHEMA: Final = "kvbm-console.cache-only/1"
+
+KEYS: Final[dict[str, str]] = {
+    "schema": "name and version of this document",
+    "trace": "the trace as named on the command line",
+    "note": "what the reader should know about the trace, else null",
+    "counting": "what counts as a reference and as a hit here",
+    "block_tokens": "tokens of a block, the trace's own unit",
+    "policy": "policy and its gauges",
+    "capacity_blocks": "places of the pool",
+    "requests": "requests replayed",
+    "references": "blocks of all prompts",
+    "hits": "blocks in the leading run of resident blocks of their prompt",
+    "prefix_hit_rate": "hits / references, null without references",
+    "evicted_blocks": "blocks that the policy gave up",
+    "cut_requests": "requests with more blocks than places, of which only the leading ones were inserted",
+}
+"""Key of the JSON document to its definition, in order."""
+
+COUNTING: Final = (
+    "all blocks of a prompt count, a partial last one included and none kept back for computing, unlike in an engine"
+)
+
+
+def document_of(references: References, result: CacheOnlyResult) -> dict[str, Any]:
+    """The JSON document, with the keys of ``KEYS``."""
+    values = {
+        "schema": SCHEMA, "trace": references.trace, "note": references.note, "counting": COUNTING,
+        "block_tokens": references.block_tokens, "policy": {"policy": result.policy, "gauges": result.gauges},
+        "capacity_blocks": result.capacity_blocks, "requests": result.requests, "references": result.references,
+        "hits": result.hits, "prefix_hit_rate": result.hit_rate if result.references else None,
+        "evicted_blocks": result.evicted_blocks, "cut_requests": result.cut_requests,
+    }
+    return {key: values[key] for key in KEYS}
+
+
+def text_of(document: Mapping[str, Any]) -> str:
+    """The document for people."""
+    gauges = ", ".join(f"{name} {value:g}" for name, value in document["policy"]["gauges"].items())
+    rate = document["prefix_hit_rate"]
+    rows = [
+        ("trace", document["trace"] + (f" ({document['note']})" if document["note"] else "")),
+        ("pool", f"{document['capacity_blocks']:,} blocks of {document['block_tokens']} tokens"),
+        ("policy", document["policy"]["policy"] + (f" ({gauges})" if gauges else "")),
+        ("prefix hits", f"{'–' if rate is None else f'{100 * rate:.2f} %'}, {document['hits']:,} of "
+                        f"{document['references']:,} references of {document['requests']:,} requests"),
+        ("evicted", f"{document['evicted_blocks']:,} blocks"),
+        ("counting", document["counting"]),
+    ]
+    if document["cut_requests"]:
+        rows.append(("cut", f"{document['cut_requests']:,} requests with more blocks than the pool"))
+    return "\n".join(f"{name:<12} {words}" for name, words in rows)

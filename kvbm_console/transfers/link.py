@@ -46,15 +46,19 @@ class LinkSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     routes: tuple[Route, ...]
     base_latency_ns: int
     bytes_per_s: float
+    grain_ns: int = 1
+    """The time that the bytes take is rounded up to a multiple of this."""
 
     def __post_init__(self) -> None:
         require(self.base_latency_ns >= 0, f"link {self.name}: base_latency_ns", "at least 0", self.base_latency_ns)
         ok = math.isfinite(self.bytes_per_s) and self.bytes_per_s > 0
         require(ok, f"link {self.name}: bytes_per_s", "above 0 and finite", self.bytes_per_s)
+        require(self.grain_ns >= 1, f"link {self.name}: grain_ns", "at least 1", self.grain_ns)
 
     def copy_ns(self, size_bytes: int) -> int:
         """Nanoseconds that a copy of this size takes once it has begun."""
-        return self.base_latency_ns + math.ceil(size_bytes * SECOND_NS / self.bytes_per_s)
+        grains = math.ceil(size_bytes * SECOND_NS / (self.bytes_per_s * self.grain_ns))
+        return self.base_latency_ns + grains * self.grain_ns
 
 
 _R = Route

@@ -1,0 +1,201 @@
+"""The meter: what is measured while a simulated machine runs, from its stream of events alone.
+
+Law of this file: it looks and never decides; a run with a meter makes the same events as one without. Times are
+nanoseconds of virtual time.
+"""
+
+from array import array
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.ids import Condition, FinishReason, SlotState, Tier
+from kvbm_console.core.leader import Outcome
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.core.tiers import PoolFacts
+
+COMPLETED: Final = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class RequestRecord(msgspec.Struct):
+    """One request that has ended or is under way."""
+
+    request: str
+    arrived_ns: int
+    prompt_blocks: int = 0
+    hits: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Prompt blocks found in G1 to G4 at its last admission."""
+    preemptions: int = 0
+    first_token_ns: int | None = None
+    finished_ns: int | None = None
+    reason: str = ""
+
+
+class StatsLine(msgspec.Struct, frozen=True):
+    """The device at one moment."""
+
+    point: str
+    iteration: int
+    active_slots: int
+    blocks_used: int
+    blocks_free: int
+    max_ref_count: int
+
+    def text(self) -> str:
+        """One line for people."""
+        return (
+            f"stats {self.point}: iteration {self.iteration}, {self.active_slots} active slots, "
+            f"{self.blocks_used} blocks used, {self.blocks_free} free, max ref count {self.max_ref_count}"
+        )
+
+
+def stats_of(state: CacheState, point: str) -> StatsLine:
+    """The stats line of a state, by walking the device pool."""
+    pool = device_of(state)
+    used = pool.counts[Condition.REFERENCED] + pool.counts[Condition.WRITING] + pool.counts[Condition.QUARANTINED]
+    return StatsLine(
+        point, state.iteration, len(state.slots), used, len(pool) - used, max(pool.refs, default=0)
+    )
+
+
+def device_of(state: CacheState) -> PoolFacts:
+    """The only G1 pool of a simulated machine."""
+    return next(pool for pool in state.pools if pool.info.tier is Tier.G1)
+
+
+class Meter:
+    """Called for every stimulus with what it led to (``Dispatcher.publish``).
+
+    ``ttft_ns`` and ``latency_ns`` have one entry for each completed request. With ``keep_records`` every request keeps
+    its ``RequestRecord``; otherwise only live ones do. ``stats`` is told a line after every ``stats_every`` iterations.
+    """
+
+    def __init__(
+        self, *, keep_records: bool = False, stats_every: int = 0, stats: Callable[[StatsLine], None] | None = None
+    ) -> None:
+        self.ttft_ns = array("q")
+        self.latency_ns = array("q")
+        self.records: list[RequestRecord] = []
+        self.last_finish_ns = 0
+        self.peak_used = 0
+        self.points: list[StatsLine] = []
+        self.keep_records = keep_records
+        self._live: dict[int, RequestRecord] = {}
+        self._state: CacheState | None = None
+        self._device: PoolFacts | None = None
+        self._at_ns = 0
+        self._used = 0
+        self._area = 0
+        self._stats = stats
+        self._stats_every = stats_every if stats is not None else 0
+        self._iterations = 0
+
+    def watch(self, state: CacheState) -> None:
+        """The machine stands: its device pool is declared and nothing has arrived."""
+        self._state = state
+        self._device = device_of(state)
+        self.point("reset")
+
+    def point(self, name: str) -> None:
+        """Take the stats line of this moment."""
+        assert self._state is not None
+        line = stats_of(self._state, name)
+        self.points.append(line)
+        if self._stats is not None:
+            self._stats(line)
+
+    @property
+    def mean_used(self) -> float:
+        """Device blocks held by requests or copies, averaged over virtual time."""
+        return self._area / self._at_ns if self._at_ns else 0.0
+
+    def __call__(self, stimulus: Stimulus, outcome: Outcome) -> None:
+        """Look at one stimulus and what it led to."""
+        for event in outcome.events:
+            look = _LOOK.get(type(event))
+            if look is not None:
+                look(self, event)
+        device = self._device
+        if device is not None:
+            self._area += self._used * (stimulus.at_ns - self._at_ns)
+            self._at_ns = stimulus.at_ns
+            counts = device.counts
+            self._used = used = counts[Condition.REFERENCED] + counts[Condition.WRITING]
+            if used > self.peak_used:
+                self.peak_used = used
+
+    # --- one method for each kind of event ---
+
+    def _opened(self, event: ev.SlotOpened) -> None:
+        record = RequestRecord(event.request, event.at_ns)
+        self._live[event.slot] = record
+        if self.keep_records:
+            self.records.append(record)
+
+    def _scored(self, event: ev.PrefixScored) -> None:
+        record = self._live[event.slot]
+        record.prompt_blocks, record.hits = event.prompt_blocks, event.hits
+
+    def _lost(self, event: ev.HitsLost) -> None:
+        record = self._live[event.slot]
+        hits = list(record.hits)
+        hits[event.tier - 1] -= event.blocks
+        record.hits = (hits[0], hits[1], hits[2], hits[3])
+
+    def _moved(self, event: ev.SlotMoved) -> None:
+        record = self._live.get(event.slot)
+        if record is None:
+            return
+        if event.new is SlotState.DECODING and record.first_token_ns is None:
+            record.first_token_ns = event.at_ns
+            if len(self.points) == 1:
+                self.point("prefill")
+        elif event.new is SlotState.PREEMPTED:
+            record.preemptions += 1
+        elif event.reason is not None and record.finished_ns is None:
+            record.finished_ns = event.at_ns
+            record.reason = event.reason.label
+            if event.reason in COMPLETED:
+                if record.first_token_ns is None:
+                    record.first_token_ns = event.at_ns
+                self.ttft_ns.append(record.first_token_ns - record.arrived_ns)
+                self.latency_ns.append(event.at_ns - record.arrived_ns)
+                self.last_finish_ns = event.at_ns
+
+    def _closed(self, event: ev.SlotClosed) -> None:
+        self._live.pop(event.slot, None)
+
+    def _advanced(self, event: ev.IterationAdvanced) -> None:
+        if self._stats_every:
+            before = self._iterations // self._stats_every
+            self._iterations += event.count
+            if self._iterations // self._stats_every > before:
+                assert self._stats is not None
+                assert self._state is not None
+                self._stats(stats_of(self._state, "decode"))
+
+
+_LOOK: Final[dict[type[ev.Event], Callable[[Meter, Any], None]]] = {
+    ev.SlotOpened: Meter._opened,
+    ev.PrefixScored: Meter._scored,
+    ev.HitsLost: Meter._lost,
+    ev.SlotMoved: Meter._moved,
+    ev.SlotClosed: Meter._closed,
+    ev.IterationAdvanced: Meter._advanced,
+}
+"""Event type to the method that looks at it; the others say nothing that is measured."""
+
+
+def percentile(ordered: "array[int]", share: float) -> int | None:
+    """The smallest value that at least this share of an ordered column does not exceed; None for an empty one.
+
+    >>> percentile(array("q", [1, 2, 3, 4]), 0.5)
+    2
+    """
+    if not ordered:
+        return None
+    rank = -(-len(ordered) * round(share * 1_000) // 1_000)
+    return ordered[max(0, rank - 1)]

@@ -1,0 +1,167 @@
+"""What ``simulate`` is asked to do, checked before any work.
+
+Law of this file: a value out of bounds is refused with one sentence that names the flag, the bound and the value. What
+cannot matter is checked all the same, but never shown: a run without a lower tier says nothing about tiers.
+"""
+
+import math
+import re
+from typing import Final, Literal
+
+import msgspec
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.eviction.policy import PolicyConfig
+from kvbm_console.core.ids import Route
+from kvbm_console.transfers.link import LinkSpec
+
+Transfers = Literal["async", "sync"]
+Cleanup = Literal["end", "none", "incremental"]
+Prefetch = Literal["chain", "ngram", "session", "none"]
+
+BLOCKS_MAX: Final = 2**24
+"""16 million blocks, as for the daemon: far beyond what a host has."""
+TICK_NS: Final = 1_000
+"""Bandwidth and base latency are given per tick of 1 us."""
+INSTANCES_MAX: Final = 256
+HOSTS_MAX: Final = 16
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_UNITS: Final = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}
+
+
+def check(ok: bool, field: str, bound: str, value: object) -> None:
+    """Raise the one-sentence ``UsageError`` that names the flag of this field, unless ``ok``."""
+    if not ok:
+        shown = value if isinstance(value, (int, float)) else repr(value)
+        raise UsageError(f"--{field.replace('_', '-')} must be {bound}, got {shown}")
+
+
+class Geometry(msgspec.Struct, frozen=True):
+    """The shape of K and V of one token, from which bytes follow."""
+
+    layers: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    element_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "kv_heads", "head_dim", "element_bytes"):
+            value = getattr(self, field)
+            check(1 <= value <= 2**20, "kv_geometry", f"with {field} from 1 to 1048576", value)
+        check(self.token_bytes < 2**31, "kv_geometry", "of less than 2 GiB per token", self.token_bytes)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token: layers x heads x head dim x 2 x element bytes."""
+        return self.layers * self.kv_heads * self.head_dim * 2 * self.element_bytes
+
+    @classmethod
+    def parse(cls, text: str) -> "Geometry":
+        """``32,8,128,2``: layers, K/V heads, head dimension, bytes of an element.
+
+        >>> Geometry.parse("32,8,128,2").token_bytes
+        131072
+        """
+        parts = text.split(",")
+        if len(parts) != 4 or not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
+            raise UsageError(f"--kv-geometry must be LAYERS,KV_HEADS,HEAD_DIM,ELEMENT_BYTES, got {text!r}")
+        return cls(*(int(part) for part in parts))
+
+
+class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Field names are the flags' names; capacities in blocks, times in ticks of 1 us, bandwidth per tick."""
+
+    trace: str
+    total_kv_blocks: int
+    limit: int | None = None
+    block_size: int = 16
+    kv_cpu_blocks: int = 0
+    kv_disk_blocks: int = 0
+    kv_geometry: Geometry = Geometry()
+    kv_offload_threshold: float = 0.9
+    kv_transfer_bandwidth: float = 100.0
+    """Tokens per tick: 100 are 10^8 tokens a second."""
+    kv_transfer_base_latency: float = 0.0
+    transfers: Transfers = "async"
+    policy: PolicyConfig = PolicyConfig()
+    prefetch: Prefetch = "chain"
+    instances: int = 1
+    hosts: int = 1
+    cleanup: Cleanup = "end"
+    stats_every: int = 10
+    seed: int | None = None
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        whole = f"from 0 to {BLOCKS_MAX}"
+        check(1 <= self.total_kv_blocks <= BLOCKS_MAX, "total_kv_blocks", f"from 1 to {BLOCKS_MAX}",
+              self.total_kv_blocks)
+        check(self.limit is None or self.limit >= 1, "limit", "at least 1", self.limit)
+        check(1 <= self.block_size <= 65_536, "block_size", "from 1 to 65536", self.block_size)
+        check(0 <= self.kv_cpu_blocks <= BLOCKS_MAX, "kv_cpu_blocks", whole, self.kv_cpu_blocks)
+        check(0 <= self.kv_disk_blocks <= BLOCKS_MAX, "kv_disk_blocks", whole, self.kv_disk_blocks)
+        check_threshold(self.kv_offload_threshold)
+        check_bandwidth(self.kv_transfer_bandwidth)
+        check_latency(self.kv_transfer_base_latency)
+        check(1 <= self.instances <= INSTANCES_MAX, "instances", f"from 1 to {INSTANCES_MAX}", self.instances)
+        check(1 <= self.hosts <= HOSTS_MAX, "hosts", f"from 1 to {HOSTS_MAX}", self.hosts)
+        check(self.stats_every >= 0, "stats_every", "at least 0", self.stats_every)
+        check(self.seed is None or 0 <= self.seed < 2**63, "seed", f"from 0 to {2**63 - 1}", self.seed)
+
+    @property
+    def tiered(self) -> bool:
+        """Whether there is a tier below the device."""
+        return self.kv_cpu_blocks > 0 or self.kv_disk_blocks > 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.block_size * self.kv_geometry.token_bytes
+
+    def links(self) -> tuple[LinkSpec, ...]:
+        """One queue for each direction of host and disk, all with the bandwidth and base latency of the flags."""
+        bytes_per_s = self.kv_transfer_bandwidth * self.kv_geometry.token_bytes * (10**9 / TICK_NS)
+        base_ns = round(self.kv_transfer_base_latency * TICK_NS)
+        return tuple(
+            LinkSpec(name=name, routes=routes, base_latency_ns=base_ns, bytes_per_s=bytes_per_s, grain_ns=TICK_NS)
+            for name, routes in (
+                ("pcie-down", (Route.G1_G2,)), ("pcie-up", (Route.G2_G1,)),
+                ("disk-write", (Route.G2_G3, Route.G1_G3)), ("disk-read", (Route.G3_G2, Route.G3_G1)),
+            )
+        )
+
+
+def check_threshold(value: float) -> None:
+    """``--kv-offload-threshold`` (BC-11)."""
+    check(math.isfinite(value) and 0.0 <= value <= 1.0, "kv_offload_threshold", "from 0 to 1", value)
+
+
+def check_bandwidth(value: float) -> None:
+    """``--kv-transfer-bandwidth`` (BC-11)."""
+    check(math.isfinite(value) and 1e-9 <= value <= 1e12, "kv_transfer_bandwidth", "above 0 and finite", value)
+
+
+def check_latency(value: float) -> None:
+    """``--kv-transfer-base-latency`` (BC-11)."""
+    check(math.isfinite(value) and 0.0 <= value <= 1e9, "kv_transfer_base_latency", "from 0 to 1000000000", value)
+
+
+def parse_size(text: str, flag: str) -> int:
+    """``64GiB``, ``500 MB`` or a number of bytes.
+
+    >>> parse_size("64GiB", "--kv-cpu-size")
+    68719476736
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{flag} must be a size such as 64GiB, got {text!r}")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def blocks_of_size(size_bytes: int, block_bytes: int, flag: str) -> int:
+    """Whole blocks that fit into a size; at least one."""
+    if size_bytes < block_bytes:
+        raise UsageError(f"{flag} must hold a block of {block_bytes} bytes, got {size_bytes}")
+    return size_bytes // block_bytes

@@ -1,0 +1,295 @@
+"""The report of ``simulate``: every figure with its formula.
+
+Law of this file: the keys of the JSON document are exactly ``KEYS``, in that order, and each says how it is computed; a
+key is never given another meaning. Rates are fractions from 0 to 1, or null where nothing was counted. The figures of
+several instances are sums, and rates are those of the sums, so hit rates are weighted by lookups and thrash by
+offloads. Keys that begin with ``blis_`` are that program's formulas, for comparison. Nothing depends on the machine
+that it runs on: how long it took is told on stderr.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.ids import Tier
+from kvbm_console.engines.embedded import Rig
+from kvbm_console.engines.simulated import EngineTotals
+from kvbm_console.simulation.meter import COMPLETED, Meter, StatsLine, percentile
+from kvbm_console.simulation.options import SimulateOptions
+
+SCHEMA: Final = "kvbm-console.simulate/1"
+
+KEYS: Final[dict[str, str]] = {
+    "schema": "name and version of this document",
+    "trace": "the trace as named on the command line",
+    "note": "what the reader should know about the trace, else null",
+    "settings": "what the run depends on, in blocks and tokens; about tiers only where there is a lower one",
+    "requests_arrived": "requests of the trace that arrived",
+    "requests_completed": "requests that produced all their tokens",
+    "requests_too_large": "requests refused because they can never fit into the device pool",
+    "requests_refused": "requests refused because too many were waiting",
+    "duration_s": "virtual seconds from the start of the trace to the last completion",
+    "throughput_requests_per_s": "requests_completed / duration_s",
+    "throughput_tokens_per_s": "output tokens / duration_s",
+    "prefill_tokens": "prompt tokens computed, those computed again after a preemption included",
+    "output_tokens": "tokens produced",
+    "ttft_ms": "milliseconds from arrival to the first token, over completed requests: mean, p50, p90, p99, max",
+    "latency_ms": "milliseconds from arrival to the last token, over completed requests: mean, p50, p90, p99, max",
+    "prompt_blocks": "full prompt blocks of all admissions, those after a preemption included",
+    "hit_blocks": "of these, found in each tier when the admission was committed, those of failed loads taken back",
+    "prefix_hit_rate": "sum of hit_blocks / prompt_blocks",
+    "lost_blocks": "hits taken back because their load failed",
+    "preemptions": "times that the scheduler took the blocks of a request back",
+    "preemptions_per_completed": "preemptions / requests_completed",
+    "preempted_fraction": "requests preempted at least once / requests_arrived",
+    "offloaded_blocks": "blocks copied down",
+    "onboarded_blocks": "blocks copied up",
+    "moved_blocks": "blocks copied, by route",
+    "moved_bytes": "moved_blocks x block size x bytes of a token, by route",
+    "thrash_blocks": "blocks that came back within 1 ms after they were offloaded",
+    "thrash_rate": "thrash_blocks / offloaded_blocks",
+    "evicted_blocks": "blocks that lost their place, by tier",
+    "eviction_rate": "evicted blocks of the lower tiers / offloaded_blocks",
+    "policy": "policy of the lower tiers and its gauges by tier, null without a lower tier",
+    "prefetch": "predictor, null without a lower tier; precision, coverage, timeliness and wasted bytes",
+    "blocks_total": "places of all device pools",
+    "blocks_used_peak": "most device blocks that requests and copies held at once, summed over instances",
+    "blocks_used_mean": "the same, averaged over virtual time",
+    "steps": "iterations of the engines",
+    "stats": "active slots, blocks and the largest ref count after reset, prefill and decode, of the first instance",
+    "blis_cache_hit_rate": "hits / (hits + misses) over prompt blocks; 0 before any",
+    "blis_cache_hit_rate_mean": "the unweighted mean of blis_cache_hit_rate over instances",
+    "blis_preemption_rate": "preemptions / requests completed; may exceed 1; 0 without any",
+    "blis_kv_thrashing_rate": "evicted blocks of the host tier / blocks copied down; really an eviction rate",
+}
+"""Key to its definition, in the order of the document."""
+
+
+class InstanceMeasures(msgspec.Struct, frozen=True):
+    """The sums of one instance."""
+
+    engine: EngineTotals
+    ttft_ns: "array[int]"
+    latency_ns: "array[int]"
+    last_finish_ns: int
+    completed: int
+    prompt_blocks: int
+    hit_blocks: list[int]
+    lost_blocks: int
+    evicted_blocks: list[int]
+    moved_blocks: dict[str, int]
+    thrash_blocks: int
+    preemptions: int
+    requests_preempted: int
+    gauges: dict[str, dict[str, float]]
+    peak_used: int
+    mean_used: float
+    points: tuple[StatsLine, ...]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The document, as plain values under the keys of ``KEYS``."""
+
+    document: dict[str, Any]
+
+
+def measure(rig: Rig, meter: Meter) -> InstanceMeasures:
+    """What one instance came to; before its clean-up."""
+    totals = rig.leader.state.totals
+    return InstanceMeasures(
+        engine=rig.engine.totals, ttft_ns=meter.ttft_ns, latency_ns=meter.latency_ns,
+        last_finish_ns=meter.last_finish_ns, completed=sum(totals.finished[reason] for reason in COMPLETED),
+        prompt_blocks=totals.prompt_blocks, hit_blocks=list(totals.hit_blocks), lost_blocks=totals.lost_blocks,
+        evicted_blocks=list(totals.evicted_blocks), moved_blocks=dict(totals.moved_blocks),
+        thrash_blocks=totals.thrash_blocks, preemptions=totals.preemptions,
+        requests_preempted=totals.requests_preempted, gauges=_gauges(rig), peak_used=meter.peak_used,
+        mean_used=meter.mean_used, points=tuple(meter.points),
+    )
+
+
+def _gauges(rig: Rig) -> dict[str, dict[str, float]]:
+    """Gauges of the policy of each pool that the leader decides."""
+    leader = rig.leader
+    return {
+        pool.info.tier.name: leader.box.policies[pool.info.pool].gauges() for pool in leader.lower_pools()
+    }
+
+
+def make_report(options: SimulateOptions, note: str | None, parts: Sequence[InstanceMeasures]) -> Report:
+    """The document of a run over all instances."""
+    completed = sum(part.completed for part in parts)
+    prompt_blocks = sum(part.prompt_blocks for part in parts)
+    hits = _columns(part.hit_blocks for part in parts)
+    evicted = _columns(part.evicted_blocks for part in parts)
+    moved = _sum_by_key(part.moved_blocks for part in parts)
+    offloaded = sum(blocks for route, blocks in moved.items() if route[1] < route[4])
+    preemptions = sum(part.preemptions for part in parts)
+    duration_s = max((part.last_finish_ns for part in parts), default=0) / SECOND_NS
+    output_tokens = sum(part.engine.output_tokens for part in parts)
+    arrived = sum(part.engine.arrived for part in parts)
+    thrash = sum(part.thrash_blocks for part in parts)
+    tiers = _tiers(options)
+    values: dict[str, Any] = {
+        "schema": SCHEMA,
+        "trace": options.trace,
+        "note": note,
+        "settings": settings_of(options),
+        "requests_arrived": arrived,
+        "requests_completed": completed,
+        "requests_too_large": sum(part.engine.too_large for part in parts),
+        "requests_refused": sum(part.engine.refused for part in parts),
+        "duration_s": duration_s,
+        "throughput_requests_per_s": _rate(completed, duration_s),
+        "throughput_tokens_per_s": _rate(output_tokens, duration_s),
+        "prefill_tokens": sum(part.engine.prefill_tokens for part in parts),
+        "output_tokens": output_tokens,
+        "ttft_ms": _spread([part.ttft_ns for part in parts]),
+        "latency_ms": _spread([part.latency_ns for part in parts]),
+        "prompt_blocks": prompt_blocks,
+        "hit_blocks": {tier.name: hits[tier - 1] for tier in tiers},
+        "prefix_hit_rate": _rate(sum(hits), prompt_blocks),
+        "lost_blocks": sum(part.lost_blocks for part in parts),
+        "preemptions": preemptions,
+        "preemptions_per_completed": _rate(preemptions, completed),
+        "preempted_fraction": _rate(sum(part.requests_preempted for part in parts), arrived),
+        "offloaded_blocks": offloaded,
+        "onboarded_blocks": sum(moved.values()) - offloaded,
+        "moved_blocks": moved,
+        "moved_bytes": {route: blocks * options.block_bytes for route, blocks in moved.items()},
+        "thrash_blocks": thrash,
+        "thrash_rate": _rate(thrash, offloaded),
+        "evicted_blocks": {tier.name: evicted[tier - 1] for tier in tiers},
+        "eviction_rate": _rate(sum(evicted[1:]), offloaded),
+        "policy": _policy(options, parts),
+        "prefetch": None,
+        "blocks_total": options.total_kv_blocks * options.instances,
+        "blocks_used_peak": sum(part.peak_used for part in parts),
+        "blocks_used_mean": sum(part.mean_used for part in parts),
+        "steps": sum(part.engine.iterations for part in parts),
+        "stats": [msgspec.structs.asdict(point) for point in parts[0].points if point.point != "cleanup"],
+        "blis_cache_hit_rate": _rate(sum(hits), prompt_blocks) or 0.0,
+        "blis_cache_hit_rate_mean":
+            sum(_rate(sum(part.hit_blocks), part.prompt_blocks) or 0.0 for part in parts) / len(parts),
+        "blis_preemption_rate": _rate(preemptions, completed) or 0.0,
+        "blis_kv_thrashing_rate": _rate(evicted[Tier.G2 - 1], offloaded) or 0.0,
+    }
+    return Report({key: values[key] for key in KEYS})
+
+
+def settings_of(options: SimulateOptions) -> dict[str, Any]:
+    """What the run depended on; nothing about tiers, links and policies where there is no lower tier."""
+    said: dict[str, Any] = {
+        "limit": options.limit, "seed": options.seed, "instances": options.instances,
+        "total_kv_blocks": options.total_kv_blocks, "block_size": options.block_size,
+        "token_bytes": options.kv_geometry.token_bytes,
+    }
+    if options.tiered:
+        said |= {
+            "kv_cpu_blocks": options.kv_cpu_blocks, "kv_disk_blocks": options.kv_disk_blocks,
+            "kv_offload_threshold": options.kv_offload_threshold,
+            "kv_transfer_bandwidth": options.kv_transfer_bandwidth,
+            "kv_transfer_base_latency": options.kv_transfer_base_latency, "transfers": options.transfers,
+            "prefetch": options.prefetch,
+        }
+    return said
+
+
+def _tiers(options: SimulateOptions) -> list[Tier]:
+    lower = ((Tier.G2, options.kv_cpu_blocks), (Tier.G3, options.kv_disk_blocks))
+    return [Tier.G1, *(tier for tier, blocks in lower if blocks)]
+
+
+def _policy(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> dict[str, Any] | None:
+    if not options.tiered:
+        return None
+    return {**msgspec.structs.asdict(options.policy), "gauges": parts[0].gauges}
+
+
+def _columns(lists: Any) -> list[int]:
+    return [sum(column) for column in zip(*lists, strict=True)]
+
+
+def _sum_by_key(parts: Any) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in parts:
+        for key, value in part.items():
+            total[key] = total.get(key, 0) + value
+    return dict(sorted(total.items()))
+
+
+def _rate(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _spread(columns: "Sequence[array[int]]") -> dict[str, float | None]:
+    """Mean, percentiles and maximum in milliseconds."""
+    ordered = array("q", sorted(value for column in columns for value in column))
+    spread = {name: percentile(ordered, share) for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
+    values = {"mean": sum(ordered) / len(ordered) if ordered else None, **spread, "max": percentile(ordered, 1.0)}
+    return {name: None if value is None else value / 1e6 for name, value in values.items()}
+
+
+# --- for people ---
+
+
+def text_of(document: Mapping[str, Any]) -> str:
+    """The report as aligned lines."""
+    rows = [("trace", document["trace"] + (f" ({document['note']})" if document["note"] else ""))]
+    rows += [
+        ("requests", f"{document['requests_completed']:,} completed of {document['requests_arrived']:,}"
+                     + _also(document["requests_too_large"], "too_large")
+                     + _also(document["requests_refused"], "refused")),
+        ("throughput", f"{_number(document['throughput_requests_per_s'])} requests/s, "
+                       f"{_number(document['throughput_tokens_per_s'])} tokens/s over {document['duration_s']:,.3f} s"),
+        ("ttft", _spread_text(document["ttft_ms"])),
+        ("latency", _spread_text(document["latency_ms"])),
+        ("prefix hits", f"{_percent(document['prefix_hit_rate'])} of {document['prompt_blocks']:,} prompt blocks"
+                        f" ({_by_key(document['hit_blocks'])})" + _also(document["lost_blocks"], "lost again")),
+        ("preemptions", f"{document['preemptions']:,}, {_percent(document['preempted_fraction'])} of the requests, "
+                        f"{_number(document['preemptions_per_completed'])} per completed one"),
+        ("blocks", f"{document['blocks_used_peak']:,} at most and {document['blocks_used_mean']:,.1f} on average "
+                   f"of {document['blocks_total']:,} used; evicted {_by_key(document['evicted_blocks'])}"),
+    ]
+    if document["policy"] is not None:
+        moved = ", ".join(
+            f"{route} {blocks:,} blocks {document['moved_bytes'][route]:,} bytes"
+            for route, blocks in document["moved_blocks"].items()
+        )
+        gauges = "; ".join(
+            f"{tier} {', '.join(f'{name} {value:g}' for name, value in values.items())}"
+            for tier, values in document["policy"]["gauges"].items() if values
+        )
+        rows += [
+            ("moved", f"{document['offloaded_blocks']:,} blocks offloaded, {document['onboarded_blocks']:,} onboarded"
+                      + (f" ({moved})" if moved else "")),
+            ("thrash", f"{_percent(document['thrash_rate'])} of the offloads, evictions "
+                       f"{_percent(document['eviction_rate'])}"),
+            ("policy", document["policy"]["policy"] + (f" ({gauges})" if gauges else "")),
+        ]
+    rows.append(("steps", f"{document['steps']:,}"))
+    return "\n".join(f"{name:<12} {words}" for name, words in rows)
+
+
+def _also(count: int, what: str) -> str:
+    return f", {count:,} {what}" if count else ""
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def _by_key(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{key} {value:,}" for key, value in values.items())
+
+
+def _spread_text(values: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {'–' if value is None else f'{value:,.3f}'}" for name, value in values.items()) + " ms"
+
+

@@ -1,0 +1,155 @@
+"""``simulate``: a trace through engine and tiers in virtual time.
+
+Law of this file: everything is checked before the first request arrives, and the report depends on the options alone.
+Instances share nothing: each has its own engine, leader and links, and its share of the requests.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import ResetMode
+from kvbm_console.core.stimuli import ResetRequested
+from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.embedded import Rig, build
+from kvbm_console.engines.multiturn import Multiturn
+from kvbm_console.engines.workloads import Capacities, Request, Workload
+from kvbm_console.simulation.meter import Meter, RequestRecord, StatsLine
+from kvbm_console.simulation.options import SimulateOptions
+from kvbm_console.simulation.report import InstanceMeasures, Report, make_report, measure
+from kvbm_console.simulation.traces import note_of, parse_trace
+
+AUDIT_EVERY: Final = 50
+"""Stimuli between two full audits under ``--check``; the cheap invariants are verified after every one."""
+
+Progress = Callable[[int], None]
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What a run gives: the report, and each request if records were kept."""
+
+    report: Report
+    records: list[RequestRecord]
+
+
+def simulate(
+    options: SimulateOptions, *, progress: Progress | None = None, stats: Callable[[StatsLine], None] | None = None,
+    keep_records: bool = False,
+) -> Run:
+    """Run the trace to its end. ``progress`` is told the requests that have ended, ``stats`` the stats lines."""
+    workload = open_trace(options)
+    shares = [workload] if options.instances == 1 else [
+        share_of(options, index) for index in range(options.instances)
+    ]
+    measures: list[InstanceMeasures] = []
+    records: list[RequestRecord] = []
+    done = 0
+    for share in shares:
+        before = done
+
+        def told(finished: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + finished)
+
+        meter = Meter(
+            keep_records=keep_records or options.cleanup == "none", stats_every=options.stats_every, stats=stats
+        )
+        rig = build_rig(options, share, meter)
+        rig.run_to_end(progress=told)
+        meter.point("decode")
+        measures.append(measure(rig, meter))
+        if options.cleanup != "none":
+            rig.dispatcher.submit(ResetRequested, ResetMode.LOGICAL)
+        meter.point("cleanup")
+        records += meter.records
+        done += rig.engine.totals.finished
+        told(0, done)
+    return Run(make_report(options, note_of(workload), measures), records)
+
+
+def open_trace(options: SimulateOptions) -> Workload:
+    """The workload of the options; refuses one that never ends, and a seed where nothing is drawn."""
+    workload = parse_trace(options.trace, options.limit)
+    if options.seed is not None:
+        if not isinstance(workload, Multiturn):
+            raise UsageError(f"--seed needs a generated trace, got {options.seed} with {workload.name}")
+        workload = Multiturn(msgspec.structs.replace(workload.settings, seed=options.seed))
+    if workload.endless:
+        raise UsageError(f"--trace {workload.name} never ends; say how many requests with --limit")
+    return workload
+
+
+def leader_config(options: SimulateOptions) -> LeaderConfig:
+    """What the leader is told of the options."""
+    return LeaderConfig(
+        block_tokens=options.block_size, g2_blocks=options.kv_cpu_blocks, g3_blocks=options.kv_disk_blocks,
+        offload_threshold=options.kv_offload_threshold, asynchronous=options.transfers == "async",
+    )
+
+
+def build_rig(options: SimulateOptions, workload: Workload, meter: Meter) -> Rig:
+    """One instance, ready to run."""
+    engine = EngineConfig(g1_blocks=options.total_kv_blocks, token_bytes=options.kv_geometry.token_bytes)
+    rig = build(
+        leader_config(options), engine, workload, publish=meter, hosts=options.hosts, check=options.check,
+        audit_every=AUDIT_EVERY, links=options.links(),
+    )
+    meter.watch(rig.leader.state)
+    return rig
+
+
+def share_of(options: SimulateOptions, index: int) -> Workload:
+    """The requests of one of several instances: every n-th of a recorded trace, or its own chats of a generated one."""
+    workload = open_trace(options)
+    count = options.instances
+    if not isinstance(workload, Multiturn):
+        return _EveryNth(workload, index, count)
+    settings = workload.settings
+    if settings.sessions < count or settings.requests < count:
+        raise UsageError(f"--instances must be at most the sessions and requests of {workload.name}, got {count}")
+
+    def part(whole: int) -> int:
+        return whole // count + (index < whole % count)
+
+    return Multiturn(
+        msgspec.structs.replace(
+            settings, sessions=part(settings.sessions), requests=part(settings.requests),
+            seed=(settings.seed * INSTANCE_SEEDS + index) % 2**63,
+        )
+    )
+
+
+INSTANCE_SEEDS: Final = 1_000_003
+"""Instances draw from seeds far apart, so that those of neighbouring ``--seed`` never meet."""
+
+
+class _EveryNth:
+    """Round robin over a trace that has its own arrival times."""
+
+    def __init__(self, workload: Workload, index: int, count: int) -> None:
+        self._workload = workload
+        self._index = index
+        self._count = count
+        self.name = workload.name
+        self.endless = workload.endless
+
+    @property
+    def capacities(self) -> Capacities:
+        """Those of the whole."""
+        return self._workload.capacities
+
+    def begin(self, block_tokens: int) -> None:
+        """As the whole."""
+        self._workload.begin(block_tokens)
+
+    def arrivals(self) -> Iterator[Request]:
+        """Every n-th request."""
+        return islice(self._workload.arrivals(), self._index, None, self._count)
+
+    def finished(self, request: Request, at_ns: int) -> Request | None:
+        """As the whole."""
+        return self._workload.finished(request, at_ns)

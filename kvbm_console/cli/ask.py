@@ -60,19 +60,22 @@ def control(target: str, request: "Callable[[ControlSession], Awaitable[T]]") ->
     return ask(target, work)
 
 
-async def follow(target: str, since: int | None) -> AsyncIterator[FeedItem]:
-    """The items of a subscription, from event ``since`` on or from now; the last one tells why it ended."""
+async def follow(target: str, after_seq: int | None, incarnation: str) -> AsyncIterator[FeedItem]:
+    """The items of a subscription behind ``after_seq``; the last one tells why it ended.
+
+    None begins with a snapshot, which may be some thousand events old.
+    """
     from kvbm_console.client import Client, Ended
 
-    async with Client(target, name="tail") as client:
-        hello = await client.hello()
-        after = None if since is None else since - 1
-        async with client.subscribe(after_seq=after, incarnation=hello.incarnation) as items:
-            async for item in items:
-                if isinstance(item, Ended):
-                    yield Disconnected(f"{target} ended after event {item.last_seq}: {item.reason}", None)
-                    return
-                yield item
+    async with (
+        Client(target, name="tail") as client,
+        client.subscribe(after_seq=after_seq, incarnation=incarnation) as items,
+    ):
+        async for item in items:
+            if isinstance(item, Ended):
+                yield Disconnected(f"{target} ended after event {item.last_seq}: {item.reason}", None)
+                return
+            yield item
 
 
 async def check_target(target: str) -> None:

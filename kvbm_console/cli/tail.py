@@ -11,6 +11,7 @@ from kvbm_console.cli.lines import event_document
 from kvbm_console.cli.output import print_json, warn
 from kvbm_console.cli.params import format_option, resolve_target, target_argument
 from kvbm_console.core.describe import describe, slot_of
+from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
@@ -24,17 +25,28 @@ from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapS
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after this many events.")
 def tail(positional: str | None, target: str | None, form: str, since: int | None, count: int | None) -> None:
     """Follow the events of a daemon on stdout, one a line."""
-    from kvbm_console.cli.ask import follow, run
+    from kvbm_console.cli.ask import fetch_status, follow, run
 
-    printer = Printer(form, count)
-    run(printer.consume(follow(resolve_target(positional, target), since)))
+    address = resolve_target(positional, target)
+    stream = fetch_status(address)["stream"]
+    first = stream["head_seq"] + 1
+    if since is not None:
+        if since > first:
+            raise UsageError(f"--since must be at most {first}, the number of the next event, got {since}")
+        first = since
+    # In text a mirror gives slots their names; it needs a snapshot, and the daemon's may be older than what is asked.
+    mirrored = form == "text" and since is None
+    printer = Printer(form, count, first)
+    run(printer.consume(follow(address, None if mirrored else first - 1, stream["incarnation"])))
 
 
 class Printer:
     """Prints what a feed yields until ``count`` events are out or the daemon ends."""
 
-    def __init__(self, form: str, count: int | None) -> None:
+    def __init__(self, form: str, count: int | None, first: int) -> None:
         self.form = form
+        self.first = first
+        """Events before this one are folded and not printed."""
         self.left = count
         self.state: CacheState | None = None
         """A mirror that gives slots their names in text; None when the feed began behind a snapshot."""
@@ -59,17 +71,22 @@ class Printer:
     def _print(self, events: list[Event]) -> bool:
         """Print these events; whether that was the last of them."""
         for event in events:
-            if self.form == "jsonl":
-                print_json(event_document(event))
-            else:
-                click.echo(text_line(event, self.state))
-                if self.state is not None:
-                    self.state.apply(event)
-            if self.left is not None:
+            wanted = event.seq >= self.first
+            if wanted:
+                self._line(event)
+            if self.state is not None:
+                self.state.apply(event)
+            if wanted and self.left is not None:
                 self.left -= 1
                 if self.left == 0:
                     return True
         return False
+
+    def _line(self, event: Event) -> None:
+        if self.form == "jsonl":
+            print_json(event_document(event))
+        else:
+            click.echo(text_line(event, self.state))
 
 
 def text_line(event: Event, state: CacheState | None) -> str:

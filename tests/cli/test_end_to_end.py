@@ -49,7 +49,13 @@ def test_a_slot_is_stopped_seen_and_let_go(tmp_path: Path) -> None:
         events = [json.loads(line) for line in lines]
         assert [event["seq"] for event in events] == list(range(20))
         assert all({"seq", "at_ns", "kind"} <= set(event) for event in events)
-        assert len(daemon.output("tail", "--count", "5").splitlines()) == 5
+        head = daemon.json("status")["stream"]["head_seq"]
+        texts = daemon.output("tail", "--count", "5").splitlines()
+        assert len(texts) == 5
+        assert int(texts[0].split()[0]) > head, "without --since it begins with the next event"
+        refused = run(tmp_path, "tail", "--since", "999999999")
+        assert refused.returncode == 2
+        assert "--since must be at most" in refused.stderr
 
         said = daemon.output("break", "set", "--to", "onboarding", "--once", "--max-hold", "100s")
         assert "onboarding" in said

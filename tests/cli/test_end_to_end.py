@@ -83,7 +83,9 @@ def test_a_slot_is_stopped_seen_and_let_go(tmp_path: Path) -> None:
 def test_disarm_releases_and_mutes_everything(tmp_path: Path) -> None:
     with serving(tmp_path, *ENDLESS, "--speed", "8") as daemon:
         daemon.output("break", "set", "--to", "decoding", "--max-hold", "100s")
-        daemon.until("SlotHeld")
+        held = daemon.until("SlotHeld")
+        assert daemon.output("step", held["hold"]) == "stepped\n"
+        assert daemon.until("HoldReleased")["why"] == "stepped"
         daemon.output("disarm")
         assert daemon.json("holds") == []
         assert [entry["enabled"] for entry in daemon.json("break", "list")] == [False]

@@ -475,10 +475,13 @@ class CacheState:
             del self.breakpoints[number]
         for spec in e.specs:
             known = mine.get(spec.id)
-            self.breakpoints[spec.id] = BreakpointFacts(
-                spec, e.owner, spec.enabled, known.hits if known else 0,
-                known.message if known and not spec.enabled else "",
-            )
+            hits, message, enabled = 0, "", spec.enabled
+            if known is not None:
+                hits = known.hits
+                if spec.one_shot and hits and known.spec == spec:
+                    enabled = known.enabled  # said again is not armed again
+                message = "" if enabled else known.message
+            self.breakpoints[spec.id] = BreakpointFacts(spec, e.owner, enabled, hits, message)
             self.next_breakpoint = max(self.next_breakpoint, spec.id + 1)
         self.breakpoints = dict(sorted(self.breakpoints.items()))
 

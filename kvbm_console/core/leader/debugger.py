@@ -55,8 +55,6 @@ def breakpoints_replaced(leader: Decider, s: st.BreakpointsReplaced) -> tuple[Br
             raise Refused(f"breakpoint id {spec.id} was not given out or stands twice")
         elif known is not None and known.owner != s.owner:
             raise Refused(f"breakpoint {spec.id} belongs to {known.owner}")
-        elif known is not None and known.spec == spec and spec.one_shot and known.hits and not known.enabled:
-            spec = msgspec.structs.replace(spec, enabled=False)  # said again, not armed again
         specs.append(spec)
     before = dict(leader.state.breakpoints)
     leader.emit(ev.BreakpointsChanged, s.owner, tuple(specs))

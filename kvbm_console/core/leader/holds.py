@@ -77,7 +77,7 @@ def pass_site(leader: "Decider", slot: SlotFacts, moment: Moment) -> None:
     asked_by = _asked(leader, moment)
     if holders or asked_by is not None:
         _hold(leader, slot, moment, holders, asked_by)
-    if failed or asked_by is not None or any(armed.spec.one_shot for armed in effective):
+    if failed or asked_by is not None or not all(armed.known.enabled for armed in effective):
         leader.rearm()
 
 
@@ -121,7 +121,6 @@ def _log(leader: "Decider", slot: SlotFacts, moment: Moment, logs: list[Armed]) 
                 ev.BreakpointStopped, armed.number, BreakpointEnd.OVERRUN,
                 f"more than {LOGS_PER_SECOND_MAX} messages in one second",
             )
-            armed.known.enabled = False
         elif armed.message is None:
             silent.append(armed.number)
         else:

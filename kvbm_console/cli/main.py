@@ -33,6 +33,8 @@ COMMANDS: Final[dict[str, str]] = {
     "disarm": "kvbm_console.cli.debug:disarm",
     "replay": "kvbm_console.cli.replay:replay",
     "rec": "kvbm_console.cli.rec:rec",
+    "simulate": "kvbm_console.cli.simulate:simulate",
+    "why": "kvbm_console.cli.why:why",
 }
 """Command to ``module:attribute``, in the order of ``--help``."""
 ALIASES: Final = {"resume": "continue"}

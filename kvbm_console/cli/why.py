@@ -1,0 +1,123 @@
+"""``kvbm-console why``: why a request missed a block, and where its time went.
+
+Law of this file: it prints what the library explains and adds nothing; the JSON is the library's document.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kvbm_console.cli.evidence import RECORDING, evidence_from
+from kvbm_console.cli.output import duration, number, print_json, share, table
+from kvbm_console.cli.params import format_option
+from kvbm_console.cli.progress import progress
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.explain import Admission, Explanation, MissedRun, Spent
+
+RUNS_SHOWN: Final = 24
+"""Runs of blocks in the text of one admission; ``--block`` and the JSON tell them all."""
+
+
+@click.command()
+@click.argument("request")
+@RECORDING
+@click.option("--target", metavar="T", help="A live daemon instead of a recording: unix:PATH or HOST:PORT.")
+@click.option("--block", type=click.IntRange(0), metavar="I", help="Only this block of the prompt, from 0, in full.")
+@format_option("text", "json")
+def why(request: str, path: Path | None, target: str | None, block: int | None, form: str) -> None:
+    """Why REQUEST missed each block of its prompt, and where its time went.
+
+    Looks at a recording, or at what a live daemon still holds. Names the deciding event, or says that it cannot be
+    known.
+    """
+    from kvbm_console.recording.explain import explain, grouped, only_block
+
+    explanation = explain(evidence_from(path, target), request, progress())
+    explanation = grouped(explanation) if block is None else only_block(explanation, block)
+    if form == "json":
+        print_json(explanation)
+    else:
+        for line in _lines(explanation, in_full=block is not None):
+            click.echo(line)
+
+
+def _lines(one: "Explanation", *, in_full: bool) -> list[str]:
+    tail = one.prompt_tokens - one.prompt_blocks * one.block_tokens
+    size = f"{number(one.prompt_blocks)} full blocks of {one.block_tokens}" + (f" and {tail} tokens" if tail else "")
+    lines = [f"{one.request}   slot {one.slot}, {one.state}; prompt of {number(one.prompt_tokens)} tokens: {size}"]
+    if one.occurrences > 1:
+        lines.append(f"{one.occurrences} slots had this name; this is the last one")
+    if not one.admissions:
+        lines.append("no look-up and no admission is in the evidence")
+    for admission in one.admissions:
+        lines += ["", *_admission(admission, in_full=in_full)]
+    return [*lines, "", *_spent(one.spent)]
+
+
+def _admission(one: "Admission", *, in_full: bool) -> list[str]:
+    found = ", ".join(f"G{at + 1} {number(count)}" for at, count in enumerate(one.hits) if count) or "nothing"
+    total = sum(one.hits) + one.missed
+    what = "admitted again after a preemption" if one.after_preemption else "admitted"
+    if not one.admitted:
+        what = "not admitted yet; looked up"
+    lines = [f"{what} at event {number(one.seq)}, {_at(one.at_ns)}: found {found}; "
+             f"{number(one.missed)} of {number(total)} blocks missed"]
+    if one.asked_again:
+        lines.append(f"  the look-up answered \"ask again\" {one.asked_again} times before")
+    for run in one.misses if in_full else one.misses[:RUNS_SHOWN]:
+        lines += _run(run, in_full=in_full)
+    hidden = len(one.misses) - RUNS_SHOWN
+    if hidden > 0 and not in_full:
+        lines.append(f"  {hidden} more; --block I tells one, --format json all")
+    return lines
+
+
+def _run(run: "MissedRun", *, in_full: bool) -> list[str]:
+    if run.first is None:
+        which = f"{run.tokens} tokens"
+    elif run.blocks == 1:
+        which = f"block {run.first}"
+    else:
+        which = f"blocks {run.first} to {run.last}"
+    event = ""
+    if run.seq is not None:
+        at = "" if run.at_ns is None else f", {_at(run.at_ns)}"
+        many = run.last_seq is not None and run.last_seq != run.seq
+        event = f"   events {number(run.seq)} … {number(run.last_seq)}" if many else f"   event {number(run.seq)}{at}"
+    lines = [f"  {which:<18} {run.reason.replace('_', ' '):<14} {run.text}{event}"]
+    if in_full:
+        lines += [f"  {'':<18} {'':<14} {earlier}" for earlier in run.also]
+    return lines
+
+
+def _spent(spent: "Spent") -> list[str]:
+    total = spent.until_ns - spent.from_ns
+    head = f"time   {duration(total)} from {_at(spent.from_ns)} to {_at(spent.until_ns)}"
+    if not spent.ended:
+        head += ", not ended"
+    if not spent.complete:
+        head += ", the beginning is not in the evidence"
+    lines = [head]
+    lines += [
+        f"  {line}" for line in table(
+            ("", "", ""), [(part.what, duration(part.ns), share(part.ns, total)) for part in spent.parts], right=(1, 2)
+        )[1:]
+    ]
+    if spent.waits:
+        lines.append("waited for")
+        lines += [f"  {line}" for line in table(
+            ("OPERATION", "ROUTE", "BLOCKS", "QUEUE", "WIRE", "STATUS"),
+            [
+                (wait.operation or "–", wait.route, number(wait.blocks), duration(wait.queue_ns),
+                 duration(wait.wire_ns), wait.status)
+                for wait in spent.waits
+            ],
+            right=(0, 2, 3, 4),
+        )]
+    return lines
+
+
+def _at(at_ns: int) -> str:
+    return f"{at_ns / 1e9:.3f} s"

@@ -1,0 +1,135 @@
+"""What an explanation says: the document of ``why --format json``, a stable contract.
+
+Law of this file: data only. Everything that is an identifier is a string, what is absent is null, times are of the
+engine in nanoseconds, and ``text`` says the same in one sentence.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Missed(StrEnum):
+    """Why a prompt block had to be computed."""
+
+    NEVER_STORED = "never_stored"
+    EVICTED = "evicted"
+    NOT_OFFLOADED = "not_offloaded"
+    """Evicted from device memory before a copy of it stood anywhere else."""
+    FILTERED = "filtered"
+    """A rule left it out; ``filter`` names it."""
+    BOUNDARY = "boundary"
+    """The whole prompt was there, and one token must be left to compute."""
+    TOO_SHORT = "too_short"
+    """Tokens that do not fill a block have no identity and are never kept."""
+    IN_FLIGHT = "in_flight"
+    BEHIND_A_MISS = "behind_a_miss"
+    """It was there, but a block in front of it was not, and a prefix has no holes."""
+    COPY_FAILED = "copy_failed"
+    RESET = "reset"
+    LOST_TO_A_GAP = "lost_to_a_gap"
+    """The deciding event is not in the evidence: it cannot be known."""
+
+
+class MissedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt blocks ``first`` to ``last`` that missed for the same reason; ``seq`` is the deciding event of the first.
+
+    ``first`` is None for the tokens behind the last full block.
+    """
+
+    first: int | None
+    last: int | None
+    blocks: int
+    tokens: int
+    reason: Missed
+    text: str
+    seq: int | None = None
+    last_seq: int | None = None
+    """The deciding event of the last block, when each has its own."""
+    at_ns: int | None = None
+    event: str | None = None
+    """Kind of the deciding event."""
+    tier: str | None = None
+    rule: str | None = None
+    """Of an eviction: which rule chose the block."""
+    filter: str | None = None
+    for_request: str | None = None
+    """Who wanted the room, or whose copy it was."""
+    operation: str | None = None
+    candidate: str | None = None
+    remembered: str | None = None
+    """What the leader itself remembered, where the event is not in the evidence."""
+    also: tuple[str, ...] = ()
+    """What else happened to the first block, newest last."""
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """One admission of the request, or the look-up that it waits on (``admitted`` false)."""
+
+    admitted: bool
+    seq: int
+    at_ns: int
+    after_preemption: bool
+    lookup_seq: int | None
+    """The answer that decided it."""
+    asked_again: int
+    """Answers "ask again" in front of it."""
+    hits: tuple[int, int, int, int]
+    """Prompt blocks found in G1 to G4; those of failed loads are taken back."""
+    missed: int
+    misses: tuple[MissedRun, ...]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Time spent on one thing."""
+
+    what: str
+    ns: int
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy that the request waited for. ``wire_ns`` is None when it never started."""
+
+    operation: str | None
+    candidate: str
+    route: str
+    blocks: int
+    status: str
+    seq: int
+    """Of its planning."""
+    queue_ns: int
+    wire_ns: int | None
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time went from ``from_ns`` to ``until_ns``: the parts add up to the difference."""
+
+    from_ns: int
+    until_ns: int
+    ended: bool
+    complete: bool
+    """Whether the evidence holds it from its arrival on."""
+    parts: tuple[Part, ...]
+    """Longest first, those that took no time left out."""
+    waits: tuple[Wait, ...]
+
+    @property
+    def total_ns(self) -> int:
+        """All of it."""
+        return self.until_ns - self.from_ns
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request missed what it missed, and why it took as long as it did."""
+
+    evidence: str
+    request: str
+    slot: str
+    occurrences: int
+    """Slots of this name in the evidence; the last one is explained."""
+    state: str
+    prompt_tokens: int
+    prompt_blocks: int
+    block_tokens: int
+    admissions: tuple[Admission, ...]
+    spent: Spent

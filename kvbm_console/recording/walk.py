@@ -1,0 +1,163 @@
+"""One pass over evidence: facts, events and gaps in order, handed to whoever looks at them.
+
+A recording and a live daemon's ring give the same three kinds of items, so that explanations, lints, comparisons and
+exports do not know where the events come from.
+
+Law of this file: a visitor sees an event only while the facts around it are known; what lies in a gap, or behind one
+and in front of the next keyframe, reaches it as one stated gap.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import CorruptRecording, RecordingError
+from kvbm_console.core.events import Event
+from kvbm_console.core.leader.aids import AidsBox
+from kvbm_console.core.state import CacheState
+from kvbm_console.recording import format as fmt
+from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_state
+from kvbm_console.recording.reader import Recording
+from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
+
+Item = SnapshotTaken | EventsArrived | GapSeen
+"""What evidence consists of. After a gap comes the next snapshot, or the end."""
+Handler = Callable[[Any, CacheState], None]
+Progress = Callable[[str, int, int], None]
+"""(what, events done, events in all)."""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """Where events come from. ``items`` can be walked more than once."""
+
+    name: str
+    config: LeaderConfig | None
+    events: int
+    """About how many there are, for progress."""
+    items: Callable[[], Iterator[Item]]
+    remembered: Callable[[int], Mapping[int, int]]
+    """What the leader remembered at the snapshot with this seq: absent hash to ``MissReason``; empty when unknown."""
+    finished: bool = True
+    """Whether the run was closed on purpose; of a live target False."""
+
+
+class Visitor:
+    """Base of whoever looks at a walk. ``before`` and ``after`` map a kind of event to what is called around it."""
+
+    def __init__(self) -> None:
+        self.before: dict[type[Event], Handler] = {}
+        self.after: dict[type[Event], Handler] = {}
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """The facts are known from here on; ``gap`` was lost in front of it, None at the beginning."""
+
+    def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
+        """The evidence ends; ``state`` is None when it ends in ``gap``."""
+
+
+def evidence_of(recording: Recording) -> Evidence:
+    """A recording as evidence."""
+
+    def remembered(seq: int) -> Mapping[int, int]:
+        keyframe = recording.keyframe(seq, complete=True)
+        if keyframe is None or keyframe.seq != seq:
+            return {}
+        try:
+            return AidsBox.restore(keyframe.aids).aids.history
+        except (*FOLD_ERRORS, msgspec.MsgspecError):
+            return {}  # written by a leader that remembered otherwise
+
+    return Evidence(
+        recording.path.name or str(recording.path), recording.config, recording.last_seq - recording.first_seq + 1,
+        lambda: items_of(recording), remembered, recording.finished,
+    )
+
+
+def items_of(recording: Recording) -> Iterator[Item]:
+    """The items of a recording. Raises ``RecordingError`` when it holds no facts at all."""
+    known = False
+    lost: GapSeen | None = None
+    next_seq = 0
+    for frame in recording.frames():
+        if frame.channel == fmt.KEYFRAMES:
+            if known:
+                continue
+            keyframe = fmt.decode_keyframe(frame.data)
+            if lost is not None:
+                yield GapSeen(lost.first, max(lost.last, keyframe.seq - 1), lost.reason)
+            lost, known, next_seq = None, True, keyframe.seq
+            yield SnapshotTaken(decode_state(keyframe, recording.path))
+        elif frame.channel == fmt.EVENTS:
+            events = decode_events(frame, recording.path)
+            if known and events[0].seq != next_seq:
+                known, lost = False, GapSeen(next_seq, events[0].seq - 1, "events are missing")
+            if known:
+                next_seq = events[-1].seq + 1
+                yield EventsArrived(events)
+            elif lost is not None:
+                lost = GapSeen(lost.first, events[-1].seq, lost.reason)
+        elif frame.channel == fmt.MARKS:
+            mark = fmt.decode_mark(frame.data)
+            if isinstance(mark, fmt.Gap) and mark.count:
+                lost = GapSeen(mark.first if lost is None else lost.first, mark.last, mark.reason)
+                known = False
+    if lost is not None:
+        yield lost
+    elif not known:
+        raise RecordingError(f"{recording.path} has no keyframe: its facts are unknown")
+
+
+def walk(
+    evidence: Evidence, visitors: Iterable[Visitor], *, progress: Progress | None = None, what: str = "read",
+) -> CacheState | None:
+    """Fold the evidence once and show it to all visitors; the facts at its end, None when it ends in a gap.
+
+    Raises ``RecordingError`` when it cannot be read or does not fold.
+    """
+    watchers = list(visitors)
+    before, after = _merged(one.before for one in watchers), _merged(one.after for one in watchers)
+    state: CacheState | None = None
+    gap: GapSeen | None = None
+    done = 0
+    for item in evidence.items():
+        if isinstance(item, SnapshotTaken):
+            state = item.state
+            for one in watchers:
+                one.resumed(state, gap)
+            gap = None
+        elif isinstance(item, GapSeen):
+            state, gap = None, item
+        elif state is not None:
+            _fold(evidence, state, item.events, before, after)
+            done += len(item.events)
+            if progress is not None:
+                progress(what, done, evidence.events)
+    for one in watchers:
+        one.ended(state, gap)
+    return state
+
+
+def _merged(maps: Iterable[dict[type[Event], Handler]]) -> dict[type[Event], list[Handler]]:
+    merged: dict[type[Event], list[Handler]] = {}
+    for handlers in maps:
+        for kind, handler in handlers.items():
+            merged.setdefault(kind, []).append(handler)
+    return merged
+
+
+def _fold(
+    evidence: Evidence, state: CacheState, events: list[Event], before: dict[type[Event], list[Handler]],
+    after: dict[type[Event], list[Handler]],
+) -> None:
+    for event in events:
+        kind = type(event)
+        for handler in before.get(kind, ()):
+            handler(event, state)
+        try:
+            state.apply(event)
+        except FOLD_ERRORS as error:
+            raise CorruptRecording(f"{evidence.name}: event {event.seq} does not fit the facts: {error}") from None
+        for handler in after.get(kind, ()):
+            handler(event, state)

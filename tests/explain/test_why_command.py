@@ -1,0 +1,63 @@
+"""``why`` on recordings: the text names event and request, the JSON is the document, mistakes are one sentence."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from kvbm_console.cli.main import cli
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.recording.reader import Recording
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
+PRESSURE = RECORDINGS / "offload-pressure.mcap"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["why", *map(str, arguments)])
+
+
+def test_the_text_names_the_event_and_who_it_was_for() -> None:
+    result = run("chat.1", PRESSURE)
+    assert result.exit_code == 0, result.output
+    assert "12 of 12 blocks missed" in result.output
+    assert "evicted from G2 to make room for operation" in result.output
+    assert "a copy of blocks of other-" in result.output
+    assert "before a copy of it stood below" in result.output
+    assert "time   " in result.output
+
+
+def test_the_document_names_an_event_that_is_there() -> None:
+    document = json.loads(run("chat.1", PRESSURE, "--format", "json", "--block", "0").output)
+    (missed,) = document["admissions"][0]["misses"]
+    events = {event.seq: event for batch in Recording.open(PRESSURE).events() for event in batch}
+    opened = next(e for e in events.values() if isinstance(e, ev.SlotOpened) and e.request == "chat.1")
+    event = events[missed["seq"]]
+    assert type(event).__name__ == missed["event"]
+    assert isinstance(event, ev.BlocksEvicted)
+    assert unpack_hashes(opened.hashes)[0] in unpack_hashes(event.hashes)
+    assert document["slot"] == str(opened.slot)
+    assert sum(part["ns"] for part in document["spent"]["parts"]) == (
+        document["spent"]["until_ns"] - document["spent"]["from_ns"]
+    )
+
+
+def test_a_block_in_full_tells_its_earlier_fate() -> None:
+    text = run("chat.1", PRESSURE, "--block", "0").output
+    assert "computed by chat.0" in text
+    assert "copied to G2 by operation" in text
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+    for arguments, words in (
+        (("nobody", PRESSURE), "has no request 'nobody'"),
+        (("chat.1", PRESSURE, "--block", "99"), "block must be from 0 to 12 for chat.1, got 99"),
+        (("chat.1", PRESSURE, "--target", "unix:/x"), "not both"),
+        (("chat.1", tmp_path / "none"), "does not exist"),
+        (("chat.1", tmp_path), "holds no recording"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2, result.output
+        assert words in result.output
+        assert "Traceback" not in result.output

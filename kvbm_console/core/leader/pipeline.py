@@ -34,6 +34,7 @@ def _slot(leader: Decider, candidate: CandidateFacts) -> SlotFacts | None:
 
 
 def _strike(leader: Decider, site: Site, candidate: CandidateFacts) -> None:
+    """A candidate passes a site, each once: when its hold ends it goes on from there."""
     slot = _slot(leader, candidate)
     if leader.gate is None or slot is None:
         return
@@ -88,8 +89,8 @@ def advance(leader: Decider, candidate: CandidateFacts) -> None:
             skip(leader, candidate, filtered or SkipReason.ALREADY_CACHED)
             return
         _strike(leader, Site.EVALUATE_DID, candidate)
-        if not _waits(leader, candidate, WaitPoint.PROMOTE):
-            _strike(leader, Site.PROMOTE_WILL, candidate)
+    if not _waits(leader, candidate, WaitPoint.PROMOTE):
+        _strike(leader, Site.PROMOTE_WILL, candidate)
     if not _waits(leader, candidate, WaitPoint.PROMOTE):
         # What was found may have changed while the slot was held: choose again.
         sources, hashes, filtered = _choose(leader, candidate)

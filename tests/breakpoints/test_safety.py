@@ -1,0 +1,262 @@
+"""The nine safety rules: what keeps a debugger from wedging production, each with a test.
+
+Law of this file: a test is named after its rule.
+"""
+
+import pytest
+
+from kvbm_console.core import events as ev
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.breakpoints import HOLDS_MAX, hold_budget
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import (
+    BreakpointAction,
+    BreakpointEnd,
+    Clock,
+    FinishReason,
+    HoldEnd,
+    Note,
+    Site,
+    SlotState,
+    Suspend,
+)
+
+from .house import SECOND, House
+
+
+def test_rule_1_nothing_armed_is_no_gate_and_a_hold_blocks_nobody_else() -> None:
+    house = House()
+    assert house.leader.gate is None
+    house.stop_at(to=SlotState.DECODING, request="held")
+    assert house.leader.gate is not None
+    house.decoding("held")
+    house.decoding("other")
+    house.step(3)
+    held, other = house.slot("held"), house.slot("other")
+    assert (held.state, other.state) == (SlotState.SKIPPED_DECODE, SlotState.DECODING)
+    assert other.computed_tokens(house.state.iteration) > held.computed_tokens(house.state.iteration)
+    house.breaks()
+    assert house.leader.gate is None
+
+
+def test_rule_2_a_hold_ends_by_its_own_deadline_of_30_seconds_by_default() -> None:
+    house = House()
+    house.stop_at(to=SlotState.INITIALIZED, one_shot=True)
+    house.arrive("r", "ab")
+    (due,) = [(clock, due - house.now) for number, (clock, due) in house.deadlines.items()
+              if house.leader.aids.deadlines[number][0] == "hold"]
+    assert due == (Clock.WALL, 30 * SECOND)
+    house.expire("hold", house.hold.hold)
+    assert house.ended == [HoldEnd.EXPIRED]
+
+
+def test_rule_2_the_shortest_of_several_limits_counts() -> None:
+    house = House()
+    house.stop_at(to=SlotState.INITIALIZED, max_hold_ns=9 * SECOND)
+    house.stop_at(to=SlotState.INITIALIZED, max_hold_ns=3 * SECOND, owner="you")
+    house.arrive("r", "ab")
+    assert house.hold.max_hold_ns == 3 * SECOND
+
+
+def test_rule_3_a_lost_lease_ends_what_its_owner_holds_freezes_and_asked_for() -> None:
+    house = House(hold_budget_min=8)
+    for owner in ("me", "you"):
+        house.command(st.LeaseGranted, owner)
+        house.stop_at(to=SlotState.INITIALIZED, request=f"{owner}*", owner=owner)
+        house.arrive(f"{owner}-1", "ab")
+        house.arrive(f"{owner}-2", "ab")
+    first = next(iter(house.state.holds))
+    house.command(st.SlotStepped, first, "me")
+    house.command(st.Frozen, "me", SECOND)
+    house.lose("me")
+    assert {house.state.slots[hold.slot].request for hold in house.state.holds.values()} == {"you-1", "you-2"}
+    assert house.state.frozen is None
+    assert house.leader.aids.stepping == {}
+    enabled = {known.owner: known.enabled for known in house.state.breakpoints.values()}
+    assert enabled == {"me": False, "you": True}, "disabled, not deleted"
+    assert [event.why for event in house.last if isinstance(event, ev.HoldReleased)] == [HoldEnd.LEASE_LOST]
+
+
+def test_rule_4_beyond_the_budget_a_hit_is_a_log_with_one_warning() -> None:
+    house = House(hold_budget_min=2, hold_budget_share=0.0)
+    number = house.stop_at(to=SlotState.INITIALIZED)
+    for name in "abcde":
+        house.arrive(name, "ab")
+    assert len(house.state.holds) == 2
+    actions = [event.action for event in house.ever(ev.BreakpointHit)]
+    assert actions == [BreakpointAction.HOLD] * 2 + [BreakpointAction.LOG] * 3
+    (warning,) = house.ever(ev.HoldDenied)
+    assert warning.why == "the budget of 2 holds is used up"
+    assert house.state.breakpoints[number].hits == 5
+    house.go_on(next(iter(house.state.holds)))
+    for name in "fgh":
+        house.arrive(name, "ab")
+    assert len(house.ever(ev.HoldDenied)) == 2, "warned again when it is used up again"
+
+
+@pytest.mark.parametrize(("live", "budget"), [(0, 4), (16, 4), (40, 10), (256, 64), (100_000, HOLDS_MAX)])
+def test_rule_4_the_budget(live: int, budget: int) -> None:
+    assert hold_budget(live, 4, 0.25) == budget
+
+
+def test_rule_5_every_host_reaches_the_same_hold_by_itself() -> None:
+    house = House(hosts=3, g1=8, offload_threshold=0.0)
+    house.stored_below()
+    house.stop_at(Site.EVALUATE_WILL, suspend=Suspend.ALL, condition="tokens.prompt > 4")
+    house.onboarding("r")
+    assert [list(host.state.holds) for host in house.hosts] == [[1], [1], [1]]
+    assert house.paused == 1, "only the instructions of host 0 run"
+    house.command(st.HoldContinued, 1, "me", None, Site.COMPLETE_WILL)
+    house.move_all()
+    assert [host.digest() for host in house.hosts] == [house.leader.digest()] * 3
+    assert [host.aids_digest() for host in house.hosts] == [house.leader.aids_digest()] * 3
+    assert house.state.holds
+
+
+@pytest.mark.parametrize("how", ["finished", "aborted", "preempted"])
+def test_rule_6_what_ends_a_request_ends_its_hold(how: str) -> None:
+    house = House()
+    house.stop_at(to=SlotState.DECODING, one_shot=True)
+    house.decoding("r")
+    assert house.state.holds
+    if how == "preempted":
+        house.preempt("r")
+        assert house.state_of("r") is SlotState.PREEMPTED
+    else:
+        house.finish("r", FinishReason.STOP if how == "finished" else FinishReason.ABORTED)
+        assert not house.state.slots
+    assert house.ended == [HoldEnd.CANCELLED]
+
+
+def test_rule_6_the_transition_that_hit_is_not_cancelled_by_itself() -> None:
+    house = House()
+    house.stop_at(to=SlotState.PREEMPTED, one_shot=True)
+    house.decoding("r")
+    house.preempt("r")
+    assert house.hold.site is Site.TRANSITION_DID
+    assert house.lookup("r") is None
+    house.go_on()
+    assert house.lookup("r") is not None
+
+
+def test_rule_6_a_shutdown_lets_everything_go_first() -> None:
+    house = House(hold_budget_min=8)
+    house.stop_at(to=SlotState.INITIALIZED)
+    house.arrive("a", "ab")
+    house.arrive("b", "ab")
+    house.command(st.Frozen, "me", SECOND)
+    house.command(st.Noted, Note.SHUTTING_DOWN, "")
+    assert house.ended == [HoldEnd.SHUTDOWN] * 2
+    assert [event.why for event in house.ever(ev.Thawed)] == [HoldEnd.SHUTDOWN]
+    assert type(house.last[-1]) is ev.Noted
+    assert house.paused == 0
+
+
+# --- rule 7 ---
+
+
+def pressed(**config: object) -> House:
+    """Two held slots with blocks, and a third that decodes and can be preempted."""
+    house = House(g1=16, hold_budget_min=8, **config)
+    house.stop_at(to=SlotState.DECODING, request="held*")
+    house.decoding("held-1", "ab")
+    house.decoding("held-2", "cd")
+    house.decoding("free", "ef")
+    assert len(house.state.holds) == 2
+    return house
+
+
+def test_rule_7_preempted_twice_within_two_seconds_lets_the_oldest_hold_go() -> None:
+    house = pressed()
+    oldest = min(house.state.holds)
+    house.preempt("free")
+    assert house.ended == []
+    assert house.admit("free")
+    house.step(2)
+    house.preempt("free")
+    assert house.ended == [HoldEnd.PRESSURE]
+    (released,) = house.ever(ev.HoldReleased)
+    assert (released.hold, released.by) == (oldest, "free")
+    assert len(house.state.holds) == 1
+
+
+def test_rule_7_refused_twice_within_two_seconds_does_the_same() -> None:
+    house = pressed()
+    house.arrive("late", "mnopqrst")
+    for expected in ([], [], [HoldEnd.PRESSURE]):
+        assert house.lookup("late") == 0, "answered, and the engine has no room: it asks again"
+        assert house.ended == expected
+
+
+def test_rule_7_not_when_the_second_time_comes_late_or_concerns_another() -> None:
+    house = pressed()
+    house.preempt("free")
+    house.now += 2 * SECOND + 1
+    assert house.admit("free")
+    house.step(2)
+    house.preempt("free")
+    house.arrive("late", "mnopqrst")
+    house.lookup("late")
+    house.lookup("late")
+    assert house.ended == []
+
+
+def test_rule_7_not_when_the_held_slots_own_no_blocks_there() -> None:
+    house = House(hold_budget_min=8)
+    house.stop_at(to=SlotState.INITIALIZED, request="held*")
+    house.arrive("held-1", "ab")
+    house.arrive("late", "mnop")
+    for _ in range(4):
+        house.lookup("late")
+    assert house.ended == []
+
+
+def test_rule_7_not_when_they_own_less_than_the_configured_share() -> None:
+    house = pressed(pressure_share=0.5)
+    house.arrive("late", "mnopqrst")
+    for _ in range(4):
+        house.lookup("late")
+    assert house.ended == [], "6 of 16 places"
+
+
+# --- rules 8 and 9 ---
+
+
+def test_rule_8_a_breakpoint_expires_after_an_hour_by_default() -> None:
+    assert BreakpointSpec().expires_ns == 3_600 * SECOND
+
+
+def test_rule_8_an_overrun_disables_the_breakpoint_with_a_reason() -> None:
+    house = House()
+    number = house.stop_at(to=SlotState.INITIALIZED, condition="live > 0")
+    house.command(st.BreakpointOverran, number, "its condition took 12 ms of the last second")
+    (stopped,) = house.ever(ev.BreakpointStopped)
+    assert (stopped.breakpoint, stopped.why) == (number, BreakpointEnd.OVERRUN)
+    assert house.leader.gate is None
+    house.command(st.BreakpointOverran, number, "again")
+    assert not house.last, "an overrun of one that is disabled already comes too late"
+
+
+def test_rule_8_what_conditions_cost_is_counted_by_the_shells_clock() -> None:
+    house = House(twin=False)
+    ticks = iter(range(0, 10**9, 1_000))
+    house.leader.meter = lambda: next(ticks)
+    number = house.stop_at(to=SlotState.INITIALIZED, condition="live > 100")
+    for at in range(16):
+        house.arrive(f"r{at}", "ab")
+    assert house.leader.condition_ns == {number: 2 * 8 * 1_000}, "two of sixteen were timed, and count for eight each"
+
+
+def test_rule_9_held_time_is_recorded() -> None:
+    house = House()
+    house.stop_at(to=SlotState.INITIALIZED)
+    house.arrive("r", "ab")
+    assert house.state.all_held is False, "pending: it has not come to a waitable point"
+    house.lookup("r")
+    assert house.state.all_held, "everything in flight stands still: the banner's condition"
+    began = house.hold.since_ns
+    house.now += 5 * SECOND
+    house.go_on()
+    (released,) = house.ever(ev.HoldReleased)
+    assert released.held_ns == released.at_ns - began
+    assert released.held_ns > 5 * SECOND

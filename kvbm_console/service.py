@@ -45,6 +45,11 @@ SNAPSHOT_REUSE_EVENTS: Final = 4_096
 """A snapshot that is at most this old serves the next subscriber too: folding that much takes some milliseconds."""
 
 
+BASES_MAX: Final = 4
+"""Older snapshots that are kept while the ring goes on from them: what ``rec dump`` can reach back to. Each is as large
+as the facts."""
+
+
 class RecorderState(Protocol):
     """What the service reads of a recorder's status."""
 
@@ -160,6 +165,7 @@ class LeaderService:
         self._base_bytes = 0
         self._recovered = False
         self._snapshot: Snapshot
+        self._bases: deque[Snapshot] = deque()
         self._aids = b""
         self._take_base()
 
@@ -206,6 +212,14 @@ class LeaderService:
             self._take_base()
         return self._snapshot
 
+    def oldest_snapshot(self) -> Snapshot:
+        """The oldest facts from which the ring goes on."""
+        self.broadcaster.flush()
+        for base in self._bases:
+            if base.seq >= self.ring.first_seq:
+                return base
+        return self.snapshot()
+
     def keyframe(self) -> tuple[int, bytes, bytes]:
         """(number of the next event, facts, aids), for the recorder."""
         return self.state.seq, encode_facts(self.state), self.leader.export()
@@ -240,10 +254,19 @@ class LeaderService:
         self.broadcaster.flush()
         state = self.state
         self._snapshot = Snapshot(state.seq, self.dispatcher.n, state.at_ns, encode_facts(state))
+        self._keep(self._snapshot)
         self._aids = self.leader.export()
         self._since_base.clear()
         self._stimulus_bytes = 0
         self._base_bytes = self.ring.appended_bytes
+
+    def _keep(self, base: Snapshot) -> None:
+        """Keep a base for ``oldest_snapshot``, if it is far enough from the one kept before."""
+        bases, ring = self._bases, self.ring
+        while bases and bases[0].seq < ring.first_seq:
+            bases.popleft()
+        if not bases or base.seq - bases[-1].seq >= ring.events_max // BASES_MAX:
+            bases.append(base)
 
     # --- a bug of ours -------------------------------------------------------------------------------------------
 

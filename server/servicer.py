@@ -35,6 +35,7 @@ from kvbm_console.wire.v1 import console_pb2 as pb
 from .control import ControlMethod
 from .feeding import FeedMethod
 from .guard import Context, Malformed, guarded, parse, refuse, require_text, role_of_peer
+from .recording import RecordingMethod, recorder_message
 
 FELL_BEHIND: Final = "fell_behind"
 NOT_KEPT: Final = "not_kept"
@@ -62,6 +63,7 @@ class ConsoleServicer:
         self._identity = identity
         self._control = ControlMethod(service)
         self._feed = FeedMethod(service)
+        self._recording = RecordingMethod(service, identity.program, identity.target)
         self._sessions: set[asyncio.Task[Any]] = set()
         """Handlers of feeds and control sessions that run now."""
         self._ending = False
@@ -76,6 +78,7 @@ class ConsoleServicer:
             "Hello": unary(guarded("Hello", self.hello)),
             "SlotDetail": unary(guarded("SlotDetail", self.slot_detail)),
             "Query": unary(guarded("Query", self.query)),
+            "Recording": unary(guarded("Recording", self._recording.serve)),
             "Subscribe": grpc.unary_stream_rpc_method_handler(guarded("Subscribe", self.subscribe)),
             "Control": streams(guarded("Control", self._session(self._control.serve))),
             "Feed": streams(guarded("Feed", self._session(self._feed.serve))),
@@ -222,7 +225,7 @@ class ConsoleServicer:
             snapshot = self._service.snapshot()
             gap = frames.gap_frame(0, snapshot.seq - 1, RESTARTED) if snapshot.seq else None
             return snapshot.seq, gap, snapshot
-        snapshot = self._service.snapshot()
+        snapshot = self._service.oldest_snapshot() if request.history else self._service.snapshot()
         return snapshot.seq, None, snapshot
 
     async def _follow(self, subscriber: Subscriber, digests: bool, context: Context) -> None:
@@ -265,14 +268,7 @@ class ConsoleServicer:
                 while isinstance(item := subscriber.read(), bytes):
                     tail.append(item)
                 digest = service.digest()[1]
-        recorder = None
-        if service.recorder is not None:
-            status = service.recorder.status()
-            recorder = pb.RecorderStatus(
-                state=status.state, written_seq=status.written_seq, synced_seq=status.synced_seq,
-                synced_age_ns=status.synced_age_ns, not_recorded=status.not_recorded, path=str(status.path),
-                bytes=status.bytes,
-            )
+        recorder = None if service.recorder is None else recorder_message(service.recorder.status())
         beat = frames.heartbeat_frame(
             ring.next_seq - 1, service.at_ns, len(service.broadcaster.subscribers), recorder, digest
         )

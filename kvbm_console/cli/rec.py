@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from kvbm_console.cli import recorder
 from kvbm_console.cli.output import duration, number, print_json, table
 
 if TYPE_CHECKING:
@@ -113,6 +114,10 @@ def index(directory: Path) -> None:
         click.echo("nothing to seal: no segment is active")
 
 
+for _command in (recorder.start, recorder.stop, recorder.rotate, recorder.status, recorder.dump):
+    rec.add_command(_command)
+
+
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +203,8 @@ def _report_lines(report: "VerifyReport") -> list[str]:
             f"not compared, for want of a keyframe: {number(report.not_folded)} events, "
             f"{number(report.not_rerun)} stimuli"
         )
+    if not report.decisions:
+        lines.append("state replay only: it holds no stimuli that can be rerun")
     lines.append("equal" if report.ok else f"first difference: {report.first_difference}")
     return lines
 

@@ -18,6 +18,7 @@ from kvbm_console.client.subscription import Subscription
 from kvbm_console.core.errors import ConnectionLost, UsageError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import WaitPoint
+from kvbm_console.recording.options import RecorderStatus, RecordingOptions
 from kvbm_console.wire.batches import MSGPACK, events_of
 from kvbm_console.wire.protocol import CLIENT_OPTIONS, method_path, version
 from kvbm_console.wire.v1 import console_pb2 as pb
@@ -122,20 +123,63 @@ class Client:
         except DecodeError:
             raise ConnectionLost(f"{self.target} answers something that is not ours") from None
 
+    # --- the recorder ----------------------------------------------------------------------------------------------
+
+    async def record_start(self, directory: str, options: RecordingOptions | None = None) -> RecorderStatus:
+        """Begin to record into a directory of the daemon's machine; ``Refused`` when a recording is being written."""
+        verb = pb.StartRecording(directory=directory)
+        if options is not None:
+            verb.segment_bytes, verb.segment_ns, verb.sync = options.segment_bytes, options.segment_ns, options.sync
+            if options.keep_bytes is not None:
+                verb.keep_bytes = options.keep_bytes
+            if options.keep_ns is not None:
+                verb.keep_ns = options.keep_ns
+        return self._require(await self._recording(pb.RecordingRequest(start=verb)))
+
+    async def record_stop(self) -> RecorderStatus:
+        """End the recording; answered when it is written and synced. ``Refused`` when there is none."""
+        return self._require(await self._recording(pb.RecordingRequest(stop=pb.StopRecording())))
+
+    async def record_rotate(self) -> RecorderStatus:
+        """Begin a new segment. ``Refused`` when nothing is recorded, or events are being lost."""
+        return self._require(await self._recording(pb.RecordingRequest(rotate=pb.RotateRecording())))
+
+    async def record_status(self) -> RecorderStatus | None:
+        """The recorder as it is, None when nothing is recorded."""
+        return await self._recording(pb.RecordingRequest(status=pb.RecorderQuery()))
+
+    async def _recording(self, request: pb.RecordingRequest) -> RecorderStatus | None:
+        reply = await self._ask("Recording", request, pb.RecordingReply)
+        if not reply.HasField("recorder"):
+            return None
+        told = reply.recorder
+        return RecorderStatus(
+            told.state, told.written_seq, told.synced_seq, told.synced_age_ns, told.not_recorded, told.path,
+            told.bytes, segment=told.segment, reason=told.reason or None, removed_segments=told.removed_segments,
+        )
+
+    def _require(self, status: RecorderStatus | None) -> RecorderStatus:
+        if status is None:
+            raise ConnectionLost(f"{self.target} answers without a recorder")
+        return status
+
     # --- streams ---------------------------------------------------------------------------------------------------
 
     def subscribe(
-        self, *, after_seq: int | None = None, incarnation: str = "", encoding: int = MSGPACK, digests: bool = False
+        self, *, after_seq: int | None = None, incarnation: str = "", encoding: int = MSGPACK, digests: bool = False,
+        history: bool = False,
     ) -> Subscription:
         """The event stream, as an asynchronous iterator and context manager.
 
-        Without ``after_seq`` it begins with a snapshot of now; with it, behind that event (-1: with the first), or
+        Without ``after_seq`` it begins with a snapshot of now, with ``history`` the oldest one from which the daemon
+        still has every event; with it, behind that event (-1: with the first), or
         with a gap and a snapshot when the daemon does not have it any more or ``incarnation`` is not its own.
         """
         if after_seq is not None and after_seq < -1:
             raise UsageError(f"after_seq must be at least -1, got {after_seq}")
         request = pb.SubscribeRequest(
             encoding=encoding, incarnation=incarnation, digests=digests, client=self.name,  # type: ignore[arg-type]
+            history=history,
         )
         if after_seq is not None:
             request.after_seq = after_seq

@@ -11,7 +11,6 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS, require
 from kvbm_console.core.errors import UsageError
-from kvbm_console.recording.retain import Retention
 
 SEGMENT_BYTES: Final = 256 * 1000 * 1000
 """A segment is rotated at this size: recovery scans it within a second, retention works in steps of it."""
@@ -68,6 +67,8 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def settings(self) -> dict[str, Any]:
         """The arguments of a ``Recorder`` that these options come to."""
+        from kvbm_console.recording.retain import Retention  # clients need the options without the container's library
+
         retention = Retention(keep_bytes=self.keep_bytes, keep_ns=self.keep_ns, segment_bytes=self.segment_bytes)
         return {
             "segment_bytes": self.segment_bytes, "segment_ns": self.segment_ns,
@@ -90,6 +91,8 @@ class RecorderStatus(msgspec.Struct, frozen=True):
     reason: str | None = None
     """Why it is degraded, in the system's words."""
     sync_failures: int = 0
+    removed_segments: int = 0
+    """Sealed segments that retention has removed."""
 
 
 def parse_size(text: str) -> int:

@@ -25,6 +25,9 @@ from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, Mark
 from kvbm_console.recording.scan import Torn, frames_between, map_file, scan
 from kvbm_console.recording.sealed import SealedSegment
 
+MISSING: Final = "a segment is missing"
+"""Reason of a gap between two segments: one was removed, or nothing was recorded in between."""
+
 
 class ActiveSegment:
     """An open ``.active`` segment, every frame verified. What is appended later is not seen."""
@@ -204,10 +207,17 @@ class Recording:
     # --- what is in it ---
 
     def frames(self, first_seq: int | None = None) -> Iterator[Frame]:
-        """All frames in the order in which they were written, from the entry that holds ``first_seq`` on."""
+        """All frames in the order in which they were written, from the entry that holds ``first_seq`` on.
+
+        Between two segments of which the second does not go on where the first one ends stands a ``Gap`` of ours.
+        """
         start = 0 if first_seq is None else max(0, bisect_right(self._starts, first_seq) - 1)
+        end_seq: int | None = None
         for segment, entry in self._places[start:]:
+            if end_seq is not None and entry.first_seq > end_seq:
+                yield _missing(end_seq, entry, segment.about.clock_anchor_ns)
             yield from segment.frames(entry)
+            end_seq = entry.end_seq
 
     def events(self, first_seq: int | None = None) -> Iterator[list[Event]]:
         """Events from ``first_seq`` on (default: all) in batches, in order; a gap lies between two batches."""
@@ -286,6 +296,13 @@ def _keyframe_of(segment: Segment, entry: IndexEntry) -> Keyframe:
     raise CorruptRecording(f"{segment.path.name}: there is no keyframe at event {entry.first_seq}")
 
 
+def _missing(first_seq: int, following: IndexEntry, anchor_ns: int) -> Frame:
+    """The gap in front of a segment that does not go on where the one before it ends."""
+    gap = Gap(first_seq, following.first_seq - 1, MISSING)
+    at = anchor_ns + following.first_ns
+    return Frame(fmt.MARKS, first_seq, gap.count, at, at, fmt.encode_item(gap))
+
+
 def _spread(counts: list[int], frame: Frame, begin_ns: int, span_ns: int) -> None:
     """Add the events of a batch to the cells between its first and last time, evenly."""
     cells = len(counts)
@@ -325,7 +342,7 @@ def _gaps(segments: list[Segment]) -> list[Gap]:
     for segment in segments:
         found: list[Any] = [gap for entry in segment.entries for gap in entry.gaps]
         if next_seq is not None and segment.about.first_seq > next_seq:
-            found.insert(0, Gap(next_seq, segment.about.first_seq - 1, "a segment is missing"))
+            found.insert(0, Gap(next_seq, segment.about.first_seq - 1, MISSING))
         for gap in found:
             if gaps and gaps[-1].last + 1 == gap.first and gaps[-1].reason == gap.reason:
                 gaps[-1] = Gap(gaps[-1].first, gap.last, gap.reason, gaps[-1].bytes + gap.bytes)

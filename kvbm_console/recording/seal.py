@@ -22,7 +22,7 @@ from mcap.writer import CompressionType, Writer
 from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import FILE_MODE, lock_file, sync_directory
-from kvbm_console.recording.format import Frame, IndexEntry
+from kvbm_console.recording.format import About, Frame, IndexEntry
 from kvbm_console.recording.retain import RETAIN_EVERY_S
 from kvbm_console.recording.scan import Buffer, EntryBuilder, Scan, frames_between, map_file, scan
 from kvbm_console.recording.sealed import SealedSegment
@@ -99,7 +99,7 @@ def _seal_locked(path: Path) -> Path:
         raise CorruptRecording(f"{path.name} was not recovered: byte {found.end_offset} does not begin a frame")
     frames = _all_frames(buffer, found, path.name)
     try:
-        _write(draft, found, frames)
+        write_draft(draft, found.about, frames)
         _compare(draft, found, _all_frames(buffer, found, path.name))
         os.rename(draft, sealed)
     except BaseException:
@@ -116,20 +116,21 @@ def _all_frames(buffer: Buffer, found: Scan, name: str) -> Iterator[Frame]:
     return frames_between(buffer, start, found.end_offset, name)
 
 
-def _write(draft: Path, found: Scan, frames: Iterator[Frame]) -> None:
+def write_draft(draft: Path, about: About, frames: Iterator[Frame]) -> None:
+    """Write a whole sealed segment and sync it. Raises ``OSError``."""
     output = _Output(draft)
     try:
         writer = Writer(
             cast(IO[bytes], output), chunk_size=LIBRARY_CHUNK_BYTES, compression=CompressionType.ZSTD,
             enable_data_crcs=True,
         )
-        writer.start(fmt.PROFILE, f"{fmt.LIBRARY} {found.about.program}".strip())
-        writer.add_metadata(fmt.ABOUT_NAME, fmt.about_metadata(found.about))
+        writer.start(fmt.PROFILE, f"{fmt.LIBRARY} {about.program}".strip())
+        writer.add_metadata(fmt.ABOUT_NAME, fmt.about_metadata(about))
         for schema in fmt.schemas():
             writer.register_schema(schema.name, schema.encoding, schema.data)
         for channel in fmt.channels():
             writer.register_channel(channel.topic, channel.message_encoding, channel.schema_id)
-        entries = _write_frames(writer, output, found, frames)
+        entries = _write_frames(writer, output, about, frames)
         writer.add_attachment(0, 0, fmt.INDEX_NAME, "application/msgpack", fmt.encode_index(entries))
         writer.finish()  # type: ignore[no-untyped-call]
         os.fdatasync(output.fd)
@@ -137,8 +138,8 @@ def _write(draft: Path, found: Scan, frames: Iterator[Frame]) -> None:
         os.close(output.fd)
 
 
-def _write_frames(writer: Writer, output: _Output, found: Scan, frames: Iterator[Frame]) -> list[IndexEntry]:
-    builder = EntryBuilder(found.about.clock_anchor_ns)
+def _write_frames(writer: Writer, output: _Output, about: About, frames: Iterator[Frame]) -> list[IndexEntry]:
+    builder = EntryBuilder(about.clock_anchor_ns)
     entries: list[IndexEntry] = []
     filled = 0
 

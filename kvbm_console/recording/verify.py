@@ -59,6 +59,8 @@ class VerifyReport(msgspec.Struct, frozen=True):
     """Events in gaps."""
     digest: str | None
     """Of the facts behind the last event, None when they are unknown."""
+    decisions: bool = True
+    """False when it holds no stimuli with a complete keyframe in front: then only the state was replayed."""
 
 
 class _Difference(Exception):
@@ -81,7 +83,7 @@ def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
     return VerifyReport(
         str(path), difference is None, difference, run.events, run.stimuli, run.not_folded, run.not_rerun,
         run.keyframes, run.audits, len(recording.gaps), sum(gap.count for gap in recording.gaps),
-        None if state is None or difference is not None else f"{digest(state):016x}",
+        None if state is None or difference is not None else f"{digest(state):016x}", run.stimuli > 0,
     )
 
 

@@ -183,7 +183,7 @@ class Recorder:
         return RecorderStatus(
             "closed" if self._closed else "degraded" if degraded else "recording", self.written_seq, synced_seq,
             max(0, self._clock() - self._syncer.synced_ns), self._dropped + self._lost, str(path), segment.size,
-            segment.about.segment, reason, self._syncer.failures,
+            segment.about.segment, reason, self._syncer.failures, self.removed_segments,
         )
 
     def settle(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:

@@ -388,18 +388,20 @@ class Limits(_message.Message):
     def __init__(self, request_id_bytes: _Optional[int] = ..., control_message_bytes: _Optional[int] = ..., message_bytes: _Optional[int] = ..., subscribers: _Optional[int] = ..., lease_ttl_ns: _Optional[int] = ...) -> None: ...
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("encoding", "after_seq", "incarnation", "digests", "client")
+    __slots__ = ("encoding", "after_seq", "incarnation", "digests", "client", "history")
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     encoding: Encoding
     after_seq: int
     incarnation: str
     digests: bool
     client: str
-    def __init__(self, encoding: _Optional[_Union[Encoding, str]] = ..., after_seq: _Optional[int] = ..., incarnation: _Optional[str] = ..., digests: _Optional[bool] = ..., client: _Optional[str] = ...) -> None: ...
+    history: bool
+    def __init__(self, encoding: _Optional[_Union[Encoding, str]] = ..., after_seq: _Optional[int] = ..., incarnation: _Optional[str] = ..., digests: _Optional[bool] = ..., client: _Optional[str] = ..., history: _Optional[bool] = ...) -> None: ...
 
 class SubscribeReply(_message.Message):
     __slots__ = ("snapshot_begin", "snapshot_part", "snapshot_end", "batch", "gap", "heartbeat", "bye")
@@ -514,7 +516,7 @@ class Heartbeat(_message.Message):
     def __init__(self, head_seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., recorder: _Optional[_Union[RecorderStatus, _Mapping]] = ..., subscribers: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class RecorderStatus(_message.Message):
-    __slots__ = ("state", "written_seq", "synced_seq", "synced_age_ns", "not_recorded", "path", "bytes")
+    __slots__ = ("state", "written_seq", "synced_seq", "synced_age_ns", "not_recorded", "path", "bytes", "segment", "reason", "removed_segments")
     STATE_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_SEQ_FIELD_NUMBER: _ClassVar[int]
     SYNCED_SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -522,6 +524,9 @@ class RecorderStatus(_message.Message):
     NOT_RECORDED_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     state: str
     written_seq: int
     synced_seq: int
@@ -529,7 +534,10 @@ class RecorderStatus(_message.Message):
     not_recorded: int
     path: str
     bytes: int
-    def __init__(self, state: _Optional[str] = ..., written_seq: _Optional[int] = ..., synced_seq: _Optional[int] = ..., synced_age_ns: _Optional[int] = ..., not_recorded: _Optional[int] = ..., path: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+    segment: int
+    reason: str
+    removed_segments: int
+    def __init__(self, state: _Optional[str] = ..., written_seq: _Optional[int] = ..., synced_seq: _Optional[int] = ..., synced_age_ns: _Optional[int] = ..., not_recorded: _Optional[int] = ..., path: _Optional[str] = ..., bytes: _Optional[int] = ..., segment: _Optional[int] = ..., reason: _Optional[str] = ..., removed_segments: _Optional[int] = ...) -> None: ...
 
 class Bye(_message.Message):
     __slots__ = ("last_seq", "reason")
@@ -608,6 +616,52 @@ class HistoryReply(_message.Message):
     batches: _containers.RepeatedCompositeFieldContainer[EventBatch]
     oldest_seq: int
     def __init__(self, batches: _Optional[_Iterable[_Union[EventBatch, _Mapping]]] = ..., oldest_seq: _Optional[int] = ...) -> None: ...
+
+class RecordingRequest(_message.Message):
+    __slots__ = ("start", "stop", "rotate", "status")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    ROTATE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    start: StartRecording
+    stop: StopRecording
+    rotate: RotateRecording
+    status: RecorderQuery
+    def __init__(self, start: _Optional[_Union[StartRecording, _Mapping]] = ..., stop: _Optional[_Union[StopRecording, _Mapping]] = ..., rotate: _Optional[_Union[RotateRecording, _Mapping]] = ..., status: _Optional[_Union[RecorderQuery, _Mapping]] = ...) -> None: ...
+
+class StartRecording(_message.Message):
+    __slots__ = ("directory", "segment_bytes", "segment_ns", "keep_bytes", "keep_ns", "sync")
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_NS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_NS_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    segment_bytes: int
+    segment_ns: int
+    keep_bytes: int
+    keep_ns: int
+    sync: str
+    def __init__(self, directory: _Optional[str] = ..., segment_bytes: _Optional[int] = ..., segment_ns: _Optional[int] = ..., keep_bytes: _Optional[int] = ..., keep_ns: _Optional[int] = ..., sync: _Optional[str] = ...) -> None: ...
+
+class StopRecording(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RotateRecording(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RecorderQuery(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RecordingReply(_message.Message):
+    __slots__ = ("recorder",)
+    RECORDER_FIELD_NUMBER: _ClassVar[int]
+    recorder: RecorderStatus
+    def __init__(self, recorder: _Optional[_Union[RecorderStatus, _Mapping]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
     __slots__ = ("id", "open", "renew", "set", "remove", "enable", "continue_hold", "step", "disarm", "step_pipeline", "run_for", "skip", "freeze", "thaw")

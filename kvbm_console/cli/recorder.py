@@ -1,0 +1,148 @@
+"""``kvbm-console rec start, stop, rotate, status, dump``: the recorder of a running daemon.
+
+Law of this file: paths that the daemon writes to are made absolute here, where the user stands; ``dump`` is written by
+this process, from what any observer may read.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvbm_console.cli.machine import recording_flags
+from kvbm_console.cli.output import duration, number, print_json
+from kvbm_console.cli.params import Duration, format_option, resolve_target, target_option
+
+if TYPE_CHECKING:
+    from kvbm_console.client import Client
+    from kvbm_console.recording.options import RecorderStatus
+    from kvbm_console.recording.output import Made
+
+LAST_NS_MAX = 24 * 3_600 * 10**9
+"""A daemon remembers minutes; a day is never what it still has."""
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@recording_flags
+@target_option
+@format_option("text", "json")
+def start(
+    directory: Path, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str,
+    target: str | None, form: str,
+) -> None:
+    """Let a running daemon record into DIR, a directory on its own machine."""
+    from kvbm_console.cli.ask import ask
+    from kvbm_console.recording.options import recording_options
+
+    options = recording_options(segment_size=segment_size, segment_time=segment_time, keep=keep, sync=sync)
+    path = str(directory.absolute())
+    _tell(ask(resolve_target(None, target), lambda client: client.record_start(path, options)), form)
+
+
+@click.command()
+@target_option
+@format_option("text", "json")
+def stop(target: str | None, form: str) -> None:
+    """End the recording: everything that was published until now is in it, written and synced."""
+    from kvbm_console.cli.ask import ask
+
+    _tell(ask(resolve_target(None, target), lambda client: client.record_stop()), form)
+
+
+@click.command()
+@target_option
+@format_option("text", "json")
+def rotate(target: str | None, form: str) -> None:
+    """Begin a new segment; the old one is sealed."""
+    from kvbm_console.cli.ask import ask
+
+    _tell(ask(resolve_target(None, target), lambda client: client.record_rotate()), form)
+
+
+@click.command()
+@target_option
+@format_option("text", "json")
+def status(target: str | None, form: str) -> None:
+    """Where the daemon records, how far it has come, and what it had to drop."""
+    from kvbm_console.cli.ask import ask
+
+    _tell(ask(resolve_target(None, target), lambda client: client.record_status()), form)
+
+
+@click.command()
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--last", type=Duration(10**6, LAST_NS_MAX, "from 1ms to 24h"), default="60s", show_default=True,
+              metavar="TIME", help="How much of the engine's time.")
+@target_option
+@format_option("text", "json")
+def dump(path: Path, last: int, target: str | None, form: str) -> None:
+    """Write what a daemon still remembers to FILE, without having recorded.
+
+    Facts and events only: the state replays, decisions do not. A busy daemon remembers less than was asked for; what
+    was written is printed.
+    """
+    from kvbm_console.cli.ask import ask
+    from kvbm_console.recording.output import require_new
+
+    require_new(path)
+    made = ask(resolve_target(None, target), lambda client: _dump(client, path, last))
+    if form == "json":
+        print_json(made)
+        return
+    click.echo(f"{made.path}  events {number(made.first_seq)} to {number(made.last_seq)}, "
+               f"{duration(made.last_ns - made.first_ns)} of the engine, {number(made.bytes)} bytes; state replay only")
+
+
+async def _dump(client: "Client", path: Path, last_ns: int) -> "Made":
+    import msgspec
+
+    from kvbm_console.cli.versions import program_version
+    from kvbm_console.core.config import LeaderConfig
+    from kvbm_console.core.errors import ConnectionLost
+    from kvbm_console.core.events import Event
+    from kvbm_console.core.state import CacheState
+    from kvbm_console.recording.format import About
+    from kvbm_console.recording.output import write_dump
+    from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
+
+    hello = await client.hello()
+    next_seq, _ = await client.digest()
+    state: CacheState | None = None
+    batches: list[list[Event]] = []
+    async with client.subscribe(history=True) as items:
+        async for item in items:
+            if isinstance(item, SnapshotTaken):
+                state, batches = item.state, []
+            elif isinstance(item, EventsArrived):
+                batches.append(item.events)
+            elif isinstance(item, GapSeen):
+                state = None  # forgotten while we read: a newer snapshot follows
+            reached = state.seq if state is not None else 0
+            if state is not None and (batches[-1][-1].seq + 1 if batches else reached) >= next_seq:
+                break
+    if state is None:
+        raise ConnectionLost(f"{client.target} ended before it had told its facts")
+    about = About(
+        program=program_version(), incarnation=hello.incarnation, config=msgspec.convert(hello.config, LeaderConfig),
+        clock_anchor_ns=hello.clock_wall_ns - hello.clock_at_ns, labels={"target": hello.target, "made_by": "rec dump"},
+    )
+    return write_dump(path, about, state, batches, last_ns)
+
+
+def _tell(status: "RecorderStatus | None", form: str) -> None:
+    if form == "json":
+        print_json(status)
+        return
+    if status is None:
+        click.echo("nothing is being recorded")
+        return
+    line = (f"{status.state}  segment {status.segment}  {number(status.bytes)} bytes  written "
+            f"{number(status.written_seq)}  synced {number(status.synced_seq)}")
+    if status.not_recorded:
+        line += f"  {number(status.not_recorded)} events not recorded"
+    if status.reason:
+        line += f"  ({status.reason})"
+    if status.removed_segments:
+        line += f"  {number(status.removed_segments)} old segments removed"
+    click.echo(f"{line}\n{status.path}")

@@ -1,0 +1,116 @@
+"""The ``Recording`` method: begin, rotate and end the recording of a running daemon.
+
+What may take long (locking and recovering a directory, the last sync) runs in a thread; only the first keyframe is
+taken on the loop, between two stimuli. One verb at a time.
+
+Law of this file: the stream never waits, and at every moment at most one recorder gets the flushes.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import anyio.to_thread
+
+from kvbm_console.core.errors import Refused
+from kvbm_console.recording.options import RecorderStatus, RecordingOptions
+from kvbm_console.recording.recover import Prepared, prepare
+from kvbm_console.recording.writer import Recorder
+from kvbm_console.service import LeaderService
+from kvbm_console.wire.v1 import console_pb2 as pb
+
+from .guard import Context, Malformed, parse, require_text
+
+PATH_BYTES_MAX: Final = 4_096
+"""The kernel's own limit of a path."""
+
+
+def recorder_message(status: RecorderStatus) -> pb.RecorderStatus:
+    """The status of a recorder as it is sent."""
+    return pb.RecorderStatus(
+        state=status.state, written_seq=status.written_seq, synced_seq=status.synced_seq,
+        synced_age_ns=status.synced_age_ns, not_recorded=status.not_recorded, path=str(status.path),
+        bytes=status.bytes, segment=status.segment, reason=status.reason or "",
+        removed_segments=status.removed_segments,
+    )
+
+
+class RecordingMethod:
+    """Serves the verbs on the recorder of one service."""
+
+    def __init__(self, service: LeaderService, program: str, target: str) -> None:
+        self._service = service
+        self._program = program
+        self._target = target
+        self._one = asyncio.Lock()
+
+    async def serve(self, data: bytes, _: Context) -> bytes:
+        """One verb; the answer is the recorder as it is then."""
+        request = parse("Recording", pb.RecordingRequest, data)
+        verb = request.WhichOneof("verb")
+        async with self._one:
+            if verb == "start":
+                recorder = await self._start(request.start)
+            elif verb == "stop":
+                recorder = await self._stop()
+            elif verb == "rotate":
+                recorder = await self._rotate()
+            elif verb == "status":
+                recorder = self._service.recorder
+            else:
+                raise Malformed("verb must be start, stop, rotate or status")
+        reply = pb.RecordingReply()
+        if recorder is not None:
+            reply.recorder.CopyFrom(recorder_message(recorder.status()))
+        return bytes(reply.SerializeToString())
+
+    async def _start(self, verb: pb.StartRecording) -> Any:
+        service = self._service
+        require_text("directory", verb.directory, PATH_BYTES_MAX)
+        directory = Path(verb.directory)
+        if not directory.is_absolute():
+            raise Malformed(f"directory must be an absolute path, got {verb.directory!r}")
+        options = _options(verb)
+        if service.recorder is not None:
+            raise Refused(f"a recording is being written to {service.recorder.status().path}; stop it first")
+        ready: Prepared = await anyio.to_thread.run_sync(prepare, directory)
+        if service.broadcaster.closing:
+            ready.lock.release()
+            raise Refused("the daemon is ending")
+        # Nothing may be published between the last flush and the first keyframe: no await from here on.
+        service.broadcaster.flush()
+        service.recorder = Recorder(
+            directory, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
+            clock_anchor_ns=service.started_wall_ns - service.started_at_ns, program=self._program,
+            labels={"target": self._target}, prepared=ready, **options.settings(),
+        )
+        return service.recorder
+
+    async def _stop(self) -> Any:
+        service = self._service
+        service.broadcaster.flush()
+        recorder, service.recorder = service.recorder, None
+        if recorder is None:
+            raise Refused("nothing is being recorded")
+        await anyio.to_thread.run_sync(recorder.close)
+        return recorder
+
+    async def _rotate(self) -> Any:
+        service = self._service
+        service.broadcaster.flush()
+        recorder: Any = service.recorder
+        if recorder is None:
+            raise Refused("nothing is being recorded")
+        if not recorder.rotate():
+            raise Refused(f"the recorder is {recorder.status().state}: it rotates by itself when the disk takes it")
+        await anyio.to_thread.run_sync(recorder.settle)
+        return recorder
+
+
+def _options(verb: pb.StartRecording) -> RecordingOptions:
+    """What the caller said; the rest takes its defaults. Raises ``UsageError``."""
+    numbers = ("segment_bytes", "segment_ns", "keep_bytes", "keep_ns")
+    said: dict[str, Any] = {name: getattr(verb, name) for name in numbers if verb.HasField(name)}
+    if verb.sync:
+        said["sync"] = verb.sync
+    return RecordingOptions(**said)

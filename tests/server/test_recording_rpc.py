@@ -1,0 +1,121 @@
+"""The recorder of a running daemon: begin, rotate, end, and a dump of what it still remembers without one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbm_console.cli.recorder import _dump
+from kvbm_console.client import Client
+from kvbm_console.core.errors import RecordingError, Refused, UsageError
+from kvbm_console.core.ids import Note
+from kvbm_console.core.snapshots import digest
+from kvbm_console.core.stimuli import Noted
+from kvbm_console.recording.options import RecordingOptions
+from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.verify import verify
+from kvbm_console.stream.ring import Ring
+from server.daemon import Daemon
+from tests.server.daemons import daemon_at, options_for, published, running
+
+WORK = "multiturn:requests=40,seed=5"
+
+
+@pytest.mark.asyncio
+async def test_a_recording_begun_while_the_engine_runs_replays_by_decision(tmp_path: Path) -> None:
+    async with daemon_at("multiturn:seed=5", speed=20.0) as daemon, Client(daemon.address) as client:
+        await published(daemon, lambda: daemon.service.state.seq > 500)
+        assert await client.record_status() is None
+        begun = await client.record_start(str(tmp_path / "run"), RecordingOptions(sync="always"))
+        assert (begun.state, begun.segment) == ("recording", 1)
+        first = begun.written_seq + 1
+        assert first > 500
+        with pytest.raises(Refused, match=r"a recording is being written to .*; stop it first"):
+            await client.record_start(str(tmp_path / "other"))
+        await published(daemon, lambda: daemon.service.state.seq > first + 500)
+        rotated = await client.record_rotate()
+        await published(daemon, lambda: daemon.service.state.seq > first + 1_000)
+        status = await client.record_status()
+        assert status is not None
+        assert (rotated.segment, status.segment) == (2, 2)
+        stopped = await client.record_stop()
+        assert stopped.state == "closed"
+        assert stopped.synced_seq == stopped.written_seq >= first + 1_000
+        for ask in (client.record_stop, client.record_rotate):
+            with pytest.raises(Refused, match="nothing is being recorded"):
+                await ask()
+        again = await client.record_start(str(tmp_path / "run"))
+        assert again.segment == 3, "another recording of the same run in the same directory"
+    report = verify(tmp_path / "run")
+    assert report.ok, report.first_difference
+    assert report.decisions
+    recording = Recording.open(tmp_path / "run")
+    assert recording.first_seq == first
+    assert recording.finished
+
+
+@pytest.mark.asyncio
+async def test_only_control_may_steer_the_recorder_and_paths_are_checked(tmp_path: Path) -> None:
+    async with running(options_for(None, "127.0.0.1:0")) as daemon, Client(daemon.address) as client:
+        with pytest.raises(Refused, match="Recording needs the role control"):
+            await client.record_start(str(tmp_path / "run"))
+    async with daemon_at() as daemon, Client(daemon.address) as client:
+        with pytest.raises(UsageError, match="directory must be an absolute path, got 'run'"):
+            await client.record_start("run")
+        with pytest.raises(UsageError, match="directory has at most 4096 bytes"):
+            await client.record_start("/" + "x" * 5_000)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UsageError, match="cannot record to"):
+            await client.record_start(str(tmp_path / "file"))
+        assert daemon.service.recorder is None
+
+
+async def dumped(daemon: Daemon, path: Path, last_ns: int) -> Any:
+    """A dump of this daemon."""
+    async with Client(daemon.address) as client:
+        return await _dump(client, path, last_ns)
+
+
+@pytest.mark.asyncio
+async def test_a_dump_replays_by_state_and_verification_says_that_it_is_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "dump.mcap"
+    async with daemon_at(WORK, speed=None) as daemon:
+        rig = daemon.rig
+        assert rig is not None
+        await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 40)
+        state = daemon.service.state
+        made = await dumped(daemon, path, 10**15)
+        assert (made.first_seq, made.last_seq, made.complete) == (0, state.seq - 1, False), "the ring holds all of it"
+        expected = digest(state)
+        last = await dumped(daemon, tmp_path / "last.mcap", 10**9)
+        assert 0 < last.first_seq < last.last_seq == state.seq - 1
+        assert last.last_ns - last.first_ns <= 10**9
+        with pytest.raises(UsageError, match="exists already; nothing is overwritten"):
+            await dumped(daemon, path, 1)
+    for file in (path, tmp_path / "last.mcap"):
+        report = verify(file)
+        assert report.ok, report.first_difference
+        assert (report.decisions, report.stimuli, report.digest) == (False, 0, f"{expected:016x}")
+
+
+@pytest.mark.asyncio
+async def test_a_small_ring_gives_a_shorter_dump_from_its_oldest_base(tmp_path: Path) -> None:
+    async with daemon_at(WORK, speed=None, ring=Ring(events_max=400)) as daemon:
+        await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 40)
+        service = daemon.service
+        oldest = service.oldest_snapshot()
+        assert service.ring.first_seq <= oldest.seq < service.snapshot().seq or oldest.seq == service.snapshot().seq
+        made = await dumped(daemon, tmp_path / "dump.mcap", 10**15)
+        assert made.first_seq >= oldest.seq
+        assert made.last_seq == service.state.seq - 1
+    assert verify(tmp_path / "dump.mcap").ok
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_without_events_has_nothing_to_dump(tmp_path: Path) -> None:
+    async with daemon_at() as daemon:
+        daemon.service.submit(Noted, Note.ENGINE_SUMMARY, "one")
+        daemon.service._take_base()
+        daemon.service._bases.clear()
+        with pytest.raises(RecordingError, match="nothing to dump"):
+            await dumped(daemon, tmp_path / "dump.mcap", 1)

@@ -10,8 +10,6 @@ import pytest
 from tests.cli.programs import output, run, serving
 
 ENDLESS = ("--workload", "multiturn")
-ROOMY = ("--workload", "multiturn:sessions=6", "--g1-blocks", "400")
-"""Tight enough for loads from the host tier, roomy enough that a hold is not ended by the needs of others."""
 CONTROL_TIMEOUT_S = 60
 
 
@@ -40,8 +38,29 @@ def test_demo_without_a_terminal_prints_lines_and_a_summary(tmp_path: Path) -> N
     assert any(line.startswith("requests ") for line in lines)
 
 
+def write_returning_prompts(path: Path) -> None:
+    """Eight prompts that come back in turn, and short ones all the time.
+
+    The eight do not fit into 24 device blocks, so each is loaded from the host tier when it returns; any two of them
+    do, so a held one is never in the way and no pressure ends its hold.
+    """
+    lines = []
+    for at_ms in range(0, 400_000, 250):
+        turn = at_ms // 250
+        if turn % 2:
+            lines.append({"timestamp": at_ms, "input_length": 500, "output_length": 6, "hash_ids": [100_000 + turn]})
+        else:
+            first = 10 * (turn // 2 % 8) + 1
+            shared = list(range(first, first + 4))
+            lines.append({"timestamp": at_ms, "input_length": 2_100, "output_length": 6,
+                          "hash_ids": [*shared, 200_000 + turn]})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def test_a_slot_is_stopped_seen_and_let_go(tmp_path: Path) -> None:
-    with serving(tmp_path, *ROOMY, "--speed", "8") as daemon:
+    write_returning_prompts(tmp_path / "trace.jsonl")
+    trace = ("--workload", "mooncake:trace.jsonl", "--g1-blocks", "24", "--g2-blocks", "64")
+    with serving(tmp_path, *trace, "--speed", "4") as daemon:
         status = daemon.json("status")
         assert status["tiers"]["g1"]["capacity_blocks"] > 0
         assert status["holds"] == []

@@ -191,12 +191,12 @@ class LeaderService:
         """The engine's clock now, never before the last stimulus."""
         return max(self.clock(), self.dispatcher.at_ns)
 
-    def status(self) -> Document:
-        """The documented ``status`` document (``stream.document``)."""
+    def status(self, slot_filter: str = "") -> Document:
+        """The documented ``status`` document (``stream.document``), with the slots for which the filter holds."""
         recorder = None if self.recorder is None else self.recorder.status()
         return status_document(
             self.state, at_ns=self.at_ns, incarnation=self.incarnation,
-            subscribers=len(self.broadcaster.subscribers),
+            subscribers=len(self.broadcaster.subscribers), slot_filter=slot_filter,
             recorder=None if recorder is None else {
                 "state": recorder.state, "written_seq": recorder.written_seq, "synced_seq": recorder.synced_seq,
             },

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from kvbm_console.core.errors import Refused, UsageError
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.instructions import BreakpointVerdict
 from kvbm_console.debug.sessions import Session
 from kvbm_console.service import LeaderService
@@ -87,11 +87,32 @@ def _enable(service: LeaderService, _: Session, verb: pb.EnableBreakpoint) -> An
 
 def _continue(service: LeaderService, session: Session, verb: pb.ContinueHold) -> Answer:
     until = SlotState(verb.until) if verb.HasField("until") else None
-    return service.sessions.continue_hold(session, verb.hold if verb.HasField("hold") else None, until)
+    until_site = Site(verb.until_site) if verb.HasField("until_site") else None
+    return service.sessions.continue_hold(session, verb.hold if verb.HasField("hold") else None, until, until_site)
 
 
 def _step(service: LeaderService, session: Session, verb: pb.StepSlot) -> Answer:
     return service.sessions.step(session, verb.hold)
+
+
+def _step_pipeline(service: LeaderService, session: Session, _: Any) -> Answer:
+    return service.sessions.step_pipeline(session)
+
+
+def _run_for(service: LeaderService, session: Session, verb: pb.RunFor) -> Answer:
+    return service.sessions.run_for(session, verb.duration_ns, verb.max_hold_ns)
+
+
+def _skip(service: LeaderService, session: Session, verb: pb.SkipCandidate) -> Answer:
+    return service.sessions.skip(session, verb.hold)
+
+
+def _freeze(service: LeaderService, session: Session, verb: pb.Freeze) -> Answer:
+    return service.sessions.freeze(session, verb.max_hold_ns)
+
+
+def _thaw(service: LeaderService, session: Session, _: Any) -> Answer:
+    return service.sessions.thaw(session)
 
 
 def _disarm(service: LeaderService, session: Session, _: Any) -> Answer:
@@ -100,6 +121,7 @@ def _disarm(service: LeaderService, session: Session, _: Any) -> Answer:
 
 _VERBS: Final[dict[str, Callable[[LeaderService, Session, Any], Answer]]] = {
     "renew": _renew, "set": _set, "remove": _remove, "enable": _enable, "continue_hold": _continue, "step": _step,
-    "disarm": _disarm,
+    "disarm": _disarm, "step_pipeline": _step_pipeline, "run_for": _run_for, "skip": _skip, "freeze": _freeze,
+    "thaw": _thaw,
 }
 """Verb of a control message to what carries it out; complete but for ``open`` (a test)."""

@@ -157,7 +157,7 @@ class ConsoleServicer:
         what = request.WhichOneof("what")
         reply = pb.QueryReply()
         if what == "status":
-            reply.status_json = msgspec.json.encode(self._service.status()).decode()
+            reply.status_json = msgspec.json.encode(self._service.status(request.status.slot_filter)).decode()
         elif what == "digest":
             reply.digest.seq, reply.digest.digest = self._service.digest()
         elif what == "history":

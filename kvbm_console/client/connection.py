@@ -87,9 +87,9 @@ class Client:
             lease_ttl_ns=reply.limits.lease_ttl_ns,
         )
 
-    async def status(self) -> dict[str, Any]:
-        """The documented ``status`` document."""
-        reply = await self._query(pb.QueryRequest(status=pb.StatusQuery()))
+    async def status(self, slot_filter: str = "") -> dict[str, Any]:
+        """The documented ``status`` document, with the slots for which the expression holds (empty: all)."""
+        reply = await self._query(pb.QueryRequest(status=pb.StatusQuery(slot_filter=slot_filter)))
         document: dict[str, Any] = msgspec.json.decode(reply.status_json)
         return document
 

@@ -11,15 +11,17 @@ from typing import Any, Final, Self
 from google.protobuf.message import DecodeError
 
 from kvbm_console.client.errors import END, translating
-from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.config import SECOND_NS, BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.instructions import BreakpointVerdict
 from kvbm_console.debug.leases import LEASE_RENEW_S
 from kvbm_console.wire.convert import spec_to_message
 from kvbm_console.wire.protocol import method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 
+MAX_FREEZE_NS: Final = 30 * SECOND_NS
+"""As long as a hold lasts by default."""
 REPLY_S: Final = 10.0
 """A request is answered within milliseconds by a daemon that lives."""
 
@@ -102,18 +104,46 @@ class ControlSession:
         """Arm or mute one breakpoint, whoever owns it."""
         await self._request(enable=pb.EnableBreakpoint(breakpoint=breakpoint_id, enabled=enabled))
 
-    async def continue_hold(self, hold: int | None, until: SlotState | None = None) -> str:
-        """Release one hold, or all when None; a lost race answers ``already_continued``."""
+    async def continue_hold(
+        self, hold: int | None, until: SlotState | None = None, until_site: Site | None = None
+    ) -> str:
+        """Release one hold, or all when None; a lost race answers ``already_continued``.
+
+        With ``until`` the slot stops once more when it enters the state, with ``until_site`` when it passes the site.
+        """
         verb = pb.ContinueHold()
         if hold is not None:
             verb.hold = hold
         if until is not None:
             verb.until = int(until)  # type: ignore[assignment]
+        if until_site is not None:
+            verb.until_site = int(until_site)  # type: ignore[assignment]
         return (await self._request(continue_hold=verb)).done
 
     async def step(self, hold: int) -> str:
         """Release the hold and stop the same slot at its next site."""
         return (await self._request(step=pb.StepSlot(hold=hold))).done
+
+    async def step_pipeline(self) -> str:
+        """Let one candidate through its evaluation, while the pipeline is closed."""
+        return (await self._request(step_pipeline=pb.StepPipeline())).done
+
+    async def skip(self, hold: int) -> str:
+        """Resolve the held slot's candidates to no work, and release the hold."""
+        return (await self._request(skip=pb.SkipCandidate(hold=hold))).done
+
+    async def freeze(self, max_hold_ns: int = MAX_FREEZE_NS) -> str:
+        """Close the pipeline and pause the engines, for this long at most."""
+        return (await self._request(freeze=pb.Freeze(max_hold_ns=max_hold_ns))).done
+
+    async def thaw(self) -> str:
+        """End a freeze; a lost race answers ``already_thawed``."""
+        return (await self._request(thaw=pb.Thaw())).done
+
+    async def run_for(self, duration_ns: int, max_hold_ns: int = MAX_FREEZE_NS) -> str:
+        """Go on for this much engine time, then freeze for ``max_hold_ns`` at most."""
+        verb = pb.RunFor(duration_ns=duration_ns, max_hold_ns=max_hold_ns)
+        return (await self._request(run_for=verb)).done
 
     async def disarm(self) -> None:
         """Mute every breakpoint and release every hold."""

@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from kvbm_console.client.connection import Client
-from kvbm_console.client.control import ControlSession
+from kvbm_console.client.control import MAX_FREEZE_NS, ControlSession
 from kvbm_console.client.subscription import Ended, Subscription
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
+from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.instructions import BreakpointVerdict
 from kvbm_console.stream.feed import Connected, Disconnected, FeedItem
 from kvbm_console.wire.batches import MSGPACK
@@ -176,13 +177,35 @@ class LiveControls:
         """Arm or mute one breakpoint, whoever owns it."""
         await (await self._live()).enable_breakpoint(breakpoint_id, enabled)
 
-    async def continue_hold(self, hold: int | None) -> str:
+    async def continue_hold(
+        self, hold: int | None, until: SlotState | None = None, until_site: Site | None = None
+    ) -> str:
         """Release one hold, or all when None."""
-        return await (await self._live()).continue_hold(hold)
+        return await (await self._live()).continue_hold(hold, until, until_site)
 
     async def step(self, hold: int) -> str:
         """Release the hold and stop the same slot at its next site."""
         return await (await self._live()).step(hold)
+
+    async def step_pipeline(self) -> str:
+        """Let one candidate through its evaluation, while the pipeline is closed."""
+        return await (await self._live()).step_pipeline()
+
+    async def skip(self, hold: int) -> str:
+        """Resolve the held slot's candidates to no work, and release the hold."""
+        return await (await self._live()).skip(hold)
+
+    async def freeze(self, max_hold_ns: int = MAX_FREEZE_NS) -> str:
+        """Close the pipeline and pause the engines, for this long at most."""
+        return await (await self._live()).freeze(max_hold_ns)
+
+    async def thaw(self) -> str:
+        """End a freeze."""
+        return await (await self._live()).thaw()
+
+    async def run_for(self, duration_ns: int, max_hold_ns: int = MAX_FREEZE_NS) -> str:
+        """Go on for this much engine time, then freeze again."""
+        return await (await self._live()).run_for(duration_ns, max_hold_ns)
 
     async def disarm(self) -> None:
         """Mute every breakpoint and release every hold."""

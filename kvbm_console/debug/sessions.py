@@ -11,12 +11,25 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.core.breakpoints import points_of
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import Refused
-from kvbm_console.core.ids import HoldEnd, SlotState
+from kvbm_console.core.events import StimulusRejected
+from kvbm_console.core.ids import BreakpointAction, HoldEnd, Site, SlotState, Suspend, WaitPoint
 from kvbm_console.core.instructions import BreakpointVerdict
+from kvbm_console.core.leader import Outcome
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.stimuli import BreakpointsReplaced, Disarmed, HoldContinued, SlotStepped
+from kvbm_console.core.stimuli import (
+    BreakpointsReplaced,
+    CandidateSkipRequested,
+    Disarmed,
+    Frozen,
+    HoldContinued,
+    PipelineStepped,
+    RunForRequested,
+    SlotStepped,
+    Thawed,
+)
 from kvbm_console.debug.leases import Leases
 from kvbm_console.dispatch import Dispatcher
 
@@ -79,7 +92,7 @@ class Sessions:
         ]
 
     def _replace(self, owner: str, specs: list[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
-        result = self._dispatcher.submit(BreakpointsReplaced, owner, tuple(specs)).result
+        result = _accepted(self._dispatcher.submit(BreakpointsReplaced, owner, tuple(specs))).result
         return result if isinstance(result, tuple) else ()
 
     def _owner_of(self, breakpoint_id: int) -> str:
@@ -95,10 +108,34 @@ class Sessions:
         if spec.id and self._owner_of(spec.id) != session.owner:
             raise Refused(f"breakpoint {spec.id} belongs to {self._owner_of(spec.id)}")
         others = [known for known in self._specs(session.owner) if known.id != spec.id or not spec.id]
-        verdicts = self._replace(session.owner, [*others, spec])
-        if not verdicts:
-            raise Refused("the leader refused the breakpoint")
-        return verdicts[-1]
+        verdict = self._replace(session.owner, [*others, spec])[-1]
+        missing = self._missing(spec)
+        return verdict if not missing or not verdict.verified else BreakpointVerdict(verdict.id, False, missing)
+
+    def replace(self, session: Session, specs: list[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
+        """All breakpoints of this session are now these; saying it twice changes nothing."""
+        return self._replace(session.owner, specs)
+
+    def _missing(self, spec: BreakpointSpec) -> str:
+        """What the engines that are attached lack for this breakpoint, as a sentence; empty when it can work."""
+        engines = self._dispatcher.engines.values()
+        if not engines:
+            return ""
+        if spec.action is BreakpointAction.FREEZE or (
+            spec.action is BreakpointAction.HOLD and spec.suspend is Suspend.ALL
+        ):
+            return "" if self.can_freeze else "no engine that is attached can be paused"
+        points = points_of(spec)
+        offered = {point for engine in engines for point in getattr(engine, "points", WaitPoint)}
+        if spec.action is not BreakpointAction.HOLD or not points or points & offered:
+            return ""
+        names = ", ".join(sorted(point.label for point in points))
+        return f"no engine that is attached can let a request stand still at {names}"
+
+    @property
+    def can_freeze(self) -> bool:
+        """Whether an engine is attached that can be paused."""
+        return any(getattr(engine, "pausable", True) for engine in self._dispatcher.engines.values())
 
     def remove(self, breakpoint_id: int | None) -> str:
         """Remove a breakpoint, or all when None, whoever owns it."""
@@ -114,10 +151,12 @@ class Sessions:
     def enable(self, breakpoint_id: int, enabled: bool) -> str:
         """Arm or mute a breakpoint, whoever owns it."""
         owner = self._owner_of(breakpoint_id)
-        self._replace(owner, [
-            msgspec.structs.replace(spec, enabled=enabled) if spec.id == breakpoint_id else spec
-            for spec in self._specs(owner)
-        ])
+        # Muted first in any case: a one-shot breakpoint that was hit is not armed by saying the same again.
+        for value in (False, True)[: 1 + enabled]:
+            self._replace(owner, [
+                msgspec.structs.replace(spec, enabled=value) if spec.id == breakpoint_id else spec
+                for spec in self._specs(owner)
+            ])
         return "armed" if enabled else "muted"
 
     # --- holds ---
@@ -130,15 +169,17 @@ class Sessions:
             return "already_continued"
         raise Refused(f"there is no hold {hold}")
 
-    def continue_hold(self, session: Session, hold: int | None, until: SlotState | None = None) -> str:
-        """Release one hold, or all when None."""
+    def continue_hold(
+        self, session: Session, hold: int | None, until: SlotState | None = None, until_site: Site | None = None
+    ) -> str:
+        """Release one hold, or all when None; with ``until`` each slot stops once more at that state or site."""
         if hold is None:
             count = len(self._state.holds)
-            self._dispatcher.submit(HoldContinued, None, session.owner, until)
+            self._dispatcher.submit(HoldContinued, None, session.owner, until, until_site)
             return f"continued {count}"
         lost = self._lost_race(hold)
         if lost is None:
-            self._dispatcher.submit(HoldContinued, hold, session.owner, until)
+            self._dispatcher.submit(HoldContinued, hold, session.owner, until, until_site)
         return lost or HoldEnd.CONTINUED.label
 
     def step(self, session: Session, hold: int) -> str:
@@ -148,8 +189,51 @@ class Sessions:
             self._dispatcher.submit(SlotStepped, hold, session.owner)
         return lost or HoldEnd.STEPPED.label
 
+    def skip(self, session: Session, hold: int) -> str:
+        """Resolve the held slot's candidates to no work, and release the hold."""
+        lost = self._lost_race(hold)
+        if lost is None:
+            _accepted(self._dispatcher.submit(CandidateSkipRequested, hold, session.owner))
+        return lost or HoldEnd.SKIPPED.label
+
+    # --- everything ---
+
+    def step_pipeline(self, session: Session) -> str:
+        """Let one candidate through its evaluation, while the pipeline is closed."""
+        _accepted(self._dispatcher.submit(PipelineStepped, session.owner))
+        return "stepped"
+
+    def freeze(self, session: Session, max_hold_ns: int) -> str:
+        """Close the pipeline and pause the engines, for ``max_hold_ns`` at most."""
+        if not self.can_freeze:
+            raise Refused("no engine that is attached can be paused")
+        _accepted(self._dispatcher.submit(Frozen, session.owner, max_hold_ns))
+        return "frozen"
+
+    def thaw(self, session: Session) -> str:
+        """End a freeze; a lost race is answered ``already_thawed``."""
+        if self._state.frozen is None:
+            return "already_thawed"
+        self._dispatcher.submit(Thawed, session.owner)
+        return "thawed"
+
+    def run_for(self, session: Session, duration_ns: int, max_hold_ns: int) -> str:
+        """Go on for this much engine time, then freeze for ``max_hold_ns`` at most."""
+        if not self.can_freeze:
+            raise Refused("no engine that is attached can be paused")
+        _accepted(self._dispatcher.submit(RunForRequested, duration_ns, session.owner, max_hold_ns))
+        return "running"
+
     def disarm(self, session: Session) -> str:
         """Mute every breakpoint and release every hold."""
         count = len(self._state.holds)
         self._dispatcher.submit(Disarmed, session.owner)
         return f"disarmed, released {count}"
+
+
+def _accepted(outcome: Outcome) -> Outcome:
+    """The outcome, unless the leader refused: then its sentence."""
+    for event in outcome.events:
+        if isinstance(event, StimulusRejected):
+            raise Refused(event.why)
+    return outcome

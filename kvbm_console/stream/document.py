@@ -8,19 +8,24 @@ exactly these keys, and new ones are only added:
                  hits, lookups}; hits and lookups count prompt blocks, capacity is null if the engine does not tell
 ``transfers``    list of {operation, candidate, route, blocks, status}: candidates that are not terminal
 ``breakpoints``  list of {id, owner, description, enabled, site, request, from_state, to_state, tier, route, action,
-                 one_shot, hits, max_hold_ns}
-``holds``        list of {id, slot, request, site, point, owner, breakpoints, pending, since_ns, deadline_ns}
+                 one_shot, hits, max_hold_ns, name, status, condition, ignore_count, hit_condition, log, suspend,
+                 depends_on, on_timeout, expires_ns, persist, message}; message says why it was disabled by itself
+``holds``        list of {id, slot, request, site, point, owner, breakpoints, pending, since_ns, deadline_ns, suspend,
+                 on_timeout}
+``frozen``       {by, since_ns, max_hold_ns}, null when nothing is frozen
 ``stream``       {head_seq, epoch, incarnation, subscribers}
 ``recorder``     {state, written_seq, synced_seq}, null when nothing is recorded
 
 Law of this file: it reads facts and changes nothing.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from kvbm_console.core.breakpoints import BreakpointFacts, HoldFacts
 from kvbm_console.core.candidates import CandidateFacts
-from kvbm_console.core.ids import Condition, Route, SlotState, Tier
+from kvbm_console.core.expression import compile_slot_filter
+from kvbm_console.core.ids import Condition, Tier, Word
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 
@@ -28,15 +33,25 @@ Document = dict[str, Any]
 
 
 def status_document(
-    state: CacheState, *, at_ns: int, incarnation: str, subscribers: int, recorder: Document | None
+    state: CacheState, *, at_ns: int, incarnation: str, subscribers: int, recorder: Document | None,
+    slot_filter: str = "",
 ) -> Document:
-    """The document of facts as of ``at_ns``, the engine's clock now."""
+    """The document of facts as of ``at_ns``, the engine's clock now.
+
+    With ``slot_filter`` only the slots for which that expression holds; raises ``ExpressionError`` for a wrong one.
+    """
+    shown: Callable[[CacheState, SlotFacts], bool] = lambda state, slot: True  # noqa: E731
+    if slot_filter:
+        shown = compile_slot_filter(slot_filter, now=lambda: at_ns)
     return {
-        "slots": [slot_row(state, slot, at_ns) for slot in state.slots.values()],
+        "slots": [slot_row(state, slot, at_ns) for slot in state.slots.values() if shown(state, slot)],
         "tiers": {tier.label: tier_row(state, tier) for tier in Tier},
         "transfers": [_transfer(candidate) for candidate in state.candidates.values()],
         "breakpoints": [_breakpoint(known) for known in state.breakpoints.values()],
         "holds": [_hold(state, hold) for hold in state.holds.values()],
+        "frozen": None if state.frozen is None else {
+            "by": state.frozen.by, "since_ns": state.frozen.since_ns, "max_hold_ns": state.frozen.max_hold_ns,
+        },
         "stream": {
             "head_seq": state.seq - 1, "epoch": state.epoch, "incarnation": incarnation, "subscribers": subscribers,
         },
@@ -101,6 +116,18 @@ def _breakpoint(known: BreakpointFacts) -> Document:
         "one_shot": spec.one_shot,
         "hits": known.hits,
         "max_hold_ns": spec.max_hold_ns,
+        "name": spec.name,
+        "status": _label(spec.status),
+        "condition": spec.condition,
+        "ignore_count": spec.ignore_count,
+        "hit_condition": spec.hit_condition,
+        "log": spec.log,
+        "suspend": spec.suspend.label,
+        "depends_on": _id(spec.depends_on or None),
+        "on_timeout": spec.on_timeout.label,
+        "expires_ns": spec.expires_ns,
+        "persist": spec.persist,
+        "message": known.message,
     }
 
 
@@ -116,6 +143,8 @@ def _hold(state: CacheState, hold: HoldFacts) -> Document:
         "pending": not hold.parked,
         "since_ns": hold.since_ns,
         "deadline_ns": hold.since_ns + hold.max_hold_ns,
+        "suspend": hold.suspend.label,
+        "on_timeout": hold.on_timeout.label,
     }
 
 
@@ -123,5 +152,5 @@ def _id(number: int | None) -> str | None:
     return None if number is None else str(number)
 
 
-def _label(word: SlotState | Tier | Route | None) -> str | None:
+def _label(word: Word | None) -> str | None:
     return None if word is None else word.label

@@ -11,6 +11,7 @@ import msgspec
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import Event
+from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.instructions import BreakpointVerdict
 from kvbm_console.core.state import CacheState
 
@@ -109,12 +110,37 @@ class Controls(Protocol):
         """Arm or mute one breakpoint, whoever owns it."""
         ...
 
-    async def continue_hold(self, hold: int | None) -> str:
-        """Release one hold, or all when None; returns what happened, for example ``already_continued``."""
+    async def continue_hold(
+        self, hold: int | None, until: SlotState | None = None, until_site: Site | None = None
+    ) -> str:
+        """Release one hold, or all when None; returns what happened, for example ``already_continued``.
+
+        With ``until`` or ``until_site`` the slot stops once more at that state or site.
+        """
         ...
 
     async def step(self, hold: int) -> str:
         """Release the hold and stop the same slot at its next site."""
+        ...
+
+    async def step_pipeline(self) -> str:
+        """Let one candidate through its evaluation, while the pipeline is closed."""
+        ...
+
+    async def skip(self, hold: int) -> str:
+        """Resolve the held slot's candidates to no work, and release the hold."""
+        ...
+
+    async def freeze(self, max_hold_ns: int = ...) -> str:
+        """Close the pipeline and pause the engines, for this long at most."""
+        ...
+
+    async def thaw(self) -> str:
+        """End a freeze."""
+        ...
+
+    async def run_for(self, duration_ns: int, max_hold_ns: int = ...) -> str:
+        """Go on for this much engine time, then freeze for ``max_hold_ns`` at most."""
         ...
 
     async def disarm(self) -> None:

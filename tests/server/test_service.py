@@ -280,11 +280,16 @@ def test_the_status_document_has_exactly_the_documented_keys() -> None:
             "id": "1", "owner": "me-1", "description": "transition.did * → prefilling", "enabled": True,
             "site": "transition.did", "request": "*", "from_state": None, "to_state": "prefilling", "tier": None,
             "route": None, "action": "hold", "one_shot": False, "hits": 1, "max_hold_ns": 1_000,
+            "name": "", "status": None, "condition": "", "ignore_count": 0, "hit_condition": "", "log": "",
+            "suspend": "slot", "depends_on": None, "on_timeout": "continue", "expires_ns": 3_600 * 10**9,
+            "persist": False, "message": "",
         }],
         "holds": [{
             "id": "1", "slot": "0", "request": "r-1", "site": "transition.did", "point": "schedule", "owner": "me-1",
-            "breakpoints": ["1"], "pending": True, "since_ns": 7, "deadline_ns": 1_007,
+            "breakpoints": ["1"], "pending": True, "since_ns": 7, "deadline_ns": 1_007, "suspend": "slot",
+            "on_timeout": "continue",
         }],
+        "frozen": None,
         "stream": {"head_seq": service.state.seq - 1, "epoch": 0, "incarnation": "abc", "subscribers": 0},
         "recorder": None,
     }

@@ -1,0 +1,52 @@
+"""The text of docs/simulate.md: what ``simulate`` and ``compare`` print, key by key.
+
+Law of this file: generated from the same tables that the documents are made from, so it cannot be stale; a test
+compares the file with it (``python -m kvbm_console.simulation.documentation`` writes it).
+"""
+
+from pathlib import Path
+from typing import Final
+
+from kvbm_console.simulation import cache_only, report, store
+
+FILE: Final = Path(__file__).parents[2] / "docs" / "simulate.md"
+
+HEAD: Final = """# What `kvbm-console simulate` reports
+
+A trace runs through engine and tiers in virtual time; the same options give the same bytes on stdout, and how long it
+took is told on stderr. Without a lower tier (`--kv-cpu-blocks 0 --kv-disk-blocks 0`, the default) nothing about tiers,
+links and policies is printed, whatever else was said.
+
+This file is generated: `python -m kvbm_console.simulation.documentation`.
+"""
+
+
+def text() -> str:
+    """The whole file."""
+    compatible = (store.__doc__ or "").split("The compatibility configuration:")[1].strip()
+    return "\n".join([
+        HEAD,
+        "## Keys of `simulate --format json`",
+        "",
+        *_table(report.KEYS),
+        "",
+        "## Keys of `simulate --cache-only --format json`",
+        "",
+        *_table(cache_only.KEYS),
+        "",
+        "## The compatibility configuration of `simulate --vectors`",
+        "",
+        f"The vectors are replayed in a configuration of its own: {compatible}",
+        "",
+        "A scenario that is `normative` must be reproduced exactly; one that is `bug_compat` shows a defect and must come",
+        "out differently. In both the contracts are checked after every operation by walking the blocks.",
+        "",
+    ])
+
+
+def _table(keys: dict[str, str]) -> list[str]:
+    return ["| key | definition |", "|---|---|", *(f"| `{key}` | {words} |" for key, words in keys.items())]
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")

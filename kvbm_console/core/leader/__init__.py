@@ -100,6 +100,7 @@ class Leader(Decider):
         settle(self)
         if self.state.draining:
             resets.finish_drain(self)
+            settle(self)
         self.recent.extend(self.events)
         if self.check:
             self._verify()

@@ -193,6 +193,8 @@ class Decider:
         """Aids after places lost their content: free places, order, what is unsaved above, why it will be missed."""
         index = pool.info.pool
         self.aids.saved(pool, places)
+        for place in places:
+            self.aids.pools[index].planned.pop(place, None)
         if pool.info.authority is Authority.LEADER:
             self.box.policies[index].forget(places)
             self.free_places(pool, [place for place in places if place not in pool.quarantined])

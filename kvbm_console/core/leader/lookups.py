@@ -25,6 +25,7 @@ from kvbm_console.core.leader.aids import LoadPart
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import felt_pressure
 from kvbm_console.core.leader.pipeline import enqueue
+from kvbm_console.core.leader.prefixes import places_with_prefix
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import CAPACITY_MAX, READY, WRITING, PoolFacts
 
@@ -162,7 +163,7 @@ def _stage(leader: Decider, slot: SlotFacts, found: list[tuple[PoolFacts, list[i
         leader.emit(ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places))
         leader.aids.pools[pool.info.pool].staged_blocks += len(places)
         leader.aids.look_again(pool, places)
-        leader.touch(pool, places)
+        leader.touch(pool, places_with_prefix(leader, pool, [pool.hash_of[place] for place in places]))
     leader.set_staging_deadline(slot)
     if slot.state is not SlotState.ONBOARD_STAGED:
         leader.move(slot, SlotState.ONBOARD_STAGED, detail=tokens)
@@ -235,7 +236,11 @@ def assign(
     lower = leader.below(pool)
     if lower is not None and reused:
         # A block that is used again deserves a copy again.
-        leader.aids.unsaved(pool, [place for place in ids[:reused] if pool.hash_of[place] not in lower.by_hash])
+        planned = leader.aids.pools[pool.info.pool].planned
+        leader.aids.unsaved(
+            pool,
+            [place for place in ids[:reused] if pool.hash_of[place] not in lower.by_hash and place not in planned],
+        )
     owner = leader.aids.pools[pool.info.pool].owner
     at = 0
     for slot, count in zip(slots, counts, strict=True):

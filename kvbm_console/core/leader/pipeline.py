@@ -5,7 +5,7 @@ called here is called by ``settle``, to quiescence, at the end of every stimulus
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
@@ -13,6 +13,7 @@ from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.ids import (
     Authority,
     CandidateStatus,
+    Condition,
     EvictRule,
     FinishReason,
     HoldEnd,
@@ -25,6 +26,7 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
 from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.prefixes import held_hashes, places_with_prefix
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
@@ -112,8 +114,11 @@ def _choose(leader: Decider, candidate: CandidateFacts) -> tuple[list[int], list
     sources: list[int] = []
     hashes: list[int] = []
     filtered: SkipReason | None = None
+    planned = leader.aids.pools[source.info.pool].planned
     for key in candidate.hashes:
-        place = source.ready_place(key)
+        # A hash may stand in several places; only those of the plan are held by the slot, or known to be free.
+        mine = [place for place in source.places_of(key) if planned.get(place) == candidate.candidate]
+        place = mine[0] if mine and source.content[mine[0]] == READY else None
         if key in target.by_hash:
             filtered = filtered or SkipReason.ALREADY_CACHED
         elif place is None:
@@ -130,11 +135,12 @@ def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: 
     mine = leader.aids.pools[target.info.pool]
     missing = len(hashes) - len(mine.free)
     if missing > 0:
-        protected = {target.by_hash[key] for key in _ancestors(leader, hashes) if key in target.by_hash}
-        victims = leader.box.policies[target.info.pool].victims(missing, _evictable(target), protected)
-        if victims is None:
-            victims = []
-            sources, hashes = sources[: len(mine.free)], hashes[: len(mine.free)]
+        protected = set(places_with_prefix(leader, target, [*held_hashes(leader, target), *hashes]))
+        cached = target.counts[Condition.CACHED] - sum(1 for place in protected if _evictable(target)(place))
+        policy = leader.box.policies[target.info.pool]
+        victims = policy.victims(min(missing, cached), _evictable(target), protected) or []
+        room = len(mine.free) + len(victims)
+        sources, hashes = sources[:room], hashes[:room]
         if victims:
             _strike(leader, Site.EVICT_WILL, candidate)
             if _waits(leader, candidate, WaitPoint.PROMOTE):
@@ -152,18 +158,6 @@ def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: 
 def _evictable(pool: PoolFacts) -> Callable[[int], bool]:
     """Whether a place may be evicted: readable and without a holder (I3)."""
     return lambda place: pool.content[place] == READY and not pool.refs[place] and place not in pool.quarantined
-
-
-def _ancestors(leader: Decider, hashes: Sequence[int]) -> list[int]:
-    """The prefix hashes of these blocks, nearest first, each once; they share one walk up the chain."""
-    seen: dict[int, None] = {}
-    parent_of = leader.aids.parent_of
-    for key in reversed(hashes):
-        above = parent_of.get(key)
-        while above is not None and above not in seen:
-            seen[above] = None
-            above = parent_of.get(above)
-    return list(seen)
 
 
 def _promote(
@@ -188,9 +182,7 @@ def _promote(
         leader.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
         leader.aids.fences[number] = (source.info.source, "", sources)
     if target.info.authority is Authority.LEADER:
-        above = [target.by_hash[key] for key in _ancestors(leader, hashes) if key in target.by_hash]
-        # A prefix is touched whenever its continuation is, so it is never evicted first (I13).
-        leader.touch(target, [*reversed(above), *targets])
+        leader.touch(target, places_with_prefix(leader, target, hashes))
         leader.aids.saved(source, [place for key in hashes for place in source.places_of(key)])
     _strike(leader, Site.DISPATCH_WILL, leader.state.candidates[candidate.candidate])
 
@@ -329,7 +321,7 @@ def _end_batch(leader: Decider, candidate: CandidateFacts) -> None:
 
 def _lose(leader: Decider, slot: SlotFacts, block: int) -> None:
     """Block ``block`` of a load is not coming: take back its hits and those behind it, and the computed position."""
-    if slot.state is not SlotState.ONBOARDING:
+    if slot.slot not in leader.aids.loads:
         return
     before = leader.aids.lost_at.get(slot.slot)
     if before is not None and before <= block:
@@ -351,8 +343,8 @@ def _lose(leader: Decider, slot: SlotFacts, block: int) -> None:
 
 
 def _end_load(leader: Decider, slot: SlotFacts) -> None:
-    """When the last load of an onboarding slot has ended, give back the staging and wake the engine."""
-    if slot.state is not SlotState.ONBOARDING:
+    """When the last load that a slot waits for has ended, give back the staging and wake the engine."""
+    if slot.slot not in leader.aids.loads:
         return
     open_loads = [number for number in slot.outstanding if leader.state.candidates[number].route.is_load]
     if not open_loads:
@@ -387,9 +379,10 @@ def forget_slot(leader: Decider, slot: SlotFacts) -> None:
     """Aids of a slot that is closed."""
     for memory in (leader.aids.evaluated, leader.aids.place_limit, leader.aids.loads, leader.aids.lost_at):
         memory.pop(slot.slot, None)
-    leader.aids.stepping.pop(slot.slot, None)
-    leader.aids.until.pop(slot.slot, None)
-    leader.aids.until_site.pop(slot.slot, None)
+    aids = leader.aids
+    wanted = [memory.pop(slot.slot, None) for memory in (aids.stepping, aids.until, aids.until_site)]
+    if leader.gate is not None and any(one is not None for one in wanted):
+        leader.rearm()
     leader.aids.announced.pop(slot.slot, None)
     leader.aids.returning.pop(slot.slot, None)
     leader.aids.pressed.pop(slot.slot, None)

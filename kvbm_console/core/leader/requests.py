@@ -46,8 +46,6 @@ def preempt(leader: Decider, slot: SlotFacts) -> FencedBlocks:
     leader.release_staging(slot, ReleaseReason.PREEMPTED)
     fenced = _fence(leader, slot)
     leader.release_device_blocks(slot, ReleaseReason.PREEMPTED)
-    leader.aids.loads.pop(slot.slot, None)
-    leader.aids.lost_at.pop(slot.slot, None)
     if slot.state is not SlotState.PREEMPTED:  # it is when it was admitted again and never scheduled since
         leader.move(slot, SlotState.PREEMPTED)
     return FencedBlocks(pack_ids(fenced))
@@ -59,7 +57,12 @@ def _drop_hold(leader: Decider, slot: SlotFacts) -> None:
 
 
 def _stop_candidates(leader: Decider, slot: SlotFacts, *, cancel_stores: bool) -> None:
-    """Skip the slot's pending candidates; cancel its loads, and its stores if asked, that have not started."""
+    """Skip the slot's pending candidates; cancel its loads, and its stores if asked, that have not started.
+
+    Nobody waits for the load any more: its end wakes nobody.
+    """
+    leader.aids.loads.pop(slot.slot, None)
+    leader.aids.lost_at.pop(slot.slot, None)
     for number in sorted(slot.outstanding):
         candidate = leader.state.candidates[number]
         if candidate.operation is None:
@@ -101,7 +104,6 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
     _drop_hold(leader, slot)
     _stop_candidates(leader, slot, cancel_stores=False)
     leader.release_staging(slot, ReleaseReason.FINISHED)
-    leader.aids.loads.pop(slot.slot, None)
     if s.reason is not FinishReason.ABORTED:
         plan_last_offload(leader, slot)
     if leader.gate is not None:

@@ -52,6 +52,8 @@ def finish_drain(leader: Decider) -> None:
 
 def reset(leader: Decider, mode: ResetMode) -> None:
     """Release holds, candidates, staging and slots, quarantine what copies still touch, clear the pools."""
+    leader.gate = None  # nobody is stopped on the way; armed again at the end
+    leader.aids.loads.clear()  # nobody is woken: the engine forgets its requests
     leader.clear_deadline("drain", 0)
     leader.emit(ev.ResetBegun, mode)
     for hold in list(leader.state.holds.values()):
@@ -61,7 +63,7 @@ def reset(leader: Decider, mode: ResetMode) -> None:
     for slot in list(leader.state.slots.values()):
         leader.release_staging(slot, ReleaseReason.RESET)
         leader.release_device_blocks(slot, ReleaseReason.RESET)
-        finish(leader, slot, slot.reason or FinishReason.ABORTED)
+        finish(leader, slot, FinishReason.ABORTED if slot.reason is None else slot.reason)
     leader.emit(ev.ResetDone, mode, leader.state.epoch + 1)
     _start_aids_anew(leader)
     for pool in leader.state.pools:
@@ -86,7 +88,7 @@ def _close_candidates(leader: Decider) -> None:
                 (operation.source_pool, operation.sources), (operation.target_pool, operation.targets),
             ):
                 leader.emit(ev.BlocksQuarantined, index, operation.operation, pack_ids(places), told)
-        elif operation.operation not in leader.aids.undispatched:
+        elif not operation.started and operation.operation not in leader.aids.undispatched:
             leader.ask(CancelTransfer(operation.operation))
         drop(leader, leader.state.pools[operation.target_pool], operation, operation.targets)
         end_candidate(leader, operation, CandidateStatus.CANCELLED)

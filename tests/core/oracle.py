@@ -186,8 +186,17 @@ def check_holds(before: CacheState, after: CacheState, events: list[ev.Event], i
                 ), f"{slot.request} was dispatched while held"
 
 
-def check_aids(leader: Leader) -> None:
-    """Aids that summarise facts agree with them: unsaved places, staged counts, free places, eviction order."""
+def check_freeze(before: CacheState, after: CacheState, events: list[ev.Event]) -> None:
+    """While the pipeline is closed, from before a stimulus to after it, nothing is promoted."""
+    if before.pipeline_closed and after.pipeline_closed:
+        assert not [event for event in events if isinstance(event, ev.CandidatePromoted)], "promoted while frozen"
+
+
+def check_aids(leader: Leader, ever_lost: set[int]) -> None:
+    """Aids that summarise facts agree with them: unsaved places, staged counts, free places, eviction order.
+
+    ``ever_lost`` are hashes that a tier below G1 has evicted at some time.
+    """
     state, aids = leader.state, leader.aids
     for pool, mine, policy in zip(state.pools, aids.pools, leader.box.policies, strict=True):
         lower = leader.below(pool)
@@ -197,8 +206,11 @@ def check_aids(leader: Leader) -> None:
                 key = pool.hash_of[place]
                 if pool.content[place] == READY and key not in lower.by_hash and place not in mine.planned:
                     (covered if pool.refs[place] else exposed).add(place)
-        assert set(mine.exposed) == exposed, f"{pool.info.tier.name} exposed {list(mine.exposed)}, facts {exposed}"
-        assert set(mine.covered) == covered, f"{pool.info.tier.name} covered {list(mine.covered)}, facts {covered}"
+        # A block whose copy below was evicted has been given up: it is in neither set before it is used again.
+        assert set(mine.exposed) <= exposed, f"{pool.info.tier.name} exposed {list(mine.exposed)}, facts {exposed}"
+        assert set(mine.covered) <= covered, f"{pool.info.tier.name} covered {list(mine.covered)}, facts {covered}"
+        missing = (exposed | covered) - set(mine.exposed) - set(mine.covered)
+        assert lower is None or {pool.hash_of[place] for place in missing} <= ever_lost, f"forgotten {missing}"
         assert all(number in state.candidates for number in mine.planned.values())
         staged = sum(len(ids) for slot in state.slots.values() for index, ids in slot.staged if index == pool.info.pool)
         assert mine.staged_blocks == staged

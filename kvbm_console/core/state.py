@@ -16,6 +16,7 @@ from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import (
+    Authority,
     CandidateStatus,
     FinishReason,
     HoldEnd,
@@ -94,7 +95,7 @@ class CacheState:
         self.frozen: FreezeFacts | None = None
         self.leases: dict[str, bool] = {}
         self.lost_sources: dict[int, int] = {}
-        """Sources of which reports were lost: how often."""
+        """Sources of which reports were lost since they were last known whole: how often. Their counts are no facts."""
         self.totals = Totals()
         self.next_slot = 0
         self.next_candidate = 0
@@ -555,7 +556,8 @@ class CacheState:
         if self.slots or self.candidates or self.operations or self.holds:
             raise FoldError("a reset left slots, candidates, operations or holds behind")
         for pool in self.pools:
-            pool.clear()
+            if pool.info.authority is not Authority.STREAM:
+                pool.clear()  # what a stream describes is not ours to reset: its engine still holds it
         self.batches.clear()
         self.epoch = e.epoch
         self.running = self.waiting = 0
@@ -575,21 +577,38 @@ class CacheState:
         self.totals.violations += 1
 
     def _blocks_seen(self, e: ev.BlocksSeen) -> None:
+        """Cleared, then removed, then stored. A hash that is stored twice has two places, and is gone after two."""
         pool = self._pool(e.pool)
         if e.cleared:
             pool.clear()
-        for sequence_hash in unpack_hashes(e.removed):
-            places = pool.places_of(sequence_hash)
-            if places:
-                pool.forget(places[-1:])
+            self._known_again(pool.info.source)
+        evicted = sum(map(pool.forget_copy, unpack_hashes(e.removed)))
+        self.totals.evicted_blocks[pool.info.tier - 1] += evicted
         stored = unpack_hashes(e.stored)
-        free = [block for block in range(len(pool)) if not pool.content[block]][: len(stored)]
-        free.extend(range(len(pool), len(pool) + len(stored) - len(free)))
-        pool.require_known(free)
-        pool.store(free, stored, READY, e.at_ns)
+        if stored:
+            places = pool.take_free(len(stored))
+            pool.require_known(places)
+            pool.store(places, stored, READY, e.at_ns)
+
+    def _known_again(self, source: int) -> None:
+        """A publisher clears all its pools one after the other: with the last of them nothing is unknown any more."""
+        if source in self.lost_sources and not any(
+            pool.resident_blocks for pool in self._stream_pools(source)
+        ):
+            del self.lost_sources[source]
+
+    def _stream_pools(self, source: int) -> list[PoolFacts]:
+        return [
+            pool for pool in self.pools if pool.info.source == source and pool.info.authority is Authority.STREAM
+        ]
 
     def _source_lost(self, e: ev.SourceLost) -> None:
-        self.lost_sources[e.source] = self.lost_sources.get(e.source, 0) + 1
+        if not e.restarted:
+            self.lost_sources[e.source] = self.lost_sources.get(e.source, 0) + 1
+            return
+        for pool in self._stream_pools(e.source):
+            pool.clear()  # the engine that filled it is gone
+        self.lost_sources.pop(e.source, None)
 
     def _noted(self, e: ev.Noted) -> None:
         return

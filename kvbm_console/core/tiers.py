@@ -4,6 +4,7 @@ Law of this file: the five conditions of a place add up to the capacity, and a c
 object per block: arrays make digest and snapshot a memcpy.
 """
 
+import heapq
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -44,7 +45,10 @@ class PoolFacts:
     ``copies``. ``quarantined`` maps a place that a copy of an older epoch still writes to that operation.
     """
 
-    __slots__ = ("by_hash", "content", "copies", "counts", "hash_of", "info", "quarantined", "refs", "stored_at")
+    __slots__ = (
+        "_free", "_free_from", "by_hash", "content", "copies", "counts", "hash_of", "info", "quarantined", "refs",
+        "stored_at",
+    )
 
     def __init__(self, info: PoolInfo) -> None:
         self.info = info
@@ -58,6 +62,10 @@ class PoolFacts:
         self.quarantined: dict[int, int] = {}
         self.counts = [places, 0, 0, 0, 0]
         """Places by ``Condition``, kept up to date by the methods below and recounted by the audit."""
+        self._free: list[int] | None = None
+        """Heap of the free places below ``_free_from``, of a pool that a stream describes; None: not made yet. It is
+        derived from ``content``, so a state from a snapshot chooses the same places."""
+        self._free_from = 0
 
     def __len__(self) -> int:
         return len(self.content)
@@ -243,6 +251,45 @@ class PoolFacts:
             if not others:
                 del copies[sequence_hash]
 
+    def take_free(self, count: int) -> list[int]:
+        """The lowest places without content, for a pool that is described by hashes alone; it grows when it must.
+
+        The caller fills them. O(count * log places), except for the first time after a snapshot or a clear.
+        """
+        if self._free is None:
+            self._free_from = len(self.content.rstrip(b"\0"))
+            self._free = [place for place in range(self._free_from) if not self.content[place]]
+        free = self._free
+        reused = [heapq.heappop(free) for _ in range(min(count, len(free)))]
+        fresh = range(self._free_from, self._free_from + count - len(reused))
+        self._free_from = fresh.stop
+        return [*reused, *fresh]
+
+    def forget_copy(self, sequence_hash: int) -> bool:
+        """Remove the latest of the copies of this hash, of a pool that is described by hashes alone.
+
+        Returns whether there was one. O(log places), however many copies there are.
+        """
+        first = self.by_hash.get(sequence_hash)
+        if first is None:
+            return False
+        others = self.copies.get(sequence_hash)
+        if others is None:
+            block = first
+            del self.by_hash[sequence_hash]
+        else:
+            block = others.pop()
+            if not others:
+                del self.copies[sequence_hash]
+        before = self.condition(block)
+        self.hash_of[block] = EMPTY_HASH
+        self.content[block] = FREE
+        self.stored_at[block] = 0
+        self._recount(block, before)
+        if self._free is not None:
+            heapq.heappush(self._free, block)
+        return True
+
     def quarantine(self, ids: Sequence[int], operation: int) -> None:
         """Places that a copy still writes or reads across a reset: neither free nor resident until it is reported."""
         for block in ids:
@@ -268,4 +315,5 @@ class PoolFacts:
         self.stored_at = array("q", bytes(8 * places))
         self.by_hash.clear()
         self.copies.clear()
+        self._free = None
         self.counts = [places - len(self.quarantined), 0, 0, 0, len(self.quarantined)]

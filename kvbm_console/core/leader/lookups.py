@@ -39,7 +39,9 @@ def pool_declared(leader: Decider, s: st.PoolDeclared) -> None:
         raise Refused(f"capacity_blocks must be from 1 to {CAPACITY_MAX}, got {capacity}")
     for pool in leader.state.pools:
         info = pool.info
-        if (info.source, info.dp_rank, info.group, info.tier) == (s.source, s.dp_rank, s.group, s.tier):
+        if (info.source, info.dp_rank, info.group, info.tier) == (s.source, s.dp_rank, s.group, s.tier) and (
+            info.authority is not Authority.STREAM or info.medium == s.medium  # a stream's media may share a tier
+        ):
             raise Refused(f"source {s.source} has declared its {s.tier.name} pool before")
     leader.emit(
         ev.PoolKnown, len(leader.state.pools), s.source, s.dp_rank, s.group, s.tier, s.medium, capacity,

@@ -6,7 +6,7 @@ places under a running copy are quarantined until every rank has reported it.
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import pack_ids, unpack_hashes
+from kvbm_console.core.columns import HASH_BYTES, pack_ids, unpack_hashes
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import (
     EMPTY_HASH,
@@ -119,6 +119,8 @@ def blocks_reported(leader: Decider, s: st.BlocksReported) -> None:
     stored = unpack_hashes(s.stored)
     if len(stored) > REPORTED_BLOCKS_MAX or EMPTY_HASH in stored:
         raise Refused(f"stored must be at most {REPORTED_BLOCKS_MAX} hashes, none 0, got {len(stored)}")
+    if len(s.removed) % HASH_BYTES or len(s.removed) > REPORTED_BLOCKS_MAX * HASH_BYTES:
+        raise Refused(f"removed must be at most {REPORTED_BLOCKS_MAX} hashes, got {len(s.removed)} bytes")
     capacity = leader.state.pools[s.pool].info.capacity_blocks
     if capacity is not None and len(stored) > capacity:
         raise Refused(f"stored {len(stored)} blocks do not fit a pool of {capacity}")

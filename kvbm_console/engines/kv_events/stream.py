@@ -1,0 +1,252 @@
+"""From the messages of one publisher to the stimuli of a leader.
+
+The numbers of the messages tell what is missing: a step forward is a loss, a step back is a new incarnation, a first
+number above 0 is a late join. Each message becomes one report for each pool that it touches; pools are declared when
+they are first seen, by (data-parallel rank, group, medium).
+
+Law of this file: whatever did not arrive, could not be read or did not fit is told to the leader as a gap of this
+source, so no count is shown as certain that may be wrong.
+"""
+
+import math
+from typing import Final
+
+import msgspec
+import xxhash
+
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.events import PoolKnown
+from kvbm_console.core.ids import Authority
+from kvbm_console.dispatch import Dispatcher
+from kvbm_console.engines.kv_events.decoder import (
+    DEFAULT_MEDIUM,
+    BadPayload,
+    Batch,
+    CacheEvent,
+    Cleared,
+    Stored,
+    decode_batch,
+    tier_of,
+)
+
+POOLS_MAX: Final = 64
+"""Places of one publisher: ranks times groups times media; a hybrid model on 8 ranks with a host tier has 48."""
+POOL_BLOCKS_MAX: Final = 2**22
+"""Resident blocks of one pool: 64 million tokens of 16, ten times the largest host tier."""
+SEQ_MAX: Final = 2**62
+"""A number beyond this is no count of messages."""
+
+
+class StreamCounts(msgspec.Struct):
+    """What came of one publisher. Times are nanoseconds on the service's clock."""
+
+    batches: int = 0
+    events: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+    clears: int = 0
+    unknown_events: int = 0
+    malformed_events: int = 0
+    bad_payloads: int = 0
+    """Messages of which nothing could be read."""
+    lost_batches: int = 0
+    """Messages that never came, replay included."""
+    gaps: int = 0
+    replayed_batches: int = 0
+    duplicate_batches: int = 0
+    restarts: int = 0
+    refused_blocks: int = 0
+    """Blocks beyond the limits of this program."""
+    last_seq: int = -1
+    last_batch_ns: int | None = None
+    """When the last message came; engines send one only when they step, so age alone is no fault."""
+
+
+class _Report:
+    """What one batch did to one pool, in an order that a report can say: removed, then stored."""
+
+    __slots__ = ("checked", "recent", "removed", "stored")
+
+    def __init__(self) -> None:
+        self.stored: list[int] = []
+        self.removed: list[int] = []
+        self.recent: set[int] = set()
+        self.checked = 0
+
+    def stored_here(self, hashes: list[int]) -> bool:
+        """Whether one of these was stored in this report, so that removing it now would come too early."""
+        if not self.stored:
+            return False
+        self.recent.update(self.stored[self.checked :])
+        self.checked = len(self.stored)
+        return not self.recent.isdisjoint(hashes)
+
+
+Place = tuple[int, int, str]
+"""(data-parallel rank, group, medium)."""
+
+
+class EventStream:
+    """One publisher as a source of the leader.
+
+    ``accept`` takes its messages in order of arrival. ``dp_rank`` stands for messages that name none.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, source: int, *, dp_rank: int = 0) -> None:
+        self.source = source
+        self.dp_rank = dp_rank
+        self.counts = StreamCounts()
+        self._dispatcher = dispatcher
+        self._pools: dict[Place, int] = {}
+        self._next: int | None = None
+        self._last_digest = 0
+        self._origin: int | None = None
+
+    # --- numbers ---
+
+    @property
+    def next_seq(self) -> int:
+        """The number that is expected; 0 before the first message."""
+        return self._next or 0
+
+    def missing(self, seq: int) -> tuple[int, int] | None:
+        """(first, last) of the messages that ``seq`` shows to be missing; None when it is the next or goes back."""
+        return (self.next_seq, seq - 1) if seq > self.next_seq else None
+
+    def is_last(self, seq: int, payload: bytes) -> bool:
+        """Whether this is the very message that was taken last: the publisher is the same incarnation."""
+        return seq == self.counts.last_seq and xxhash.xxh3_64_intdigest(payload) == self._last_digest
+
+    # --- what comes ---
+
+    def accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> None:
+        """Take one message; tells of loss and restart first. A replayed one that was taken before is left out."""
+        if seq > SEQ_MAX:
+            self.counts.bad_payloads += 1
+            self._gap(self.next_seq, self.next_seq)
+            return
+        if seq < self.next_seq:
+            if replayed:
+                self.counts.duplicate_batches += 1
+                return
+            self.restart()
+        gap = self.missing(seq)
+        if gap is not None:
+            self.lose(*gap)
+        self._next = seq + 1
+        counts = self.counts
+        counts.last_seq = seq
+        counts.last_batch_ns = self._dispatcher.clock()
+        counts.batches += 1
+        counts.replayed_batches += replayed
+        self._last_digest = xxhash.xxh3_64_intdigest(payload)
+        try:
+            batch = decode_batch(payload)
+        except BadPayload:
+            counts.bad_payloads += 1
+            self._gap(seq, seq)
+            return
+        self._apply(seq, batch)
+
+    def lose(self, first: int, last: int) -> None:
+        """Messages that will not come any more."""
+        self.counts.lost_batches += last - first + 1
+        self._gap(first, last)
+
+    def restart(self) -> None:
+        """The publisher began again: what it held is gone."""
+        self.counts.restarts += 1
+        self._next = None
+        self._dispatcher.submit_from(self.source, None, st.SourceRestarted)
+
+    def _gap(self, first: int, last: int) -> None:
+        self.counts.gaps += 1
+        self._dispatcher.submit_from(self.source, None, st.SourceGapped, first, last)
+
+    # --- one batch ---
+
+    def _apply(self, seq: int, batch: Batch) -> None:
+        counts = self.counts
+        counts.events += len(batch.events)
+        counts.unknown_events += batch.unknown
+        counts.malformed_events += batch.malformed
+        self._origin = round(batch.ts * 1e9) if math.isfinite(batch.ts) and 0 <= batch.ts < 1e10 else None
+        refused = counts.refused_blocks
+        rank = self.dp_rank if batch.dp_rank is None else batch.dp_rank
+        reports: dict[Place, _Report] = {}
+        for event in batch.events:
+            self._take(rank, event, reports)
+        for place, report in reports.items():
+            self._send(place, report)
+        if batch.malformed or counts.refused_blocks != refused:
+            self._gap(seq, seq)
+
+    def _take(self, rank: int, event: CacheEvent, reports: dict[Place, _Report]) -> None:
+        if isinstance(event, Cleared):
+            for place, report in reports.items():
+                self._send(place, report)
+            reports.clear()
+            self._clear(rank)
+            return
+        place = (rank, event.group, event.medium)
+        if isinstance(event, Stored):
+            if place not in self._pools and not self._declare(place, event.block_tokens):
+                self.counts.refused_blocks += len(event.hashes)
+                return
+            reports.setdefault(place, _Report()).stored += event.hashes
+            return
+        if place not in self._pools:
+            self.counts.removed_blocks += len(event.hashes)
+            return  # nothing was ever stored there while we listened
+        report = reports.setdefault(place, _Report())
+        if report.stored_here(event.hashes):
+            self._send(place, report)
+            report = reports[place] = _Report()
+        report.removed += event.hashes
+
+    def _send(self, place: Place, report: _Report) -> None:
+        pool = self._pools[place]
+        counts = self.counts
+        counts.removed_blocks += len(report.removed)
+        stored = report.stored
+        if self._dispatcher.leader.state.pools[pool].resident_blocks + len(stored) > POOL_BLOCKS_MAX:
+            counts.refused_blocks += len(stored)
+            stored = []
+        counts.stored_blocks += len(stored)
+        if stored or report.removed:
+            self._report(pool, stored, report.removed, cleared=False)
+
+    def _report(self, pool: int, stored: list[int], removed: list[int], *, cleared: bool) -> None:
+        self._dispatcher.submit_from(
+            self.source, self._origin, st.BlocksReported, pool, pack_hashes(stored), pack_hashes(removed), cleared
+        )
+
+    def _clear(self, rank: int) -> None:
+        self.counts.clears += 1
+        if not self._pools:
+            self._declare((rank, 0, DEFAULT_MEDIUM), 0)  # something that can be said to be empty
+        for pool in self._pools.values():
+            self._report(pool, [], [], cleared=True)
+
+    # --- pools ---
+
+    def _declare(self, place: Place, block_tokens: int) -> bool:
+        """Make a pool known; False when there are too many."""
+        if len(self._pools) >= POOLS_MAX:
+            return False
+        rank, group, medium = place
+        outcome = self._dispatcher.submit_from(
+            self.source, self._origin, st.PoolDeclared, rank, group, tier_of(medium), medium, None,
+            block_tokens or self._block_tokens(group), Authority.STREAM,
+        )
+        for event in outcome.events:
+            if isinstance(event, PoolKnown):
+                self._pools[place] = event.pool
+        return place in self._pools
+
+    def _block_tokens(self, group: int) -> int:
+        """For a placeholder, which does not say: what the same group, or any, has on another medium."""
+        state = self._dispatcher.leader.state
+        known = {place[1]: state.pools[pool].info.block_tokens for place, pool in self._pools.items()}
+        return known.get(group) or next(iter(known.values()), self._dispatcher.leader.config.block_tokens)

@@ -98,20 +98,68 @@ def recover(directory: Path, salvage: bool, format_: str) -> None:
 @rec.command()
 @DIRECTORY
 def index(directory: Path) -> None:
-    """Seal segments that were left active: compressed and indexed, compared with their source before it goes."""
+    """Seal segments that were left active, and give sealed ones their missing or damaged index again.
+
+    What is sealed is compared with its source before that goes; a file of which something could not be kept stays
+    beside its successor as .damaged.
+    """
     from kvbm_console.recording.recover import recover_directory
+    from kvbm_console.recording.reindex import needs_index, rebuild_index
     from kvbm_console.recording.seal import seal_segment
 
-    progress = _progress()
+    tell = _progress()
     with _locked(directory):
+        without = [path for path in sorted(directory.glob("*.mcap")) if needs_index(path)]
+        for path in without:
+            made = rebuild_index(path)
+            lost = f"; {number(made.lost_bytes)} damaged bytes behind it are lost" if made.lost_bytes else ""
+            click.echo(f"{path.name}  indexed again up to event {number(made.last_seq)}{lost}")
         left = [one.path for one in recover_directory(directory) if one.outcome in ("whole", "truncated")]
         for done, path in enumerate(left):
-            progress("seal", done, len(left))
+            tell("seal", done, len(left))
             before = path.stat().st_size
             sealed = seal_segment(path)
             click.echo(f"{sealed.name}  {number(before)} bytes sealed into {number(sealed.stat().st_size)}")
-    if not left:
-        click.echo("nothing to seal: no segment is active")
+    if not left and not without:
+        click.echo("nothing to do: every segment is sealed and indexed")
+
+
+@rec.command()
+@RECORDING
+@click.argument("target", metavar="FILE.mcap", type=click.Path(path_type=Path))
+@click.option("--from", "begin", metavar="PLACE", help="Where to begin: an event, 90s or -60s of the engine's time, a "
+              "time of day such as 2026-11-21T15:00:00.")
+@click.option("--to", "end", metavar="PLACE", default="end", show_default=True, help="Where to end.")
+@click.option("--request", metavar="GLOB", help="The stretch that holds everything about these requests.")
+@click.option("--where", metavar="EXPRESSION", help="The stretch that holds all events this is true of.")
+@click.option("--run", metavar="ID", help="The run to cut, by its incarnation; without it the last one.")
+@FORMAT
+def cut(
+    path: Path, target: Path, begin: str | None, end: str, request: str | None, where: str | None, run: str | None,
+    format_: str,
+) -> None:
+    """Write a stretch of a recording to FILE.mcap, with the keyframe that it needs.
+
+    --request and --where choose the shortest stretch that holds all they are true of, within --from and --to; what
+    happens between stays, since a recording with holes does not fold.
+    """
+    from kvbm_console.recording import cut as cutting
+    from kvbm_console.recording.places import parse_place, seq_of
+    from kvbm_console.recording.reader import Recording
+
+    recording = Recording.open(path, run)
+    first = recording.first_seq if begin is None else seq_of(recording, parse_place(begin), following=True)
+    last = seq_of(recording, parse_place(end))
+    matches = cutting.matcher(where, request)
+    if matches is not None:
+        first, last = cutting.stretch(recording, max(first, recording.first_seq), last, matches)
+    made = cutting.cut(recording, first, last, target)
+    if format_ == "json":
+        print_json(made)
+        return
+    replays = "" if made.complete else "; state replay only"
+    click.echo(f"{made.path}  events {number(made.first_seq)} to {number(made.last_seq)}, "
+               f"{duration(made.last_ns - made.first_ns)} of the engine, {number(made.bytes)} bytes{replays}")
 
 
 for _command in (recorder.start, recorder.stop, recorder.rotate, recorder.status, recorder.dump):

@@ -62,7 +62,7 @@ class SealedSegment:
     def frames(self, entry: IndexEntry) -> Iterator[Frame]:
         """The frames of one entry, in order. Raises ``CorruptRecording``."""
         try:
-            messages = self._messages(entry)
+            messages = _messages(_read_chunk(self._buffer, entry.offset))
             yield from _frames_of(messages, entry)
         except _ESCAPES as error:
             raise CorruptRecording(f"{self.path.name} is corrupt at byte {entry.offset}: {error}") from None
@@ -74,25 +74,6 @@ class SealedSegment:
         with memoryview(self._buffer) as view, view[:at] as data:
             if (opcode, length) != (Opcode.DATA_END, 4) or zlib.crc32(data) != crc:
                 raise CorruptRecording(f"{self.path.name} is corrupt: the CRC over its data is wrong")
-
-    def _messages(self, entry: IndexEntry) -> list[Frame]:
-        """The messages of a chunk as frames without their counts and without the upper half of their numbers."""
-        records = _read_chunk(self._buffer, entry)
-        messages: list[Frame] = []
-        at = 0
-        while at < len(records):
-            opcode, length = fmt.RECORD_HEAD.unpack_from(records, at)
-            at += fmt.RECORD_HEAD.size
-            _require(length <= len(records) - at, "a record is longer than its chunk")
-            if opcode == Opcode.MESSAGE:
-                _require(length >= fmt.MESSAGE_BODY_HEAD_BYTES, "a message is shorter than its head")
-                channel, seq, log_ns, publish_ns = MESSAGE_FIELDS.unpack_from(records, at)
-                data = records[at + MESSAGE_FIELDS.size : at + length]
-                messages.append(Frame(channel, seq, 0, log_ns, publish_ns, data))
-            else:
-                _require(opcode in (Opcode.SCHEMA, Opcode.CHANNEL), f"a chunk has a record of kind {opcode:#x}")
-            at += length
-        return messages
 
 
 class _Bad(Exception):
@@ -109,6 +90,41 @@ _ESCAPES: Final = (
 def _require(ok: bool, message: str) -> None:
     if not ok:
         raise _Bad(message)
+
+
+def sealed_about(buffer: Buffer, name: str) -> About | None:
+    """What a sealed segment says about itself, None when damaged. Raises ``RecordingError`` for foreign files."""
+    try:
+        return _read_about(buffer, name)
+    except (CorruptRecording, *_ESCAPES):
+        return None
+
+
+def chunk_messages(buffer: Buffer, offset: int, name: str) -> list[Frame]:
+    """The messages of the chunk at ``offset``, without counts and upper halves. Raises ``CorruptRecording``."""
+    try:
+        return _messages(_read_chunk(buffer, offset))
+    except _ESCAPES as error:
+        raise CorruptRecording(f"{name} is corrupt at byte {offset}: {error}") from None
+
+
+def _messages(records: bytes) -> list[Frame]:
+    """The messages of a chunk as frames without their counts and without the upper half of their numbers."""
+    messages: list[Frame] = []
+    at = 0
+    while at < len(records):
+        opcode, length = fmt.RECORD_HEAD.unpack_from(records, at)
+        at += fmt.RECORD_HEAD.size
+        _require(length <= len(records) - at, "a record is longer than its chunk")
+        if opcode == Opcode.MESSAGE:
+            _require(length >= fmt.MESSAGE_BODY_HEAD_BYTES, "a message is shorter than its head")
+            channel, seq, log_ns, publish_ns = MESSAGE_FIELDS.unpack_from(records, at)
+            data = records[at + MESSAGE_FIELDS.size : at + length]
+            messages.append(Frame(channel, seq, 0, log_ns, publish_ns, data))
+        else:
+            _require(opcode in (Opcode.SCHEMA, Opcode.CHANNEL), f"a chunk has a record of kind {opcode:#x}")
+        at += length
+    return messages
 
 
 def _read_about(buffer: Buffer, name: str) -> About:
@@ -175,10 +191,10 @@ def _index_entries(buffer: Buffer, place: AttachmentIndex, summary_start: int) -
     return entries
 
 
-def _read_chunk(buffer: Buffer, entry: IndexEntry) -> bytes:
+def _read_chunk(buffer: Buffer, offset: int) -> bytes:
     """The decompressed records of one chunk, after its lengths and before its content was believed."""
-    opcode, length = fmt.RECORD_HEAD.unpack_from(buffer, entry.offset)
-    at = entry.offset + fmt.RECORD_HEAD.size
+    opcode, length = fmt.RECORD_HEAD.unpack_from(buffer, offset)
+    at = offset + fmt.RECORD_HEAD.size
     end = at + length
     _require(opcode == Opcode.CHUNK and end <= len(buffer), "there is no chunk")
     _, _, declared, crc = CHUNK_HEAD.unpack_from(buffer, at)

@@ -38,8 +38,8 @@ def text() -> str:
         "",
         f"The vectors are replayed in a configuration of its own: {compatible}",
         "",
-        "A scenario that is `normative` must be reproduced exactly; one that is `bug_compat` shows a defect and must come",
-        "out differently. In both the contracts are checked after every operation by walking the blocks.",
+        "A scenario that is `normative` must be reproduced exactly; one that is `bug_compat` shows a defect and must",
+        "come out differently. In both the contracts are checked after every operation by walking the blocks.",
         "",
     ])
 

@@ -123,6 +123,8 @@ class Moment(msgspec.Struct):
     tier: Tier | None = None
     candidate: int | None = None
     status: CandidateStatus | None = None
+    since_ns: int | None = None
+    """At a move: since when the slot was in the state that it leaves."""
 
 
 Condition = Callable[[Any, Any, Any], bool]

@@ -138,6 +138,16 @@ def test_a_log_says_what_its_template_says() -> None:
     assert not house.state.holds
 
 
+def test_the_age_at_a_move_is_that_in_the_state_it_leaves() -> None:
+    house = House()
+    house.stop_at(to=SlotState.PREEMPTED, action=LOG, log="preempted {request} after {age}", condition="age > 1 s")
+    house.decoding("r")
+    house.now += 3 * 10**9
+    house.preempt("r")
+    (hit,) = house.ever(ev.BreakpointHit)
+    assert hit.message == "preempted r after 3 s"
+
+
 def test_too_many_messages_in_a_second_disable_the_breakpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holds, "LOGS_PER_SECOND_MAX", 3)
     house = House()

@@ -129,5 +129,17 @@ def moment_fields() -> list[Field]:
     ]
 
 
+def _age_at(item: Any, state: Any, moment: Any) -> int:
+    since_ns = moment.since_ns
+    return int(state.at_ns - (item.since_ns if since_ns is None else since_ns))
+
+
+def condition_fields() -> list[Field]:
+    """Fields of a slot that passes a site. At a move its age is that in the state it leaves: it is 0 in the other."""
+    fields = [field for field in slot_fields() if field.name != "age"]
+    age = Field("age", Kind.DURATION, _age_at, "How long it has been in its state; at a move, in the one it leaves.")
+    return [*fields[:3], age, *fields[3:], *moment_fields()]
+
+
 SLOT: Final = Schema("a slot", slot_fields())
-CONDITION: Final = Schema("a condition", slot_fields() + moment_fields())
+CONDITION: Final = Schema("a condition", condition_fields())

@@ -123,11 +123,11 @@ class Decider:
         iteration: int | None = None, reason: FinishReason | None = None,
     ) -> None:
         """Move a slot, asking the gate before and after; the counts of the finish event are added here."""
-        old = slot.state
+        old, since_ns = slot.state, slot.since_ns
         # A slot that comes back after its own hold has left it out does not arrive anywhere: it was there before.
         asks = not (self.aids.returning.pop(slot.slot, False) and new in (SlotState.PREFILLING, SlotState.DECODING))
         if asks and self.gate is not None:
-            self.strike(Site.TRANSITION_WILL, slot, old, new)
+            self.strike(Site.TRANSITION_WILL, slot, old, new, None, since_ns)
         now = self.state.iteration
         first = skipped = None
         if new is SlotState.FINISHED:
@@ -142,7 +142,7 @@ class Decider:
         )
         self.note_place(slot)
         if asks and self.gate is not None:
-            self.strike(Site.TRANSITION_DID, slot, old, new)
+            self.strike(Site.TRANSITION_DID, slot, old, new, None, since_ns)
 
     def note_place(self, slot: SlotFacts) -> None:
         """Remember up to which iteration a decoding slot has a place for its token."""
@@ -238,12 +238,16 @@ class Decider:
         return bool(self.aids.stepping or self.aids.until or self.aids.until_site)
 
     def strike(
-        self, site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None = None
+        self, site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None = None,
+        since_ns: int | None = None,
     ) -> None:
-        """A site is passed: if a breakpoint watches it, or somebody asked this slot to stop, see what follows."""
+        """A site is passed: if a breakpoint watches it, or somebody asked this slot to stop, see what follows.
+
+        At a move, ``since_ns`` tells since when the slot was in ``old``.
+        """
         assert self.gate is not None
         if self.gate.watches(site, new) or self._asked_for_stops:
-            pass_site(self, slot, moment_of(site, slot, old, new, candidate))
+            pass_site(self, slot, moment_of(site, slot, old, new, candidate, since_ns))
 
     def held_at(self, slot: SlotFacts, point: WaitPoint) -> bool:
         """Whether the slot has to stand still at this point; says so once when it gets there."""

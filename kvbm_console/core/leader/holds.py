@@ -44,11 +44,12 @@ _UNSTEPPED: Final = (Site.TRANSITION_WILL, Site.CALL_WILL, Site.CALL_DID)
 
 
 def moment_of(
-    site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None
+    site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None = None,
+    since_ns: int | None = None,
 ) -> Moment:
     """What the site knows."""
     if candidate is None:
-        return Moment(site, slot.slot, slot.request, old, new)
+        return Moment(site, slot.slot, slot.request, old, new, since_ns=since_ns)
     status = CandidateStatus.SKIPPED if site is Site.SKIP_DID else candidate.status
     route = candidate.route
     return Moment(site, slot.slot, slot.request, old, new, route, route.target, candidate.candidate, status)

@@ -1,15 +1,16 @@
-"""Figures of the core: the gate, the fold, the digest, and what an armed breakpoint costs."""
+"""Figures of the core: the gate, the digest, the audit, and what an armed breakpoint costs."""
 
 from typing import Any, Final
 
-import msgspec
 import xxhash
 
 from kvbm_console.core import stimuli as st
+from kvbm_console.core.audit import audit
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.events import AnyEvent, StimulusRejected
+from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.core.leader import Leader
+from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts, PoolInfo
@@ -17,6 +18,8 @@ from tests.benchmarks import samples
 from tests.benchmarks.harness import Figure, Target, measure
 
 BATCHES: Final = 40
+AUDIT_PLACES: Final = 4_096
+AUDIT_SLOTS: Final = 256
 UNROLLED: Final = 200
 """Sites in one call, so that the loop around them weighs nothing."""
 
@@ -42,22 +45,6 @@ def gate_off() -> Figure:
     return measure(
         "gate off", lambda: made["with_site"](leader.site), UNROLLED, "the same call without",
         lambda: made["without_site"](leader.no_site), UNROLLED, Target(extra_ns=5),
-    )
-
-
-def fold() -> Figure:
-    """Events from bytes into facts."""
-    events = samples.events(BATCHES)
-    data = msgspec.msgpack.encode(events)
-    decoder = msgspec.msgpack.Decoder(list[AnyEvent])
-
-    def work() -> None:
-        state = CacheState()
-        for event in events:
-            state.apply(event)
-
-    return measure(
-        "fold", work, len(events), "msgpack decode alone", lambda: decoder.decode(data), len(events), Target(ns=1_000)
     )
 
 
@@ -89,6 +76,27 @@ def digest_large() -> Figure:
     return _digest(100_000, Target(ns=1_000_000))
 
 
+def full_audit() -> Figure:
+    """A full pool, and as many slots as an engine runs."""
+    state = filled_state(AUDIT_PLACES)
+    per_slot = AUDIT_PLACES // AUDIT_SLOTS
+    for slot in range(AUDIT_SLOTS):
+        ids = list(range(slot * per_slot, (slot + 1) * per_slot))
+        state.slots[slot] = SlotFacts(
+            slot=slot, request=f"request-{slot}", source=1, state=SlotState.DECODING, since_ns=0, opened_ns=0,
+            hashes=[place + 1 for place in ids], prompt_tokens=per_slot * 16, output_limit=8, priority=0, session=None,
+            prompt_blocks=per_slot, anchor_tokens=per_slot * 16, device_pool=0, device_blocks=ids,
+            filled_blocks=per_slot,
+        )
+        state.pools[0].ref(ids)
+    assert not audit(state)
+    data = encode_facts(state)
+    return measure(
+        "audit", lambda: audit(state), 1, "xxh3 of the encoded facts",
+        lambda: xxhash.xxh3_64_intdigest(data), 1, Target(ns=2_000_000),
+    )
+
+
 def armed_breakpoint() -> Figure:
     """Leader with one breakpoint that never matches, beside a leader with none."""
     script = samples.stimuli(BATCHES)
@@ -114,6 +122,6 @@ def armed_breakpoint() -> Figure:
 
 
 BENCHES: Final = {
-    "gate off": gate_off, "fold": fold, "digest, 4,096 blocks": digest_small, "digest, 100,000 blocks": digest_large,
-    "armed breakpoint without a match": armed_breakpoint,
+    "gate off": gate_off, "audit": full_audit, "digest, 4,096 blocks": digest_small,
+    "digest, 100,000 blocks": digest_large, "armed breakpoint without a match": armed_breakpoint,
 }

@@ -63,7 +63,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 def measure(
     name: str, work: Work, items: int, reference: str, reference_work: Work, reference_items: int, target: Target,
-    rounds: int = ROUNDS,
+    rounds: int = ROUNDS, turns: int = TURNS,
 ) -> Figure:
     """Time both sides in turns. ``items`` are what one call of ``work`` handles; times are per item."""
     work()
@@ -75,11 +75,11 @@ def measure(
     try:
         for _ in range(rounds):
             mine = other = 0
-            for _ in range(TURNS):
+            for _ in range(turns):
                 mine += _time(work, calls)
                 other += _time(reference_work, reference_calls)
-            ours.append(mine / (TURNS * calls * items))
-            theirs.append(other / (TURNS * reference_calls * reference_items))
+            ours.append(mine / (turns * calls * items))
+            theirs.append(other / (turns * reference_calls * reference_items))
             gc.collect()
     finally:
         gc.enable()

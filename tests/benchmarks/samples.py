@@ -35,29 +35,29 @@ class Script:
 
 
 @lru_cache
-def stimuli(batches: int) -> list[st.Stimulus]:
+def stimuli(batches: int, prompt_blocks: int = PROMPT_BLOCKS, places: int = PLACES) -> list[st.Stimulus]:
     """``batches`` times eight requests: admitted, prefilled, decoded for some iterations, finished."""
     script = Script()
-    script.add(st.PoolDeclared, 0, 0, Tier.G1, "GPU", PLACES, BLOCK_TOKENS, Authority.ENGINE)
+    script.add(st.PoolDeclared, 0, 0, Tier.G1, "GPU", places, BLOCK_TOKENS, Authority.ENGINE)
     iteration, place, key = 0, 0, 1
     for batch in range(batches):
         names = tuple(f"session-{batch:05}.{turn}" for turn in range(BATCH))
         ids, hashes = [], []
         for name in names:
-            mine = [(place + block) % PLACES for block in range(PROMPT_BLOCKS + 1)]
-            place += PROMPT_BLOCKS + 1
+            mine = [(place + block) % places for block in range(prompt_blocks + 1)]
+            place += prompt_blocks + 1
             ids.append(mine)
-            hashes.append([key + block for block in range(PROMPT_BLOCKS)])
-            key += PROMPT_BLOCKS
-            script.add(st.RequestArrived, name, pack_hashes(hashes[-1]), PROMPT_BLOCKS * BLOCK_TOKENS, 8, 0, None)
+            hashes.append([key + block for block in range(prompt_blocks)])
+            key += prompt_blocks
+            script.add(st.RequestArrived, name, pack_hashes(hashes[-1]), prompt_blocks * BLOCK_TOKENS, 8, 0, None)
             script.add(st.MatchRequested, name, 0)
             script.add(st.BlocksAllocated, name, pack_ids(mine), 0)
         iteration += 1
-        positions = tuple(PROMPT_BLOCKS * BLOCK_TOKENS for _ in names)
+        positions = tuple(prompt_blocks * BLOCK_TOKENS for _ in names)
         script.add(st.IterationScheduled, iteration, 1, names, (), (), (), (), (), names, positions, (), (), b"",
                    BATCH, 0)
-        filled = pack_ids([one for mine in ids for one in mine[:PROMPT_BLOCKS]])
-        script.add(st.IterationFinished, iteration, names, tuple(PROMPT_BLOCKS for _ in names), filled,
+        filled = pack_ids([one for mine in ids for one in mine[:prompt_blocks]])
+        script.add(st.IterationFinished, iteration, names, tuple(prompt_blocks for _ in names), filled,
                    pack_hashes([one for mine in hashes for one in mine]))
         iteration += 1
         script.add(st.IterationScheduled, iteration, 1, (), (), (), (), (), names, (), (), (), (), b"", BATCH, 0)
@@ -70,7 +70,7 @@ def stimuli(batches: int) -> list[st.Stimulus]:
 
 
 @lru_cache
-def events(batches: int) -> list[Event]:
+def events(batches: int, prompt_blocks: int = PROMPT_BLOCKS, places: int = PLACES) -> list[Event]:
     """The events that a leader makes of them."""
     leader = Leader(CONFIG)
-    return [event for stimulus in stimuli(batches) for event in leader.handle(stimulus).events]
+    return [event for stimulus in stimuli(batches, prompt_blocks, places) for event in leader.handle(stimulus).events]

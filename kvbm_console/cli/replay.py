@@ -1,29 +1,65 @@
-"""``kvbm-console replay``: the console on a recording."""
+"""``kvbm-console replay``: the console on a recording, or the state at one place of it."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from kvbm_console.cli.output import print_json
+from kvbm_console.cli.params import format_option
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.reader import Recording
 
 
 @click.command()
 @click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
-@click.option("--at", "at_seq", type=click.IntRange(0), metavar="SEQ",
-              help="Begin behind this event instead of at the start.")
-def replay(path: Path, at_seq: int | None) -> None:
+@click.option("--at", "place", metavar="PLACE", help="Where to begin: an event, 90s or -60s of the engine's time, a "
+              "time of day such as 2026-11-21T15:00:00, or end.")
+@click.option("--speed", type=click.FloatRange(0.001, 1e6), metavar="FACTOR",
+              help="Play from there at once, so many times as fast.")
+@click.option("--follow", is_flag=True, help="The recording is still being written: begin at its end, go on with it.")
+@click.option("--run", metavar="ID", help="The run to show, by its incarnation; without it the last one.")
+@format_option("console", "json")
+def replay(path: Path, place: str | None, speed: float | None, follow: bool, run: str | None, form: str) -> None:
     """The console on a recording: play, pause, step and seek.
 
-    Hits and holds of the recorded run are shown and do not wait.
+    Hits and holds of the recorded run are shown and do not wait. With --format json the state at the place (without
+    --at: at the end) is printed as the document of `status`.
     """
-    from kvbm_console.cli.output import require_terminal
+    from kvbm_console.core.errors import UsageError
+    from kvbm_console.recording.places import parse_place, seq_of
     from kvbm_console.recording.playback import Playback, RecordingFeed
     from kvbm_console.recording.reader import Recording
 
-    recording = Recording.open(path)
-    require_terminal("replay", "rec info")
-    playback = Playback(recording)
-    if at_seq is not None:
-        playback.seek(at_seq)
+    recording = Recording.open(path, run)
+    at_seq = None if place is None else seq_of(recording, parse_place(place))
+    if form == "json":
+        if follow or speed is not None:
+            raise UsageError("--format json prints one place: --follow and --speed have no meaning with it")
+        print_json(state_document(recording, at_seq))
+        return
+    from kvbm_console.cli.output import require_terminal
+
+    require_terminal("replay", "replay --format json")
+    playback = Playback(recording, follow=follow)
+    if at_seq is not None or follow:
+        playback.seek(recording.last_seq if at_seq is None else at_seq)
+    if speed is not None:
+        playback.set_speed(speed)
+    if follow or speed is not None:
+        playback.play()
     from tui.app import run_console
     from tui.source import Session
 
     run_console(Session(RecordingFeed(playback), None, playback))
+
+
+def state_document(recording: "Recording", at_seq: int | None) -> dict[str, object]:
+    """The ``status`` document of the facts behind this event, by default the last one. Raises ``RecordingError``."""
+    from kvbm_console.stream.document import status_document
+
+    state = recording.state_at(recording.last_seq if at_seq is None else at_seq)
+    return status_document(
+        state, at_ns=state.at_ns, incarnation=recording.incarnation, subscribers=0, recorder=None,
+    )

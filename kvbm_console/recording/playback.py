@@ -13,7 +13,7 @@ from typing import Final
 
 import anyio
 
-from kvbm_console.core.config import require
+from kvbm_console.core.config import SECOND_NS, require
 from kvbm_console.core.events import Event
 from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.core.state import CacheState
@@ -26,6 +26,8 @@ TICK_S: Final = 1 / 30
 TICK_EVENTS_MAX: Final = 50_000
 """Most events of one tick, about 50 ms of folding: however fast the tape runs, keys are answered."""
 SPEED_MAX: Final = 1_000_000.0
+FOLLOW_NS: Final = 100_000_000
+"""How often a tape that is being written is looked at: below what a person notices, 1 ms of work."""
 CHECKPOINT_EVENTS: Final = 2_048
 """A seek keeps the facts at most this far in front of its target, so that steps back from there fold only so much."""
 CHECKPOINT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -39,8 +41,11 @@ class Playback:
     which the facts are known again.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, *, follow: bool = False) -> None:
         self.recording = recording
+        self.follow = follow
+        """Whether the recording is still being written and more of it is looked for."""
+        self._live = False
         self.first_seq = recording.first_seq
         self.last_seq = recording.last_seq
         self.playing = False
@@ -89,8 +94,9 @@ class Playback:
     # --- keys ---
 
     def play(self) -> None:
-        """Go on; at the end it stays there."""
-        self.playing = not self.at_end
+        """Go on; at the end it stays there, and what is written from then on is shown as it comes if it follows."""
+        self.playing = self.follow or not self.at_end
+        self._live = self.follow and self.at_end
         self.on_change()
 
     def pause(self) -> None:
@@ -138,11 +144,23 @@ class Playback:
         seq = max(min(seq, self.last_seq), min(self.first_seq, self.last_seq))
         self._stand(self._state_at(self._known(seq)))
         self._tape_ns = self._state.at_ns
+        self._live = self.follow and self.at_end
         self._jumped = True
         self._outbox.clear()
         self.on_change()
 
     # --- for the feed ---
+
+    def refresh(self) -> None:
+        """See what was written since. At the end of a tape that plays, it is shown at once, whatever the speed."""
+        at_end = self.at_end
+        if not self.follow or not self.recording.refresh():
+            return
+        self.last_seq = self.recording.last_seq
+        self._density = []
+        self._live |= at_end
+        if not self._buffer:
+            self._ahead = self.recording.events(self._state.seq)
 
     def advance(self, elapsed_ns: int) -> None:
         """So much time of the wall has passed while playing: apply what the tape comes to."""
@@ -151,7 +169,7 @@ class Playback:
         self._tape_ns = max(self._tape_ns, self._state.at_ns) + round(elapsed_ns * self.speed)
         events: list[Event] = []
         while len(events) < TICK_EVENTS_MAX:
-            event = self._forward(self._tape_ns)
+            event = self._forward(None if self._live else self._tape_ns)
             if event is not None:
                 events.append(event)
                 continue
@@ -164,7 +182,8 @@ class Playback:
             self._tape_ns = self._state.at_ns
         self._deliver(events)
         if self.at_end:
-            self.playing = False
+            self.playing = self.follow
+            self._live = self.follow
             self._tape_ns = self._state.at_ns
 
     def take(self) -> list[FeedItem]:
@@ -275,16 +294,20 @@ class RecordingFeed:
 
         self.playback.on_change = wake
         yield Connected(recording.path.name, recording.incarnation, run, False, None, True)
-        before_ns = self._clock()
+        before_ns = looked_ns = self._clock()
         while True:
             for item in self.playback.take():
                 yield item
+            if self.playback.follow and self._clock() - looked_ns >= FOLLOW_NS:
+                looked_ns = self._clock()
+                self.playback.refresh()
             if self.playback.playing:
                 await self._sleep(TICK_S)
                 now_ns = self._clock()
                 self.playback.advance(now_ns - before_ns)
                 before_ns = now_ns
                 continue
-            await changed.wait()
+            with anyio.move_on_after(FOLLOW_NS / SECOND_NS if self.playback.follow else None):
+                await changed.wait()
             changed = anyio.Event()
             before_ns = self._clock()

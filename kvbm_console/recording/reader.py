@@ -22,47 +22,15 @@ from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import decode_events, decode_state, decode_stimuli, fold
 from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, Mark, SegmentEnd
-from kvbm_console.recording.scan import Torn, frames_between, map_file, scan
-from kvbm_console.recording.sealed import SealedSegment
+from kvbm_console.recording.growing import Segment, newer_segments, open_segment, refreshed
+from kvbm_console.recording.scan import Torn
 
 MISSING: Final = "a segment is missing"
 """Reason of a gap between two segments: one was removed, or nothing was recorded in between."""
 
 
-class ActiveSegment:
-    """An open ``.active`` segment, every frame verified. What is appended later is not seen."""
-
-    sealed: Final = False
-
-    def __init__(self, path: Path) -> None:
-        """Raises ``RecordingError``, ``Torn`` when the writer died before its first frame."""
-        self.path = path
-        try:
-            self._buffer = map_file(path)
-        except OSError as error:
-            raise RecordingError(f"cannot read {path}: {error.strerror}") from None
-        found = scan(self._buffer, path.name)
-        if found.resume_offset is not None:
-            raise CorruptRecording(
-                f"{path.name} is corrupt at byte {found.end_offset}: valid frames follow; "
-                "'kvbm-console rec recover --salvage' keeps what is whole"
-            )
-        self.about, self.entries, self.size = found.about, found.entries, found.size
-        self.torn_bytes = found.torn_bytes
-        self.next_seq = found.next_seq
-        self.end: SegmentEnd | None = found.end
-
-    def frames(self, entry: IndexEntry) -> Iterator[Frame]:
-        """The frames of one entry, in order."""
-        return frames_between(self._buffer, entry.offset, entry.offset + entry.length, self.path.name)
-
-
-Segment = ActiveSegment | SealedSegment
-
-
-def open_segment(path: Path) -> Segment:
-    """Open one segment by its name's ending. Raises ``RecordingError``."""
-    return ActiveSegment(path) if path.suffix == ".active" else SealedSegment(path)
+OPEN_ATTEMPTS: Final = 3
+"""A directory that is being recorded to seals one segment at a time: the second listing has its twin."""
 
 
 class SegmentInfo(msgspec.Struct, frozen=True):
@@ -120,15 +88,19 @@ class Recording:
         self.path = path
         self.segments = segments
         self.runs = runs
+        about = segments[0].about
+        self.config = about.config
+        self.incarnation = about.incarnation
+        self._index()
+
+    def _index(self) -> None:
+        segments = self.segments
         self._places = [(segment, entry) for segment in segments for entry in segment.entries]
         self._starts = [entry.first_seq for _, entry in self._places]
         self._keyframes = [index for index, (_, entry) in enumerate(self._places) if entry.keyframe]
         self._keyframe_seqs = [self._places[index][1].first_seq for index in self._keyframes]
         self.gaps = _gaps(segments)
-        about = segments[0].about
-        self.config = about.config
-        self.incarnation = about.incarnation
-        self.first_seq = self._keyframe_seqs[0] if self._keyframe_seqs else about.first_seq
+        self.first_seq = self._keyframe_seqs[0] if self._keyframe_seqs else segments[0].about.first_seq
         """The first event whose effect on the facts is known: the one behind the first keyframe."""
         self.last_seq = segments[-1].next_seq - 1
 
@@ -141,6 +113,23 @@ class Recording:
             raise RecordingError(f"{path} does not exist")
         segment = open_segment(path)
         return cls(path, [segment], [segment.about.incarnation])
+
+    def refresh(self) -> bool:
+        """See what was written since: at the end of the last segment, and in newer ones. Whether there is more.
+
+        Everything that was known stays as it is; segments that were sealed or removed meanwhile stay readable.
+        """
+        last, grown = refreshed(self.segments[-1])
+        newer = newer_segments(last.path, self.incarnation)
+        if newer:
+            # The writer begins a segment when the one before it has its last event: only now that one is complete.
+            last, more = refreshed(last)
+            grown |= more
+        if not grown and not newer:
+            return False
+        self.segments = [*self.segments[:-1], last, *newer]
+        self._index()
+        return True
 
     # --- what it is ---
 
@@ -317,6 +306,28 @@ def _spread(counts: list[int], frame: Frame, begin_ns: int, span_ns: int) -> Non
 
 
 def _open_directory(directory: Path, run: str | None) -> Recording:
+    for _ in range(OPEN_ATTEMPTS - 1):
+        try:
+            segments = _open_segments(directory)
+            break
+        except _Moved:
+            continue  # sealed or removed between listing and opening: its successor is listed now
+    else:
+        segments = _open_segments(directory)
+    if not segments:
+        raise RecordingError(f"{directory} holds no recording")
+    runs = list(dict.fromkeys(segment.about.incarnation for segment in segments))
+    wanted = runs[-1] if run is None else run
+    if wanted not in runs:
+        raise RecordingError(f"{directory} holds no run {wanted!r}, but {', '.join(runs)}")
+    return Recording(directory, [one for one in segments if one.about.incarnation == wanted], runs)
+
+
+class _Moved(RecordingError):
+    """Raised when a segment was sealed, or removed, after the directory was listed."""
+
+
+def _open_segments(directory: Path) -> list[Segment]:
     sealed = {path.stem: path for path in directory.glob("*.mcap")}
     # A crash between rename and removal leaves both: the sealed one is whole.
     active = {path.stem: path for path in directory.glob("*.active") if path.stem not in sealed}
@@ -326,13 +337,11 @@ def _open_directory(directory: Path, run: str | None) -> Recording:
             segments.append(open_segment(path))
         except Torn:
             continue  # the writer died before its first frame: there is nothing in it
-    if not segments:
-        raise RecordingError(f"{directory} holds no recording")
-    runs = list(dict.fromkeys(segment.about.incarnation for segment in segments))
-    wanted = runs[-1] if run is None else run
-    if wanted not in runs:
-        raise RecordingError(f"{directory} holds no run {wanted!r}, but {', '.join(runs)}")
-    return Recording(directory, [one for one in segments if one.about.incarnation == wanted], runs)
+        except RecordingError as error:
+            if not path.exists():
+                raise _Moved(str(error)) from None
+            raise
+    return segments
 
 
 def _gaps(segments: list[Segment]) -> list[Gap]:

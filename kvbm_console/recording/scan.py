@@ -34,10 +34,10 @@ class Torn(RecordingError):
     """Raised when a segment ends inside its preamble: the writer died before its first frame, so nothing is lost."""
 
 
-def map_file(path: Path) -> Buffer:
-    """The file's bytes; what is appended later is not seen. An empty file has empty bytes."""
+def map_file(path: Path, size: int | None = None) -> Buffer:
+    """The file's bytes, or the first ``size``; what is appended later is not seen. An empty file has empty bytes."""
     with path.open("rb") as file:
-        size = file.seek(0, 2)
+        size = file.seek(0, 2) if size is None else size
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
 
 
@@ -250,13 +250,13 @@ def scan(buffer: Buffer, name: str) -> Scan:
         return scan_frames(buffer, view, about, start)
 
 
-def scan_frames(buffer: Buffer, view: memoryview, about: About, start: int) -> Scan:
-    """The frames from ``start`` on, which follow a good preamble."""
+def scan_frames(buffer: Buffer, view: memoryview, about: About, start: int, first_seq: int | None = None) -> Scan:
+    """The frames from ``start`` on, which follow a good preamble, or frames up to event ``first_seq - 1``."""
     size = len(buffer)
     builder = EntryBuilder(about.clock_anchor_ns)
     entries: list[IndexEntry] = []
     offset = entry_at = start
-    next_seq = about.first_seq
+    next_seq = about.first_seq if first_seq is None else first_seq
     end: SegmentEnd | None = None
     jump = unreadable = False
     while end is None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kvbm_console.core.errors import RecordingError
 from kvbm_console.core.snapshots import digest, encode_facts
-from kvbm_console.recording.reader import ActiveSegment, Recording
+from kvbm_console.recording.growing import ActiveSegment
+from kvbm_console.recording.reader import Recording
 from tests.recording.helpers import Log, real_run, recorder_of, write_active
 
 SHAPES = st.tuples(

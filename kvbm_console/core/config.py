@@ -12,6 +12,7 @@ import msgspec
 import xxhash
 
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import (
     BreakpointAction,
     CandidateStatus,
@@ -79,6 +80,8 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pressure_share: float = 0.0
     """Share of a device pool that held slots must own before what others suffer ends the oldest hold (safety rule 7);
     0: any block. Simulated engines run at their limit all the time, so their machines set it higher."""
+    eviction: PolicyConfig = PolicyConfig()
+    """The policy of the lower tiers; without a word of it (recordings of before) it is ``simple_lru``."""
 
     def __post_init__(self) -> None:
         require(1 <= self.block_tokens <= 65_536, "block_tokens", "from 1 to 65536", self.block_tokens)

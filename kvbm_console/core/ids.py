@@ -174,6 +174,8 @@ class EvictRule(Word):
     REASSIGNED = 0
     RECENCY = 1
     STREAM = 2
+    FREQUENCY = 3
+    """The policy of a lower tier, where recency alone would have chosen others."""
 
 
 class FinishReason(Word):

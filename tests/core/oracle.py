@@ -220,8 +220,8 @@ def check_aids(leader: Leader, ever_lost: set[int]) -> None:
                 if not pool.content[place] and not pool.refs[place] and place not in pool.quarantined
             ]
             assert sorted(mine.free) == empty, f"{pool.info.tier.name} free {sorted(mine.free)}, facts {empty}"
-            full = {place for place in range(len(pool)) if pool.content[place]}
-            assert set(policy.export()) == full, f"{pool.info.tier.name} order {policy.export()}, facts {full}"
+            full = {pool.hash_of[place] for place in range(len(pool)) if pool.content[place]}
+            assert set(policy.policy.resident) == full, f"{pool.info.tier.name} {policy.export()}, facts {full}"
     open_ones = set(state.candidates)
     assert set(aids.pending) == {one for one in open_ones if state.candidates[one].operation is None}
     assert set(aids.undispatched) <= set(state.operations)

@@ -86,9 +86,12 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     half_life_s: float = 300.0
     """``lrfu``: after this long a touch counts half."""
     pin_tail_tokens: int = 0
-    """A finished sequence is kept up to this many tokens from its end, with its prefix, for ``pin_ttl_s``."""
+    """Above 0, the last blocks of a finished sequence that hold so many tokens are not evicted for ``pin_ttl_s``, nor
+    is their prefix, without which they are useless: so the whole sequence stays."""
     pin_ttl_s: float = 60.0
     """How long a pin lasts; a sequence that goes on is pinned anew."""
+    priority_ttl_s: float = 60.0
+    """How long after its end the blocks of a request with a priority above 0 are kept before those of lower ones."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -97,7 +100,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _within("frequency_credit_s", self.frequency_credit_s, 0.0, SECONDS_MAX, f"from 0 to {SECONDS_MAX:.0f}")
         _within("half_life_s", self.half_life_s, 1e-6, SECONDS_MAX, f"from 0.000001 to {SECONDS_MAX:.0f}")
         _within("pin_tail_tokens", self.pin_tail_tokens, 0, 2**31 - 1, "from 0 to 2147483647")
-        _within("pin_ttl_s", self.pin_ttl_s, 0.0, SECONDS_MAX, f"from 0 to {SECONDS_MAX:.0f}")
+        for field in ("pin_ttl_s", "priority_ttl_s"):
+            _within(field, getattr(self, field), 0.0, SECONDS_MAX, f"from 0 to {SECONDS_MAX:.0f}")
 
 
 def _within(field: str, value: float, low: float, high: float, bound: str) -> None:

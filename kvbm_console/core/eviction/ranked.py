@@ -263,18 +263,20 @@ class Lrfu(Ranked):
         ranks, stamps, queued, heap, stamp = self._rank, self._stamp, self._queued, self._heap, self._clock
         now = at_ns / (SECOND_NS * self.half_life_s)
         known, log2 = ranks.get, math.log2
-        below = now
+        child_before = child = -math.inf
         for key in reversed(keys):
             stamp += 1
-            rank = known(key)
-            if rank is None:
+            before = known(key)
+            if before is None:
                 rank = now
             else:
-                gap = rank - now
-                rank = rank + log2(1.0 + 2.0**-gap) if gap > 0.0 else now + log2(1.0 + 2.0**gap)
-            if rank < below:  # a rounding error must not put a parent below its child
-                rank = below
-            ranks[key] = below = rank
+                gap = before - now
+                rank = before + log2(1.0 + 2.0**-gap) if gap > 0.0 else now + log2(1.0 + 2.0**gap)
+                if rank < child and before >= child_before:
+                    rank = child  # a rounding error must not put a parent below its child
+                child_before = before
+            child = rank
+            ranks[key] = rank
             if key not in queued:
                 queued[key] = stamp
                 heappush(heap, (rank, stamp, key))

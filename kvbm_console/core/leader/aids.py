@@ -4,12 +4,13 @@ Law of this file: aids are rebuilt by rerunning stimuli, never folded; nothing h
 plain containers in deterministic order, so that a keyframe can carry them and a restored leader goes on identically.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import xxhash
 
-from kvbm_console.core.eviction.simple_lru import SimpleLru
+from kvbm_console.core.eviction.policy import PolicyConfig
+from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.ids import MissReason, Site, SlotState
 from kvbm_console.core.tiers import PoolFacts
 
@@ -22,8 +23,10 @@ class PoolAids(msgspec.Struct):
 
     free: list[int] = []
     """Empty places of a pool that the leader decides, a heap: the lowest index is used first."""
-    order: list[int] = []
-    """Export of the eviction order; live in ``policy``."""
+    places: int = 0
+    """Places that the leader decides: the capacity that its policy counts with."""
+    order: Any = None
+    """Export of the policy; live in ``AidsBox.policies``."""
     exposed: dict[int, None] = {}
     """Full places without a copy below and without a holder, coldest first: the next eviction loses them."""
     covered: dict[int, None] = {}
@@ -50,6 +53,7 @@ class Aids(msgspec.Struct):
     """All aids of one leader."""
 
     pools: list[PoolAids] = []
+    eviction: PolicyConfig = PolicyConfig()
     parent_of: dict[int, int] = {}
     """Sequence hash to the hash of its prefix without the last block, for every hash that is resident somewhere."""
     history: dict[int, int] = {}
@@ -162,14 +166,17 @@ class Aids(msgspec.Struct):
 class AidsBox:
     """The aids with the live eviction policies; exports to and restores from bytes."""
 
-    def __init__(self, aids: Aids | None = None) -> None:
-        self.aids = aids or Aids()
-        self.policies = [SimpleLru(pool.order) for pool in self.aids.pools]
+    def __init__(self, eviction: PolicyConfig | None = None, aids: Aids | None = None) -> None:
+        self.aids = aids or Aids(eviction=eviction or PolicyConfig())
+        self.policies = [PoolPolicy(self.aids.eviction, pool.places) for pool in self.aids.pools]
+        for pool, policy in zip(self.aids.pools, self.policies, strict=True):
+            if pool.order is not None:
+                policy.restore(pool.order)
 
     def add_pool(self, places: int) -> None:
         """A pool was declared; ``places`` that the leader may fill (0 when it does not decide the pool)."""
-        self.aids.pools.append(PoolAids(free=list(range(places))))
-        self.policies.append(SimpleLru())
+        self.aids.pools.append(PoolAids(free=list(range(places)), places=places))
+        self.policies.append(PoolPolicy(self.aids.eviction, places))
 
     def export(self) -> bytes:
         """Canonical bytes: equal aids, equal bytes."""
@@ -180,7 +187,7 @@ class AidsBox:
     @classmethod
     def restore(cls, data: bytes) -> "AidsBox":
         """The aids of ``export``. Raises ``msgspec.DecodeError`` on anything else."""
-        return cls(msgspec.msgpack.decode(data, type=Aids))
+        return cls(aids=msgspec.msgpack.decode(data, type=Aids))
 
     def digest(self) -> int:
         """xxh3_64 of the export."""

@@ -57,7 +57,7 @@ class Decider:
     def __init__(self, config: LeaderConfig, state: CacheState | None = None, box: AidsBox | None = None) -> None:
         self.config = config
         self.state = state or CacheState()
-        self.box = box or AidsBox()
+        self.box = box or AidsBox(config.eviction)
         self.gate: Gate | None = None
         self.meter: Callable[[], int] | None = None
         """A clock of the shell: what conditions cost is counted with it, and nothing is decided by it."""
@@ -181,7 +181,7 @@ class Decider:
 
     def touch(self, pool: PoolFacts, places: list[int]) -> None:
         """Places of one prefix were used."""
-        self.box.policies[pool.info.pool].touch(places, self.at_ns)
+        self.box.policies[pool.info.pool].touch([pool.hash_of[place] for place in places], self.at_ns)
 
     def evict(self, pool: PoolFacts, places: list[int], for_slot: int | None, rule: EvictRule) -> None:
         """Give up the content of places that nobody holds."""
@@ -196,7 +196,7 @@ class Decider:
         for place in places:
             self.aids.pools[index].planned.pop(place, None)
         if pool.info.authority is Authority.LEADER:
-            self.box.policies[index].forget(places)
+            self.box.policies[index].forget(hashes)
             self.free_places(pool, [place for place in places if place not in pool.quarantined])
         gone = []
         for key in hashes:

@@ -5,7 +5,7 @@ called here is called by ``settle``, to quiescence, at the end of every stimulus
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
@@ -135,17 +135,14 @@ def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: 
     mine = leader.aids.pools[target.info.pool]
     missing = len(hashes) - len(mine.free)
     if missing > 0:
-        protected = set(places_with_prefix(leader, target, [*held_hashes(leader, target), *hashes]))
-        cached = target.counts[Condition.CACHED] - sum(1 for place in protected if _evictable(target)(place))
-        policy = leader.box.policies[target.info.pool]
-        victims = policy.victims(min(missing, cached), _evictable(target), protected) or []
+        victims, rule = _victims(leader, target, missing, hashes)
         room = len(mine.free) + len(victims)
         sources, hashes = sources[:room], hashes[:room]
         if victims:
             _strike(leader, Site.EVICT_WILL, candidate)
             if _waits(leader, candidate, WaitPoint.PROMOTE):
                 return
-            leader.evict(target, victims, candidate.slot, EvictRule.RECENCY)
+            leader.evict(target, victims, candidate.slot, rule)
     if not hashes:
         source, _ = pools_of(leader, candidate)
         leader.aids.pools[source.info.pool].blocked = True
@@ -155,9 +152,26 @@ def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: 
     _promote(leader, candidate, sources, targets, hashes)
 
 
+def _victims(leader: Decider, pool: PoolFacts, missing: int, hashes: Sequence[int]) -> tuple[list[int], EvictRule]:
+    """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too."""
+    protected = places_with_prefix(leader, pool, [*held_hashes(leader, pool), *hashes])
+    evictable = _evictable(pool)
+    cached = pool.counts[Condition.CACHED] - sum(1 for place in protected if evictable(pool.hash_of[place]))
+    chosen, agrees = leader.box.policies[pool.info.pool].choose(
+        min(missing, cached), evictable, {pool.hash_of[place] for place in protected}, leader.at_ns
+    )
+    return [pool.by_hash[key] for key in chosen or ()], EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
+
+
 def _evictable(pool: PoolFacts) -> Callable[[int], bool]:
-    """Whether a place may be evicted: readable and without a holder (I3)."""
-    return lambda place: pool.content[place] == READY and not pool.refs[place] and place not in pool.quarantined
+    """Whether the place of a hash may be evicted: readable and without a holder (I3)."""
+    content, refs, place_of, away = pool.content, pool.refs, pool.by_hash, pool.quarantined
+
+    def evictable(key: int) -> bool:
+        place = place_of[key]
+        return content[place] == READY and not refs[place] and place not in away
+
+    return evictable
 
 
 def _promote(

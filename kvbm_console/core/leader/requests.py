@@ -7,8 +7,9 @@ what is not started, and let started copies run out; those hold references of th
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_ids, unpack_ids
-from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
+from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, SECOND_NS
 from kvbm_console.core.errors import Refused
+from kvbm_console.core.eviction.pool_policy import PIN
 from kvbm_console.core.ids import (
     CandidateStatus,
     EvictRule,
@@ -105,6 +106,7 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
     _stop_candidates(leader, slot, cancel_stores=False)
     leader.release_staging(slot, ReleaseReason.FINISHED)
     if s.reason is not FinishReason.ABORTED:
+        _guard(leader, slot)
         plan_last_offload(leader, slot)
     if leader.gate is not None:
         leader.strike(Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
@@ -116,6 +118,19 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
     leader.release_device_blocks(slot, ReleaseReason.FINISHED)
     finish(leader, slot, s.reason)
     return FinishAnswer(False)
+
+
+def _guard(leader: Decider, slot: SlotFacts) -> None:
+    """Keep the blocks of a request that ends well in the lower tiers for a while, if its priority or a pin says so."""
+    eviction = leader.config.eviction
+    if slot.priority > 0:
+        until_ns = leader.at_ns + round(eviction.priority_ttl_s * SECOND_NS)
+        for pool in leader.lower_pools():
+            leader.box.policies[pool.info.pool].guard(slot.hashes, min(slot.priority, PIN - 1), until_ns)
+    if eviction.pin_tail_tokens:
+        until_ns = leader.at_ns + round(eviction.pin_ttl_s * SECOND_NS)
+        for pool in leader.lower_pools():
+            leader.box.policies[pool.info.pool].guard(slot.hashes, PIN, until_ns)
 
 
 def request_cloned(leader: Decider, s: st.RequestCloned) -> CloneAnswer:

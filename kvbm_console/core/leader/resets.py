@@ -97,10 +97,12 @@ def _close_candidates(leader: Decider) -> None:
 def _start_aids_anew(leader: Decider) -> None:
     """Forget all policy state; breakpoint counts and deadlines' numbers go on."""
     old = leader.aids
-    leader.box = AidsBox()
+    leader.box = AidsBox(leader.config.eviction)
     for pool in leader.state.pools:
-        leader.box.add_pool(0)
-        if pool.info.authority is Authority.LEADER:
+        ours = pool.info.authority is Authority.LEADER
+        leader.box.add_pool(len(pool) if ours else 0)
+        if ours:
+            leader.aids.pools[pool.info.pool].free.clear()
             leader.free_places(pool, [place for place in range(len(pool)) if place not in pool.quarantined])
     leader.aids.matches = old.matches
     leader.aids.logged = old.logged

@@ -10,23 +10,33 @@ Law of this file: a scenario says what it must show, and refuses to be written w
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
-from kvbm_console.core.events import BlocksEvicted, Event, SlotMoved
+from kvbm_console.core.events import BlocksEvicted, CandidatePromoted, Event, SlotMoved, StimulusRejected
 from kvbm_console.core.hashing import Chain
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import FinishReason, SlotState
+from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.snapshots import encode_facts
-from kvbm_console.core.stimuli import BreakpointsReplaced, HoldContinued, LeaseGranted, LeaseLost, Stimulus
+from kvbm_console.core.stimuli import (
+    BreakpointsReplaced,
+    HoldContinued,
+    LeaseGranted,
+    LeaseLost,
+    RequestFinished,
+    Stimulus,
+)
 from kvbm_console.engines.config import EngineConfig
-from kvbm_console.engines.embedded import Rig, build
+from kvbm_console.engines.embedded import SOURCE, Rig, build
 from kvbm_console.engines.workloads import Capacities, Request
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.writer import Recorder
+from kvbm_console.transfers.link import Fault
 from kvbm_console.wire.batches import pack_events, pack_stimuli
 
 HERE: Final = Path(__file__).resolve().parent
@@ -38,6 +48,8 @@ FLUSH_STIMULI: Final = 16
 KEYFRAME_EVENTS: Final = 250
 """Far closer than in life, so that these small files hold several."""
 BYTES_MAX: Final = 50_000
+LOST_FLUSH: Final = 6
+"""Of the recording with a gap: in the middle, behind the first eviction."""
 MS: Final = 1_000_000
 
 
@@ -86,6 +98,10 @@ class Scenario(msgspec.Struct, frozen=True):
     requests: list[Request]
     proof: Callable[[list[Event]], bool]
     drive: Callable[[Rig], None] = Rig.run_to_end
+    expect: str = ""
+    """``gap`` or ``diverges``: what ``rec verify`` must say of it; empty: equal."""
+    told: LeaderConfig | None = None
+    """The configuration that the recording claims, where it is another one than it ran with."""
 
 
 def kinds(events: list[Event]) -> set[str]:
@@ -121,6 +137,29 @@ def hold_and_continue(rig: Rig) -> None:
     rig.dispatcher.submit(LeaseLost, "console-1")
 
 
+def lose_a_report(rig: Rig) -> None:
+    """Rank 1 never reports the first copy of ``agent-0093``, and its engine asks for the end of it twice a second."""
+    store: list[int] = []
+
+    def lost(order: StartTransfer) -> Fault | None:
+        operation = rig.leader.state.operations[order.operation]
+        slot = rig.leader.state.candidates[operation.candidate].slot
+        if store or slot is None or rig.leader.state.slots[slot].request != STUCK:
+            return None
+        store.append(order.operation)
+        return Fault(ranks=(1,), silent=True)
+
+    def ask_again() -> None:
+        if rig.leader.state.slot_named(STUCK) is not None and rig.now_ns > 2_000 * MS:
+            rig.dispatcher.submit_from(SOURCE, None, RequestFinished, STUCK, b"", FinishReason.LENGTH)
+        rig.calendar.at(rig.now_ns + 500 * MS, ask_again)
+
+    rig.mover.faults = lost
+    rig.calendar.at(2_000 * MS, ask_again)
+    rig.run_to_end(until_ns=64_000 * MS)
+
+
+STUCK: Final = "agent-0093"
 OTHERS: Final = [ask(f"other-{number}", 200 + 60 * number, (100 + number, 150), 8) for number in range(4)]
 """Four prompts of ten blocks: together more than a device pool of 24 holds beside a fifth one."""
 
@@ -152,13 +191,38 @@ SCENARIOS: Final = [
         leader(), engine(24), [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("chat.1", 700, (7, 160, 8, 40), 8)],
         lambda events: {"SlotHeld", "HoldParked", "HoldReleased"} <= kinds(events), hold_and_continue,
     ),
+    Scenario(
+        "stuck-slot", "a request stays finishing for ever: rank 1 never reports its copy, and the engine keeps asking",
+        leader(ranks=2), engine(32),
+        [ask(STUCK, 0, (7, 160), 8), *(ask(f"chat-{at}", 5_000 * at + 500, (at, 60), 4) for at in range(1, 13))],
+        lambda events: sum(isinstance(event, StimulusRejected) for event in events) > 100, lose_a_report,
+    ),
+    Scenario(
+        "thrash", "three chats take turns in a device memory that holds two: what goes down comes back at once",
+        leader(thrash_window_ns=2_000 * MS), engine(24),
+        [ask(f"chat-{at % 3}.{at // 3}", 150 * at, (at % 3 + 1, 160), 4) for at in range(21)],
+        lambda events: sum(event.thrash for event in events if isinstance(event, CandidatePromoted)) > 40,
+    ),
+    Scenario(
+        "gap", "as onboard-from-host, and one flush in the middle was not recorded",
+        leader(), engine(24), [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("chat.1", 700, (7, 160, 8, 40), 8)],
+        lambda events: any(later.seq > one.seq + 1 for one, later in pairwise(events)), expect="gap",
+    ),
+    Scenario(
+        "diverges", "as offload-pressure, and it claims another offload threshold: today's leader decides otherwise",
+        leader(g2_blocks=16, offload_threshold=0.6), engine(24),
+        [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("chat.1", 700, (7, 160, 8, 40), 8)],
+        lambda events: True, expect="diverges", told=leader(g2_blocks=16, offload_threshold=0.5),
+    ),
 ]
 
 
 class Tape:
     """Flushes what is published to a recorder, every so many stimuli."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost_flush: int | None = None) -> None:
+        self.lost_flush = lost_flush
+        self.flushes = 0
         self.recorder: Recorder | None = None
         self.stimuli: list[Stimulus] = []
         self.events: list[Event] = []
@@ -174,13 +238,15 @@ class Tape:
         """Hand over what is there; before there is a recorder, keep it."""
         if self.recorder is None or not self.stimuli:
             return
-        self.recorder.offer(pack_stimuli(self.stimuli), pack_events(self.events) if self.events else None)
+        if self.flushes != self.lost_flush:
+            self.recorder.offer(pack_stimuli(self.stimuli), pack_events(self.events) if self.events else None)
+        self.flushes += 1
         self.stimuli, self.events = [], []
 
 
 def record(scenario: Scenario, directory: Path) -> Path:
     """Run a scenario and record it into an empty directory; returns the sealed file."""
-    tape = Tape()
+    tape = Tape(LOST_FLUSH if scenario.expect == "gap" else None)
     empty = build(scenario.config, scenario.engine, Script(scenario.name, []), check=True).leader
     first = type(empty)(scenario.config)
     begin: tuple[int, bytes, bytes] | None = (0, encode_facts(first.state), first.export())
@@ -195,13 +261,14 @@ def record(scenario: Scenario, directory: Path) -> Path:
         return taken or (rig.leader.state.seq, encode_facts(rig.leader.state), rig.leader.export())
 
     tape.recorder = Recorder(
-        directory, config=scenario.config, incarnation=scenario.name, keyframe=keyframe,
-        clock_anchor_ns=CLOCK_ANCHOR_NS, labels={"shows": scenario.shows}, keyframe_events=KEYFRAME_EVENTS,
+        directory, config=scenario.told or scenario.config, incarnation=scenario.name, keyframe=keyframe,
+        clock_anchor_ns=CLOCK_ANCHOR_NS, keyframe_events=KEYFRAME_EVENTS,
+        labels={"shows": scenario.shows, **({"expect": scenario.expect} if scenario.expect else {})},
     )
     scenario.drive(rig)
     tape.flush()
     tape.recorder.close()
-    if tape.recorder.status().not_recorded:
+    if tape.recorder.status().not_recorded and scenario.expect != "gap":
         raise RuntimeError(f"{scenario.name}: {tape.recorder.status().not_recorded} events were not recorded")
     (path,) = directory.glob("*.mcap")
     return path

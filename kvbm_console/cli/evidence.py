@@ -44,7 +44,7 @@ def live_evidence(target: str) -> "Evidence":
 
     items, config = ask(target, _collect)
     count = sum(len(getattr(item, "events", ())) for item in items)
-    return Evidence(target, config, count, _copies(items), lambda _seq: {}, False)
+    return Evidence(target, config, count, _copies(items), lambda _seq: {})
 
 
 def _copies(items: "list[Item]") -> "Callable[[], Iterator[Item]]":

@@ -26,15 +26,20 @@ COMMANDS: Final[dict[str, str]] = {
     "attach": "kvbm_console.cli.attach:attach",
     "status": "kvbm_console.cli.status:status",
     "tail": "kvbm_console.cli.tail:tail",
-    "break": "kvbm_console.cli.debug:break_group",
+    "break": "kvbm_console.cli.breaks:break_group",
     "holds": "kvbm_console.cli.debug:holds",
     "continue": "kvbm_console.cli.debug:continue_command",
     "step": "kvbm_console.cli.debug:step",
+    "skip": "kvbm_console.cli.debug:skip",
+    "run-for": "kvbm_console.cli.debug:run_for",
+    "freeze": "kvbm_console.cli.debug:freeze",
+    "thaw": "kvbm_console.cli.debug:thaw",
     "disarm": "kvbm_console.cli.debug:disarm",
     "replay": "kvbm_console.cli.replay:replay",
     "rec": "kvbm_console.cli.rec:rec",
     "simulate": "kvbm_console.cli.simulate:simulate",
     "why": "kvbm_console.cli.why:why",
+    "doctor": "kvbm_console.cli.doctor:doctor",
 }
 """Command to ``module:attribute``, in the order of ``--help``."""
 ALIASES: Final = {"resume": "continue"}

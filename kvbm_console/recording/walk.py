@@ -40,7 +40,7 @@ class Evidence(msgspec.Struct, frozen=True):
     remembered: Callable[[int], Mapping[int, int]]
     """What the leader remembered at the snapshot with this seq: absent hash to ``MissReason``; empty when unknown."""
     finished: bool = True
-    """Whether the run was closed on purpose; of a live target False."""
+    """Whether the run was closed on purpose; a live target has nothing to close."""
 
 
 class Visitor:

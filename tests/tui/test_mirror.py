@@ -33,13 +33,21 @@ def test_facts_are_the_leaders() -> None:
     assert digest(mirror.state) == digest(script.state)
 
 
-@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.mcap")), ids=lambda path: path.stem)
+WITHOUT_GAPS = [path for path in sorted(RECORDINGS.glob("*.mcap")) if not Recording.open(path).gaps]
+
+
+@pytest.mark.parametrize("path", WITHOUT_GAPS, ids=lambda path: path.stem)
 def test_facts_of_recordings_are_the_leaders_whatever_the_batches(path: Path) -> None:
     recording = Recording.open(path)
     mirror = Mirror()
     mirror.take(connected(recording=True), 0)
     mirror.take(SnapshotTaken(CacheState()), 0)
     for events in recording.events():
+        state = mirror.state
+        assert state is not None
+        if events[0].seq != state.seq:
+            mirror.take(GapSeen(state.seq, events[0].seq - 1, "not recorded"), 0)
+            mirror.take(SnapshotTaken(recording.state_at(events[0].seq - 1)), 0)
         for size in (1, 7, len(events)):
             part, events = events[:size], events[size:]
             if part:

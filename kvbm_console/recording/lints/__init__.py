@@ -1,0 +1,96 @@
+"""Lints: what needs a person, found in events and facts, each with threshold, evidence, explanation and what to do.
+
+The console draws them while events come in, ``doctor`` asks them about a whole recording or a live target, tests assert
+that there are none. They are visitors of one walk: ``diagnose`` does it all, ``all_lints`` gives the parts.
+
+Law of this package: a healthy run has no finding, and a finding names its evidence.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from kvbm_console.core.state import CacheState
+from kvbm_console.recording.lints.copies import FailedCopies, Pending, Slow, Straggler
+from kvbm_console.recording.lints.model import ABOUT, About, Diagnosis, Finding, Level
+from kvbm_console.recording.lints.process import Bugs, Lost, Notes
+from kvbm_console.recording.lints.rule import Lint
+from kvbm_console.recording.lints.slots import Held, PinLeak, Polled, PreemptLoop, Stuck
+from kvbm_console.recording.lints.tiers import Full, Thrash
+from kvbm_console.recording.lints.worth import AlreadyCached, Duplicate, NeverLoaded, Staged
+from kvbm_console.recording.walk import Evidence, Progress, Visitor, walk
+from kvbm_console.stream.feed import GapSeen
+
+__all__ = ["ABOUT", "About", "Diagnosis", "Finding", "Level", "Lint", "all_lints", "diagnose", "document", "ranked"]
+
+
+def all_lints() -> list[Lint]:
+    """One of each, fresh."""
+    return [
+        Stuck(), Polled(), Held(), PinLeak(), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
+        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), Lost(), Notes(), Bugs(),
+    ]
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Worst first, what lasts before what is over, longest first among equals."""
+    return sorted(findings, key=lambda one: (one.level, one.until_ns is not None, -one.weight, one.seq))
+
+
+class _Extent(Visitor):
+    """From when to when, and how many requests and events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.from_ns: int | None = None
+        self.until_ns = 0
+        self.requests = 0
+        self.first_seq = self.next_seq = 0
+        self._slots_before = 0
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        if self.from_ns is None:
+            self.from_ns, self.first_seq = state.at_ns, state.seq
+            self._slots_before = state.next_slot - len(state.slots)
+        self._look(state)
+
+    def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
+        if state is not None:
+            self._look(state)
+
+    def _look(self, state: CacheState) -> None:
+        self.until_ns, self.next_seq = state.at_ns, state.seq
+        self.requests = state.next_slot - self._slots_before
+
+
+def diagnose(evidence: Evidence, progress: Progress | None = None, at_ns: int | None = None) -> Diagnosis:
+    """Everything that the lints find. ``at_ns`` is the engine's time now, None: that of the last event."""
+    lints, extent = all_lints(), _Extent()
+    state = walk(evidence, [*lints, extent], progress=progress, what="diagnose")
+    now_ns = max(extent.until_ns, at_ns or 0)
+    findings = [finding for lint in lints for finding in lint.findings(state, now_ns)]
+    if not evidence.finished:
+        findings.append(Finding(
+            lint="unfinished", level=Level.NOTE, who="recording", what="has no end",
+            because="still being written, or its daemon was killed", seq=max(0, extent.next_seq - 1),
+        ))
+    lost = next(lint.events for lint in lints if isinstance(lint, Lost))
+    return Diagnosis(
+        evidence=evidence.name, ok=all(finding.level is Level.NOTE for finding in findings),
+        events=max(0, extent.next_seq - extent.first_seq - lost), lost_events=lost, requests=extent.requests,
+        from_ns=extent.from_ns or 0, until_ns=now_ns, findings=tuple(ranked(findings)),
+    )
+
+
+def document(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The JSON of ``doctor``: the diagnosis with each finding's threshold, why it is bad and what to do."""
+    told: dict[str, Any] = msgspec.to_builtins(diagnosis)
+    told["findings"] = list(told["findings"])
+    for finding in told["findings"]:
+        finding["evidence"] = list(finding["evidence"])
+        about = ABOUT[finding["lint"]]
+        finding["level"] = Level(finding["level"]).label
+        finding.pop("weight")
+        finding.update(threshold=about.threshold, bad=about.bad, do=about.do)
+    return told

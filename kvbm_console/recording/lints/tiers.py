@@ -1,0 +1,127 @@
+"""Lints about tiers: full with nothing to evict, thrash.
+
+Law of this file: a tier is judged by its own counts of places, never by arithmetic on other counters.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.ids import Condition, Tier
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.recording.lints.model import Finding, Level, spoken
+from kvbm_console.recording.lints.rule import Lint
+from kvbm_console.stream.feed import GapSeen
+
+FULL_LEAST_NS: Final = 2 * SECOND_NS
+THRASH_PERCENT: Final = 10
+THRASH_BLOCKS: Final = 100
+THRASH_WINDOW_NS: Final = 60 * SECOND_NS
+_TAKING: Final = (
+    ev.DeviceBlocksAssigned, ev.BlocksReserved, ev.BlocksStaged, ev.CandidatePromoted, ev.SlotCloned,
+    ev.DeviceBlocksReleased, ev.StagingReleased, ev.BlocksReady, ev.BlocksDropped, ev.CandidateEnded, ev.ResetDone,
+    ev.BlocksQuarantined,
+)
+"""Events that may change whether a place can be given out."""
+
+
+def available(pool: PoolFacts) -> int:
+    """Places that can be given out."""
+    return pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED]
+
+
+class Full(Lint):
+    """A tier in which nothing is empty and nothing can be evicted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since: dict[int, tuple[int, int]] = {}
+        """Full pool to (since, seq)."""
+        self.after = dict.fromkeys(_TAKING, self._look)
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """What was full before a gap may not have been in it."""
+        self._since = {
+            pool.info.pool: (state.at_ns, state.seq) for pool in state.pools
+            if pool.info.capacity_blocks and not available(pool)
+        }
+
+    def _look(self, e: ev.Event, state: CacheState) -> None:
+        for pool in state.pools:
+            index = pool.info.pool
+            if available(pool) or not pool.info.capacity_blocks:
+                since = self._since.pop(index, None)
+                if since is not None and e.at_ns - since[0] >= FULL_LEAST_NS:
+                    self.over(self._finding(pool, since, e.at_ns, e.at_ns))
+            elif index not in self._since:
+                self._since[index] = (e.at_ns, e.seq)
+
+    def _finding(self, pool: PoolFacts, since: tuple[int, int], at_ns: int, until_ns: int | None) -> Finding:
+        age = at_ns - since[0]
+        held, writing = pool.counts[Condition.REFERENCED], pool.counts[Condition.WRITING]
+        writes = f", {writing:,} writing" if writing else ""
+        return Finding(
+            lint="full", level=Level.CAUTION, who=pool.info.tier.name, what=f"full {spoken(age)}",
+            because=f"{held:,} referenced{writes}, nothing to evict; lower the batch" if until_ns is None
+            else f"all {len(pool):,} places held, nothing to evict; lower the batch",
+            seq=since[1], since_ns=since[0], until_ns=until_ns, weight=age,
+        )
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Tiers that are full now."""
+        for index, since in self._since.items():
+            if at_ns - since[0] >= FULL_LEAST_NS:
+                yield self._finding(state.pools[index], since, at_ns, None)
+
+
+class _Window(msgspec.Struct):
+    """Loads of the last minute: (at_ns, blocks, of them too soon)."""
+
+    loads: deque[tuple[int, int, int]]
+    blocks: int = 0
+    thrash: int = 0
+
+
+class Thrash(Lint):
+    """Blocks that come back right after they went."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._windows: dict[Tier, _Window] = {}
+        self._worst: dict[Tier, Finding] = {}
+        self.after = {ev.CandidatePromoted: self._promoted}
+
+    def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
+        tier = state.pools[e.source_pool].info.tier
+        if state.pools[e.target_pool].info.tier >= tier:
+            return
+        window = self._windows.setdefault(tier, _Window(deque()))
+        blocks = len(e.sources) // 4
+        window.loads.append((e.at_ns, blocks, e.thrash))
+        window.blocks += blocks
+        window.thrash += e.thrash
+        while window.loads and window.loads[0][0] <= e.at_ns - THRASH_WINDOW_NS:
+            _, old, soon = window.loads.popleft()
+            window.blocks -= old
+            window.thrash -= soon
+        if window.blocks < THRASH_BLOCKS or 100 * window.thrash <= THRASH_PERCENT * window.blocks:
+            return
+        percent = 100 * window.thrash // window.blocks
+        worst = self._worst.get(tier)
+        if worst is None or percent > worst.weight:
+            self._worst[tier] = Finding(
+                lint="thrash", level=Level.CAUTION, who=tier.name, what=f"thrash {percent} %",
+                because=f"of {window.blocks:,} blocks loaded; too small for this reuse", seq=e.seq,
+                since_ns=window.loads[0][0], until_ns=e.at_ns, count=window.thrash, weight=percent,
+            )
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Per tier, its worst minute."""
+        for _, finding in sorted(self._worst.items()):
+            soon = finding.until_ns is not None and at_ns - finding.until_ns < THRASH_WINDOW_NS
+            yield msgspec.structs.replace(finding, until_ns=None) if soon and state is not None else finding

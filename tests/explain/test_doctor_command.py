@@ -1,0 +1,55 @@
+"""``doctor``: exit 1 when something is wrong, 0 when not, 2 for mistakes; its text says what to do."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from kvbm_console.cli.main import cli
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["doctor", *map(str, arguments)])
+
+
+def test_the_stuck_slot_is_found() -> None:
+    result = run(RECORDINGS / "stuck-slot.mcap")
+    assert result.exit_code == 1
+    assert "!! agent-0093  finishing 1m03s" in result.output
+    assert "has no report from rank 1" in result.output
+    assert "refused 124 times  request_finished: request 'agent-0093' is finishing already" in result.output
+    assert "\n   do    " in result.output
+    assert "2 faults, 1 caution in 457 events of 13 requests" in result.output
+
+
+def test_a_healthy_recording_is_fine() -> None:
+    result = run(RECORDINGS / "onboard-from-host.mcap")
+    assert result.exit_code == 0
+    assert result.output.startswith("nothing wrong in ")
+
+
+def test_brief_is_one_line_each() -> None:
+    lines = run(RECORDINGS / "stuck-slot.mcap", "--brief").output.splitlines()
+    assert len(lines) == 5
+    assert lines[-1].startswith("2 faults, 1 caution")
+
+
+def test_the_document() -> None:
+    result = run(RECORDINGS / "gap.mcap", "--format", "json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert not document["ok"]
+    assert document["lost_events"] == document["findings"][0]["count"] > 0
+    assert document["requests"] == 6
+    assert document["findings"][0]["lint"] == "lost"
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.mcap"
+    damaged.write_bytes((RECORDINGS / "gap.mcap").read_bytes()[:400])
+    for arguments in ((damaged,), (tmp_path,), (tmp_path / "none",), (damaged, "--target", "unix:/x")):
+        result = run(*arguments)
+        assert result.exit_code == 2, result.output
+        assert "Traceback" not in result.output

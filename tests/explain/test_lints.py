@@ -1,0 +1,373 @@
+"""Every lint is brought about once, with its evidence, and is silent just below its threshold and in a healthy run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import pack_ids
+from kvbm_console.core.ids import (
+    CandidateStatus,
+    Note,
+    ReleaseReason,
+    Route,
+    SkipReason,
+    SlotState,
+)
+from kvbm_console.core.stimuli import TransferFinished
+from kvbm_console.recording.lints import ABOUT, Diagnosis, Finding, Level, all_lints, diagnose, document
+from kvbm_console.recording.lints.model import FEW, Histogram, limit_of
+from kvbm_console.recording.lints.slots import PinLeak
+from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.walk import Evidence, evidence_of
+from kvbm_console.stream.feed import EventsArrived
+from tests.core.script import Script
+from tests.explain.evidence import evidence
+from tests.explain.tale import MS, S, Tale
+from tests.recording.helpers import real_run
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
+TROUBLED = {"stuck-slot": {"stuck", "silent", "polled"}, "thrash": {"thrash"}, "gap": {"lost"}}
+
+
+def recorded(name: str) -> Evidence:
+    return evidence_of(Recording.open(RECORDINGS / f"{name}.mcap"))
+
+
+def script(**options: Any) -> Script:
+    return Script(twin=False, checks=False, **{"offload_threshold": 0.0, **options})
+
+
+def told(s: Script) -> Evidence:
+    return evidence(s.events, s.config)
+
+
+# --- how each lint is brought about ----------------------------------------------------------------------------------
+
+
+def held() -> Evidence:
+    s = script()
+    s.stop_at(to=SlotState.PREFILLING, request="a")
+    s.arrive("a", "wxyz")
+    s.admit("a")
+    s.step()
+    return told(s)
+
+
+def preempted_three_times(times: int = 3) -> Evidence:
+    s = script(g2=0)
+    s.arrive("a", "wxyz")
+    for _ in range(times):
+        assert s.admit("a")
+        s.step()
+        s.preempt("a")
+    return told(s)
+
+
+def leaking() -> Evidence:
+    tale = Tale()
+    slot = tale.slot("a", SlotState.PREFILLING)
+    tale.tell(ev.DeviceBlocksAssigned, 0, (slot,), (2,), pack_ids([0, 1]), 0, 0)
+    tale.move(slot, SlotState.FINISHING)
+    tale.wait(3 * S)
+    return tale.evidence()
+
+
+def pending(wait_ns: int = 11 * S) -> Evidence:
+    tale = Tale()
+    tale.plan(Route.G1_G2)
+    tale.wait(wait_ns)
+    return tale.evidence()
+
+
+def slow(took_ns: int = S, before: int = FEW) -> Evidence:
+    tale = Tale()
+    for _ in range(before):
+        tale.copy(Route.G1_G2, 1, MS)
+    tale.copy(Route.G1_G2, 1, took_ns)
+    return tale.evidence()
+
+
+def failed() -> Evidence:
+    tale = Tale()
+    operation = tale.promote(tale.plan(Route.G1_G2))
+    tale.start(operation)
+    tale.end(operation, CandidateStatus.FAILED)
+    return tale.evidence()
+
+
+def straggling(late_ns: int = 500 * MS) -> Evidence:
+    tale = Tale()
+    first, second = tale.plan(Route.G2_G1), tale.plan(Route.G3_G1)
+    operations = [tale.promote(first, batch=first), tale.promote(second, batch=first)]
+    for operation in operations:
+        tale.start(operation)
+    tale.at_ns += 10 * MS
+    tale.end(operations[0])
+    tale.at_ns += late_ns
+    tale.end(operations[1])
+    return tale.evidence()
+
+
+def duplicated(blocks: int = 64) -> Evidence:
+    tale = Tale()
+    for _ in range(2):
+        tale.next_hash = 1
+        operation = tale.promote(tale.plan(Route.G2_G1, blocks))
+        tale.start(operation)
+        tale.end(operation)
+    return tale.evidence()
+
+
+def staged_in_vain(times: int = 3) -> Evidence:
+    s = script(g1=6, g2=8)
+    s.arrive("a", "wxyz")
+    assert s.admit("a")
+    s.step(2)
+    s.move_all()
+    s.finish("a")
+    s.arrive("b", "klmno")
+    assert s.admit("b")
+    s.arrive("c", "wxyz")
+    for _ in range(times):
+        assert s.lookup("c")
+        s.pass_deadline(next(iter(s.deadlines)))
+    return told(s)
+
+
+def stored_for_nothing(blocks: int = 1_000) -> Evidence:
+    tale = Tale()
+    tale.copy(Route.G1_G2, blocks, MS)
+    return tale.evidence()
+
+
+def planned_for_nothing(times: int = 100) -> Evidence:
+    tale = Tale()
+    for _ in range(times):
+        candidate = tale.plan(Route.G1_G2)
+        tale.tell(ev.CandidateSkipped, candidate, SkipReason.ALREADY_CACHED)
+    return tale.evidence()
+
+
+def full(lasts_ns: int = 3 * S, *, over: bool = False) -> Evidence:
+    tale = Tale()
+    slot = tale.slot("a", SlotState.PREFILLING)
+    tale.tell(ev.DeviceBlocksAssigned, 0, (slot,), (2_000,), pack_ids(range(2_000)), 0, 0)
+    tale.wait(lasts_ns)
+    if over:
+        tale.tell(ev.DeviceBlocksReleased, slot, pack_ids(range(2_000)), ReleaseReason.FINISHED)
+        tale.move(slot, SlotState.FINISHED)
+    return tale.evidence()
+
+
+def noted(note: Note) -> Callable[[], Evidence]:
+    def tell() -> Evidence:
+        tale = Tale()
+        tale.tell(ev.Noted, note, "detail")
+        return tale.evidence()
+
+    return tell
+
+
+def violated() -> Evidence:
+    tale = Tale()
+    tale.tell(ev.InvariantViolated, "I2", "a place has two holders too many", ())
+    return tale.evidence()
+
+
+def late(times: int = 10) -> Evidence:
+    s = script()
+    for _ in range(times):
+        s.tell(TransferFinished, 999, 0, 0)
+    return told(s)
+
+
+def unfinished() -> Evidence:
+    return msgspec.structs.replace(Tale().evidence(), finished=False)
+
+
+BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
+    "stuck": lambda: recorded("stuck-slot"), "polled": lambda: recorded("stuck-slot"),
+    "silent": lambda: recorded("stuck-slot"), "pin_leak": leaking, "held": held,
+    "preempt_loop": preempted_three_times, "pending": pending, "slow": slow, "failed_copies": failed,
+    "straggler": straggling, "duplicate": duplicated, "staged": staged_in_vain, "never_loaded": stored_for_nothing,
+    "already_cached": planned_for_nothing, "full": full, "thrash": lambda: recorded("thrash"),
+    "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
+    "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "late_reports": late, "unfinished": unfinished,
+}
+
+
+def found(what: Evidence, lint: str) -> list[Finding]:
+    return [finding for finding in diagnose(what).findings if finding.lint == lint]
+
+
+def test_every_lint_is_brought_about() -> None:
+    assert set(BROUGHT_ABOUT) == set(ABOUT)
+
+
+@pytest.mark.parametrize("lint", sorted(ABOUT))
+def test_a_lint_speaks_with_evidence(lint: str) -> None:
+    what = BROUGHT_ABOUT[lint]()
+    diagnosis = diagnose(what)
+    findings = [finding for finding in diagnosis.findings if finding.lint == lint]
+    assert findings, diagnosis
+    finding = findings[0]
+    assert len(finding.what) + len(finding.because) <= 110
+    assert finding.who
+    last = max(item.events[-1].seq for item in what.items() if isinstance(item, EventsArrived))
+    assert all(0 <= seq <= last for seq in (finding.seq, *finding.evidence))
+    assert diagnosis.ok == all(one.level is Level.NOTE for one in diagnosis.findings)
+
+
+@pytest.mark.parametrize(("lint", "below"), [
+    ("preempt_loop", lambda: preempted_three_times(2)), ("pending", lambda: pending(9 * S)),
+    ("slow", lambda: slow(90 * MS)), ("slow", lambda: slow(9 * S, before=FEW - 1)),
+    ("straggler", lambda: straggling(90 * MS)), ("duplicate", lambda: duplicated(63)),
+    ("staged", lambda: staged_in_vain(2)), ("never_loaded", lambda: stored_for_nothing(999)),
+    ("already_cached", lambda: planned_for_nothing(99)), ("full", lambda: full(1_900 * MS)),
+    ("late_reports", lambda: late(9)),
+])
+def test_below_its_threshold_a_lint_is_silent(lint: str, below: Callable[[], Evidence]) -> None:
+    assert found(below(), lint) == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDINGS.glob("*.mcap")))
+def test_shipped_recordings_have_the_trouble_that_they_show_and_no_other(name: str) -> None:
+    diagnosis = diagnose(recorded(name))
+    assert {finding.lint for finding in diagnosis.findings} == TROUBLED.get(name, set())
+    assert diagnosis.ok == (name not in TROUBLED)
+
+
+@pytest.mark.parametrize("sizes", [(48, 96), (64, 0)])
+def test_a_healthy_run_has_no_finding(sizes: tuple[int, int]) -> None:
+    run = real_run(18, *sizes)
+    assert diagnose(evidence(run.all_events, run.config)).findings == ()
+
+
+# --- what findings say -----------------------------------------------------------------------------------------------
+
+
+def test_the_stuck_slot_names_operation_and_rank_and_every_event_on_the_way() -> None:
+    what = recorded("stuck-slot")
+    stuck = next(one for one in diagnose(what).findings if one.lint == "stuck")
+    assert stuck.level is Level.FAULT
+    assert stuck.request == "agent-0093"
+    assert stuck.until_ns is None
+    events = {event.seq: event for batch in Recording.open(RECORDINGS / "stuck-slot.mcap").events() for event in batch}
+    moved = events[stuck.seq]
+    assert isinstance(moved, ev.SlotMoved)
+    assert moved.new is SlotState.FINISHING
+    started = [events[seq] for seq in stuck.evidence if isinstance(events[seq], ev.OperationStarted)]
+    assert stuck.because == f"op {started[0].operation} has no report from rank 1"
+
+
+def test_a_stay_that_ended_is_told_with_its_end() -> None:
+    tale = Tale()
+    slot = tale.slot("a")
+    tale.wait(40 * S)
+    tale.move(slot, SlotState.PREFILLING)
+    (finding,) = found(tale.evidence(), "stuck")
+    assert finding.until_ns == 40 * S
+    assert finding.what == "initialized 40s"
+    assert "went on to prefilling" in finding.because
+
+
+def test_a_stay_is_judged_against_what_was_usual_before_it() -> None:
+    tale = Tale()
+    for at in range(FEW):
+        slot = tale.slot(f"quick-{at}")
+        tale.wait(MS)
+        tale.move(slot, SlotState.PREFILLING)
+    slot = tale.slot("long")
+    tale.wait(3 * S)
+    tale.move(slot, SlotState.PREFILLING)
+    assert [finding.request for finding in found(tale.evidence(), "stuck")] == ["long"]
+
+
+def test_held_time_never_counts_against_a_slot() -> None:
+    s = script(g1=6, g2=8)
+    s.stop_at(to=SlotState.ONBOARD_STAGED, request="c")
+    s.arrive("a", "wxyz")
+    assert s.admit("a")
+    s.step(2)
+    s.move_all()
+    s.finish("a")
+    s.arrive("b", "klmno")
+    assert s.admit("b")
+    s.abort("b")
+    s.arrive("c", "wxyz")
+    s.lookup("c")
+    assert s.slot("c").hold is not None
+    s.now += 60 * S
+    s.go_on()
+    s.now += S
+    s.arrive("d", "z")
+    assert found(told(s), "stuck") == []
+    s.now += 10 * S
+    s.arrive("e", "z")
+    assert [finding.request for finding in found(told(s), "stuck")] == ["c", "d"]
+
+
+def test_a_tier_that_was_full_and_is_not_any_more() -> None:
+    (finding,) = found(full(3 * S, over=True), "full")
+    assert finding.until_ns == 3 * S
+    assert finding.what == "full 3s"
+
+
+def test_a_gap_forgets_what_was_full_before_it() -> None:
+    tale = Tale()
+    slot = tale.slot("a", SlotState.PREFILLING)
+    first = tale.tell(ev.DeviceBlocksAssigned, 0, (slot,), (2_000,), pack_ids(range(2_000)), 0, 0)
+    tale.wait(1_900 * MS)
+    tale.wait(1_900 * MS)
+    assert found(tale.evidence(), "full")
+    assert found(tale.evidence(gap=(first + 1, first + 1)), "full") == []
+
+
+def test_pins_without_a_holder_are_found_by_walking() -> None:
+    tale = Tale()
+    tale.state.pools[0].refs[7] += 1
+    findings = list(PinLeak().now(tale.state, 0))
+    assert {finding.lint for finding in findings} == {"pin_leak"}
+    assert any("place 7" in finding.because for finding in findings)
+
+
+def test_the_document_carries_threshold_explanation_and_what_to_do() -> None:
+    told_ = document(diagnose(recorded("thrash")))
+    (finding,) = told_["findings"]
+    assert isinstance(told_["findings"], list)
+    assert finding["level"] == "caution"
+    assert finding["threshold"] == ABOUT["thrash"].threshold
+    assert finding["do"] == ABOUT["thrash"].do
+    assert msgspec.json.decode(msgspec.json.encode(told_)) == told_
+    assert set(told_) == set(Diagnosis.__struct_fields__)
+
+
+def test_ranking_is_worst_first_then_what_lasts_then_longest() -> None:
+    levels = [finding.level for finding in diagnose(recorded("stuck-slot")).findings]
+    assert levels == sorted(levels)
+    tale = Tale()
+    one, other = tale.slot("one"), tale.slot("other")
+    tale.wait(11 * S)
+    tale.move(one, SlotState.PREFILLING)
+    tale.wait(20 * S)
+    assert [finding.request for finding in found(tale.evidence(), "stuck")] == ["other", "one"]
+    assert other == 1
+
+
+def test_limits_come_from_what_is_usual() -> None:
+    stays = Histogram()
+    assert limit_of(None, 2 * S) == 10 * S
+    for _ in range(FEW):
+        stays.add(S)
+    assert 4 * S <= limit_of(stays, 2 * S) <= 4.4 * S
+    assert limit_of(stays, 60 * S) == 60 * S
+
+
+def test_lints_do_not_share_anything() -> None:
+    one, other = all_lints(), all_lints()
+    assert [type(lint) for lint in one] == [type(lint) for lint in other]
+    assert all(mine.past is not yours.past for mine, yours in zip(one, other, strict=True))

@@ -93,8 +93,10 @@ class EventStream:
     ``accept`` takes its messages in order of arrival. ``dp_rank`` stands for messages that name none.
     """
 
-    def __init__(self, dispatcher: Dispatcher, source: int, *, dp_rank: int = 0) -> None:
+    def __init__(self, dispatcher: Dispatcher, source: int, *, dp_rank: int = 0, label: str = "") -> None:
         self.source = source
+        self.label = label
+        """Where it comes from, for people."""
         self.dp_rank = dp_rank
         self.counts = StreamCounts()
         self._dispatcher = dispatcher

@@ -1,0 +1,103 @@
+"""Where a publisher is: ``zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1]``, one publisher for each rank.
+
+Law of this file: a text that is no address is refused with one sentence naming the part that is wrong.
+"""
+
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from kvbm_console.core.errors import UsageError
+
+RANKS_MAX: Final = 64
+"""Publishers of one address: data-parallel ranks of one engine."""
+TOPIC_BYTES_MAX: Final = 256
+PORT_MAX: Final = 65_535
+WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})
+"""Hosts that an engine binds to; for us they mean that we bind and the engine connects."""
+_KEYS: Final = frozenset({"replay", "topic", "ranks", "bind"})
+_SCHEMES: Final = ("zmq", "tcp")
+HINT: Final = "zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1]"
+
+
+class Publisher(msgspec.Struct, frozen=True, kw_only=True):
+    """One publisher. ``replay`` is the address that repeats old batches, None when the engine has none."""
+
+    endpoint: str
+    """``tcp://HOST:PORT``."""
+    replay: str | None = None
+    topic: str = ""
+    """Prefix of the topics to listen to; empty: all."""
+    bind: bool = False
+    """Whether we bind, for an engine that connects."""
+    dp_rank: int = 0
+    """For batches that name none."""
+
+    @property
+    def label(self) -> str:
+        """For people and for labels of metrics."""
+        return self.endpoint.removeprefix("tcp://")
+
+
+def parse_publishers(text: str) -> list[Publisher]:
+    """The publishers of an address, one for each rank (rank r publishes and replays on its port + r).
+
+    Raises ``UsageError``.
+
+    >>> [one.endpoint for one in parse_publishers("zmq://gpu7:5557?ranks=2&replay=5657")]
+    ['tcp://gpu7:5557', 'tcp://gpu7:5558']
+    """
+    scheme, separator, rest = text.partition(":")
+    if not separator or scheme not in _SCHEMES:
+        raise UsageError(f"an event stream must be {HINT}, got {text!r}")
+    parts = urlsplit("//" + rest.removeprefix("//"))
+    host, port = _place(parts.netloc, text)
+    if parts.path not in ("", "/") or parts.fragment:
+        raise UsageError(f"an event stream must be {HINT}, got {text!r}")
+    said = _options(parts.query, text)
+    ranks = _number(said.get("ranks", "1"), "ranks", RANKS_MAX)
+    topic = said.get("topic", "")
+    if len(topic.encode()) > TOPIC_BYTES_MAX:
+        raise UsageError(f"topic must be at most {TOPIC_BYTES_MAX} bytes, got {topic[:40]!r}...")
+    bind = said.get("bind", "1" if host in WILDCARDS else "0")
+    if bind not in ("0", "1"):
+        raise UsageError(f"bind must be 0 or 1, got {bind!r}")
+    replay = said.get("replay")
+    if replay is not None and ":" not in replay:
+        if host in WILDCARDS:
+            raise UsageError(f"replay must be HOST:PORT where we bind, got {replay!r}")
+        replay = f"{host}:{replay}"
+    again = None if replay is None else _place(replay, text)
+    for base in (port, *(() if again is None else (again[1],))):
+        if base + ranks - 1 > PORT_MAX:
+            raise UsageError(f"ranks must leave the ports below {PORT_MAX + 1}, got {ranks} from {base}")
+    return [
+        Publisher(
+            endpoint=f"tcp://{host}:{port + rank}", topic=topic, bind=bind == "1", dp_rank=rank,
+            replay=None if again is None else f"tcp://{again[0]}:{again[1] + rank}",
+        )
+        for rank in range(ranks)
+    ]
+
+
+def _place(netloc: str, text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; an IPv6 host keeps its brackets."""
+    host, _, port = netloc.rpartition(":")
+    if not host or "@" in host or any(char in host for char in " /?#"):
+        raise UsageError(f"an event stream must be {HINT}, got {text!r}")
+    return host, _number(port, "port", PORT_MAX)
+
+
+def _options(query: str, text: str) -> dict[str, str]:
+    said = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16)) if query else {}
+    for key in said:
+        if key not in _KEYS:
+            raise UsageError(f"{key!r} is no option of an event stream: use {', '.join(sorted(_KEYS))} in {text!r}")
+    return said
+
+
+def _number(text: str, name: str, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise UsageError(f"{name} must be from 1 to {most}, got {text!r}")
+    return int(text)

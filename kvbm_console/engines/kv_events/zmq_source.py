@@ -1,0 +1,301 @@
+"""One publisher over ZeroMQ: subscribe, notice what is missing, ask for it again, and go on.
+
+The live stream is a SUB socket; old batches come from the engine's ROUTER through a DEALER (a REQ would take one reply
+and fail on the second). A missing stretch is asked for with the batch before it, whose bytes prove that the publisher
+is still the same incarnation. While a replay runs, live messages wait in the socket's bounded queue.
+
+Law of this file: it waits for nothing without a bound, and the taker hears every message of an incarnation once and in
+order, or that it is lost.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+import xxhash
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.engines.kv_events.address import Publisher
+from kvbm_console.engines.kv_events.capture import Frame
+from kvbm_console.engines.kv_events.decoder import PAYLOAD_BYTES_MAX
+
+try:
+    import zmq
+    import zmq.asyncio
+    from zmq.utils.monitor import parse_monitor_message
+except ImportError:  # pragma: no cover - the extra is installed wherever tests run
+    raise UsageError("event streams need pyzmq: install kvbm-console[engines]") from None
+
+QUEUE_MESSAGES_MAX: Final = 10_000
+"""Messages that wait in the socket: as many as an engine keeps for a replay. What comes on top is lost and noticed."""
+REPLAY_IDLE_S: Final = 2.0
+"""Silence after which a replay has failed; an engine answers from memory, between two of its steps."""
+REPLAY_TOTAL_S: Final = 30.0
+REPLAY_MESSAGES_MAX: Final = 200_000
+"""Of one replay; engines keep 10,000 batches."""
+REPLAY_BYTES_MAX: Final = 512 * 2**20
+TOPICS_MAX: Final = 256
+"""Publishers that may connect to one address of ours."""
+REPLAY_COOLDOWN_S: Final = 10.0
+"""After a replay that did not come, gaps are not asked for again so soon: each question holds up the live stream."""
+SLICE_S: Final = 0.002
+"""How long messages are taken in one go before others on the loop have their turn."""
+END_SEQ: Final = 2**64 - 1
+"""-1 as the engine writes it: the end of a replay."""
+SEQ_BYTES: Final = 8
+
+
+class Taker(Protocol):
+    """Who is told of messages: an ``EventStream``, or a capture."""
+
+    @property
+    def next_seq(self) -> int:
+        """The number that is expected."""
+        ...
+
+    def missing(self, seq: int) -> tuple[int, int] | None:
+        """What ``seq`` shows to be missing."""
+        ...
+
+    def is_last(self, seq: int, payload: bytes) -> bool:
+        """Whether this is the message that was taken last."""
+        ...
+
+    def accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> None:
+        """Take a message."""
+        ...
+
+    def restart(self) -> None:
+        """The publisher began again."""
+        ...
+
+
+class SourceStatus(msgspec.Struct):
+    """How the connection fares."""
+
+    connected: bool = False
+    connects: int = 0
+    disconnects: int = 0
+    messages: int = 0
+    bad_messages: int = 0
+    """Messages that were not [topic, number, payload]."""
+    replays: int = 0
+    replays_failed: int = 0
+
+
+class _Line:
+    """The messages of one publisher: who takes them, and what a replay has brought."""
+
+    __slots__ = ("replayed", "taker")
+
+    def __init__(self, taker: Taker) -> None:
+        self.taker = taker
+        self.replayed: dict[int, int] = {}
+        """Digests of the replayed messages: the live stream may bring the newest of them once more."""
+
+    def has(self, seq: int, payload: bytes) -> bool:
+        """Whether the replay has brought this very message."""
+        return seq < self.taker.next_seq and self.replayed.get(seq) == _digest(payload)
+
+
+class _Replay(msgspec.Struct):
+    """What a replay has brought. ``complete`` when the end marker came."""
+
+    messages: list[tuple[int, bytes]]
+    complete: bool
+
+
+class ZmqSource:
+    """Follows one address until cancelled.
+
+    Where we connect there is one publisher. Where we bind, several engines may connect, each with its own topic, and
+    none of them can be asked again. ``taker`` makes the taker of a publisher when its first message comes (or at the
+    start, for the one that we connect to); ``on_frame`` sees each message as it came, before the taker.
+    """
+
+    def __init__(
+        self, publisher: Publisher, taker: Callable[[str], Taker], *, on_frame: Callable[[Frame], None] | None = None,
+        monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
+        replay_idle_s: float = REPLAY_IDLE_S,
+    ) -> None:
+        self.publisher = publisher
+        self.status = SourceStatus()
+        self._make_taker = taker
+        self._lines: dict[bytes, _Line] = {}
+        if not publisher.bind:
+            self._lines[b""] = _Line(taker(publisher.topic))
+        self._on_frame = on_frame
+        self._monotonic, self._wall = monotonic, wall
+        self._replay_idle_s = replay_idle_s
+        self._no_replay_before = 0.0
+
+    async def run(self, context: "zmq.asyncio.Context", ready: Callable[[], None] | None = None) -> None:
+        """Follow. ``ready`` is called once the socket is set up. Raises ``UsageError`` when it cannot be."""
+        sub = context.socket(zmq.SUB)
+        try:
+            self._set_up(sub)
+            monitor = sub.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+            )
+            watching = asyncio.ensure_future(self._watch(monitor))
+            try:
+                if ready is not None:
+                    ready()
+                await self._take_all(context, sub)
+            finally:
+                watching.cancel()
+                sub.disable_monitor()
+        finally:
+            sub.close(linger=0)
+
+    def _set_up(self, sub: Any) -> None:
+        sub.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+        sub.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
+        sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        sub.setsockopt(zmq.IPV6, 1)
+        sub.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
+        sub.setsockopt(zmq.SUBSCRIBE, self.publisher.topic.encode())
+        try:
+            if self.publisher.bind:
+                sub.bind(self.publisher.endpoint)
+            else:
+                sub.connect(self.publisher.endpoint)
+        except zmq.ZMQError as error:
+            verb = "bind" if self.publisher.bind else "connect to"
+            raise UsageError(f"cannot {verb} {self.publisher.endpoint}: {error.strerror}") from None
+
+    async def _watch(self, monitor: Any) -> None:
+        """Keep ``status.connected`` true."""
+        try:
+            while True:
+                event = parse_monitor_message(await monitor.recv_multipart())["event"]
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self.status.connected = True
+                    self.status.connects += 1
+                elif event == zmq.EVENT_DISCONNECTED:
+                    self.status.connected = False
+                    self.status.disconnects += 1
+                elif event == zmq.EVENT_MONITOR_STOPPED:
+                    return
+        finally:
+            monitor.close(linger=0)
+
+    # --- messages ---
+
+    async def _take_all(self, context: "zmq.asyncio.Context", sub: Any) -> None:
+        if self._may_replay():
+            await self._catch_up(context, self._lines[b""])  # a quiet engine would show nothing until its next step
+        turn_ends = self._monotonic() + SLICE_S
+        while True:
+            parts = await sub.recv_multipart()
+            self.status.messages += 1
+            if len(parts) != 3 or len(parts[1]) != SEQ_BYTES:
+                self.status.bad_messages += 1
+                continue
+            topic, number, payload = parts
+            await self._take(context, topic, int.from_bytes(number, "big"), payload)
+            if self._monotonic() >= turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = self._monotonic() + SLICE_S
+
+    def _line(self, topic: bytes) -> _Line | None:
+        """The line of a message, None when there are too many."""
+        key = topic if self.publisher.bind else b""
+        line = self._lines.get(key)
+        if line is None and len(self._lines) < TOPICS_MAX:
+            line = self._lines[key] = _Line(self._make_taker(topic.decode(errors="replace")))
+        return line
+
+    async def _take(self, context: "zmq.asyncio.Context", topic: bytes, seq: int, payload: bytes) -> None:
+        line = self._line(topic)
+        if line is None:
+            self.status.bad_messages += 1
+            return
+        taker = line.taker
+        if line.has(seq, payload):
+            return
+        if seq != taker.next_seq and self._may_replay():
+            if seq < taker.next_seq:
+                taker.restart()
+            await self._catch_up(context, line)
+            if line.has(seq, payload):
+                return
+        line.replayed = {}  # live messages come in order: none of those will come again
+        self._hand_over(line, topic, seq, payload, replayed=False)
+
+    def _hand_over(self, line: _Line, topic: bytes, seq: int, payload: bytes, *, replayed: bool) -> None:
+        if self._on_frame is not None:
+            self._on_frame(Frame(self._wall(), topic, seq, payload))
+        line.taker.accept(seq, payload, replayed=replayed)
+
+    # --- replay ---
+
+    def _may_replay(self) -> bool:
+        return (
+            self.publisher.replay is not None and not self.publisher.bind
+            and self._monotonic() >= self._no_replay_before
+        )
+
+    async def _catch_up(self, context: "zmq.asyncio.Context", line: _Line) -> None:
+        """Ask for everything from the next message on, hand over what comes; the taker hears of what does not."""
+        taker = line.taker
+        want = taker.next_seq
+        replay = await self._fetch(context, max(0, want - 1))
+        first = replay.messages[0] if replay.messages else None
+        if want > 0 and (replay.complete if first is None else first[0] == want - 1 and not taker.is_last(*first)):
+            taker.restart()  # the message before is gone, or has other bytes: not the publisher that we knew
+            replay = await self._fetch(context, 0)
+        for seq, payload in replay.messages:
+            if seq >= taker.next_seq:
+                self._hand_over(line, self.publisher.topic.encode(), seq, payload, replayed=True)
+        line.replayed = {seq: _digest(payload) for seq, payload in replay.messages}
+
+    async def _fetch(self, context: "zmq.asyncio.Context", start: int) -> _Replay:
+        """One question on a socket of its own, so that no late answer to an earlier one is mixed in."""
+        self.status.replays += 1
+        found = _Replay([], False)
+        dealer = context.socket(zmq.DEALER)
+        try:
+            dealer.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
+            dealer.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+            dealer.setsockopt(zmq.IPV6, 1)
+            assert self.publisher.replay is not None
+            dealer.connect(self.publisher.replay)
+            await dealer.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")])
+            async with asyncio.timeout(REPLAY_TOTAL_S):
+                await self._collect(dealer, start, found)
+        except (TimeoutError, zmq.ZMQError):
+            pass
+        finally:
+            dealer.close(linger=0)
+        if not found.complete:
+            self.status.replays_failed += 1
+            self._no_replay_before = self._monotonic() + REPLAY_COOLDOWN_S
+        return found
+
+    async def _collect(self, dealer: Any, start: int, found: _Replay) -> None:
+        """Up to the end marker. Frames are counted from the end: older engines send no topic."""
+        size = 0
+        last = start - 1
+        while len(found.messages) < REPLAY_MESSAGES_MAX and size < REPLAY_BYTES_MAX:
+            async with asyncio.timeout(self._replay_idle_s):
+                parts = await dealer.recv_multipart()
+            if len(parts) < 2 or len(parts[-2]) != SEQ_BYTES:
+                self.status.bad_messages += 1
+                continue
+            seq, payload = int.from_bytes(parts[-2], "big"), parts[-1]
+            if seq == END_SEQ and not payload:
+                found.complete = True
+                return
+            if seq <= last:
+                self.status.bad_messages += 1  # a replay goes forward
+                continue
+            last = seq
+            size += len(payload)
+            found.messages.append((seq, payload))
+
+
+def _digest(payload: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(payload)

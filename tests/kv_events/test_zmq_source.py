@@ -1,0 +1,368 @@
+"""A real publisher in another process: late join, gap, replay, overrun, restart, gone and back, two of them, binding.
+
+Law of this file: nothing sleeps; it waits until the follower has told its stream what the test is about.
+"""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq.asyncio
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.events import SourceLost
+from kvbm_console.engines.kv_events.address import Publisher, parse_publishers
+from kvbm_console.engines.kv_events.stream import EventStream
+from kvbm_console.engines.kv_events.zmq_source import ZmqSource
+from tests.kv_events.payloads import cleared, removed, stored
+from tests.kv_events.test_stream import SOURCE, House, facts_of
+
+CHILD = Path(__file__).with_name("publisher_child.py")
+PATIENCE_S = 20.0
+
+
+class Engine:
+    """A publisher child. ``publish`` sends live, ``hide`` puts batches into its buffer as if the network lost them."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(CHILD), json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        ports = self._answer()
+        self.port: int = ports["port"]
+        self.replay_port: int = ports["replay_port"]
+
+    def _answer(self) -> dict[str, int]:
+        assert self.process.stdout is not None
+        answer: dict[str, int] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def _do(self, what: str, batches: tuple[Any, ...]) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": what, "batches": batches}) + "\n")
+        self.process.stdin.flush()
+        return self._answer()["next"]
+
+    def publish(self, *batches: Any) -> int:
+        """Send batches (lists of events, or hex of a payload); returns the next number."""
+        return self._do("publish", batches)
+
+    def hide(self, *batches: Any) -> int:
+        """Count and buffer batches that are never sent."""
+        return self._do("hide", batches)
+
+    def end(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def publisher(self, *, replay: bool = True) -> Publisher:
+        """Its address."""
+        return Publisher(
+            endpoint=f"tcp://127.0.0.1:{self.port}", topic="kv",
+            replay=f"tcp://127.0.0.1:{self.replay_port}" if replay else None,
+        )
+
+
+@pytest.fixture
+def engines() -> Iterator[Callable[..., Engine]]:
+    """Makes engines; kills them at the end."""
+    made: list[Engine] = []
+
+    def make(**settings: Any) -> Engine:
+        made.append(Engine(**settings))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        if engine.process.poll() is None:
+            engine.end()
+
+
+class Following:
+    """A source that follows, as a context; ``until`` waits for something to become true of it."""
+
+    def __init__(self, publisher: Publisher, house: House, *, source: int = SOURCE, replay_idle_s: float = 0.3) -> None:
+        self.house = house
+        self.streams: list[EventStream] = []
+        self._number = source
+        self.source = ZmqSource(publisher, self._stream, replay_idle_s=replay_idle_s)
+        self._context = zmq.asyncio.Context()
+
+    def _stream(self, label: str) -> EventStream:
+        self.streams.append(EventStream(self.house.dispatcher, self._number + len(self.streams), label=label))
+        return self.streams[-1]
+
+    @property
+    def stream(self) -> EventStream:
+        """The only publisher."""
+        return self.streams[0]
+
+    async def __aenter__(self) -> "Following":
+        self._task = asyncio.ensure_future(self.source.run(self._context))
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._context.destroy(linger=0)
+        assert self._task.cancelled() or self._task.exception() is None
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait, looking whenever the loop comes round; fails when the follower ended."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not true():
+                assert not self._task.done()
+                await asyncio.sleep(0.001)
+
+    async def joined(self) -> None:
+        """Wait for the handshake, with the subscription behind it."""
+        await self.until(lambda: self.source.status.connected)
+
+
+async def reach(following: Following, engine: Engine, *batches: Any) -> int:
+    """Publish until it is heard: a subscription needs a moment to reach the publisher. Returns the next number."""
+    heard = following.source.status.messages
+    async with asyncio.timeout(PATIENCE_S):
+        while following.source.status.messages == heard:
+            nxt = engine.publish(*batches)
+            await asyncio.sleep(0.01)
+    return nxt
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("topic_in_replay", [False, True])
+async def test_late_join_with_replay_knows_everything(engines: Callable[..., Engine], topic_in_replay: bool) -> None:
+    engine = engines(topic_in_replay=topic_in_replay)
+    engine.publish([stored(1, 2)], [stored(3, medium="CPU")], [removed(1)])
+    house = House()
+    async with Following(engine.publisher(), house) as following:
+        await following.until(lambda: following.stream.next_seq == 3)
+        assert facts_of(house.dispatcher.leader.state) == {(0, 0, "GPU"): {2: 1}, (0, 0, "CPU"): {3: 1}}
+        await reach(following, engine, [])
+        engine.publish([stored(9)])
+        await following.until(lambda: 9 in house.dispatcher.leader.state.pools[0].by_hash)
+    assert house.dispatcher.leader.state.lost_sources == {}
+    assert following.stream.counts.replayed_batches >= 3
+
+
+@pytest.mark.asyncio
+async def test_late_join_without_replay_is_in_doubt_until_a_clear(engines: Callable[..., Engine]) -> None:
+    engine = engines()
+    engine.publish([stored(1, 2)], [stored(3)])
+    house = House()
+    state = house.dispatcher.leader.state
+    async with Following(engine.publisher(replay=False), house) as following:
+        await reach(following, engine, [stored(4)])
+        await following.until(lambda: following.stream.counts.batches > 0)
+        assert state.lost_sources == {SOURCE: 1}
+        engine.publish([cleared()], [stored(5)])
+        await following.until(lambda: facts_of(state) == {(0, 0, "GPU"): {5: 1}})
+    assert state.lost_sources == {}
+
+
+@pytest.mark.asyncio
+async def test_a_gap_is_filled_by_replay(engines: Callable[..., Engine]) -> None:
+    engine = engines()
+    house = House()
+    async with Following(engine.publisher(), house) as following:
+        await reach(following, engine, [])
+        engine.publish([stored(1)])
+        engine.hide([stored(2)], [removed(1)])
+        end = engine.publish([stored(3)])
+        await following.until(lambda: following.stream.next_seq == end)
+    state = house.dispatcher.leader.state
+    assert facts_of(state) == {(0, 0, "GPU"): {2: 1, 3: 1}}
+    assert (state.lost_sources, house.of(SourceLost)) == ({}, [])
+    assert following.stream.counts.replayed_batches >= 2
+
+
+@pytest.mark.asyncio
+async def test_a_buffer_that_has_wrapped_is_an_explicit_loss(engines: Callable[..., Engine]) -> None:
+    engine = engines(buffer=2)
+    house = House()
+    async with Following(engine.publisher(), house) as following:
+        await reach(following, engine, [])
+        await following.until(lambda: following.stream.next_seq > 0)
+        first = engine.publish([stored(1)])
+        await following.until(lambda: following.stream.next_seq == first)
+        engine.hide([stored(2)], [stored(3)], [stored(4)])
+        end = engine.publish([stored(5)])
+        await following.until(lambda: following.stream.next_seq == end)
+    (lost,) = [one for one in house.of(SourceLost) if one.first >= first]
+    assert (lost.first, lost.last) == (first, first + 1)
+    assert house.dispatcher.leader.state.lost_sources == {SOURCE: len(house.of(SourceLost))}
+    assert facts_of(house.dispatcher.leader.state) == {(0, 0, "GPU"): {1: 1, 4: 1, 5: 1}}
+
+
+@pytest.mark.asyncio
+async def test_a_gap_without_replay_is_a_loss_and_later_batches_are_taken(engines: Callable[..., Engine]) -> None:
+    engine = engines()
+    house = House()
+    async with Following(engine.publisher(replay=False), house) as following:
+        await reach(following, engine, [])
+        await following.until(lambda: following.stream.next_seq > 0)
+        before = len(house.of(SourceLost))
+        engine.hide([stored(1)])
+        end = engine.publish([stored(2)])
+        await following.until(lambda: following.stream.next_seq == end)
+    assert len(house.of(SourceLost)) == before + 1
+    assert SOURCE in house.dispatcher.leader.state.lost_sources
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("replay", [True, False])
+async def test_gone_and_back_with_numbers_from_zero(engines: Callable[..., Engine], replay: bool) -> None:
+    engine = engines()
+    house = House()
+    state = house.dispatcher.leader.state
+    async with Following(engine.publisher(replay=replay), house) as following:
+        await reach(following, engine, [])
+        engine.publish([stored(1, 2)], *[[] for _ in range(50)])
+        await following.until(lambda: following.stream.next_seq > 50)
+        engine.end()
+        await following.until(lambda: not following.source.status.connected)
+        again = engines(port=engine.port, replay_port=engine.replay_port)
+        again.publish([stored(7)])  # nobody is there to hear it yet
+        await following.until(lambda: following.source.status.connects == 2)
+        await reach(following, again, [stored(8)])
+        await following.until(lambda: following.stream.counts.restarts == 1)
+        await following.until(lambda: bool(state.pools[0].by_hash.get(8) is not None))
+        found = facts_of(state)[(0, 0, "GPU")]
+        assert 1 not in found
+        assert (7 in found, SOURCE in state.lost_sources) == ((True, False) if replay else (False, True))
+
+
+@pytest.mark.asyncio
+async def test_another_incarnation_behind_a_higher_number_is_noticed(engines: Callable[..., Engine]) -> None:
+    engine = engines()
+    house = House()
+    async with Following(engine.publisher(), house) as following:
+        await reach(following, engine, [stored(1)])
+        await following.until(lambda: following.stream.next_seq > 0)
+        engine.end()
+        await following.until(lambda: not following.source.status.connected)
+        again = engines(port=engine.port, replay_port=engine.replay_port)
+        again.publish([stored(6)], *[[] for _ in range(300)])  # far beyond what the first one had counted
+        await following.until(lambda: following.source.status.connects == 2)
+        await reach(following, again, [stored(8)])
+        await following.until(lambda: 8 in house.dispatcher.leader.state.pools[0].by_hash)
+    state = house.dispatcher.leader.state
+    assert following.stream.counts.restarts == 1
+    found = facts_of(state)[(0, 0, "GPU")]
+    assert (set(found), found[6], state.lost_sources) == ({6, 8}, 1, {})
+
+
+@pytest.mark.asyncio
+async def test_a_replay_that_is_never_answered_ends_in_a_loss(engines: Callable[..., Engine]) -> None:
+    engine = engines()
+    silent = socket.create_server(("127.0.0.1", 0))  # accepts and says nothing
+    publisher = Publisher(
+        endpoint=f"tcp://127.0.0.1:{engine.port}", topic="kv", replay=f"tcp://127.0.0.1:{silent.getsockname()[1]}",
+    )
+    house = House()
+    with silent:
+        async with Following(publisher, house, replay_idle_s=0.05) as following:
+            await reach(following, engine, [])
+            await following.until(lambda: following.stream.next_seq > 0)
+            engine.hide([stored(1)])
+            end = engine.publish([stored(2)])
+            await following.until(lambda: following.stream.next_seq == end)
+    assert following.source.status.replays_failed >= 1
+    assert SOURCE in house.dispatcher.leader.state.lost_sources
+
+
+@pytest.mark.asyncio
+async def test_two_publishers_are_two_sources(engines: Callable[..., Engine]) -> None:
+    one, two = engines(), engines()
+    one.publish([stored(1)])
+    two.publish([stored(1, 2)], [removed(1)])
+    house = House()
+    async with (
+        Following(one.publisher(), house) as first, Following(two.publisher(), house, source=SOURCE + 1) as second,
+    ):
+        await first.until(lambda: first.stream.next_seq == 1)
+        await second.until(lambda: second.stream.next_seq == 2)
+    pools = house.dispatcher.leader.state.pools
+    assert sorted((pool.info.source, pool.resident_blocks) for pool in pools) == [(SOURCE, 1), (SOURCE + 1, 1)]
+
+
+@pytest.mark.asyncio
+async def test_we_bind_and_engines_connect_each_with_its_topic(engines: Callable[..., Engine]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    house = House()
+    (publisher,) = parse_publishers(f"zmq://127.0.0.1:{port}?bind=1")
+    async with Following(publisher, house) as following:
+        one = engines(connect=f"tcp://127.0.0.1:{port}", topic="kv@pod0@model")
+        two = engines(connect=f"tcp://127.0.0.1:{port}", topic="kv@pod1@model")
+        await reach(following, one, [stored(1)])
+        async with asyncio.timeout(PATIENCE_S):
+            while len(following.streams) < 2:
+                two.publish([stored(2)])
+                await asyncio.sleep(0.01)
+    assert {stream.label for stream in following.streams} == {"kv@pod0@model", "kv@pod1@model"}
+    assert all(stream.counts.restarts == 0 for stream in following.streams)
+
+
+@pytest.mark.asyncio
+async def test_garbage_is_counted_and_the_stream_goes_on(engines: Callable[..., Engine]) -> None:
+    engine = engines()
+    house = House()
+    async with Following(engine.publisher(), house) as following:
+        await reach(following, engine, [stored(1)])
+        await following.until(lambda: following.stream.next_seq > 0)
+        end = engine.publish("ff00ff", [stored(2)])
+        await following.until(lambda: following.stream.next_seq == end)
+    assert following.stream.counts.bad_payloads == 1
+    assert SOURCE in house.dispatcher.leader.state.lost_sources
+
+
+@pytest.mark.asyncio
+async def test_an_address_that_is_taken_is_refused_in_one_sentence() -> None:
+    house = House()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        source = ZmqSource(
+            Publisher(endpoint=f"tcp://127.0.0.1:{taken.getsockname()[1]}", bind=True),
+            lambda label: EventStream(house.dispatcher, SOURCE, label=label),
+        )
+        context = zmq.asyncio.Context()
+        with pytest.raises(UsageError, match="cannot bind tcp://127.0.0.1"):
+            await source.run(context)
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("zmq://h:5557", [("tcp://h:5557", None, "", False, 0)]),
+    ("zmq:h:5557", [("tcp://h:5557", None, "", False, 0)]),
+    ("tcp://[::1]:5557?topic=kv", [("tcp://[::1]:5557", None, "kv", False, 0)]),
+    ("zmq://h:5557?replay=5558", [("tcp://h:5557", "tcp://h:5558", "", False, 0)]),
+    ("zmq://h:5557?replay=other:1&ranks=2", [
+        ("tcp://h:5557", "tcp://other:1", "", False, 0), ("tcp://h:5558", "tcp://other:2", "", False, 1),
+    ]),
+    ("zmq://*:5557", [("tcp://*:5557", None, "", True, 0)]),
+])
+def test_addresses(text: str, expected: list[tuple[Any, ...]]) -> None:
+    assert [
+        (one.endpoint, one.replay, one.topic, one.bind, one.dp_rank) for one in parse_publishers(text)
+    ] == expected
+
+
+@pytest.mark.parametrize("text", [
+    "", "zmq", "zmq:", "zmq://h", "zmq://h:0", "zmq://h:65536", "zmq://h:x", "zmq://:5557", "http://h:5557",
+    "zmq://h:5557/path", "zmq://h:5557?ranks=0", "zmq://h:5557?ranks=65", "zmq://h:65535?ranks=2",
+    "zmq://h:5557?what=1", "zmq://h:5557?bind=2", "zmq://h:5557?replay=x", "zmq://*:5557?replay=5558",
+    "zmq://h:5557?topic=" + "t" * 300, "zmq://h:5557?replay=65535&ranks=2", "zmq://user@h:5557",
+])
+def test_addresses_that_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_publishers(text)

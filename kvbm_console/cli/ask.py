@@ -45,9 +45,9 @@ def ask(target: str, question: "Callable[[Client], Awaitable[T]]") -> T:
     return run(work())
 
 
-def fetch_status(target: str) -> dict[str, Any]:
-    """The status document."""
-    return ask(target, lambda client: client.status())
+def fetch_status(target: str, slot_filter: str = "") -> dict[str, Any]:
+    """The status document, with the slots for which the expression holds (empty: all)."""
+    return ask(target, lambda client: client.status(slot_filter))
 
 
 def control(target: str, request: "Callable[[ControlSession], Awaitable[T]]") -> T:

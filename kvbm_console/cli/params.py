@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from kvbm_console.core.ids import Route, Site, SlotState, Tier
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import Word
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,7 +73,7 @@ class Speed(click.ParamType):  # type: ignore[type-arg]
 class Labelled(click.ParamType):  # type: ignore[type-arg]
     """A word of the core by its label."""
 
-    def __init__(self, kind: "type[SlotState] | type[Tier] | type[Route] | type[Site]", name: str) -> None:
+    def __init__(self, kind: type[Word], name: str) -> None:
         self.kind = kind
         self.name = name
 
@@ -160,3 +161,16 @@ def format_option(*choices: str) -> Callable[[F], F]:
     """``--format``; the first choice is the default."""
     return click.option("--format", "form", type=click.Choice(choices), default=choices[0], show_default=True,
                         help="What to print on stdout.")
+
+
+def filter_option(help_text: str) -> Callable[[F], F]:
+    """``--filter``: an expression of ``core.expression``, as ``expression``."""
+    return click.option("--filter", "expression", metavar="EXPR", default="", help=help_text)
+
+
+def compiled(flag: str, compile_one: Callable[[str], Any], text: str) -> Any:
+    """What an expression compiles to; a wrong one is a usage error that names the flag and the column."""
+    try:
+        return compile_one(text)
+    except UsageError as error:
+        raise click.UsageError(f"{flag}, {error}") from None

@@ -9,17 +9,22 @@ from typing import Any
 import click
 
 from kvbm_console.cli.output import duration, number, print_json, share, table
-from kvbm_console.cli.params import format_option, resolve_target, target_argument
+from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
 
 
 @click.command()
 @target_argument
 @format_option("text", "json")
-def status(positional: str | None, target: str | None, form: str) -> None:
+@filter_option("Only slots for which this holds, as 'state = onboarding and age > 10 ms'.")
+def status(positional: str | None, target: str | None, form: str, expression: str) -> None:
     """Slots, tiers, transfers, breakpoints and holds, once."""
     from kvbm_console.cli.ask import fetch_status
 
-    document = fetch_status(resolve_target(positional, target))
+    if expression:
+        from kvbm_console.core.expression import compile_slot_filter
+
+        compiled("--filter", compile_slot_filter, expression)
+    document = fetch_status(resolve_target(positional, target), expression)
     if form == "json":
         print_json(document)
     else:
@@ -33,6 +38,8 @@ def render(document: dict[str, Any]) -> str:
         sections.append(_transfers(document["transfers"]))
     if document["breakpoints"]:
         sections.append(breakpoint_lines(document["breakpoints"]))
+    if document["frozen"]:
+        sections.append([f"frozen by {document['frozen']['by']}"])
     if document["holds"]:
         sections.append(hold_lines(document["holds"]))
     return "\n\n".join("\n".join(section) for section in sections)
@@ -87,10 +94,10 @@ def breakpoint_lines(breakpoints: list[dict[str, Any]]) -> list[str]:
     rows = [
         (entry["id"], "armed" if entry["enabled"] else "muted", entry["site"], entry["request"],
          entry["from_state"] or "any", entry["to_state"] or "any", entry["action"], number(entry["hits"]),
-         entry["owner"])
+         entry["owner"], entry["message"] or entry["condition"])
         for entry in breakpoints
     ]
-    headings = ("BREAKPOINT", "", "SITE", "REQUEST", "FROM", "TO", "ACTION", "HITS", "OWNER")
+    headings = ("BREAKPOINT", "", "SITE", "REQUEST", "FROM", "TO", "ACTION", "HITS", "OWNER", "WHEN")
     return table(headings, rows, right=(0, 7))
 
 

@@ -3,13 +3,13 @@
 Law of this file: one event, one line, in the order of ``seq``; what was lost is said on stderr and never hidden.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import click
 
 from kvbm_console.cli.lines import event_document
 from kvbm_console.cli.output import print_json, warn
-from kvbm_console.cli.params import format_option, resolve_target, target_argument
+from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
 from kvbm_console.core.describe import describe, slot_of
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Event
@@ -23,10 +23,18 @@ from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapS
 @click.option("--since", type=click.IntRange(0), metavar="SEQ",
               help="Begin with this event, if the daemon still has it; default: with the next one.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after this many events.")
-def tail(positional: str | None, target: str | None, form: str, since: int | None, count: int | None) -> None:
+@filter_option("Only events for which this holds, as 'kind = SlotMoved and to = preempted'.")
+def tail(
+    positional: str | None, target: str | None, form: str, since: int | None, count: int | None, expression: str
+) -> None:
     """Follow the events of a daemon on stdout, one a line."""
     from kvbm_console.cli.ask import fetch_status, follow, run
 
+    wanted = None
+    if expression:
+        from kvbm_console.core.expression import compile_event_filter
+
+        wanted = compiled("--filter", compile_event_filter, expression)
     address = resolve_target(positional, target)
     stream = fetch_status(address)["stream"]
     first = stream["head_seq"] + 1
@@ -34,20 +42,25 @@ def tail(positional: str | None, target: str | None, form: str, since: int | Non
         if since > first:
             raise UsageError(f"--since must be at most {first}, the number of the next event, got {since}")
         first = since
-    # In text a mirror gives slots their names; it needs a snapshot, and the daemon's may be older than what is asked.
-    mirrored = form == "text" and since is None
-    printer = Printer(form, count, first)
+    # A mirror gives slots their names, in text and for a filter; it needs a snapshot, and the daemon's may be older
+    # than what is asked.
+    mirrored = (form == "text" or wanted is not None) and since is None
+    printer = Printer(form, count, first, wanted)
     run(printer.consume(follow(address, None if mirrored else first - 1, stream["incarnation"])))
 
 
 class Printer:
     """Prints what a feed yields until ``count`` events are out or the daemon ends."""
 
-    def __init__(self, form: str, count: int | None, first: int) -> None:
+    def __init__(
+        self, form: str, count: int | None, first: int, matches: Callable[[Event, CacheState | None], bool] | None
+    ) -> None:
         self.form = form
         self.first = first
         """Events before this one are folded and not printed."""
         self.left = count
+        self.matches = matches
+        """The filter; None prints all."""
         self.state: CacheState | None = None
         """A mirror that gives slots their names in text; None when the feed began behind a snapshot."""
 
@@ -71,7 +84,7 @@ class Printer:
     def _print(self, events: list[Event]) -> bool:
         """Print these events; whether that was the last of them."""
         for event in events:
-            wanted = event.seq >= self.first
+            wanted = event.seq >= self.first and (self.matches is None or self.matches(event, self.state))
             if wanted:
                 self._line(event)
             if self.state is not None:

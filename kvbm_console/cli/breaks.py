@@ -1,0 +1,289 @@
+"""Breakpoints from a shell: ``break set | list | clear | enable | disable | load | save | test``.
+
+Law of this file: a breakpoint set here belongs to the daemon, so it outlives the command, and only its ``--max-hold``,
+a continue or a disarm ends what it holds. What cannot work is said when it is set.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from kvbm_console.cli.output import print_json, warn
+from kvbm_console.cli.params import Duration, Labelled, compiled, format_option, resolve_target, target_option
+from kvbm_console.core.config import EXPIRES_MAX_NS, MAX_HOLD_NS_MAX, BreakpointSpec
+from kvbm_console.core.errors import Refused
+from kvbm_console.core.ids import (
+    BreakpointAction,
+    CandidateStatus,
+    OnTimeout,
+    Route,
+    Site,
+    SlotState,
+    Suspend,
+    Tier,
+)
+
+if TYPE_CHECKING:
+    from kvbm_console.client import ControlSession
+    from kvbm_console.recording.hits import Hit, Hits
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STATE: Final = Labelled(SlotState, "state")
+SILENT: Final = "\x00"
+"""What ``--log`` without a template stands for."""
+SHOWN_HITS: Final = 20
+"""Hits that ``break test`` prints unless more are asked for."""
+
+
+def spec_options(command: F) -> F:
+    """The flags that state a breakpoint; ``spec_of`` makes it of what they gave."""
+    flags = [
+        click.option("--to", "to_state", type=_STATE, metavar="STATE", help="The state that the slot enters."),
+        click.option("--from", "from_state", type=_STATE, metavar="STATE", help="The state that it leaves."),
+        click.option("--request", metavar="GLOB", default="*", show_default=True, help="Which requests, by id."),
+        click.option("--site", type=Labelled(Site, "site"), metavar="SITE", default=Site.TRANSITION_DID,
+                     show_default="transition.did", help="Where to look."),
+        click.option("--tier", type=Labelled(Tier, "tier"), metavar="TIER", help="Only for this tier."),
+        click.option("--route", type=Labelled(Route, "route"), metavar="ROUTE",
+                     help="Only copies along this route, as G2>G1."),
+        click.option("--status", type=Labelled(CandidateStatus, "status"), metavar="STATUS",
+                     help="Only candidates of this status."),
+        click.option("--when", "condition", metavar="EXPR", default="",
+                     help="Only when this holds, as 'tokens.computed > 4096 and tiers.g1.available < 16'."),
+        click.option("--hits", "hit_condition", metavar="N", default="",
+                     help="Which matches count: ==N, >=N or every %N-th."),
+        click.option("--ignore", "ignore_count", type=click.IntRange(0), default=0, metavar="N",
+                     help="Let the first N matches through; --hits counts from there."),
+        click.option("--action", type=Labelled(BreakpointAction, "action"), metavar="ACTION",
+                     help="hold (default), log, snapshot or freeze."),
+        click.option("--suspend", type=Labelled(Suspend, "suspend"), default=Suspend.SLOT, show_default="slot",
+                     metavar="WHAT", help="What stands still with it: slot, pipeline or all."),
+        click.option("--log", is_flag=False, flag_value=SILENT, metavar="[TEMPLATE]",
+                     help="Only say that it happened, as 'preempted {request} after {age}'; hold nothing."),
+        click.option("--once", is_flag=True, help="Disable it by its first hit."),
+        click.option("--name", default="", metavar="TEXT", help="A name, for lists and files."),
+    ]
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+def spec_of(given: dict[str, Any]) -> BreakpointSpec:
+    """The breakpoint that the flags state; raises ``UsageError`` naming a field that is out of bounds."""
+    given = dict(given)
+    log, action = given.pop("log"), given.pop("action")
+    if action is None:
+        action = BreakpointAction.HOLD if log is None else BreakpointAction.LOG
+    return BreakpointSpec(
+        action=action, log="" if log in (None, SILENT) else log, one_shot=given.pop("once"),
+        expires_ns=given.pop("expires_ns", None) or BreakpointSpec().expires_ns, **given,
+    )
+
+
+def check(spec: BreakpointSpec) -> BreakpointSpec:
+    """Refuse a wrong expression here, with the flag that holds it, before a daemon is asked."""
+    from kvbm_console.core.expression import compile_condition, compile_log
+
+    if spec.condition:
+        compiled("--when", compile_condition, spec.condition)
+    if spec.log:
+        compiled("--log", compile_log, spec.log)
+    return spec
+
+
+@click.group(name="break")
+def break_group() -> None:
+    """Set, list, clear, keep and try out breakpoints."""
+
+
+@break_group.command(name="set")
+@spec_options
+@click.option("--after", "depends_on", type=click.IntRange(1), default=None, metavar="BREAKPOINT",
+              help="Only once that one has taken effect.")
+@click.option("--max-hold", "max_hold_ns", type=Duration(1, MAX_HOLD_NS_MAX, "above 0 and at most 120s"),
+              default="30s", show_default=True, metavar="DURATION", help="Longest hold, at most 120s.")
+@click.option("--on-timeout", type=Labelled(OnTimeout, "on-timeout"), default=OnTimeout.CONTINUE,
+              show_default="continue", metavar="WHAT", help="When a hold expires: continue or skip-candidate.")
+@click.option("--expires", "expires_ns", type=Duration(1, EXPIRES_MAX_NS, "above 0 and at most 24h"), default="1h",
+              show_default=True, metavar="DURATION", help="When it is disabled, at most 24h.")
+@click.option("--persist", is_flag=True, help="Keep it in the daemon's file of breakpoints (serve --breakpoints).")
+@target_option
+@format_option("text", "json")
+def break_set(target: str | None, form: str, depends_on: int | None, **given: Any) -> None:
+    """Stop a slot when it gets somewhere.
+
+    A slot that is stopped stands still at its next waitable point; everything else goes on.
+    """
+    spec = check(spec_of({**given, "depends_on": depends_on or 0}))
+    if spec.describe() == BreakpointSpec().describe() and not spec.condition and spec.status is None:
+        raise click.UsageError(
+            "break set needs at least one of --to, --from, --request, --site, --tier, --route, --status, --when"
+        )
+    from kvbm_console.cli.ask import control
+
+    verdict = control(resolve_target(None, target), lambda controls: controls.add_breakpoint(spec))
+    if form == "json":
+        print_json({"id": str(verdict.id), "verified": verdict.verified, "message": verdict.message})
+    elif verdict.verified:
+        click.echo(f"breakpoint {verdict.id}: {spec.describe()}")
+    if not verdict.verified:
+        warn(f"breakpoint {verdict.id} cannot work: {verdict.message}")
+        raise click.exceptions.Exit(1)
+
+
+@break_group.command(name="list")
+@target_option
+@format_option("text", "json")
+def break_list(target: str | None, form: str) -> None:
+    """The breakpoints of all owners."""
+    from kvbm_console.cli.debug import print_part
+    from kvbm_console.cli.status import breakpoint_lines
+
+    print_part(target, form, "breakpoints", breakpoint_lines, "no breakpoints")
+
+
+@break_group.command(name="clear")
+@click.argument("ids", metavar="[BREAKPOINT]...", nargs=-1, type=click.IntRange(1))
+@target_option
+def break_clear(ids: tuple[int, ...], target: str | None) -> None:
+    """Remove breakpoints: these, or all of all owners."""
+    from kvbm_console.cli.ask import control
+
+    async def clear(session: "ControlSession") -> str:
+        if not ids:
+            return await session.remove_all_breakpoints()
+        for number in ids:
+            await session.remove_breakpoint(number)
+        return f"removed {len(ids)}"
+
+    click.echo(control(resolve_target(None, target), clear))
+
+
+@break_group.command(name="enable")
+@click.argument("number", metavar="BREAKPOINT", type=click.IntRange(1))
+@target_option
+def break_enable(number: int, target: str | None) -> None:
+    """Arm a breakpoint again."""
+    _enable(number, True, target)
+
+
+@break_group.command(name="disable")
+@click.argument("number", metavar="BREAKPOINT", type=click.IntRange(1))
+@target_option
+def break_disable(number: int, target: str | None) -> None:
+    """Mute a breakpoint without removing it."""
+    _enable(number, False, target)
+
+
+def _enable(number: int, enabled: bool, target: str | None) -> None:
+    from kvbm_console.cli.ask import control
+
+    control(resolve_target(None, target), lambda controls: controls.enable_breakpoint(number, enabled))
+    click.echo(f"breakpoint {number} {'armed' if enabled else 'muted'}")
+
+
+# --- files ---
+
+
+@break_group.command(name="save")
+@click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
+@target_option
+def break_save(file: Path, target: str | None) -> None:
+    """Write all breakpoints of a daemon into a file that `break load` reads."""
+    from kvbm_console.cli.ask import fetch_status
+    from kvbm_console.debug.files import spec_from_document, write_specs
+
+    found = fetch_status(resolve_target(None, target))["breakpoints"]
+    write_specs(file, [spec_from_document(entry) for entry in found])
+    click.echo(f"saved {len(found)}")
+
+
+@break_group.command(name="load")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@target_option
+def break_load(file: Path, target: str | None) -> None:
+    """Set the breakpoints of a file, beside those that there are."""
+    from kvbm_console.cli.ask import control
+    from kvbm_console.debug.files import read_specs, renumbered
+
+    specs = read_specs(file)
+
+    async def load(session: "ControlSession") -> list[str]:
+        numbers: dict[int, int] = {}
+        wrong: list[str] = []
+        for spec in specs:
+            verdict = await session.add_breakpoint(renumbered(spec, numbers))
+            numbers[spec.id] = verdict.id
+            if not verdict.verified:
+                wrong.append(f"breakpoint {verdict.id} cannot work: {verdict.message}")
+        return wrong
+
+    wrong = control(resolve_target(None, target), load)
+    click.echo(f"loaded {len(specs)}")
+    for sentence in wrong:
+        warn(sentence)
+    if wrong:
+        raise click.exceptions.Exit(1)
+
+
+# --- on a recording ---
+
+
+@break_group.command(name="test")
+@click.argument("expression", metavar="[EXPR]", default="")
+@click.option("--on", "recording", required=True, type=click.Path(exists=True, path_type=Path), metavar="RECORDING",
+              help="A recording: a directory or a file.")
+@click.option("--show", type=click.IntRange(0), default=SHOWN_HITS, show_default=True, metavar="N",
+              help="Print the first N hits.")
+@spec_options
+@format_option("text", "json")
+def break_test(expression: str, recording: Path, show: int, form: str, condition: str, **given: Any) -> None:
+    """Count how often a breakpoint would have hit in a recording, and where. Exit 1 when it never would."""
+    if expression and condition:
+        raise click.UsageError("break test takes EXPR or --when, got both")
+    from kvbm_console.recording.hits import find_hits
+
+    spec = check(spec_of({**given, "condition": expression or condition}))
+    try:
+        found = find_hits(recording, spec)
+    except Refused as error:
+        raise click.UsageError(str(error)) from None
+    if form == "json":
+        print_json({
+            "hits": len(found.hits), "matches": found.matches, "failed": found.failed or None,
+            "first": [_hit_document(hit) for hit in found.hits[:show]],
+        })
+    else:
+        click.echo("\n".join(_hit_lines(found, show)))
+    if not found.hits:
+        raise click.exceptions.Exit(1)
+
+
+def _hit_document(hit: "Hit") -> dict[str, Any]:
+    return {
+        "seq": hit.seq, "at_ns": hit.at_ns, "n": hit.n, "slot": str(hit.slot), "request": hit.request,
+        "site": hit.site.label, "from_state": hit.old.label, "to_state": hit.new.label, "message": hit.message,
+    }
+
+
+def _hit_lines(found: "Hits", show: int) -> list[str]:
+    from kvbm_console.cli.output import number, table
+
+    lines = [f"{number(len(found.hits))} hits, {number(found.matches)} matches in {number(found.stimuli)} stimuli"]
+    if found.failed:
+        lines.append(f"the condition failed: {found.failed}")
+    if not found.hits or not show:
+        return lines
+    by_move: dict[str, int] = {}
+    for hit in found.hits:
+        move = f"{hit.site.label} {hit.old.label} → {hit.new.label}"
+        by_move[move] = by_move.get(move, 0) + 1
+    lines += [f"{number(count):>9}  {move}" for move, count in sorted(by_move.items(), key=lambda item: -item[1])]
+    rows = [
+        (number(hit.seq), f"{hit.at_ns / 1e9:.6f}s", hit.request, hit.site.label, hit.new.label, hit.message)
+        for hit in found.hits[:show]
+    ]
+    return [*lines, "", *table(("EVENT", "TIME", "REQUEST", "SITE", "STATE", ""), rows, right=(0, 1))]

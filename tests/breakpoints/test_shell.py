@@ -1,0 +1,121 @@
+"""The debugger from a shell, on a real daemon and on a recording.
+
+Law of this file: real processes; nothing waits for time, what happens later is read from ``tail``.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.programs import output, run, serving
+
+SERVE = ("--workload", "multiturn", "--speed", "8")
+RECORDINGS = Path(__file__).parent.parent.parent / "recordings"
+
+
+def test_a_breakpoint_with_everything_and_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "breakpoints.json"
+    with serving(tmp_path, *SERVE) as daemon:
+        daemon.output("break", "set", "--to", "decoding", "--action", "log", "--request", "nobody")
+        said = daemon.json(
+            "break", "set", "--site", "transition.did", "--from", "decoding", "--to", "preempted", "--request", "*",
+            "--when", "tokens.computed > 16 and tiers.g1.available < 400", "--hits", ">=2", "--ignore", "1",
+            "--action", "snapshot", "--suspend", "pipeline", "--once", "--after", "1", "--max-hold", "20s",
+            "--on-timeout", "skip-candidate", "--expires", "2h", "--name", "mine",
+        )
+        assert said["verified"] is True
+        first, second = daemon.json("break", "list")
+        assert (first["action"], first["request"]) == ("log", "nobody")
+        assert second["condition"] == "tokens.computed > 16 and tiers.g1.available < 400"
+        assert (second["hit_condition"], second["ignore_count"], second["depends_on"]) == (">=2", 1, "1")
+        assert (second["on_timeout"], second["suspend"], second["expires_ns"]) == (
+            "skip_candidate", "pipeline", 2 * 3_600 * 10**9)
+        assert daemon.output("break", "save", str(file)) == "saved 2\n"
+        assert daemon.output("break", "disable", "2") == "breakpoint 2 muted\n"
+        daemon.output("break", "clear")
+        assert daemon.output("break", "load", str(file)) == "loaded 2\n"
+        again = daemon.json("break", "list")
+        runtime = {"id", "hits", "depends_on"}
+        strip = [{key: value for key, value in entry.items() if key not in runtime} for entry in (first, second)]
+        assert [{key: value for key, value in entry.items() if key not in runtime} for entry in again] == strip
+        assert again[1]["depends_on"] == again[0]["id"]
+        missing = run(tmp_path, "break", "set", "--to", "decoding", "--after", "99")
+        assert missing.returncode == 1
+        assert "breakpoint 99, on which it depends, does not exist" in missing.stderr
+
+
+def test_log_points_freeze_and_the_other_verbs(tmp_path: Path) -> None:
+    with serving(tmp_path, *SERVE) as daemon:
+        daemon.output("break", "set", "--to", "decoding", "--log", "{request} decodes after {age}", "--once")
+        hit = daemon.until("BreakpointHit")
+        assert hit["action"] == "log"
+        assert " decodes after " in hit["message"]
+
+        assert daemon.output("freeze", "--max-hold", "100s") == "frozen\n"
+        frozen = daemon.json("status")
+        assert frozen["frozen"]["max_hold_ns"] == 100 * 10**9
+        refused = run(tmp_path, "freeze")
+        assert (refused.returncode, "already frozen by daemon" in refused.stderr) == (2, True)
+        assert daemon.json("status")["stream"]["head_seq"] - frozen["stream"]["head_seq"] <= 1, "but for the refusal"
+        assert daemon.output("run-for", "200ms") == "running\n"
+        froze = [json.loads(line) for line in daemon.output(
+            "tail", "--format", "jsonl", "--since", str(frozen["stream"]["head_seq"] + 1), "--filter",
+            "kind = Frozen or kind = Thawed", "--count", "2").splitlines()]
+        assert [event["kind"] for event in froze] == ["Thawed", "Frozen"]
+        assert froze[1]["at_ns"] - froze[0]["at_ns"] == 200_000_000, "of the engine's time, to the nanosecond"
+        assert daemon.output("thaw") == "thawed\n"
+        assert daemon.output("thaw") == "already_thawed\n"
+
+        daemon.output("break", "set", "--site", "evaluate.will", "--suspend", "all", "--once")
+        hold = daemon.until("SlotHeld")
+        assert hold["suspend"] == "all", "time stands still: the hold is there for as long as the test needs"
+        (held,) = daemon.json("status", "--filter", "held and outstanding > 0")["slots"]
+        assert held["slot"] == hold["slot"]
+        assert daemon.json("status", "--filter", "held and not held")["slots"] == []
+        assert daemon.output("skip", hold["hold"]) == "skipped\n"
+        skipped = json.loads(daemon.output(
+            "tail", "--format", "jsonl", "--since", str(hold["seq"]), "--filter", "reason = operator", "--count", "1"))
+        assert skipped["kind"] == "CandidateSkipped"
+        assert daemon.output("skip", hold["hold"]) == "already_continued\n"
+
+
+def test_until_and_step_from_a_shell(tmp_path: Path) -> None:
+    with serving(tmp_path, *SERVE) as daemon:
+        daemon.output("break", "set", "--to", "onboarding", "--once", "--max-hold", "100s")
+        first = daemon.until("SlotHeld")
+        assert daemon.output("continue", first["hold"], "--until", "decoding") == "continued\n"
+        second = daemon.until("SlotHeld", "--filter", f"kind = SlotHeld and slot = {first['slot']} and hold > "
+                              f"{first['hold']}")
+        assert (second["site"], second["owner"], second["breakpoints"]) == ("transition.did", "daemon", [])
+        assert daemon.output("step", second["hold"]) == "stepped\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hits"),
+    [
+        (["--to", "decoding"], 6), (["--to", "decoding", "--request", "other-*"], 4),
+        (["to = decoding and request ~ other-*"], 4), (["--to", "decoding", "--hits", "%2"], 3),
+        (["--to", "decoding", "--ignore", "4"], 2), (["--to", "decoding", "--once"], 1),
+        (["tiers.g2.resident > 0", "--site", "promote.will", "--route", "G2>G1"], 1),
+    ],
+)
+def test_a_breakpoint_is_tried_on_a_recording(tmp_path: Path, arguments: list[str], hits: int) -> None:
+    recording = str(RECORDINGS / "onboard-from-host.mcap")
+    found = json.loads(output(tmp_path, "break", "test", *arguments, "--on", recording, "--format", "json"))
+    assert found["hits"] == hits
+    assert found["failed"] is None
+    events = found["first"]
+    assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
+    text = output(tmp_path, "break", "test", *arguments, "--on", recording)
+    assert text.startswith(f"{hits} hits, ")
+
+
+def test_one_that_never_hits_is_exit_1(tmp_path: Path) -> None:
+    recording = str(RECORDINGS / "local-only.mcap")
+    done = run(tmp_path, "break", "test", "blocks > 1M", "--on", recording)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("0 hits, 0 matches in ")
+    wrong = run(tmp_path, "break", "test", "blocks > 1 ms", "--on", recording)
+    assert wrong.returncode == 2
+    assert "column 12: `ms` is a unit of a duration" in wrong.stderr

@@ -5,6 +5,7 @@ time spent drawing; a key is answered in the frame after it.
 """
 
 import asyncio
+import csv
 import os
 import time
 from collections.abc import Awaitable
@@ -14,10 +15,11 @@ from typing import Final
 from textual import events
 from textual.app import App, ComposeResult
 
-from .contracts import View
+from .contracts import Table, View
 from .desk import Desk
 from .draw.glyphs import ASCII, UNICODE
 from .keys import press
+from .model.numbers import plural
 from .source import Session
 from .theme import THEMES, Theme
 from .views import all_views
@@ -74,16 +76,20 @@ class ConsoleApp(App[int]):
         held = len(state.holds) if state is not None and self.desk.may_control else 0
         self.exit(0, message=f"{held} held: those that this console holds resume now" if held else None)
 
-    def _export(self, name: str) -> None:
-        """The screen as ``name.txt`` and ``name.svg`` in the working directory."""
+    def _export(self, name: str, table: Table | None) -> None:
+        """The screen as ``name.txt`` and ``name.svg`` in the working directory, its list as ``name.csv``."""
         text = "\n".join(line.text.rstrip() for line in self.canvas.lines)
         try:
             Path(f"{name}.txt").write_text(text + "\n", encoding="utf-8")
             Path(f"{name}.svg").write_text(self.export_screenshot(title=name), encoding="utf-8")
+            if table is not None:
+                with Path(f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+                    csv.writer(file).writerows([table[0], *table[1]])
         except OSError as error:
             self.desk.tell(f"not written: {error.strerror or error}", "fault")
             return
-        self.desk.tell(f"written: {name}.txt and {name}.svg")
+        rows = f", .csv with {plural(len(table[1]), 'row')}" if table is not None else ""
+        self.desk.tell(f"written: {name}.txt, .svg{rows}")
 
     async def _feed(self) -> None:
         await self.session.run(_breathe)

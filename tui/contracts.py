@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
+from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
 
 from .draw.frame import Hint
 from .draw.spans import Line
+from .model.hits import Hits
 
 if TYPE_CHECKING:
     from .desk import Desk
@@ -25,6 +27,11 @@ class Tape(Protocol):
 
     def state_at(self, seq: int) -> CacheState:
         """The facts after event ``seq``; raises RecordingError where they are unknown."""
+        ...
+
+    @property
+    def first_seq(self) -> int:
+        """The first event."""
         ...
 
     def events(self, first_seq: int | None = None) -> Iterator[list[Event]]:
@@ -91,6 +98,10 @@ class TransportControls(Protocol):
         ...
 
 
+Table = tuple[list[str], list[list[str]]]
+"""Names of columns, and rows of text: what is exported as CSV."""
+
+
 class Actions(Protocol):
     """What the desk asks of the session."""
 
@@ -102,6 +113,14 @@ class Actions(Protocol):
     """Whether more came than is kept."""
     playback: TransportControls | None
     """None on a live target."""
+
+    hits: Hits
+    """The hits on a recording."""
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        """Requests of the debugger that this connection has beside those that every one has."""
+        ...
 
     @property
     def control(self) -> bool:
@@ -118,6 +137,42 @@ class Actions(Protocol):
 
     def step(self, hold: int) -> None:
         """Release a hold and stop the slot at its next site."""
+        ...
+
+    def continue_until(self, hold: int, state: SlotState) -> None:
+        """Release a hold and stop the slot once more at a state."""
+        ...
+
+    def skip_candidate(self, hold: int) -> None:
+        """Resolve the open candidates of a held slot to no work, and release the hold."""
+        ...
+
+    def step_pipeline(self) -> None:
+        """Let one candidate through its evaluation."""
+        ...
+
+    def freeze(self) -> None:
+        """Stop everything for a while."""
+        ...
+
+    def thaw(self) -> None:
+        """End a freeze."""
+        ...
+
+    def watch(self, specs: list[BreakpointSpec]) -> None:
+        """Look for the hits of these on the recording."""
+        ...
+
+    def seek_hit(self, back: bool) -> None:
+        """To the next or previous hit of the recording, as soon as it is found."""
+        ...
+
+    def seek_slot(self, slot: int) -> None:
+        """To the next event of a slot on the recording."""
+        ...
+
+    def show_target(self, number: int) -> None:
+        """Show another target of this console."""
         ...
 
     def add_breakpoint(self, spec: BreakpointSpec) -> None:
@@ -144,8 +199,8 @@ class Actions(Protocol):
         """Put text on the terminal's clipboard."""
         ...
 
-    def export(self, name: str) -> None:
-        """Write what is shown as text and as a picture."""
+    def export(self, name: str, table: Table | None) -> None:
+        """Write what is shown as text and as a picture, and its rows as CSV."""
         ...
 
     def quit(self) -> None:
@@ -167,6 +222,14 @@ class View(Protocol):
 
     def hints(self, desk: Desk) -> list[Hint]:
         """Keys that work here and now, the most useful first."""
+        ...
+
+    def rows(self, desk: Desk) -> Table | None:
+        """All rows of its list, also those that are not on the screen; None for a view without one."""
+        ...
+
+    def reveal(self, desk: Desk, event: Event) -> bool:
+        """Show this event; False when it cannot be shown here."""
         ...
 
     def press(self, desk: Desk, key: str) -> bool:

@@ -7,15 +7,19 @@ target is handed to the session, which answers later with a notice. Every frame 
 from collections.abc import Callable
 from typing import Final
 
+from kvbm_console.core.events import Event
+
 from .contracts import Actions, View
 from .draw import frame
 from .draw.glyphs import UNICODE, Glyphs
 from .draw.spans import BLANK, Line, Span, crop, fit
 from .model.filters import Filter
 from .model.lints import Level, Lints, Warning
+from .model.marks import Mark, Marks, seq_at
 from .model.mirror import Mirror
 from .model.numbers import S, clock, count
 from .model.rows import SlotOrder
+from .model.wording import concerns
 from .prompts import Prompt
 
 TALL_ROWS: Final = 36
@@ -25,10 +29,14 @@ HEIGHT_MIN: Final = 16
 NOTICE_NS: Final = 4 * S
 STOP_NS: Final = 8 * S
 """How long a stop announcement replaces the keys."""
+HITS_MARKED_MAX: Final = 500
+"""Hits drawn on the bar of a recording: more than the bar has cells."""
 STALE_NS: Final = 2 * S
 LAG_NS: Final = S
 LINT_EVERY_NS: Final = S // 4
-OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG = range(9)
+COPY_AGAIN_NS: Final = 3 * S
+"""``y`` pressed again within this time copies more."""
+OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG, WARNINGS = range(10)
 
 
 class Desk:
@@ -55,6 +63,17 @@ class Desk:
         self.prompt: Prompt | None = None
         self.histories: dict[str, list[str]] = {}
         self.help = False
+        self.event: int | None = None
+        """The chosen event, shared by the story, the timeline and the log."""
+        self.marks = Marks()
+        self.targets: list[str] = []
+        """Names of all targets of this console; with one there is no row for them."""
+        self.target = 0
+        self.copied = 0
+        """What ``y`` copied last: the request, its row, the view."""
+        self.copied_mono = -COPY_AGAIN_NS
+        self.shown: list[Line] = []
+        """The rows of the last frame."""
         self.width = 80
         self.height = 24
         self._notice: tuple[str, str, int] | None = None
@@ -114,16 +133,65 @@ class Desk:
         """Choose a request for all views."""
         self.selected = request
 
+    # --- events and places -------------------------------------------------------------------------------------------
+
+    def chosen_event(self) -> Event | None:
+        """The chosen event, else the newest one of the selected request."""
+        event = self.mirror.event(self.event) if self.event is not None else None
+        if event is not None:
+            return event
+        life = self.mirror.life_of(self.selected) if self.selected else None
+        return life.story[-1] if life is not None and life.story else None
+
+    def reveal(self, event: Event) -> None:
+        """Choose an event, and its request, and show it: here, or in the log."""
+        self.event = event.seq
+        who = concerns(event, self.mirror)
+        if who and self.mirror.life_of(who) is not None:
+            self.select(who)
+        if not self.view.reveal(self, event):
+            self.go(LOG)
+            self.view.reveal(self, event)
+
+    def place(self) -> tuple[int, int] | None:
+        """Where a mark would be set: (seq, time) of the cursor, of the chosen event, else now."""
+        state = self.mirror.state
+        if state is None:
+            return None
+        cursor = getattr(self.view, "cursor_ns", None)
+        if cursor is not None:
+            return (seq_at(self.mirror, cursor) or 0), cursor
+        event = self.mirror.event(self.event) if self.event is not None and self.current in (SLOT, LOG) else None
+        return (event.seq, event.at_ns) if event is not None else (state.seq - 1, self.now_ns)
+
+    def to_mark(self, mark: Mark) -> None:
+        """Back to a mark: the tape of a recording goes there, a live console shows it in the timeline or the log."""
+        if self.actions.playback is not None:
+            self.actions.playback.seek(mark.seq)
+            return
+        event = self.mirror.event(mark.seq)
+        if self.current == LOG and event is not None:
+            self.event = event.seq
+            self.view.reveal(self, event)
+            return
+        self.go(TIMELINE)
+        self.view.press(self, f"at:{mark.at_ns}")
+
     # --- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, width: int, height: int) -> list[Line]:
         """The whole screen."""
+        self.shown = self._draw(width, height)
+        return self.shown
+
+    def _draw(self, width: int, height: int) -> list[Line]:
         self.width, self.height = width, height
         if width < WIDTH_MIN or height < HEIGHT_MIN:
             text = f"Needs {WIDTH_MIN}x{HEIGHT_MIN}, has {width}x{height}"
             return fit([BLANK] * (height // 2) + [Line((Span(text[:width], "text"),))], height)
         self._watch()
-        lines = [frame.status_line(self._status(), width), frame.tabs_line(self.current, width, self.recording)]
+        lines = [frame.targets_line(self.targets, self.target, width)] if len(self.targets) > 1 else []
+        lines += [frame.status_line(self._status(), width), frame.tabs_line(self.current, width, self.recording)]
         if self.tall:
             lines.append(BLANK)
         feet = self.prompt.lines(width, height // 2) if self.prompt is not None else [self._keys(width)]
@@ -227,11 +295,15 @@ class Desk:
             state = "END"
         else:
             state = f"PLAY {playback.speed:g}×" if playback.playing else "PAUSED"
-        marks = [(gap.first, self.glyphs.gap, "gap") for gap in self.mirror.gaps]
+        marks = [(seq, self.glyphs.held, "held") for seq in self.actions.hits.seqs[:HITS_MARKED_MAX]]
+        marks += [(gap.first, self.glyphs.gap, "gap") for gap in self.mirror.gaps]
         holds = [stay for life in self.mirror.lives.values() for stay in life.stays if stay.end_ns is None]
-        hits = self.mirror.state.totals.breakpoint_hits if self.mirror.state else 0
+        known = self.actions.hits
+        hits = len(known.seqs) + known.dropped if known.complete else (
+            self.mirror.state.totals.breakpoint_hits if self.mirror.state else 0)
         if holds and self.mirror.state is not None:
             marks.append((self.mirror.state.seq, self.glyphs.held, "held"))
+        marks += [(mark.seq, self.glyphs.mark, "strong") for mark in self.marks.places]
         return frame.Transport(
             state, playback.at_ns, playback.position_seq, playback.first_seq, playback.last_seq, hits, marks
         )

@@ -1,21 +1,24 @@
-"""What keys and clicks do everywhere: views, prompts, and the verbs of the debugger.
+"""What keys and clicks do everywhere: views, prompts, cause and effect, marks, copies, the transport.
 
 Law of this file: a key that needs the target says so when it may not act, and one that means nothing does nothing.
 """
 
-from kvbm_console.core.errors import UsageError
-from kvbm_console.core.ids import SlotState
+from typing import Final
 
-from .desk import BREAKS, LOG, OVERVIEW, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, Desk
+from . import debugging
+from .commands import open_palette, run_command
+from .desk import BREAKS, COPY_AGAIN_NS, LOG, OVERVIEW, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WARNINGS, Desk
 from .draw.frame import TABS
 from .draw.spans import Action
-from .model.breaks import NEXT, parse_breakpoint
+from .model.causes import cause_of, effect_of
 from .model.filters import Filter, completions, plain_text
-from .model.numbers import plain, plural
+from .model.marks import Mark, distance
+from .model.numbers import count, plain
 from .prompts import Prompt
+from .transport import transport_key
 
-SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 100.0)
-"""Steps of the speed of a recording."""
+NAMES: Final = (*(long for long, _ in TABS), "Warnings")
+"""Names of all views, for files and help."""
 
 
 def press(desk: Desk, key: str) -> None:
@@ -47,28 +50,33 @@ def _everywhere(desk: Desk, key: str) -> None:
         case "/":
             _filter(desk)
         case ":" | "ctrl+p":
-            _command(desk)
+            open_palette(desk)
         case "!":
-            desk.go(OVERVIEW)
+            desk.go(WARNINGS)
         case "H":
             _newest_hold(desk)
         case "t":
             desk.go(TIMELINE)
         case "space":
             _pause(desk)
+        case "[" | "]":
+            _trace(desk, back=key == "[")
+        case "m":
+            _mark(desk)
+        case "'":
+            _to_mark(desk)
         case "y":
             _copy(desk)
         case "e":
-            seq = desk.mirror.state.seq - 1 if desk.mirror.state is not None else 0
-            desk.actions.export(f"kvbm-console-{TABS[desk.current][0].lower()}-{max(0, seq)}")
+            _export(desk)
         case "r":
             if desk.mirror.disconnected is not None:
                 desk.actions.retry()
                 desk.tell("trying now")
-        case "b" | "c" | "C" | "s" | "D":
-            _debug(desk, key)
         case "," | "." | "<" | ">":
-            _transport(desk, key)
+            transport_key(desk, key)
+        case _ if key in debugging.KEYS:
+            debugging.press(desk, key)
 
 
 def _back(desk: Desk) -> None:
@@ -78,34 +86,11 @@ def _back(desk: Desk) -> None:
         desk.current = desk.crumbs.pop()
 
 
-def _copy(desk: Desk) -> None:
-    """The selected request's name, else what the view shows."""
-    if desk.selected is not None:
-        desk.actions.copy(desk.selected)
-        desk.tell(f"copied {plain(desk.selected)}")
-    else:
-        lines = desk.draw(desk.width, desk.height)
-        desk.actions.copy("\n".join(line.text.rstrip() for line in lines))
-        desk.tell("copied the screen")
-
-
 def _pause(desk: Desk) -> None:
     if desk.actions.playback is not None:
         desk.actions.playback.toggle()
     elif not desk.recording:
         desk.actions.pause(not desk.actions.paused)
-
-
-def _transport(desk: Desk, key: str) -> None:
-    playback = desk.actions.playback
-    if playback is None:
-        return
-    if key in ",.":
-        playback.step(-1 if key == "," else 1)
-        return
-    nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - playback.speed))
-    index = min(len(SPEEDS) - 1, max(0, nearest + (1 if key == ">" else -1)))
-    playback.set_speed(SPEEDS[index])
 
 
 def _newest_hold(desk: Desk) -> None:
@@ -117,95 +102,83 @@ def _newest_hold(desk: Desk) -> None:
     desk.go(SLOT)
 
 
-# --- the debugger ----------------------------------------------------------------------------------------------------
+# --- cause, effect, marks --------------------------------------------------------------------------------------------
 
 
-def _debug(desk: Desk, key: str) -> None:
-    if not desk.may_control:
-        why = "a recording cannot be stopped" if desk.recording else (
-            "read-only" if desk.read_only else "this session only observes")
-        desk.tell(f"{key}: not here, {why}", "muted")
+def _trace(desk: Desk, *, back: bool) -> None:
+    """To the event that led to the chosen one, or to the first that it led to."""
+    event = desk.chosen_event()
+    if event is None:
+        desk.tell("choose an event first: n in the timeline, or ↑ ↓ in the log", "muted")
         return
-    if key == "b":
-        _break(desk)
-    elif key == "c":
-        _continue(desk)
-    elif key == "C":
-        _continue_all(desk)
-    elif key == "s":
-        _step(desk)
+    found = cause_of(event, desk.mirror) if back else effect_of(event, desk.mirror)
+    if found is None:
+        if back:
+            desk.tell(f"seq {count(event.seq)} follows from stimulus {count(event.cause)}; nothing before it is kept")
+        else:
+            desk.tell(f"nothing here follows from seq {count(event.seq)} yet")
+        return
+    if desk.current not in (SLOT, TIMELINE, LOG):
+        desk.go(LOG)
+    desk.reveal(found)
+
+
+def _mark(desk: Desk) -> None:
+    place = desk.place()
+    if place is None:
+        return
+    seq, at_ns = place
+    note = plain(desk.selected) if desk.selected else ""
+    if desk.marks.toggle(Mark(seq, at_ns, note)):
+        desk.tell(f"mark {desk.glyphs.mark} at seq {count(seq)}; ' comes back to it")
     else:
-        question = "Disarm all breakpoints and release all holds? y/n "
-        desk.prompt = Prompt(question, "", lambda text: _disarm(desk, text))
+        desk.tell(f"mark at seq {count(seq)} taken away")
 
 
-def _disarm(desk: Desk, text: str) -> None:
-    if text.strip().lower() in ("y", "yes"):
-        desk.actions.disarm()
-    else:
-        desk.tell("nothing was disarmed", "muted")
+def _to_mark(desk: Desk) -> None:
+    place = desk.place()
+    mark = desk.marks.next_from(*place) if place is not None else None
+    if place is None or mark is None:
+        desk.tell("no mark yet; m sets one", "muted")
+        return
+    told = distance(mark, *place)
+    desk.to_mark(mark)
+    desk.tell(f"{desk.glyphs.mark} seq {count(mark.seq)}  {told}")
 
 
-def _break(desk: Desk) -> None:
-    state = desk.mirror.state
-    slot = state.slot_named(desk.selected) if state is not None and desk.selected else None
-    target = NEXT[slot.state] if slot is not None else SlotState.ONBOARDING
-    text = f"to {target.label} request {slot.request if slot is not None else '*'}"
-
-    def submit(typed: str) -> None:
-        try:
-            desk.actions.add_breakpoint(parse_breakpoint(typed))
-        except UsageError as error:
-            desk.tell(str(error), "fault")
-
-    def check(typed: str) -> str:
-        try:
-            return parse_breakpoint(typed).describe()
-        except UsageError as error:
-            raise ValueError(str(error)) from None
-
-    desk.prompt = Prompt("break ", text, submit, check, desk.histories.setdefault("break", []))
+# --- copies ----------------------------------------------------------------------------------------------------------
 
 
-def hold_to_act_on(desk: Desk) -> int | None:
-    """The hold of the selected slot, else the only one; None when it is not clear which."""
-    state = desk.mirror.state
-    if state is None:
-        return None
-    slot = state.slot_named(desk.selected) if desk.selected else None
-    if slot is not None and slot.hold is not None:
-        return slot.hold
-    return next(iter(state.holds)) if len(state.holds) == 1 else None
+def _copy(desk: Desk) -> None:
+    """The name of the selected request; pressed again its row, then all rows."""
+    mono = desk.mono()
+    again = mono - desk.copied_mono < COPY_AGAIN_NS
+    desk.copied = (desk.copied + 1) % 3 if again else 0
+    if desk.selected is None and desk.copied < 2:
+        desk.copied = 2
+    desk.copied_mono = mono
+    if desk.copied == 0 and desk.selected is not None:
+        desk.actions.copy(desk.selected)
+        desk.tell(f"copied {plain(desk.selected)}; y again its row, again the view")
+        return
+    rows = [line.text.rstrip() for line in desk.shown]
+    if desk.copied == 1 and desk.selected is not None:
+        name = plain(desk.selected)
+        row = next((row for row in rows[2:] if row.startswith(desk.glyphs.select)),
+                   next((row for row in rows[2:] if name in row), ""))
+        desk.actions.copy(row.lstrip(desk.glyphs.select).strip())
+        desk.tell("copied the row; y again the view")
+        return
+    desk.actions.copy("\n".join(rows))
+    desk.tell("copied the view")
 
 
-def _continue(desk: Desk) -> None:
-    hold = hold_to_act_on(desk)
-    if hold is not None:
-        desk.actions.continue_hold(hold)
-    elif desk.mirror.state is not None and desk.mirror.state.holds:
-        desk.go(BREAKS)
-    else:
-        desk.tell("nothing is held")
+def _export(desk: Desk) -> None:
+    seq = desk.mirror.state.seq - 1 if desk.mirror.state is not None else 0
+    desk.actions.export(f"kvbm-console-{NAMES[desk.current].lower()}-{max(0, seq)}", desk.view.rows(desk))
 
 
-def _continue_all(desk: Desk) -> None:
-    state = desk.mirror.state
-    if state is not None and state.holds:
-        desk.actions.continue_hold(None)
-        desk.tell(f"continuing {plural(len(state.holds), 'hold')}")
-    else:
-        desk.tell("nothing is held")
-
-
-def _step(desk: Desk) -> None:
-    hold = hold_to_act_on(desk)
-    if hold is None:
-        desk.tell("select a held slot to step it")
-    else:
-        desk.actions.step(hold)
-
-
-# --- filter and commands ---------------------------------------------------------------------------------------------
+# --- filter ----------------------------------------------------------------------------------------------------------
 
 
 def _filter(desk: Desk) -> None:
@@ -224,82 +197,15 @@ def _filter(desk: Desk) -> None:
     def check(text: str) -> str:
         if text.strip():
             Filter.parse(text, schema)
-            plain_ = plain_text(text, schema)
-            return "" if plain_ is None else f"requests named {plain_}; tab completes a field"
+            name = plain_text(text, schema)
+            return "" if name is None else f"requests named {name}; tab completes a field"
         return f"text of a request, or {', '.join(list(schema.fields)[:5])} …; tab completes, up recalls"
 
-    desk.prompt = Prompt("/ ", before.text if before is not None else "", apply, check,
-                         desk.histories.setdefault("filter", []), live=apply,
-                         cancel=lambda: apply(before.text if before is not None else ""),
-                         complete=lambda text: completions(text, schema))
-
-
-COMMANDS = {
-    "quit": "leave the console",
-    "seek N": "recording: go to event N",
-    "speed N": "recording: play N times as fast",
-    "view N": "show view 1 to 9",
-    "break …": "set a breakpoint, as with b",
-    "delete N": "remove breakpoint N",
-    "enable N": "arm breakpoint N",
-    "disable N": "mute breakpoint N",
-    "continue all": "release every hold",
-    "disarm": "mute every breakpoint and release every hold",
-}
-"""What can be typed after the colon, and what it does."""
-
-
-def _command(desk: Desk) -> None:
-    def check(text: str) -> str:
-        words = [name for name in COMMANDS if name.startswith(text.split(" ")[0])] if text.strip() else list(COMMANDS)
-        return "  ".join(words[:6]) if words else "no such command"
-
-    desk.prompt = Prompt(":", "", lambda text: run_command(desk, text), check,
-                         desk.histories.setdefault("command", []))
-
-
-def run_command(desk: Desk, text: str) -> None:
-    """Do what was typed after the colon; a mistake is told in the key row."""
-    word, _, rest = text.strip().partition(" ")
-    try:
-        _run(desk, word, rest.strip())
-    except (UsageError, ValueError) as error:
-        desk.tell(f":{text.strip()}: {error}", "fault")
-
-
-def _run(desk: Desk, word: str, rest: str) -> None:
-    playback = desk.actions.playback
-    if word in ("q", "quit"):
-        desk.actions.quit()
-    elif word in ("seek", "speed"):
-        if playback is None:
-            raise UsageError("only a recording can do that")
-        if word == "seek":
-            seq = int(rest.replace(",", ""))
-            playback.seek(min(playback.last_seq, max(playback.first_seq, seq)))
-        else:
-            playback.set_speed(float(rest))
-    elif word == "view":
-        desk.go(min(8, max(0, int(rest) - 1)))
-    elif word in ("break", "delete", "enable", "disable", "continue", "disarm"):
-        if not desk.may_control:
-            raise UsageError("needs control; this session only observes")
-        _run_debug(desk, word, rest)
-    elif word:
-        raise UsageError(f"no command `{word}`; try {', '.join(name.split()[0] for name in COMMANDS)}")
-
-
-def _run_debug(desk: Desk, word: str, rest: str) -> None:
-    if word == "break":
-        desk.actions.add_breakpoint(parse_breakpoint(rest))
-    elif word == "delete":
-        desk.actions.remove_breakpoint(int(rest))
-    elif word in ("enable", "disable"):
-        desk.actions.enable_breakpoint(int(rest), word == "enable")
-    elif word == "continue":
-        desk.actions.continue_hold(None if rest in ("", "all") else int(rest))
-    else:
-        desk.actions.disarm()
+    desk.prompt = Prompt(
+        "/ ", before.text if before is not None else "", apply, check, desk.histories.setdefault("filter", []),
+        live=apply, cancel=lambda: apply(before.text if before is not None else ""),
+        complete=lambda text: completions(text, schema),
+    )
 
 
 # --- clicks ----------------------------------------------------------------------------------------------------------
@@ -321,7 +227,7 @@ def act(desk: Desk, action: Action, x: int) -> None:
         case ("key", str(key)):
             press(desk, key)
         case ("badge", str(text)):
-            desk.go(BREAKS if text.startswith("‖") else OVERVIEW)
+            desk.go(BREAKS if text.startswith("‖") else WARNINGS)
         case ("seek", int(start), int(cells)):
             playback = desk.actions.playback
             if playback is not None and cells > 1:
@@ -329,6 +235,10 @@ def act(desk: Desk, action: Action, x: int) -> None:
                 playback.seek(playback.first_seq + span * (x - start) // (cells - 1))
         case ("row", int(row)):
             desk.view.press(desk, f"row:{row}")
+        case ("sort", str(name)):
+            desk.view.press(desk, f"sort:{name}")
+        case ("target", int(number)):
+            desk.actions.show_target(number)
 
 
-__all__ = ["LOG", "SLOTS", "TIERS", "TRANSFERS", "act", "press", "run_command"]
+__all__ = ["LOG", "NAMES", "OVERVIEW", "SLOTS", "TIERS", "TRANSFERS", "act", "press", "run_command"]

@@ -8,14 +8,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
+from kvbm_console.core.ids import SlotState
 from kvbm_console.stream.feed import Controls, EventsArrived, Feed, FeedItem, SnapshotTaken
 
-from .contracts import TransportControls
+from .contracts import Table, TransportControls
+from .model.hits import Hits, Tracker
 from .model.mirror import Mirror
+from .model.numbers import count, plural
 
 BUFFER_MAX: Final = 200_000
 """Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""
@@ -25,6 +28,10 @@ BACKFILL_EVENTS: Final = 6_000
 """Events before a place on a recording that are folded for its history: a tenth of a second of work for a seek."""
 CALLS_MAX: Final = 16
 """Calls under way; more keys than that on a dead connection are refused."""
+
+
+VERBS: Final = ("continue_until", "skip_candidate", "step_pipeline", "freeze", "thaw")
+"""Requests that not every connection has; keys that need one say so."""
 
 
 class Spawner(Protocol):
@@ -56,9 +63,17 @@ class Session:
         self._tell: Callable[[str, str], None] = lambda text, role: None
         self._quit: Callable[[], None] = lambda: None
         self._copy: Callable[[str], None] = lambda text: None
-        self._export: Callable[[str], None] = lambda name: None
+        self._export: Callable[[str, Table | None], None] = lambda name, table: None
+        self._show: Callable[[int], None] = lambda number: None
         self._calls = 0
         self._resubscribe = False
+        self.hits = Hits()
+        self._searching = False
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        """Requests of the debugger beside those that every connection has."""
+        return frozenset(verb for verb in VERBS if hasattr(self.controls, verb))
 
     @property
     def control(self) -> bool:
@@ -68,10 +83,12 @@ class Session:
 
     def attach(
         self, spawn: Spawner, tell: Callable[[str, str], None], quit_: Callable[[], None],
-        copy: Callable[[str], None], export: Callable[[str], None],
+        copy: Callable[[str], None], export: Callable[[str, Table | None], None],
+        show: Callable[[int], None] = lambda number: None,
     ) -> None:
         """Connect the session to an application."""
         self._spawn, self._tell, self._quit, self._copy, self._export = spawn, tell, quit_, copy, export
+        self._show = show
 
     # --- the feed ----------------------------------------------------------------------------------------------------
 
@@ -164,6 +181,76 @@ class Session:
         if not self._buffer:
             self.buffered = 0
 
+    # --- along a recording -------------------------------------------------------------------------------------------
+
+    def watch(self, specs: list[BreakpointSpec]) -> None:
+        """Look for the hits of these on the recording from now on."""
+        self.hits.change(specs)
+
+    def seek_hit(self, back: bool) -> None:
+        """To the next or previous hit, as soon as the tape has been read for hits."""
+        playback, spawn = self.playback, self._spawn
+        if playback is None or spawn is None:
+            return
+        if self.hits.complete:
+            self._to_hit(playback, back)
+        elif self._searching:
+            self._tell("still looking for hits", "muted")
+        else:
+            self._searching = True
+            self._tell("looking for hits …", "muted")
+            spawn(self._search(playback, back), "hits")
+
+    async def _search(self, playback: TransportControls, back: bool) -> None:
+        tape = playback.recording
+        try:
+            state = tape.state_at(playback.first_seq)
+            while not await self.hits.search(tape, state, _yield):
+                pass
+        except RecordingError as error:
+            self._tell(str(error), "fault")
+            return
+        finally:
+            self._searching = False
+        self._to_hit(playback, back)
+
+    def _to_hit(self, playback: TransportControls, back: bool) -> None:
+        here = playback.position_seq
+        found = self.hits.previous(here) if back else self.hits.next(here)
+        total = len(self.hits.seqs) + self.hits.dropped
+        if found is None:
+            where = "in front of" if back else "behind"
+            self._tell(f"no hit {where} seq {count(here)}; {plural(total, 'hit')} on this recording", "text")
+            return
+        playback.seek(found)
+        self._tell(f"hit {self.hits.seqs.index(found) + 1} of {count(total)}, seq {count(found)}", "text")
+
+    def seek_slot(self, slot: int) -> None:
+        """To the next event of a slot."""
+        playback, spawn = self.playback, self._spawn
+        if playback is not None and spawn is not None and not self._searching:
+            self._searching = True
+            spawn(self._next_of(playback, slot), "slot")
+
+    async def _next_of(self, playback: TransportControls, slot: int) -> None:
+        here = playback.position_seq
+        tracker = Tracker(self.mirror.state)
+        try:
+            for events in playback.recording.events(here + 1):
+                for event in events:
+                    for _ in tracker.moments(event):
+                        pass
+                    if event.seq > here and tracker.slot(event) == slot:
+                        playback.seek(event.seq)
+                        return
+                await _yield()
+        except RecordingError as error:
+            self._tell(str(error), "fault")
+            return
+        finally:
+            self._searching = False
+        self._tell("no later event of this request on the recording", "text")
+
     # --- what may be asked -------------------------------------------------------------------------------------------
 
     def _call(self, work: Callable[[Controls], Awaitable[str]]) -> None:
@@ -198,6 +285,36 @@ class Session:
         """Release a hold and stop the slot at its next site."""
         async def work(controls: Controls) -> str:
             return f"hold {hold}: {await controls.step(hold)}"
+        self._call(work)
+
+    def continue_until(self, hold: int, state: SlotState) -> None:
+        """Release a hold and stop the slot once more at a state."""
+        async def work(controls: Any) -> str:
+            return f"hold {hold}: {await controls.continue_until(hold, state)}, until {state.label}"
+        self._call(work)
+
+    def skip_candidate(self, hold: int) -> None:
+        """Resolve the open candidates of a held slot to no work, and release the hold."""
+        async def work(controls: Any) -> str:
+            return f"hold {hold}: {await controls.skip_candidate(hold)}"
+        self._call(work)
+
+    def step_pipeline(self) -> None:
+        """Let one candidate through its evaluation."""
+        async def work(controls: Any) -> str:
+            return f"pipeline: {await controls.step_pipeline()}"
+        self._call(work)
+
+    def freeze(self) -> None:
+        """Stop everything for a while."""
+        async def work(controls: Any) -> str:
+            return f"target: {await controls.freeze()}"
+        self._call(work)
+
+    def thaw(self) -> None:
+        """End a freeze."""
+        async def work(controls: Any) -> str:
+            return f"target: {await controls.thaw()}"
         self._call(work)
 
     def add_breakpoint(self, spec: BreakpointSpec) -> None:
@@ -241,9 +358,13 @@ class Session:
         """Put text on the terminal's clipboard."""
         self._copy(text)
 
-    def export(self, name: str) -> None:
-        """Write what is shown as text and as a picture."""
-        self._export(name)
+    def export(self, name: str, table: Table | None) -> None:
+        """Write what is shown as text and as a picture, and its rows as CSV."""
+        self._export(name, table)
+
+    def show_target(self, number: int) -> None:
+        """Show another target of this console."""
+        self._show(number)
 
     def quit(self) -> None:
         """Leave the console."""

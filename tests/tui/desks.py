@@ -10,7 +10,9 @@ from kvbm_console.stream.feed import FeedItem
 from tests.tui.script import Mono, S, Script, opening, story
 from tui.desk import Desk
 from tui.draw.glyphs import ASCII, UNICODE
+from tui.model.hits import Hits
 from tui.model.mirror import Mirror
+from tui.source import VERBS
 from tui.views import all_views
 
 
@@ -57,6 +59,8 @@ class FakeActions:
         self.buffered = 0
         self.playback = playback
         self.control = True
+        self.hits = Hits()
+        self.verbs = frozenset(VERBS)
         self.calls: list[tuple[object, ...]] = []
 
     def pause(self, paused: bool) -> None:

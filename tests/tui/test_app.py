@@ -252,7 +252,7 @@ async def test_export_writes_text_and_picture(tmp_path: Path, monkeypatch: pytes
     async with running() as console:
         await console.pilot.press("2", "e")
         name = f"kvbm-console-slots-{console.script.state.seq - 1}"
-        assert f"written: {name}.txt and {name}.svg" in console.row(-1)
+        assert f"written: {name}.txt, .svg, .csv with 3 rows" in console.row(-1)
     assert "agent-0003.2" in (tmp_path / f"{name}.txt").read_text(encoding="utf-8")
     assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8").startswith("<svg")
 

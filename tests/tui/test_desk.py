@@ -211,13 +211,16 @@ def test_timeline_walks_events_and_measures() -> None:
     desk.select("rag-0002.7")
     screen(desk)
     press(desk, "n")
-    assert "prefilling → ● decoding" in everything(desk)
+    assert "OperationStarted" in screen(desk)[-3]
     press(desk, "m")
-    press(desk, "N")
+    assert "◊" in everything(desk)
+    while "→" not in screen(desk)[-3] or "decoding" not in screen(desk)[-3]:
+        press(desk, "N")
     rows = screen(desk)
-    assert "· initialized → ▲ prefilling" in rows[-3]
-    assert "Δ 20 ms" in rows[-3]
-    assert rows[-2].startswith(" cause  build_connector_metadata, iteration")
+    assert "▲ prefilling → ● decoding" in rows[-3]
+    assert "Δ 329 ms, 28 events" in rows[-3]
+    assert rows[-2].startswith(" cause  SlotMoved ")
+    assert "build_connector_metadata, iteration" in rows[-2]
     assert any("┬" in row for row in rows)
 
 
@@ -265,9 +268,14 @@ def test_the_log_follows_until_it_is_scrolled() -> None:
     assert f"{newest:,}" in screen(desk)[-2]
     press(desk, "k")
     press(desk, "k")
-    assert "2 newer  G" in everything(desk)
+    assert desk.event == newest - 1
+    assert screen(desk)[-3].startswith("▌")
+    assert "stopped" in everything(desk)
+    press(desk, "pageup")
+    assert "newer  G" in everything(desk)
     press(desk, "G")
     assert "following" in everything(desk)
+    assert desk.event is None
 
 
 # --- themes ----------------------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ def test_what_it_matches(text: str, expected: set[str]) -> None:
 @pytest.mark.parametrize(("text", "column", "message"), [
     ("stat = decoding", 0, "a slot has no field `stat`; the nearest is `state`"),
     ("held and agee > 1", 9, "no field `agee`"), ("age > 3", 6, "write a unit, as 3 ms"),
-    ("held and ", 9, "expected the name of a field"), ("state = (", 8, "expected a word"), ("x" * (FILTER_MAX + 1), FILTER_MAX, "at most"),
+    ("held and ", 9, "expected the name of a field"), ("state = (", 8, "expected a word"),
+    ("x" * (FILTER_MAX + 1), FILTER_MAX, "at most"),
 ])
 def test_a_mistake_is_told_with_its_column(text: str, column: int, message: str) -> None:
     with pytest.raises(FilterError, match=message.replace("`", ".")) as caught:

@@ -8,7 +8,7 @@ from kvbm_console.core.ids import SlotState
 from kvbm_console.stream.feed import EventsArrived, FeedItem
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import Mono, S, connected, story
-from tui.desk import BREAKS, OVERVIEW, SLOT, SLOTS, TIMELINE
+from tui.desk import BREAKS, SLOT, SLOTS, TIMELINE, WARNINGS
 from tui.keys import press
 
 
@@ -145,8 +145,8 @@ def test_transport_keys_of_a_recording() -> None:
 
 
 @pytest.mark.parametrize(("typed", "said"), [
-    ("fly", ":fly: no command `fly`"), ("seek 3", ":seek 3: only a recording can do that"),
-    ("view x", ":view x: invalid literal"), ("break to nowhere", "to must be one of"),
+    ("fly", ":fly: no command fits"), ("seek 3", ":seek 3: only a recording can do that"),
+    ("delete x", ":delete x: expected a number"), ("break to nowhere", "to must be one of"),
 ])
 def test_a_wrong_command_is_told(typed: str, said: str) -> None:
     desk = desk_of()
@@ -189,4 +189,4 @@ def test_warnings_open_what_they_are_about() -> None:
     press(desk, "enter")
     assert (desk.current, desk.selected) == (SLOT, "agent-0003.2")
     press(desk, "!")
-    assert desk.current == OVERVIEW
+    assert desk.current == WARNINGS

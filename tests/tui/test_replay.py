@@ -119,5 +119,5 @@ async def test_a_hold_of_the_recorded_run_is_shown_and_cannot_be_continued() -> 
         await command(replay, f"seek {held}")
         await replay.at(held)
         assert "held" in replay.text()
-        await replay.pilot.press("c")
-        assert "c: not here, a recording cannot be stopped" in replay.text()
+        await replay.pilot.press("u")
+        assert "u: not here, a recording cannot be stopped" in replay.text()

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from ..model.numbers import clock, count, cut, duration, per_second, plain
+from ..model.numbers import clock, count, cut, duration, per_second, plain, plural
 from .spans import Action, Line, Row
 
 TABS: Final = (
@@ -115,6 +115,18 @@ def _recorder(row: Row, status: Status, keep: set[str]) -> None:
             row.put(" ago", "muted")
 
 
+def targets_line(names: Sequence[str], current: int, width: int) -> Line:
+    """The row of targets above the status row; the one that is shown stands out."""
+    row = Row().put(" ")
+    for index, name in enumerate(names):
+        text = f" {cut(plain(name), 24)} "
+        if row.x + len(text) > width - 12:
+            row.put(f" +{len(names) - index}", "muted")
+            break
+        row.put(text, "tabsel" if index == current else "tab", ("target", index))
+    return row.right("{ }", width - 1, "key").line("bar", width)
+
+
 def tabs_line(current: int, width: int, recording: bool) -> Line:
     """Row 2; the current view stands out."""
     short = width < 100
@@ -176,7 +188,7 @@ def transport_line(transport: Transport, width: int, full: str, knob: str) -> Li
     """The row above the keys on a recording; a click on its bar seeks."""
     row = Row().put(" ").put(transport.state, "strong").put(f"  {clock(transport.at_ns, millis=True)}", "text")
     row.put("  seq ", "muted").put(count(transport.seq), "text").put(f" of {count(transport.last_seq)}  ", "muted")
-    tail = f"  {transport.hits} hits" if transport.hits else ""
+    tail = f"  {plural(transport.hits, 'hit')}" if transport.hits else ""
     cells = width - 1 - row.x - len(tail)
     if cells >= 8:
         bar_at(row, transport, cells, full, knob)

@@ -4,7 +4,7 @@ Law of this file: a column's place depends only on the width of the screen, neve
 while values change.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -43,14 +43,18 @@ def layout(columns: Sequence[Column[T]], width: int) -> list[tuple[Column[T], in
     return placed
 
 
-def header(places: Sequence[tuple[Column[T], int, int]], role: str = "faint") -> Line:
-    """The row of names."""
+def header(
+    places: Sequence[tuple[Column[T], int, int]], role: str = "faint", sorts: Mapping[str, str] | None = None
+) -> Line:
+    """The row of names; a click on one of ``sorts`` asks for its order."""
     row = Row()
     for column, x, size in places:
         if column.right:
             row.right(column.name, x + size, role)
         else:
             row.to(x).put(column.name[:size] if size else column.name, role)
+        if sorts is not None and column.name in sorts:
+            row.zone(x, ("sort", sorts[column.name]), x + max(size, len(column.name)))
     return row.line()
 
 

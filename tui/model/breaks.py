@@ -1,4 +1,4 @@
-"""What is typed to set a breakpoint: ``to onboarding request chat-* once max 20s log``.
+"""What is typed to set a breakpoint: ``to onboarding request chat-* once max 20s when age > 5 ms``.
 
 Law of this file: a word that is not known is an error with the words that are.
 """
@@ -7,10 +7,15 @@ from typing import Final, TypeVar, cast
 
 from kvbm_console.core.config import SECOND_NS, BreakpointSpec
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.ids import BreakpointAction, Route, Site, SlotState, Tier, Word
+from kvbm_console.core.expression import CONDITION, compile_condition, complete
+from kvbm_console.core.ids import BreakpointAction, CandidateStatus, Route, Site, SlotState, Tier, Word
 
 W = TypeVar("W", bound=Word)
-WORDS: Final = ("to", "from", "request", "site", "tier", "route", "max", "once", "log")
+WORDS: Final = (
+    "to", "from", "request", "site", "tier", "route", "status", "max", "once", "log", "snapshot", "ignore", "hits",
+    "name", "when",
+)
+_FLAGS: Final = ("once", "log", "snapshot")
 NEXT: Final = {
     SlotState.INITIALIZED: SlotState.PREFILLING, SlotState.ONBOARD_STAGED: SlotState.ONBOARDING,
     SlotState.ONBOARDING: SlotState.PREFILLING, SlotState.PREFILLING: SlotState.DECODING,
@@ -33,7 +38,12 @@ def parse_breakpoint(text: str) -> BreakpointSpec:
     index = 0
     while index < len(words):
         word = words[index]
-        if word in ("once", "log"):
+        if word == "when":
+            given[word] = " ".join(words[index + 1 :])
+            if not given[word]:
+                raise UsageError("`when` needs a condition")
+            break
+        if word in _FLAGS:
             flags.add(word)
             index += 1
             continue
@@ -50,10 +60,58 @@ def parse_breakpoint(text: str) -> BreakpointSpec:
         to_state=_named(SlotState, given["to"], "to") if "to" in given else None,
         tier=_named(Tier, given["tier"], "tier") if "tier" in given else None,
         route=_named(Route, given["route"], "route") if "route" in given else None,
-        action=BreakpointAction.LOG if "log" in flags else BreakpointAction.HOLD,
+        status=_named(CandidateStatus, given["status"], "status") if "status" in given else None,
+        action=_action(flags),
+        ignore_count=_number(given["ignore"], "ignore") if "ignore" in given else 0,
+        hit_condition=given.get("hits", ""),
+        name=given.get("name", ""),
+        condition=_condition(given.get("when", "")),
         one_shot="once" in flags,
         max_hold_ns=_seconds(given["max"]) if "max" in given else 30 * SECOND_NS,
     )
+
+
+def _action(flags: set[str]) -> BreakpointAction:
+    if "snapshot" in flags:
+        return BreakpointAction.SNAPSHOT
+    return BreakpointAction.LOG if "log" in flags else BreakpointAction.HOLD
+
+
+def _condition(text: str) -> str:
+    if text:
+        compile_condition(text)
+    return text
+
+
+def _number(text: str, word: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{word} must be a number, got {text!r}") from None
+
+
+_LABELS: Final[dict[str, type[Word]]] = {
+    "to": SlotState, "from": SlotState, "site": Site, "tier": Tier, "route": Route, "status": CandidateStatus,
+}
+
+
+def complete_breakpoint(text: str) -> list[str]:
+    """Words that may stand at the end of what was typed.
+
+    >>> complete_breakpoint("to onb"), complete_breakpoint("to decoding wh")
+    (['onboard_staged', 'onboarding'], ['when'])
+    """
+    head, when, condition = text.partition(" when ")
+    if when:
+        return complete(condition, CONDITION)
+    words = head.split()
+    typed = words.pop() if words and not text.endswith(" ") else ""
+    kind = _LABELS.get(words[-1]) if words else None
+    offered = [member.label for member in kind] if kind is not None else [
+        word for word in WORDS if word not in words]
+    if words and kind is None and words[-1] in WORDS and words[-1] not in _FLAGS:
+        return []
+    return [word for word in offered if word.startswith(typed) and word != typed]
 
 
 def _named(kind: type[W], label: str, word: str) -> W:

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.core.events import SlotHeld
 from kvbm_console.core.ids import Condition, SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 
@@ -64,6 +65,13 @@ class Warning(msgspec.Struct, frozen=True):
     """Since when it is over (it then shows in grey); None while it is true."""
     order: int = 0
     """Longest first among equals."""
+    seq: int | None = None
+    """The event since which it is so, where one event says it."""
+
+    @property
+    def lint(self) -> str:
+        """The rule that found it: the first word of its kind."""
+        return self.kind.partition(" ")[0]
 
 
 def state_limit(mirror: Mirror, state: SlotState, now_ns: int) -> int:
@@ -107,6 +115,10 @@ class Lints:
 
     def warnings(self, mono_ns: int) -> list[Warning]:
         """Those to show, worst first, longest first, equal ones folded."""
+        return _fold(self.unfolded(mono_ns))
+
+    def unfolded(self, mono_ns: int) -> list[Warning]:
+        """Those to show one by one, worst first, longest first."""
         shown: list[Warning] = []
         for first, last, warning in self._seen.values():
             if last - first < SHOW_AFTER_NS and warning.kind not in ("held", "lost", "recorder", "all_held"):
@@ -116,7 +128,7 @@ class Lints:
                     continue
                 warning = msgspec.structs.replace(warning, ended_ns=mono_ns - last)
             shown.append(warning)
-        return _fold(sorted(shown, key=lambda w: (w.ended_ns is not None, w.level, -w.order)))
+        return sorted(shown, key=lambda w: (w.ended_ns is not None, w.level, -w.order))
 
 
 def _fold(warnings: list[Warning]) -> list[Warning]:
@@ -180,7 +192,7 @@ def _slots(mirror: Mirror, mono_ns: int, now: int) -> Iterator[Warning]:
             because = f"at {breakpoints_text(hold.breakpoints)}; will stop at its next {hold.point.label}"
         age = mirror.hold_age_ns(hold.hold, mono_ns)
         yield Warning(f"held {hold.hold}", Level.HELD, slot.request, f"held {duration(age)}", because,
-                      ("c", "continue now"), slot.request, "held", order=age)
+                      ("c", "continue now"), slot.request, "held", order=age, seq=_held_seq(mirror, hold.slot))
     limits = {watched: state_limit(mirror, watched, now) for watched in WATCHED}
     for slot in state.slots.values():
         level = slot_level(mirror, slot, now, limits)
@@ -190,8 +202,21 @@ def _slots(mirror: Mirror, mono_ns: int, now: int) -> Iterator[Warning]:
         yield Warning(
             f"stuck {slot.slot} {slot.state}", level, slot.request, f"{slot.state.label} {duration(age)}",
             _why_stuck(mirror, slot, mono_ns), ("enter", "its story"), slot.request, f"stuck {slot.state.label}",
-            order=age,
+            order=age, seq=_move_seq(mirror, slot.slot),
         )
+
+
+def _move_seq(mirror: Mirror, slot: int) -> int | None:
+    """The event with which a slot entered its state."""
+    life = mirror.lives.get(slot)
+    return life.moves[-1].seq if life is not None and life.moves else None
+
+
+def _held_seq(mirror: Mirror, slot: int) -> int | None:
+    """The event with which a slot was held."""
+    life = mirror.lives.get(slot)
+    story = life.story if life is not None else ()
+    return next((event.seq for event in reversed(story) if type(event) is SlotHeld), None)
 
 
 def _why_stuck(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> str:

@@ -1,4 +1,7 @@
-"""The nine views: each turns the model into rows. Law: a view never changes the model and never awaits anything."""
+"""The nine views and the panel of warnings: each turns the model into rows.
+
+Law of this file: a view never changes the model and never awaits anything.
+"""
 
 from ..contracts import View
 
@@ -14,7 +17,8 @@ def all_views() -> list[View]:
     from .tiers import Tiers
     from .timeline import Timeline
     from .transfers import Transfers
+    from .warnings import Warnings
 
     return [
-        Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(),
+        Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(), Warnings(),
     ]

@@ -9,6 +9,7 @@ from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import BreakpointAction
 from kvbm_console.core.state import CacheState
 
+from ..contracts import Table
 from ..desk import BREAKS, SLOT, Desk
 from ..draw import bars, table, words
 from ..draw.frame import Hint
@@ -18,23 +19,34 @@ from ..model.numbers import S, count, cut, duration, plain, plural
 from ..model.rows import slot_row
 from ..model.waits import breakpoints_text, pinned
 from ..model.wording import describe, entry_name
-from .slots import MOVES, moved
+from .moves import MOVES, moved
+from .page import Page
 
 BREAKPOINTS_SHOWN = 10
 HOLDS_SHOWN = 8
 WHEN_WIDTH = 72
+_MORE = (
+    ("continue_until", ("u", "until…")), ("step_pipeline", ("S", "step pipeline")),
+    ("skip_candidate", ("X", "skip candidate")),
+)
+"""Requests that not every connection has, and their keys."""
 _DEFAULTS = LeaderConfig()
 """The budget's numbers; a leader may be configured otherwise, so the share is told as a default."""
 
 
-class Breaks:
+class Breaks(Page):
     """View 7."""
 
-    schema: Schema | None = BREAKPOINTS
+    @property
+    def schema(self) -> Schema | None:
+        """The fields of its filter."""
+        return BREAKPOINTS
 
     def __init__(self) -> None:
         self.breakpoint: int | None = None
         """The chosen breakpoint."""
+        self.on_holds = False
+        """Whether the arrow keys are in the list of holds."""
         self.top = 0
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
@@ -152,10 +164,15 @@ class Breaks:
 
     def hints(self, desk: Desk) -> list[Hint]:
         """Keys of the debugger."""
+        if desk.recording:
+            return [("c", "next hit"), ("C", "previous hit"), ("b", "look for"), ("D", "forget those")]
         if not desk.may_control:
             return [("enter", "its slot")]
         hints = [("c", "continue"), ("s", "step"), ("b", "break"), ("D", "disarm all")]
-        return hints + ([("B", "arm/mute"), ("x", "delete")] if self.breakpoint is not None else [("↑↓", "choose")])
+        verbs = desk.actions.verbs
+        hints += [hint for verb, hint in _MORE if verb in verbs]
+        chosen = [("B", "arm/mute"), ("x", "delete")] if self.breakpoint is not None else []
+        return [*hints[:2], *chosen, *hints[2:], ("tab", "list")]
 
     def press(self, desk: Desk, key: str) -> bool:
         """Choose a breakpoint, arm or mute it, delete it; enter goes to the held slot."""
@@ -163,7 +180,11 @@ class Breaks:
         if state is None:
             return False
         numbers = listed(desk, state)
-        if key in MOVES and numbers:
+        if key in ("tab", "shift+tab"):
+            self.on_holds = not self.on_holds
+        elif key in MOVES and self.on_holds:
+            self._move_hold(desk, state, key)
+        elif key in MOVES and numbers:
             at = numbers.index(self.breakpoint) if self.breakpoint in numbers else None
             self.breakpoint = numbers[moved(at, key, len(numbers), 5)]
         elif key.startswith("row:"):
@@ -186,6 +207,24 @@ class Breaks:
         else:
             return False
         return True
+
+
+    def _move_hold(self, desk: Desk, state: CacheState, key: str) -> None:
+        holds = list(state.holds.values())
+        if holds:
+            at = next((i for i, hold in enumerate(holds) if state.slots[hold.slot].request == desk.selected), None)
+            desk.select(state.slots[holds[moved(at, key, len(holds), HOLDS_SHOWN)].slot].request)
+
+    def rows(self, desk: Desk) -> Table | None:
+        """Every breakpoint that the filter leaves."""
+        state = desk.mirror.state
+        if state is None:
+            return None
+        names = ["id", "enabled", "site", "match", "condition", "action", "hits", "owner", "message"]
+        return names, [[
+            str(number), "yes" if known.enabled else "no", known.spec.site.label, known.spec.describe(),
+            known.spec.condition, known.spec.action.label, str(known.hits), known.owner, known.message,
+        ] for number in listed(desk, state) for known in (state.breakpoints[number],)]
 
 
 def listed(desk: Desk, state: CacheState) -> list[int]:

@@ -7,13 +7,16 @@ never vanish from the list.
 from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
 
-from ..desk import LOG, Desk
+from ..contracts import Table
+from ..desk import LOG, SLOT, Desk
 from ..draw.frame import Hint
 from ..draw.spans import Line, Row
 from ..model.filters import EVENTS
 from ..model.mirror import Gap
 from ..model.numbers import count, cut, per_second
-from .event_rows import event_line
+from ..model.wording import concerns
+from .event_rows import event_line, event_table
+from .page import Page
 
 SCANNED_MAX = 5_000
 """Events looked at for one filtered screen; further back a recording is the right tool."""
@@ -21,21 +24,27 @@ LINES_MAX = 1_024
 """Rows kept; about ten screens."""
 
 
-class Log:
+class Log(Page):
     """View 9."""
 
-    schema: Schema | None = EVENTS
+    @property
+    def schema(self) -> Schema | None:
+        """The fields of its filter."""
+        return EVENTS
 
     def __init__(self) -> None:
         self.last_seq: int | None = None
         """The event on the last row; None while following."""
         self.page = 10
-        self._lines: dict[tuple[int, int, str | None], Line] = {}
+        self._lines: dict[tuple[int, int, str | None, bool], Line] = {}
+        self._found: list[int] = []
+        """Seqs of the rows on the screen."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The newest events, or those up to where the reader stopped."""
         self.page = max(1, height - 2)
         events = self._shown(desk, height - 1)
+        self._found = [item.seq for item in events if not isinstance(item, Gap)]
         row = Row().put(" LOG", "title").put("   following" if self.last_seq is None else "   stopped", "muted")
         wanted = desk.filters.get(LOG)
         if wanted is not None:
@@ -54,12 +63,13 @@ class Log:
 
     def _line(self, desk: Desk, event: Event, width: int) -> Line:
         """The row of an event, kept: what it says does not change."""
-        key = (event.seq, width, desk.selected)
+        chosen = event.seq == desk.event
+        key = (event.seq, width, desk.selected, chosen)
         found = self._lines.get(key)
         if found is None:
             if len(self._lines) >= LINES_MAX:
                 self._lines.clear()
-            found = self._lines[key] = event_line(desk, event, width)
+            found = self._lines[key] = event_line(desk, event, width, chosen=chosen)
         return found
 
     def _newer(self, desk: Desk) -> int:
@@ -87,33 +97,87 @@ class Log:
 
     def hints(self, desk: Desk) -> list[Hint]:
         """Keys of the log."""
-        return [("↑↓", "move"), ("G", "newest"), ("/", "filter"), ("space", "play" if desk.recording else "pause view")]
+        return [("↑↓", "move"), ("G", "newest"), ("/", "filter"), ("[ ]", "cause, effect"), ("enter", "its slot"),
+                ("space", "play" if desk.recording else "pause view")]
 
     def press(self, desk: Desk, key: str) -> bool:
-        """Scroll; G follows again."""
+        """Choose a row and scroll; G follows again."""
         log = desk.mirror.log
         if not log:
             return False
-        newest, oldest = log[-1].seq, log[0].seq
-        at = newest if self.last_seq is None else self.last_seq
         match key:
-            case "up" | "k":
-                at -= 1
-            case "pageup":
-                at -= self.page
-            case "down" | "j":
-                at += 1
-            case "pagedown":
-                at += self.page
-            case "g" | "home":
-                at = oldest + self.page
+            case "up" | "k" | "N" | "down" | "j" | "n":
+                self._step(desk, -1 if key in ("up", "k", "N") else 1)
+            case "pageup" | "pagedown" | "g" | "home":
+                self._scroll(desk, key)
             case "G" | "end" | "f":
-                at = newest
+                self.last_seq, desk.event = None, None
+            case "enter" if desk.event is not None and desk.selected is not None:
+                desk.go(SLOT)
+            case "escape" if desk.event is not None and LOG not in desk.filters:
+                desk.event = None
+            case _ if key.startswith("row:"):
+                event = desk.mirror.event(int(key[4:]))
+                if event is not None:
+                    self._choose(desk, event)
             case _:
                 return False
+        return True
+
+    def _step(self, desk: Desk, step: int) -> None:
+        """The next or previous event that the filter leaves."""
+        wanted, mirror = desk.filters.get(LOG), desk.mirror
+        here = desk.event
+        if here is None:
+            found = mirror.event(self._found[-1]) if self._found else None
+        else:
+            events = reversed(mirror.log) if step < 0 else iter(mirror.log)
+            found = next((
+                event for event in events if (event.seq < here if step < 0 else event.seq > here)
+                and (wanted is None or wanted.matches(event, mirror.state, mirror))
+            ), None)
+        if found is not None:
+            self._choose(desk, found)
+
+    def _choose(self, desk: Desk, event: Event) -> None:
+        desk.event = event.seq
+        who = concerns(event, desk.mirror)
+        if who and desk.mirror.life_of(who) is not None:
+            desk.select(who)
+        if not self._found or event.seq < self._found[0]:
+            self._scroll_to(desk, event.seq, self.page)
+        elif event.seq > self._found[-1]:
+            self._scroll_to(desk, event.seq, 0)
+        elif self.last_seq is None:
+            self.last_seq = self._found[-1]
+
+    def _scroll(self, desk: Desk, key: str) -> None:
+        log = desk.mirror.log
+        newest, oldest = log[-1].seq, log[0].seq
+        at = newest if self.last_seq is None else self.last_seq
+        at = {"pageup": at - self.page, "pagedown": at + self.page}.get(key, oldest + self.page)
         at = max(at, min(newest, oldest + self.page))
         self.last_seq = None if at >= newest else at
+
+    def _scroll_to(self, desk: Desk, seq: int, below: int) -> None:
+        """The event ``below`` rows above the last row."""
+        self.last_seq = min(desk.mirror.log[-1].seq, max(seq + below // 2, desk.mirror.log[0].seq + self.page))
+        if below and self.last_seq < seq:
+            self.last_seq = seq
+
+    def reveal(self, desk: Desk, event: Event) -> bool:
+        """The event in the middle of the screen; it goes on standing there."""
+        if desk.mirror.event(event.seq) is None:
+            return False
+        self._scroll_to(desk, event.seq, self.page)
+        desk.event = event.seq
         return True
+
+    def rows(self, desk: Desk) -> Table | None:
+        """All events that are kept and that the filter leaves, oldest first."""
+        wanted, mirror = desk.filters.get(LOG), desk.mirror
+        return event_table(desk, (
+            event for event in mirror.log if wanted is None or wanted.matches(event, mirror.state, mirror)))
 
 
 def _gap_line(desk: Desk, gap: Gap, width: int) -> Line:

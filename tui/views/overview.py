@@ -6,13 +6,14 @@ fold to one row, then trends, then routes without traffic.
 
 from kvbm_console.core.state import CacheState
 
-from ..desk import SLOT, SLOTS, TRANSFERS, Desk
+from ..desk import Desk
 from ..draw import words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, beside
 from ..model.lints import Level, Warning, ended_text
 from ..model.numbers import cut, plain, plural
 from .event_rows import event_line
+from .page import Page
 from .sections import (
     cache_section,
     charts_section,
@@ -23,6 +24,7 @@ from .sections import (
     tiers_section,
     waiting_section,
 )
+from .warnings import open_warning
 
 NEEDS_SHORT = 4
 """Rows of warnings below 36 rows of screen."""
@@ -32,10 +34,8 @@ SIDE = 76
 THIRD = 131
 
 
-class Overview:
+class Overview(Page):
     """View 1."""
-
-    schema = None
 
     def __init__(self) -> None:
         self.at = 0
@@ -73,10 +73,10 @@ class Overview:
         elif key in ("up", "k"):
             self.at = max(0, self.at - 1)
         elif key == "enter" and desk.warnings:
-            _open(desk, desk.warnings[min(self.at, len(desk.warnings) - 1)])
+            open_warning(desk, desk.warnings[min(self.at, len(desk.warnings) - 1)])
         elif key.startswith("row:") and int(key[4:]) < len(desk.warnings):
             self.at = int(key[4:])
-            _open(desk, desk.warnings[self.at])
+            open_warning(desk, desk.warnings[self.at])
         else:
             return False
         return True
@@ -173,15 +173,3 @@ def _warning_line(desk: Desk, warning: Warning, width: int, who: int, what: int,
         row.to(width - 20).put(key, "key").put(f"  {word}", "muted")
     row.zone(0, ("row", desk.warnings.index(warning)), width)
     return row.line("", width)
-
-
-def _open(desk: Desk, warning: Warning) -> None:
-    if warning.kind.startswith("stuck") and warning.key.endswith("+"):
-        desk.go(SLOTS)
-    elif warning.request is not None:
-        desk.select(warning.request)
-        desk.go(SLOT)
-    elif warning.kind == "slow":
-        desk.go(TRANSFERS)
-    elif warning.action[0].isdigit():
-        desk.go(int(warning.action[0]) - 1)

@@ -5,22 +5,32 @@ Law of this file: what is on disk (synced) and what is only written are told apa
 
 from kvbm_console.core.state import Totals
 
+from ..contracts import Table
 from ..desk import Desk
-from ..draw import bars
+from ..draw import bars, table
 from ..draw.frame import Hint, bar_at
 from ..draw.spans import BLANK, Line, Row
-from ..model.numbers import clock, count, duration, plain, plural
+from ..model.marks import distance
+from ..model.numbers import clock, count, cut, duration, plain, plural
 from ..model.series import resample
+from .moves import MOVES, moved
+from .page import Page
+
+MARKS_SHOWN = 6
+SPECS_SHOWN = 4
 
 
-class Record:
+class Record(Page):
     """View 8."""
 
-    schema = None
+    def __init__(self) -> None:
+        self.at = 0
+        """The chosen bookmark."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The recorder of a live target, or the whole recording."""
         lines = self._replay(desk, width) if desk.recording else self._live(desk, width)
+        lines += [*([BLANK] if desk.tall else []), *self._places(desk, width)]
         lines += [*([BLANK] if desk.tall else []), *_gaps(desk, width)]
         lines += [*([BLANK] if desk.tall else []), *_totals(desk, width)]
         return lines[:height]
@@ -63,15 +73,63 @@ class Record:
         ]
         return [*lines, *[Row().put(f" {name}", "muted").to(16).put(text, "text").line() for name, text in facts]]
 
+    def _places(self, desk: Desk, width: int) -> list[Line]:
+        """Bookmarks, and the hits around the position."""
+        marks = desk.marks.places
+        lines = [desk.title("BOOKMARKS", plural(len(marks), "mark") if marks else "none; m sets one here")]
+        here = desk.place()
+        self.at = min(self.at, max(0, len(marks) - 1))
+        first = table.window(len(marks), self.at, 0, MARKS_SHOWN)
+        for index, mark in enumerate(marks[first : first + MARKS_SHOWN], first):
+            chosen = index == self.at
+            row = Row().put(desk.glyphs.select if chosen else " ", "selbar").put(f"{desk.glyphs.mark} ", "strong")
+            row.put(f"{clock(mark.at_ns, millis=True)}  seq {count(mark.seq)}", "text").to(36)
+            row.put(cut(mark.note, 24), "muted").to(62)
+            if here is not None:
+                row.put(distance(mark, *here), "muted")
+            row.zone(0, ("row", index), width)
+            lines.append(row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width))
+        if not desk.recording:
+            return lines
+        hits, position = desk.actions.hits, here[0] if here is not None else 0
+        if not hits.complete:
+            told = "c looks for the next one, C for the previous one"
+        else:
+            before = sum(seq < position for seq in hits.seqs)
+            told = f"{count(len(hits.seqs) + hits.dropped)}, {count(before)} in front of here"
+        lines += [*([BLANK] if desk.tall else []), desk.title("HITS", told)]
+        for spec in hits.specs[:SPECS_SHOWN]:
+            lines.append(Row().put(f" {plain(spec.describe())}", "text").line("", width - 1))
+        return lines
+
     def hints(self, desk: Desk) -> list[Hint]:
         """Keys of the transport."""
         if not desk.recording:
-            return [("space", "pause view")]
-        return [("space", "play"), (",.", "event back, on"), ("<>", "slower, faster"), (":", "seek N")]
+            return [("m", "mark"), ("enter", "to the mark"), ("space", "pause view")]
+        return [("space", "play"), (",.", "event back, on"), ("<>", "slower, faster"), ("c", "next hit"),
+                ("C", "previous hit"), ("m", "mark"), ("enter", "to the mark"), (":", "seek")]
 
     def press(self, desk: Desk, key: str) -> bool:
-        """Nothing but the keys that work everywhere."""
-        return False
+        """Choose a bookmark, and go there."""
+        marks = desk.marks.places
+        if not marks:
+            return False
+        if key in MOVES:
+            self.at = moved(self.at, key, len(marks), MARKS_SHOWN)
+        elif key == "enter":
+            desk.to_mark(marks[self.at])
+        elif key == "x":
+            desk.marks.toggle(marks[self.at])
+        elif key.startswith("row:"):
+            self.at = int(key[4:])
+            desk.to_mark(marks[self.at])
+        else:
+            return False
+        return True
+
+    def rows(self, desk: Desk) -> Table | None:
+        """The bookmarks."""
+        return ["seq", "at_ns", "note"], [[str(mark.seq), str(mark.at_ns), mark.note] for mark in desk.marks.places]
 
 
 def _gaps(desk: Desk, width: int) -> list[Line]:

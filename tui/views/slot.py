@@ -3,9 +3,11 @@
 Law of this file: states and operations share the axis; what it waits for says who, then what, then how long.
 """
 
+from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.slots import SlotFacts
 
+from ..contracts import Table
 from ..desk import Desk
 from ..draw import bars, words
 from ..draw.frame import Hint
@@ -18,18 +20,20 @@ from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.rows import block_tokens, limits, slot_row
 from ..model.waits import breakpoints_text, sentences
-from ..model.wording import describe
+from ..model.wording import concerns, describe
+from .event_rows import event_table
+from .moves import moved
+from .page import Page
 
+STORY_PAGE = 8
 LIFE_LEFT = 24
 """Where the axis begins."""
 SIDE = 64
 _LIFELINES = Lifelines()
 
 
-class SlotView:
+class SlotView(Page):
     """View 3."""
-
-    schema = None
 
     def __init__(self) -> None:
         self.scroll = 0
@@ -39,29 +43,63 @@ class SlotView:
         request = shown_request(desk)
         if request is None:
             return [Row().put(" No live request. Choose one in 2 Slots or 4 Timeline.", "muted").line()]
-        return slot_panel(desk, request, width, height, self.scroll)
+        return slot_panel(desk, request, width, height, self.scroll, chosen=self._chosen(desk, request))
+
+    def _chosen(self, desk: Desk, request: str) -> int | None:
+        """The chosen event when it belongs to the story: it is kept on its row while newer ones arrive above it."""
+        life = desk.mirror.life_of(request)
+        if life is None or desk.event is None:
+            return None
+        at = next((i for i, event in enumerate(reversed(life.story)) if event.seq == desk.event), None)
+        if at is None:
+            return None
+        self.scroll = at
+        return desk.event
 
     def hints(self, desk: Desk) -> list[Hint]:
         """Keys of one slot."""
         hints = [("b", "break here"), ("c", "continue"), ("s", "step")] if desk.may_control else []
-        return [*hints, ("t", "timeline"), ("↑↓", "story"), ("n", "next slot"),
+        return [*hints, ("t", "timeline"), ("↑↓", "story"), ("[ ]", "cause, effect"), ("n", "next slot"),
                 ("space", "play" if desk.recording else "pause view")]
 
     def press(self, desk: Desk, key: str) -> bool:
         """Scroll the story; n and N walk the list."""
         request = shown_request(desk)
         life = desk.mirror.life_of(request) if request is not None else None
-        if key in ("down", "j"):
-            self.scroll = min(max(0, len(life.story) - 1) if life is not None else 0, self.scroll + 1)
-        elif key in ("up", "k"):
-            self.scroll = max(0, self.scroll - 1)
+        last = max(0, len(life.story) - 1) if life is not None else 0
+        if key in ("down", "j", "up", "k", "pagedown", "pageup", "G", "end"):
+            chosen = desk.event is not None and request is not None and self._chosen(desk, request) is not None
+            if chosen or key not in ("down", "j"):
+                self.scroll = moved(self.scroll, key, last + 1, STORY_PAGE)
+            self._choose(desk, life)
         elif key in ("g", "home"):
             self.scroll = 0
+            desk.event = None
+        elif key == "escape" and desk.event is not None:
+            desk.event, self.scroll = None, 0
         elif key in ("n", "N"):
             self._next(desk, request, 1 if key == "n" else -1)
         else:
             return False
         return True
+
+    def _choose(self, desk: Desk, life: Life | None) -> None:
+        if life is not None and life.story:
+            desk.event = life.story[len(life.story) - 1 - min(self.scroll, len(life.story) - 1)].seq
+
+    def reveal(self, desk: Desk, event: Event) -> bool:
+        """Choose an event of a story; False when it stands in none."""
+        who = concerns(event, desk.mirror)
+        life = desk.mirror.life_of(who) if who else None
+        return life is not None and any(known.seq == event.seq for known in life.story)
+
+    def rows(self, desk: Desk) -> Table | None:
+        """The story, oldest first."""
+        request = shown_request(desk)
+        life = desk.mirror.life_of(request) if request is not None else None
+        if life is None:
+            return None
+        return event_table(desk, life.story)
 
     def _next(self, desk: Desk, request: str | None, step: int) -> None:
         state = desk.mirror.state
@@ -87,7 +125,9 @@ def shown_request(desk: Desk) -> str | None:
     return next(iter(state.slots.values())).request
 
 
-def slot_panel(desk: Desk, request: str, width: int, height: int, scroll: int = 0) -> list[Line]:
+def slot_panel(
+    desk: Desk, request: str, width: int, height: int, scroll: int = 0, *, chosen: int | None = None
+) -> list[Line]:
     """Everything about one request in ``width`` by ``height``."""
     life = desk.mirror.life_of(request)
     state = desk.mirror.state
@@ -103,11 +143,11 @@ def slot_panel(desk: Desk, request: str, width: int, height: int, scroll: int = 
     if wide:
         left = _prompt(desk, life, slot, SIDE - 3)
         left += [BLANK, *_waits(desk, slot, SIDE - 3)]
-        right = _story(desk, life, width - SIDE, max(1, height - len(lines)), scroll, 0)
+        right = _story(desk, life, width - SIDE, max(1, height - len(lines)), scroll, 0, chosen)
         return [*lines, *beside(left, right, SIDE)][:height]
     lines += _prompt(desk, life, slot, width - 1)
     lines += [BLANK, *_waits(desk, slot, width - 1), BLANK]
-    lines += _story(desk, life, width, max(2, height - len(lines)), scroll, 1)
+    lines += _story(desk, life, width, max(2, height - len(lines)), scroll, 1, chosen)
     return lines[:height]
 
 
@@ -251,16 +291,23 @@ def _waits(desk: Desk, slot: SlotFacts | None, width: int) -> list[Line]:
     return lines
 
 
-def _story(desk: Desk, life: Life, width: int, height: int, scroll: int, margin: int) -> list[Line]:
+def _story(
+    desk: Desk, life: Life, width: int, height: int, scroll: int, margin: int, chosen: int | None
+) -> list[Line]:
     head = Row().put(" " * margin).put("STORY", "title").put("   newest first", "muted")
     if scroll:
         head.put(f", {scroll} newer above", "muted")
+    if chosen is not None:
+        head.put(f"   seq {count(chosen)}", "text")
     lines = [head.line()]
     now = desk.now_ns
     for event in list(reversed(life.story))[scroll : scroll + max(0, height - 1)]:
         row = Row().put(" " * margin).right(duration(now - event.at_ns), margin + 5, "muted").put("  ")
         row.put(cut(type(event).__name__, 15).ljust(16), "muted")
-        lines.append(row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 1 - row.x)), "text").line())
+        line = row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 1 - row.x)), "text").line()
+        if event.seq == chosen:
+            line = Row().spans([Span(span.text, f"{span.role}@sel") for span in line.spans]).line()
+        lines.append(line)
     return lines
 
 

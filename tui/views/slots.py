@@ -6,6 +6,7 @@ Law of this file: a row says why it stands where it stands; the selected row nev
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState, Tier
 
+from ..contracts import Table
 from ..desk import SLOT, SLOTS, Desk
 from ..draw import table, words
 from ..draw.frame import Hint
@@ -16,6 +17,8 @@ from ..model.filters import SLOTS as SCHEMA
 from ..model.lints import Level
 from ..model.numbers import brief, count, cut, duration, plain
 from ..model.rows import SORTS, SlotRow, limits, slot_row
+from .moves import MOVES, moved
+from .page import Page
 from .slot import slot_panel
 
 SPLIT_WIDTH = 110
@@ -25,17 +28,20 @@ PANEL_WIDTH = 75
 PANEL_ROWS = 19
 
 
-class Slots:
+class Slots(Page):
     """View 2."""
 
-    schema: Schema | None = SCHEMA
+    @property
+    def schema(self) -> Schema | None:
+        """The fields of its filter."""
+        return SCHEMA
 
     def __init__(self) -> None:
         self.top = 0
         self.sort = 0
         self.reverse = False
         self.follow = False
-        self.rows = 1
+        self.page = 1
         self.mini = _Cells()
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -92,15 +98,15 @@ class Slots:
         numbers = self._numbers(desk)
         lines = [self._summary(desk, width, desk.order.matched)]
         places = table.layout(self.mini.columns(desk, width), width)
-        lines.append(table.header(places))
+        lines.append(table.header(places, sorts=_SORT_OF))
         if not numbers:
             return [*lines, self._empty(desk)]
         bounds = limits(desk.mirror, mono)
-        self.rows = max(1, height - len(lines))
+        self.page = max(1, height - len(lines))
         selected = self._selected(desk)
         at = numbers.index(selected) if selected in numbers else None
-        self.top = table.window(len(numbers), at, self.top, self.rows)
-        for number in numbers[self.top : self.top + self.rows]:
+        self.top = table.window(len(numbers), at, self.top, self.page)
+        for number in numbers[self.top : self.top + self.page]:
             slot = state.slots.get(number)
             if slot is None:
                 lines.append(_gone(desk, number, width))
@@ -144,6 +150,23 @@ class Slots:
         row = Row().put(f" 0 of {count(len(state.slots))} match  ", "text").put(plain(wanted.text), "muted")
         return row.put("   esc", "key").put("  clear", "muted").line()
 
+    def rows(self, desk: Desk) -> Table | None:
+        """Every slot that the filter leaves."""
+        state, mono = desk.mirror.state, desk.mono()
+        if state is None:
+            return None
+        bounds = limits(desk.mirror, mono)
+        found = [slot_row(desk.mirror, state.slots[number], mono, bounds)
+                 for number in self._numbers(desk) if number in state.slots]
+        names = ["slot", "request", "state", "age_ns", "held", "computed_tokens", "prompt_tokens", "g1_blocks",
+                 "g2_blocks", "g3_blocks", "outstanding", "preemptions", "waits_for"]
+        return names, [[
+            str(row.slot.slot), row.slot.request, row.slot.state.label, str(row.age_ns),
+            "yes" if row.slot.hold is not None else "no", str(row.computed), str(row.slot.prompt_tokens),
+            *[str(row.blocks.get(tier, 0)) for tier in (Tier.G1, Tier.G2, Tier.G3)], str(len(row.slot.outstanding)),
+            str(row.slot.preemptions), row.waits,
+        ] for row in found]
+
     # --- keys --------------------------------------------------------------------------------------------------------
 
     def hints(self, desk: Desk) -> list[Hint]:
@@ -167,6 +190,10 @@ class Slots:
             self.sort = (self.sort + 1) % len(SORTS)
         elif key == "O":
             self.reverse = not self.reverse
+        elif key.startswith("sort:") and key[5:] in SORTS:
+            chosen = SORTS.index(key[5:])
+            self.reverse = self.sort == chosen and not self.reverse
+            self.sort = chosen
         elif key == "f":
             self.follow = not self.follow
         elif key == "escape" and desk.selected is not None and SLOTS not in desk.filters and not desk.crumbs:
@@ -184,24 +211,11 @@ class Slots:
             return
         selected = self._selected(desk)
         at = numbers.index(selected) if selected in numbers else None
-        desk.select(state.slots[numbers[moved(at, key, len(numbers), self.rows)]].request)
+        desk.select(state.slots[numbers[moved(at, key, len(numbers), self.page)]].request)
 
 
-MOVES = frozenset({"up", "down", "k", "j", "pageup", "pagedown", "g", "G", "home", "end"})
-
-
-def moved(at: int | None, key: str, total: int, page: int) -> int:
-    """The row after a movement key; without a row before, down and up begin at the first and last one."""
-    last = total - 1
-    if key in ("g", "home"):
-        return 0
-    if key in ("G", "end"):
-        return last
-    if at is None:
-        return 0 if key in ("down", "j", "pagedown") else last
-    step = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}[key]
-    return min(last, max(0, at + step))
-
+_SORT_OF = {"STATE": "need", "AGE": "age", "REQUEST": "request", "TOKENS": "tokens"}
+"""Header to the order that a click on it asks for."""
 
 def _gone(desk: Desk, number: int, width: int) -> Line:
     """The row of a slot that ended since the last sort; the next sort takes it away."""
@@ -292,4 +306,4 @@ def _dense(number: int) -> Span:
     return Span(brief(number), "text") if number else Span("·", "faint")
 
 
-__all__ = ["MOVES", "Level", "Slots", "moved"]
+__all__ = ["Level", "Slots"]

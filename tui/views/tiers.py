@@ -14,6 +14,7 @@ from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..model.flows import TIERS as ALL_TIERS
 from ..model.numbers import brief, count, cut, per_second, percent, plain, tenth
 from ..model.series import known_seconds, resample, window_text
+from .page import Page
 from .sections import pool_name, used_role
 
 _ROLES = {
@@ -23,10 +24,8 @@ _ROLES = {
 _ORDER = (Condition.REFERENCED, Condition.WRITING, Condition.CACHED, Condition.QUARANTINED, Condition.EMPTY)
 
 
-class Tiers:
+class Tiers(Page):
     """View 6."""
-
-    schema = None
 
     def __init__(self) -> None:
         self.by_place = False

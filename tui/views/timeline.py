@@ -6,10 +6,12 @@ through all rows and nothing is interpolated across it. At the live edge the win
 
 from typing import Final
 
+from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState
 
-from ..desk import SLOT, TIMELINE, Desk
+from ..contracts import Table
+from ..desk import SLOT, TIMELINE, TRANSFERS, Desk
 from ..draw import words
 from ..draw.frame import Hint
 from ..draw.glyphs import state_role
@@ -17,11 +19,13 @@ from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, transfer_
 from ..draw.spans import Line, Row, Span
 from ..model.filters import LIVES
 from ..model.lints import Level, slot_level
-from ..model.lives import Life
-from ..model.numbers import S, count, cut, duration, spoken
+from ..model.lives import Life, Transfer
+from ..model.numbers import S, count, duration
 from ..model.rows import SORT_EVERY_NS, limits
-from ..model.wording import describe, entry_name
+from .moves import moved
+from .page import Page
 from .time_axis import axis, gap_cells, legend, minimap, replace
+from .timeline_event import EventFeet, find, steps
 
 CELL_MAX_NS: Final = 60 * 60 * S
 CELL_MIN_NS: Final = 1_000_000
@@ -37,10 +41,13 @@ FINE_NS: Final = tuple(
 OPERATIONS_MAX: Final = 6
 
 
-class Timeline:
+class Timeline(Page):
     """View 4."""
 
-    schema: Schema | None = LIVES
+    @property
+    def schema(self) -> Schema | None:
+        """The fields of its filter."""
+        return LIVES
 
     def __init__(self) -> None:
         self.cell_ns: int | None = None
@@ -48,7 +55,9 @@ class Timeline:
         self.end_ns: int | None = None
         """The right edge; None follows the live edge."""
         self.cursor_ns: int | None = None
-        self.mark_ns: int | None = None
+        self.inside: int | None = None
+        """The chosen transfer below the selected row, while ``tab`` is in there."""
+        self.feet = EventFeet()
         self.top = 0
         self.by_arrival = False
         self.lines = Lifelines()
@@ -59,7 +68,7 @@ class Timeline:
         self._fitted_ns: int | None = None
         self.window = Window(0, S, 1, 0)
         self.shown: list[Life] = []
-        self.rows = 1
+        self.page = 1
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 
@@ -75,7 +84,7 @@ class Timeline:
         room = height - 3 - len(feet)
         lines = [minimap(desk, window, width, left, now), axis(window, width, left, now, live=self.end_ns is None)]
         lines.append(self._over(desk, left, window, width))
-        self.rows = max(1, room)
+        self.page = max(1, room)
         at = next((i for i, life in enumerate(lives) if life.request == desk.selected), None)
         self.top = max(0, min(self.top, len(lives) - 1)) if lives else 0
         if at is not None:
@@ -150,8 +159,9 @@ class Timeline:
                 text = f"−{duration(desk.now_ns - self.cursor_ns)} {desk.glyphs.cursor_top}"
                 x -= len(text) - 1
             labels.append((x, text, "strong"))
-        if self.mark_ns is not None and 0 <= window.cell(self.mark_ns) < window.cells:
-            labels.append((left + window.cell(self.mark_ns), desk.glyphs.mark, "strong"))
+        for mark in desk.marks.places:
+            if 0 <= window.cell(mark.at_ns) < window.cells:
+                labels.append((left + window.cell(mark.at_ns), desk.glyphs.mark, "strong"))
         row = Row()
         for x, text, role in sorted(labels):
             if x >= row.x:
@@ -185,15 +195,11 @@ class Timeline:
 
     def _operations(self, desk: Desk, life: Life, window: Window, left: int, width: int) -> list[Line]:
         """The transfers of the selected slot that touch the window."""
-        found = [
-            transfer for transfer in life.transfers
-            if (transfer.ended_ns or window.now_ns) >= window.start_ns and transfer.planned_ns < window.end_ns
-            and transfer.reason is None
-        ]
-        found.sort(key=lambda transfer: (not transfer.open, -transfer.planned_ns))
         lines = []
-        for transfer in found[:OPERATIONS_MAX]:
-            row = Row().put("     ").put(f"{desk.glyphs.branch} ", "rule").put(f"{transfer.label} ", "muted")
+        for transfer in self._shown_transfers(life, window):
+            chosen = transfer.candidate == self.inside
+            row = Row().put(desk.glyphs.select if chosen else " ", "selbar").put("    ")
+            row.put(f"{desk.glyphs.branch} ", "rule").put(f"{transfer.label} ", "strong" if chosen else "muted")
             row.spans([words.route(transfer.route, desk.glyphs)])
             if left >= 26:
                 row.put(f" {transfer.blocks}", "muted")
@@ -203,6 +209,15 @@ class Timeline:
             spans = self._overlay(desk, runs(codes, set(), desk.glyphs, wire), window)
             lines.append(Row().add(row.line(width=left)).to(left).spans(spans).line("", width))
         return lines
+
+    def _shown_transfers(self, life: Life, window: Window) -> list[Transfer]:
+        found = [
+            transfer for transfer in life.transfers
+            if (transfer.ended_ns or window.now_ns) >= window.start_ns and transfer.planned_ns < window.end_ns
+            and transfer.reason is None
+        ]
+        found.sort(key=lambda transfer: (not transfer.open, -transfer.planned_ns))
+        return found[:OPERATIONS_MAX]
 
     def _overlay(self, desk: Desk, spans: list[Span], window: Window) -> list[Span]:
         """Gap bands, the mark and the cursor over a row; they split its runs."""
@@ -219,51 +234,17 @@ class Timeline:
 
     def _feet(self, desk: Desk, width: int) -> list[Line]:
         wide = width >= 100
-        lines = self._event_lines(desk, width)
+        lines = self.feet.lines(desk, self.cursor_ns, width)
         if wide:
             lines.append(legend(desk, width))
         return lines
-
-    def _event_lines(self, desk: Desk, width: int) -> list[Line]:
-        life = desk.mirror.life_of(desk.selected) if desk.selected else None
-        if life is None or self.cursor_ns is None:
-            hint = "choose a row with ↑ ↓, then n for its next event" if life is None else "n its last event"
-            return [Row().put(f" {hint}", "faint").line("", width), Line()]
-        at = self.cursor_ns
-        first = Row().put(" ")
-        if width >= 100:
-            first.put(f"−{duration(desk.now_ns - at)}", "strong").put("  ")
-        index = life.at(at)
-        move = life.moves[index] if index is not None else None
-        second = Row().put(" ")
-        if move is None or move.start_ns != at:
-            first.spans([words.request(life.request, 20, "strong")])
-            if move is not None:
-                first.put("  in ", "muted").spans(words.state(move.state, desk.glyphs))
-                first.put(f" for {duration(at - move.start_ns)}", "muted")
-        else:
-            first.put("seq ", "muted").put(f"{count(move.seq)}  ", "muted")
-            first.spans([words.request(life.request, 20, "strong")]).put("  ")
-            before = life.moves[index - 1] if index else None
-            if before is not None:
-                first.spans(words.state(before.state, desk.glyphs)).put(" → ", "muted")
-            first.spans(words.state(move.state, desk.glyphs))
-            cause = "seen in a snapshot" if move.seq is None else (
-                f"{entry_name(move.entry)}, iteration {count(move.iteration)}" if move.entry else "request arrived")
-            second.put("cause  ", "muted").put(cause, "text")
-            effect = next((e for e in life.story if move.seq is not None and e.seq > move.seq), None)
-            if effect is not None and width >= 100:
-                second.put("   effect  ", "muted").put(f"{type(effect).__name__} {count(effect.seq)}  ", "text")
-                second.put(cut(describe(effect, desk.mirror), max(0, width - second.x - 2)), "muted")
-        if self.mark_ns is not None:
-            first.put(f"   Δ {spoken(abs(at - self.mark_ns))}", "text")
-        return [first.line("", width - 1), second.line("", width - 1)]
 
     # --- keys --------------------------------------------------------------------------------------------------------
 
     def hints(self, desk: Desk) -> list[Hint]:
         """Keys of the timeline."""
-        hints = [("←→", "cursor"), ("+-", "zoom"), ("n", "next event"), ("m", "mark"), ("f", "follow"), ("0", "fit")]
+        hints = [("←→", "cursor"), ("+-", "zoom"), ("n", "next event"), ("[ ]", "cause, effect"), ("m", "mark"),
+                 ("f", "follow"), ("0", "fit"), ("tab", "transfers")]
         return [*hints, *([("b", "break here")] if desk.may_control else []), ("o", "order")]
 
     def press(self, desk: Desk, key: str) -> bool:
@@ -279,21 +260,60 @@ class Timeline:
                 self._walk(desk, key)
             case "n" | "N":
                 self._event(desk, 1 if key == "n" else -1)
-            case "m":
-                self.mark_ns = self.cursor_ns if self.mark_ns != self.cursor_ns else None
-            case "'":
-                self.cursor_ns = self.mark_ns if self.mark_ns is not None else self.cursor_ns
             case "f":
                 self.end_ns, self.cursor_ns = None, None
             case "o":
                 self.by_arrival = not self.by_arrival
+            case "tab" | "shift+tab":
+                self._enter_transfers(desk)
             case "enter" if desk.selected is not None:
-                desk.go(SLOT)
+                self._open(desk)
+            case "escape" if self.inside is not None:
+                self.inside = None
             case "escape" if self.cursor_ns is not None:
                 self.cursor_ns = None
+            case _ if key.startswith("at:"):
+                self.cursor_ns = int(key[3:])
+                self._show_cursor(desk)
             case _:
                 return False
         return True
+
+    def _enter_transfers(self, desk: Desk) -> None:
+        """Into the transfers of the selected row, or out again."""
+        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        known = self._shown_transfers(life, self.window) if life is not None else []
+        self.inside = known[0].candidate if known and self.inside is None else None
+        if not known:
+            desk.tell("the selected row has no transfer here", "muted")
+
+    def _open(self, desk: Desk) -> None:
+        if self.inside is None:
+            desk.go(SLOT)
+            return
+        desk.go(TRANSFERS)
+        desk.view.press(desk, f"candidate:{self.inside}")
+        self.inside = None
+
+    def reveal(self, desk: Desk, event: Event) -> bool:
+        """The cursor on an event of the selected request."""
+        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        if life is None or find(desk, life, event.seq) is None:
+            return False
+        self.cursor_ns = event.at_ns
+        self._show_cursor(desk)
+        return True
+
+    def rows(self, desk: Desk) -> Table | None:
+        """Every move of every life that the filter leaves."""
+        names = ["slot", "request", "state", "from_ns", "until_ns", "seq"]
+        found = []
+        for life in self._lives(desk):
+            ends = [*life.starts[1:], life.closed_ns if life.closed_ns is not None else desk.now_ns]
+            for move, end in zip(life.moves, ends, strict=False):
+                seq = "" if move.seq is None else str(move.seq)
+                found.append([str(life.slot), life.request, move.state.label, str(move.start_ns), str(end), seq])
+        return names, found
 
     def _slide(self, desk: Desk, step: int) -> None:
         window = self.window
@@ -333,24 +353,34 @@ class Timeline:
         self.end_ns = None if life.closed_ns is None else end
 
     def _walk(self, desk: Desk, key: str) -> None:
-        from .slots import moved
-
+        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        if self.inside is not None and life is not None:
+            known = [transfer.candidate for transfer in self._shown_transfers(life, self.window)]
+            if known:
+                inside = known.index(self.inside) if self.inside in known else None
+                self.inside = known[moved(inside, key, len(known), OPERATIONS_MAX)]
+            return
         lives = self._lives(desk)
         if lives:
             at = next((i for i, life in enumerate(lives) if life.request == desk.selected), None)
-            desk.select(lives[moved(at, key, len(lives), self.rows)].request)
+            desk.select(lives[moved(at, key, len(lives), self.page)].request)
 
     def _event(self, desk: Desk, step: int) -> None:
-        """Snap the cursor to the next or previous move of the selected life."""
+        """Snap the cursor to the next or previous event of the selected life."""
         life = desk.mirror.life_of(desk.selected) if desk.selected else None
-        if life is None or not life.starts:
+        known = steps(life) if life is not None else []
+        if not known:
             desk.tell("choose a request first", "muted")
             return
         at = self.cursor_ns
+        seqs = [seq for seq, _ in known]
         if at is None:
-            self.cursor_ns = life.starts[-1] if step < 0 or life.closed_ns is None else life.starts[0]
+            index = len(known) - 1
+        elif desk.event in seqs and known[seqs.index(desk.event)][1] == at:
+            index = min(len(known) - 1, max(0, seqs.index(desk.event) + step))
         elif step > 0:
-            self.cursor_ns = next((start for start in life.starts if start > at), at)
+            index = next((i for i, (_, when) in enumerate(known) if when > at), len(known) - 1)
         else:
-            self.cursor_ns = next((start for start in reversed(life.starts) if start < at), at)
+            index = next((i for i in reversed(range(len(known))) if known[i][1] < at), 0)
+        desk.event, self.cursor_ns = known[index]
         self._show_cursor(desk)

@@ -5,7 +5,8 @@ are never added up in silence.
 """
 
 import math
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +14,7 @@ from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import CandidateStatus, Route
 from kvbm_console.core.state import CacheState
 
+from ..contracts import Table
 from ..desk import SLOT, TRANSFERS, Desk
 from ..draw import bars, table, words
 from ..draw.frame import Hint
@@ -25,8 +27,9 @@ from ..model.mirror import Mirror
 from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
 from ..model.series import resample
 from ..model.waits import breakpoints_text, ranks_text, silent_ranks
+from .moves import MOVES, moved
+from .page import Page
 from .sections import known_routes, route_numbers
-from .slots import MOVES, moved
 
 ENDED_SHOWN_NS: Final = 10 * S
 ROWS_MAX: Final = 200
@@ -47,10 +50,13 @@ class TransferRow(msgspec.Struct):
     reason: str
 
 
-class Transfers:
+class Transfers(Page):
     """View 5."""
 
-    schema: Schema | None = SCHEMA
+    @property
+    def schema(self) -> Schema | None:
+        """The fields of its filter."""
+        return SCHEMA
 
     def __init__(self) -> None:
         self.selected: int | None = None
@@ -58,12 +64,14 @@ class Transfers:
         self.top = 0
         self.page = 10
         self.numbers: list[int] = []
+        self.sort = 0
+        self.reverse = False
         self._columns: tuple[int, list[Column[TransferRow]]] = (0, [])
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Routes, the list, and the stamps of the chosen transfer."""
         mirror = desk.mirror
-        rows, skipped = transfer_rows(desk)
+        rows, skipped = transfer_rows(desk, SORTS[self.sort], reverse=self.reverse)
         self.numbers = [row.transfer.candidate for row in rows]
         lines = [self._summary(desk, rows, width), *self._routes(desk, width)]
         if self._columns[0] != width:
@@ -71,7 +79,7 @@ class Transfers:
         places = table.layout(self._columns[1], width)
         if desk.tall:
             lines.append(Line())
-        lines.append(table.header(places))
+        lines.append(table.header(places, sorts=_SORT_OF))
         chosen = next((row for row in rows if row.transfer.candidate == self.selected), None)
         feet = _stamps(desk, chosen.transfer, width) if chosen is not None else []
         fold = [_folded(skipped, width)] if skipped else []
@@ -93,6 +101,8 @@ class Transfers:
         slow = sum(row.level is Level.CAUTION for row in rows)
         text = f"{count(open_)} open" + (f", {faults} fault" if faults else "") + (f", {slow} slow" if slow else "")
         row = Row().put(" TRANSFERS", "title").put(f"   {text}", "muted")
+        if self.sort or self.reverse:
+            row.put("  sorted by ", "muted").put(SORTS[self.sort] + (" reversed" if self.reverse else ""), "text")
         wanted = desk.filters.get(TRANSFERS)
         if wanted is not None:
             row.put(f"   / {cut(wanted.text, max(8, width - row.x - 20))}", "text")
@@ -138,7 +148,7 @@ class Transfers:
 
     def hints(self, desk: Desk) -> list[Hint]:
         """Keys of the list."""
-        return [("enter", "its slot"), ("↑↓", "move"), ("/", "filter"), ("t", "timeline"),
+        return [("enter", "its slot"), ("↑↓", "move"), ("/", "filter"), ("o", "sort"), ("t", "timeline"),
                 ("space", "play" if desk.recording else "pause view")]
 
     def press(self, desk: Desk, key: str) -> bool:
@@ -148,6 +158,16 @@ class Transfers:
             self._choose(desk, moved(at, key, len(self.numbers), self.page))
         elif key.startswith("row:"):
             self._choose(desk, int(key[4:]))
+        elif key == "o":
+            self.sort = (self.sort + 1) % len(SORTS)
+        elif key == "O":
+            self.reverse = not self.reverse
+        elif key.startswith("sort:") and key[5:] in SORTS:
+            chosen = SORTS.index(key[5:])
+            self.reverse = self.sort == chosen and not self.reverse
+            self.sort = chosen
+        elif key.startswith("candidate:"):
+            self.selected = int(key[10:])
         elif key == "enter" and desk.selected is not None:
             desk.go(SLOT)
         elif key == "escape" and self.selected is not None and TRANSFERS not in desk.filters:
@@ -155,6 +175,19 @@ class Transfers:
         else:
             return False
         return True
+
+    def rows(self, desk: Desk) -> Table | None:
+        """Every transfer of the list."""
+        if desk.mirror.state is None:
+            return None
+        found, _ = transfer_rows(desk, SORTS[self.sort], reverse=self.reverse)
+        stamps = ["planned_ns", *(field for _, field in STAMPS)]
+        names = ["candidate", "operation", "request", "route", "status", "blocks", "age_ns", *stamps, "reason"]
+        return names, [[
+            str(row.transfer.candidate), _text(row.transfer.operation), row.transfer.request, row.transfer.route.label,
+            row.transfer.status.label, str(row.transfer.blocks), str(row.age_ns),
+            *[_text(getattr(row.transfer, field)) for field in stamps], row.reason,
+        ] for row in found]
 
     def _choose(self, desk: Desk, at: int) -> None:
         if at >= len(self.numbers):
@@ -165,12 +198,27 @@ class Transfers:
             desk.select(transfer.request)
 
 
+def _text(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
 def find(mirror: Mirror, candidate: int) -> Transfer | None:
     """An open or recently ended transfer."""
     return mirror.transfer_of(candidate=candidate)
 
 
-def transfer_rows(desk: Desk) -> tuple[list[TransferRow], dict[str, int]]:
+_KEYS: Final[dict[str, Callable[[TransferRow], tuple[Any, ...]]]] = {
+    "age": lambda row: (-row.age_ns,), "route": lambda row: (row.transfer.route, -row.age_ns),
+    "blocks": lambda row: (-row.transfer.blocks, -row.age_ns), "request": lambda row: (row.transfer.request,),
+}
+SORTS: Final = ("need", *_KEYS)
+_SORT_OF: Final = {"STATUS": "need", "AGE": "age", "ROUTE": "route", "BLOCKS": "blocks", "REQUEST": "request"}
+"""Header to the order that a click on it asks for."""
+
+
+def transfer_rows(
+    desk: Desk, sort: str = "need", *, reverse: bool = False
+) -> tuple[list[TransferRow], dict[str, int]]:
     """Rows to show, and the skipped ones of the last seconds by reason."""
     mirror, now = desk.mirror, desk.now_ns
     state = mirror.state
@@ -199,6 +247,10 @@ def transfer_rows(desk: Desk) -> tuple[list[TransferRow], dict[str, int]]:
         rows.append(TransferRow(transfer, Level.FAULT if failed else None, now - transfer.ended_ns, reason))
     if wanted is not None:
         rows = [row for row in rows if wanted.matches(row, state)]
+    if sort in _KEYS:
+        rows.sort(key=_KEYS[sort])
+    if reverse:
+        rows.reverse()
     return rows[:ROWS_MAX], skipped
 
 

@@ -1,0 +1,372 @@
+"""Cause and effect, marks, hits on recordings, the palette, warnings, copies: what the keys behind them do."""
+
+import pytest
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import Route, Site, SlotState
+from kvbm_console.recording.reader import Recording
+from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
+from tests.tui.script import S, connected, story
+from tests.tui.test_replay import RECORDINGS, Replay, command, replaying
+from tui.commands import commands, matching
+from tui.desk import BREAKS, LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, WARNINGS
+from tui.keys import press
+from tui.model.causes import cause_of, effect_of
+from tui.model.hits import count_hits, on_tape
+from tui.model.lint_texts import TEXTS
+from tui.model.lints import Lints
+from tui.model.marks import MARKS_MAX, Mark, Marks
+from tui.views.warnings import Warnings
+
+# --- cause and effect ------------------------------------------------------------------------------------------------
+
+
+def chain(kind: type[ev.Event], request: str) -> list[str]:
+    """The kinds from the last event of this kind back to where nothing is known any more."""
+    desk = desk_of()
+    life = desk.mirror.life_of(request)
+    assert life is not None
+    event: ev.Event | None = next(event for event in reversed(life.story) if type(event) is kind)
+    found = []
+    while event is not None:
+        found.append(type(event).__name__)
+        event = cause_of(event, desk.mirror)
+    return found
+
+
+def test_a_copy_follows_from_its_promotion_and_that_from_its_plan() -> None:
+    found = chain(ev.CandidateEnded, "chat-0001.1")
+    assert found[:7] == ["CandidateEnded", "BlocksReady", "OperationReported", "OperationStarted", "CandidatePromoted",
+                         "BlocksReserved", "CandidateEvaluated"]
+    assert found[-1] == "SlotOpened"
+
+
+def test_a_move_follows_from_the_move_before_unless_something_opened_it() -> None:
+    assert chain(ev.SlotMoved, "rag-0002.7") == ["SlotMoved", "SlotMoved", "DeviceBlocksAssigned", "SlotOpened"]
+
+
+def test_effect_is_the_inverse_of_cause() -> None:
+    desk = desk_of()
+    for event in desk.mirror.log:
+        effect = effect_of(event, desk.mirror)
+        if effect is not None:
+            assert cause_of(effect, desk.mirror) is event
+
+
+def test_brackets_walk_in_the_slot_the_timeline_and_the_log() -> None:
+    for view in (SLOT, TIMELINE, LOG, SLOTS):
+        desk = desk_of()
+        desk.select("rag-0002.7")
+        desk.go(view)
+        screen(desk)
+        press(desk, "[")
+        first = desk.event
+        assert first is not None
+        assert desk.current == (LOG if view == SLOTS else view)
+        assert f"{first:,}" in everything(desk)
+        press(desk, "[")
+        assert desk.event is not None
+        assert desk.event < first
+        press(desk, "]")
+        assert desk.event == first
+    desk.event = 0
+    press(desk, "[")
+    assert "follows from stimulus 0; nothing before it is kept" in screen(desk)[-1]
+
+
+# --- marks -----------------------------------------------------------------------------------------------------------
+
+
+def test_marks_measure_time_and_events_and_are_bounded() -> None:
+    marks = Marks()
+    for number in range(MARKS_MAX + 5):
+        assert marks.toggle(Mark(number, number * S))
+    assert len(marks.places) == MARKS_MAX
+    assert marks.next_from(9, 9 * S) == Mark(8, 8 * S)
+    assert marks.next_from(0, 0) == Mark(MARKS_MAX + 4, (MARKS_MAX + 4) * S)
+    assert not marks.toggle(Mark(9, 9 * S))
+    assert marks.latest == Mark(MARKS_MAX + 4, (MARKS_MAX + 4) * S)
+
+
+def test_a_bookmark_on_a_recording_is_listed_and_sought() -> None:
+    transport = FakeTransport()
+    script = story()
+    desk = desk_of(script, items=[connected(recording=True, control=False), script.snapshot()],
+                   actions=FakeActions(transport), late_ns=0)
+    press(desk, "m")
+    press(desk, "8")
+    assert "BOOKMARKS   1 mark" in everything(desk)
+    assert "◊" in screen(desk)[-2]
+    press(desk, "enter")
+    assert transport.calls[-1] == ("seek", script.state.seq - 1)
+    press(desk, "x")
+    assert "none; m sets one here" in everything(desk)
+
+
+# --- hits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("spec", "kind"), [
+    (BreakpointSpec(to_state=SlotState.DECODING), ev.SlotMoved),
+    (BreakpointSpec(site=Site.SKIP_DID), ev.CandidateSkipped),
+    (BreakpointSpec(site=Site.PROMOTE_WILL, route=Route.G1_G2), ev.CandidatePromoted),
+    (BreakpointSpec(site=Site.REQUEST_FINISH), ev.SlotClosed),
+    (BreakpointSpec(site=Site.DISPATCH_WILL, request="rag-*"), ev.OperationStarted),
+], ids=lambda value: value.describe() if isinstance(value, BreakpointSpec) else "")
+def test_what_would_have_hit_is_what_the_events_tell(spec: BreakpointSpec, kind: type[ev.Event]) -> None:
+    desk = desk_of()
+    expected = sum(
+        type(event) is kind and (not isinstance(event, ev.SlotMoved) or event.new is spec.to_state)
+        for event in desk.mirror.log)
+    if spec.request != "*":
+        expected = 2
+    assert count_hits(spec, desk.mirror, desk.mirror.log) == expected
+
+
+def test_what_events_do_not_tell_is_refused() -> None:
+    for spec in (BreakpointSpec(site=Site.EVICT_WILL), BreakpointSpec(condition="age > 3 s")):
+        with pytest.raises(UsageError, match="recording"):
+            on_tape(spec)
+
+
+async def settled(replay: Replay) -> None:
+    """Until the search and the seek after it are over."""
+    while not replay.session.hits.complete or replay.session.mirror.state is None or (
+            replay.session.mirror.state.seq != replay.playback.position_seq + 1):
+        await replay.pilot.pause()
+
+
+@pytest.mark.asyncio
+async def test_continue_and_reverse_continue_go_from_hit_to_hit() -> None:
+    async with replaying("preempt-and-resume.mcap") as replay:
+        recording = Recording.open(RECORDINGS / "preempt-and-resume.mcap")
+        wanted = [event.seq for events in recording.events() for event in events
+                  if isinstance(event, ev.SlotMoved) and event.new is SlotState.DECODING]
+        assert len(wanted) >= 2
+        await replay.pilot.press("b", "ctrl+u", *["space" if key == " " else key for key in "to decoding"], "enter")
+        await replay.pilot.press("c")
+        await settled(replay)
+        assert replay.playback.position_seq == wanted[0]
+        assert replay.same()
+        await replay.pilot.press("c")
+        await settled(replay)
+        assert replay.playback.position_seq == wanted[1]
+        await replay.pilot.press("C")
+        await settled(replay)
+        assert replay.playback.position_seq == wanted[0]
+        await replay.pilot.press("C")
+        assert f"no hit in front of seq {wanted[0]}" in replay.text()
+
+
+@pytest.mark.asyncio
+async def test_s_walks_along_one_slot_forwards_and_back() -> None:
+    async with replaying("preempt-and-resume.mcap") as replay:
+        await command(replay, "seek 40")
+        await replay.at(40)
+        state = replay.session.mirror.state
+        assert state is not None
+        slot = next(iter(state.slots.values()))
+        replay.app.desk.select(slot.request)
+        seen = [replay.playback.position_seq]
+        for _ in range(3):
+            await replay.pilot.press("s")
+            while replay.playback.position_seq == seen[-1] or replay.session._searching:
+                await replay.pilot.pause()
+            await replay.at(replay.playback.position_seq)
+            seen.append(replay.playback.position_seq)
+        assert seen == sorted(set(seen))
+        await replay.pilot.press("S")
+        await replay.at(replay.playback.position_seq)
+        assert replay.playback.position_seq in seen
+
+
+# --- verbs of the debugger -------------------------------------------------------------------------------------------
+
+
+def test_until_skip_pipeline_and_freeze_ask_the_target() -> None:
+    actions = FakeActions()
+    desk = desk_of(actions=actions)
+    desk.select("agent-0003.2")
+    press(desk, "u")
+    assert desk.prompt is not None
+    press(desk, "ctrl+u")
+    for key in "preem":
+        press(desk, key)
+    assert "a state: initialized" in screen(desk)[-1]
+    press(desk, "tab")
+    press(desk, "enter")
+    assert actions.calls.pop() == ("continue_until", 1, SlotState.PREEMPTED)
+    press(desk, "X")
+    assert actions.calls.pop() == ("skip_candidate", 1)
+    press(desk, "S")
+    assert actions.calls.pop() == ("step_pipeline",)
+    press(desk, "F")
+    assert not actions.calls
+    for key in ("y", "enter"):
+        press(desk, key)
+    assert actions.calls.pop() == ("freeze",)
+
+
+@pytest.mark.parametrize("key", "uXSF")
+def test_a_verb_that_the_connection_lacks_is_not_offered(key: str) -> None:
+    actions = FakeActions()
+    actions.verbs = frozenset()
+    desk = desk_of(actions=actions)
+    desk.go(BREAKS)
+    press(desk, key)
+    assert f"{key}: not here, this connection has no such request" in screen(desk)[-1]
+    press(desk, "?")
+    assert "skip candidate" not in everything(desk)
+
+
+def test_the_editor_says_what_would_have_hit() -> None:
+    desk = desk_of()
+    press(desk, "b")
+    for key in ("ctrl+u", *"to decoding"):
+        press(desk, "space" if key == " " else key)
+    assert "ok, would have hit 3 times in the last 60 s" in screen(desk)[-1]
+    for key in " when ag > 3 s":
+        press(desk, "space" if key == " " else key)
+    assert "no field `ag`" in screen(desk)[-1]
+
+
+# --- palette ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_palette_finds_by_letters_and_says_why_not() -> None:
+    desk = desk_of(read_only=True)
+    press(desk, ":")
+    for key in "cont":
+        press(desk, key)
+    rows = screen(desk)
+    assert rows[-1] == " :cont"
+    assert "continue all" in rows[-2]
+    assert any("continue agent-0003.2" in row and "read-only" in row for row in rows[-8:])
+    press(desk, "enter")
+    assert desk.prompt is None
+    assert "read-only" in screen(desk)[-1]
+
+
+def test_a_command_with_an_argument_waits_for_it() -> None:
+    actions = FakeActions()
+    desk = desk_of(actions=actions)
+    press(desk, ":")
+    for key in "dele":
+        press(desk, key)
+    press(desk, "enter")
+    assert desk.prompt is not None
+    assert desk.prompt.text == "delete "
+    for key in ("1", "enter"):
+        press(desk, key)
+    assert actions.calls.pop() == ("remove_breakpoint", 1)
+    press(desk, ":")
+    press(desk, "up")
+    assert desk.prompt is not None
+    press(desk, "escape")
+    assert desk.prompt is None
+
+
+def test_every_command_is_found_by_its_own_name() -> None:
+    desk = desk_of()
+    known = commands(desk)
+    for command_ in known:
+        assert matching(command_.name, known)[0].name == command_.name
+
+
+# --- warnings --------------------------------------------------------------------------------------------------------
+
+
+def test_every_lint_of_the_source_has_its_texts() -> None:
+    import inspect
+    import re
+
+    from tui.model import lints
+
+    kinds = set(re.findall(r'kind=f?"(\w+)', inspect.getsource(lints))) | {"held", "stuck"}
+    assert kinds <= set(TEXTS)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_the_panel_explains_and_goes_there(size: tuple[int, int]) -> None:
+    desk = desk_of(late_ns=12 * S)
+    press(desk, "!")
+    text = everything(desk, *size)
+    assert "WARNINGS   " in text
+    for word in ("evidence", "limit", "why bad", "what to do", "since seq"):
+        assert word in text
+    press(desk, "/")
+    for key in "lint = stuck":
+        press(desk, "space" if key == " " else key)
+    press(desk, "enter")
+    assert "HELD" not in everything(desk, *size)
+    press(desk, "escape")
+    press(desk, "enter")
+    assert desk.current == SLOT
+    assert desk.selected is not None
+
+
+def test_without_warnings_it_tells_what_is_watched() -> None:
+    desk = desk_of(late_ns=0)
+    desk.lints = Lints()
+    desk.mirror.state.holds.clear()  # type: ignore[union-attr]
+    desk.mirror.gaps.clear()
+    desk.current = WARNINGS
+    text = "\n".join(line.text for line in Warnings().body(desk, 80, 20))
+    assert "Nothing needs you." in text
+    assert "thrash" in text
+
+
+# --- sort, copy, export ----------------------------------------------------------------------------------------------
+
+
+def test_transfers_are_sorted_by_key_and_by_a_click_on_the_header() -> None:
+    desk = desk_of()
+    desk.go(TRANSFERS)
+    press(desk, "o")
+    assert "sorted by age" in everything(desk)
+    press(desk, "O")
+    assert "sorted by age reversed" in everything(desk)
+    header = next(line for line in desk.draw(80, 24) if "STATUS" in line.text)
+    desk.click(header.text.index("BLOCKS"), header)
+    assert "sorted by blocks" in everything(desk)
+    desk.go(SLOTS)
+    header = next(line for line in desk.draw(80, 24) if "REQUEST" in line.text)
+    desk.click(header.text.index("REQUEST"), header)
+    assert "sorted by request" in everything(desk)
+
+
+def test_y_copies_more_each_time() -> None:
+    actions = FakeActions()
+    desk = desk_of(actions=actions)
+    desk.select("rag-0002.7")
+    desk.go(SLOTS)
+    screen(desk)
+    for expected in ("rag-0002.7", "● decoding", "sorted by need"):
+        press(desk, "y")
+        (name, text) = actions.calls.pop()
+        assert name == "copy"
+        assert expected in str(text)
+
+
+@pytest.mark.parametrize("view", range(10))
+def test_what_is_exported_has_a_column_for_every_cell(view: int) -> None:
+    desk = desk_of()
+    desk.go(view)
+    desk.select("rag-0002.7")
+    table = desk.view.rows(desk)
+    if table is not None:
+        assert all(len(row) == len(table[0]) for row in table[1])
+        assert view == 7 or table[1]
+
+
+@pytest.mark.parametrize("view", range(10))
+def test_help_names_only_keys_that_do_something_here(view: int) -> None:
+    desk = desk_of()
+    desk.go(view)
+    press(desk, "?")
+    rows = screen(desk, 80, 40)
+    assert any("EVERYWHERE" in row for row in rows)
+    assert any(row.endswith("leave") or "q " in row for row in rows)
+    assert all(len(row) <= 80 for row in rows)

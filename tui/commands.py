@@ -1,0 +1,294 @@
+"""The command palette: what can be done, found by a few letters, with its key, or why it cannot be done now.
+
+Law of this file: every command is listed, also those that are not available, with the reason; enter never does anything
+else than what stands next to the prompt.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvbm_console.core.errors import UsageError
+
+from .draw.frame import TABS
+from .draw.spans import Line, Row
+from .model.breaks import parse_breakpoint
+from .model.numbers import count, cut, plain, plural
+from .prompts import Prompt
+
+if TYPE_CHECKING:
+    from .desk import Desk
+
+SHOWN_MAX: Final = 10
+"""Commands above the prompt."""
+
+
+class Command(msgspec.Struct, frozen=True):
+    """One command. ``takes`` names its argument, empty when it has none; ``why_not`` is empty when it can be done."""
+
+    name: str
+    about: str
+    run: Callable[[str], None]
+    key: str = ""
+    takes: str = ""
+    why_not: str = ""
+
+
+def commands(desk: "Desk") -> list[Command]:
+    """All commands, as they stand now."""
+    actions = desk.actions
+    found = [Command(f"view {name.lower()}", "show this view", _goes(desk, index), str(index + 1))
+             for index, (name, _) in enumerate(TABS)]
+    found += [
+        Command("warnings", "what needs a person, with evidence", lambda text: desk.go(len(TABS)), "!"),
+        Command("filter", "narrow the list", lambda text: _key(desk, "/"), "/",
+                why_not="" if desk.view.schema is not None else "nothing to filter in this view"),
+        Command("export", "text, picture and CSV of what is shown", lambda text: _key(desk, "e"), "e"),
+        Command("help", "keys of this view", lambda text: _key(desk, "?"), "?"),
+        Command("mark", "set or take away a mark here", lambda text: _key(desk, "m"), "m"),
+    ]
+    return [*found, *_debugger(desk), *_recording(desk), *_targets(desk),
+            Command("quit", "leave the console", lambda text: actions.quit(), "q")]
+
+
+def _goes(desk: "Desk", index: int) -> Callable[[str], None]:
+    return lambda text: desk.go(index)
+
+
+def _key(desk: "Desk", key: str) -> None:
+    from .keys import press
+
+    desk.prompt = None
+    press(desk, key)
+
+
+def _debugger(desk: "Desk") -> list[Command]:
+    from .debugging import refusal
+
+    state, actions = desk.mirror.state, desk.actions
+    holds = state.holds if state is not None else {}
+
+    def why(key: str, *, held: bool = False) -> str:
+        return refusal(desk, key) or ("nothing is held" if held and not holds else "")
+
+    found = [
+        Command("break", "set a breakpoint, as with b", lambda text: actions.add_breakpoint(parse_breakpoint(text)),
+                "b", "SPEC", why("c")),
+        Command("delete", "remove a breakpoint", lambda text: actions.remove_breakpoint(_number(text)), "x", "N",
+                why("c")),
+        Command("enable", "arm a breakpoint", lambda text: actions.enable_breakpoint(_number(text), True), "B", "N",
+                why("c")),
+        Command("disable", "mute a breakpoint", lambda text: actions.enable_breakpoint(_number(text), False), "B",
+                "N", why("c")),
+        Command("continue all", plural(len(holds), "hold"), lambda text: actions.continue_hold(None), "C",
+                why_not=why("C", held=True)),
+        Command("step pipeline", "let one candidate through its evaluation", lambda text: actions.step_pipeline(),
+                "S", why_not=why("S")),
+        Command("freeze the target", "30 s at most", lambda text: actions.freeze(), "F", why_not=why("F")),
+        Command("thaw the target", "end a freeze", lambda text: actions.thaw(), why_not=why("F")),
+        Command("disarm", "mute every breakpoint, release every hold", lambda text: actions.disarm(), "D",
+                why_not=why("D")),
+    ]
+    for number, hold in list(holds.items())[:SHOWN_MAX]:
+        assert state is not None
+        name = plain(state.slots[hold.slot].request)
+        found += [
+            Command(f"continue {name}", "held", _does(actions.continue_hold, number), "c", why_not=why("c")),
+            Command(f"step {name}", "to its next site", _does(actions.step, number), "s", why_not=why("s")),
+            Command(f"skip {name}", "its open candidates", _does(actions.skip_candidate, number), "X",
+                    why_not=why("X")),
+        ]
+    return found
+
+
+def _does(act: Callable[[int], None], number: int) -> Callable[[str], None]:
+    return lambda text: act(number)
+
+
+def _recording(desk: "Desk") -> list[Command]:
+    playback = desk.actions.playback
+    why = "" if playback is not None else "only a recording can do that"
+
+    def seek(text: str) -> None:
+        assert playback is not None
+        playback.seek(min(playback.last_seq, max(playback.first_seq, _number(text))))
+
+    def speed(text: str) -> None:
+        assert playback is not None
+        playback.set_speed(float(text))
+
+    return [
+        Command("seek", "go to an event", seek, takes="SEQ", why_not=why),
+        Command("speed", "play so many times as fast", speed, "< >", "N", why),
+        Command("next hit", "continue to the next hit", lambda text: desk.actions.seek_hit(False), "c", why_not=why),
+        Command("previous hit", "continue backwards", lambda text: desk.actions.seek_hit(True), "C", why_not=why),
+    ]
+
+
+def _targets(desk: "Desk") -> list[Command]:
+    names = desk.targets
+    if len(names) < 2:
+        return []
+    return [Command(f"target {name}", "show this target", _does(desk.actions.show_target, index), "}")
+            for index, name in enumerate(names)]
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text.replace(",", ""))
+    except ValueError:
+        raise UsageError(f"expected a number, got {text!r}") from None
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+
+def score(typed: str, name: str) -> int | None:
+    """How well a name fits what was typed, larger is better; None when it does not.
+
+    >>> [score("ca", name) is not None for name in ("continue all", "view tiers")]
+    [True, False]
+    >>> score("cont", "continue all") > score("cont", "disconnect")
+    True
+    """
+    typed, name = typed.lower().replace(" ", ""), name.lower()
+    if not typed:
+        return 0
+    total, at, run = 0, -1, 0
+    for character in typed:
+        found = name.find(character, at + 1)
+        if found < 0:
+            return None
+        run = run + 1 if found == at + 1 else 0
+        starts = found == 0 or name[found - 1] == " "
+        total += 2 * run + (8 if starts else 0) + (4 if found == 0 else 0)
+        at = found
+    return total * 8 - len(name)
+
+
+def matching(typed: str, known: list[Command]) -> list[Command]:
+    """Commands that fit, the best first; ``name argument`` fits the command with that argument."""
+    typed = typed.strip()
+    scored = []
+    for order, command in enumerate(known):
+        if command.takes and typed.lower().startswith(command.name + " "):
+            scored.append((10_000, order, command))
+            continue
+        points = score(typed, command.name)
+        if points is not None:
+            scored.append((points - (4 if command.why_not else 0), order, command))
+    scored.sort(key=lambda item: (-item[0], item[1]))
+    return [command for _, _, command in scored]
+
+
+def argument(typed: str, command: Command) -> str:
+    """What was typed behind the command's name."""
+    typed = typed.strip()
+    return typed[len(command.name) :].strip() if typed.lower().startswith(command.name + " ") else ""
+
+
+class Palette(Prompt):
+    """The prompt with the commands above it, the best next to it."""
+
+    def __init__(self, desk: "Desk", history: list[str]) -> None:
+        self._desk = desk
+        self._known = commands(desk)
+        self.index = 0
+        self.found: list[Command] = []
+        super().__init__(":", "", lambda text: None, None, history)
+        self._look()
+
+    def _look(self) -> None:
+        self.found = matching(self.text, self._known)
+        self.index = min(self.index, max(0, len(self.found) - 1))
+
+    def press(self, key: str) -> bool:
+        """Up and down choose, tab takes the name over, enter does it."""
+        chosen = self.found[self.index] if self.found else None
+        if key == "up" and (self.text or self.index or not self._history):
+            self.index = min(len(self.found) - 1, self.index + 1) if self.found else 0
+            return True
+        if key == "down" and self.index:
+            self.index -= 1
+            return True
+        if key in ("tab", "shift+tab"):
+            if chosen is not None:
+                self._take(chosen)
+            return True
+        if key == "enter":
+            return self._enter(chosen)
+        over = super().press(key)
+        self.index = 0
+        self._look()
+        return over
+
+    def _take(self, command: Command) -> None:
+        self.text = command.name + (" " if command.takes else "")
+        self.at = len(self.text)
+        self.index = 0
+        self._look()
+
+    def _enter(self, chosen: Command | None) -> bool:
+        if chosen is not None and chosen.takes and not chosen.why_not and not argument(self.text, chosen):
+            self._take(chosen)
+            return True
+        text = self.text.strip()
+        if chosen is None and not text:
+            return False
+        self.remember(text or (chosen.name if chosen is not None else ""))
+        self._desk.prompt = None
+        if chosen is None:
+            self._desk.tell(f":{text}: no command fits; : lists them", "fault")
+        else:
+            do(self._desk, chosen, argument(text, chosen), text)
+        return False
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """Commands from the bottom up, then what is typed."""
+        rows = []
+        room = max(1, min(SHOWN_MAX, height - 1))
+        first = max(0, self.index - room + 1)
+        for offset, command in enumerate(self.found[first : first + room]):
+            rows.append(self._row(command, width, chosen=first + offset == self.index))
+        rows.reverse()
+        rows = rows or [Row().put(" no command fits", "muted").line("bar", width)]
+        return [*rows, self._text_line(width)]
+
+    def _row(self, command: Command, width: int, *, chosen: bool) -> Line:
+        row = Row().put(self._desk.glyphs.select if chosen else " ", "selbar")
+        name = command.name + (f" {command.takes}" if command.takes else "")
+        row.put(cut(name, max(8, width // 2 - 4)), "faint" if command.why_not else "strong" if chosen else "text")
+        row.to(max(26, width // 2 - 8) - 1).put(" ")
+        row.put(command.key.ljust(4), "key" if not command.why_not else "faint")
+        role = "muted" if not command.why_not else "caution" if chosen else "faint"
+        row.put(cut(command.why_not or command.about, max(0, width - 2 - row.x)), role)
+        return row.to(width).line("sel" if chosen else "bar", width)
+
+
+def open_palette(desk: "Desk") -> None:
+    """Show the palette."""
+    desk.prompt = Palette(desk, desk.histories.setdefault("command", []))
+
+
+def do(desk: "Desk", command: Command, text: str, typed: str) -> None:
+    """Do a command; a mistake is told in the key row."""
+    if command.why_not:
+        desk.tell(f":{typed or command.name}: {command.why_not}", "muted")
+        return
+    try:
+        command.run(text)
+    except (UsageError, ValueError) as error:
+        desk.tell(f":{typed}: {error}", "fault")
+
+
+def run_command(desk: "Desk", text: str) -> None:
+    """Do what was typed after the colon, as if enter had been pressed."""
+    found = matching(text, commands(desk))
+    if found:
+        do(desk, found[0], argument(text, found[0]), text)
+    else:
+        desk.tell(f":{text.strip()}: no command fits; : lists them", "fault")
+
+
+__all__ = ["Command", "Palette", "commands", "count", "matching", "open_palette", "run_command", "score"]

@@ -1,0 +1,207 @@
+"""Keys of the debugger: breakpoints and holds on a live target, and the same verbs along a recording.
+
+Law of this file: nothing acts on a target without control, and what would stop more than one slot asks first.
+"""
+
+from collections.abc import Callable
+from typing import Final, cast
+
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.events import Event
+from kvbm_console.core.ids import Site, SlotState
+
+from .desk import BREAKS, Desk
+from .model.breaks import NEXT, complete_breakpoint, parse_breakpoint
+from .model.hits import count_hits, on_tape
+from .model.numbers import S, plural
+from .prompts import Prompt
+from .transport import along_slot, to_hit
+
+KEYS: Final = frozenset("bcCsSuXDF")
+VERDICT_NS: Final = 60 * S
+"""How far back the editor of a breakpoint counts what it would have hit."""
+_NEEDS: Final = {"S": "step_pipeline", "u": "continue_until", "X": "skip_candidate", "F": "freeze"}
+"""Keys whose verbs not every target has."""
+
+
+def press(desk: Desk, key: str) -> None:
+    """Answer a key of the debugger."""
+    if desk.recording:
+        _on_recording(desk, key)
+        return
+    why = refusal(desk, key)
+    if why:
+        desk.tell(f"{key}: not here, {why}", "muted")
+        return
+    match key:
+        case "b":
+            edit_breakpoint(desk)
+        case "c":
+            _continue(desk)
+        case "C":
+            _continue_all(desk)
+        case "s":
+            _on_hold(desk, desk.actions.step, "step")
+        case "S":
+            desk.actions.step_pipeline()
+        case "u":
+            _until(desk)
+        case "X":
+            _on_hold(desk, desk.actions.skip_candidate, "skip the candidates of")
+        case "D":
+            confirm(desk, "Disarm all breakpoints and release all holds?", desk.actions.disarm,
+                    "nothing was disarmed")
+        case "F":
+            confirm(desk, "Freeze the target for at most 30 s?", desk.actions.freeze, "nothing was frozen")
+
+
+def refusal(desk: Desk, key: str) -> str:
+    """Why a key of the debugger does not work here; empty when it does."""
+    if not desk.may_control:
+        return "a recording cannot be stopped" if desk.recording else (
+            "read-only" if desk.read_only else "this session only observes")
+    verb = _NEEDS.get(key)
+    return "this connection has no such request" if verb is not None and verb not in desk.actions.verbs else ""
+
+
+def _on_recording(desk: Desk, key: str) -> None:
+    if key in ("c", "C"):
+        to_hit(desk, back=key == "C")
+    elif key in ("s", "S"):
+        along_slot(desk, back=key == "S")
+    elif key == "b":
+        edit_breakpoint(desk)
+    elif key == "D":
+        desk.actions.watch([])
+        desk.tell("only the hits of the recorded run are looked for")
+    else:
+        desk.tell(f"{key}: not here, a recording cannot be stopped", "muted")
+
+
+def confirm(desk: Desk, question: str, act: Callable[[], None], otherwise: str) -> None:
+    """Ask first."""
+    def answer(text: str) -> None:
+        if text.strip().lower() in ("y", "yes"):
+            act()
+        else:
+            desk.tell(otherwise, "muted")
+
+    desk.prompt = Prompt(f"{question} y/n ", "", answer)
+
+
+# --- breakpoints -----------------------------------------------------------------------------------------------------
+
+
+def edit_breakpoint(desk: Desk) -> None:
+    """A prompt with a breakpoint on the selected slot, its verdict below."""
+    state = desk.mirror.state
+    slot = state.slot_named(desk.selected) if state is not None and desk.selected else None
+    target = NEXT[slot.state] if slot is not None else SlotState.ONBOARDING
+    text = f"to {target.label} request {slot.request if slot is not None else '*'}"
+
+    def submit(typed: str) -> None:
+        try:
+            spec = parse_breakpoint(typed)
+            if desk.recording:
+                on_tape(spec)
+                desk.actions.watch([*desk.actions.hits.specs, spec])
+                desk.tell(f"looking for {spec.describe()}; c next hit, C previous")
+            else:
+                desk.actions.add_breakpoint(spec)
+        except UsageError as error:
+            desk.tell(str(error), "fault")
+
+    def check(typed: str) -> str:
+        try:
+            spec = parse_breakpoint(typed)
+            return verdict(desk, spec)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
+    desk.prompt = Prompt("break ", text, submit, check, desk.histories.setdefault("break", []),
+                         complete=complete_breakpoint)
+
+
+def verdict(desk: Desk, spec: BreakpointSpec) -> str:
+    """``ok, would have hit 3 times in the last 60 s``; raises UsageError when it cannot work here."""
+    if desk.recording:
+        on_tape(spec)
+        return f"ok, {spec.describe()}"
+    if spec.site not in (Site.EVICT_WILL, Site.CALL_WILL, Site.CALL_DID) and not spec.condition:
+        recent: list[Event] = []
+        edge = desk.now_ns - VERDICT_NS
+        for event in reversed(desk.mirror.log):
+            if event.at_ns < edge:
+                break
+            recent.append(event)
+        recent.reverse()
+        found = count_hits(spec, desk.mirror, recent)
+        return f"ok, would have hit {plural(found, 'time')} in the last 60 s"
+    return f"ok, {spec.describe()}"
+
+
+# --- holds -----------------------------------------------------------------------------------------------------------
+
+
+def hold_to_act_on(desk: Desk) -> int | None:
+    """The hold of the selected slot, else the only one; None when it is not clear which."""
+    state = desk.mirror.state
+    if state is None:
+        return None
+    slot = state.slot_named(desk.selected) if desk.selected else None
+    if slot is not None and slot.hold is not None:
+        return slot.hold
+    return next(iter(state.holds)) if len(state.holds) == 1 else None
+
+
+def _continue(desk: Desk) -> None:
+    hold = hold_to_act_on(desk)
+    if hold is not None:
+        desk.actions.continue_hold(hold)
+    elif desk.mirror.state is not None and desk.mirror.state.holds:
+        desk.go(BREAKS)
+    else:
+        desk.tell("nothing is held")
+
+
+def _continue_all(desk: Desk) -> None:
+    state = desk.mirror.state
+    if state is not None and state.holds:
+        desk.actions.continue_hold(None)
+        desk.tell(f"continuing {plural(len(state.holds), 'hold')}")
+    else:
+        desk.tell("nothing is held")
+
+
+def _on_hold(desk: Desk, act: Callable[[int], None], verb: str) -> None:
+    hold = hold_to_act_on(desk)
+    if hold is None:
+        desk.tell(f"select a held slot to {verb} it")
+    else:
+        act(hold)
+
+
+def _until(desk: Desk) -> None:
+    """Continue the hold and stop the same slot again at a state."""
+    hold = hold_to_act_on(desk)
+    if hold is None:
+        desk.tell("select a held slot to let it go until a state")
+        return
+    labels = [state.label for state in SlotState]
+
+    def check(typed: str) -> str:
+        if typed.strip() not in labels:
+            raise ValueError(f"a state: {', '.join(labels)}")
+        return f"ok, continues and stops once more when it is {typed.strip()}"
+
+    def submit(typed: str) -> None:
+        desk.actions.continue_until(hold, cast(SlotState, SlotState.labelled(typed.strip())))
+
+    state = desk.mirror.state
+    slot = state.slots.get(state.holds[hold].slot) if state is not None and hold in state.holds else None
+    first = NEXT[slot.state].label if slot is not None else SlotState.DECODING.label
+    desk.prompt = Prompt(
+        "continue until ", first, submit, check, desk.histories.setdefault("until", []),
+        complete=lambda typed: [label for label in labels if label.startswith(typed.strip())],
+    )

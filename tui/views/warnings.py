@@ -1,0 +1,179 @@
+"""Warnings: what needs a person, with counts, evidence, and why it is bad.
+
+Law of this file: a warning is never told without what it was measured against, and enter goes to what it is about.
+"""
+
+from kvbm_console.core.expression import Schema
+
+from ..contracts import Table
+from ..desk import SLOT, SLOTS, TRANSFERS, WARNINGS, Desk
+from ..draw import table, words
+from ..draw.frame import Hint
+from ..draw.spans import BLANK, Line, Row
+from ..model.filters import WARNINGS as SCHEMA
+from ..model.lint_texts import TEXTS
+from ..model.lints import Level, Warning, ended_text
+from ..model.numbers import count, cut, plain, plural
+from .moves import MOVES, moved
+from .page import Page
+
+DETAIL_ROWS = 11
+"""Rows below the list for the chosen one."""
+
+
+class Warnings(Page):
+    """The panel behind ``!``."""
+
+    def __init__(self) -> None:
+        self.key: str | None = None
+        """The chosen warning; it stays chosen while others come and go."""
+        self.top = 0
+        self.page = 1
+
+    @property
+    def schema(self) -> Schema | None:
+        """The fields of its filter."""
+        return SCHEMA
+
+    def listed(self, desk: Desk) -> list[Warning]:
+        """Those that the filter leaves, unfolded, worst first."""
+        wanted = desk.filters.get(WARNINGS)
+        return [one for one in desk.lints.unfolded(desk.mono()) if wanted is None or wanted.matches(one)]
+
+    def body(self, desk: Desk, width: int, height: int) -> list[Line]:
+        """The list, then the chosen one explained."""
+        found = self.listed(desk)
+        lines = [self._head(desk, found, width)]
+        if not found:
+            none = " 0 match   " if WARNINGS in desk.filters else " Nothing needs you."
+            row = Row().put(none, "muted")
+            if WARNINGS in desk.filters:
+                row.put("esc", "key").put("  clear", "muted")
+            return [*lines, row.line(), BLANK, *_watched(width)][:height]
+        at = self._at(found)
+        detail = _detail(desk, found[at], width)
+        self.page = max(3, height - 2 - min(len(detail) + 1, height // 2))
+        self.top = table.window(len(found), at, self.top, self.page)
+        for index, warning in enumerate(found[self.top : self.top + self.page], self.top):
+            lines.append(_line(desk, warning, index, width, chosen=index == at))
+        if len(found) > self.page:
+            lines.append(Row().put(f" +{len(found) - self.page} more", "muted").line())
+        room = height - len(lines)
+        return [*lines, *([BLANK] if room > len(detail) else []), *detail][:height]
+
+    def _at(self, found: list[Warning]) -> int:
+        return next((i for i, warning in enumerate(found) if warning.key == self.key), 0)
+
+    def _head(self, desk: Desk, found: list[Warning], width: int) -> Line:
+        live = [warning for warning in found if warning.ended_ns is None]
+        parts = [
+            plural(sum(one.level is level for one in live), word)
+            for level, word in ((Level.FAULT, "fault"), (Level.HELD, "hold"), (Level.CAUTION, "caution"))
+            if any(one.level is level for one in live)
+        ]
+        row = Row().put(" WARNINGS", "title").put(f"   {', '.join(parts) or 'nothing'}", "muted")
+        wanted = desk.filters.get(WARNINGS)
+        if wanted is not None:
+            row.put(f"   / {cut(plain(wanted.text), 30)}", "text").put(f"   {len(found)} match", "muted")
+        return row.line("" if desk.tall else "bar", width)
+
+    def hints(self, desk: Desk) -> list[Hint]:
+        """Keys of the panel."""
+        hints = [("enter", "go there"), ("↑↓", "choose"), ("/", "filter")]
+        return [*hints, *([("c", "continue")] if desk.may_control else []), ("e", "export")]
+
+    def press(self, desk: Desk, key: str) -> bool:
+        """Choose one, go to what it is about."""
+        found = self.listed(desk)
+        if key in MOVES and found:
+            self._choose(desk, found[moved(self._at(found), key, len(found), self.page)])
+        elif key.startswith("row:") and int(key[4:]) < len(found):
+            chosen = found[int(key[4:])]
+            if chosen.key == self.key:
+                open_warning(desk, chosen)
+            self._choose(desk, chosen)
+        elif key == "enter" and found:
+            open_warning(desk, found[self._at(found)])
+        else:
+            return False
+        return True
+
+    def _choose(self, desk: Desk, warning: Warning) -> None:
+        self.key = warning.key
+        if warning.request is not None:
+            desk.select(warning.request)
+
+    def rows(self, desk: Desk) -> Table | None:
+        """Every warning of the list."""
+        names = ["lint", "level", "who", "what", "because", "seq", "ended"]
+        return names, [[
+            one.lint, one.level.name.lower(), one.who, one.what, one.because,
+            "" if one.seq is None else str(one.seq), "no" if one.ended_ns is None else "yes",
+        ] for one in self.listed(desk)]
+
+
+def open_warning(desk: Desk, warning: Warning) -> None:
+    """Go to what a warning is about."""
+    if warning.lint == "stuck" and warning.key.endswith("+"):
+        desk.go(SLOTS)
+    elif warning.request is not None:
+        desk.select(warning.request)
+        desk.event = warning.seq
+        desk.go(SLOT)
+    elif warning.lint == "slow":
+        desk.go(TRANSFERS)
+    elif warning.action[0].isdigit():
+        desk.go(int(warning.action[0]) - 1)
+
+
+def _line(desk: Desk, warning: Warning, index: int, width: int, *, chosen: bool) -> Line:
+    over = warning.ended_ns is not None
+    row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
+    row.spans(words.mark(None if over else warning.level, desk.glyphs)).put(" ")
+    names = 16 if width < 100 else 26
+    row.put(cut(plain(warning.who), names), "muted" if over else "strong").to(4 + names + 2)
+    what = 20 if width < 100 else 26
+    role = "muted" if over else words.LEVEL_ROLE[warning.level]
+    row.put(cut(warning.what, what), role).to(4 + names + what + 4)
+    row.put(cut(plain(ended_text(warning) or warning.because), max(0, width - 2 - row.x)), "muted" if over else "text")
+    row.zone(0, ("row", index), width)
+    return row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width)
+
+
+def _detail(desk: Desk, warning: Warning, width: int) -> list[Line]:
+    """The chosen one: evidence, threshold, why it is bad, what to do."""
+    text = TEXTS[warning.lint]
+    head = Row().put(f" {warning.lint.upper().replace('_', ' ')}", "title").put(f"   {plain(warning.who)}  ", "text")
+    head.put(warning.what, words.LEVEL_ROLE[warning.level])
+    lines = [head.line("" if desk.tall else "bar", width)]
+    evidence = plain(warning.because) + (f"; since seq {count(warning.seq)}" if warning.seq is not None else "")
+    parts = [("evidence", evidence), ("limit", text.threshold), ("why bad", text.why), ("what to do", text.what)]
+    for name, told in parts:
+        for index, piece in enumerate(wrap(told, width - 15)):
+            row = Row().put(f" {name if index == 0 else ''}", "muted").to(13)
+            lines.append(row.put(piece, "text" if name != "limit" else "muted").line())
+    return lines
+
+
+def _watched(width: int) -> list[Line]:
+    """What is looked at all the time, when there is nothing to show."""
+    lines = [Row().put(" WATCHED", "title").line()]
+    for lint, text in TEXTS.items():
+        row = Row().put(f" {lint.replace('_', ' ')}", "text").to(14)
+        lines.append(row.put(cut(text.threshold, max(0, width - 2 - row.x)), "muted").line())
+    return lines
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most ``width`` cells.
+
+    >>> wrap("one two three", 8)
+    ['one two', 'three']
+    """
+    lines: list[str] = []
+    for word in text.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word[: max(1, width)])
+    return lines

@@ -147,7 +147,7 @@ def _stretches(recording: Recording, leader: ProbedLeader) -> Iterator[list[Stim
             keyframe = fmt.decode_keyframe(frame.data)
             if keyframe.complete and (not restored or leader.state.seq != keyframe.seq):
                 leader.state = decode_state(keyframe, recording.path)
-                leader.box = AidsBox.restore(keyframe.aids)
+                leader.box = AidsBox.restore(keyframe.aids, leader.state.pools)
                 leader.rearm()
                 restored = True
         elif frame.channel == fmt.STIMULI and restored:

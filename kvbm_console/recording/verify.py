@@ -146,7 +146,7 @@ class _Verification:
     def _aids(self, keyframe: fmt.Keyframe) -> bytes:
         """The aids of a keyframe as today's code writes them: it may know more fields."""
         try:
-            return AidsBox.restore(keyframe.aids).export()
+            return AidsBox.restore(keyframe.aids, decode_state(keyframe, self.path).pools).export()
         except msgspec.DecodeError as error:
             raise CorruptRecording(f"{self.path}: the aids at event {keyframe.seq} cannot be read: {error}") from None
 

@@ -155,6 +155,6 @@ class Leader(Decider):
         """The leader of a complete keyframe; it goes on exactly as the one that wrote it."""
         leader = cls(config)
         leader.state = decode_facts(facts)
-        leader.box = AidsBox.restore(aids)
+        leader.box = AidsBox.restore(aids, leader.state.pools)
         leader.rearm()
         return leader

@@ -4,6 +4,7 @@ Law of this file: aids are rebuilt by rerunning stimuli, never folded; nothing h
 plain containers in deterministic order, so that a keyframe can carry them and a restored leader goes on identically.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +12,7 @@ import xxhash
 
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
-from kvbm_console.core.ids import MissReason, Site, SlotState
+from kvbm_console.core.ids import Authority, MissReason, Site, SlotState
 from kvbm_console.core.tiers import PoolFacts
 
 HISTORY_MAX: Final = 200_000
@@ -23,9 +24,11 @@ class PoolAids(msgspec.Struct):
 
     free: list[int] = []
     """Empty places of a pool that the leader decides, a heap: the lowest index is used first."""
-    places: int = 0
-    """Places that the leader decides: the capacity that its policy counts with."""
-    order: Any = None
+    order: list[int] = []
+    """Only in keyframes that were written before there were policies: the places by recency, coldest first."""
+    capacity_blocks: int = 0
+    """Places that the leader decides: what its policy counts with."""
+    ranks: Any = None
     """Export of the policy; live in ``AidsBox.policies``."""
     exposed: dict[int, None] = {}
     """Full places without a copy below and without a holder, coldest first: the next eviction loses them."""
@@ -168,26 +171,38 @@ class AidsBox:
 
     def __init__(self, eviction: PolicyConfig | None = None, aids: Aids | None = None) -> None:
         self.aids = aids or Aids(eviction=eviction or PolicyConfig())
-        self.policies = [PoolPolicy(self.aids.eviction, pool.places) for pool in self.aids.pools]
+        self.policies = [PoolPolicy(self.aids.eviction, pool.capacity_blocks) for pool in self.aids.pools]
         for pool, policy in zip(self.aids.pools, self.policies, strict=True):
-            if pool.order is not None:
-                policy.restore(pool.order)
+            if pool.ranks is not None:
+                policy.restore(pool.ranks)
 
     def add_pool(self, places: int) -> None:
         """A pool was declared; ``places`` that the leader may fill (0 when it does not decide the pool)."""
-        self.aids.pools.append(PoolAids(free=list(range(places)), places=places))
+        self.aids.pools.append(PoolAids(free=list(range(places)), capacity_blocks=places))
         self.policies.append(PoolPolicy(self.aids.eviction, places))
 
     def export(self) -> bytes:
         """Canonical bytes: equal aids, equal bytes."""
         for pool, policy in zip(self.aids.pools, self.policies, strict=True):
-            pool.order = policy.export()
+            pool.ranks = policy.export()
         return msgspec.msgpack.encode(self.aids)
 
     @classmethod
-    def restore(cls, data: bytes) -> "AidsBox":
-        """The aids of ``export``. Raises ``msgspec.DecodeError`` on anything else."""
-        return cls(aids=msgspec.msgpack.decode(data, type=Aids))
+    def restore(cls, data: bytes, pools: Sequence[PoolFacts] = ()) -> "AidsBox":
+        """The aids of ``export``. Raises ``msgspec.DecodeError`` on anything else.
+
+        ``pools`` are those of the facts that belong to them; aids from before there were policies name places, which
+        only the facts can translate.
+        """
+        box = cls(aids=msgspec.msgpack.decode(data, type=Aids))
+        for facts, pool in zip(pools, box.aids.pools, strict=False):
+            if pool.ranks is None and facts.info.authority is Authority.LEADER:
+                pool.capacity_blocks = len(facts)
+                policy = PoolPolicy(box.aids.eviction, pool.capacity_blocks)
+                policy.touch([facts.hash_of[place] for place in reversed(pool.order)], 0)
+                box.policies[facts.info.pool] = policy
+            pool.order = []
+        return box
 
     def digest(self) -> int:
         """xxh3_64 of the export."""

@@ -30,7 +30,8 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.slots import SlotFacts, check_move
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts, PoolInfo
 
-_SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
+_SKIPPED: Final = frozenset({SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE})
+_PREFILLING, _PREEMPTED = SlotState.PREFILLING, SlotState.PREEMPTED
 
 
 class Totals(msgspec.Struct, array_like=True):
@@ -144,13 +145,14 @@ class CacheState:
 
     def apply(self, event: ev.Event) -> None:
         """Fold one event. Raises ``FoldError`` when it is not the next one or does not fit; then discard this state."""
-        if event.seq != self.seq:
-            raise FoldError(f"event {event.seq} does not follow event {self.seq - 1}")
-        if event.at_ns < self.at_ns:
-            raise FoldError(f"event {event.seq} is at {event.at_ns} ns, before {self.at_ns} ns")
+        seq, at_ns = self.seq, event.at_ns
+        if event.seq != seq:
+            raise FoldError(f"event {event.seq} does not follow event {seq - 1}")
+        if at_ns < self.at_ns:
+            raise FoldError(f"event {seq} is at {at_ns} ns, before {self.at_ns} ns")
         APPLY[type(event)](self, event)
-        self.seq += 1
-        self.at_ns = event.at_ns
+        self.seq = seq + 1
+        self.at_ns = at_ns
         self.n = event.cause
 
     def _slot(self, number: int) -> SlotFacts:
@@ -217,10 +219,11 @@ class CacheState:
 
     def _slot_moved(self, e: ev.SlotMoved) -> None:
         slot = self._slot(e.slot)
-        if slot.state is not e.old:
-            raise FoldError(f"slot {e.slot} is {slot.state.label}, not {e.old.label}")
-        check_move(e.old, e.new)
-        slot.state = e.new
+        old, new = e.old, e.new
+        if slot.state is not old:
+            raise FoldError(f"slot {e.slot} is {slot.state.label}, not {old.label}")
+        check_move(old, new)
+        slot.state = new
         slot.since_ns = e.at_ns
         slot.anchor_tokens = e.computed_tokens
         slot.anchor_iteration = self.iteration
@@ -228,20 +231,22 @@ class CacheState:
         slot.cached = e.cached
         if slot.hold is not None:
             self._repoint(slot)
-        if e.new in _SKIPPED:
+        if new in _SKIPPED:
             slot.skipped_since = e.iteration
-        elif e.old in _SKIPPED:
+        elif old in _SKIPPED:
             slot.skipped_iterations += e.iteration - slot.skipped_since
-        if e.new is SlotState.PREFILLING and slot.first_iteration is None:
-            slot.first_iteration = e.iteration
-        elif e.new is SlotState.PREEMPTED:
+        if new is _PREFILLING:
+            if slot.first_iteration is None:
+                slot.first_iteration = e.iteration
+        elif new is _PREEMPTED:
             self.totals.preemptions += 1
             self.totals.requests_preempted += slot.preemptions == 0
             slot.preemptions += 1
             slot.last_answer = None
-        if e.reason is not None and slot.reason is None:
-            slot.reason = e.reason
-            self.totals.finished[e.reason] += 1
+        reason = e.reason
+        if reason is not None and slot.reason is None:
+            slot.reason = reason
+            self.totals.finished[reason] += 1
 
     def _repoint(self, slot: SlotFacts) -> None:
         """A pending hold whose slot moved on waits at the next point of its new state, unless its site fixes one."""
@@ -294,9 +299,10 @@ class CacheState:
             part = ids[at : at + count]
             at += count
             if not slot.device_blocks:
+                size = pool.info.block_tokens
                 slot.device_pool = e.pool
-                slot.filled_blocks = e.reused + e.external_tokens // pool.info.block_tokens
-                slot.anchor_tokens = e.reused * pool.info.block_tokens + e.external_tokens
+                slot.filled_blocks = e.reused + e.external_tokens // size
+                slot.anchor_tokens = e.reused * size + e.external_tokens
                 slot.anchor_iteration = self.iteration
                 slot.device_blocks = part
             else:
@@ -331,9 +337,9 @@ class CacheState:
     def _blocks_evicted(self, e: ev.BlocksEvicted) -> None:
         pool = self._pool(e.pool)
         ids = unpack_ids(e.ids)
-        for block in ids:
-            if pool.refs[block]:
-                raise FoldError(f"pool {e.pool} place {block} has holders and cannot be evicted")
+        if any(map(pool.refs.__getitem__, ids)):
+            block = next(block for block in ids if pool.refs[block])
+            raise FoldError(f"pool {e.pool} place {block} has holders and cannot be evicted")
         pool.forget(ids)
         self.totals.evicted_blocks[pool.info.tier - 1] += len(ids)
 
@@ -447,16 +453,19 @@ class CacheState:
         self.iteration = e.iteration
         self.running = e.running
         self.waiting = e.waiting
-        for number, position in zip(e.slots, e.positions, strict=True):
-            slot = self._slot(number)
-            slot.anchor_tokens = position
-            slot.anchor_iteration = e.iteration
+        if e.slots or e.positions:
+            for number, position in zip(e.slots, e.positions, strict=True):
+                slot = self._slot(number)
+                slot.anchor_tokens = position
+                slot.anchor_iteration = e.iteration
 
     def _prefix_scored(self, e: ev.PrefixScored) -> None:
         self._slot(e.slot).hits = e.hits
         self.totals.prompt_blocks += e.prompt_blocks
+        found = self.totals.hit_blocks
         for tier, blocks in enumerate(e.hits):
-            self.totals.hit_blocks[tier] += blocks
+            if blocks:
+                found[tier] += blocks
 
     def _hits_lost(self, e: ev.HitsLost) -> None:
         slot = self._slot(e.slot)

@@ -6,8 +6,9 @@ object per block: arrays make digest and snapshot a memcpy.
 
 import heapq
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +21,12 @@ READY: Final = 2
 """Values of ``PoolFacts.content``: no content, being written, readable."""
 CAPACITY_MAX: Final = 2**31 - 1
 """Block ids are int32 on the wire."""
+BULK_MIN: Final = 16
+"""From this many places on, a column is gathered at once; for fewer the preparations cost more than a loop."""
+_EMPTY, _CACHED, _REFERENCED, _WRITING = (
+    int(Condition.EMPTY), int(Condition.CACHED), int(Condition.REFERENCED), int(Condition.WRITING)
+)
+"""``Condition`` as plain integers: an index that is a member takes several times as long."""
 
 
 class PoolInfo(msgspec.Struct, frozen=True):
@@ -108,9 +115,8 @@ class PoolFacts:
 
     # --- changes, called by apply only ---
 
-    def require_known(self, ids: Iterable[int]) -> None:
+    def require_known(self, ids: Sequence[int]) -> None:
         """Check that the ids are places of this pool; a pool of unknown capacity grows to hold them."""
-        ids = list(ids)
         if not ids:
             return
         if min(ids) < 0:
@@ -132,66 +138,92 @@ class PoolFacts:
             self.counts[before] -= 1
             self.counts[after] += 1
 
+    def _in_bulk(self, ids: Sequence[int]) -> Callable[[Any], Any] | None:
+        """One gather for all these places, when they are many, distinct, and none is in quarantine; else None."""
+        if len(ids) < BULK_MIN or self.quarantined or len(set(ids)) != len(ids):
+            return None
+        return itemgetter(*ids)
+
     def ref(self, ids: Sequence[int]) -> None:
         """One more holder for each place."""
-        refs, content = self.refs, self.content
-        quarantined = self.quarantined
+        refs, content, quarantined, counts = self.refs, self.content, self.quarantined, self.counts
         empty = cached = 0
-        for block in ids:
-            before = refs[block]
-            refs[block] = before + 1
-            if not before and block not in quarantined:
-                full = content[block]
-                if full == READY:
-                    cached += 1
-                elif not full:
-                    empty += 1
-        self._shift(Condition.EMPTY, Condition.REFERENCED, empty)
-        self._shift(Condition.CACHED, Condition.REFERENCED, cached)
+        gather = self._in_bulk(ids)
+        if gather is not None and not any(gather(refs)):
+            contents = bytes(gather(content))
+            empty, cached = contents.count(FREE), contents.count(READY)
+            for block in ids:
+                refs[block] = 1
+        else:
+            for block in ids:
+                before = refs[block]
+                refs[block] = before + 1
+                if not before and block not in quarantined:
+                    full = content[block]
+                    if not full:
+                        empty += 1
+                    elif full == READY:
+                        cached += 1
+        counts[_EMPTY] -= empty
+        counts[_CACHED] -= cached
+        counts[_REFERENCED] += empty + cached
 
     def unref(self, ids: Sequence[int]) -> None:
         """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
-        refs, content = self.refs, self.content
-        quarantined = self.quarantined
+        refs, content, quarantined, counts = self.refs, self.content, self.quarantined, self.counts
         empty = cached = 0
-        for block in ids:
-            left = refs[block] - 1
-            if left < 0:
-                raise FoldError(f"pool {self.info.pool} place {block} has no holder to give back")
-            refs[block] = left
-            if not left and block not in quarantined:
-                full = content[block]
-                if full == READY:
-                    cached += 1
-                elif not full:
-                    empty += 1
-        self._shift(Condition.REFERENCED, Condition.EMPTY, empty)
-        self._shift(Condition.REFERENCED, Condition.CACHED, cached)
-
-    def _shift(self, before: Condition, after: Condition, places: int) -> None:
-        self.counts[before] -= places
-        self.counts[after] += places
+        gather = self._in_bulk(ids)
+        if gather is not None and gather(refs).count(1) == len(ids):
+            contents = bytes(gather(content))
+            empty, cached = contents.count(FREE), contents.count(READY)
+            for block in ids:
+                refs[block] = 0
+        else:
+            for block in ids:
+                left = refs[block] - 1
+                if left < 0:
+                    raise FoldError(f"pool {self.info.pool} place {block} has no holder to give back")
+                refs[block] = left
+                if not left and block not in quarantined:
+                    full = content[block]
+                    if not full:
+                        empty += 1
+                    elif full == READY:
+                        cached += 1
+        counts[_EMPTY] += empty
+        counts[_CACHED] += cached
+        counts[_REFERENCED] -= empty + cached
 
     def store(self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int) -> None:
         """Give places their hash and content (``WRITING`` or ``READY``); a place that has a hash is refused."""
         hash_of, contents, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
         held = away = 0
-        for block, sequence_hash in zip(ids, hashes, strict=True):
-            if hash_of[block] or not sequence_hash:
-                raise FoldError(f"pool {self.info.pool} place {block} cannot take hash {sequence_hash:016x}")
-            hash_of[block] = sequence_hash
-            contents[block] = content
-            stored_at[block] = at_ns
-            if block in self.quarantined:
-                away += 1
-            elif refs[block]:
-                held += 1
-        unheld = len(ids) - held - away
-        if content == READY:
-            self._shift(Condition.EMPTY, Condition.CACHED, unheld)
+        gather = self._in_bulk(ids)
+        if gather is not None and len(ids) == len(hashes) and not any(gather(hash_of)) and all(hashes):
+            held = len(ids) - gather(refs).count(0)
+            for block, sequence_hash in zip(ids, hashes, strict=True):
+                hash_of[block] = sequence_hash
+                contents[block] = content
+                stored_at[block] = at_ns
         else:
-            self._shift(Condition.EMPTY, Condition.WRITING, unheld)
-            self._shift(Condition.REFERENCED, Condition.WRITING, held)
+            for block, sequence_hash in zip(ids, hashes, strict=True):
+                if hash_of[block] or not sequence_hash:
+                    raise FoldError(f"pool {self.info.pool} place {block} cannot take hash {sequence_hash:016x}")
+                hash_of[block] = sequence_hash
+                contents[block] = content
+                stored_at[block] = at_ns
+                if block in self.quarantined:
+                    away += 1
+                elif refs[block]:
+                    held += 1
+        unheld = len(ids) - held - away
+        counts = self.counts
+        counts[_EMPTY] -= unheld
+        if content == READY:
+            counts[_CACHED] += unheld
+        else:
+            counts[_REFERENCED] -= held
+            counts[_WRITING] += unheld + held
         by_hash = self.by_hash
         before = len(by_hash)
         # One batched insert for the usual case; a hash that stands in several places is put right afterwards.
@@ -220,36 +252,59 @@ class PoolFacts:
                 away += 1
             elif refs[block]:
                 held += 1
-        self._shift(Condition.WRITING, Condition.REFERENCED, held)
-        self._shift(Condition.WRITING, Condition.CACHED, len(ids) - held - away)
+        unheld = len(ids) - held - away
+        counts = self.counts
+        counts[_WRITING] -= held + unheld
+        counts[_REFERENCED] += held
+        counts[_CACHED] += unheld
 
     def forget(self, ids: Sequence[int]) -> None:
         """Places lose hash and content."""
-        hash_of, content, by_hash = self.hash_of, self.content, self.by_hash
-        copies, refs, quarantined, counts = self.copies, self.refs, self.quarantined, self.counts
-        for block in ids:
-            full = content[block]
-            if full and block not in quarantined:
-                held = refs[block]
-                writing = full == WRITING
-                counts[Condition.WRITING if writing else Condition.REFERENCED if held else Condition.CACHED] -= 1
-                counts[Condition.REFERENCED if held else Condition.EMPTY] += 1
-            sequence_hash = hash_of[block]
+        gather = self._in_bulk(ids)
+        if gather is None or not self._forget_bulk(ids, gather):
+            for block in ids:
+                self._forget(block)
+
+    def _forget_bulk(self, ids: Sequence[int], gather: Callable[[Any], Any]) -> bool:
+        """As ``_forget`` for each; False, and nothing done, unless all are cached and none has a copy."""
+        hashes = gather(self.hash_of)
+        if any(gather(self.refs)) or bytes(gather(self.content)).count(READY) != len(ids):
+            return False
+        if self.copies and not self.copies.keys().isdisjoint(hashes):
+            return False
+        hash_of, content, stored_at, by_hash = self.hash_of, self.content, self.stored_at, self.by_hash
+        for block, sequence_hash in zip(ids, hashes, strict=True):
+            del by_hash[sequence_hash]
             hash_of[block] = EMPTY_HASH
             content[block] = FREE
-            self.stored_at[block] = 0
-            if not sequence_hash:
-                continue
-            if sequence_hash not in copies:
-                del by_hash[sequence_hash]
-                continue
-            others = copies[sequence_hash]
-            if by_hash[sequence_hash] == block:
-                by_hash[sequence_hash] = others.pop(0)
-            else:
-                others.remove(block)
-            if not others:
-                del copies[sequence_hash]
+            stored_at[block] = 0
+        self.counts[_CACHED] -= len(ids)
+        self.counts[_EMPTY] += len(ids)
+        return True
+
+    def _forget(self, block: int) -> None:
+        counts, copies = self.counts, self.copies
+        full = self.content[block]
+        if full and block not in self.quarantined:
+            held = self.refs[block]
+            counts[_WRITING if full == WRITING else _REFERENCED if held else _CACHED] -= 1
+            counts[_REFERENCED if held else _EMPTY] += 1
+        sequence_hash = self.hash_of[block]
+        self.hash_of[block] = EMPTY_HASH
+        self.content[block] = FREE
+        self.stored_at[block] = 0
+        if not sequence_hash:
+            return
+        if sequence_hash not in copies:
+            del self.by_hash[sequence_hash]
+            return
+        others = copies[sequence_hash]
+        if self.by_hash[sequence_hash] == block:
+            self.by_hash[sequence_hash] = others.pop(0)
+        else:
+            others.remove(block)
+        if not others:
+            del copies[sequence_hash]
 
     def take_free(self, count: int) -> list[int]:
         """The lowest places without content, for a pool that is described by hashes alone; it grows when it must.

@@ -88,6 +88,7 @@ def leader_config(options: SimulateOptions) -> LeaderConfig:
     return LeaderConfig(
         block_tokens=options.block_size, g2_blocks=options.kv_cpu_blocks, g3_blocks=options.kv_disk_blocks,
         offload_threshold=options.kv_offload_threshold, asynchronous=options.transfers == "async",
+        eviction=options.policy,
     )
 
 

@@ -5,7 +5,7 @@ Law of this file: exactly one source, and what it does not hold is a stated gap.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -15,11 +15,7 @@ from kvbm_console.cli.params import resolve_target
 if TYPE_CHECKING:
     from kvbm_console.client import Client
     from kvbm_console.core.config import LeaderConfig
-    from kvbm_console.core.events import Event
     from kvbm_console.recording.walk import Evidence, Item
-
-HISTORY_ROUNDS_MAX: Final = 10_000
-"""Questions for past events; each brings thousands, and the ring moves on while they are asked."""
 
 RECORDING: Final = click.argument("path", metavar="[DIR-or-FILE]", required=False,
                                   type=click.Path(exists=True, path_type=Path))
@@ -62,47 +58,29 @@ def _copies(items: "list[Item]") -> "Callable[[], Iterator[Item]]":
 
 
 async def _collect(client: "Client") -> "tuple[list[Item], LeaderConfig | None]":
+    """From the oldest facts that the daemon still has up to what it knew when it was asked."""
     from kvbm_console.core.config import LeaderConfig
-    from kvbm_console.core.state import CacheState
+    from kvbm_console.core.errors import ConnectionLost
     from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
     hello = await client.hello()
-    events, oldest = await _history(client, 0)
+    next_seq, _ = await client.digest()
     try:
         config: LeaderConfig | None = msgspec.convert(hello.config, LeaderConfig)
     except msgspec.ValidationError:
         config = None  # a newer daemon has a field that we do not know
-    if oldest == 0:
-        return [SnapshotTaken(CacheState()), EventsArrived(events)], config
-    state = await _snapshot(client)
-    items: list[Any] = [GapSeen(0, state.seq - 1, "the daemon's ring does not reach back"), SnapshotTaken(state)]
-    later = [event for event in events if event.seq >= state.seq]
-    if later:
-        items.append(EventsArrived(later))
-    return items, config
-
-
-async def _history(client: "Client", first_seq: int) -> "tuple[list[Event], int]":
-    """All past events that the daemon has, and the number of the first of them."""
-    events: list[Event] = []
-    begin = -1
-    for _ in range(HISTORY_ROUNDS_MAX):
-        more, oldest = await client.history(first_seq)
-        if begin < 0 or (more and more[0].seq != first_seq):
-            events, begin = [], oldest  # the ring overtook us: what is left begins later
-        if not more:
-            break
-        events += more
-        first_seq = more[-1].seq + 1
-    return events, begin if events else max(begin, 0)
-
-
-async def _snapshot(client: "Client") -> Any:
-    from kvbm_console.core.errors import ConnectionLost
-    from kvbm_console.stream.feed import SnapshotTaken
-
-    async with client.subscribe() as stream:
+    items: list[Item] = []
+    reached = 0
+    async with client.subscribe(history=True) as stream:
         async for item in stream:
             if isinstance(item, SnapshotTaken):
-                return item.state
-    raise ConnectionLost(f"{client.target} sent no snapshot")
+                items.append(item)
+                reached = item.state.seq
+            elif isinstance(item, EventsArrived):
+                items.append(item)
+                reached = item.events[-1].seq + 1
+            elif isinstance(item, GapSeen) and items:
+                items.append(item)  # forgotten while we read: a newer snapshot follows
+            if items and reached >= next_seq:
+                return items, config
+    raise ConnectionLost(f"{client.target} ended before it had told its past")

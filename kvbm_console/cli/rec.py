@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kvbm_console.cli import recorder
+from kvbm_console.cli import rec_more, recorder
 from kvbm_console.cli.output import duration, number, print_json, table
+from kvbm_console.cli.streams import capture, import_group
 
 if TYPE_CHECKING:
     from kvbm_console.recording.reader import RecordingInfo
@@ -36,6 +37,10 @@ def rec() -> None:
     What a recording promises: kill -9 loses nothing with a number up to written_seq, a power loss nothing up to
     synced_seq. Both are shown by status and in every console.
     """
+
+
+rec.add_command(capture)
+rec.add_command(import_group)
 
 
 @rec.command()
@@ -162,7 +167,7 @@ def cut(
                f"{duration(made.last_ns - made.first_ns)} of the engine, {number(made.bytes)} bytes{replays}")
 
 
-for _command in (recorder.start, recorder.stop, recorder.rotate, recorder.status, recorder.dump):
+for _command in (recorder.start, recorder.stop, recorder.rotate, recorder.status, recorder.dump, *rec_more.MORE):
     rec.add_command(_command)
 
 

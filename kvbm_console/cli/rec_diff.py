@@ -1,0 +1,137 @@
+"""``kvbm-console rec diff``: two recordings side by side.
+
+Law of this file: it prints what the library compared; exit 0 when the runs are equal, 1 when they are not.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kvbm_console.cli.output import ABSENT, duration, number, print_json, table
+from kvbm_console.cli.params import format_option
+from kvbm_console.cli.progress import progress
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.diff import Difference, FirstDifference, Metric, Pair
+
+PATHS: Final = click.Path(exists=True, path_type=Path)
+
+
+@click.command("diff")
+@click.argument("a", type=PATHS)
+@click.argument("b", type=PATHS)
+@click.option("--top", type=click.IntRange(0), default=20, show_default=True, metavar="N",
+              help="Requests to list, the largest change of time first.")
+@format_option("text", "json")
+@click.pass_context
+def diff_command(ctx: click.Context, a: Path, b: Path, top: int, form: str) -> None:
+    """Compare two recordings: the first event that differs, and each request's states, hits and time.
+
+    Requests are paired by id, else by prompt in the order of arrival. Exit 0 when all events are equal, 1 otherwise.
+    """
+    from kvbm_console.recording.diff import diff
+    from kvbm_console.recording.reader import Recording
+    from kvbm_console.recording.walk import evidence_of
+
+    result = diff(evidence_of(Recording.open(a)), evidence_of(Recording.open(b)), progress())
+    if form == "json":
+        print_json(result)
+    else:
+        for line in _lines(result, top):
+            click.echo(line)
+    ctx.exit(0 if result.equal else 1)
+
+
+def _lines(one: "Difference", top: int) -> list[str]:
+    lines = [f"A  {one.a}" + _lost(one.lost_events_a), f"B  {one.b}" + _lost(one.lost_events_b)]
+    lines += [f"   {change.field}  {change.a} → {change.b}" for change in one.config]
+    if one.equal:
+        return [*lines, f"equal: every event of {number(len(one.pairs))} requests"]
+    if one.first is not None:
+        lines += ["", *_first(one.first)]
+    lines += ["", *_metrics(one.metrics), "", *_winners(one)]
+    changed = sorted((pair for pair in one.pairs if not pair.same), key=lambda pair: -abs(_delta(pair)))
+    if changed and top:
+        lines += ["", *_pairs(changed[:top])]
+        if len(changed) > top:
+            lines.append(f"{number(len(changed) - top)} more; --top N or --format json")
+    return lines
+
+
+def _lost(events: int) -> str:
+    return f"   {number(events)} events are not in it" if events else ""
+
+
+def _first(first: "FirstDifference") -> list[str]:
+    where = " and ".join(
+        f"{number(seq)} of {side}" for side, seq in (("A", first.seq_a), ("B", first.seq_b)) if seq is not None
+    )
+    if first.seq_a == first.seq_b:
+        where = number(first.seq_a)
+    who = f" of {first.request}" if first.request else ""
+    what = f" in {first.field}" if first.field else ""
+    return [f"first difference{what}: event {where}{who}, {first.at_ns / 1e9:.6f} s", f"  A  {first.a}",
+            f"  B  {first.b}"]
+
+
+def _metrics(metrics: "list[Metric]") -> list[str]:
+    rows = [(one.name, _figure(one.a, one.unit), _figure(one.b, one.unit), _change(one)) for one in metrics]
+    return table(("", "A", "B", "CHANGE"), rows, right=(1, 2, 3))
+
+
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return ABSENT
+    if unit == "ns":
+        return duration(int(value))
+    return f"{100 * value:.1f} %" if unit == "share" else number(int(value))
+
+
+def _change(one: "Metric") -> str:
+    if one.a is None or one.b is None or one.a == one.b:
+        return ""
+    change = one.b - one.a
+    if one.unit == "share":
+        return f"{100 * change:+.1f}".replace("-", "−")
+    if one.unit == "ns":
+        return _signed(int(change))
+    return f"{int(change):+,}".replace("-", "−")
+
+
+def _signed(ns: int) -> str:
+    return ("+" if ns >= 0 else "−") + duration(abs(ns))
+
+
+def _delta(pair: "Pair") -> int:
+    return pair.b.time_ns - pair.a.time_ns
+
+
+def _winners(one: "Difference") -> list[str]:
+    faster = sum(_delta(pair) < 0 for pair in one.pairs)
+    slower = sum(_delta(pair) > 0 for pair in one.pairs)
+    more = sum(sum(pair.b.hits) > sum(pair.a.hits) for pair in one.pairs)
+    fewer = sum(sum(pair.b.hits) < sum(pair.a.hits) for pair in one.pairs)
+    lines = [
+        f"requests  {number(len(one.pairs))} in both: B faster for {faster}, slower for {slower}; "
+        f"more hits for {more}, fewer for {fewer}"
+    ]
+    lines += [
+        f"          only in {side}: {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        for side, names in (("A", one.only_a), ("B", one.only_b)) if names
+    ]
+    return lines
+
+
+def _pairs(pairs: "list[Pair]") -> list[str]:
+    rows = [
+        (
+            pair.a.request if pair.a.request == pair.b.request else f"{pair.a.request} = {pair.b.request}",
+            duration(pair.a.time_ns), duration(pair.b.time_ns), _signed(_delta(pair)) if _delta(pair) else "",
+            *(f"{pair.a.hits[tier]} → {pair.b.hits[tier]}" if pair.a.hits[tier] != pair.b.hits[tier]
+              else str(pair.a.hits[tier]) for tier in range(3)),
+            pair.states_differ or "",
+        )
+        for pair in pairs
+    ]
+    return table(("REQUEST", "TIME A", "TIME B", "CHANGE", "G1", "G2", "G3", "STATES A, B"), rows, right=range(1, 7))

@@ -51,10 +51,11 @@ def decode_state(keyframe: Keyframe, path: Path) -> CacheState:
 
 def fold(state: CacheState, events: list[Event], path: Path) -> None:
     """Apply events. Raises ``CorruptRecording`` when they do not fit, and refuses pools of hostile size."""
+    apply = state.apply
     try:
         for event in events:
-            if isinstance(event, PoolKnown) and (event.capacity_blocks or 0) > fmt.POOL_BLOCKS_MAX:
+            if type(event) is PoolKnown and (event.capacity_blocks or 0) > fmt.POOL_BLOCKS_MAX:
                 raise FoldError(f"a pool of {event.capacity_blocks} blocks is above {fmt.POOL_BLOCKS_MAX}")
-            state.apply(event)
+            apply(event)
     except FOLD_ERRORS as error:
         raise CorruptRecording(f"{path}: event {state.seq} does not fit the facts: {error}") from None

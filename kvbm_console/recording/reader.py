@@ -98,9 +98,10 @@ class Recording:
         self._places = [(segment, entry) for segment in segments for entry in segment.entries]
         self._starts = [entry.first_seq for _, entry in self._places]
         self._keyframes = [index for index, (_, entry) in enumerate(self._places) if entry.keyframe]
-        self._keyframe_seqs = [self._places[index][1].first_seq for index in self._keyframes]
+        self.keyframe_seqs = [self._places[index][1].first_seq for index in self._keyframes]
+        """Numbers of the events that keyframes precede, ascending."""
         self.gaps = _gaps(segments)
-        self.first_seq = self._keyframe_seqs[0] if self._keyframe_seqs else segments[0].about.first_seq
+        self.first_seq = self.keyframe_seqs[0] if self.keyframe_seqs else segments[0].about.first_seq
         """The first event whose effect on the facts is known: the one behind the first keyframe."""
         self.last_seq = segments[-1].next_seq - 1
 
@@ -224,7 +225,7 @@ class Recording:
 
     def keyframe(self, seq: int, *, complete: bool = False) -> Keyframe | None:
         """The last keyframe that is not behind event ``seq``, None when there is none. Raises ``CorruptRecording``."""
-        index = bisect_right(self._keyframe_seqs, seq)
+        index = bisect_right(self.keyframe_seqs, seq)
         for place in reversed(self._keyframes[:index]):
             segment, entry = self._places[place]
             if entry.complete or not complete:
@@ -233,13 +234,13 @@ class Recording:
 
     def keyframe_before(self, seq: int) -> int | None:
         """Number of the event that the last keyframe not behind event ``seq`` precedes."""
-        index = bisect_right(self._keyframe_seqs, seq)
-        return self._keyframe_seqs[index - 1] if index else None
+        index = bisect_right(self.keyframe_seqs, seq)
+        return self.keyframe_seqs[index - 1] if index else None
 
     def next_keyframe(self, seq: int) -> int | None:
         """Number of the first event at or behind ``seq`` that a keyframe precedes."""
-        index = bisect_left(self._keyframe_seqs, seq)
-        return self._keyframe_seqs[index] if index < len(self._keyframe_seqs) else None
+        index = bisect_left(self.keyframe_seqs, seq)
+        return self.keyframe_seqs[index] if index < len(self.keyframe_seqs) else None
 
     def state_at(self, seq: int, visit: Callable[[CacheState], None] | None = None) -> CacheState:
         """The facts after event ``seq``; ``first_seq - 1`` gives those before the first event. ``visit`` as below.

@@ -20,7 +20,7 @@ from tests.benchmarks.harness import Figure, human
 BASELINE: Final = Path(__file__).with_name("baseline.json")
 WORSE: Final = 1.25
 """Medians of ratios move by up to a tenth between runs on a shared machine; a quarter is a change of the code."""
-MODULES: Final = ("bench_core", "bench_fold", "bench_stream", "bench_recorder", "bench_machine")
+MODULES: Final = ("bench_core", "bench_fold", "bench_stream", "bench_recorder", "bench_tape", "bench_machine")
 
 
 def all_benches() -> Iterator[tuple[str, Callable[[], Figure]]]:
@@ -34,8 +34,8 @@ def row(figure: Figure, baseline: dict[str, float]) -> tuple[list[str], bool]:
     before = baseline.get(figure.name)
     worse = before is not None and figure.ratio > before * WORSE
     cells = [
-        figure.name, human(figure.ns), figure.reference, human(figure.reference_ns), f"{figure.ratio:.3g}x",
-        "–" if before is None else f"{before:.3g}x", figure.target.words(),
+        figure.name, human(figure.ns, figure.unit), figure.reference, human(figure.reference_ns, figure.unit),
+        f"{figure.ratio:.3g}x", "–" if before is None else f"{before:.3g}x", figure.target.words(figure.unit),
         "WORSE" if worse else "met" if figure.target.met(figure) else "missed",
     ]
     return cells, worse

@@ -30,12 +30,12 @@ class Target(msgspec.Struct, frozen=True):
     ns: float | None = None
     extra_ns: float | None = None
 
-    def words(self) -> str:
+    def words(self, unit: str = "ns") -> str:
         """The bounds as the table shows them."""
         parts = [
             text for text in (
                 self.ratio is not None and f"{self.ratio:g}x",
-                self.ns is not None and human(self.ns),
+                self.ns is not None and human(self.ns, unit),
                 self.extra_ns is not None and f"+ {human(self.extra_ns)}",
             ) if text
         ]
@@ -59,6 +59,8 @@ class Figure(msgspec.Struct, frozen=True):
     reference_ns: float
     ratio: float
     target: Target
+    unit: str = "ns"
+    """What ``ns`` counts; ``B``: bytes."""
 
 
 def measure(
@@ -102,9 +104,11 @@ def _time(work: Work, count: int) -> int:
     return time.perf_counter_ns() - started
 
 
-def human(nanoseconds: float) -> str:
-    """A time with three digits."""
-    for below, unit, size in ((1e3, "ns", 1.0), (1e6, "us", 1e3), (1e9, "ms", 1e6)):
+def human(nanoseconds: float, unit: str = "ns") -> str:
+    """A time, or bytes, with three digits."""
+    if unit == "B":
+        return f"{nanoseconds:.3g} B"
+    for below, word, size in ((1e3, "ns", 1.0), (1e6, "us", 1e3), (1e9, "ms", 1e6)):
         if nanoseconds < below:
-            return f"{nanoseconds / size:.3g} {unit}"
+            return f"{nanoseconds / size:.3g} {word}"
     return f"{nanoseconds / 1e9:.3g} s"

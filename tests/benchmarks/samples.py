@@ -3,7 +3,9 @@
 Law of this file: deterministic, and made of ordinary traffic: arrivals, lookups, allocations, iterations, finishes.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import count
 from typing import Final
 
 from kvbm_console.core import stimuli as st
@@ -22,25 +24,18 @@ BATCH: Final = 8
 """Requests that run side by side."""
 
 
-class Script:
-    """Collects stimuli, stamped 1 us apart."""
+def traffic(batches: int | None, prompt_blocks: int, places: int) -> Iterator[st.Stimulus]:
+    """``batches`` times eight requests (None: for ever): admitted, prefilled, decoded for a while, finished."""
+    n = 0
 
-    def __init__(self) -> None:
-        self.stimuli: list[st.Stimulus] = []
+    def make(kind: type[st.Stimulus], *fields: object) -> st.Stimulus:
+        nonlocal n
+        n += 1
+        return kind(n - 1, (n - 1) * 1_000, SOURCE, None, *fields)  # 1 us apart
 
-    def add(self, kind: type[st.Stimulus], *fields: object) -> None:
-        """One more stimulus."""
-        n = len(self.stimuli)
-        self.stimuli.append(kind(n, n * 1_000, SOURCE, None, *fields))
-
-
-@lru_cache
-def stimuli(batches: int, prompt_blocks: int = PROMPT_BLOCKS, places: int = PLACES) -> list[st.Stimulus]:
-    """``batches`` times eight requests: admitted, prefilled, decoded for some iterations, finished."""
-    script = Script()
-    script.add(st.PoolDeclared, 0, 0, Tier.G1, "GPU", places, BLOCK_TOKENS, Authority.ENGINE)
+    yield make(st.PoolDeclared, 0, 0, Tier.G1, "GPU", places, BLOCK_TOKENS, Authority.ENGINE)
     iteration, place, key = 0, 0, 1
-    for batch in range(batches):
+    for batch in count() if batches is None else range(batches):
         names = tuple(f"session-{batch:05}.{turn}" for turn in range(BATCH))
         ids, hashes = [], []
         for name in names:
@@ -49,24 +44,34 @@ def stimuli(batches: int, prompt_blocks: int = PROMPT_BLOCKS, places: int = PLAC
             ids.append(mine)
             hashes.append([key + block for block in range(prompt_blocks)])
             key += prompt_blocks
-            script.add(st.RequestArrived, name, pack_hashes(hashes[-1]), prompt_blocks * BLOCK_TOKENS, 8, 0, None)
-            script.add(st.MatchRequested, name, 0)
-            script.add(st.BlocksAllocated, name, pack_ids(mine), 0)
+            yield make(st.RequestArrived, name, pack_hashes(hashes[-1]), prompt_blocks * BLOCK_TOKENS, 8, 0, None)
+            yield make(st.MatchRequested, name, 0)
+            yield make(st.BlocksAllocated, name, pack_ids(mine), 0)
         iteration += 1
         positions = tuple(prompt_blocks * BLOCK_TOKENS for _ in names)
-        script.add(st.IterationScheduled, iteration, 1, names, (), (), (), (), (), names, positions, (), (), b"",
+        yield make(st.IterationScheduled, iteration, 1, names, (), (), (), (), (), names, positions, (), (), b"",
                    BATCH, 0)
         filled = pack_ids([one for mine in ids for one in mine[:prompt_blocks]])
-        script.add(st.IterationFinished, iteration, names, tuple(prompt_blocks for _ in names), filled,
+        yield make(st.IterationFinished, iteration, names, tuple(prompt_blocks for _ in names), filled,
                    pack_hashes([one for mine in hashes for one in mine]))
         iteration += 1
-        script.add(st.IterationScheduled, iteration, 1, (), (), (), (), (), names, (), (), (), (), b"", BATCH, 0)
+        yield make(st.IterationScheduled, iteration, 1, (), (), (), (), (), names, (), (), (), (), b"", BATCH, 0)
         for _ in range(6):
             iteration += 1
-            script.add(st.IterationScheduled, iteration, 1, (), (), (), (), (), (), (), (), (), (), b"", BATCH, 0)
+            yield make(st.IterationScheduled, iteration, 1, (), (), (), (), (), (), (), (), (), (), b"", BATCH, 0)
         for name, mine in zip(names, ids, strict=True):
-            script.add(st.RequestFinished, name, pack_ids(mine), FinishReason.LENGTH)
-    return script.stimuli
+            yield make(st.RequestFinished, name, pack_ids(mine), FinishReason.LENGTH)
+
+
+def endless(places: int) -> Iterator[st.Stimulus]:
+    """The same traffic without an end, on a pool of so many places."""
+    return traffic(None, PROMPT_BLOCKS, places)
+
+
+@lru_cache
+def stimuli(batches: int, prompt_blocks: int = PROMPT_BLOCKS, places: int = PLACES) -> list[st.Stimulus]:
+    """``batches`` times eight requests: admitted, prefilled, decoded for some iterations, finished."""
+    return list(traffic(batches, prompt_blocks, places))
 
 
 @lru_cache

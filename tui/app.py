@@ -8,7 +8,7 @@ import asyncio
 import csv
 import os
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,15 +41,18 @@ class ConsoleApp(App[int]):
 
     def __init__(
         self, session: Session, *, theme: str = "dark", ascii_only: bool = False, read_only: bool = False,
-        views: list[View] | None = None,
+        views: list[View] | None = None, more: Sequence[Session] = (),
     ) -> None:
         self.look = Theme(theme)
         super().__init__(ansi_color=not self.look.rich)
-        self.session = session
-        self.desk = Desk(
-            session.mirror, session, session.mono, views if views is not None else all_views(),
-            glyphs=ASCII if ascii_only else UNICODE, read_only=read_only, socket=session.socket,
-        )
+        self.sessions = [session, *more]
+        self.desks = [
+            Desk(
+                one.mirror, one, one.mono, views if views is not None and one is session else all_views(),
+                glyphs=ASCII if ascii_only else UNICODE, read_only=read_only, socket=one.socket,
+            ) for one in self.sessions
+        ]
+        self.shown = 0
         self.canvas = Canvas(self.look, ascii_only=ascii_only)
         self._tasks: set[asyncio.Task[None]] = set()
         self._drawn_version = -1
@@ -65,15 +68,42 @@ class ConsoleApp(App[int]):
     def on_mount(self) -> None:
         """Start the feed and the frame clock."""
         self.screen.styles.background = self.look.background or "ansi_default"
-        self.session.attach(self._spawn, self.desk.tell, self._leave, self.copy_to_clipboard, self._export)
-        self._spawn(self._feed(), "feed")
+        for session, desk in zip(self.sessions, self.desks, strict=True):
+            session.attach(
+                self._spawn, desk.tell, self._leave, self.copy_to_clipboard, self._export, self._show_target)
+            self._spawn(session.run(_breathe), "feed")
         self.set_interval(FRAME_S, self.frame)
         self.frame()
 
+    @property
+    def session(self) -> Session:
+        """The session of the target that is shown."""
+        return self.sessions[self.shown]
+
+    @property
+    def desk(self) -> Desk:
+        """The desk of the target that is shown."""
+        return self.desks[self.shown]
+
+    def _show_target(self, number: int) -> None:
+        """Show another target; each keeps its views, selections and filters."""
+        if 0 <= number < len(self.sessions):
+            self.shown = number
+            self._dirty = True
+
+    def _name_targets(self) -> None:
+        """Tell the desk the names of all targets, as they are known now."""
+        if len(self.sessions) > 1:
+            self.desk.target = self.shown
+            self.desk.targets = [
+                one.mirror.connected.target if one.mirror.connected is not None else one.socket
+                for one in self.sessions
+            ]
+
     def _leave(self) -> None:
         """Leave; holds of this session resume, and the terminal says so."""
-        state = self.session.mirror.state
-        held = len(state.holds) if state is not None and self.desk.may_control else 0
+        held = sum(
+            len(desk.mirror.state.holds) for desk in self.desks if desk.mirror.state is not None and desk.may_control)
         self.exit(0, message=f"{held} held: those that this console holds resume now" if held else None)
 
     def _export(self, name: str, table: Table | None) -> None:
@@ -90,9 +120,6 @@ class ConsoleApp(App[int]):
             return
         rows = f", .csv with {plural(len(table[1]), 'row')}" if table is not None else ""
         self.desk.tell(f"written: {name}.txt, .svg{rows}")
-
-    async def _feed(self) -> None:
-        await self.session.run(_breathe)
 
     def _spawn(self, work: Awaitable[None], name: str) -> None:
         async def run() -> None:
@@ -136,6 +163,7 @@ class ConsoleApp(App[int]):
         self._dirty = False
         self._drawn_version = self.session.mirror.version
         width, height = self.size
+        self._name_targets()
         if width > 0 and height > 0:
             self.canvas.draw(self.desk.draw(width, height), width)
             self.frames += 1
@@ -206,9 +234,10 @@ def choose_theme(theme: str | None, no_color: bool, environment: dict[str, str] 
 
 
 def run_console(
-    session: Session, *, theme: str | None = None, ascii: bool = False, no_color: bool = False, read_only: bool = False
+    session: Session, *, theme: str | None = None, ascii: bool = False, no_color: bool = False, read_only: bool = False,
+    more: Sequence[Session] = (),
 ) -> int:
     """Run the console until it is left; returns the exit status. The terminal is restored whatever happens."""
-    app = ConsoleApp(session, theme=choose_theme(theme, no_color), ascii_only=ascii, read_only=read_only)
+    app = ConsoleApp(session, theme=choose_theme(theme, no_color), ascii_only=ascii, read_only=read_only, more=more)
     result = app.run()
     return result if result is not None else (app.return_code or 0)

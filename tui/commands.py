@@ -69,35 +69,35 @@ def _debugger(desk: "Desk") -> list[Command]:
     state, actions = desk.mirror.state, desk.actions
     holds = state.holds if state is not None else {}
 
-    def why(key: str, *, held: bool = False) -> str:
-        return refusal(desk, key) or ("nothing is held" if held and not holds else "")
+    def why(*, held: bool = False) -> str:
+        return refusal(desk) or ("nothing is held" if held and not holds else "")
 
     found = [
         Command("break", "set a breakpoint, as with b", lambda text: actions.add_breakpoint(parse_breakpoint(text)),
-                "b", "SPEC", why("c")),
+                "b", "SPEC", why()),
         Command("delete", "remove a breakpoint", lambda text: actions.remove_breakpoint(_number(text)), "x", "N",
-                why("c")),
+                why()),
         Command("enable", "arm a breakpoint", lambda text: actions.enable_breakpoint(_number(text), True), "B", "N",
-                why("c")),
+                why()),
         Command("disable", "mute a breakpoint", lambda text: actions.enable_breakpoint(_number(text), False), "B",
-                "N", why("c")),
+                "N", why()),
         Command("continue all", plural(len(holds), "hold"), lambda text: actions.continue_hold(None), "C",
-                why_not=why("C", held=True)),
+                why_not=why(held=True)),
         Command("step pipeline", "let one candidate through its evaluation", lambda text: actions.step_pipeline(),
-                "S", why_not=why("S")),
-        Command("freeze the target", "30 s at most", lambda text: actions.freeze(), "F", why_not=why("F")),
-        Command("thaw the target", "end a freeze", lambda text: actions.thaw(), why_not=why("F")),
+                "S", why_not=why()),
+        Command("freeze the target", "30 s at most", lambda text: actions.freeze(), "F", why_not=why()),
+        Command("thaw the target", "end a freeze", lambda text: actions.thaw(), why_not=why()),
         Command("disarm", "mute every breakpoint, release every hold", lambda text: actions.disarm(), "D",
-                why_not=why("D")),
+                why_not=why()),
     ]
     for number, hold in list(holds.items())[:SHOWN_MAX]:
         assert state is not None
         name = plain(state.slots[hold.slot].request)
         found += [
-            Command(f"continue {name}", "held", _does(actions.continue_hold, number), "c", why_not=why("c")),
-            Command(f"step {name}", "to its next site", _does(actions.step, number), "s", why_not=why("s")),
+            Command(f"continue {name}", "held", _does(actions.continue_hold, number), "c", why_not=why()),
+            Command(f"step {name}", "to its next site", _does(actions.step, number), "s", why_not=why()),
             Command(f"skip {name}", "its open candidates", _does(actions.skip_candidate, number), "X",
-                    why_not=why("X")),
+                    why_not=why()),
         ]
     return found
 

@@ -13,6 +13,7 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
+from kvbm_console.recording.explain import Explanation
 
 from .draw.frame import Hint
 from .draw.spans import Line
@@ -114,13 +115,10 @@ class Actions(Protocol):
     playback: TransportControls | None
     """None on a live target."""
 
+    explained: Explanation | None
+    """The last explanation."""
     hits: Hits
     """The hits on a recording."""
-
-    @property
-    def verbs(self) -> frozenset[str]:
-        """Requests of the debugger that this connection has beside those that every one has."""
-        ...
 
     @property
     def control(self) -> bool:
@@ -157,6 +155,10 @@ class Actions(Protocol):
 
     def thaw(self) -> None:
         """End a freeze."""
+        ...
+
+    def why(self, request: str) -> None:
+        """Explain what a request missed; the answer is shown when it is there."""
         ...
 
     def watch(self, specs: list[BreakpointSpec]) -> None:

@@ -21,8 +21,6 @@ from .transport import along_slot, to_hit
 KEYS: Final = frozenset("bcCsSuXDF")
 VERDICT_NS: Final = 60 * S
 """How far back the editor of a breakpoint counts what it would have hit."""
-_NEEDS: Final = {"S": "step_pipeline", "u": "continue_until", "X": "skip_candidate", "F": "freeze"}
-"""Keys whose verbs not every target has."""
 
 
 def press(desk: Desk, key: str) -> None:
@@ -30,7 +28,7 @@ def press(desk: Desk, key: str) -> None:
     if desk.recording:
         _on_recording(desk, key)
         return
-    why = refusal(desk, key)
+    why = refusal(desk)
     if why:
         desk.tell(f"{key}: not here, {why}", "muted")
         return
@@ -56,13 +54,12 @@ def press(desk: Desk, key: str) -> None:
             confirm(desk, "Freeze the target for at most 30 s?", desk.actions.freeze, "nothing was frozen")
 
 
-def refusal(desk: Desk, key: str) -> str:
-    """Why a key of the debugger does not work here; empty when it does."""
+def refusal(desk: Desk) -> str:
+    """Why keys of the debugger do not work here; empty when they do."""
     if not desk.may_control:
         return "a recording cannot be stopped" if desk.recording else (
             "read-only" if desk.read_only else "this session only observes")
-    verb = _NEEDS.get(key)
-    return "this connection has no such request" if verb is not None and verb not in desk.actions.verbs else ""
+    return ""
 
 
 def _on_recording(desk: Desk, key: str) -> None:

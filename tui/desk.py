@@ -36,7 +36,7 @@ LAG_NS: Final = S
 LINT_EVERY_NS: Final = S // 4
 COPY_AGAIN_NS: Final = 3 * S
 """``y`` pressed again within this time copies more."""
-OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG, WARNINGS = range(10)
+OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG, WARNINGS, WHY = range(11)
 
 
 class Desk:

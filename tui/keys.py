@@ -7,7 +7,7 @@ from typing import Final
 
 from . import debugging
 from .commands import open_palette, run_command
-from .desk import BREAKS, COPY_AGAIN_NS, LOG, OVERVIEW, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WARNINGS, Desk
+from .desk import BREAKS, COPY_AGAIN_NS, LOG, OVERVIEW, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WARNINGS, WHY, Desk
 from .draw.frame import TABS
 from .draw.spans import Action
 from .model.causes import cause_of, effect_of
@@ -16,8 +16,9 @@ from .model.marks import Mark, distance
 from .model.numbers import count, plain
 from .prompts import Prompt
 from .transport import transport_key
+from .views.slot import shown_request
 
-NAMES: Final = (*(long for long, _ in TABS), "Warnings")
+NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why")
 """Names of all views, for files and help."""
 
 
@@ -61,6 +62,11 @@ def _everywhere(desk: Desk, key: str) -> None:
             _pause(desk)
         case "[" | "]":
             _trace(desk, back=key == "[")
+        case "w":
+            _why(desk)
+        case "{" | "}":
+            if len(desk.targets) > 1:
+                desk.actions.show_target((desk.target + (1 if key == "}" else -1)) % len(desk.targets))
         case "m":
             _mark(desk)
         case "'":
@@ -121,6 +127,17 @@ def _trace(desk: Desk, *, back: bool) -> None:
     if desk.current not in (SLOT, TIMELINE, LOG):
         desk.go(LOG)
     desk.reveal(found)
+
+
+def _why(desk: Desk) -> None:
+    """Ask why the selected request missed what it missed."""
+    request = shown_request(desk)
+    if request is None:
+        desk.tell("choose a request first", "muted")
+        return
+    desk.select(request)
+    desk.actions.why(request)
+    desk.go(WHY)
 
 
 def _mark(desk: Desk) -> None:

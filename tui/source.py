@@ -8,11 +8,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
 from kvbm_console.core.ids import SlotState
+from kvbm_console.recording.explain import Explanation
 from kvbm_console.stream.feed import Controls, EventsArrived, Feed, FeedItem, SnapshotTaken
 
 from .contracts import Table, TransportControls
@@ -26,12 +27,10 @@ SLICE_EVENTS: Final = 400
 """Events folded before keys get a turn: about 4 ms."""
 BACKFILL_EVENTS: Final = 6_000
 """Events before a place on a recording that are folded for its history: a tenth of a second of work for a seek."""
+FREEZE_NS: Final = 30_000_000_000
+"""How long a freeze from the console lasts at most; `F` says so when it asks."""
 CALLS_MAX: Final = 16
 """Calls under way; more keys than that on a dead connection are refused."""
-
-
-VERBS: Final = ("continue_until", "skip_candidate", "step_pipeline", "freeze", "thaw")
-"""Requests that not every connection has; keys that need one say so."""
 
 
 class Spawner(Protocol):
@@ -40,18 +39,36 @@ class Spawner(Protocol):
     def __call__(self, work: Awaitable[None], name: str) -> None: ...
 
 
+Explain = Callable[[str], Awaitable[Explanation]]
+"""Why a request missed what it missed; raises KvbmConsoleError with a sentence."""
+
+
+class Keeper(Protocol):
+    """Keeps what a session sees."""
+
+    def take(self, item: FeedItem, mirror: Mirror) -> None:
+        """An item that was folded just now."""
+        ...
+
+
 class Session:
     """One target: a feed, perhaps controls, perhaps the transport of a recording."""
 
     def __init__(
         self, feed: Feed, controls: Controls | None = None, playback: TransportControls | None = None, *,
-        socket: str = "", mono: Callable[[], int] = time.monotonic_ns,
+        socket: str = "", mono: Callable[[], int] = time.monotonic_ns, explain: Explain | None = None,
+        keeper: "Keeper | None" = None,
     ) -> None:
         self.feed = feed
         self.controls = controls
         self.playback = playback
         self.socket = socket
         self.mono = mono
+        self.explain = explain
+        """Explains a request; None when there is nothing to look at."""
+        self.keeper = keeper
+        """Records what this session folds; None when nobody asked for it."""
+        self.explained: Explanation | None = None
         self.mirror = Mirror()
         self.paused = False
         self.overflowed = False
@@ -69,11 +86,6 @@ class Session:
         self._resubscribe = False
         self.hits = Hits()
         self._searching = False
-
-    @property
-    def verbs(self) -> frozenset[str]:
-        """Requests of the debugger beside those that every connection has."""
-        return frozenset(verb for verb in VERBS if hasattr(self.controls, verb))
 
     @property
     def control(self) -> bool:
@@ -113,15 +125,22 @@ class Session:
         if isinstance(item, EventsArrived) and len(item.events) > SLICE_EVENTS:
             events = item.events
             for start in range(0, len(events), SLICE_EVENTS):
-                mirror.take(EventsArrived(events[start : start + SLICE_EVENTS]), self.mono())
+                part = EventsArrived(events[start : start + SLICE_EVENTS])
+                mirror.take(part, self.mono())
+                self._keep_record(part)
                 await breathe()
         elif isinstance(item, SnapshotTaken) and self.playback is not None:
             await self._stand(self.playback, item, breathe)
         else:
             mirror.take(item, self.mono())
+            self._keep_record(item)
         if mirror.broken is not None and not self._resubscribe:
             self._tell(f"{mirror.broken}; asking for a snapshot", "caution")
             self._resubscribe = True
+
+    def _keep_record(self, item: FeedItem) -> None:
+        if self.keeper is not None and self.mirror.broken is None:
+            self.keeper.take(item, self.mirror)
 
     async def _stand(
         self, playback: TransportControls, item: SnapshotTaken, breathe: Callable[[], Awaitable[None]]
@@ -180,6 +199,28 @@ class Session:
                 self.buffered -= len(item.events)
         if not self._buffer:
             self.buffered = 0
+
+    # --- explanations ------------------------------------------------------------------------------------------------
+
+    def why(self, request: str) -> None:
+        """Explain what a request missed, in a task: keys are answered meanwhile."""
+        work, spawn = self.explain, self._spawn
+        if work is None or spawn is None:
+            self._tell("no evidence here: why needs a recording or a daemon", "muted")
+        elif self._searching:
+            self._tell("still looking", "muted")
+        else:
+            self._searching = True
+            self.explained = None
+            spawn(self._explain(work, request), "why")
+
+    async def _explain(self, work: Explain, request: str) -> None:
+        try:
+            self.explained = await work(request)
+        except KvbmConsoleError as error:
+            self._tell(str(error), "fault")
+        finally:
+            self._searching = False
 
     # --- along a recording -------------------------------------------------------------------------------------------
 
@@ -289,31 +330,31 @@ class Session:
 
     def continue_until(self, hold: int, state: SlotState) -> None:
         """Release a hold and stop the slot once more at a state."""
-        async def work(controls: Any) -> str:
-            return f"hold {hold}: {await controls.continue_until(hold, state)}, until {state.label}"
+        async def work(controls: Controls) -> str:
+            return f"hold {hold}: {await controls.continue_hold(hold, state)}, until {state.label}"
         self._call(work)
 
     def skip_candidate(self, hold: int) -> None:
         """Resolve the open candidates of a held slot to no work, and release the hold."""
-        async def work(controls: Any) -> str:
-            return f"hold {hold}: {await controls.skip_candidate(hold)}"
+        async def work(controls: Controls) -> str:
+            return f"hold {hold}: {await controls.skip(hold)}"
         self._call(work)
 
     def step_pipeline(self) -> None:
         """Let one candidate through its evaluation."""
-        async def work(controls: Any) -> str:
+        async def work(controls: Controls) -> str:
             return f"pipeline: {await controls.step_pipeline()}"
         self._call(work)
 
     def freeze(self) -> None:
         """Stop everything for a while."""
-        async def work(controls: Any) -> str:
-            return f"target: {await controls.freeze()}"
+        async def work(controls: Controls) -> str:
+            return f"target: {await controls.freeze(FREEZE_NS)}"
         self._call(work)
 
     def thaw(self) -> None:
         """End a freeze."""
-        async def work(controls: Any) -> str:
+        async def work(controls: Controls) -> str:
             return f"target: {await controls.thaw()}"
         self._call(work)
 

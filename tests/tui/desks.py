@@ -12,7 +12,6 @@ from tui.desk import Desk
 from tui.draw.glyphs import ASCII, UNICODE
 from tui.model.hits import Hits
 from tui.model.mirror import Mirror
-from tui.source import VERBS
 from tui.views import all_views
 
 
@@ -60,7 +59,7 @@ class FakeActions:
         self.playback = playback
         self.control = True
         self.hits = Hits()
-        self.verbs = frozenset(VERBS)
+        self.explained = None
         self.calls: list[tuple[object, ...]] = []
 
     def pause(self, paused: bool) -> None:

@@ -11,7 +11,7 @@ from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, scr
 from tests.tui.script import S, connected, story
 from tests.tui.test_replay import RECORDINGS, Replay, command, replaying
 from tui.commands import commands, matching
-from tui.desk import BREAKS, LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, WARNINGS
+from tui.desk import LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, WARNINGS
 from tui.keys import press
 from tui.model.causes import cause_of, effect_of
 from tui.model.hits import count_hits, on_tape
@@ -207,18 +207,6 @@ def test_until_skip_pipeline_and_freeze_ask_the_target() -> None:
     for key in ("y", "enter"):
         press(desk, key)
     assert actions.calls.pop() == ("freeze",)
-
-
-@pytest.mark.parametrize("key", "uXSF")
-def test_a_verb_that_the_connection_lacks_is_not_offered(key: str) -> None:
-    actions = FakeActions()
-    actions.verbs = frozenset()
-    desk = desk_of(actions=actions)
-    desk.go(BREAKS)
-    press(desk, key)
-    assert f"{key}: not here, this connection has no such request" in screen(desk)[-1]
-    press(desk, "?")
-    assert "skip candidate" not in everything(desk)
 
 
 def test_the_editor_says_what_would_have_hit() -> None:

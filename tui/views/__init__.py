@@ -18,7 +18,8 @@ def all_views() -> list[View]:
     from .timeline import Timeline
     from .transfers import Transfers
     from .warnings import Warnings
+    from .why import Why
 
     return [
-        Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(), Warnings(),
+        Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(), Warnings(), Why(),
     ]

@@ -25,11 +25,6 @@ from .page import Page
 BREAKPOINTS_SHOWN = 10
 HOLDS_SHOWN = 8
 WHEN_WIDTH = 72
-_MORE = (
-    ("continue_until", ("u", "until…")), ("step_pipeline", ("S", "step pipeline")),
-    ("skip_candidate", ("X", "skip candidate")),
-)
-"""Requests that not every connection has, and their keys."""
 _DEFAULTS = LeaderConfig()
 """The budget's numbers; a leader may be configured otherwise, so the share is told as a default."""
 
@@ -169,8 +164,7 @@ class Breaks(Page):
         if not desk.may_control:
             return [("enter", "its slot")]
         hints = [("c", "continue"), ("s", "step"), ("b", "break"), ("D", "disarm all")]
-        verbs = desk.actions.verbs
-        hints += [hint for verb, hint in _MORE if verb in verbs]
+        hints += [("u", "until…"), ("S", "step pipeline"), ("X", "skip candidate")]
         chosen = [("B", "arm/mute"), ("x", "delete")] if self.breakpoint is not None else []
         return [*hints[:2], *chosen, *hints[2:], ("tab", "list")]
 

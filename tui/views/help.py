@@ -9,15 +9,13 @@ from ..draw.spans import BLANK, Line, Row
 
 EVERYWHERE = (
     ("1..9", "views"), ("/", "filter"), ("enter esc", "into, back"), (":", "commands"), ("space", "pause view, play"),
-    ("!", "warnings"), ("H", "newest hold"), ("t", "timeline"), ("[ ]", "cause, effect"), ("m '", "mark, to mark"),
-    ("y e", "copy, export"), ("q", "quit"),
+    ("!", "warnings"), ("H", "newest hold"), ("t", "timeline"), ("[ ] w", "cause, effect, why"),
+    ("m '", "mark, to mark"), ("y e", "copy, export"), ("q", "quit"),
 )
-LIVE = (("b", "break here"), ("c C", "continue, all"), ("s", "step the slot"), ("D", "disarm all"))
-MORE = (
-    ("continue_until", ("u", "continue until…")), ("step_pipeline", ("S", "step the pipeline")),
-    ("skip_candidate", ("X", "skip candidate")), ("freeze", ("F", "freeze the target")),
+LIVE = (
+    ("b", "break here"), ("c C", "continue, all"), ("s S", "step slot, pipeline"), ("u", "continue until…"),
+    ("X", "skip candidate"), ("D F", "disarm all, freeze"),
 )
-"""Verbs that not every connection has, with their keys."""
 RECORDING = (
     (", .", "event back, on"), ("s S", "slot's next, last event"), ("c C", "next, previous hit"),
     ("b", "look for a breakpoint"), ("< >", "slower, faster"),
@@ -28,14 +26,14 @@ def help_lines(desk: Desk, width: int, height: int) -> list[Line]:
     """Two columns: this view, everywhere; then what the colours mean."""
     mine = [("↑ ↓ j k", "move"), ("g G", "first, last")] if desk.current not in (0,) else [("↑ ↓", "choose a warning")]
     mine += [hint for hint in desk.view.hints(desk) if hint not in mine]
-    name = TABS[desk.current][0] if desk.current < len(TABS) else "Warnings"
+    name = (*(long for long, _ in TABS), "Warnings", "Why")[desk.current]
     lines = [Row().put(f" {name.upper()}", "title").to(41).put("EVERYWHERE", "title")
              .line("" if desk.tall else "bar")]
     others = list(EVERYWHERE)
     if desk.recording:
         others += RECORDING
     elif desk.may_control:
-        others += [*LIVE, *[hint for verb, hint in MORE if verb in desk.actions.verbs]]
+        others += LIVE
     if len(desk.targets) > 1:
         others.append(("{ }", "previous, next target"))
     mine = [hint for hint in mine if hint[0] not in {key for key, _ in others}]

@@ -59,7 +59,7 @@ class SlotView(Page):
     def hints(self, desk: Desk) -> list[Hint]:
         """Keys of one slot."""
         hints = [("b", "break here"), ("c", "continue"), ("s", "step")] if desk.may_control else []
-        return [*hints, ("t", "timeline"), ("↑↓", "story"), ("[ ]", "cause, effect"), ("n", "next slot"),
+        return [*hints, ("t", "timeline"), ("↑↓", "story"), ("[ ]", "cause, effect"), ("w", "why"), ("n", "next slot"),
                 ("space", "play" if desk.recording else "pause view")]
 
     def press(self, desk: Desk, key: str) -> bool:

@@ -1,0 +1,145 @@
+"""Why: what a request missed, block by block, with the deciding event, and where its time went.
+
+Law of this file: it shows what the library explains and adds nothing; what the evidence cannot tell is said so.
+"""
+
+from kvbm_console.recording.explain import Admission, Explanation, MissedRun
+
+from ..contracts import Table
+from ..desk import LOG, SLOT, Desk
+from ..draw import bars
+from ..draw.frame import Hint
+from ..draw.spans import BLANK, Line, Row
+from ..model.numbers import count, cut, duration, plain, plural, tenth
+from .moves import MOVES, moved
+from .page import Page
+from .warnings import wrap
+
+
+class Why(Page):
+    """The panel behind ``w``."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        """The chosen miss."""
+        self.top = 0
+
+    def body(self, desk: Desk, width: int, height: int) -> list[Line]:
+        """The explanation, scrolled to the chosen miss."""
+        told = desk.actions.explained
+        if told is None:
+            name = plain(desk.selected or "")
+            return [desk.title("WHY", name), Row().put(" looking at the evidence …", "muted").line()]
+        lines, places = self._lines(desk, told, width)
+        at = places[min(self.at, len(places) - 1)] if places else 0
+        self.top = max(0, min(self.top, at), at - height + 4)
+        return lines[self.top : self.top + height]
+
+    def _lines(self, desk: Desk, told: Explanation, width: int) -> tuple[list[Line], list[int]]:
+        """All lines, and where each miss stands."""
+        head = Row().put(" WHY", "title").put(f"   {plain(told.request)}", "strong")
+        head.put(f"  slot {told.slot}, {told.state}; {count(told.prompt_tokens)} tokens, "
+                 f"{plural(told.prompt_blocks, 'full block')}", "muted")
+        lines = [head.line("" if desk.tall else "bar", width)]
+        if told.occurrences > 1:
+            lines.append(Row().put(f" {told.occurrences} slots had this name; this is the last one", "muted").line())
+        places: list[int] = []
+        if not told.admissions:
+            lines.append(Row().put(" no look-up and no admission is in the evidence", "muted").line())
+        for admission in told.admissions:
+            lines.append(_admission(admission, width))
+            for run in admission.misses:
+                chosen = len(places) == self.at
+                places.append(len(lines))
+                lines += _run(desk, run, width, chosen=chosen)
+        lines += [BLANK, *_spent(desk, told, width)]
+        return lines, places
+
+    def hints(self, desk: Desk) -> list[Hint]:
+        """Keys of the panel."""
+        return [("↑↓", "choose"), ("enter", "the deciding event"), ("esc", "back"), ("e", "export")]
+
+    def press(self, desk: Desk, key: str) -> bool:
+        """Choose a miss; enter goes to the event that decided it."""
+        told = desk.actions.explained
+        runs = _runs(told) if told is not None else []
+        if key in MOVES and runs:
+            self.at = moved(min(self.at, len(runs) - 1), key, len(runs), 5)
+        elif key.startswith("row:"):
+            self.at = int(key[4:])
+        elif key == "enter" and runs:
+            self._open(desk, runs[min(self.at, len(runs) - 1)])
+        else:
+            return False
+        return True
+
+    def _open(self, desk: Desk, run: MissedRun) -> None:
+        if run.seq is None:
+            desk.tell("no single event decided this", "muted")
+            return
+        if desk.actions.playback is not None:
+            desk.actions.playback.seek(run.seq)
+            desk.go(SLOT)
+            return
+        event = desk.mirror.event(run.seq)
+        if event is None:
+            desk.tell(f"seq {count(run.seq)} is older than what this console keeps", "muted")
+            return
+        desk.go(LOG)
+        desk.reveal(event)
+
+    def rows(self, desk: Desk) -> Table | None:
+        """Every run of missed blocks."""
+        told = desk.actions.explained
+        if told is None:
+            return None
+        names = ["first", "last", "blocks", "tokens", "reason", "seq", "event", "tier", "for_request", "text"]
+        return names, [[
+            _text(run.first), _text(run.last), str(run.blocks), str(run.tokens), run.reason.value, _text(run.seq),
+            run.event or "", run.tier or "", run.for_request or "", run.text,
+        ] for run in _runs(told)]
+
+
+def _text(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _runs(told: Explanation) -> list[MissedRun]:
+    return [run for admission in told.admissions for run in admission.misses]
+
+
+def _admission(one: Admission, width: int) -> Line:
+    found = ", ".join(f"G{at + 1} {count(hits)}" for at, hits in enumerate(one.hits) if hits) or "nothing"
+    what = "admitted again" if one.after_preemption else "admitted" if one.admitted else "looked up, not admitted yet"
+    row = Row().put(f" {what}", "text").put(f"  seq {count(one.seq)}   found {found}; ", "muted")
+    row.put(f"{count(one.missed)} of {count(sum(one.hits) + one.missed)} blocks missed", "text")
+    if one.asked_again:
+        row.put(f"   asked again {one.asked_again} ×", "muted")
+    return row.line("", width - 1)
+
+
+def _run(desk: Desk, run: MissedRun, width: int, *, chosen: bool) -> list[Line]:
+    which = f"{run.tokens} tokens" if run.first is None else f"{run.first}" if run.blocks == 1 else (
+        f"{run.first}–{run.last}")
+    lines = []
+    for index, piece in enumerate(wrap(plain(run.text), width - 38)):
+        row = Row().put(desk.glyphs.select if chosen and index == 0 else " ", "selbar")
+        if index == 0:
+            row.put(" ").put(cut(which, 14), "strong").to(18).put(run.reason.value.replace("_", " "), "caution")
+        row.to(35).put(piece, "text" if chosen else "muted")
+        lines.append(row.line("", width - 1))
+    return lines
+
+
+def _spent(desk: Desk, told: Explanation, width: int) -> list[Line]:
+    spent = told.spent
+    total = max(1, spent.total_ns)
+    text = f"{duration(spent.total_ns)}" + ("" if spent.ended else " until here") + (
+        "" if spent.complete else ", its beginning is not in the evidence")
+    lines = [desk.title("TIME", text)]
+    for part in spent.parts:
+        row = Row().put(f" {part.what}", "text").right(duration(part.ns), 30, "text")
+        row.right(f"{tenth(part.ns, total)} %", 39, "muted").put("  ")
+        row.spans(bars.level(part.ns / total, max(8, min(30, width - 44)), desk.glyphs, "trend"))
+        lines.append(row.line("", width - 1))
+    return lines

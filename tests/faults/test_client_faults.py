@@ -155,6 +155,7 @@ async def test_f8_clients_that_come_and_go_leave_nothing_behind(count: int) -> N
 REQUESTS: dict[str, Any] = {
     "Hello": pb.HelloRequest, "Subscribe": pb.SubscribeRequest, "SlotDetail": pb.SlotDetailRequest,
     "Query": pb.QueryRequest, "Control": pb.ControlRequest, "Feed": pb.FeedRequest,
+    "Recording": pb.RecordingRequest,
 }
 
 

@@ -133,7 +133,7 @@ def test_generated_code_is_fresh(tmp_path: Path) -> None:
 
 
 def test_every_method_declares_a_role() -> None:
-    assert ROLE_OF == {"Hello": 1, "Subscribe": 1, "SlotDetail": 1, "Query": 1, "Control": 2, "Feed": 2}
+    assert ROLE_OF == {"Hello": 1, "Subscribe": 1, "SlotDetail": 1, "Query": 1, "Control": 2, "Feed": 2, "Recording": 2}
 
 
 @given(st.binary(max_size=300))

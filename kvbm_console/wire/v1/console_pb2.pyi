@@ -84,6 +84,7 @@ class EvictRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVICT_RULE_REASSIGNED: _ClassVar[EvictRule]
     EVICT_RULE_RECENCY: _ClassVar[EvictRule]
     EVICT_RULE_STREAM: _ClassVar[EvictRule]
+    EVICT_RULE_FREQUENCY: _ClassVar[EvictRule]
 
 class Route(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -248,6 +249,7 @@ RELEASE_REASON_LOADED: ReleaseReason
 EVICT_RULE_REASSIGNED: EvictRule
 EVICT_RULE_RECENCY: EvictRule
 EVICT_RULE_STREAM: EvictRule
+EVICT_RULE_FREQUENCY: EvictRule
 ROUTE_UNSPECIFIED: Route
 ROUTE_G1_G2: Route
 ROUTE_G1_G3: Route

@@ -11,7 +11,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
@@ -32,6 +32,9 @@ from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 from .options import DaemonOptions, Endpoint
 from .servicer import ConsoleServicer, Identity
 from .summary import Summary, summarise
+
+if TYPE_CHECKING:
+    from kvbm_console.engines.kv_events.streams import Streams
 
 STOP_GRACE_S: Final = 1.0
 """What subscribers have to read their ``Bye``; with handlers and recorder the whole end stays below five seconds."""
@@ -68,6 +71,7 @@ class Daemon:
         self.endpoint = Endpoint(options.listen)
         try:
             self.rig: Rig | None = None
+            self.streams: Streams | None = None
             self.service = self._assemble()
         except BaseException:
             self.endpoint.close()
@@ -119,7 +123,8 @@ class Daemon:
 
     def _target(self) -> str:
         workload = self.options.workload
-        return self.options.target or (workload.name if workload is not None else "engines by feed")
+        streams = ", ".join(publisher.label for publisher in self.options.publishers)
+        return self.options.target or (workload.name if workload is not None else streams or "engines by feed")
 
     def _server(self) -> tuple[grpc.aio.Server, ConsoleServicer, Any]:
         options = self.options
@@ -139,6 +144,7 @@ class Daemon:
     async def run(self, on_ready: "Callable[[Daemon], None] | None" = None) -> Summary:
         """Serve until ``stop``, a signal, or (when asked for) the end of the work. Returns the final summary."""
         try:
+            self._open_streams()
             server, servicer, probe = self._server()
             await probe.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
             await server.start()
@@ -149,6 +155,8 @@ class Daemon:
                 await server.stop(STOP_GRACE_S)
         finally:
             self.endpoint.close()
+            if self.streams is not None:
+                self.streams.close()
             if self.service.recorder is not None:
                 self.service.recorder.close()
         return self.summary()
@@ -195,8 +203,18 @@ class Daemon:
             options.block_bytes or TOKEN_BYTES * options.config.block_tokens, asynchronous=options.config.asynchronous,
         )
 
+    def _open_streams(self) -> None:
+        """Sockets to the engines' event streams; whoever has none needs no ZeroMQ."""
+        if self.options.publishers:
+            from kvbm_console.engines.kv_events.streams import Streams
+
+            self.streams = Streams(self.options.publishers, self.service.dispatcher, self.service.new_source)
+            self.streams.open()
+
     async def _drive(self) -> None:
-        """The embedded engine, then (unless the end of the work is the end) nothing, for ever."""
+        """The embedded engine or the event streams, then (unless the end of the work is the end) nothing, for ever."""
+        if self.streams is not None:
+            await self.streams.run()
         if self.rig is not None:
             await drive(self.rig, speed=self.options.speed, changed=self.service.changed)
             self.service.broadcaster.flush()

@@ -19,6 +19,7 @@ from kvbm_console.core.config import LeaderConfig, require
 from kvbm_console.core.errors import UsageError
 from kvbm_console.debug.leases import LEASE_TTL_NS
 from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.workloads import Workload
 from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.stream.ring import Ring
@@ -39,6 +40,10 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     workload: Workload | None = None
     engine: EngineConfig | None = None
     """The simulated engine; needed with a workload."""
+    publishers: tuple[Publisher, ...] = ()
+    """KV-event streams of real engines to follow."""
+    metrics: str | None = None
+    """``HOST:PORT`` of the Prometheus exposition."""
     speed: float | None = 1.0
     """Virtual seconds per second of the wall; None never waits."""
     record: Path | None = None
@@ -62,6 +67,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     def __post_init__(self) -> None:
         together = (self.workload is None) == (self.engine is None)
         require(together, "engine", "given together with a workload", self.engine)
+        require(self.workload is None or not self.publishers, "publishers", "none beside a workload", self.publishers)
         require(self.speed is None or self.speed > 0, "speed", "above 0", self.speed)
 
 

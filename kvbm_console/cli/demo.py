@@ -37,7 +37,11 @@ def demo(workload: str, seconds: float | None, form: str, **machine: Any) -> Non
     Without a terminal it prints a line each second and a summary at the end. Other commands reach it at
     --target unix:.../demo.sock, which is shown.
     """
-    options = daemon_options(workload=workload, listen=socket_address(DEMO_SOCKET), **machine)
+    show(daemon_options(workload=workload, listen=socket_address(DEMO_SOCKET), **machine), seconds, form, "demo")
+
+
+def show(options: "DaemonOptions", seconds: float | None, form: str, name: str) -> None:
+    """Daemon and console in one process; without a terminal a line each second and a summary."""
     import msgspec
 
     from kvbm_console.cli.ask import run
@@ -45,14 +49,14 @@ def demo(workload: str, seconds: float | None, form: str, **machine: Any) -> Non
     if on_terminal():
         options.handle_signals = False
         raise SystemExit(run(_with_console(options, seconds)))
-    summary = msgspec.to_builtins(run(_with_lines(options, seconds or UNATTENDED_SECONDS, form)))
+    summary = msgspec.to_builtins(run(_with_lines(options, seconds or UNATTENDED_SECONDS, form, name)))
     if form == "json":
         print_json(summary)
     else:
         click.echo(summary_text(summary))
 
 
-async def _with_lines(options: "DaemonOptions", seconds: float, form: str) -> "Summary":
+async def _with_lines(options: "DaemonOptions", seconds: float, form: str, name: str) -> "Summary":
     """Run for this long and print a line each second (on stderr when stdout is for JSON)."""
     from server.daemon import run_daemon
 
@@ -60,7 +64,7 @@ async def _with_lines(options: "DaemonOptions", seconds: float, form: str) -> "S
     loop = asyncio.get_running_loop()
 
     def ready(daemon: "Daemon") -> None:
-        warn(f"demo on {daemon.address}: {machine_line(options)}")
+        warn(f"{name} on {daemon.address}: {machine_line(options)}")
         loop.call_later(seconds, daemon.stop)
         loop.call_later(LINE_EVERY_S, tick, daemon)
 

@@ -16,6 +16,7 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvbm_console.engines.kv_events.address import Publisher
     from kvbm_console.recording.options import RecordingOptions
     from server.options import DaemonOptions
 
@@ -62,6 +63,7 @@ def daemon_options(
     *, workload: str | None, limit: int | None, speed: float | None, record: Path | None, listen: str,
     g1_blocks: int | None, g2_blocks: int | None, g3_blocks: int | None, block_tokens: int | None, check: bool,
     exit_when_done: bool = False, recording: "RecordingOptions | None" = None,
+    publishers: "tuple[Publisher, ...]" = (), metrics: str | None = None,
 ) -> "DaemonOptions":
     """The options of a daemon; raises ``UsageError`` with one sentence."""
     from server.options import DaemonOptions
@@ -70,12 +72,14 @@ def daemon_options(
     said: dict[str, Any] = {field: value for field, value in lower.items() if value is not None}
     common: dict[str, Any] = {
         "listen": listen, "speed": speed, "record": record, "check": check, "exit_when_done": exit_when_done,
-        "program": program_version(),
+        "program": program_version(), "publishers": publishers, "metrics": metrics,
     }
     if recording is not None:
         common["recording"] = recording
     if workload is None:
         _only_with_workload({"--limit": limit, "--g1-blocks": g1_blocks})
+        if publishers:  # every tier is the engines' own
+            return DaemonOptions(config=LeaderConfig(**said), **common)
         return DaemonOptions(config=LeaderConfig(**{"g2_blocks": 8_192, "g3_blocks": 32_768, **said}), **common)
     from kvbm_console.engines.embedded import default_engine_config, default_leader_config
     from kvbm_console.engines.workloads import parse_workload
@@ -99,6 +103,8 @@ def _only_with_workload(flags: dict[str, object]) -> None:
 def machine_line(options: "DaemonOptions") -> str:
     """Capacities, geometry and step model, for the start-up line."""
     config, engine = options.config, options.engine
+    if options.publishers:
+        return f"following the KV events of {', '.join(publisher.label for publisher in options.publishers)}"
     tiers = f"G2 {config.g2_blocks:,}, G3 {config.g3_blocks:,} blocks of {config.block_tokens} tokens"
     if engine is None:
         return f"{tiers}; engines connect by Feed"

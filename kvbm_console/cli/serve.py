@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--workload", metavar="SPEC",
               help="mooncake:FILE or multiturn[:key=value,...]; without it, engines connect by Feed.")
+@click.option("--engine", "engines", metavar="ADDRESS", multiple=True,
+              help="Follow a real engine's KV events: zmq:HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1], or "
+                   "http://HOST:PORT to find them; may be given several times.")
+@click.option("--metrics", metavar="HOST:PORT",
+              help="Serve Prometheus metrics at http://HOST:PORT/metrics: totals only, no request is named.")
 @click.option("--listen", type=Listen(), metavar="ADDRESS",
               help="unix:PATH or HOST:PORT of the loopback (observe only); default: the default socket.")
 @click.option("--exit-when-done", is_flag=True, help="End when the workload has ended.")
@@ -27,24 +32,28 @@ if TYPE_CHECKING:
 @recording_flags
 @workload_options
 def serve(
-    workload: str | None, listen: str | None, exit_when_done: bool, form: str, segment_size: str | None,
-    segment_time: str | None, keep: str | None, sync: str, **machine: Any,
+    workload: str | None, engines: tuple[str, ...], metrics: str | None, listen: str | None, exit_when_done: bool,
+    form: str, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str, **machine: Any,
 ) -> None:
     """The daemon: leader, engine, recorder and stream.
 
-    With --workload it runs a simulated engine, without it engines connect by Feed.
+    With --workload it runs a simulated engine, with --engine it follows real ones, else engines connect by Feed.
 
     A recording loses nothing up to its written watermark when the process is killed, and nothing up to its synced
     watermark when the power fails. The first SIGTERM or ctrl-c ends in order, the second one at once.
     """
     if exit_when_done and workload is None:
         raise click.UsageError("--exit-when-done needs --workload: without one the daemon serves engines until stopped")
+    if engines and workload is not None:
+        raise click.UsageError("--engine follows a real engine, --workload runs a simulated one: give one of them")
+    from kvbm_console.cli.streams import find_publishers
     from kvbm_console.recording.options import recording_options
 
+    publishers = tuple(publisher for address in engines for publisher in find_publishers(address))
     recording = recording_options(segment_size=segment_size, segment_time=segment_time, keep=keep, sync=sync)
     options = daemon_options(
         workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done,
-        recording=recording, **machine,
+        recording=recording, publishers=publishers, metrics=metrics, **machine,
     )
     import msgspec
 

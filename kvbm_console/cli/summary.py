@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvbm_console.cli.output import duration, number, share
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import Authority, SlotState
 from kvbm_console.core.state import CacheState
 
 
@@ -36,6 +36,8 @@ def summary_text(document: Mapping[str, Any]) -> str:
 
 def live_line(state: CacheState) -> str:
     """One line about now."""
+    if any(pool.info.authority is Authority.STREAM for pool in state.pools) or state.lost_sources:
+        return _stream_line(state)
     totals = state.totals
     live: dict[str, int] = {}
     for word in SlotState:
@@ -47,6 +49,21 @@ def live_line(state: CacheState) -> str:
         f"{len(state.slots)} live{_in_brackets(counts(live))}  "
         f"hits {share(sum(totals.hit_blocks), totals.prompt_blocks)}  "
         f"offloaded {number(down)}  onboarded {number(up)}  preemptions {number(totals.preemptions)}"
+    )
+
+
+def _stream_line(state: CacheState) -> str:
+    """One line about engines whose event streams we follow: a ``?`` marks what a loss has made doubtful."""
+    media: dict[str, tuple[int, bool]] = {}
+    for pool in state.pools:
+        blocks, doubt = media.get(pool.info.medium, (0, False))
+        doubt = doubt or pool.info.source in state.lost_sources
+        media[pool.info.medium] = (blocks + pool.resident_blocks, doubt)
+    tiers = "  ".join(f"{medium} {number(blocks)}{'?' if doubt else ''}" for medium, (blocks, doubt) in media.items())
+    lost = f"  reports lost from {len(state.lost_sources)} publishers" if state.lost_sources else ""
+    return (
+        f"{state.at_ns / 1e9:6.1f}s  {number(state.seq)} events  blocks: {tiers or 'none yet'}  "
+        f"evicted {number(sum(state.totals.evicted_blocks))}{lost}"
     )
 
 

@@ -5,7 +5,8 @@ exactly these keys, and new ones are only added:
 
 ``slots``        list of {slot, request, state, since_ns, age_ns, computed_tokens, prompt_tokens, outstanding, hold}
 ``tiers``        object by ``g1`` to ``g4`` of {capacity_blocks, resident_blocks, referenced_blocks, writing_blocks,
-                 hits, lookups}; hits and lookups count prompt blocks, capacity is null if the engine does not tell
+                 hits, lookups, uncertain}; hits and lookups count prompt blocks, capacity is null if the engine does
+                 not tell, uncertain says that reports of an engine were lost, so that the counts may be wrong
 ``transfers``    list of {operation, candidate, route, blocks, status}: candidates that are not terminal
 ``breakpoints``  list of {id, owner, description, enabled, site, request, from_state, to_state, tier, route, action,
                  one_shot, hits, max_hold_ns, name, status, condition, ignore_count, hit_condition, log, suspend,
@@ -86,6 +87,7 @@ def tier_row(state: CacheState, tier: Tier) -> Document:
         "writing_blocks": sum(pool.counts[Condition.WRITING] for pool in pools),
         "hits": state.totals.hit_blocks[tier - 1],
         "lookups": state.totals.prompt_blocks,
+        "uncertain": any(pool.info.source in state.lost_sources for pool in pools),
     }
 
 

@@ -32,7 +32,8 @@ class Engine:
 
     def __init__(self, **settings: Any) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(CHILD), json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, str(CHILD), json.dumps(settings)], text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         ports = self._answer()
         self.port: int = ports["port"]
@@ -108,7 +109,8 @@ class Following:
         return self.streams[0]
 
     async def __aenter__(self) -> "Following":
-        self._task = asyncio.ensure_future(self.source.run(self._context))
+        self.source.open(self._context)
+        self._task = asyncio.ensure_future(self.source.run())
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -336,8 +338,8 @@ async def test_an_address_that_is_taken_is_refused_in_one_sentence() -> None:
             lambda label: EventStream(house.dispatcher, SOURCE, label=label),
         )
         context = zmq.asyncio.Context()
-        with pytest.raises(UsageError, match="cannot bind tcp://127.0.0.1"):
-            await source.run(context)
+        with pytest.raises(UsageError, match=r"cannot bind tcp://127\.0\.0\.1"):
+            source.open(context)
         context.destroy(linger=0)
 
 

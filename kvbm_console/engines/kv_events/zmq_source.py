@@ -122,33 +122,47 @@ class ZmqSource:
     ) -> None:
         self.publisher = publisher
         self.status = SourceStatus()
+        self._context: Any = None
+        self._sub: Any = None
+        self._monitor: Any = None
         self._make_taker = taker
+        self.takers: list[Taker] = []
+        """One for each publisher that was heard of."""
         self._lines: dict[bytes, _Line] = {}
         if not publisher.bind:
-            self._lines[b""] = _Line(taker(publisher.topic))
+            self._lines[b""] = self._new_line(publisher.topic)
         self._on_frame = on_frame
         self._monotonic, self._wall = monotonic, wall
         self._replay_idle_s = replay_idle_s
         self._no_replay_before = 0.0
 
-    async def run(self, context: "zmq.asyncio.Context", ready: Callable[[], None] | None = None) -> None:
-        """Follow. ``ready`` is called once the socket is set up. Raises ``UsageError`` when it cannot be."""
+    def open(self, context: "zmq.asyncio.Context") -> None:
+        """Connect or bind; messages wait in the socket from now on. Raises ``UsageError`` when it cannot be."""
         sub = context.socket(zmq.SUB)
         try:
+            self._monitor = sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             self._set_up(sub)
-            monitor = sub.get_monitor_socket(
-                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
-            )
-            watching = asyncio.ensure_future(self._watch(monitor))
-            try:
-                if ready is not None:
-                    ready()
-                await self._take_all(context, sub)
-            finally:
-                watching.cancel()
-                sub.disable_monitor()
-        finally:
+        except BaseException:
+            sub.disable_monitor()
             sub.close(linger=0)
+            raise
+        self._context, self._sub = context, sub
+
+    async def run(self) -> None:
+        """Follow, after ``open``."""
+        sub = self._sub
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            await self._take_all(sub)
+        finally:
+            watching.cancel()
+            self.close()
+
+    def close(self) -> None:
+        """Give the socket back; may be called again."""
+        if self._sub is not None and not self._sub.closed:
+            self._sub.disable_monitor()
+            self._sub.close(linger=0)
 
     def _set_up(self, sub: Any) -> None:
         sub.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
@@ -166,27 +180,22 @@ class ZmqSource:
             verb = "bind" if self.publisher.bind else "connect to"
             raise UsageError(f"cannot {verb} {self.publisher.endpoint}: {error.strerror}") from None
 
-    async def _watch(self, monitor: Any) -> None:
+    async def _watch(self) -> None:
         """Keep ``status.connected`` true."""
-        try:
-            while True:
-                event = parse_monitor_message(await monitor.recv_multipart())["event"]
-                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self.status.connected = True
-                    self.status.connects += 1
-                elif event == zmq.EVENT_DISCONNECTED:
-                    self.status.connected = False
-                    self.status.disconnects += 1
-                elif event == zmq.EVENT_MONITOR_STOPPED:
-                    return
-        finally:
-            monitor.close(linger=0)
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.status.connected = True
+                self.status.connects += 1
+            elif event == zmq.EVENT_DISCONNECTED:
+                self.status.connected = False
+                self.status.disconnects += 1
 
     # --- messages ---
 
-    async def _take_all(self, context: "zmq.asyncio.Context", sub: Any) -> None:
+    async def _take_all(self, sub: Any) -> None:
         if self._may_replay():
-            await self._catch_up(context, self._lines[b""])  # a quiet engine would show nothing until its next step
+            await self._catch_up(self._lines[b""])  # a quiet engine would show nothing until its next step
         turn_ends = self._monotonic() + SLICE_S
         while True:
             parts = await sub.recv_multipart()
@@ -195,21 +204,25 @@ class ZmqSource:
                 self.status.bad_messages += 1
                 continue
             topic, number, payload = parts
-            await self._take(context, topic, int.from_bytes(number, "big"), payload)
+            await self._take(topic, int.from_bytes(number, "big"), payload)
             if self._monotonic() >= turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = self._monotonic() + SLICE_S
 
-    def _line(self, topic: bytes) -> _Line | None:
+    def _line_of(self, topic: bytes) -> _Line | None:
         """The line of a message, None when there are too many."""
         key = topic if self.publisher.bind else b""
         line = self._lines.get(key)
         if line is None and len(self._lines) < TOPICS_MAX:
-            line = self._lines[key] = _Line(self._make_taker(topic.decode(errors="replace")))
+            line = self._lines[key] = self._new_line(topic.decode(errors="replace"))
         return line
 
-    async def _take(self, context: "zmq.asyncio.Context", topic: bytes, seq: int, payload: bytes) -> None:
-        line = self._line(topic)
+    def _new_line(self, topic: str) -> _Line:
+        self.takers.append(self._make_taker(topic))
+        return _Line(self.takers[-1])
+
+    async def _take(self, topic: bytes, seq: int, payload: bytes) -> None:
+        line = self._line_of(topic)
         if line is None:
             self.status.bad_messages += 1
             return
@@ -219,7 +232,7 @@ class ZmqSource:
         if seq != taker.next_seq and self._may_replay():
             if seq < taker.next_seq:
                 taker.restart()
-            await self._catch_up(context, line)
+            await self._catch_up(line)
             if line.has(seq, payload):
                 return
         line.replayed = {}  # live messages come in order: none of those will come again
@@ -238,25 +251,25 @@ class ZmqSource:
             and self._monotonic() >= self._no_replay_before
         )
 
-    async def _catch_up(self, context: "zmq.asyncio.Context", line: _Line) -> None:
+    async def _catch_up(self, line: _Line) -> None:
         """Ask for everything from the next message on, hand over what comes; the taker hears of what does not."""
         taker = line.taker
         want = taker.next_seq
-        replay = await self._fetch(context, max(0, want - 1))
+        replay = await self._fetch(max(0, want - 1))
         first = replay.messages[0] if replay.messages else None
         if want > 0 and (replay.complete if first is None else first[0] == want - 1 and not taker.is_last(*first)):
             taker.restart()  # the message before is gone, or has other bytes: not the publisher that we knew
-            replay = await self._fetch(context, 0)
+            replay = await self._fetch(0)
         for seq, payload in replay.messages:
             if seq >= taker.next_seq:
                 self._hand_over(line, self.publisher.topic.encode(), seq, payload, replayed=True)
         line.replayed = {seq: _digest(payload) for seq, payload in replay.messages}
 
-    async def _fetch(self, context: "zmq.asyncio.Context", start: int) -> _Replay:
+    async def _fetch(self, start: int) -> _Replay:
         """One question on a socket of its own, so that no late answer to an earlier one is mixed in."""
         self.status.replays += 1
         found = _Replay([], False)
-        dealer = context.socket(zmq.DEALER)
+        dealer = self._context.socket(zmq.DEALER)
         try:
             dealer.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
             dealer.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)

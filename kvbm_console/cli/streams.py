@@ -1,0 +1,283 @@
+"""``rec capture`` and ``rec import``: event streams to files, and files to recordings.
+
+Law of this file: an import says what it could not read or found missing, and writes only into an empty directory.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from kvbm_console.cli.output import number, print_json, warn
+from kvbm_console.cli.params import TARGET_VARIABLE, socket_address
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvbm_console.engines.kv_events.address import Publisher
+    from kvbm_console.engines.kv_events.listener import Listener
+    from kvbm_console.engines.kv_events.zmq_source import ZmqSource
+    from kvbm_console.service import LeaderService
+
+SETTLE_BYTES: Final = 8 * 2**20
+"""How much of a capture is handed to the recorder before it is waited for: an eighth of its queue."""
+LINE_EVERY_S: Final = 1.0
+STREAM_SCHEMES: Final = ("zmq:", "tcp://", "http://", "https://")
+"""How the address of an engine's event stream, or of the engine itself, begins."""
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """The document of ``rec import kv-events``: a stable contract."""
+
+    frames: int
+    publishers: int
+    stored_blocks: int
+    removed_blocks: int
+    resident_blocks: dict[str, int]
+    """By medium, at the end."""
+    unknown_events: int
+    malformed_events: int
+    bad_payloads: int
+    lost_batches: int
+    restarts: int
+    refused_blocks: int
+    events: int
+    path: str
+
+
+@click.group(name="import")
+def import_group() -> None:
+    """Make recordings of what others have recorded."""
+
+
+@import_group.command(name="kv-events")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, exists=True))
+@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path, file_okay=False),
+              help="Where the recording goes; an empty or new directory.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+              help="What to print on stdout.")
+def import_kv_events(path: Path, out: Path, form: str) -> None:
+    """A capture of KV events (frames.bin, or the directory that holds it) as a recording."""
+    found = import_capture(path, out)
+    if form == "json":
+        print_json(found)
+        return
+    click.echo(f"{number(found.frames)} frames of {found.publishers} publishers: {number(found.stored_blocks)} blocks "
+               f"stored, {number(found.removed_blocks)} removed; {number(found.events)} events in {found.path}")
+    for medium, blocks in found.resident_blocks.items():
+        click.echo(f"{medium:<12} {number(blocks)} blocks at the end")
+    for count, what in (
+        (found.unknown_events, "events of kinds that this version does not know"),
+        (found.malformed_events, "events that could not be read"),
+        (found.bad_payloads, "frames that could not be read"),
+        (found.lost_batches, "batches are missing"), (found.restarts, "restarts of a publisher"),
+        (found.refused_blocks, "blocks beyond this program's limits"),
+    ):
+        if count:
+            click.echo(f"{number(count)} {what}")
+
+
+@click.command()
+@click.argument("address", metavar="zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N]")
+@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path, file_okay=False),
+              help="Where frames.bin goes; with several publishers a directory for each rank.")
+@click.option("--seconds", type=click.FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
+@click.option("--batches", type=click.IntRange(1), metavar="N", help="End after N batches.")
+def capture(address: str, out: Path, seconds: float | None, batches: int | None) -> None:
+    """Write an engine's event stream to a file, without a console, until ctrl-c.
+
+    Make a recording of it with rec import kv-events.
+    """
+    from kvbm_console.cli.ask import run
+
+    listeners = run(_capture(find_publishers(address), out, seconds, batches))
+    for listener in listeners:
+        listener.writer.close()
+        click.echo(f"{listener.writer.path}  {number(listener.writer.frames)} frames, "
+                   f"{number(listener.writer.bytes)} bytes, {_blocks(listener)}")
+
+
+def find_publishers(address: str) -> "list[Publisher]":
+    """The publishers of a ``zmq://`` address, or of the engine at an ``http://`` one. Raises ``UsageError``."""
+    if address.startswith(("http://", "https://")):
+        from kvbm_console.engines.discovery import discover
+
+        return discover(address)
+    from kvbm_console.engines.kv_events.address import parse_publishers
+
+    return parse_publishers(address)
+
+
+# --- attach ---
+
+
+def stream_addresses(named: Sequence[str]) -> list[str]:
+    """Those of the targets that are event streams or engines; all or none. Raises ``UsageError`` for a mixture."""
+    wanted = list(named) or [os.environ.get(TARGET_VARIABLE, "")]
+    streams = [name for name in wanted if name.startswith(STREAM_SCHEMES)]
+    if streams and len(streams) < len(wanted):
+        raise UsageError("attach takes daemons or event streams, not both: serve the streams and attach to that")
+    return streams
+
+
+def attach_streams(addresses: Sequence[str], seconds: float | None) -> None:
+    """A daemon within this process that follows the engines, with the console on it."""
+    from kvbm_console.cli.demo import show
+    from kvbm_console.cli.machine import daemon_options
+
+    options = daemon_options(
+        workload=None, limit=None, speed=None, record=None, listen=socket_address(f"attach-{os.getpid()}.sock"),
+        g1_blocks=None, g2_blocks=None, g3_blocks=None, block_tokens=None, check=False,
+        publishers=tuple(publisher for address in addresses for publisher in find_publishers(address)),
+    )
+    show(options, seconds, "text", "attached")
+
+
+# --- import ---
+
+
+def import_capture(path: Path, directory: Path) -> Imported:
+    """Feed a capture to a leader and record what it makes of it. Raises ``UsageError``."""
+    from kvbm_console.cli.versions import program_version
+    from kvbm_console.engines.kv_events.capture import read_frames
+    from kvbm_console.engines.kv_events.streams import CaptureStreams
+    from kvbm_console.recording.writer import Recorder
+    from kvbm_console.service import LeaderService
+
+    if directory.exists() and any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty: an import makes a recording of its own")
+    frames = read_frames(path)
+    first = next(frames, None)
+    if first is None:
+        raise UsageError(f"{path} holds no frame")
+    streams = CaptureStreams()
+    service = LeaderService(LeaderConfig(), lambda: streams.now_ns)
+    count = pending = 0
+
+    def take(frame: Any) -> None:
+        streams.take(frame, service.dispatcher, service.new_source)
+
+    recorder = Recorder(
+        directory, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
+        program=program_version(), labels={"target": f"capture {path.name}"}, sync_interval_s=None,
+        clock_anchor_ns=_anchor(first.received),
+    )
+    service.recorder = recorder
+    try:
+        service.start()
+        take(first)
+        for count, frame in enumerate(frames, start=1):  # noqa: B007
+            take(frame)
+            pending += len(frame.payload)
+            if pending > SETTLE_BYTES:
+                service.broadcaster.flush()
+                recorder.settle()
+                pending = 0
+        service.close()
+    finally:
+        recorder.close()
+    return _imported(service, streams, count + 1, recorder.directory)
+
+
+def _anchor(received: float) -> int | None:
+    return round(received * 1e9) if 0 < received < 1e10 else None
+
+
+def _imported(service: "LeaderService", streams: Any, frames: int, directory: Path) -> Imported:
+    counts = [stream.counts for stream in streams.streams.values()]
+    resident: dict[str, int] = {}
+    for pool in service.state.pools:
+        resident[pool.info.medium] = resident.get(pool.info.medium, 0) + pool.resident_blocks
+    names = ("stored_blocks", "removed_blocks", "unknown_events", "malformed_events", "bad_payloads", "lost_batches",
+             "restarts", "refused_blocks")
+    sums = {name: sum(getattr(one, name) for one in counts) for name in names}
+    return Imported(
+        frames=frames, publishers=len(counts), resident_blocks=resident, events=service.state.seq,
+        path=str(directory), **sums,
+    )
+
+
+# --- capture ---
+
+
+async def _capture(
+    publishers: "list[Publisher]", out: Path, seconds: float | None, batches: int | None
+) -> "list[Listener]":
+    import anyio
+    import zmq.asyncio
+
+    from kvbm_console.engines.kv_events.listener import Listener
+    from kvbm_console.engines.kv_events.zmq_source import ZmqSource
+
+    listeners: list[Listener] = []
+    sources: list[ZmqSource] = []
+    for publisher in publishers:
+        listener = Listener(out if len(publishers) == 1 else out / f"rank{publisher.dp_rank}")
+        listeners.append(listener)
+        sources.append(ZmqSource(publisher, _always(listener), on_frame=listener.write))
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stopped.set)
+    context = zmq.asyncio.Context()
+    try:
+        for source in sources:
+            source.open(context)
+        async with anyio.create_task_group() as group:
+            for source in sources:
+                group.start_soon(source.run)
+            warn(f"capturing {', '.join(publisher.label for publisher in publishers)} to {out}; ctrl-c ends it")
+            await _tell(listeners, sources, stopped, seconds, batches)
+            group.cancel_scope.cancel()
+    finally:
+        context.destroy(linger=0)
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(name)
+    return listeners
+
+
+def _always(listener: "Listener") -> "Callable[[str], Listener]":
+    return lambda _topic: listener
+
+
+async def _tell(
+    listeners: "list[Listener]", sources: "list[ZmqSource]", stopped: asyncio.Event, seconds: float | None,
+    batches: int | None,
+) -> None:
+    """A line on stderr each second until it is time to end."""
+    ends = None if seconds is None else time.monotonic() + seconds
+    told = time.monotonic()
+    while not stopped.is_set():
+        if batches is not None and sum(listener.writer.frames for listener in listeners) >= batches:
+            return
+        left = 0.05 if ends is None else min(0.05, ends - time.monotonic())
+        if left <= 0:
+            return
+        try:
+            async with asyncio.timeout(left):
+                await stopped.wait()
+        except TimeoutError:
+            pass
+        if time.monotonic() - told >= LINE_EVERY_S:
+            told = time.monotonic()
+            for listener, source in zip(listeners, sources, strict=True):
+                listener.writer.flush()
+                state = "connected" if source.status.connected else "not connected"
+                warn(f"{source.publisher.label}  {state}, {number(listener.writer.frames)} frames, {_blocks(listener)}")
+
+
+def _blocks(listener: "Listener") -> str:
+    """Residency by medium, and what makes it doubtful."""
+    media: dict[str, int] = {}
+    for place, count in listener.residency.counts().items():
+        media[place.medium] = media.get(place.medium, 0) + count
+    resident = ", ".join(f"{medium} {number(count)}" for medium, count in media.items()) or "no block"
+    lost = f"; {number(listener.lost_batches)} batches lost, so counts are not certain" if listener.lost_batches else ""
+    unread = f"; {number(listener.unreadable)} could not be read" if listener.unreadable else ""
+    return f"{resident} resident{lost}{unread}"

@@ -1,0 +1,183 @@
+"""Ask an engine's HTTP server where it publishes its KV events.
+
+vLLM answers ``GET /kv_event_sources`` with a list, one publisher for each data-parallel rank; SGLang tells of one base
+port in ``GET /server_info``, or of every rank's address. What a server binds to (``*``) is reached at the host that
+was asked.
+
+Law of this file: an answer is typed and limited, redirections are not followed, and only ``tcp://`` addresses are
+taken from it.
+"""
+
+import http.client
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.engines.kv_events.address import RANKS_MAX, WILDCARDS, Publisher, parse_publishers
+
+T = TypeVar("T")
+
+TIMEOUT_S: Final = 5.0
+ANSWER_BYTES_MAX: Final = 4 * 2**20
+"""SGLang's answer holds every argument of the server: some 20 kB."""
+
+
+class _VllmSource(msgspec.Struct):
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str | None = None
+    data_parallel_rank: int | None = None
+
+
+class _SglangRank(msgspec.Struct):
+    dp_rank: int
+    endpoint: str
+
+
+class _SglangEvents(msgspec.Struct):
+    endpoint_port_base: int
+    endpoint_host: str = "*"
+    topic: str | None = None
+    dp_size: int = 1
+    publisher: str = "zmq"
+    replay_endpoint_host: str | None = None
+    replay_endpoint_port_base: int | None = None
+    publishers: list[_SglangRank] | None = None
+
+
+class _SglangConfig(msgspec.Struct):
+    """What ``--kv-events-config`` was given: versions without the structured field have only this."""
+
+    publisher: str = "null"
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    topic: str = ""
+
+
+class _ServerInfo(msgspec.Struct):
+    kv_events: _SglangEvents | None = None
+    kv_events_config: str | None = None
+    dp_size: int = 1
+
+
+def discover(url: str) -> list[Publisher]:
+    """The publishers of the engine at ``http://HOST:PORT``. Raises ``UsageError`` with one sentence."""
+    host, port, tls = _server(url)
+    status, body = _get(url, host, port, tls, "/kv_event_sources")
+    if status == 200:
+        found = _vllm(url, host, body)
+    else:
+        status, body = _get(url, host, port, tls, "/server_info")
+        if status != 200:
+            raise UsageError(
+                f"{url} answers neither /kv_event_sources (vLLM) nor /server_info (SGLang); "
+                "give the stream itself as zmq://HOST:PORT"
+            )
+        found = _sglang(url, host, body)
+    if not found:
+        raise UsageError(f"{url} publishes no KV events: start the engine with its KV events switched on")
+    if len(found) > RANKS_MAX:
+        raise UsageError(f"{url} names {len(found)} publishers, more than {RANKS_MAX}")
+    return found
+
+
+def _server(url: str) -> tuple[str, int, bool]:
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise UsageError(f"an engine must be http://HOST:PORT, got {url!r}")
+    tls = parts.scheme == "https"
+    return parts.hostname, port or (443 if tls else 80), tls
+
+
+def _get(url: str, host: str, port: int, tls: bool, path: str) -> tuple[int, bytes]:
+    kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
+    connection = kind(host, port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path, headers={"Accept": "application/json"})
+        answer = connection.getresponse()
+        body = answer.read(ANSWER_BYTES_MAX + 1)
+    except (OSError, http.client.HTTPException) as error:
+        raise UsageError(f"{url} does not answer: {error or type(error).__name__}") from None
+    finally:
+        connection.close()
+    if len(body) > ANSWER_BYTES_MAX:
+        raise UsageError(f"{url}{path} answers with more than {ANSWER_BYTES_MAX} bytes")
+    return answer.status, body
+
+
+def _decode(url: str, path: str, body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise UsageError(f"{url}{path} is not understood: {error}") from None
+
+
+def _vllm(url: str, host: str, body: bytes) -> list[Publisher]:
+    sources: list[_VllmSource] = _decode(url, "/kv_event_sources", body, list[_VllmSource])
+    return [
+        _publisher(host, one.endpoint, one.replay_endpoint or None, one.topic or "", one.data_parallel_rank or 0)
+        for one in sources
+    ]
+
+
+def _sglang(url: str, host: str, body: bytes) -> list[Publisher]:
+    info: _ServerInfo = _decode(url, "/server_info", body, _ServerInfo)
+    events = info.kv_events
+    if events is None:
+        return _sglang_config(url, host, info)
+    if events.publisher != "zmq":
+        return []
+    topic = events.topic or ""
+    if events.publishers:
+        return [_publisher(host, one.endpoint, None, topic, one.dp_rank) for one in events.publishers]
+    base = f"tcp://{events.endpoint_host}:{events.endpoint_port_base}"
+    replay = None
+    if events.replay_endpoint_port_base:
+        replay = f"tcp://{events.replay_endpoint_host or '*'}:{events.replay_endpoint_port_base}"
+    return [
+        _publisher(host, _shift(base, rank), _shift(replay, rank), topic, rank)
+        for rank in range(min(max(1, events.dp_size), RANKS_MAX + 1))
+    ]
+
+
+def _sglang_config(url: str, host: str, info: _ServerInfo) -> list[Publisher]:
+    if not info.kv_events_config:
+        return []
+    config: _SglangConfig = _decode(url, "/server_info", info.kv_events_config.encode(), _SglangConfig)
+    if config.publisher != "zmq":
+        return []
+    return [
+        _publisher(host, _shift(config.endpoint, rank), _shift(config.replay_endpoint, rank), config.topic, rank)
+        for rank in range(min(max(1, info.dp_size), RANKS_MAX + 1))
+    ]
+
+
+def _shift(endpoint: str | None, rank: int) -> Any:
+    """The address of a rank: its number is added to the port."""
+    if endpoint is None:
+        return None
+    base, _, port = endpoint.rpartition(":")
+    return f"{base}:{int(port) + rank}" if port.isascii() and port.isdigit() else endpoint
+
+
+def _publisher(host: str, endpoint: str, replay: str | None, topic: str, rank: int) -> Publisher:
+    """One publisher as we reach it. Raises ``UsageError`` for an address that is not TCP."""
+    (found,) = parse_publishers(_reachable(host, endpoint))
+    again = None if replay is None else parse_publishers(_reachable(host, replay))[0].endpoint
+    return msgspec.structs.replace(found, replay=again, topic=topic, bind=False, dp_rank=rank)
+
+
+def _reachable(host: str, endpoint: str) -> str:
+    if not endpoint.startswith("tcp://"):
+        raise UsageError(f"the engine publishes at {endpoint[:80]!r}, which only its own machine can reach")
+    place, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if place.strip("[]") in WILDCARDS:
+        place = f"[{host}]" if ":" in host else host
+    return f"tcp://{place}:{port}"

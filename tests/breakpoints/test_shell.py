@@ -82,13 +82,13 @@ def test_log_points_freeze_and_the_other_verbs(tmp_path: Path) -> None:
 
 def test_until_and_step_from_a_shell(tmp_path: Path) -> None:
     with serving(tmp_path, *SERVE) as daemon:
-        daemon.output("break", "set", "--to", "onboarding", "--once", "--max-hold", "100s")
+        daemon.output("break", "set", "--to", "onboarding", "--once", "--max-hold", "100s", "--suspend", "all")
         first = daemon.until("SlotHeld")
         assert daemon.output("continue", first["hold"], "--until", "decoding") == "continued\n"
         second = daemon.until("SlotHeld", "--filter", f"kind = SlotHeld and slot = {first['slot']} and hold > "
                               f"{first['hold']}")
         assert (second["site"], second["owner"], second["breakpoints"]) == ("transition.did", "daemon", [])
-        assert daemon.output("step", second["hold"]) == "stepped\n"
+        assert daemon.output("step", second["hold"]) in ("stepped\n", "already_continued\n"), "it may have ended"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MARKS: Final = ("!!", " ‖", " !", " ·")
 """By level, as on the console's screens."""
 WORDS: Final = ("fault", "hold", "caution", "note")
+SHOWN: Final = 5
+"""Findings of one lint in the text; the others are counted."""
 WIDTH: Final = 100
 """Of explanations: what people read with comfort."""
 
@@ -48,39 +50,49 @@ def doctor(ctx: click.Context, path: Path | None, target: str | None, brief: boo
 
 def _lines(one: "Diagnosis", *, brief: bool) -> list[str]:
     lines: list[str] = []
-    who = max((len(finding.who) for finding in one.findings), default=0)
-    what = max((len(finding.what) for finding in one.findings), default=0)
+    groups: dict[str, list[Finding]] = {}
     for finding in one.findings:
-        over = "" if finding.until_ns is None or finding.until_ns == one.until_ns else \
-            f" (until {finding.until_ns / 1e9:.3f} s)"
-        lines.append(
-            f"{MARKS[finding.level]} {finding.who:<{who}}  {finding.what:<{what}}  {finding.because}{over}"
-        )
+        groups.setdefault(finding.lint, []).append(finding)
+    for lint, findings in groups.items():
+        shown = findings[:SHOWN]
+        who = max(len(finding.who) for finding in shown)
+        what = max(len(finding.what) for finding in shown)
+        for finding in shown:
+            lines.append(f"{MARKS[finding.level]} {finding.who:<{who}}  {finding.what:<{what}}  {finding.because}")
+            if not brief:
+                lines += _wrapped("seen", _seen(finding, one.until_ns))
+        if len(findings) > SHOWN:
+            lines.append(f"   and {number(len(findings) - SHOWN)} more like it; --format json tells them all")
         if not brief:
-            lines += [*_explained(finding), ""]
+            lines += [*_explained(lint), ""]
     if brief and lines:
         lines.append("")
     return [*lines, _summary(one)]
 
 
-def _explained(finding: "Finding") -> list[str]:
-    import textwrap
+def _seen(finding: "Finding", until_ns: int) -> str:
+    more = [number(seq) for seq in finding.evidence if seq != finding.seq]
+    events = f"event {number(finding.seq)}" + (f", then {', '.join(more)}" if more else "")
+    if finding.until_ns is None:
+        return f"{events}; since {finding.since_ns / 1e9:.3f} s"
+    until = "" if finding.until_ns == until_ns else f" to {finding.until_ns / 1e9:.3f} s"
+    return f"{events}; from {finding.since_ns / 1e9:.3f} s{until}"
 
+
+def _explained(lint: str) -> list[str]:
     from kvbm_console.recording.lints import ABOUT
 
-    about = ABOUT[finding.lint]
-    events = [f"event {number(finding.seq)}"]
-    more = [seq for seq in finding.evidence if seq != finding.seq]
-    if more:
-        events.append("then " + ", ".join(number(seq) for seq in more))
-    rows = (
-        ("seen", f"{', '.join(events)}; since {finding.since_ns / 1e9:.3f} s"), ("rule", about.threshold),
-        ("bad", about.bad), ("do", about.do),
-    )
+    about = ABOUT[lint]
     return [
-        line for name, text in rows
-        for line in textwrap.wrap(text, WIDTH, initial_indent=f"   {name:<5} ", subsequent_indent=" " * 9)
+        line for name, text in (("rule", about.threshold), ("bad", about.bad), ("do", about.do))
+        for line in _wrapped(name, text)
     ]
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, WIDTH, initial_indent=f"   {name:<5} ", subsequent_indent=" " * 9)
 
 
 def _summary(one: "Diagnosis") -> str:

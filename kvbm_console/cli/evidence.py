@@ -74,13 +74,12 @@ async def _collect(client: "Client") -> "tuple[list[Item], LeaderConfig | None]"
     async with client.subscribe(history=True) as stream:
         async for item in stream:
             if isinstance(item, SnapshotTaken):
-                items.append(item)
-                reached = item.state.seq
+                items, reached = [item], item.state.seq
             elif isinstance(item, EventsArrived):
                 items.append(item)
                 reached = item.events[-1].seq + 1
-            elif isinstance(item, GapSeen) and items:
-                items.append(item)  # forgotten while we read: a newer snapshot follows
+            elif isinstance(item, GapSeen):
+                items = []  # the daemon forgot more while we read: the evidence begins with its newer snapshot
             if items and reached >= next_seq:
                 return items, config
     raise ConnectionLost(f"{client.target} ended before it had told its past")

@@ -81,7 +81,7 @@ ABOUT: Final[dict[str, About]] = {
         "continue it; it goes on by itself when its time is over",
     ),
     "preempt_loop": About(
-        "a request preempted 3 times within 60 s",
+        "a request preempted 3 times within 60 s and hardly further than before, by less than 2 blocks",
         "what it computed is thrown away and computed again; throughput goes into nothing",
         "run fewer requests at once, or give the device tier more blocks",
     ),

@@ -41,6 +41,8 @@ POLLS_KEPT_MAX: Final = 10_000
 """(request, call) pairs counted at once; refusals of further ones are counted together."""
 PREEMPTIONS: Final = 3
 PREEMPT_WINDOW_NS: Final = 60 * SECOND_NS
+PREEMPT_BLOCKS: Final = 2
+"""A request that came this much further between its preemptions makes its way, slowly."""
 LEAK_LEAST_NS: Final = 2 * SECOND_NS
 
 
@@ -279,7 +281,8 @@ class PreemptLoop(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self._times: dict[int, deque[tuple[int, int]]] = {}
+        self._times: dict[int, deque[tuple[int, int, int]]] = {}
+        """Slot to (at_ns, seq, computed tokens) of its last preemptions."""
         self._worst: dict[int, Finding] = {}
         self.after = {ev.SlotMoved: self._moved}
         self.before = {ev.SlotClosed: self._closed}
@@ -288,14 +291,19 @@ class PreemptLoop(Lint):
         if e.new is not _S.PREEMPTED:
             return
         times = self._times.setdefault(e.slot, deque(maxlen=PREEMPTIONS))
-        times.append((e.at_ns, e.seq))
-        if len(times) == PREEMPTIONS and e.at_ns - times[0][0] <= PREEMPT_WINDOW_NS:
-            slot = state.slots[e.slot]
+        times.append((e.at_ns, e.seq, e.computed_tokens))
+        slot = state.slots[e.slot]
+        block_tokens = 1 if slot.device_pool is None else state.pools[slot.device_pool].info.block_tokens
+        further = e.computed_tokens - times[0][2]
+        if (
+            len(times) == PREEMPTIONS and e.at_ns - times[0][0] <= PREEMPT_WINDOW_NS
+            and further < PREEMPT_BLOCKS * block_tokens
+        ):
             first = self._worst.get(e.slot)
             self._worst[e.slot] = Finding(
                 lint="preempt_loop", level=Level.CAUTION, who=slot.request, what=f"preempted {slot.preemptions} times",
-                because=f"{PREEMPTIONS} of them within {spoken(e.at_ns - times[0][0])}; lower the batch",
-                seq=first.seq if first is not None else times[0][1], evidence=tuple(seq for _, seq in times),
+                because=f"{PREEMPTIONS} of them within {spoken(e.at_ns - times[0][0])}, {max(0, further):,} tokens further",
+                seq=first.seq if first is not None else times[0][1], evidence=tuple(seq for _, seq, _ in times),
                 request=slot.request, slot=str(e.slot), since_ns=first.since_ns if first is not None else times[0][0],
                 count=slot.preemptions, weight=slot.preemptions,
             )

@@ -4,10 +4,9 @@ Law of this file: an import says what it could not read or found missing, and wr
 """
 
 import asyncio
-import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +14,6 @@ import click
 import msgspec
 
 from kvbm_console.cli.output import number, print_json, warn
-from kvbm_console.cli.params import TARGET_VARIABLE, socket_address
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 SETTLE_BYTES: Final = 8 * 2**20
 """How much of a capture is handed to the recorder before it is waited for: an eighth of its queue."""
 LINE_EVERY_S: Final = 1.0
-STREAM_SCHEMES: Final = ("zmq:", "tcp://", "http://", "https://")
-"""How the address of an engine's event stream, or of the engine itself, begins."""
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -112,31 +108,6 @@ def find_publishers(address: str) -> "list[Publisher]":
     from kvbm_console.engines.kv_events.address import parse_publishers
 
     return parse_publishers(address)
-
-
-# --- attach ---
-
-
-def stream_addresses(named: Sequence[str]) -> list[str]:
-    """Those of the targets that are event streams or engines; all or none. Raises ``UsageError`` for a mixture."""
-    wanted = list(named) or [os.environ.get(TARGET_VARIABLE, "")]
-    streams = [name for name in wanted if name.startswith(STREAM_SCHEMES)]
-    if streams and len(streams) < len(wanted):
-        raise UsageError("attach takes daemons or event streams, not both: serve the streams and attach to that")
-    return streams
-
-
-def attach_streams(addresses: Sequence[str], seconds: float | None) -> None:
-    """A daemon within this process that follows the engines, with the console on it."""
-    from kvbm_console.cli.demo import show
-    from kvbm_console.cli.machine import daemon_options
-
-    options = daemon_options(
-        workload=None, limit=None, speed=None, record=None, listen=socket_address(f"attach-{os.getpid()}.sock"),
-        g1_blocks=None, g2_blocks=None, g3_blocks=None, block_tokens=None, check=False,
-        publishers=tuple(publisher for address in addresses for publisher in find_publishers(address)),
-    )
-    show(options, seconds, "text", "attached")
 
 
 # --- import ---

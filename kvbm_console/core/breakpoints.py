@@ -206,6 +206,8 @@ class Gate:
         self._meter = meter
         self._condition_ns = {} if condition_ns is None else condition_ns
         self._index: dict[int, list[Armed]] = {}
+        self.stops = False
+        """Whether somebody asked for some slot to stop; a superset: it may have stopped or ended meanwhile."""
         self.calls = False
         """Whether a call site is watched: entry points are the commonest sites, and hardly ever asked for."""
         for number in sorted(breakpoints):
@@ -226,6 +228,16 @@ class Gate:
     def watches(self, site: Site, new: SlotState) -> bool:
         """Whether a breakpoint could match at this site: the cheap question before ``ask``."""
         return (site << 4 | new) in self._index  # an int: hashing two members would cost ten times as much
+
+    def concerns(self, site: Site, new: SlotState, request: str) -> bool:
+        """Whether there is anything to see here for this request; no is the usual answer, and costs least."""
+        armed = self._index.get(site << 4 | new)
+        if self.stops or armed is None:
+            return self.stops
+        for one in armed:  # noqa: SIM110 (a generator costs more than the question)
+            if one.request is None or one.request(request) is not None:
+                return True
+        return False
 
     def ask(
         self, moment: Moment, slot: "SlotFacts", state: "CacheState"

@@ -134,12 +134,16 @@ class CacheState:
     @property
     def engines_paused(self) -> bool:
         """Whether engines form no iterations: everything is frozen, or a hold suspends all."""
-        return self.frozen is not None or any(hold.suspend is Suspend.ALL for hold in self.holds.values())
+        return self.frozen is not None or (
+            bool(self.holds) and any(hold.suspend is Suspend.ALL for hold in self.holds.values())
+        )
 
     @property
     def pipeline_closed(self) -> bool:
         """Whether no candidate is evaluated or promoted."""
-        return self.frozen is not None or any(hold.suspend is not Suspend.SLOT for hold in self.holds.values())
+        return self.frozen is not None or (
+            bool(self.holds) and any(hold.suspend is not Suspend.SLOT for hold in self.holds.values())
+        )
 
     # --- the only mutator ------------------------------------------------------------------------
 

@@ -58,6 +58,10 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.BreakpointOverran: debugger.breakpoint_overran,
 }
 """Stimulus type to its handler; a test proves that it is complete."""
+_ROUTES: Final = {
+    kind: (st.ENTRY_TAGS[kind], handler, "request" in kind.__struct_fields__) for kind, handler in HANDLERS.items()
+}
+"""Stimulus type to (its tag, its handler, whether it names a request)."""
 _OF_THE_GATE: Final = (
     ev.BreakpointHit, ev.BreakpointStopped, ev.SlotHeld, ev.HoldDenied, ev.SlotCaptured, ev.Frozen, ev.HoldReleased,
 )
@@ -80,17 +84,18 @@ class Leader(Decider):
     def handle(self, stimulus: st.Stimulus) -> Outcome:
         """Decide one stimulus. Never awaits; raises only on a bug of ours (``InternalError``, ``FoldError``)."""
         self.n = stimulus.n
-        self.at_ns = max(stimulus.at_ns, self.state.at_ns)
+        at_ns, now_ns = stimulus.at_ns, self.state.at_ns
+        self.at_ns = at_ns if at_ns > now_ns else now_ns
         self.source = stimulus.source
-        self.entry = st.ENTRY_TAGS[type(stimulus)]
+        self.entry, handler, names_request = _ROUTES[type(stimulus)]
         self.events = []
         self.instructions = []
-        request = getattr(stimulus, "request", None)
+        request: str | None = stimulus.request if names_request else None  # type: ignore[attr-defined]
         result = None
         try:
             if self.gate is not None and self.gate.calls and request is not None:
                 self._call_will(stimulus, request)
-            result = HANDLERS[type(stimulus)](self, stimulus)
+            result = handler(self, stimulus)
         except (Refused, ValueError) as error:
             if any(type(event) not in _OF_THE_GATE for event in self.events):
                 raise self.bug(f"{type(stimulus).__name__} was refused after its first event: {error}") from error
@@ -101,7 +106,8 @@ class Leader(Decider):
         if self.state.draining:
             resets.finish_drain(self)
             settle(self)
-        self.recent.extend(self.events)
+        if self.events:
+            self.recent.extend(self.events)
         if self.check:
             self._verify()
         return Outcome(result, self.events, self.instructions)

@@ -57,6 +57,8 @@ class Decider:
     def __init__(self, config: LeaderConfig, state: CacheState | None = None, box: AidsBox | None = None) -> None:
         self.config = config
         self.state = state or CacheState()
+        self.aids: Aids
+        """What the leader remembers beside the facts: that of ``box``."""
         self.box = box or AidsBox(config.eviction)
         self.gate: Gate | None = None
         self.meter: Callable[[], int] | None = None
@@ -72,16 +74,22 @@ class Decider:
         self.rearm()
 
     @property
-    def aids(self) -> Aids:
-        """What the leader remembers beside the facts."""
-        return self.box.aids
+    def box(self) -> AidsBox:
+        """The aids with the live policies."""
+        return self._box
+
+    @box.setter
+    def box(self, box: AidsBox) -> None:
+        self._box = box
+        self.aids = box.aids  # asked for some hundred times per request
 
     # --- the two verbs ---------------------------------------------------------------------------
 
     def emit(self, kind: Callable[Concatenate[int, int, int, P], ev.Event], *args: P.args, **kwargs: P.kwargs) -> None:
         """Make an event true: build it with the next seq, apply it, and add it to the outcome."""
-        event = kind(self.state.seq, self.at_ns, self.n, *args, **kwargs)
-        self.state.apply(event)
+        state = self.state
+        event = kind(state.seq, self.at_ns, self.n, *args, **kwargs)
+        state.apply(event)
         self.events.append(event)
 
     def ask(self, instruction: Instruction) -> None:
@@ -92,10 +100,10 @@ class Decider:
 
     def live(self, request: str) -> SlotFacts:
         """The slot of a request that is not finished; refuses an unknown one."""
-        slot = self.state.slot_named(request)
-        if slot is None:
+        number = self.state.slot_of.get(request)
+        if number is None:
             raise Refused(f"request {request!r} is not known")
-        return slot
+        return self.state.slots[number]
 
     def device_pool(self, source: int) -> PoolFacts:
         """The G1 pool of an engine; refuses when it has declared none."""
@@ -231,11 +239,8 @@ class Decider:
     def rearm(self) -> None:
         """Build the gate anew; None when nothing is armed, so that a site costs one comparison."""
         gate = Gate(self.state.breakpoints, self.meter, self.condition_ns)
-        self.gate = gate if gate.armed or self._asked_for_stops else None
-
-    @property
-    def _asked_for_stops(self) -> bool:
-        return bool(self.aids.stepping or self.aids.until or self.aids.until_site)
+        gate.stops = bool(self.aids.stepping or self.aids.until or self.aids.until_site)
+        self.gate = gate if gate.armed or gate.stops else None
 
     def strike(
         self, site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None = None,
@@ -246,7 +251,7 @@ class Decider:
         At a move, ``since_ns`` tells since when the slot was in ``old``.
         """
         assert self.gate is not None
-        if self.gate.watches(site, new) or self._asked_for_stops:
+        if self.gate.concerns(site, new, slot.request):
             pass_site(self, slot, moment_of(site, slot, old, new, candidate, since_ns))
 
     def held_at(self, slot: SlotFacts, point: WaitPoint) -> bool:

@@ -13,7 +13,7 @@ def settle(leader: Decider) -> None:
     """Run everything that can run now: ended operations, candidates, copies, closing slots, new offloads."""
     aids = leader.aids
     planned = False
-    while True:
+    while aids.complete or aids.pending or aids.undispatched or aids.ending or aids.dirty:
         before = leader.state.seq
         for number in list(aids.complete):
             end_operation(leader, leader.state.operations[number])

@@ -256,6 +256,8 @@ def _report_lines(report: "VerifyReport") -> list[str]:
             f"not compared, for want of a keyframe: {number(report.not_folded)} events, "
             f"{number(report.not_rerun)} stimuli"
         )
+    if report.unknown:
+        lines.append(f"{number(report.unknown)} events of kinds of a newer version were passed over")
     if not report.decisions:
         lines.append("state replay only: it holds no stimuli that can be rerun")
     lines.append("equal" if report.ok else f"first difference: {report.first_difference}")

@@ -7,6 +7,7 @@ from typing import assert_never
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import MissReason
+from kvbm_console.core.newer import UnknownKind
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import ENTRY_NAMES
 
@@ -59,6 +60,8 @@ def describe(event: ev.Event, state: CacheState | None = None) -> str:
     >>> describe(ev.CandidateEnqueued(0, 0, 0, 7))
     'candidate 7'
     """
+    if isinstance(event, UnknownKind):
+        return f"kind {event.kind} of a newer version"
     return _describe(event, state)  # type: ignore[arg-type]
 
 

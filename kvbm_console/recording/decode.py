@@ -13,7 +13,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.format import Frame, Keyframe
-from kvbm_console.wire.batches import MalformedBatch, unpack_events, unpack_stimuli
+from kvbm_console.wire.batches import MalformedBatch, NewerSchema, unpack_events, unpack_stimuli
 
 FOLD_ERRORS: Final = (FoldError, InternalError, LookupError, ValueError, TypeError, AttributeError, OverflowError)
 """What folding events of a hostile or foreign file has been seen to raise."""
@@ -31,9 +31,11 @@ def decode_events(frame: Frame, path: Path) -> list[Event]:
 
 
 def decode_stimuli(frame: Frame, path: Path) -> list[Stimulus]:
-    """The stimuli of a frame. Raises ``CorruptRecording``."""
+    """The stimuli of a frame. Raises ``CorruptRecording``, and ``NewerSchema`` for kinds that we do not know."""
     try:
         return unpack_stimuli(frame.data)
+    except NewerSchema:
+        raise
     except MalformedBatch as error:
         raise CorruptRecording(f"{path} is corrupt: stimuli before event {frame.first_seq}: {error}") from None
 

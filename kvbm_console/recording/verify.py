@@ -20,6 +20,7 @@ from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError
 from kvbm_console.core.events import Event, InvariantViolated
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.leader.aids import AidsBox
+from kvbm_console.core.newer import UnknownKind
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
@@ -28,6 +29,7 @@ from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_sta
 from kvbm_console.recording.format import Frame, Gap, Keyframe, SegmentEnd
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.sealed import SealedSegment
+from kvbm_console.wire.batches import NewerSchema
 
 AUDIT_ALL_BELOW: Final = 5_000
 """Up to this many events the facts are audited after every stimulus."""
@@ -61,6 +63,8 @@ class VerifyReport(msgspec.Struct, frozen=True):
     """Of the facts behind the last event, None when they are unknown."""
     decisions: bool = True
     """False when it holds no stimuli with a complete keyframe in front: then only the state was replayed."""
+    unknown: int = 0
+    """Events of kinds that only a newer version knows: passed over, and nothing compared until the next keyframe."""
 
 
 class _Difference(Exception):
@@ -84,6 +88,7 @@ def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
         str(path), difference is None, difference, run.events, run.stimuli, run.not_folded, run.not_rerun,
         run.keyframes, run.audits, len(recording.gaps), sum(gap.count for gap in recording.gaps),
         None if state is None or difference is not None else f"{digest(state):016x}", run.stimuli > 0,
+        run.unknown,
     )
 
 
@@ -102,6 +107,9 @@ class _Verification:
         """Stimuli whose events come next in the file."""
         self.finished = False
         self.events = self.stimuli = self.not_folded = self.not_rerun = self.keyframes = self.audits = 0
+        self.unknown = 0
+        self.doubtful = False
+        """An event was passed over: the facts are the writer's again from the next keyframe on."""
         self._audited = 0
 
     def run(self) -> None:
@@ -125,7 +133,8 @@ class _Verification:
     def _keyframe(self, frame: Frame) -> None:
         keyframe = fmt.decode_keyframe(frame.data)
         self.keyframes += 1
-        if self.state is None:
+        if self.state is None or self.doubtful:
+            self.doubtful = False
             self.state = decode_state(keyframe, self.path)
             self._audit(self.state)
         elif encode_facts(self.state) != encode_facts(decode_state(keyframe, self.path)):  # fields may be new since
@@ -171,7 +180,11 @@ class _Verification:
                 self.state = None
 
     def _stimuli(self, frame: Frame) -> None:
-        stimuli = decode_stimuli(frame, self.path)
+        try:
+            stimuli = decode_stimuli(frame, self.path)
+        except NewerSchema:
+            self._undecidable(max(frame.count, 1))
+            return
         if self.leader is None:
             self.not_rerun += len(stimuli)
             return
@@ -180,6 +193,13 @@ class _Verification:
         self.next_n = stimuli[-1].n + 1
         self.pending += stimuli
         self.stimuli += len(stimuli)
+
+    def _undecidable(self, stimuli: int) -> None:
+        """From here to the next complete keyframe today's leader cannot be compared with the one that decided."""
+        self.not_rerun += stimuli
+        self.leader = None
+        self.pending.clear()
+        self.decided.clear()
 
     def _rerun(self, events: list[Event]) -> None:
         """Let the leader decide the pending stimuli. A bug that the recorded run met and undid is undone here too."""
@@ -205,6 +225,12 @@ class _Verification:
 
     def _events(self, frame: Frame) -> None:
         events = decode_events(frame, self.path)
+        unknown = sum(type(event) is UnknownKind for event in events)
+        if unknown:
+            self.unknown += unknown
+            self.doubtful = True
+            self.stimuli -= len(self.pending)
+            self._undecidable(len(self.pending))
         if self.leader is not None:
             self._rerun(events)
             self._compare(events)
@@ -212,10 +238,24 @@ class _Verification:
         if state is None:
             self.not_folded += len(events)
             return
-        self._fold(state, events)
+        if self.doubtful:
+            if not self._fold_doubtful(state, events):
+                return
+        else:
+            self._fold(state, events)
         self.events += len(events)
         if self.progress is not None:
             self.progress("verify", self.events, self.total)
+
+    def _fold_doubtful(self, state: CacheState, events: list[Event]) -> bool:
+        """Fold behind an event that was passed over; what does not fit any more makes the facts unknown."""
+        try:
+            fold(state, events, self.path)
+        except CorruptRecording:
+            self.not_folded += len(events)
+            self.state = None
+            return False
+        return True
 
     def _fold(self, state: CacheState, events: list[Event]) -> None:
         start = 0
@@ -257,6 +297,8 @@ class _Verification:
 
     def _audit(self, state: CacheState) -> None:
         self._audited = 0
+        if self.doubtful:
+            return
         self.audits += 1
         violations = audit(state)
         if violations:

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from kvbm_console.core.errors import KvbmConsoleError
 from kvbm_console.core.events import AnyEvent, Event
+from kvbm_console.core.newer import UnknownKind
 from kvbm_console.core.stimuli import AnyStimulus, Stimulus
 from kvbm_console.wire import convert
 from kvbm_console.wire.v1 import console_pb2 as pb
@@ -28,11 +29,18 @@ PROTOBUF: Final = int(pb.ENCODING_PROTOBUF)
 
 _encoder = msgspec.msgpack.Encoder()
 _events = msgspec.msgpack.Decoder(list[AnyEvent])
+_event = msgspec.msgpack.Decoder(AnyEvent)
+_raw_items = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_heads = msgspec.msgpack.Decoder(list[Any])
 _stimuli = msgspec.msgpack.Decoder(list[AnyStimulus])
 
 
 class MalformedBatch(KvbmConsoleError):
     """Raised when bytes are not a batch, or not the batch that they claim to be."""
+
+
+class NewerSchema(MalformedBatch):
+    """Raised when stimuli of a newer schema cannot be read: what they led to cannot be decided again."""
 
 
 class EventChunk(msgspec.Struct, frozen=True, gc=False):
@@ -149,12 +157,34 @@ def _decode(batch: Any, decoder: Any, converter: convert.UnionConverter, typed: 
     _require(0 < batch.count <= BATCH_COUNT_MAX, f"a batch has 1 to {BATCH_COUNT_MAX} items, not {batch.count}")
     try:
         if batch.encoding == MSGPACK:
-            return cast(list[Any], decoder.decode(batch.payload))
+            return _decode_msgpack(batch, decoder)
         if batch.encoding == PROTOBUF:
             return [converter.from_message(item) for item in typed]
     except (msgspec.MsgspecError, ValueError, KvbmConsoleError, RecursionError) as error:
         raise MalformedBatch(f"a batch cannot be read: {error}") from None
     raise MalformedBatch(f"encoding {batch.encoding} is unknown")
+
+
+def _decode_msgpack(batch: Any, decoder: Any) -> list[Any]:
+    """The items; of a newer schema those that we do not know as ``UnknownKind``, and a batch of stimuli is refused."""
+    try:
+        return cast(list[Any], decoder.decode(batch.payload))
+    except msgspec.ValidationError as error:
+        if batch.schema_id <= SCHEMA_ID:
+            raise
+        if decoder is not _events:
+            raise NewerSchema(f"schema {batch.schema_id} is newer than {SCHEMA_ID}: {error}") from None
+    items = _raw_items.decode(batch.payload)
+    _require(len(items) <= BATCH_COUNT_MAX, f"a batch has at most {BATCH_COUNT_MAX} items")
+    return [_known_or_not(item) for item in items]
+
+
+def _known_or_not(item: msgspec.Raw) -> Event:
+    try:
+        return cast(Event, _event.decode(item))
+    except msgspec.ValidationError:
+        kind, seq, at_ns, cause = _heads.decode(item)[:4]
+        return UnknownKind(*msgspec.convert((seq, at_ns, cause, kind), tuple[int, int, int, int]))
 
 
 def _require(ok: bool, message: str) -> None:

@@ -84,18 +84,3 @@ async def check_target(target: str) -> None:
 
     async with Client(target) as client:
         await client.hello()
-
-
-async def live_console(target: str, *, read_only: bool, seconds: float | None = None) -> int:
-    """The console on a daemon, on the running event loop; ends by itself after ``seconds``."""
-    from kvbm_console.client import LiveControls, LiveFeed
-    from tui.app import ConsoleApp, choose_theme
-    from tui.source import Session
-
-    feed = LiveFeed(target)
-    session = Session(feed, LiveControls(target, feed=feed), socket=target)
-    app = ConsoleApp(session, theme=choose_theme(None, no_color=False), read_only=read_only)
-    if seconds is not None:
-        asyncio.get_running_loop().call_later(seconds, app.exit, 0)
-    result = await app.run_async()
-    return result if result is not None else (app.return_code or 0)

@@ -1,22 +1,180 @@
-"""``kvbm-console attach``: the console on a running daemon."""
+"""``kvbm-console attach``: the console on one or more running daemons.
+
+Law of this file: every target is asked once before the screen changes, so that a wrong address is one sentence; after
+that a lost target is the console's business.
+"""
+
+import asyncio
+import os
+import shlex
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvbm_console.cli.output import require_terminal
-from kvbm_console.cli.params import resolve_target, target_argument
+from kvbm_console.cli.look import look_options
+from kvbm_console.cli.output import require_terminal, warn
+from kvbm_console.cli.params import resolve_target, socket_address
+from kvbm_console.core.errors import KvbmConsoleError, UsageError
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.explain import Explanation
+    from tui.source import Session
+
+TARGETS_MAX: Final = 16
+"""Targets of one console: each costs a connection and the folding of its events."""
+ENGINES: Final = ("http://", "https://", "zmq:", "tcp://")
+"""How the address of a real engine's event stream begins."""
+RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
 
 
 @click.command()
-@target_argument
+@click.argument("targets", metavar="[TARGET]...", nargs=-1)
+@click.option("--target", "flags", multiple=True, metavar="T",
+              help="unix:PATH or HOST:PORT, several times for several; default KVBM_CONSOLE_TARGET, else the default "
+                   "socket.")
 @click.option("--read-only", is_flag=True, help="Never set a breakpoint or continue a hold from this console.")
-def attach(positional: str | None, target: str | None, read_only: bool) -> None:
-    """The console on a running daemon.
+@click.option("--record", type=click.Path(path_type=Path), metavar="DIR",
+              help="Record into this directory what the console sees; with several targets, one directory for each.")
+@click.option("--serve-web", is_flag=False, flag_value=8000, default=None, type=click.IntRange(1, 65_535),
+              metavar="[PORT]", help="Offer the console to a browser on this machine instead; needs the extra `web`.")
+@click.option("--seconds", type=click.FloatRange(0, 1e6, min_open=True), metavar="N",
+              help="On an event stream: end by itself after N seconds; without a terminal 30 by default.")
+@look_options
+def attach(
+    targets: tuple[str, ...], flags: tuple[str, ...], read_only: bool, record: Path | None, serve_web: int | None,
+    seconds: float | None, theme: str | None, ascii: bool, no_color: bool,
+) -> None:
+    """The console on a running daemon, or on several as tabs.
 
-    It reconnects by itself when the daemon comes back; what was lost is counted and shown.
+    With http:// or zmq:// it follows a real engine's KV events in a daemon of its own. It reconnects by itself when a
+    daemon comes back; what was lost is counted and shown.
     """
-    from kvbm_console.cli.ask import check_target, live_console, run
+    from kvbm_console.cli.ask import check_target, run
 
-    address = resolve_target(positional, target)
-    run(check_target(address))
+    named = [*targets, *flags]
+    engines = [name for name in named if name.startswith(ENGINES)]
+    if engines:
+        if len(engines) < len(named):
+            raise UsageError(f"attach follows engines or daemons, not both at once: {', '.join(named)}")
+        follow_engines(engines, record, seconds, {"theme": theme, "ascii_only": ascii, "no_color": no_color})
+        return
+    if seconds is not None:
+        raise click.UsageError("--seconds needs the address of an event stream: zmq://HOST:PORT or http://HOST:PORT")
+    addresses = addresses_of(named)
+    for address in addresses:
+        run(check_target(address))
+    if serve_web is not None:
+        web(serve_web, sys.argv[1:])
+        return
     require_terminal("attach", "status or tail")
-    raise SystemExit(run(live_console(address, read_only=read_only)))
+    if record is not None:
+        from kvbm_console.cli.keep import require_directory
+
+        require_directory(record)
+    raise SystemExit(run(console(
+        addresses, read_only=read_only, record=record, theme=theme, ascii_only=ascii, no_color=no_color)))
+
+
+def follow_engines(
+    addresses: Sequence[str], record: Path | None, seconds: float | None, look: dict[str, Any]
+) -> None:
+    """A daemon of our own on the event streams of real engines, and the console on it, as ``demo`` does."""
+    from kvbm_console.cli.demo import show
+    from kvbm_console.cli.machine import daemon_options
+    from kvbm_console.cli.streams import find_publishers
+
+    publishers = tuple(publisher for address in addresses for publisher in find_publishers(address))
+    show(daemon_options(
+        workload=None, limit=None, speed=1.0, record=record, listen=socket_address(f"attach-{os.getpid()}.sock"),
+        g1_blocks=None, g2_blocks=None, g3_blocks=None, block_tokens=None, check=False, publishers=publishers,
+    ), seconds, "text", "attached", **look)
+
+
+def addresses_of(named: Sequence[str]) -> list[str]:
+    """The addresses, each once, in order; the default one when none is named."""
+    found = list(dict.fromkeys(resolve_target(name, None) for name in named)) or [resolve_target(None, None)]
+    if len(found) > TARGETS_MAX:
+        raise UsageError(f"attach takes at most {TARGETS_MAX} targets, got {len(found)}")
+    return found
+
+
+async def console(
+    addresses: Sequence[str], *, read_only: bool = False, record: Path | None = None, seconds: float | None = None,
+    theme: str | None = None, ascii_only: bool = False, no_color: bool = False,
+) -> int:
+    """The console on these targets, on the running event loop."""
+    from kvbm_console.cli.keep import SeenKeeper
+    from tui.app import ConsoleApp, choose_theme
+
+    keepers: list[SeenKeeper] = []
+    sessions: list[Session] = []
+    for number, address in enumerate(addresses):
+        keeper = None
+        if record is not None:
+            keeper = SeenKeeper(record if len(addresses) == 1 else record / f"target-{number + 1}")
+            keepers.append(keeper)
+        sessions.append(live_session(address, keeper=keeper))
+    app = ConsoleApp(
+        sessions[0], theme=choose_theme(theme, no_color), ascii_only=ascii_only, read_only=read_only,
+        more=sessions[1:],
+    )
+    if seconds is not None:
+        asyncio.get_running_loop().call_later(seconds, app.exit, 0)
+    try:
+        result = await app.run_async()
+    finally:
+        for keeper in keepers:
+            keeper.close()
+    return result if result is not None else (app.return_code or 0)
+
+
+def live_session(address: str, *, keeper: "object | None" = None) -> "Session":
+    """A session on a daemon."""
+    from kvbm_console.client import LiveControls, LiveFeed
+    from tui.source import Session
+
+    feed = LiveFeed(address)
+    return Session(
+        feed, LiveControls(address, feed=feed), socket=address, explain=explainer("--target", address),
+        keeper=keeper,  # type: ignore[arg-type]
+    )
+
+
+def explainer(*source: str) -> "Callable[[str], Awaitable[Explanation]]":
+    """Asks ``why`` in a process of its own: walking the evidence must not stop the screen."""
+    async def explain(request: str) -> "Explanation":
+        import msgspec
+
+        from kvbm_console.recording.explain import Explanation
+
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", RUN_MAIN, "why", "--format", "json", *source[:-1], *(
+                (source[-1], "--", request) if source[0].startswith("--") else ("--", request, source[-1])),
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            said, complained = await process.communicate()
+        except asyncio.CancelledError:
+            process.kill()
+            raise
+        if process.returncode:
+            lines = complained.decode(errors="replace").strip().splitlines()
+            raise KvbmConsoleError(lines[-1] if lines else f"why ended with status {process.returncode}")
+        return msgspec.json.decode(said, type=Explanation)
+
+    return explain
+
+
+def web(port: int, arguments: Sequence[str]) -> None:
+    """The same console in a browser on this machine; each visitor gets a process of its own."""
+    try:
+        from textual_serve.server import Server  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise UsageError("--serve-web needs the extra `web`: pip install 'kvbm-console[web]'") from None
+    kept = [word for word in arguments if not word.startswith("--serve-web") and word != str(port)]
+    command = shlex.join([sys.executable, "-c", RUN_MAIN, *kept])
+    warn(f"the console is on http://127.0.0.1:{port}")
+    Server(command, host="127.0.0.1", port=port, title="kvbm-console").serve()

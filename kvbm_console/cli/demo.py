@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kvbm_console.cli.look import look_options
 from kvbm_console.cli.machine import daemon_options, machine_line, workload_options
 from kvbm_console.cli.output import on_terminal, print_json, warn
 from kvbm_console.cli.params import DEMO_SOCKET, format_option, socket_address
@@ -31,24 +32,31 @@ LINE_EVERY_S: Final = 1.0
               help="End by itself after N seconds; without a terminal 30 by default.")
 @format_option("text", "json")
 @workload_options
-def demo(workload: str, seconds: float | None, form: str, **machine: Any) -> None:
+@look_options
+def demo(
+    workload: str, seconds: float | None, form: str, theme: str | None, ascii: bool, no_color: bool, **machine: Any
+) -> None:
     """The console on a simulated engine, all in one command.
 
     Without a terminal it prints a line each second and a summary at the end. Other commands reach it at
     --target unix:.../demo.sock, which is shown.
     """
-    show(daemon_options(workload=workload, listen=socket_address(DEMO_SOCKET), **machine), seconds, form, "demo")
+    options = daemon_options(workload=workload, listen=socket_address(DEMO_SOCKET), **machine)
+    show(options, seconds, form, "demo", theme=theme, ascii_only=ascii, no_color=no_color)
 
 
-def show(options: "DaemonOptions", seconds: float | None, form: str, name: str) -> None:
-    """Daemon and console in one process; without a terminal a line each second and a summary."""
+def show(options: "DaemonOptions", seconds: float | None, form: str, name: str, **look: Any) -> None:
+    """Daemon and console in one process; without a terminal a line each second and a summary.
+
+    ``look`` is what ``attach.console`` takes: ``theme``, ``ascii_only``, ``no_color``.
+    """
     import msgspec
 
     from kvbm_console.cli.ask import run
 
     if on_terminal():
         options.handle_signals = False
-        raise SystemExit(run(_with_console(options, seconds)))
+        raise SystemExit(run(_with_console(options, seconds, look)))
     summary = msgspec.to_builtins(run(_with_lines(options, seconds or UNATTENDED_SECONDS, form, name)))
     if form == "json":
         print_json(summary)
@@ -75,9 +83,9 @@ async def _with_lines(options: "DaemonOptions", seconds: float, form: str, name:
     return await run_daemon(options, on_ready=ready)
 
 
-async def _with_console(options: "DaemonOptions", seconds: float | None) -> int:
+async def _with_console(options: "DaemonOptions", seconds: float | None, look: dict[str, Any]) -> int:
     """Daemon and console on one loop; the daemon ends in order when the console is left."""
-    from kvbm_console.cli.ask import live_console
+    from kvbm_console.cli.attach import console
     from server.daemon import run_daemon
 
     ready: asyncio.Future[Daemon] = asyncio.get_running_loop().create_future()
@@ -88,7 +96,7 @@ async def _with_console(options: "DaemonOptions", seconds: float | None) -> int:
         return 0
     daemon = ready.result()
     try:
-        return await live_console(daemon.address, read_only=False, seconds=seconds)
+        return await console([daemon.address], seconds=seconds, **look)
     finally:
         daemon.stop()
         await serving

@@ -40,6 +40,7 @@ COMMANDS: Final[dict[str, str]] = {
     "simulate": "kvbm_console.cli.simulate:simulate",
     "why": "kvbm_console.cli.why:why",
     "doctor": "kvbm_console.cli.doctor:doctor",
+    "config": "kvbm_console.cli.config:config",
 }
 """Command to ``module:attribute``, in the order of ``--help``."""
 ALIASES: Final = {"resume": "continue"}
@@ -130,11 +131,16 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--version", is_flag=True, callback=_print_version, expose_value=False, is_eager=True,
               help="Versions of program, protocol and recording format.")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Show, stop and replay what a tiered KV cache is doing.
 
     Exit status: 0 fine, 1 a check found something, 2 the command line or an input file is wrong.
     """
+    from kvbm_console.cli.configuration import defaults
+
+    if ctx.invoked_subcommand != "config":
+        ctx.default_map = defaults()
 
 
 def main() -> NoReturn:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvbm_console.cli.attach import explainer
+from kvbm_console.cli.look import look_options
 from kvbm_console.cli.output import print_json
 from kvbm_console.cli.params import format_option
 
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
 @click.option("--follow", is_flag=True, help="The recording is still being written: begin at its end, go on with it.")
 @click.option("--run", metavar="ID", help="The run to show, by its incarnation; without it the last one.")
 @format_option("console", "json")
-def replay(path: Path, place: str | None, speed: float | None, follow: bool, run: str | None, form: str) -> None:
+@look_options
+def replay(
+    path: Path, place: str | None, speed: float | None, follow: bool, run: str | None, form: str, theme: str | None,
+    ascii: bool, no_color: bool,
+) -> None:
     """The console on a recording: play, pause, step and seek.
 
     Hits and holds of the recorded run are shown and do not wait. With --format json the state at the place (without
@@ -52,7 +58,8 @@ def replay(path: Path, place: str | None, speed: float | None, follow: bool, run
     from tui.app import run_console
     from tui.source import Session
 
-    run_console(Session(RecordingFeed(playback), None, playback))
+    session = Session(RecordingFeed(playback), None, playback, explain=explainer(str(path)))
+    run_console(session, theme=theme, ascii=ascii, no_color=no_color)
 
 
 def state_document(recording: "Recording", at_seq: int | None) -> dict[str, object]:

@@ -1,0 +1,73 @@
+"""``attach --record DIR``: records what a console sees, as a daemon records what it publishes.
+
+Law of this file: what the console did not see is a stated gap of the recording; stimuli are not sent to consoles, so
+such a recording can be replayed and explained, and not decided again.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import Tier
+from kvbm_console.core.snapshots import encode_facts
+from kvbm_console.core.state import CacheState
+from kvbm_console.recording.writer import Recorder
+from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
+from kvbm_console.wire.batches import pack_events
+
+if TYPE_CHECKING:
+    from tui.model.mirror import Mirror
+
+
+class SeenKeeper:
+    """Records what one session folds. One per directory; ``close`` it when the console is left."""
+
+    def __init__(self, directory: Path, program: str = "") -> None:
+        self.directory = directory
+        self.program = program
+        self.recorder: Recorder | None = None
+        self._incarnation = ""
+        self._state: CacheState | None = None
+
+    def take(self, item: FeedItem, mirror: "Mirror") -> None:
+        """An item that was folded just now; the facts are those after it."""
+        self._state = mirror.state
+        if self._state is None or mirror.connected is None:
+            return
+        if isinstance(item, SnapshotTaken) and mirror.connected.incarnation != self._incarnation:
+            self.close()
+            self._incarnation = mirror.connected.incarnation
+            self.recorder = Recorder(
+                self.directory, config=config_of(self._state), incarnation=self._incarnation,
+                keyframe=self._keyframe, program=self.program, labels={"target": mirror.connected.target},
+            )
+        elif isinstance(item, EventsArrived) and item.events and self.recorder is not None:
+            self.recorder.offer(None, pack_events(item.events))
+
+    def _keyframe(self) -> tuple[int, bytes, bytes]:
+        assert self._state is not None
+        return self._state.seq, encode_facts(self._state), b""
+
+    def close(self) -> None:
+        """End the recording in order."""
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
+
+
+def config_of(state: CacheState) -> LeaderConfig:
+    """What the facts tell of the leader's configuration: block size and the tiers below; the rest are defaults."""
+    sizes = dict.fromkeys((Tier.G2, Tier.G3), 0)
+    for pool in state.pools:
+        if pool.info.tier in sizes:
+            sizes[pool.info.tier] += pool.info.capacity_blocks or 0
+    tokens = state.pools[0].info.block_tokens if state.pools else LeaderConfig().block_tokens
+    return LeaderConfig(block_tokens=tokens, g2_blocks=sizes[Tier.G2], g3_blocks=sizes[Tier.G3])
+
+
+def require_directory(path: Path) -> Path:
+    """Refuse early what the recorder would refuse after the console has drawn."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--record must name a directory, got the file {str(path)!r}")
+    return path

@@ -38,12 +38,15 @@ class Work:
     """
 
     __slots__ = (
-        "announced", "blocks", "computed", "decoding", "hashes", "loading_from", "preempted", "prefilled", "produced",
-        "request", "skipped", "starved_ns", "stored",
+        "announced", "blocks", "computed", "decoding", "hashes", "loading_from", "name", "preempted", "prefilled",
+        "produced", "request", "skipped", "starved_ns", "stored", "total",
     )
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.name = request.request
+        self.total = request.prompt_tokens
+        """Tokens of the sequence so far: the prompt and what was produced."""
         self.hashes = request.hashes + request.output_hashes
         self.blocks: list[int] = []
         self.computed = 0
@@ -61,16 +64,6 @@ class Work:
         """Index of the first block that is being loaded, None when nothing is."""
         self.starved_ns: int | None = None
         """Since when it is left out because it found no block."""
-
-    @property
-    def name(self) -> str:
-        """The request id."""
-        return self.request.request
-
-    @property
-    def total(self) -> int:
-        """Tokens of the sequence so far."""
-        return self.request.prompt_tokens + self.produced
 
 
 class Plan:
@@ -179,9 +172,18 @@ class Scheduler:
 
     def _schedule_running(self, plan: Plan, budget: int, now_ns: int) -> int:
         standing = self.port.standing
-        at = 0
+        size, at = self.block_tokens, 0
         while at < len(self.running):
             work = self.running[at]
+            if work.decoding and budget > 0 and not work.skipped and work.computed < len(work.blocks) * size and (
+                work.name not in standing
+            ):  # by far the most common: one more token, with a place for it
+                plan.tokens.append((work, 1))
+                plan.decoding += 1
+                work.starved_ns = None
+                budget -= 1
+                at += 1
+                continue
             count = min(work.total - work.computed, budget)
             if count <= 0 or work.name in standing:
                 self._leave_out(plan, work)

@@ -226,9 +226,10 @@ class SimulatedEngine:
         counts: list[int] = []
         ids: list[int] = []
         hashes: list[int] = []
+        size, produced = self.block_tokens, 0
         for work, tokens in plan.tokens:
-            work.computed += tokens
-            full = work.computed // self.block_tokens
+            computed = work.computed = work.computed + tokens
+            full = computed // size
             if full > work.stored:
                 new_ids, new_hashes = work.blocks[work.stored : full], work.hashes[work.stored : full]
                 self.scheduler.pool.store(new_ids, new_hashes)
@@ -237,12 +238,14 @@ class SimulatedEngine:
                 ids += new_ids
                 hashes += new_hashes
                 work.stored = full
-            if work.computed == work.total:
+            if computed == work.total:
                 work.prefilled = True
                 work.produced += 1
-                self.totals.output_tokens += 1
+                work.total += 1
+                produced += 1
                 if work.produced == work.request.output_tokens:
                     ended.append(work)
+        self.totals.output_tokens += produced
         self.port.submit(
             IterationFinished, self._iteration, tuple(names), tuple(counts), pack_ids(ids), pack_hashes(hashes)
         )

@@ -5,6 +5,7 @@ plain containers in deterministic order, so that a keyframe can carry them and a
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +18,8 @@ from kvbm_console.core.tiers import PoolFacts
 
 HISTORY_MAX: Final = 200_000
 """Hashes whose fate is remembered to explain a miss: 8 MB at most, and longer than any tier keeps a block."""
+HISTORY_KEPT: Final = HISTORY_MAX * 7 // 8
+"""What is left when the bound is reached."""
 
 
 class PoolAids(msgspec.Struct):
@@ -133,37 +136,45 @@ class Aids(msgspec.Struct):
 
     def remember(self, hashes: list[int], why: MissReason) -> None:
         """These hashes are resident nowhere any more."""
+        history, parent_of = self.history, self.parent_of
         for key in hashes:
-            self.history.pop(key, None)
-            self.history[key] = why
-            self.parent_of.pop(key, None)
-        while len(self.history) > HISTORY_MAX:
-            del self.history[next(iter(self.history))]
+            history.pop(key, None)
+            history[key] = why
+            parent_of.pop(key, None)
+        if len(history) > HISTORY_MAX:
+            # Many at once: the first key of a dict is found behind all those that were deleted before it.
+            for key in list(islice(history, len(history) - HISTORY_KEPT)):
+                del history[key]
 
     def look_again(self, pool: PoolFacts, places: list[int]) -> None:
         """Holders of these places changed: move those without a copy below between ``exposed`` and ``covered``."""
         mine = self.pools[pool.info.pool]
+        covered, exposed, refs = mine.covered, mine.exposed, pool.refs
+        if not (covered or exposed):
+            return
         for place in reversed(places):
-            if place in mine.covered:
-                if not pool.refs[place]:
-                    del mine.covered[place]
-                    mine.exposed[place] = None
-            elif place in mine.exposed and pool.refs[place]:
-                del mine.exposed[place]
-                mine.covered[place] = None
+            if place in covered:
+                if not refs[place]:
+                    del covered[place]
+                    exposed[place] = None
+            elif place in exposed and refs[place]:
+                del exposed[place]
+                covered[place] = None
 
     def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
         """These full places have no copy below."""
         mine = self.pools[pool.info.pool]
+        covered, exposed, refs = mine.covered, mine.exposed, pool.refs
         for place in places:
-            (mine.covered if pool.refs[place] else mine.exposed)[place] = None
+            (covered if refs[place] else exposed)[place] = None
 
     def saved(self, pool: PoolFacts, places: list[int]) -> None:
         """These places have a copy below, or lost their content."""
         mine = self.pools[pool.info.pool]
-        for place in places:
-            mine.exposed.pop(place, None)
-            mine.covered.pop(place, None)
+        for waiting in (mine.exposed, mine.covered):
+            if waiting:
+                for place in places:
+                    waiting.pop(place, None)
 
 
 class AidsBox:

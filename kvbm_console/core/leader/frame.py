@@ -39,6 +39,8 @@ from kvbm_console.core.tiers import PoolFacts
 
 STORY_EVENTS_MAX: Final = 4_096
 """Events kept to tell the story of a slot when something goes wrong: a few hundred kilobytes."""
+NO_LIMIT: Final = 2**62
+"""An iteration that is never reached."""
 
 P = ParamSpec("P")
 
@@ -60,6 +62,8 @@ class Decider:
         self.aids: Aids
         """What the leader remembers beside the facts: that of ``box``."""
         self.box = box or AidsBox(config.eviction)
+        self.least_limit = 0
+        """At most the smallest ``aids.place_limit``: derived, and put right when an iteration reaches it."""
         self.gate: Gate | None = None
         self.meter: Callable[[], int] | None = None
         """A clock of the shell: what conditions cost is counted with it, and nothing is decided by it."""
@@ -156,7 +160,9 @@ class Decider:
         """Remember up to which iteration a decoding slot has a place for its token."""
         if slot.state is SlotState.DECODING:
             room = len(slot.device_blocks) * self.config.block_tokens
-            self.aids.place_limit[slot.slot] = slot.anchor_iteration + room - slot.anchor_tokens
+            limit = slot.anchor_iteration + room - slot.anchor_tokens
+            self.aids.place_limit[slot.slot] = limit
+            self.least_limit = min(self.least_limit, limit)
         else:
             self.aids.place_limit.pop(slot.slot, None)
 
@@ -201,17 +207,19 @@ class Decider:
         """Aids after places lost their content: free places, order, what is unsaved above, why it will be missed."""
         index = pool.info.pool
         self.aids.saved(pool, places)
-        for place in places:
-            self.aids.pools[index].planned.pop(place, None)
+        planned = self.aids.pools[index].planned
+        if planned:
+            for place in places:
+                planned.pop(place, None)
         if pool.info.authority is Authority.LEADER:
             self.box.policies[index].forget(hashes)
             self.free_places(pool, [place for place in places if place not in pool.quarantined])
-        gone = []
-        for key in hashes:
-            # A copy that was evicted below is not made again: the block is as cold above. It counts as given up, until
-            # it is used again (``lookups.assign``).
-            if not any(key in other.by_hash for other in self.state.pools):
-                gone.append(key)
+        # A copy that was evicted below is not made again: the block is as cold above. It counts as given up, until it
+        # is used again (``lookups.assign``).
+        gone = hashes
+        for other in self.state.pools:
+            resident = other.by_hash
+            gone = [key for key in gone if key not in resident]
         if gone:
             lowest = self.below(pool) is None
             self.aids.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)

@@ -11,7 +11,7 @@ from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, SlotState
 from kvbm_console.core.instructions import IterationMetadata
-from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.frame import NO_LIMIT, Decider
 from kvbm_console.core.leader.lookups import assign, check_device_ids
 from kvbm_console.core.leader.requests import preempt
 from kvbm_console.core.slots import SlotFacts
@@ -26,6 +26,10 @@ class _Appended(msgspec.Struct):
     slots: list[SlotFacts] = []
     counts: list[int] = []
     ids: list[int] = []
+
+
+_NOTHING = _Appended()
+"""Of an iteration that appends no blocks; never changed."""
 
 
 def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationMetadata:
@@ -87,6 +91,8 @@ def _check_moves(leader: Decider, s: st.IterationScheduled) -> list[tuple[SlotFa
 
 def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
     """The blocks appended to running requests; refuses ids that cannot be given to them."""
+    if not (s.appended or s.appended_counts or s.appended_ids):
+        return _NOTHING
     ids = unpack_ids(s.appended_ids)
     if len(s.appended) != len(s.appended_counts) or sum(s.appended_counts) != len(ids):
         raise Refused(f"{len(ids)} appended blocks do not match counts {s.appended_counts}")
@@ -104,6 +110,8 @@ def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
 
 def _check_positions(leader: Decider, s: st.IterationScheduled, appended: _Appended) -> None:
     """Prefill positions go forward and have places."""
+    if not (s.progressed or s.positions):
+        return
     if len(s.progressed) != len(s.positions):
         raise Refused(f"{len(s.progressed)} progressed requests have {len(s.positions)} positions")
     more = {slot.slot: count for slot, count in zip(appended.slots, appended.counts, strict=True)}
@@ -118,12 +126,15 @@ def _check_positions(leader: Decider, s: st.IterationScheduled, appended: _Appen
 
 def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended, last: int) -> None:
     """Every token of a decoding slot has a place up to iteration ``last`` (I15)."""
+    if last <= leader.least_limit and not (s.first_tokens or s.unskipped or s.skipped or s.preempted):
+        return
     size = leader.config.block_tokens
     more = {slot.slot: count * size for slot, count in zip(appended.slots, appended.counts, strict=True)}
     out = {leader.live(request).slot for request in (*s.skipped, *s.preempted)}
     for number, limit in leader.aids.place_limit.items():
         if limit < last and number not in out and limit + more.get(number, 0) < last:
             raise Refused(f"request {leader.state.slots[number].request!r} has no place for its next token")
+    leader.least_limit = min(leader.aids.place_limit.values(), default=NO_LIMIT)
     for request in (*s.first_tokens, *s.unskipped):
         slot = leader.live(request)
         if slot.state is _S.SKIPPED_PREFILL and request not in s.first_tokens:
@@ -135,6 +146,8 @@ def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended
 
 def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     """Blocks are full and carry their hashes; from now on they may be copied."""
+    if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= leader.state.iteration:
+        return
     ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)
     if len(ids) != len(hashes) or len(s.requests) != len(s.counts) or sum(s.counts) != len(ids):
         raise Refused(f"{len(ids)} filled blocks do not match {len(hashes)} hashes and counts {s.counts}")
@@ -153,23 +166,24 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     if not ids:
         return
     pool = leader.device_pool(slots[0].source)
-    if any(pool.hash_of[place] != EMPTY_HASH for place in ids):
+    if any(map(pool.hash_of.__getitem__, ids)):
         raise Refused("a filled block has content already")
     leader.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
     lower = leader.below(pool)
     for slot, count in zip(slots, s.counts, strict=True):
         link_chain(leader, slot, slot.filled_blocks - count, slot.filled_blocks)
-    for key in hashes:
-        leader.aids.history.pop(key, None)
+    history = leader.aids.history
+    if history:
+        for key in hashes:
+            history.pop(key, None)
     if lower is not None:
-        leader.aids.unsaved(
-            pool, [place for place, key in zip(ids, hashes, strict=True) if key not in lower.by_hash]
-        )
+        below = lower.by_hash
+        leader.aids.unsaved(pool, [place for place, key in zip(ids, hashes, strict=True) if key not in below])
         leader.mark_dirty(pool)
 
 
 def link_chain(leader: Decider, slot: SlotFacts, first: int, end: int) -> None:
     """Remember the parent of each of these blocks, so that a prefix is touched with its continuation."""
     hashes = slot.hashes
-    for at in range(max(first, 1), end):
-        leader.aids.parent_of[hashes[at]] = hashes[at - 1]
+    first = max(first, 1)
+    leader.aids.parent_of.update(zip(hashes[first:end], hashes[first - 1 : end - 1], strict=True))

@@ -205,12 +205,20 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
 def check_device_ids(leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int) -> int:
     """Refuse ids that the slot cannot be given; returns how many leading ones are its own prefix in G1."""
     capacity = len(pool) if pool.info.capacity_blocks is not None else CAPACITY_MAX
-    if len(set(ids)) != len(ids) or not set(ids).isdisjoint(slot.device_blocks):
+    distinct = set(ids)
+    if len(distinct) != len(ids) or not distinct.isdisjoint(slot.device_blocks):
         raise Refused(f"request {slot.request!r} was given a block twice")
     if ids and not 0 <= min(ids) <= max(ids) < capacity:
         raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(ids)} to {max(ids)}")
     if prefix > len(ids):
         raise Refused(f"{prefix} prefix blocks were reported but only {len(ids)} blocks allocated")
+    if not ids:
+        return prefix
+    if max(ids) < len(pool) and not pool.quarantined and not any(map(pool.refs.__getitem__, ids[prefix:])):
+        contents = bytes(map(pool.content.__getitem__, ids))
+        known = prefix == 0 or list(map(pool.hash_of.__getitem__, ids[:prefix])) == slot.hashes[:prefix]
+        if known and contents.count(READY, 0, prefix) == prefix and WRITING not in contents[prefix:]:
+            return prefix  # the usual case, asked in bulk; below is what refuses
     for at, place in enumerate(ids[:prefix]):
         if place >= len(pool) or pool.hash_of[place] != slot.hashes[at] or pool.content[place] != READY:
             raise Refused(f"block {place} does not hold block {at} of {slot.request!r}")
@@ -227,7 +235,8 @@ def assign(
     external_tokens: int,
 ) -> None:
     """Append checked device blocks to slots; what they held before is evicted for the first of them."""
-    lost = [place for place in ids[reused:] if place < len(pool) and pool.hash_of[place] != EMPTY_HASH]
+    known, hash_of = len(pool), pool.hash_of
+    lost = [place for place in ids[reused:] if place < known and hash_of[place]]
     if lost:
         leader.evict(pool, lost, slots[0].slot, EvictRule.REASSIGNED)
     leader.emit(
@@ -246,8 +255,7 @@ def assign(
     owner = leader.aids.pools[pool.info.pool].owner
     at = 0
     for slot, count in zip(slots, counts, strict=True):
-        for place in ids[at : at + count]:
-            owner[place] = slot.slot
+        owner.update(dict.fromkeys(ids[at : at + count], slot.slot))
         at += count
         leader.note_place(slot)
 

@@ -54,6 +54,7 @@ class FeedSink:
         self._outbox: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._standing: frozenset[str] = frozenset()
+        self._held: frozenset[int] = frozenset()
         self.overflowed = False
         self.closing = False
 
@@ -78,7 +79,8 @@ class FeedSink:
         self._wake.set()
 
     def look(self) -> None:
-        """After every publication: tell the engine when other requests of it must stand still than before."""
+        """After every publication: tell the engine when other requests of it must stand still, or are held."""
+        self._look_at_holds()
         standing = self._service.state.standing
         if not standing and not self._standing:
             return
@@ -86,6 +88,22 @@ class FeedSink:
         if mine != self._standing:
             self._standing = mine
             self.put(pb.FeedReply(standing=pb.StandingRequests(requests=sorted(mine))))
+
+    def _look_at_holds(self) -> None:
+        state = self._service.state
+        if not state.holds and not self._held:
+            return
+        mine = [hold for hold in state.holds.values() if state.slots[hold.slot].source == self._source]
+        numbers = frozenset(hold.hold for hold in mine)
+        if numbers != self._held:
+            self._held = numbers
+            held = pb.HeldRequests()
+            for hold in mine:
+                held.held.add(
+                    request=state.slots[hold.slot].request, hold=hold.hold, site=int(hold.site),
+                    max_hold_ns=hold.max_hold_ns,
+                )
+            self.put(pb.FeedReply(held=held))
 
     def _is_mine(self, request: str) -> bool:
         slot = self._service.state.slot_named(request)

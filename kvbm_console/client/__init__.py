@@ -13,9 +13,11 @@ Law of this package: what a caller gets is exact or says what is missing; nothin
 from kvbm_console.client.connection import Client, Hello
 from kvbm_console.client.control import ControlSession
 from kvbm_console.client.feeder import FeedClient
+from kvbm_console.client.hooks import HookedFeed
 from kvbm_console.client.live import LiveControls, LiveFeed
 from kvbm_console.client.subscription import Ended, Subscription
 
 __all__ = [
-    "Client", "ControlSession", "Ended", "FeedClient", "Hello", "LiveControls", "LiveFeed", "Subscription",
+    "Client", "ControlSession", "Ended", "FeedClient", "Hello", "HookedFeed", "LiveControls", "LiveFeed",
+    "Subscription",
 ]

@@ -9,14 +9,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Self
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Self
 
 from google.protobuf.message import DecodeError
 
 from kvbm_console.client.errors import END, translating
 from kvbm_console.core import instructions as ins
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
-from kvbm_console.core.ids import Route, WaitPoint
+from kvbm_console.core.ids import Route, Site, WaitPoint
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.wire.batches import pack_stimuli
 from kvbm_console.wire.protocol import method_path
@@ -33,6 +33,14 @@ Order = (
 """What the leader asks of an engine outside its calls."""
 
 
+class Hold(NamedTuple):
+    """A hold of a request of this engine."""
+
+    hold: int
+    site: Site
+    max_hold_ns: int
+
+
 class FeedClient:
     """A feed, as an asynchronous context manager.
 
@@ -47,6 +55,8 @@ class FeedClient:
         self.source = 0
         self.incarnation = ""
         self.standing: frozenset[str] = frozenset()
+        self.held: dict[str, Hold] = {}
+        """The holds of this engine's requests."""
         self.paused = False
         """Whether the leader asks for no iteration to be formed."""
         self.computed_tokens: dict[str, int] = {}
@@ -63,6 +73,7 @@ class FeedClient:
         self._writing = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self._ended: KvbmConsoleError | None = None
+        self._holds_changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._opened = asyncio.get_running_loop().create_future()
@@ -160,6 +171,11 @@ class FeedClient:
         elif kind == "standing":
             self.standing = frozenset(reply.standing.requests)
             self._news.set()
+        elif kind == "held":
+            self.held = {
+                one.request: Hold(one.hold, Site(one.site), one.max_hold_ns) for one in reply.held.held
+            }
+            self._changed()
         elif kind in ("pause", "resume"):
             self.paused = kind == "pause"
             self._news.set()
@@ -197,6 +213,21 @@ class FeedClient:
                 future.exception()  # seen here: the waiter may be gone
         self._answers.clear()
         self._news.set()
+        self._changed()
+
+    def _changed(self) -> None:
+        self._holds_changed.set()
+        self._holds_changed = asyncio.Event()
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can be made."""
+        return self._ended is None
+
+    async def changed(self) -> None:
+        """Until other requests are held than now, or the feed ends."""
+        if self._ended is None:
+            await self._holds_changed.wait()
 
 
 def result_of(answer: pb.Answer) -> Any:

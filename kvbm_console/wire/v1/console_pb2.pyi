@@ -830,7 +830,7 @@ class OpenFeed(_message.Message):
     def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ..., pauses: _Optional[bool] = ..., points: _Optional[_Iterable[_Union[WaitPoint, str]]] = ...) -> None: ...
 
 class FeedReply(_message.Message):
-    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume")
+    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume", "held")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
@@ -843,6 +843,7 @@ class FeedReply(_message.Message):
     PIN_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     opened: FeedOpened
     answers: Answers
     wake: WakeRequest
@@ -855,7 +856,8 @@ class FeedReply(_message.Message):
     pin: PinDeviceBlocks
     pause: PauseEngine
     resume: ResumeEngine
-    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ...) -> None: ...
+    held: HeldRequests
+    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., held: _Optional[_Union[HeldRequests, _Mapping]] = ...) -> None: ...
 
 class FeedOpened(_message.Message):
     __slots__ = ("source", "incarnation")
@@ -984,6 +986,24 @@ class PauseEngine(_message.Message):
 class ResumeEngine(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class HeldRequests(_message.Message):
+    __slots__ = ("held",)
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    held: _containers.RepeatedCompositeFieldContainer[HeldRequest]
+    def __init__(self, held: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ...) -> None: ...
+
+class HeldRequest(_message.Message):
+    __slots__ = ("request", "hold", "site", "max_hold_ns")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    hold: int
+    site: Site
+    max_hold_ns: int
+    def __init__(self, request: _Optional[str] = ..., hold: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
 
 class StandingRequests(_message.Message):
     __slots__ = ("requests",)

@@ -270,6 +270,7 @@ def _recovered_line(one: "Recovered") -> str:
         "truncated": f"ends behind event {number(one.next_seq - 1)}; {number(one.torn_bytes)} torn bytes were cut off",
         "removed": "was empty, or sealed already, and is gone",
         "busy": "is being written or sealed",
+        "set_aside": "says nothing about itself any more; it stays beside the recording as .damaged",
         "salvaged": f"was salvaged up to event {number(one.next_seq - 1)} with {len(one.gaps)} gaps: "
         + ", ".join(f"{number(gap.count)} events, {number(gap.bytes)} bytes" for gap in one.gaps),
     }

@@ -18,7 +18,17 @@ from kvbm_console.core.errors import CorruptRecording, RecordingError, UsageErro
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import DirectoryLock, SegmentFile, lock_file, sync_directory
 from kvbm_console.recording.format import About, Frame, Gap
-from kvbm_console.recording.scan import Buffer, Scan, Torn, frame_at, map_file, next_frame, read_preamble, scan
+from kvbm_console.recording.scan import (
+    Buffer,
+    NotARecording,
+    Scan,
+    Torn,
+    frame_at,
+    map_file,
+    next_frame,
+    read_preamble,
+    scan,
+)
 from kvbm_console.recording.segment import write_all
 
 DAMAGED_SUFFIX: Final = ".damaged"
@@ -32,7 +42,8 @@ class Recovered(msgspec.Struct, frozen=True):
 
     path: Path
     outcome: str
-    """``whole``, ``truncated``, ``removed`` (empty, or already sealed), ``salvaged``, ``busy`` or ``damaged``."""
+    """``whole``, ``truncated``, ``removed`` (empty, or already sealed), ``salvaged``, ``set_aside`` (not even its
+    description survived), ``busy`` or ``damaged``."""
     torn_bytes: int = 0
     first_seq: int = 0
     next_seq: int = 0
@@ -124,14 +135,14 @@ def recover_segment(path: Path, *, salvage: bool = False) -> Recovered:
         except Torn:
             path.unlink()
             return Recovered(path, "removed", torn_bytes=len(buffer))
-        except CorruptRecording:
+        except (NotARecording, CorruptRecording):
             if not salvage:
                 raise
-            return salvage_segment(path, buffer)
+            return _salvage_or_set_aside(path, buffer)
         if found.resume_offset is not None:
             if not salvage:
                 raise CorruptRecording(_damage(path.name, found))
-            return salvage_segment(path, buffer)
+            return _salvage_or_set_aside(path, buffer)
         return _cut_tail(path, fd, found)
     finally:
         os.close(fd)
@@ -158,6 +169,15 @@ def _cut_tail(path: Path, fd: int, found: Scan) -> Recovered:
 
 
 # --- salvage ---------------------------------------------------------------------------------------------------------
+
+
+def _salvage_or_set_aside(path: Path, buffer: Buffer) -> Recovered:
+    try:
+        return salvage_segment(path, buffer)
+    except CorruptRecording as error:
+        # Its description is gone, and no frame repeats it: what else is in it cannot be told from anything else.
+        os.rename(path, path.with_name(path.name + DAMAGED_SUFFIX))
+        return Recovered(path, "set_aside", len(buffer), error=str(error))
 
 
 def salvage_segment(path: Path, buffer: Buffer) -> Recovered:

@@ -30,6 +30,10 @@ CRC_WORK_FACTOR: Final = 4
 hostile file may claim would otherwise make it quadratic."""
 
 
+class NotARecording(RecordingError):
+    """Raised for a file that does not begin as ours do: a foreign one, or its first block was lost with the power."""
+
+
 class Torn(RecordingError):
     """Raised when a segment ends inside its preamble: the writer died before its first frame, so nothing is lost."""
 
@@ -52,7 +56,7 @@ def read_preamble(buffer: Buffer, name: str) -> tuple[About, int]:
     """
     size = len(buffer)
     if buffer[: len(fmt.MAGIC)] != fmt.MAGIC[: min(size, len(fmt.MAGIC))]:
-        raise RecordingError(f"{name} is not a recording: it does not begin as an MCAP file does")
+        raise NotARecording(f"{name} is not a recording: it does not begin as an MCAP file does")
     offset = len(fmt.MAGIC)
     limit = min(size, fmt.PREAMBLE_BYTES_MAX)
     about: About | None = None

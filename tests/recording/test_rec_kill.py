@@ -1,6 +1,5 @@
 """F1: a process that records is killed, and nothing that it had acknowledged is lost."""
 
-import os
 import random
 import subprocess
 import sys
@@ -49,7 +48,6 @@ def test_f1_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: int
 
 @pytest.mark.fault
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("KVBM_FULL"), reason="set KVBM_FULL=1: takes minutes")
 @pytest.mark.timeout(1_800)
 def test_f1_two_hundred_times(tmp_path: Path) -> None:
     for seed in range(1_000, 1_000 + KILLS_FULL):

@@ -24,6 +24,9 @@ from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.driver import drive
 from kvbm_console.engines.embedded import SOURCE, Rig, embed
+from kvbm_console.metrics.collect import View, collect
+from kvbm_console.metrics.exposition import render
+from kvbm_console.metrics.http import MetricsServer
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.transfers.link import TOKEN_BYTES, LinkMover
@@ -72,6 +75,7 @@ class Daemon:
         try:
             self.rig: Rig | None = None
             self.streams: Streams | None = None
+            self.metrics: MetricsServer | None = None
             self.service = self._assemble()
         except BaseException:
             self.endpoint.close()
@@ -82,6 +86,15 @@ class Daemon:
     def address(self) -> str:
         """Where it listens, as clients write it."""
         return self.endpoint.address
+
+    def _metrics_page(self) -> str:
+        service = self.service
+        return render(collect(View(
+            state=service.state, config=service.config, at_ns=service.at_ns,
+            subscribers=len(service.broadcaster.subscribers), ring_bytes=service.ring.bytes,
+            recorder=None if service.recorder is None else service.recorder.status(),
+            streams=() if self.streams is None else self.streams.rows(),
+        )))
 
     def summary(self) -> Summary:
         """What the run has come to by now."""
@@ -145,6 +158,9 @@ class Daemon:
         """Serve until ``stop``, a signal, or (when asked for) the end of the work. Returns the final summary."""
         try:
             self._open_streams()
+            if self.options.metrics is not None:
+                self.metrics = MetricsServer(self.options.metrics, self._metrics_page)
+                await self.metrics.start()
             server, servicer, probe = self._server()
             await probe.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
             await server.start()
@@ -157,6 +173,8 @@ class Daemon:
             self.endpoint.close()
             if self.streams is not None:
                 self.streams.close()
+            if self.metrics is not None:
+                await self.metrics.close()
             if self.service.recorder is not None:
                 self.service.recorder.close()
         return self.summary()

@@ -1,0 +1,255 @@
+"""What a daemon exposes: every family, with a help text that says what a bad value means.
+
+Tiers are labelled with the medium that the engine names, routes with source and target tier, never with a direction.
+
+Law of this file: it reads and changes nothing; a count that is not known is left out, and one that may be wrong has
+``kvbm_tier_uncertain`` or ``kvbm_stream_uncertain`` at 1 beside it.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.ids import CandidateStatus, Condition, FinishReason, HoldEnd, Route, SkipReason, SlotState, Tier
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.metrics.exposition import Family
+from kvbm_console.metrics.texts import HELP
+
+SECOND_NS: Final = 1e9
+_MAXRSS_UNIT: Final = 1 if sys.platform == "darwin" else 1_024
+RECORDER_STATES: Final = ("recording", "degraded", "closed")
+
+
+class StreamRow(Protocol):
+    """One publisher: ``engines.kv_events.streams.StreamRow``."""
+
+    @property
+    def source(self) -> int:
+        """Index of the source in the leader."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """Where it is."""
+        ...
+
+    @property
+    def counts(self) -> Any:
+        """``StreamCounts``."""
+        ...
+
+    @property
+    def status(self) -> Any:
+        """``SourceStatus``."""
+        ...
+
+
+class View(msgspec.Struct):
+    """What one scrape reads."""
+
+    state: CacheState
+    config: LeaderConfig
+    at_ns: int
+    """The engine's clock now."""
+    subscribers: int
+    ring_bytes: int
+    recorder: Any | None
+    """A ``RecorderStatus``, None when nothing is recorded."""
+    streams: Sequence[StreamRow]
+
+
+class _Families:
+    """Collects families in order; each is made once."""
+
+    def __init__(self) -> None:
+        self.made: list[Family] = []
+
+    def make(self, name: str) -> Family:
+        """The family of this name, without samples yet."""
+        self.made.append(Family(name, *HELP[name]))
+        return self.made[-1]
+
+
+def collect(view: View) -> list[Family]:
+    """All families as of now."""
+    began = time.perf_counter()
+    families = _Families()
+    for part in _PARTS:
+        part(families, view)
+    families.make("kvbm_scrape_seconds").add(time.perf_counter() - began)
+    return families.made
+
+
+def _tiers(families: _Families, view: View) -> None:
+    state = view.state
+    capacity = families.make("kvbm_tier_capacity_blocks")
+    blocks = families.make("kvbm_tier_blocks")
+    resident = families.make("kvbm_tier_resident_blocks")
+    uncertain = families.make("kvbm_tier_uncertain")
+    for (tier, medium), pools in _by_medium(state).items():
+        labels = {"tier": tier.label, "medium": medium}
+        capacities = [pool.info.capacity_blocks for pool in pools]
+        known = None not in capacities
+        capacity.add(sum(each or 0 for each in capacities) if known else None, labels)
+        for condition in Condition:
+            if known or condition is not Condition.EMPTY:  # places that nobody told us of cannot be counted as empty
+                blocks.add(sum(pool.counts[condition] for pool in pools), {**labels, "condition": condition.label})
+        resident.add(sum(pool.resident_blocks for pool in pools), labels)
+        uncertain.add(any(pool.info.source in state.lost_sources for pool in pools), labels)
+    evicted = families.make("kvbm_evicted_blocks_total")
+    for tier in Tier:
+        evicted.add(state.totals.evicted_blocks[tier - 1], {"tier": tier.label})
+
+
+def _by_medium(state: CacheState) -> dict[tuple[Tier, str], list[PoolFacts]]:
+    found: dict[tuple[Tier, str], list[PoolFacts]] = {}
+    for pool in state.pools:
+        found.setdefault((pool.info.tier, pool.info.medium), []).append(pool)
+    return found
+
+
+def _reuse(families: _Families, view: View) -> None:
+    totals = view.state.totals
+    families.make("kvbm_prompt_blocks_total").add(totals.prompt_blocks)
+    hits = families.make("kvbm_hit_blocks_total")
+    matched = families.make("kvbm_matched_tokens_total")
+    for tier in Tier:
+        hits.add(totals.hit_blocks[tier - 1], {"tier": tier.label})
+        matched.add(totals.hit_blocks[tier - 1] * view.config.block_tokens, {"tier": tier.label})
+    families.make("kvbm_lost_hit_blocks_total").add(totals.lost_blocks)
+    families.make("kvbm_thrash_blocks_total").add(totals.thrash_blocks)
+    families.make("kvbm_policy_offload_threshold").add(view.config.offload_threshold)
+    families.make("kvbm_policy_offload_hysteresis").add(view.config.offload_hysteresis)
+
+
+def _transfers(families: _Families, view: View) -> None:
+    state, totals = view.state, view.state.totals
+    moved = families.make("kvbm_moved_blocks_total")
+    for label, blocks in totals.moved_blocks.items():
+        moved.add(blocks, _route(Route.labelled(label)))
+    flying: dict[Route, int] = {}
+    oldest: dict[Route, int] = {}
+    for candidate in state.candidates.values():
+        flying[candidate.route] = flying.get(candidate.route, 0) + len(candidate.hashes)
+        oldest[candidate.route] = min(oldest.get(candidate.route, view.at_ns), candidate.planned_ns)
+    in_flight = families.make("kvbm_candidate_blocks")
+    age = families.make("kvbm_oldest_candidate_seconds")
+    for route, blocks in flying.items():
+        in_flight.add(blocks, _route(route))
+        age.add(max(0, view.at_ns - oldest[route]) / SECOND_NS, _route(route))
+    ended = families.make("kvbm_candidates_ended_total")
+    for status in CandidateStatus:
+        if status > CandidateStatus.PROMOTED:
+            ended.add(totals.candidates_ended[status], {"status": status.label})
+    skipped = families.make("kvbm_candidates_skipped_total")
+    for reason in SkipReason:
+        skipped.add(totals.skipped[reason], {"reason": reason.label})
+
+
+def _route(route: Route) -> dict[str, str]:
+    return {"source": route.source.label, "target": route.target.label}
+
+
+def _slots(families: _Families, view: View) -> None:
+    state, totals = view.state, view.state.totals
+    counts = dict.fromkeys(SlotState, 0)
+    since: dict[SlotState, int] = {}
+    for slot in state.slots.values():
+        counts[slot.state] += 1
+        since[slot.state] = min(since.get(slot.state, slot.since_ns), slot.since_ns)
+    slots = families.make("kvbm_slots")
+    age = families.make("kvbm_oldest_slot_seconds")
+    for word in SlotState:
+        slots.add(counts[word], {"state": word.label})
+        age.add(max(0, view.at_ns - since[word]) / SECOND_NS if word in since else 0, {"state": word.label})
+    finished = families.make("kvbm_requests_finished_total")
+    for reason in FinishReason:
+        finished.add(totals.finished[reason], {"reason": reason.label})
+    families.make("kvbm_preemptions_total").add(totals.preemptions)
+
+
+def _holds(families: _Families, view: View) -> None:
+    state, totals = view.state, view.state.totals
+    families.make("kvbm_holds").add(len(state.holds))
+    oldest = max((view.at_ns - hold.since_ns for hold in state.holds.values()), default=0)
+    families.make("kvbm_oldest_hold_seconds").add(oldest / SECOND_NS)
+    families.make("kvbm_holds_total").add(totals.holds)
+    ended = families.make("kvbm_holds_ended_total")
+    for why in HoldEnd:
+        ended.add(totals.holds_ended[why], {"why": why.label})
+    families.make("kvbm_holds_denied_total").add(totals.hold_denied)
+    families.make("kvbm_breakpoint_hits_total").add(totals.breakpoint_hits)
+
+
+_STREAM_COUNTERS: Final = (
+    ("kvbm_stream_batches_total", "batches"),
+    ("kvbm_stream_stored_blocks_total", "stored_blocks"),
+    ("kvbm_stream_removed_blocks_total", "removed_blocks"),
+    ("kvbm_stream_lost_batches_total", "lost_batches"),
+    ("kvbm_stream_replayed_batches_total", "replayed_batches"),
+    ("kvbm_stream_restarts_total", "restarts"),
+    ("kvbm_stream_unknown_events_total", "unknown_events"),
+    ("kvbm_stream_malformed_events_total", "malformed_events"),
+    ("kvbm_stream_bad_payloads_total", "bad_payloads"),
+    ("kvbm_stream_refused_blocks_total", "refused_blocks"),
+)
+
+
+def _streams(families: _Families, view: View) -> None:
+    rows = [({"source": str(row.source), "publisher": row.label}, row) for row in view.streams]
+    for name, field in _STREAM_COUNTERS:
+        family = families.make(name)
+        for labels, row in rows:
+            family.add(getattr(row.counts, field), labels)
+    connected = families.make("kvbm_stream_connected")
+    age = families.make("kvbm_stream_last_batch_age_seconds")
+    uncertain = families.make("kvbm_stream_uncertain")
+    for labels, row in rows:
+        connected.add(row.status.connected, labels)
+        last = row.counts.last_batch_ns
+        age.add(None if last is None else max(0, view.at_ns - last) / SECOND_NS, labels)
+        uncertain.add(row.source in view.state.lost_sources, labels)
+
+
+def _recorder(families: _Families, view: View) -> None:
+    status = view.recorder
+    state = families.make("kvbm_recorder_state")
+    written = families.make("kvbm_recorder_written_seq")
+    synced = families.make("kvbm_recorder_synced_seq")
+    age = families.make("kvbm_recorder_synced_age_seconds")
+    lost = families.make("kvbm_recorder_not_recorded_total")
+    if status is None:
+        return
+    for word in RECORDER_STATES:
+        state.add(status.state == word, {"state": word})
+    written.add(status.written_seq)
+    synced.add(status.synced_seq)
+    age.add(status.synced_age_ns / SECOND_NS)
+    lost.add(status.not_recorded)
+
+
+def _self(families: _Families, view: View) -> None:
+    state, totals = view.state, view.state.totals
+    families.make("kvbm_stream_head_seq").add(state.seq - 1)
+    families.make("kvbm_subscribers").add(view.subscribers)
+    families.make("kvbm_ring_bytes").add(view.ring_bytes)
+    families.make("kvbm_stimuli_rejected_total").add(totals.rejected)
+    families.make("kvbm_completions_refused_total").add(totals.completions_refused)
+    families.make("kvbm_invariant_violations_total").add(totals.violations)
+    families.make("kvbm_process_cpu_seconds_total").add(time.process_time())
+    families.make("kvbm_process_memory_peak_bytes").add(_memory_peak_bytes())
+
+
+def _memory_peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
+
+
+_PARTS: Final[tuple[Callable[[_Families, View], None], ...]] = (
+    _tiers, _reuse, _transfers, _slots, _holds, _streams, _recorder, _self,
+)

@@ -1,0 +1,58 @@
+"""The text format of Prometheus (version 0.0.4), written by hand: families of samples with help and type.
+
+Law of this file: what is written can be read by any Prometheus: names and labels are checked, values escaped.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class Family(msgspec.Struct):
+    """One metric. ``help`` says what a bad value means; a counter's name ends in ``_total``."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    samples: list[tuple[tuple[tuple[str, str], ...], float]] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or (self.kind == "counter") != self.name.endswith("_total"):
+            raise ValueError(f"{self.name} is no name for a {self.kind}")
+
+    def add(self, value: float | None, labels: Mapping[str, str] | None = None) -> None:
+        """One sample; None (not known) is left out rather than shown as a number."""
+        if value is not None:
+            self.samples.append((tuple((labels or {}).items()), float(value)))
+
+
+def render(families: Iterable[Family]) -> str:
+    """The exposition: families without a sample still show their help and type.
+
+    >>> print(render([Family("up", "gauge", "1 while it runs.", [((("a", 'x"y'),), 1.0)])]), end="")
+    # HELP up 1 while it runs.
+    # TYPE up gauge
+    up{a="x\\\\"y"} 1
+    """
+    lines = []
+    for family in families:
+        lines.append(f"# HELP {family.name} {_escape(family.help, quotes=False)}")
+        lines.append(f"# TYPE {family.name} {family.kind}")
+        for labels, value in family.samples:
+            inner = ",".join(f'{name}="{_escape(text)}"' for name, text in labels)
+            lines.append(f"{family.name}{f'{{{inner}}}' if inner else ''} {_number(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _escape(text: str, *, quotes: bool = True) -> str:
+    escaped = text.replace("\\", r"\\").replace("\n", r"\n")
+    return escaped.replace('"', r"\"") if quotes else escaped
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() else repr(value)

@@ -1,0 +1,92 @@
+"""A small HTTP server for one page, ``GET /metrics``, on the daemon's own loop.
+
+Law of this file: a request is bounded in bytes and time, the answer is one page, and nothing else can be asked.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.metrics.exposition import CONTENT_TYPE
+
+REQUEST_BYTES_MAX: Final = 8_192
+"""Of the head of a request; Prometheus sends some 300."""
+REQUEST_SECONDS_MAX: Final = 5.0
+CONNECTIONS_MAX: Final = 16
+"""Scrapers at once; more are turned away."""
+
+
+class MetricsServer:
+    """Serves ``page`` at ``listen`` (``HOST:PORT``) between ``start`` and ``close``."""
+
+    def __init__(self, listen: str, page: Callable[[], str]) -> None:
+        host, _, port = listen.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+            raise UsageError(f"metrics must be HOST:PORT with a port up to 65535, got {listen!r}")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._listen = listen
+        self._page = page
+        self._server: asyncio.Server | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        self.port = 0
+        """The port, after ``start``."""
+
+    async def start(self) -> None:
+        """Listen. Raises ``UsageError``."""
+        try:
+            self._server = await asyncio.start_server(
+                self._answer, self._host, self._port, limit=REQUEST_BYTES_MAX
+            )
+        except OSError as error:
+            raise UsageError(f"cannot serve metrics at {self._listen}: {error.strerror or error}") from None
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Stop listening, and end what is being answered."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in self._answering:
+            task.cancel()
+        if self._answering:
+            await asyncio.wait(self._answering)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task: asyncio.Task[None] | None = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS_MAX):
+                head = await reader.readuntil(b"\r\n\r\n")
+            if len(self._answering) > CONNECTIONS_MAX:
+                writer.write(_response("503 Service Unavailable", "too many scrapers at once\n"))
+            else:
+                writer.write(self._respond(head))
+            async with asyncio.timeout(REQUEST_SECONDS_MAX):
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            self._answering.discard(task)
+
+    def _respond(self, head: bytes) -> bytes:
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            return _response("405 Method Not Allowed", "only GET /metrics\n")
+        if words[1].split(b"?")[0] != b"/metrics":
+            return _response("404 Not Found", "only GET /metrics\n")
+        return _response("200 OK", self._page(), head_only=words[0] == b"HEAD")
+
+
+def _response(status: str, text: str, *, head_only: bool = False) -> bytes:
+    body = text.encode()
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if head_only else body)

@@ -1,0 +1,246 @@
+"""Every metric: its kind, and a help text that says what a bad value means.
+
+Law of this file: a metric that is not here does not exist, and one that is here is always exposed.
+"""
+
+from typing import Final, Literal
+
+HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
+    "kvbm_tier_capacity_blocks": (
+        "gauge",
+        "Capacity of a tier; missing where the engine does not tell. A fall is a lost engine.",
+    ),
+    "kvbm_tier_blocks": (
+        "gauge",
+        "Places of a tier by condition. Referenced near capacity: nothing can be evicted; writing or "
+        "quarantined that stays high: copies do not end.",
+    ),
+    "kvbm_tier_resident_blocks": (
+        "gauge",
+        "Blocks that have a place in a tier. A host tier that is full while its hits stay flat does not "
+        "pay back.",
+    ),
+    "kvbm_tier_uncertain": (
+        "gauge",
+        "1 when reports of an engine were lost: the tier's counts may be wrong until it clears or "
+        "restarts.",
+    ),
+    "kvbm_evicted_blocks_total": (
+        "counter",
+        "Blocks that lost their place in a tier. Growing as fast as stores: the tier is too small for its "
+        "work.",
+    ),
+    "kvbm_prompt_blocks_total": (
+        "counter",
+        "Prompt blocks of all admissions: the denominator of every hit rate. Flat while requests arrive: "
+        "nothing is admitted.",
+    ),
+    "kvbm_hit_blocks_total": (
+        "counter",
+        "Prompt blocks found in a tier. A falling share of kvbm_prompt_blocks_total: prefixes are evicted "
+        "before they are used again.",
+    ),
+    "kvbm_matched_tokens_total": (
+        "counter",
+        "Tokens found in a tier, the same hits in tokens. Falling: more prefill has to be computed.",
+    ),
+    "kvbm_lost_hit_blocks_total": (
+        "counter",
+        "Hits taken back because their load failed. Anything above 0: look at the tier that failed.",
+    ),
+    "kvbm_thrash_blocks_total": (
+        "counter",
+        "Blocks loaded back within the window after they were offloaded. Growing: blocks go down too "
+        "early.",
+    ),
+    "kvbm_policy_offload_threshold": (
+        "gauge",
+        "Copying down starts when the safe share falls below 1 minus this; 0 copies every block, 1 never "
+        "begins before the pool is full.",
+    ),
+    "kvbm_policy_offload_hysteresis": (
+        "gauge",
+        "How much safe share more ends the copying down; 0 makes it start and stop all the time.",
+    ),
+    "kvbm_moved_blocks_total": (
+        "counter",
+        "Blocks copied from source to target tier. Down without up: offload that never pays back.",
+    ),
+    "kvbm_candidate_blocks": (
+        "gauge",
+        "Blocks of planned transfers that have not ended. Growing without end: the mover or the pipeline "
+        "stands still.",
+    ),
+    "kvbm_oldest_candidate_seconds": (
+        "gauge",
+        "Age of the oldest planned transfer of a route. Above some seconds: it is held, or its copy "
+        "hangs.",
+    ),
+    "kvbm_candidates_ended_total": (
+        "counter",
+        "Planned transfers by how they ended. Any failed or many cancelled: copies are lost.",
+    ),
+    "kvbm_candidates_skipped_total": (
+        "counter",
+        "Planned transfers that came to no work, by reason. Many no_capacity: the target tier is full of "
+        "what cannot be evicted.",
+    ),
+    "kvbm_slots": (
+        "gauge",
+        "Live requests by state. Many onboarding or preempted: requests wait for blocks; finishing that "
+        "stays: blocks are not given back.",
+    ),
+    "kvbm_oldest_slot_seconds": (
+        "gauge",
+        "How long the oldest request has been in its state. Above the time of a request: it hangs.",
+    ),
+    "kvbm_requests_finished_total": (
+        "counter",
+        "Requests by how they ended. Growing aborted, error or too_large: clients give up or do not fit.",
+    ),
+    "kvbm_preemptions_total": (
+        "counter",
+        "Requests whose device blocks were taken back. Growing: the device tier is too small for the "
+        "batch.",
+    ),
+    "kvbm_holds": (
+        "gauge",
+        "Requests that a debugger keeps waiting now. Above 0 in production: somebody is debugging.",
+    ),
+    "kvbm_oldest_hold_seconds": (
+        "gauge",
+        "Age of the oldest hold. Near 120: it is about to be ended by force.",
+    ),
+    "kvbm_holds_total": (
+        "counter",
+        "Holds since the start. Growing unasked: a breakpoint was left behind.",
+    ),
+    "kvbm_holds_ended_total": (
+        "counter",
+        "Holds by how they ended. Expired, lease_lost or pressure: the debugger went away or was in the "
+        "way.",
+    ),
+    "kvbm_holds_denied_total": (
+        "counter",
+        "Holds refused because too many stood already. Growing: a breakpoint is too wide.",
+    ),
+    "kvbm_breakpoint_hits_total": (
+        "counter",
+        "Breakpoint hits. Thousands a second: give it a condition.",
+    ),
+    "kvbm_stream_batches_total": (
+        "counter",
+        "Batches taken from a publisher. Flat while the engine works: its events are off or the network "
+        "drops them.",
+    ),
+    "kvbm_stream_stored_blocks_total": (
+        "counter",
+        "Blocks reported as stored. Flat while batches come: nothing new is cached.",
+    ),
+    "kvbm_stream_removed_blocks_total": (
+        "counter",
+        "Blocks reported as removed. As fast as stored: the cache only turns over.",
+    ),
+    "kvbm_stream_lost_batches_total": (
+        "counter",
+        "Batches that never came, replay included. Anything above 0 makes counts uncertain: raise the "
+        "engine's hwm or buffer_steps.",
+    ),
+    "kvbm_stream_replayed_batches_total": (
+        "counter",
+        "Batches that came by replay. Growing: the live stream loses messages.",
+    ),
+    "kvbm_stream_restarts_total": (
+        "counter",
+        "New incarnations of a publisher. Growing: the engine crashes or two share one address.",
+    ),
+    "kvbm_stream_unknown_events_total": (
+        "counter",
+        "Events of kinds that this version does not know. Growing: the engine is newer; update this "
+        "program.",
+    ),
+    "kvbm_stream_malformed_events_total": (
+        "counter",
+        "Events that could not be read. Above 0: counts are uncertain; report the engine's version.",
+    ),
+    "kvbm_stream_bad_payloads_total": (
+        "counter",
+        "Messages of which nothing could be read. Above 0: something else publishes at this address.",
+    ),
+    "kvbm_stream_refused_blocks_total": (
+        "counter",
+        "Blocks beyond this program's limits. Above 0: counts are too low.",
+    ),
+    "kvbm_stream_connected": (
+        "gauge",
+        "1 while a publisher is connected. 0: the engine is down or unreachable.",
+    ),
+    "kvbm_stream_last_batch_age_seconds": (
+        "gauge",
+        "Lag: time since the last batch; missing before the first. Engines send only when they step, so "
+        "high is bad only while requests run.",
+    ),
+    "kvbm_stream_uncertain": (
+        "gauge",
+        "1 when reports of this publisher were lost since it was last known whole: its counts may be "
+        "wrong.",
+    ),
+    "kvbm_recorder_state": (
+        "gauge",
+        "1 at the recorder's state. Degraded: events are lost to the recording; look at the disk.",
+    ),
+    "kvbm_recorder_written_seq": (
+        "gauge",
+        "The last event that a killed process cannot take any more. Falling behind kvbm_stream_head_seq: "
+        "the disk is slow.",
+    ),
+    "kvbm_recorder_synced_seq": (
+        "gauge",
+        "The last event that a power loss cannot take any more. Far behind written: syncs are slow.",
+    ),
+    "kvbm_recorder_synced_age_seconds": (
+        "gauge",
+        "How long ago all that was written was also synced. Above a few seconds: the disk is slow.",
+    ),
+    "kvbm_recorder_not_recorded_total": (
+        "counter",
+        "Events that had to be left out of the recording. Above 0: it has gaps.",
+    ),
+    "kvbm_stream_head_seq": (
+        "gauge",
+        "Number of the newest event. Flat while requests run: the leader gets no reports.",
+    ),
+    "kvbm_subscribers": (
+        "gauge",
+        "Consoles and other readers of the stream. Many of them: each costs bandwidth.",
+    ),
+    "kvbm_ring_bytes": (
+        "gauge",
+        "Bytes of history in memory. At its limit it is full, which is normal; 0 while events come is "
+        "not.",
+    ),
+    "kvbm_stimuli_rejected_total": (
+        "counter",
+        "Reports that did not fit the state. Growing: an engine and its connector disagree.",
+    ),
+    "kvbm_completions_refused_total": (
+        "counter",
+        "Completions of copies that nobody waited for. Growing: a mover reports twice or too late.",
+    ),
+    "kvbm_invariant_violations_total": (
+        "counter",
+        "Bugs of this program that were undone. Anything above 0: please report it with the recording.",
+    ),
+    "kvbm_process_cpu_seconds_total": (
+        "counter",
+        "Processor time of the daemon: its own cost. A rate near 1: it cannot keep up.",
+    ),
+    "kvbm_process_memory_peak_bytes": (
+        "gauge",
+        "Most memory that the daemon has held. Growing without end: a leak.",
+    ),
+    "kvbm_scrape_seconds": (
+        "gauge",
+        "Time that this scrape took on the daemon's thread; above 0.05 it delays engines.",
+    ),
+}

@@ -29,6 +29,8 @@ RULES: Final[dict[str, str]] = {
 """Rules that the audit walks; the others are properties over time and are tested (see ARCHITECTURE.md)."""
 
 _ONBOARD_OWNERS: Final = (SlotState.ONBOARDING, SlotState.PREEMPTED, SlotState.FINISHING)
+_HAS_CONTENT: Final = bytes(map(bool, range(256)))
+"""Content of a place to whether it has any, as a table for ``translate``."""
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -84,13 +86,14 @@ def _audit_pool(pool: PoolFacts, references: Counter[int]) -> list[Violation]:
     walked = _walk(pool, references)
     if walked != pool.counts or (capacity is not None and sum(walked) != capacity):
         found.append(Violation("I1", f"{name}: walked {walked}, counted {pool.counts}, capacity {capacity}"))
-    expected = array("i", bytes(4 * len(pool)))
-    for place, refs in references.items():
-        expected[place] = refs
-    if expected != pool.refs:
+    counted = list(map(pool.refs.__getitem__, references))
+    if counted != list(references.values()) or len(pool) - pool.refs.count(0) != len(references):
+        expected = array("i", bytes(4 * len(pool)))
+        for place, refs in references.items():
+            expected[place] = refs
         place = next(at for at, (mine, theirs) in enumerate(zip(expected, pool.refs, strict=True)) if mine != theirs)
         found.append(Violation("I2", f"{name} place {place}: {pool.refs[place]} counted, {expected[place]} found"))
-    if bytes(map(bool, pool.hash_of)) != bytes(map(bool, pool.content)):
+    if bytes(map(bool, pool.hash_of)) != pool.content.translate(_HAS_CONTENT):
         found.append(Violation("I4", f"{name}: hash and content of a place disagree"))
     return found + _audit_index(pool, name)
 
@@ -99,18 +102,21 @@ def _walk(pool: PoolFacts, references: Counter[int]) -> list[int]:
     """Places by condition: columns counted in one pass each, holders from the references that were found."""
     content = pool.content
     away = pool.quarantined
-    held = [place for place, refs in references.items() if refs and content[place] != WRITING and place not in away]
-    held_ready = sum(1 for place in held if content[place] == READY)
-    writing = content.count(WRITING) - sum(1 for place in away if content[place] == WRITING)
-    cached = content.count(READY) - sum(1 for place in away if content[place] == READY) - held_ready
-    empty = content.count(FREE) - sum(1 for place in away if content[place] == FREE) - (len(held) - held_ready)
-    return [empty, cached, len(held), writing, len(away)]
+    held = bytes(content[place] for place in references if place not in away) if away else (
+        bytes(map(content.__getitem__, references))
+    )
+    kept = bytes(map(content.__getitem__, away))
+    held_free, held_ready = held.count(FREE), held.count(READY)
+    writing = content.count(WRITING) - kept.count(WRITING)
+    cached = content.count(READY) - kept.count(READY) - held_ready
+    empty = content.count(FREE) - kept.count(FREE) - held_free
+    return [empty, cached, held_free + held_ready, writing, len(away)]
 
 
 def _audit_index(pool: PoolFacts, name: str) -> list[Violation]:
     """Every entry of the index points to a place with that hash, and every full place is indexed once."""
     found = []
-    if [pool.hash_of[place] for place in pool.by_hash.values()] != list(pool.by_hash):
+    if list(map(pool.hash_of.__getitem__, pool.by_hash.values())) != list(pool.by_hash):
         found.append(Violation("I4", f"{name}: the index has an entry for a place with another hash"))
     extra: list[int] = []
     for key, places in pool.copies.items():
@@ -126,7 +132,7 @@ def _audit_index(pool: PoolFacts, name: str) -> list[Violation]:
 
 def _audit_slots(state: CacheState) -> list[Violation]:
     found = []
-    owners: dict[tuple[int, int], int] = {}
+    owners: list[dict[int, int]] = [{} for _ in state.pools]
     for number, slot in state.slots.items():
         if len(set(slot.device_blocks)) != len(slot.device_blocks):
             found.append(Violation("I5", f"slot {number} lists a place twice", number))
@@ -142,11 +148,14 @@ def _audit_slots(state: CacheState) -> list[Violation]:
             found.append(
                 Violation("I15", f"slot {number}: {computed} tokens in {len(slot.device_blocks)} blocks", number)
             )
-        for place in slot.device_blocks:
-            key = (slot.device_pool, place)
-            if key in owners and pool.content[place] == FREE:
-                found.append(Violation("I5", f"slots {owners[key]} and {number} share unfilled place {place}", number))
-            owners[key] = number
+        mine = owners[slot.device_pool]
+        if not mine.keys().isdisjoint(slot.device_blocks):
+            for place in slot.device_blocks:
+                if place in mine and pool.content[place] == FREE:
+                    found.append(
+                        Violation("I5", f"slots {mine[place]} and {number} share unfilled place {place}", number)
+                    )
+        mine.update(dict.fromkeys(slot.device_blocks, number))
     return found
 
 

@@ -38,6 +38,7 @@ COMMANDS: Final[dict[str, str]] = {
     "replay": "kvbm_console.cli.replay:replay",
     "rec": "kvbm_console.cli.rec:rec",
     "simulate": "kvbm_console.cli.simulate:simulate",
+    "compare": "kvbm_console.cli.compare:compare",
     "why": "kvbm_console.cli.why:why",
     "doctor": "kvbm_console.cli.doctor:doctor",
     "config": "kvbm_console.cli.config:config",

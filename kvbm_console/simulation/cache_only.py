@@ -51,13 +51,25 @@ def policy_named(name: str, parameters: PolicyConfig, capacity: int, references:
     return make_policy(msgspec.structs.replace(parameters, policy=name), capacity)
 
 
+class Miss(msgspec.Struct, frozen=True):
+    """The first block of a request that was not found, and which request it had to make room for (None: never here)."""
+
+    block: int
+    evicted_for: int | None
+
+
 def replay(
     references: References, policy: EvictionPolicy, capacity: int, *, progress: Callable[[int], None] | None = None,
+    misses: list[Miss | None] | None = None,
 ) -> CacheOnlyResult:
-    """Replay all references through one pool of ``capacity`` blocks. ``progress`` is told the requests done."""
+    """Replay all references through one pool of ``capacity`` blocks. ``progress`` is told the requests done.
+
+    ``misses`` gets one entry for each request, None where every block was found.
+    """
     require(capacity >= 1, "--total-kv-blocks", "at least 1", capacity)
     hits_of: list[int] = []
     evicted = cut = 0
+    gone: dict[int, int] = {}
     touch, victims_of, forget = policy.touch, policy.victims, policy.forget
     for number, (at_ns, keys) in enumerate(zip(references.at_ns, references.keys, strict=True)):
         resident = policy.resident
@@ -67,6 +79,8 @@ def replay(
                 break
             found += 1
         hits_of.append(found)
+        if misses is not None:
+            misses.append(None if found == len(keys) else Miss(found, gone.get(keys[found])))
         if len(keys) > capacity:
             keys = keys[:capacity]
             cut += 1
@@ -77,6 +91,8 @@ def replay(
             assert victims is not None, "a request that fits leaves enough others"
             evicted += excess
             forget(victims)
+            if misses is not None:
+                gone.update(dict.fromkeys(victims, number))
         if progress is not None and not number % PROGRESS_REQUESTS:
             progress(number)
     return CacheOnlyResult(

@@ -28,6 +28,9 @@ class RequestRecord(msgspec.Struct):
     prompt_blocks: int = 0
     hits: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Prompt blocks found in G1 to G4 at its last admission."""
+    first_miss: int | None = None
+    """The first prompt block that its last lookup found nowhere."""
+    why_missed: str = ""
     preemptions: int = 0
     first_token_ns: int | None = None
     finished_ns: int | None = None
@@ -135,6 +138,10 @@ class Meter:
         if self.keep_records:
             self.records.append(record)
 
+    def _answered(self, event: ev.LookupAnswered) -> None:
+        record = self._live[event.slot]
+        record.first_miss, record.why_missed = event.first_miss, event.why.label
+
     def _scored(self, event: ev.PrefixScored) -> None:
         record = self._live[event.slot]
         record.prompt_blocks, record.hits = event.prompt_blocks, event.hits
@@ -180,6 +187,7 @@ class Meter:
 
 _LOOK: Final[dict[type[ev.Event], Callable[[Meter, Any], None]]] = {
     ev.SlotOpened: Meter._opened,
+    ev.LookupAnswered: Meter._answered,
     ev.PrefixScored: Meter._scored,
     ev.HitsLost: Meter._lost,
     ev.SlotMoved: Meter._moved,

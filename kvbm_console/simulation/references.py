@@ -5,7 +5,7 @@ generated workloads the order of arrival when every answer takes no time.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count as numbers
 from typing import Annotated, Final
 
@@ -90,23 +90,26 @@ def _mooncake(trace: MooncakeTrace) -> References:
 
 
 def _generated(workload: Workload, block_tokens: int) -> References:
+    requests = list(in_order(workload, block_tokens))
+    return References(
+        workload.name, block_tokens, [request.request for request in requests],
+        [request.arrival_ns for request in requests], [request.hashes for request in requests], note_of(workload),
+    )
+
+
+def in_order(workload: Workload, block_tokens: int) -> Iterator[Request]:
+    """The requests of a workload by arrival, when every answer takes no time."""
     workload.begin(block_tokens)
     order = numbers()
     arrivals = workload.arrivals()
     coming: list[tuple[int, int, Request]] = []
-    names: list[str] = []
-    at_ns: list[int] = []
-    keys: list[tuple[int, ...]] = []
     following = next(arrivals, None)
     while following is not None or coming:
         if following is not None and (not coming or following.arrival_ns <= coming[0][0]):
             request, following = following, next(arrivals, None)
         else:
             request = heapq.heappop(coming)[2]
-        names.append(request.request)
-        at_ns.append(request.arrival_ns)
-        keys.append(request.hashes)
+        yield request
         later = workload.finished(request, request.arrival_ns)
         if later is not None:
             heapq.heappush(coming, (later.arrival_ns, next(order), later))
-    return References(workload.name, block_tokens, names, at_ns, keys, note_of(workload))

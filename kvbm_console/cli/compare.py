@@ -1,0 +1,198 @@
+"""``kvbm-console compare``: policies and capacities side by side on one trace.
+
+Law of this file: everything is checked before any cell runs; the table on stdout depends on the settings alone.
+"""
+
+import csv
+import io
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvbm_console.cli.cache_options import policy_config, policy_options, progress_bar, require_trace, trace_options
+from kvbm_console.cli.output import ABSENT, number, print_json, table, warn
+from kvbm_console.cli.params import format_option
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.eviction.policy import POLICIES, PRESETS
+from kvbm_console.simulation.options import BLOCKS_MAX, SimulateOptions
+
+if TYPE_CHECKING:
+    from kvbm_console.simulation.compare import Cell, Setting
+
+SCHEMA: Final = "kvbm-console.compare/1"
+ALL: Final = ",".join((*POLICIES, "belady"))
+SHOWN_REQUESTS: Final = 20
+"""Requests that ``--per-request`` lists: a screen full."""
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """``0,1000,4000``: capacities within bounds, each once, in the order given."""
+
+    name = "numbers"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The numbers; refuses an empty list and anything else."""
+        if isinstance(value, tuple):
+            return value
+        found: dict[int, None] = {}
+        for part in str(value).split(","):
+            text = part.strip().replace("_", "")
+            if not (text.isascii() and text.isdigit() and self.least <= int(text) <= BLOCKS_MAX):
+                self.fail(f"must be numbers from {self.least} to {BLOCKS_MAX} with commas between, got {part!r}",
+                          param, ctx)
+            found[int(text)] = None
+        return tuple(found)
+
+
+@click.command()
+@trace_options
+@click.option("--policies", default=ALL, show_default=True, metavar="LIST", help="Policies, with commas between.")
+@click.option("--presets", is_flag=False, flag_value=",".join(PRESETS), default="", metavar="[LIST]",
+              help=f"Also these presets; without a list all of {', '.join(PRESETS)}.")
+@click.option("--total-kv-blocks", type=Numbers(1), metavar="LIST",
+              help="Capacities of the device; with --cache-only of the pool.")
+@click.option("--kv-cpu-blocks", type=Numbers(0), default="0", show_default=True, metavar="LIST",
+              help="Capacities of the host tier.")
+@click.option("--kv-disk-blocks", type=int, default=0, show_default=True, metavar="N",
+              help="Capacity of the disk tier.")
+@click.option("--block-size", type=int, default=16, show_default=True, metavar="N", help="Tokens in one block.")
+@click.option("--kv-offload-threshold", type=float, default=0.9, show_default=True, metavar="T",
+              help="Copy down when less than 1 - T of a pool is safe.")
+@click.option("--cache-only", is_flag=True, help="Leave the engine out: one pool, in the trace's own blocks.")
+@policy_options
+@click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: one per core]")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Draw hit rate against capacity as .svg or .png; needs the extra 'plot'.")
+@click.option("--per-request", nargs=2, metavar="A B",
+              help="List the requests whose hits differ most between two settings, each POLICY or POLICY@BLOCKS.")
+@format_option("text", "csv", "json")
+def compare(
+    trace: str | None, limit: int | None, seed: int | None, policies: str, presets: str,
+    total_kv_blocks: tuple[int, ...] | None, kv_cpu_blocks: tuple[int, ...], kv_disk_blocks: int, block_size: int,
+    kv_offload_threshold: float, cache_only: bool, workers: int | None, plot: Path | None,
+    per_request: tuple[str, str] | None, form: str, **parameters: Any,
+) -> int:
+    """Run policies and capacities side by side on one trace, next to the optimal bound.
+
+    With an engine, belady is the bound over one pool as large as all tiers together. A policy is best among those of
+    the same capacities; gap closed is the way from simple_lru to belady.
+    """
+    from kvbm_console.simulation.compare import grid, run_grid
+
+    options = SimulateOptions(
+        trace=require_trace(trace), total_kv_blocks=(total_kv_blocks or (1,))[0], limit=limit, seed=seed,
+        block_size=block_size, kv_disk_blocks=kv_disk_blocks, kv_offload_threshold=kv_offload_threshold,
+        policy=policy_config(None, None, **parameters),
+    )
+    if total_kv_blocks is None:
+        raise click.UsageError("--total-kv-blocks must say how many blocks the device has")
+    settings = grid(
+        options, _words(policies), _words(presets), total_kv_blocks, kv_cpu_blocks, cache_only=cache_only
+    )
+    wanted = _wanted(per_request, settings)
+    if plot is not None:
+        from kvbm_console.cli.plot import require_plot
+
+        require_plot(plot)
+    started = time.perf_counter()
+    with progress_bar("compare", len(settings)) as progress:
+        cells = run_grid(settings, workers=workers, keep_requests=wanted is not None, progress=progress)
+    _print(cells, options, cache_only, form)
+    if wanted is not None:
+        _print_requests(cells[wanted[0]], cells[wanted[1]], form)
+    if plot is not None:
+        from kvbm_console.cli.plot import draw
+
+        draw(plot, cells, trace or "")
+        warn(f"drawn into {plot}")
+    warn(f"{len(cells)} runs in {time.perf_counter() - started:.2f} s")
+    return 0
+
+
+def _words(text: str) -> list[str]:
+    return list(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+
+
+def _wanted(named: tuple[str, str] | None, settings: "list[Setting]") -> tuple[int, int] | None:
+    """The cells that ``--per-request`` names."""
+    if named is None:
+        return None
+    found = []
+    for text in named:
+        label, _, blocks = text.partition("@")
+        matching = [
+            at for at, setting in enumerate(settings)
+            if setting.label == label and (not blocks or str(sum(setting.capacity)) == blocks)
+        ]
+        if len(matching) != 1:
+            raise UsageError(
+                f"--per-request {text} must name one setting of the grid as POLICY or POLICY@BLOCKS (device and host "
+                f"together), it names {len(matching)}"
+            )
+        found.append(matching[0])
+    return found[0], found[1]
+
+
+# --- printing ---
+
+
+def _print(cells: "list[Cell]", options: SimulateOptions, cache_only: bool, form: str) -> None:
+    from kvbm_console.simulation.compare import rows_of
+
+    rows = rows_of(cells)
+    if form == "json":
+        print_json({
+            "schema": SCHEMA, "trace": options.trace, "limit": options.limit, "seed": options.seed,
+            "cache_only": cache_only, "block_size": None if cache_only else options.block_size,
+            "kv_disk_blocks": options.kv_disk_blocks, "cells": rows,
+        })
+    elif form == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+        click.echo(text.getvalue(), nl=False)
+    else:
+        headings = ("device", "host", "policy", "hits", "hit rate", "", "below belady", "gap closed", "ttft ms")
+        click.echo("\n".join(table(headings, map(_text_row, rows), right=(0, 1, 3, 4, 6, 7, 8))))
+
+
+def _text_row(row: dict[str, Any]) -> list[str]:
+    return [
+        number(row["total_kv_blocks"]), number(row["kv_cpu_blocks"]), row["policy"], number(row["hits"]),
+        _percent(row["hit_rate"]), "best" if row["best"] else "", _percent(row["below_belady"]),
+        _percent(row["gap_closed"]), ABSENT if row["ttft_ms_mean"] is None else f"{row['ttft_ms_mean']:,.1f}",
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return ABSENT if value is None else f"{100 * value:.2f} %"
+
+
+def _print_requests(one: "Cell", other: "Cell", form: str) -> None:
+    from kvbm_console.simulation.compare import differences
+
+    pairs = differences(one, other, SHOWN_REQUESTS)
+    names = [f"{cell.label}@{cell.total_kv_blocks + cell.kv_cpu_blocks}" for cell in (one, other)]
+    if form == "json":
+        print_json({
+            "a": names[0], "b": names[1],
+            "requests": [
+                {"request": mine.request, "blocks": mine.blocks, "hits_a": mine.hits, "hits_b": theirs.hits,
+                 "why_a": mine.why, "why_b": theirs.why}
+                for mine, theirs in pairs
+            ],
+        })
+        return
+    click.echo("")
+    headings = ("request", "blocks", names[0], names[1], f"why no more in {names[0]}", f"why no more in {names[1]}")
+    rows = [
+        [mine.request, number(mine.blocks), number(mine.hits), number(theirs.hits), mine.why, theirs.why]
+        for mine, theirs in pairs
+    ]
+    click.echo("\n".join(table(headings, rows, right=(1, 2, 3))))

@@ -1,0 +1,45 @@
+"""The optimal bound beside a simulated machine: belady over one pool as large as all of its tiers together.
+
+Law of this file: it knows everything and pays for nothing. Requests are looked up in the order of their arrival, with
+the whole future known, no time passes, and nothing is held or copied; a machine with the same blocks has no more hits,
+but for what an engine gets from requests that run at the same time.
+
+A hit is counted as in the machine: full blocks of the prompt, one token left to compute; what a request generates is
+stored too.
+"""
+
+from kvbm_console.core.eviction.belady import Belady
+from kvbm_console.engines.workloads import Workload
+from kvbm_console.simulation.options import SimulateOptions
+from kvbm_console.simulation.references import in_order
+
+
+def bound_of(workload: Workload, options: SimulateOptions) -> tuple[list[str], list[int], list[int], int]:
+    """Names, hits and prompt blocks of the requests, and the blocks evicted."""
+    capacity = options.total_kv_blocks + options.kv_cpu_blocks + options.kv_disk_blocks
+    names: list[str] = []
+    lookups: list[tuple[int, ...]] = []
+    stored: list[tuple[int, ...]] = []
+    blocks_of: list[int] = []
+    for request in in_order(workload, options.block_size):
+        names.append(request.request)
+        blocks_of.append(len(request.hashes))
+        lookups.append(request.hashes[: (request.prompt_tokens - 1) // options.block_size])
+        stored.append((request.hashes + request.output_hashes)[:capacity])
+    policy = Belady(stored)
+    hits_of: list[int] = []
+    evicted = 0
+    for keys, whole in zip(lookups, stored, strict=True):
+        resident = policy.resident
+        found = 0
+        for key in keys:
+            if key not in resident:
+                break
+            found += 1
+        hits_of.append(found)
+        policy.touch(whole, 0)
+        excess = len(policy.resident) - capacity
+        if excess > 0:
+            policy.forget(policy.victims(excess, None, set(whole)) or ())
+            evicted += excess
+    return names, hits_of, blocks_of, evicted

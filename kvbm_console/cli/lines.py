@@ -1,75 +1,15 @@
-"""Events as JSON documents: the contract of ``tail --format jsonl``.
+"""Events as JSON documents, as the commands print them.
 
-Law of this file: ``seq``, ``at_ns`` and ``kind`` first, then the event's fields under their names. Everything that is
-an identifier is a string, hashes are 16 hexadecimal digits, words are labels, and what is absent is null.
+Law of this file: the documents are the library's (``stream.event_document``); nothing is added here.
 """
 
-from enum import Enum
-from typing import Any, Final
+from kvbm_console.stream.event_document import (
+    HASH_COLUMNS,
+    ID_COLUMNS,
+    IDENTIFIERS,
+    INDEX_COLUMNS,
+    event_document,
+    spec_document,
+)
 
-import msgspec
-
-from kvbm_console.core.columns import unpack_hashes, unpack_ids
-from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.events import Event
-from kvbm_console.core.ids import Word
-from kvbm_console.core.stimuli import ENTRY_NAMES
-
-HASH_COLUMNS: Final = frozenset({"hashes", "stored", "removed"})
-ID_COLUMNS: Final = frozenset({"ids", "sources", "targets"})
-INDEX_COLUMNS: Final = frozenset({"failed"})
-"""Columns of positions within the event: numbers, not identifiers."""
-IDENTIFIERS: Final = frozenset({
-    "slot", "parent", "for_slot", "pool", "source_pool", "target_pool", "candidate", "operation", "batch", "hold", "id",
-    "breakpoints", "slots", "source",
-})
-
-
-def event_document(event: Event) -> dict[str, Any]:
-    """One event as a JSON object.
-
-    >>> from kvbm_console.core.events import SlotClosed
-    >>> event_document(SlotClosed(7, 1_000, 3, 12))
-    {'seq': 7, 'at_ns': 1000, 'kind': 'SlotClosed', 'cause': 3, 'slot': '12'}
-    """
-    document: dict[str, Any] = {"seq": event.seq, "at_ns": event.at_ns, "kind": type(event).__name__}
-    for field in type(event).__struct_fields__:
-        if field not in ("seq", "at_ns"):
-            document[field] = _value(field, getattr(event, field))
-    return document
-
-
-def spec_document(spec: BreakpointSpec) -> dict[str, Any]:
-    """A breakpoint's specification as a JSON object."""
-    return {field: _value(field, getattr(spec, field)) for field in BreakpointSpec.__struct_fields__}
-
-
-def _value(field: str, value: Any) -> Any:
-    if value is None or isinstance(value, bool | str | float):
-        return value
-    if isinstance(value, bytes):
-        return _column(field, value)
-    if isinstance(value, Word):
-        return value.label
-    if isinstance(value, Enum):
-        return value.name.lower()
-    if isinstance(value, BreakpointSpec):
-        return spec_document(value)
-    if isinstance(value, tuple | list):
-        return [_value(field, item) for item in value]
-    if isinstance(value, int):
-        if field == "entry":
-            return ENTRY_NAMES.get(value, str(value))
-        return str(value) if field in IDENTIFIERS else value
-    if isinstance(value, msgspec.Struct):
-        return {name: _value(name, getattr(value, name)) for name in value.__struct_fields__}
-    raise TypeError(f"no JSON form for {type(value).__name__} in field {field}")
-
-
-def _column(field: str, data: bytes) -> list[Any]:
-    if field in HASH_COLUMNS:
-        return [f"{value:016x}" for value in unpack_hashes(data)]
-    if field in INDEX_COLUMNS:
-        return list(unpack_ids(data))
-    assert field in ID_COLUMNS, f"column {field} is neither of ids nor of hashes"
-    return [str(value) for value in unpack_ids(data)]
+__all__ = ["HASH_COLUMNS", "IDENTIFIERS", "ID_COLUMNS", "INDEX_COLUMNS", "event_document", "spec_document"]

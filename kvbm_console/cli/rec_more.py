@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from kvbm_console.cli.rec_diff import diff_command
+from kvbm_console.cli.rec_export import export_command
 
-MORE: Final[tuple[click.Command, ...]] = (diff_command,)
+MORE: Final[tuple[click.Command, ...]] = (diff_command, export_command)
 """What ``rec`` has beside its own commands."""

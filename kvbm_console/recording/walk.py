@@ -49,6 +49,8 @@ class Visitor:
     def __init__(self) -> None:
         self.before: dict[type[Event], Handler] = {}
         self.after: dict[type[Event], Handler] = {}
+        self.every: Handler | None = None
+        """Called before each event, whatever its kind, in front of ``before``."""
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """The facts are known from here on; ``gap`` was lost in front of it, None at the beginning."""
@@ -118,6 +120,7 @@ def walk(
     """
     watchers = list(visitors)
     before, after = _merged(one.before for one in watchers), _merged(one.after for one in watchers)
+    every = [one.every for one in watchers if one.every is not None]
     state: CacheState | None = None
     gap: GapSeen | None = None
     done = 0
@@ -130,7 +133,7 @@ def walk(
         elif isinstance(item, GapSeen):
             state, gap = None, item
         elif state is not None:
-            _fold(evidence, state, item.events, before, after)
+            _fold(evidence, state, item.events, every, before, after)
             done += len(item.events)
             if progress is not None:
                 progress(what, done, evidence.events)
@@ -148,11 +151,13 @@ def _merged(maps: Iterable[dict[type[Event], Handler]]) -> dict[type[Event], lis
 
 
 def _fold(
-    evidence: Evidence, state: CacheState, events: list[Event], before: dict[type[Event], list[Handler]],
-    after: dict[type[Event], list[Handler]],
+    evidence: Evidence, state: CacheState, events: list[Event], every: list[Handler],
+    before: dict[type[Event], list[Handler]], after: dict[type[Event], list[Handler]],
 ) -> None:
     for event in events:
         kind = type(event)
+        for handler in every:
+            handler(event, state)
         for handler in before.get(kind, ()):
             handler(event, state)
         try:

@@ -106,18 +106,21 @@ class Broadcaster:
 
     def publish(self, stimulus: Stimulus, events: Sequence[Event]) -> None:
         """Take one stimulus with the events that it caused. The objects must not change afterwards."""
-        self._stimuli.append(stimulus)
-        pending = self._events
-        pending.extend(events)
-        if len(pending) >= self._events_max or len(self._stimuli) >= FLUSH_EVENTS_MAX:
+        stimuli, pending = self._stimuli, self._events
+        stimuli.append(stimulus)
+        pending += events
+        if len(pending) >= self._events_max or len(stimuli) >= FLUSH_EVENTS_MAX:
             self.flush()
         elif not self._scheduled:
-            wait_ns = self._last_ns + self.gap_ns - self._clock()
-            if wait_ns <= 0:
-                self.flush()
-            elif self.later is not None:
-                self._scheduled = True
-                self.later(wait_ns / 1e9, self._flush_scheduled)
+            self._flush_or_schedule()
+
+    def _flush_or_schedule(self) -> None:
+        wait_ns = self._last_ns + self.gap_ns - self._clock()
+        if wait_ns <= 0:
+            self.flush()
+        elif self.later is not None:
+            self._scheduled = True
+            self.later(wait_ns / 1e9, self._flush_scheduled)
 
     def _flush_scheduled(self) -> None:
         self._scheduled = False

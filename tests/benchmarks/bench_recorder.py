@@ -56,7 +56,10 @@ def recorder_on() -> Figure:
         restamped = _Restamped(recorder)
 
         def work() -> None:
-            broadcaster = Broadcaster(Ring(), time.monotonic_ns, on_flush=restamped.offer)
+            # As under an event loop that has not come round: the flush is due, and full chunks do not wait for it.
+            broadcaster = Broadcaster(
+                Ring(), time.monotonic_ns, on_flush=restamped.offer, later=lambda delay_s, flush: None
+            )
             for stimulus, events in outcomes:
                 broadcaster.publish(stimulus, events)
             broadcaster.flush()

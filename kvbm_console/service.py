@@ -29,6 +29,7 @@ from kvbm_console.core.stimuli import DeadlinePassed, LeaseGranted, LeaseLost, N
 from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.debug.leases import LEASE_TTL_NS, Leases
 from kvbm_console.debug.sessions import Sessions
+from kvbm_console.debug.watch import Watch
 from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.document import Document, status_document
@@ -129,14 +130,14 @@ class LeaderService:
 
     def __init__(
         self, config: LeaderConfig, clock: Callable[[], int], *, check: bool = False, ring: Ring | None = None,
-        monotonic: Callable[[], int] = time.monotonic_ns, lease_ttl_ns: int = LEASE_TTL_NS,
-        incarnation: str | None = None, more_hosts: Sequence[Leader] = (),
+        monotonic: Callable[[], int] = time.monotonic_ns, wall: Callable[[], int] = time.time_ns,
+        lease_ttl_ns: int = LEASE_TTL_NS, incarnation: str | None = None, more_hosts: Sequence[Leader] = (),
     ) -> None:
         self.config = config
         self.check = check
         self.clock = clock
         self.incarnation = incarnation or secrets.token_hex(8)
-        self.started_wall_ns = time.time_ns()
+        self.started_wall_ns = wall()
         self.started_at_ns = clock()
         self.recorder: Recorder | None = None
         self.changed = Changed()
@@ -158,6 +159,7 @@ class LeaderService:
             lost=lambda owner: self.dispatcher.submit(LeaseLost, owner), ttl_ns=lease_ttl_ns,
         )
         self.sessions = Sessions(self.dispatcher, self.leases)
+        self._watch = Watch(self.dispatcher, monotonic, wall)
         self.submit = self.dispatcher.submit
         self._deadlines: WallDeadlines | None = None
         self._since_base: deque[StimulusChunk] = deque()
@@ -329,6 +331,7 @@ class LeaderService:
 
     async def _expire_leases(self) -> None:
         while True:
+            self._watch.look(int(LEASE_CHECK_S * 1e9))
             await anyio.sleep(LEASE_CHECK_S)
             self.leases.expire()
 

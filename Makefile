@@ -8,7 +8,7 @@ STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo test check bench bench-baseline test-full recordings screens docs proto clean
+.PHONY: help setup demo test check bench bench-tui bench-baseline test-full recordings screens docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ check: $(STAMP) ## format, lint, types, import contracts, proto and documents fr
 
 bench: $(STAMP) ## ratios against references measured in the same run, compared with the committed ones
 	@$(BIN)/python -m tests.benchmarks
+
+bench-tui: $(STAMP) ## the console in a terminal: frames, share of a core, keys, memory; REQUESTS=N for a longer run
+	@$(BIN)/python -m tests.tui.pty_bench $(REQUESTS)
 
 bench-baseline: $(STAMP) ## make this machine's ratios the committed ones
 	@$(BIN)/python -m tests.benchmarks --write-baseline

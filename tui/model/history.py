@@ -75,6 +75,11 @@ def _evicted(mirror: Mirror, e: ev.BlocksEvicted) -> None:
     _tell(mirror, e.for_slot, e)
 
 
+def _seen(mirror: Mirror, e: ev.BlocksSeen) -> None:
+    if e.removed:
+        mirror.flows.evictions(e.pool).add(e.at_ns, len(e.removed) // HASH_BYTES)
+
+
 def _planned(mirror: Mirror, e: ev.CandidatePlanned) -> None:
     life = _tell(mirror, e.slot, e)
     transfer = Transfer(
@@ -231,6 +236,7 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], None]]] = {
     ev.DeviceBlocksAssigned: _assigned,
     ev.DeviceBlocksReleased: _of_slot,
     ev.BlocksEvicted: _evicted,
+    ev.BlocksSeen: _seen,
     ev.CandidatePlanned: _planned,
     ev.CandidateEnqueued: _enqueued,
     ev.CandidateEvaluated: _evaluated,

@@ -37,6 +37,7 @@ ENDED_MAX: Final = 2_048
 LOG_MAX: Final = 20_000
 """Events kept for the log."""
 GAPS_MAX: Final = 64
+SECOND_NS: Final = 1_000_000_000
 STEPS_MAX: Final = 64
 """Iterations kept for the step time."""
 
@@ -104,7 +105,8 @@ class Mirror:
         """Hold to local time of its beginning: its deadline runs on the wall clock."""
         self.ranks = 1
         """Ranks seen so far."""
-        self.second = -1
+        self.tick_ns = -SECOND_NS
+        """Where the second of the target's time begins for which levels were sampled."""
         self.mono_ns = 0
 
     # --- items -------------------------------------------------------------------------------------------------------
@@ -138,28 +140,28 @@ class Mirror:
             return
         self.version += 1
         self.progress.arrived(len(events), mono_ns)
-        log = self.log
-        counted = 0
+        known, apply = HISTORY.get, state.apply
+        index = first = 0
         before_ns = state.at_ns
-        for event in events:
-            second = event.at_ns // 1_000_000_000
-            if second != self.second:
-                self._count(before_ns, counted)
-                counted = 0
-                self._tick(event.at_ns)
-            try:
-                keep = HISTORY.get(type(event))
+        try:
+            for index, event in enumerate(events):  # noqa: B007 - the index says where it broke
+                at_ns = event.at_ns
+                if not self.tick_ns <= at_ns < self.tick_ns + SECOND_NS:
+                    self._count(before_ns, index - first)
+                    first = index
+                    self._tick(at_ns)
+                before_ns = at_ns
+                keep = known(type(event))
                 if keep is not None:
                     keep(self, event)
-                state.apply(event)
-            except (FoldError, KeyError, IndexError, ValueError) as error:
-                self.broken = f"event {event.seq} does not fit: {error}"
-                return
-            log.append(event)
-            counted += 1
-            before_ns = event.at_ns
+                apply(event)
+        except (FoldError, KeyError, IndexError, ValueError) as error:
+            self.broken = f"event {events[index].seq} does not fit: {error}"
+            self.log.extend(events[:index])
+            return
         if events:
-            self._count(before_ns, counted)
+            self.log.extend(events)
+            self._count(before_ns, len(events) - first)
             self.log_total += len(events)
             self.clock.event(state.at_ns, mono_ns)
             self.progress.applied(state.seq)
@@ -259,7 +261,7 @@ class Mirror:
 
     def _tick(self, at_ns: int) -> None:
         """A new second of the target's time began: sample levels as they were at its end."""
-        self.second = at_ns // 1_000_000_000
+        self.tick_ns = at_ns // SECOND_NS * SECOND_NS
         if self.state is None:
             return
         flows = self.flows

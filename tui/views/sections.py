@@ -59,6 +59,12 @@ def used_role(pool: PoolFacts) -> str:
     return "caution" if capacity and free * 50 < capacity else "text"
 
 
+def doubtful(desk: Desk, pool: PoolFacts) -> bool:
+    """Whether reports of the pool's source were lost, so that its counts may be wrong until it clears or restarts."""
+    state = desk.mirror.state
+    return state is not None and pool.info.source in state.lost_sources
+
+
 def tiers_section(desk: Desk, state: CacheState, width: int, *, trends: bool = True) -> list[Line]:
     """Occupancy, evictions and thrash of every pool."""
     bar, spark = (16, 12) if width >= 79 else (10, 8)
@@ -80,7 +86,8 @@ def _tier_line(desk: Desk, pool: PoolFacts, bar: int, spark: int) -> Line:
     row = Row().put(" ").put(pool_name(pool), "text").to(11)
     row.spans(bars.level(resident / capacity if capacity else None, bar, desk.glyphs, tier.name.lower()))
     row.right(percent(resident, capacity), end + 6, used_role(pool))
-    row.right(f"{count(resident)}/{count(capacity)}", end + 21, "text")
+    doubt = doubtful(desk, pool)
+    row.right(f"{count(resident)}{'?' if doubt else ''}/{count(capacity)}", end + 21, "caution" if doubt else "text")
     evicted = flows.evicted.get(pool.info.pool)
     row.right(per_second(evicted.rate(now)) if evicted is not None else "0", end + 30, "text")
     loaded, back = int(flows.loaded[tier].total(60, now)), int(flows.thrash[tier].total(60, now))

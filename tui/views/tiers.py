@@ -15,7 +15,7 @@ from ..model.flows import TIERS as ALL_TIERS
 from ..model.numbers import brief, count, cut, per_second, percent, plain, tenth
 from ..model.series import known_seconds, resample, window_text
 from .page import Page
-from .sections import pool_name, used_role
+from .sections import doubtful, pool_name, used_role
 
 _ROLES = {
     Condition.REFERENCED: "", Condition.WRITING: "fill.onboard", Condition.CACHED: "", Condition.EMPTY: "todo",
@@ -62,9 +62,14 @@ class Tiers(Page):
         per_cell = max(1, -(-places // cells))
         head = Row().put(" ").put(pool_name(pool), "strong").to(11)
         head.put(f" {percent(pool.resident_blocks, capacity)}", used_role(pool))
-        head.put(f"  {count(pool.resident_blocks)}/{count(capacity)}", "text")
+        doubt = doubtful(desk, pool)
+        head.put(f"  {count(pool.resident_blocks)}{'?' if doubt else ''}/{count(capacity)}",
+                 "caution" if doubt else "text")
         medium, authority = plain(pool.info.medium), pool.info.authority.label
         told = (f"   {medium}, decided by the {authority}", f"   {medium}, by the {authority}", f"   {medium}", "")
+        if doubt:
+            told = (f"   {medium}: reports were lost, counts are doubtful until it clears",
+                    f"   {medium}: counts are doubtful", f"   {medium}: doubtful", "")
         cell = f"1 cell = {per_cell} block{'s' if per_cell > 1 else ''}"
         head.put(next(text for text in told if not text or head.x + len(text) + len(cell) + 2 <= width), "muted")
         if head.x + len(cell) + 2 <= width:

@@ -32,7 +32,7 @@ class _Pool(msgspec.Struct, array_like=True):
     refs: bytes
     stored_at: bytes
     copies: list[tuple[int, list[int]]]
-    quarantined: list[tuple[int, int]]
+    quarantined: list[tuple[int, list[int]]]
 
 
 class _Facts(msgspec.Struct, array_like=True):

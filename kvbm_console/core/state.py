@@ -238,7 +238,9 @@ class CacheState:
         if new in _SKIPPED:
             slot.skipped_since = e.iteration
         elif old in _SKIPPED:
-            slot.skipped_iterations += e.iteration - slot.skipped_since
+            # Back in an iteration: that one is not skipped. Otherwise the last one that was formed is.
+            back = new is _PREFILLING or new is SlotState.DECODING
+            slot.skipped_iterations += e.iteration - slot.skipped_since + (not back)
         if new is _PREFILLING:
             if slot.first_iteration is None:
                 slot.first_iteration = e.iteration
@@ -247,6 +249,7 @@ class CacheState:
             self.totals.requests_preempted += slot.preemptions == 0
             slot.preemptions += 1
             slot.last_answer = None
+            slot.local_blocks = 0
         reason = e.reason
         if reason is not None and slot.reason is None:
             slot.reason = reason

@@ -49,7 +49,7 @@ class PoolFacts:
     ``hash_of[b]`` is the sequence hash of the full block at place b (``EMPTY_HASH``: none), ``content[b]`` one of
     ``FREE, WRITING, READY``, ``refs[b]`` the number of holders (slots, staging, operations), ``stored_at[b]`` when its
     content became readable. ``by_hash`` finds a ready or writing place; further places with the same hash stand in
-    ``copies``. ``quarantined`` maps a place that a copy of an older epoch still writes to that operation.
+    ``copies``. ``quarantined`` maps a place that copies of an older epoch still read or write to those operations.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class PoolFacts:
         self.stored_at = array("q", bytes(8 * places))
         self.by_hash: dict[int, int] = {}
         self.copies: dict[int, list[int]] = {}
-        self.quarantined: dict[int, int] = {}
+        self.quarantined: dict[int, list[int]] = {}
         self.counts = [places, 0, 0, 0, 0]
         """Places by ``Condition``, kept up to date by the methods below and recounted by the audit."""
         self._free: list[int] | None = None
@@ -349,16 +349,19 @@ class PoolFacts:
         """Places that a copy still writes or reads across a reset: neither free nor resident until it is reported."""
         for block in ids:
             before = self.condition(block)
-            self.quarantined[block] = operation
+            self.quarantined.setdefault(block, []).append(operation)
             self._recount(block, before)
 
     def lift(self, operation: int) -> list[int]:
-        """Free the places that this operation had kept in quarantine; returns them."""
-        ids = [block for block, keeper in self.quarantined.items() if keeper == operation]
-        for block in ids:
-            before = self.condition(block)
-            del self.quarantined[block]
-            self._recount(block, before)
+        """This operation of an older epoch has ended: free the places that no other one keeps; returns them."""
+        ids = []
+        for block in [block for block, keepers in self.quarantined.items() if operation in keepers]:
+            self.quarantined[block].remove(operation)
+            if not self.quarantined[block]:
+                before = self.condition(block)
+                del self.quarantined[block]
+                self._recount(block, before)
+                ids.append(block)
         return ids
 
     def clear(self) -> None:

@@ -146,7 +146,7 @@ class Decider:
             first = slot.first_iteration
             skipped = slot.skipped_iterations
             if old in (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE):
-                skipped += now - slot.skipped_since
+                skipped += now - slot.skipped_since + 1
         self.emit(
             ev.SlotMoved, slot.slot, old, new, self.entry, now if iteration is None else iteration,
             slot.computed_tokens(now), self.aids.evaluated.get(slot.slot, 0), cached or slot.cached,
@@ -282,6 +282,8 @@ class Decider:
     def set_staging_deadline(self, slot: SlotFacts) -> None:
         """Start (again) the time that a match may stay staged."""
         self.clear_deadline("staging", slot.slot)
+        if slot.hold is not None:
+            return  # it does not run while the slot is held
         number = self.aids.deadline("staging", slot.slot)
         self.ask(SetDeadline(number, self.config.staging_deadline_ns, Clock.ENGINE))
 

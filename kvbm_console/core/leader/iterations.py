@@ -18,6 +18,7 @@ from kvbm_console.core.slots import SlotFacts
 
 _S = SlotState
 _MAY_START = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED)
+_TAKES_PART = (_S.PREFILLING, _S.DECODING)
 _SKIPPED_OF = {_S.PREFILLING: _S.SKIPPED_PREFILL, _S.DECODING: _S.SKIPPED_DECODE}
 _BACK_OF = {skipped: back for back, skipped in _SKIPPED_OF.items()}
 
@@ -38,9 +39,10 @@ def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationM
     if s.count < 1 or (s.iteration != state.iteration + 1 and state.slots and state.iteration):
         raise Refused(f"iteration {s.iteration} (count {s.count}) does not follow iteration {state.iteration}")
     last = s.iteration + s.count - 1
+    _check_lists(leader, s)
     moves = _check_moves(leader, s)
     appended = _check_appended(leader, s)
-    _check_positions(leader, s, appended)
+    _check_positions(leader, s, appended, {slot.slot: new for slot, new in moves})
     _check_places(leader, s, appended, last)
     for request in s.preempted:
         slot = leader.live(request)
@@ -55,8 +57,27 @@ def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationM
         assign(leader, pool, appended.slots, appended.counts, appended.ids, 0, 0)
     slots = tuple(leader.live(request).slot for request in s.progressed)
     leader.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions)
+    for number in slots:
+        leader.note_place(state.slots[number])
     issued, leader.aids.issued = tuple(leader.aids.issued), []
     return IterationMetadata(last, issued)
+
+
+def _check_lists(leader: Decider, s: st.IterationScheduled) -> None:
+    """No request stands twice in a list, or in two lists that contradict each other."""
+    started = (*s.new, *s.resumed)
+    if not (started or s.preempted or s.skipped or s.unskipped or s.first_tokens or s.progressed or s.appended):
+        return
+    for names in (started, s.preempted, s.skipped, s.unskipped, s.first_tokens, s.progressed, s.appended):
+        if len(set(names)) != len(names):
+            raise Refused("a request stands twice in a list of the iteration")
+    taking_part = {*started, *s.unskipped, *s.first_tokens, *s.progressed}
+    for request in (*s.skipped, *s.preempted):
+        if request in taking_part or (request in s.preempted and request in (*s.skipped, *s.appended)):
+            raise Refused(f"request {request!r} is left out of the iteration and takes part in it")
+    for request in s.preempted:
+        if leader.live(request).state in (_S.FINISHING, _S.FINISHED):
+            raise Refused(f"request {request!r} is {leader.live(request).state.label} and cannot be preempted")
 
 
 def _check_moves(leader: Decider, s: st.IterationScheduled) -> list[tuple[SlotFacts, SlotState]]:
@@ -94,7 +115,8 @@ def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
     if not (s.appended or s.appended_counts or s.appended_ids):
         return _NOTHING
     ids = unpack_ids(s.appended_ids)
-    if len(s.appended) != len(s.appended_counts) or sum(s.appended_counts) != len(ids):
+    fits = len(s.appended) == len(s.appended_counts) and sum(s.appended_counts) == len(ids)
+    if not fits or min(s.appended_counts, default=1) < 1:
         raise Refused(f"{len(ids)} appended blocks do not match counts {s.appended_counts}")
     slots = [leader.live(request) for request in s.appended]
     at = 0
@@ -105,11 +127,15 @@ def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
         at += count
     if len(set(ids)) != len(ids):
         raise Refused("a block was appended twice in one iteration")
+    if len({slot.source for slot in slots}) > 1:
+        raise Refused("an iteration appends blocks of one engine")
     return _Appended(slots, list(s.appended_counts), ids)
 
 
-def _check_positions(leader: Decider, s: st.IterationScheduled, appended: _Appended) -> None:
-    """Prefill positions go forward and have places."""
+def _check_positions(
+    leader: Decider, s: st.IterationScheduled, appended: _Appended, moves: dict[int, SlotState]
+) -> None:
+    """Positions of requests that take part go forward and have places."""
     if not (s.progressed or s.positions):
         return
     if len(s.progressed) != len(s.positions):
@@ -118,9 +144,12 @@ def _check_positions(leader: Decider, s: st.IterationScheduled, appended: _Appen
     for request, position in zip(s.progressed, s.positions, strict=True):
         slot = leader.live(request)
         room = (len(slot.device_blocks) + more.get(slot.slot, 0)) * leader.config.block_tokens
-        if not slot.anchor_tokens <= position <= room:
+        computed = slot.computed_tokens(leader.state.iteration)
+        if moves.get(slot.slot, slot.state) not in _TAKES_PART:
+            raise Refused(f"request {request!r} is {slot.state.label} and computes nothing")
+        if not computed <= position <= room:
             raise Refused(
-                f"request {request!r} cannot reach position {position} from {slot.anchor_tokens} with room for {room}"
+                f"request {request!r} cannot reach position {position} from {computed} with room for {room}"
             )
 
 
@@ -154,9 +183,14 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     if s.iteration > leader.state.iteration:
         raise Refused(f"iteration {s.iteration} was not formed yet")
     slots = [leader.live(request) for request in s.requests]
+    if len(set(s.requests)) != len(slots) or len({slot.source for slot in slots}) > 1:
+        raise Refused("an iteration fills blocks of each request once, and of one engine")
     at = 0
     for slot, count in zip(slots, s.counts, strict=True):
         first = slot.filled_blocks
+        computed = slot.computed_tokens(leader.state.iteration)
+        if (first + count) * leader.config.block_tokens > computed:
+            raise Refused(f"request {slot.request!r} fills {first + count} blocks with {computed} computed tokens")
         if slot.device_blocks[first : first + count] != ids[at : at + count] or not count:
             raise Refused(f"request {slot.request!r} does not fill its next blocks with {ids[at : at + count]}")
         known = slot.hashes[first : first + count]

@@ -18,6 +18,7 @@ from kvbm_console.core.ids import (
     Route,
     Site,
     SlotState,
+    Tier,
     WaitPoint,
 )
 from kvbm_console.core.instructions import MatchAnswer
@@ -37,6 +38,9 @@ def pool_declared(leader: Decider, s: st.PoolDeclared) -> None:
         raise Refused(f"block_tokens {s.block_tokens} is not the configured {leader.config.block_tokens}")
     if capacity is not None and not 0 < capacity <= CAPACITY_MAX:
         raise Refused(f"capacity_blocks must be from 1 to {CAPACITY_MAX}, got {capacity}")
+    ours = s.authority is Authority.LEADER
+    if ours and (s.source or s.dp_rank or s.group or s.tier is Tier.G1 or capacity is None):
+        raise Refused("a pool that the leader decides is below G1, of source 0, rank 0, group 0, and has a capacity")
     for pool in leader.state.pools:
         info = pool.info
         if (info.source, info.dp_rank, info.group, info.tier) == (s.source, s.dp_rank, s.group, s.tier) and (
@@ -95,7 +99,7 @@ def match_requested(leader: Decider, s: st.MatchRequested) -> MatchAnswer:
             return MatchAnswer(_staged_blocks(slot) * size, asynchronous)
         leader.release_staging(slot, ReleaseReason.UNUSED)
     found, first_miss, why = _match(leader, slot, local)
-    if why is MissReason.WRITING:
+    if why is MissReason.WRITING and not _stands_still(leader, slot.hashes[first_miss or 0]):
         _answer(leader, slot, local, (0, 0, 0), first_miss, why, None)
         return MatchAnswer(None, asynchronous)
     matched = [0, 0, 0]
@@ -103,6 +107,8 @@ def match_requested(leader: Decider, s: st.MatchRequested) -> MatchAnswer:
         matched[pool.info.tier - 2] += len(places)
     tokens = sum(matched) * size
     _answer(leader, slot, local, (matched[0], matched[1], matched[2]), first_miss, why, tokens)
+    if not tokens and slot.state is SlotState.ONBOARD_STAGED:
+        leader.move(slot, SlotState.INITIALIZED)
     if tokens:
         _stage(leader, slot, found, tokens)
         if leader.held_at(slot, WaitPoint.LOOKUP):
@@ -145,7 +151,21 @@ def _match(
         return found, None, MissReason.NONE
     if at >= limit:
         return found, at, MissReason.BOUNDARY
+    if any(pool.ready_place(slot.hashes[at]) is not None for pool in leader.lower_pools()):
+        return found, at, MissReason.FILTERED  # it is there, but staging may hold no more of its pool
     return found, at, MissReason(leader.aids.history.get(slot.hashes[at], MissReason.NEVER_STORED))
+
+
+def _stands_still(leader: Decider, key: int) -> bool:
+    """Whether this block is being written for a slot that is held: nobody else waits for that (I12)."""
+    for operation in leader.state.operations.values() if leader.state.holds else ():
+        number = leader.state.candidates[operation.candidate].slot
+        if number is None or leader.state.slots[number].hold is None:
+            continue
+        hashes = leader.state.pools[operation.target_pool].hash_of
+        if any(hashes[place] == key for place in operation.targets):
+            return True
+    return False
 
 
 def _answer(

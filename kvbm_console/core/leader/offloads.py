@@ -8,7 +8,7 @@ from itertools import chain
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
-from kvbm_console.core.ids import Authority, Condition, Route
+from kvbm_console.core.ids import Authority, Condition, Route, SlotState
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.slots import SlotFacts
@@ -41,6 +41,11 @@ def pressure(leader: Decider, pool: PoolFacts) -> int:
     if threshold == 0.0:
         return unsaved
     safe = pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED] - len(mine.exposed)
+    # A cached block that is being copied is held by its operation alone, and as good as safe.
+    safe += sum(
+        1 for place, number in mine.planned.items()
+        if pool.refs[place] == 1 and leader.state.candidates[number].slot is None
+    )
     capacity = len(pool)
     if safe >= (1.0 - threshold) * capacity:
         return 0
@@ -57,6 +62,8 @@ def _coldest(leader: Decider, pool: PoolFacts, count: int) -> dict[int | None, l
         owner = None if ours or not pool.refs[place] else _holder(leader, pool, place)
         if place in mine.planned or pool.content[place] != READY:
             continue
+        if owner is not None and leader.state.slots[owner].state is SlotState.ONBOARDING:
+            continue  # if another part of its load fails, what is behind that is dropped
         chosen.setdefault(owner, []).append(place)
         taken += 1
         if taken == count:

@@ -263,7 +263,6 @@ def end_operation(leader: Decider, operation: OperationFacts) -> None:
     )
     _save_ready(leader, target, [operation.targets[at] for at in kept])
     leader.mark_dirty(target)
-    leader.unblock_above(target)
 
 
 def _save_ready(leader: Decider, pool: PoolFacts, places: list[int]) -> None:
@@ -296,6 +295,8 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
     leader.emit(ev.CandidateEnded, candidate.candidate, status)
     leader.aids.look_again(source, operation.sources)
     leader.aids.look_again(target, operation.targets)
+    leader.unblock_above(source)
+    leader.unblock_above(target)
     _forget_plan(leader, source, candidate)
     _end_batch(leader, candidate)
     if slot is not None and candidate.route.is_load:

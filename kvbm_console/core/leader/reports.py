@@ -75,9 +75,10 @@ def _refuse(leader: Decider, number: int, epoch: int, rank: int, why: str) -> No
 def _lift(leader: Decider, number: int) -> None:
     """The last rank of an operation of an older epoch has reported: its places are free again."""
     for pool in leader.state.pools:
-        places = sorted(place for place, keeper in pool.quarantined.items() if keeper == number)
-        if not places:
+        if not any(number in keepers for keepers in pool.quarantined.values()):
             continue
+        # Several copies may read one place: it is free when the last of them has ended.
+        places = sorted(place for place, keepers in pool.quarantined.items() if keepers == [number])
         leader.emit(ev.BlocksDropped, pool.info.pool, number, pack_ids(places), ReleaseReason.EPOCH)
         if pool.info.authority is Authority.LEADER:
             leader.free_places(pool, places)

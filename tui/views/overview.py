@@ -4,6 +4,7 @@ Law of this file: the order of sections is fixed; what does not fit goes from th
 fold to one row, then trends, then routes without traffic.
 """
 
+from kvbm_console.core.ids import Authority
 from kvbm_console.core.state import CacheState
 
 from ..desk import Desk
@@ -21,6 +22,7 @@ from .sections import (
     flows_section,
     nothing_yet,
     slots_section,
+    streams_section,
     tiers_section,
     waiting_section,
 )
@@ -46,6 +48,8 @@ class Overview(Page):
         state = desk.mirror.state
         assert state is not None
         if not state.slots and not state.totals.slots_opened:
+            if any(pool.info.authority is Authority.STREAM for pool in state.pools):
+                return streams_section(desk, state, width)
             return nothing_yet(desk, state)
         gap = [BLANK] if desk.tall else []
         needs = self._needs(desk, width)

@@ -3,7 +3,7 @@
 Law of this file: a section is a list of rows for a width; it knows nothing of what stands above or beside it.
 """
 
-from kvbm_console.core.ids import Condition, Route, SlotState, Tier
+from kvbm_console.core.ids import Authority, Condition, Route, SlotState, Tier
 from kvbm_console.core.slots import WAITING_STATES
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -11,9 +11,9 @@ from kvbm_console.core.tiers import PoolFacts
 from ..desk import Desk
 from ..draw import bars, words
 from ..draw.glyphs import FILL, ORDER, state_role
-from ..draw.spans import Line, Row, beside
+from ..draw.spans import BLANK, Line, Row, beside
 from ..model.lints import Level
-from ..model.numbers import count, cut, duration, flow, per_second, percent, plain, shares, spoken, tenth
+from ..model.numbers import count, cut, duration, flow, per_second, percent, plain, plural, shares, spoken, tenth
 from ..model.rows import limits, slot_row
 from ..model.series import resample
 
@@ -48,7 +48,9 @@ def cache_section(desk: Desk, width: int, *, trends: bool = True) -> list[Line]:
 
 
 def pool_name(pool: PoolFacts) -> str:
-    """``G1 device``."""
+    """``G1 device``; of a stream the medium as its engine names it."""
+    if pool.info.authority is Authority.STREAM:
+        return cut(f"{pool.info.tier.name} {plain(pool.info.medium)}", 10)
     return f"{pool.info.tier.name} {MEDIA[pool.info.tier]}"
 
 
@@ -246,6 +248,20 @@ def charts_section(desk: Desk, state: CacheState, width: int, number: int, rows:
     for index, chart in enumerate(charts[1:], 1):
         lines = beside(lines, chart, index * pitch)
     return lines
+
+
+def streams_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
+    """What the event streams of engines tell: blocks by tier, and what they cannot tell."""
+    sources = {pool.info.source for pool in state.pools if pool.info.authority is Authority.STREAM}
+    doubt = len(sources & set(state.lost_sources))
+    lines = tiers_section(desk, state, width)
+    lines.append(BLANK)
+    row = Row().put(f" KV events of {plural(len(sources), 'publisher')}", "text")
+    if doubt:
+        row.put(f"   reports of {count(doubt)} were lost: counts with ? are doubtful until they clear", "caution")
+    lines.append(row.line("", width))
+    told = " An event stream names blocks, not requests: views 2 to 5 stay empty."
+    return [*lines, Row().put(told, "muted").line("", width)]
 
 
 def nothing_yet(desk: Desk, state: CacheState) -> list[Line]:

@@ -1,0 +1,108 @@
+"""Discovery against a real HTTP server that answers as vLLM and SGLang do, or worse."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.engines.discovery import ANSWER_BYTES_MAX, discover
+
+Server = Callable[[dict[str, Any]], str]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Starts a server with these answers by path; bytes are sent as they are."""
+    made: list[ThreadingHTTPServer] = []
+
+    def start(answers: dict[str, Any]) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                answer = answers.get(self.path)
+                body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(404 if answer is None else 302 if answer == b"away" else 200)
+                self.send_header("Location", "http://127.0.0.1:9/")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        made.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=made[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return f"http://127.0.0.1:{made[-1].server_port}"
+
+    yield start
+    for one in made:
+        one.shutdown()
+        one.server_close()
+
+
+def rows(url: str) -> list[tuple[str, str | None, str, int]]:
+    return [(one.endpoint, one.replay, one.topic, one.dp_rank) for one in discover(url)]
+
+
+def test_vllm_names_every_rank(server: Server) -> None:
+    url = server({"/kv_event_sources": [
+        {"data_parallel_rank": 0, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657", "topic": "kv"},
+        {"data_parallel_rank": 1, "endpoint": "tcp://10.0.0.2:5558", "replay_endpoint": None, "topic": "", "new": 1},
+    ]})
+    assert rows(url) == [
+        ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657", "kv", 0), ("tcp://10.0.0.2:5558", None, "", 1),
+    ]
+
+
+def test_sglang_tells_a_base_port(server: Server) -> None:
+    url = server({"/server_info": {"version": "x", "kv_events": {
+        "publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv", "block_size": 64,
+        "dp_size": 2, "replay_endpoint_host": "0.0.0.0", "replay_endpoint_port_base": 6000,
+    }}})
+    assert rows(url) == [
+        ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:6000", "kv", 0),
+        ("tcp://127.0.0.1:5558", "tcp://127.0.0.1:6001", "kv", 1),
+    ]
+
+
+def test_sglang_tells_each_rank_or_only_its_flag(server: Server) -> None:
+    base = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "dp_size": 8}
+    url = server({"/server_info": {"kv_events": {
+        **base, "publishers": [{"dp_rank": 4, "endpoint": "tcp://10.0.0.2:5561"}],
+    }}})
+    assert rows(url) == [("tcp://10.0.0.2:5561", None, "", 4)]
+    flag = json.dumps({"publisher": "zmq", "endpoint": "tcp://*:7000", "replay_endpoint": "tcp://*:7100", "topic": "t"})
+    url = server({"/server_info": {"kv_events_config": flag, "dp_size": 2}})
+    assert rows(url) == [
+        ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:7100", "t", 0),
+        ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7101", "t", 1),
+    ]
+
+
+@pytest.mark.parametrize(("answers", "sentence"), [
+    ({}, "answers neither"),
+    ({"/kv_event_sources": []}, "publishes no KV events"),
+    ({"/kv_event_sources": b"away"}, "answers neither"),
+    ({"/server_info": {"kv_events": None}}, "publishes no KV events"),
+    ({"/server_info": {"kv_events": {"publisher": "null", "endpoint_port_base": 1}}}, "publishes no KV events"),
+    ({"/kv_event_sources": b"<html>"}, "is not understood"),
+    ({"/kv_event_sources": {"endpoint": "tcp://*:1"}}, "is not understood"),
+    ({"/kv_event_sources": b"[" * 100_000}, "is not understood"),
+    ({"/kv_event_sources": b" " * (ANSWER_BYTES_MAX + 1)}, "more than"),
+    ({"/kv_event_sources": [{"endpoint": "ipc:///tmp/secret"}]}, "only its own machine"),
+    ({"/kv_event_sources": [{"endpoint": "tcp://*:99999"}]}, "port must be"),
+    ({"/kv_event_sources": [{"endpoint": f"tcp://*:{port}"} for port in range(1, 100)]}, "more than 64"),
+    ({"/server_info": {"kv_events": {"endpoint_port_base": 5557, "dp_size": 10**9}}}, "more than 64"),
+])
+def test_other_answers_are_refused_in_one_sentence(server: Server, answers: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        discover(server(answers))
+
+
+@pytest.mark.parametrize("url", ["http://", "http://h:x", "http://127.0.0.1:1/path", "ftp://h:1", "http://127.0.0.1:1"])
+def test_urls_that_are_refused_or_silent(url: str) -> None:
+    with pytest.raises(UsageError):
+        discover(url)

@@ -21,7 +21,7 @@ from kvbm_console.engines.kv_events.capture import Frame, pack_frame
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from tests.kv_events.payloads import batch, cleared, removed, stored
-from tests.kv_events.test_captures import NAMES
+from tests.kv_events.test_captures import KEPT, NAMES
 from tests.kv_events.test_stream import facts_of
 from tests.kv_events.test_zmq_source import Engine
 
@@ -36,11 +36,8 @@ def write_capture(path: Path, *payloads: bytes, first: int = 0) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_capture_becomes_a_recording_that_verifies(shared: Path, tmp_path: Path, name: str) -> None:
-    path = shared / "captures" / name / "frames.bin"
-    if not path.is_file():
-        pytest.skip(f"needs the capture {name} in the shared data")
-    found = import_capture(path, tmp_path / "out")
+def test_a_capture_becomes_a_recording_that_verifies(tmp_path: Path, name: str) -> None:
+    found = import_capture(KEPT / f"{name}.bin", tmp_path / "out")
     assert (found.unknown_events, found.malformed_events, found.bad_payloads, found.lost_batches) == (0, 0, 0, 0)
     report = verify(tmp_path / "out")
     assert (report.ok, report.gaps, report.not_rerun) == (True, 0, 0)

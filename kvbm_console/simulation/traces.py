@@ -9,9 +9,9 @@ Without ids there is no content to find again, so every prompt is different and 
 """
 
 import csv
-import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +23,8 @@ from kvbm_console.engines.workloads import Capacities, Request, Workload, parse_
 
 KINDS: Final = ("mooncake:FILE", "azure:FILE", "burstgpt:FILE", "multiturn[:key=value,...]")
 NO_REUSE: Final = "the trace has lengths only, so no block is ever used again"
-_SECONDS_MAX: Final = 1e10
-"""Three hundred years: keeps nanoseconds within 64 bits."""
+_AT_NS_MAX: Final = 2**62
+"""A hundred years and more: keeps nanoseconds within 64 bits."""
 
 
 def parse_trace(text: str, limit: int | None = None) -> Workload:
@@ -58,7 +58,7 @@ class LengthsTrace:
         self.name = f"{kind}:{path}"
         self.failed = 0
         """Lines of requests that produced no token (BurstGPT lists failures); they are passed over."""
-        self._columns, self._seconds = _FORMATS[kind]
+        self._columns, self._nanoseconds = _FORMATS[kind]
         self._block_tokens = self.capacities.block_tokens
         try:
             with path.open("rb"):
@@ -73,8 +73,8 @@ class LengthsTrace:
 
     def arrivals(self) -> Iterator[Request]:
         """The requests in file order; the first one arrives at 0."""
-        first: float | None = None
-        latest = 0.0
+        first: int | None = None
+        latest = 0
         count = 0
         with self.path.open(encoding="utf-8", newline="") as lines:
             rows = csv.reader(lines)
@@ -87,13 +87,13 @@ class LengthsTrace:
                 number = rows.line_num
                 if len(row) <= max(where):
                     raise self._bad(number, f"must have {max(where) + 1} fields, got {len(row)}")
-                seconds = self._time(row[where[0]], number)
+                at_ns = self._time(row[where[0]], number)
                 prompt = self._tokens(row[where[1]], number, self._columns[1], 1)
                 output = self._tokens(row[where[2]], number, self._columns[2], 0)
-                first = seconds if first is None else first
-                if seconds - first < latest:
+                first = at_ns if first is None else first
+                if at_ns - first < latest:
                     raise self._bad(number, "timestamp is before that of the line above")
-                latest = seconds - first
+                latest = at_ns - first
                 if not output:
                     self.failed += 1
                     continue
@@ -111,14 +111,14 @@ class LengthsTrace:
         except ValueError:
             raise self._bad(1, f"must have the columns {', '.join(self._columns)}, got {', '.join(row)!r}") from None
 
-    def _time(self, text: str, number: int) -> float:
+    def _time(self, text: str, number: int) -> int:
         try:
-            seconds = self._seconds(text.strip())
+            at_ns = self._nanoseconds(text.strip())
         except ValueError:
-            seconds = math.nan
-        if not (math.isfinite(seconds) and 0.0 <= seconds <= _SECONDS_MAX):
+            at_ns = -1
+        if not 0 <= at_ns <= _AT_NS_MAX:
             raise self._bad(number, f"{self._columns[0]} must be a time, got {text!r}")
-        return seconds
+        return at_ns
 
     def _tokens(self, text: str, number: int, column: str, least: int) -> int:
         try:
@@ -132,26 +132,33 @@ class LengthsTrace:
     def _bad(self, number: int, what: str) -> UsageError:
         return UsageError(f"{self.path} line {number}: {what}")
 
-    def _request(self, index: int, seconds: float, prompt: int, output: int) -> Request:
+    def _request(self, index: int, at_ns: int, prompt: int, output: int) -> Request:
         size = self._block_tokens
         hashes = generated_hashes(0, index, (prompt + output) // size)
         full = prompt // size
         return Request(
-            request=f"r{index:05d}", arrival_ns=round(seconds * SECOND_NS), hashes=tuple(hashes[:full]),
+            request=f"r{index:05d}", arrival_ns=at_ns, hashes=tuple(hashes[:full]),
             output_hashes=tuple(hashes[full:]), prompt_tokens=prompt, output_tokens=output,
         )
 
 
-def _azure_seconds(text: str) -> float:
-    """Seconds of a time stamp with up to seven decimals; those beyond a microsecond are cut."""
-    main, _, decimals = text.partition(".")
-    moment = datetime.strptime(main.removesuffix("Z").split("+")[0], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
-    digits = decimals.split("+")[0]
-    return moment.timestamp() + (float("0." + digits) if digits else 0.0)
+def _azure_ns(text: str) -> int:
+    """Nanoseconds of a time stamp with up to nine decimals; the traces have seven. Raises ``ValueError``."""
+    main, _, decimals = text.split("+")[0].removesuffix("Z").partition(".")
+    moment = datetime.strptime(main, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return int(moment.timestamp()) * SECOND_NS + int(decimals[:9].ljust(9, "0"))
 
 
-_FORMATS: Final[dict[str, tuple[tuple[str, str, str], Callable[[str], float]]]] = {
-    "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_seconds),
-    "burstgpt": (("Timestamp", "Request tokens", "Response tokens"), float),
+def _decimal_ns(text: str) -> int:
+    """Nanoseconds of a number of seconds. Raises ``ValueError``."""
+    try:
+        return int(Decimal(text) * SECOND_NS)
+    except (InvalidOperation, OverflowError) as error:
+        raise ValueError(text) from error
+
+
+_FORMATS: Final[dict[str, tuple[tuple[str, str, str], Callable[[str], int]]]] = {
+    "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_ns),
+    "burstgpt": (("Timestamp", "Request tokens", "Response tokens"), _decimal_ns),
 }
 """Kind of trace to its columns (time, prompt, output) and how its times are read."""

@@ -5,7 +5,7 @@ called here is called by ``settle``, to quiescence, at the end of every stimulus
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
@@ -26,7 +26,7 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
 from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.leader.prefixes import held_hashes, places_with_prefix
+from kvbm_console.core.leader.prefixes import evictable, held_hashes, places_with_prefix, resident_with_prefix
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
@@ -79,13 +79,14 @@ def enqueue(leader: Decider, candidate: CandidateFacts) -> None:
 
 def advance(leader: Decider, candidate: CandidateFacts) -> None:
     """Take a pending candidate as far as it goes: to promoted, skipped, or a hold."""
+    choice = None
     if candidate.found is None:
         if _waits(leader, candidate, WaitPoint.EVALUATE):
             return
         _strike(leader, Site.EVALUATE_WILL, candidate)
         if _waits(leader, candidate, WaitPoint.EVALUATE):
             return
-        sources, _, filtered = _choose(leader, candidate)
+        sources, _, filtered = choice = _choose(leader, candidate)
         leader.emit(ev.CandidateEvaluated, candidate.candidate, len(sources), filtered)
         if not sources:
             skip(leader, candidate, filtered or SkipReason.ALREADY_CACHED)
@@ -94,8 +95,8 @@ def advance(leader: Decider, candidate: CandidateFacts) -> None:
     if not _waits(leader, candidate, WaitPoint.PROMOTE):
         _strike(leader, Site.PROMOTE_WILL, candidate)
     if not _waits(leader, candidate, WaitPoint.PROMOTE):
-        # What was found may have changed while the slot was held: choose again.
-        sources, hashes, filtered = _choose(leader, candidate)
+        # What was found may have changed while the slot was held: then choose again.
+        sources, hashes, filtered = choice or _choose(leader, candidate)
         if not sources:
             skip(leader, candidate, filtered or SkipReason.ALREADY_CACHED)
         elif candidate.route.is_load:
@@ -114,14 +115,16 @@ def _choose(leader: Decider, candidate: CandidateFacts) -> tuple[list[int], list
     sources: list[int] = []
     hashes: list[int] = []
     filtered: SkipReason | None = None
-    planned = leader.aids.pools[source.info.pool].planned
+    planned, number = leader.aids.pools[source.info.pool].planned, candidate.candidate
+    place_of, content, below = source.by_hash, source.content, target.by_hash
     for key in candidate.hashes:
         # A hash may stand in several places; only those of the plan are held by the slot, or known to be free.
-        mine = [place for place in source.places_of(key) if planned.get(place) == candidate.candidate]
-        place = mine[0] if mine and source.content[mine[0]] == READY else None
-        if key in target.by_hash:
+        place = place_of.get(key)
+        if place is not None and planned.get(place) != number:
+            place = next((other for other in source.places_of(key) if planned.get(other) == number), None)
+        if key in below:
             filtered = filtered or SkipReason.ALREADY_CACHED
-        elif place is None:
+        elif place is None or content[place] != READY:
             filtered = SkipReason.SOURCE_EVICTED
         else:
             sources.append(place)
@@ -154,24 +157,13 @@ def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: 
 
 def _victims(leader: Decider, pool: PoolFacts, missing: int, hashes: Sequence[int]) -> tuple[list[int], EvictRule]:
     """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too."""
-    protected = places_with_prefix(leader, pool, [*held_hashes(leader, pool), *hashes])
-    evictable = _evictable(pool)
-    cached = pool.counts[Condition.CACHED] - sum(1 for place in protected if evictable(pool.hash_of[place]))
+    protected = resident_with_prefix(leader, pool, [*held_hashes(leader, pool), *hashes])
+    may_go = evictable(pool)
+    cached = pool.counts[Condition.CACHED] - sum(map(may_go, protected))
     chosen, agrees = leader.box.policies[pool.info.pool].choose(
-        min(missing, cached), evictable, {pool.hash_of[place] for place in protected}, leader.at_ns
+        min(missing, cached), may_go, protected, leader.at_ns
     )
     return [pool.by_hash[key] for key in chosen or ()], EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
-
-
-def _evictable(pool: PoolFacts) -> Callable[[int], bool]:
-    """Whether the place of a hash may be evicted: readable and without a holder (I3)."""
-    content, refs, place_of, away = pool.content, pool.refs, pool.by_hash, pool.quarantined
-
-    def evictable(key: int) -> bool:
-        place = place_of[key]
-        return content[place] == READY and not refs[place] and place not in away
-
-    return evictable
 
 
 def _promote(

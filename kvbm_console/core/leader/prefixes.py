@@ -3,10 +3,10 @@
 Law of this file: within a tier no block is evicted before one that continues it (I13).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.core.tiers import READY, PoolFacts
 
 
 def held_hashes(leader: Decider, pool: PoolFacts) -> list[int]:
@@ -23,18 +23,46 @@ def held_hashes(leader: Decider, pool: PoolFacts) -> list[int]:
     return held
 
 
+def resident_with_prefix(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> set[int]:
+    """Those of these blocks and of all of their prefix that stand in a pool; ``places_with_prefix`` without order."""
+    seen: set[int] = set()
+    parent_of = leader.aids.parent_of.get
+    for first in hashes:
+        key: int | None = first
+        while key is not None and key not in seen:
+            seen.add(key)
+            key = parent_of(key)
+    resident = pool.by_hash
+    return {key for key in seen if key in resident}
+
+
 def places_with_prefix(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> list[int]:
     """Where these blocks and all of their prefix stand in a pool, parents before children.
 
     A prefix is touched whenever its continuation is, so it is never colder and never evicted first (I13).
     """
     order: dict[int, None] = {}
-    parent_of = leader.aids.parent_of
+    parent_of, resident = leader.aids.parent_of.get, pool.by_hash
     for first in hashes:
+        above = parent_of(first)
+        if above in order:  # the usual case: the blocks come in prompt order
+            order[first] = None
+            continue
         key: int | None = first
         path = []
         while key is not None and key not in order:
             path.append(key)
-            key = parent_of.get(key)
+            key = parent_of(key)
         order.update(dict.fromkeys(reversed(path)))
-    return [pool.by_hash[key] for key in order if key in pool.by_hash]
+    return [resident[key] for key in order if key in resident]
+
+
+def evictable(pool: PoolFacts) -> Callable[[int], bool]:
+    """Whether the place of a hash may be evicted: readable and without a holder (I3)."""
+    content, refs, place_of, away = pool.content, pool.refs, pool.by_hash, pool.quarantined
+
+    def may_go(key: int) -> bool:
+        place = place_of[key]
+        return content[place] == READY and not refs[place] and place not in away
+
+    return may_go

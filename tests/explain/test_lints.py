@@ -8,14 +8,16 @@ import msgspec
 import pytest
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import pack_ids
+from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.ids import (
+    Authority,
     CandidateStatus,
     Note,
     ReleaseReason,
     Route,
     SkipReason,
     SlotState,
+    Tier,
 )
 from kvbm_console.core.stimuli import TransferFinished
 from kvbm_console.recording.lints import ABOUT, Diagnosis, Finding, Level, all_lints, diagnose, document
@@ -185,6 +187,19 @@ def late(times: int = 10) -> Evidence:
     return told(s)
 
 
+def reports_lost(*, cleared: bool = False) -> Evidence:
+    """An engine's event stream with a hole, and maybe a clear behind it."""
+    tale = Tale()
+    pool = len(tale.state.pools)
+    tale.tell(ev.PoolKnown, pool, 9, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM)
+    tale.tell(ev.BlocksSeen, pool, pack_hashes([1, 2]), b"", False)
+    tale.tell(ev.SourceLost, 9, 5, 8, False)
+    tale.tell(ev.SourceLost, 9, 10, 10, False)
+    if cleared:
+        tale.tell(ev.BlocksSeen, pool, b"", b"", True)
+    return tale.evidence()
+
+
 def unfinished() -> Evidence:
     return msgspec.structs.replace(Tale().evidence(), finished=False)
 
@@ -196,8 +211,16 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "straggler": straggling, "duplicate": duplicated, "staged": staged_in_vain, "never_loaded": stored_for_nothing,
     "already_cached": planned_for_nothing, "full": full, "thrash": lambda: recorded("thrash"),
     "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
-    "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "late_reports": late, "unfinished": unfinished,
+    "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "late_reports": late, "reports_lost": reports_lost,
+    "unfinished": unfinished,
 }
+
+
+def test_an_engine_is_doubtful_until_it_clears() -> None:
+    (open_,) = found(reports_lost(), "reports_lost")
+    (over,) = found(reports_lost(cleared=True), "reports_lost")
+    assert (open_.until_ns, open_.count, len(open_.evidence)) == (None, 2, 1)
+    assert over.until_ns is not None
 
 
 def found(what: Evidence, lint: str) -> list[Finding]:

@@ -88,6 +88,14 @@ def test_import_prints_its_document(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["resident_blocks"] == {"GPU": 1}
 
 
+def test_doctor_and_why_say_what_a_stream_cannot_tell(tmp_path: Path) -> None:
+    import_capture(write_capture(tmp_path / "frames.bin", batch(stored(1)), b"garbage"), tmp_path / "out")
+    doctor = run("doctor", str(tmp_path / "out"))
+    assert (doctor.returncode, "1 gap in its reports" in doctor.stdout) == (1, True), doctor
+    why = run("why", "someone", str(tmp_path / "out"))
+    assert (why.returncode, "names blocks and no requests" in why.stderr) == (2, True), why
+
+
 # --- with a publisher ---
 
 

@@ -46,11 +46,28 @@ class _Lower(Visitor):
         self.tiers = sorted({pool.info.tier for pool in pools if pool.info.authority is Authority.LEADER})
 
 
+class _Streams(Visitor):
+    """Whether some pool is described by an event stream."""
+
+    seen = False
+
+    def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
+        self.seen = state is not None and any(pool.info.authority is Authority.STREAM for pool in state.pools)
+
+
+def _only_streams(evidence: Evidence) -> bool:
+    visitor = _Streams()
+    walk(evidence, (visitor,))
+    return visitor.seen
+
+
 def explain(evidence: Evidence, request: str, progress: Progress | None = None) -> Explanation:
     """Why ``request`` missed, and where its time went. Raises ``UsageError`` when it is not in the evidence."""
     found = _find(evidence, request)
     if not found.slots:
         near = f"; it has {', '.join(found.near)}" if found.near else ""
+        if not near and _only_streams(evidence):
+            near = "; an engine's event stream names blocks and no requests"
         raise UsageError(f"{evidence.name} has no request {request!r}{near}")
     ledger, course, lower = Ledger(set(found.hashes)), Course(found.slots[-1]), _Lower(evidence)
     walk(evidence, (ledger, course, lower), progress=progress, what="explain")

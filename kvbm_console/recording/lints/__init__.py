@@ -17,6 +17,7 @@ from kvbm_console.recording.lints.model import ABOUT, About, Diagnosis, Finding,
 from kvbm_console.recording.lints.process import Bugs, Lost, Notes
 from kvbm_console.recording.lints.rule import Lint
 from kvbm_console.recording.lints.slots import Held, PinLeak, Polled, PreemptLoop, Stuck
+from kvbm_console.recording.lints.streams import ReportsLost
 from kvbm_console.recording.lints.tiers import Full, Thrash
 from kvbm_console.recording.lints.worth import AlreadyCached, Duplicate, NeverLoaded, Staged
 from kvbm_console.recording.walk import Evidence, Progress, Visitor, walk
@@ -29,7 +30,8 @@ def all_lints() -> list[Lint]:
     """One of each, fresh."""
     return [
         Stuck(), Polled(), Held(), PinLeak(), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
-        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), Lost(), Notes(), Bugs(),
+        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), Lost(),
+        ReportsLost(), Notes(), Bugs(),
     ]
 
 

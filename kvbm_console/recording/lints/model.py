@@ -145,6 +145,11 @@ ABOUT: Final[dict[str, About]] = {
         "what happened there is not known; behind it everything is exact again",
         "give the recorder or the reader more room, or look at the disk",
     ),
+    "reports_lost": About(
+        "any batch of an engine's event stream that never came, or could not be read",
+        "what the engine holds is known only in part: its counts may be wrong until it clears its cache or restarts",
+        "give the engine a replay address and this program that address too; raise the engine's hwm and buffer_steps",
+    ),
     "recorder": About(
         "the recorder was degraded",
         "events were published and not recorded",

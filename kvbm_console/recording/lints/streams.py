@@ -1,0 +1,68 @@
+"""Lints about engines that are followed by their event streams.
+
+Law of this file: what an engine has reported is judged only as far as its reports came.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.ids import Authority
+from kvbm_console.core.state import CacheState
+from kvbm_console.recording.lints.model import EVIDENCE_MAX, Finding, Level, plural
+from kvbm_console.recording.lints.rule import Lint
+
+
+class _Doubt(msgspec.Struct):
+    """Reports of one source that are missing."""
+
+    began: ev.SourceLost
+    losses: int = 0
+    evidence: list[int] = []
+
+
+class ReportsLost(Lint):
+    """Reports of an engine were lost: its counts are doubtful until it clears its cache or restarts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: dict[int, _Doubt] = {}
+        self.after = {ev.SourceLost: self._lost, ev.BlocksSeen: self._seen}
+
+    def _lost(self, e: ev.SourceLost, state: CacheState) -> None:
+        if e.restarted:
+            self._settle(e.source, e.at_ns, state)
+            return
+        doubt = self._open.setdefault(e.source, _Doubt(e))
+        doubt.losses += 1
+        if e.seq != doubt.began.seq and len(doubt.evidence) < EVIDENCE_MAX:
+            doubt.evidence = [*doubt.evidence, e.seq]
+
+    def _seen(self, e: ev.BlocksSeen, state: CacheState) -> None:
+        if e.cleared:
+            self._settle(state.pools[e.pool].info.source, e.at_ns, state)
+
+    def _settle(self, source: int, at_ns: int, state: CacheState) -> None:
+        if source in self._open and source not in state.lost_sources:
+            self.over(self._finding(source, self._open.pop(source), at_ns, state))
+
+    def _finding(self, source: int, doubt: _Doubt, until_ns: int | None, state: CacheState) -> Finding:
+        first = doubt.began
+        blocks = sum(
+            pool.resident_blocks for pool in state.pools
+            if pool.info.source == source and pool.info.authority is Authority.STREAM
+        )
+        still = f"; {blocks:,} blocks are shown, which may be wrong" if until_ns is None else "; known again"
+        return Finding(
+            lint="reports_lost", level=Level.CAUTION, who=f"engine {source}",
+            what=f"{plural(doubt.losses, 'gap')} in its reports",
+            because=f"from batch {first.first:,} to {first.last:,} at first{still}", seq=first.seq,
+            evidence=tuple(doubt.evidence), since_ns=first.at_ns, until_ns=until_ns, count=doubt.losses,
+            weight=doubt.losses,
+        )
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Engines whose counts are doubtful."""
+        for source, doubt in self._open.items():
+            yield self._finding(source, doubt, None, state)

@@ -5,8 +5,10 @@ time spent drawing; a key is answered in the frame after it.
 """
 
 import asyncio
+import contextlib
 import csv
 import os
+import signal
 import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
@@ -29,6 +31,8 @@ FRAME_S: Final = 1 / 30
 """Thirty frames a second at most: no eye needs more, and fewer look like stutter while a list scrolls."""
 TICK_S: Final = 0.25
 """Ages tick four times a second when nothing else happens."""
+ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+"""Signals that end the console; as an exit status 128 and the number, as shells report it."""
 SHARE: Final = 4
 """A frame that took t is followed by at least SHARE - 1 times t without drawing."""
 
@@ -56,6 +60,7 @@ class ConsoleApp(App[int]):
         self.shown = 0
         self.canvas = Canvas(self.look, ascii_only=ascii_only)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watched: list[int] = []
         self._drawn_version = -1
         self._drawn_at = 0.0
         self._cost = 0.0
@@ -74,7 +79,16 @@ class ConsoleApp(App[int]):
                 self._spawn, desk.tell, self._leave, self.copy_to_clipboard, self._export, self._show_target)
             self._spawn(session.run(_breathe), "feed")
         self.set_interval(FRAME_S, self.frame)
+        self._watch_signals()
         self.frame()
+
+    def _watch_signals(self) -> None:
+        """End in order when told to: an unhandled signal would leave the terminal as it is."""
+        loop = asyncio.get_running_loop()
+        for number in ENDING:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, self.exit, 128 + number, 128 + number)
+                self._watched.append(number)
 
     @property
     def session(self) -> Session:
@@ -142,6 +156,9 @@ class ConsoleApp(App[int]):
 
     async def on_unmount(self) -> None:
         """End what is under way: the feed closes its connection."""
+        for number in self._watched:
+            asyncio.get_running_loop().remove_signal_handler(number)
+        self._watched.clear()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -144,7 +144,7 @@ class Mirror:
         index = first = 0
         before_ns = state.at_ns
         try:
-            for index, event in enumerate(events):  # noqa: B007 - the index says where it broke
+            for index, event in enumerate(events):
                 at_ns = event.at_ns
                 if not self.tick_ns <= at_ns < self.tick_ns + SECOND_NS:
                     self._count(before_ns, index - first)

@@ -1,0 +1,235 @@
+"""The console on a real terminal: whatever ends it, the terminal is as it was; the daemon does not notice (F20).
+
+Law of this file: nothing waits for time. What the console has drawn is read from the terminal until it is there.
+"""
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.programs import PROGRAM, Daemon, environment, serving
+
+DEADLINE_S = 30
+LEAVE_SCREEN = b"\x1b[?1049l"
+ENTER_SCREEN = b"\x1b[?1049h"
+MOUSE_OFF = b"\x1b[?1000l"
+SHOW_CURSOR = b"\x1b[?25h"
+
+
+class Attached:
+    """``attach`` on a pty of its own, under a shell's job control when asked."""
+
+    def __init__(self, directory: Path, *args: str) -> None:
+        self.ours, self.theirs = pty.openpty()
+        self.resize(80, 24)
+        self.before = termios.tcgetattr(self.theirs)
+        self.drawn = b""
+        self.process = subprocess.Popen(
+            [PROGRAM, *(args or ("attach",))], stdin=self.theirs, stdout=self.theirs, stderr=self.theirs,
+            cwd=directory, env={**environment(directory), "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Give the terminal another size."""
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def until(self, *wanted: bytes) -> None:
+        """Read until all of these have been written since the last call."""
+        seen = b""
+        ends = time.monotonic() + DEADLINE_S
+        while not all(one in seen for one in wanted):
+            if not select.select([self.ours], [], [], max(0, ends - time.monotonic()))[0]:
+                raise AssertionError((wanted, seen[-2_000:]))
+            try:
+                part = os.read(self.ours, 65_536)
+            except OSError:
+                raise AssertionError(("the terminal was closed", wanted, seen[-2_000:])) from None
+            seen += part
+            self.drawn += part
+
+    def type(self, keys: bytes) -> None:
+        """Press keys."""
+        os.write(self.ours, keys)
+
+    def leave(self) -> int:
+        """Wait for its end; reads what it still writes."""
+        ends = time.monotonic() + DEADLINE_S
+        while self.process.poll() is None and time.monotonic() < ends:
+            if select.select([self.ours], [], [], 0.05)[0]:
+                with contextlib.suppress(OSError):
+                    self.drawn += os.read(self.ours, 65_536)
+        while select.select([self.ours], [], [], 0)[0]:
+            part = os.read(self.ours, 65_536)
+            if not part:
+                break
+            self.drawn += part
+        return self.process.wait(1)
+
+    def restored(self) -> None:
+        """The terminal is as it was: line discipline, main screen, cursor, no mouse."""
+        assert termios.tcgetattr(self.theirs)[:4] == self.before[:4]
+        assert self.drawn.rindex(LEAVE_SCREEN) > self.drawn.rindex(ENTER_SCREEN)
+        assert self.drawn.rindex(SHOW_CURSOR) > self.drawn.rindex(ENTER_SCREEN)
+        assert self.drawn.rindex(MOUSE_OFF) > self.drawn.rindex(b"\x1b[?1000h")
+
+    def close(self) -> None:
+        """End what is left."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with a workload that does not end."""
+    with serving(tmp_path, "--workload", "multiturn", "--speed", "4") as one:
+        yield one
+
+
+@contextlib.contextmanager
+def attached(daemon: Daemon, *args: str) -> Iterator[Attached]:
+    """A console that has drawn a live target."""
+    console = Attached(daemon.directory, *args)
+    try:
+        console.until(b"LIVE", b"TIERS")
+        yield console
+    finally:
+        console.close()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("how", ["q", "ctrl+c", "SIGTERM", "SIGHUP", "SIGINT"])
+def test_f20_the_terminal_is_restored_and_the_daemon_goes_on(daemon: Daemon, how: str) -> None:
+    with attached(daemon) as console:
+        if how.startswith("SIG"):
+            console.process.send_signal(getattr(signal, how))
+        else:
+            console.type(b"q" if how == "q" else b"\x03")
+        console.leave()
+        console.restored()
+        assert b"Traceback" not in console.drawn
+    before = daemon.json("status")["stream"]["head_seq"]
+    daemon.output("tail", "--count", "5")
+    assert daemon.json("status")["stream"]["head_seq"] > before
+    assert daemon.process.poll() is None
+
+
+@pytest.mark.fault
+def test_f20_killed_for_good_leaves_no_hold_behind(daemon: Daemon) -> None:
+    """A kill -9 cannot restore a terminal; what it held goes on."""
+    with attached(daemon) as console:
+        console.type(b"b\x15to decoding once max 100s\r")
+        daemon.until("SlotHeld")
+        console.process.kill()
+        console.process.wait()
+        daemon.until("HoldReleased")
+    assert daemon.json("holds") == []
+
+
+@pytest.mark.fault
+def test_f20_suspended_and_resumed(daemon: Daemon) -> None:
+    with attached(daemon) as console:
+        console.type(b"\x1a")
+        console.until(LEAVE_SCREEN)
+        stopped = os.waitid(os.P_PID, console.process.pid, os.WSTOPPED)
+        assert stopped is not None
+        assert termios.tcgetattr(console.theirs)[3] == console.before[3]
+        console.process.send_signal(signal.SIGCONT)
+        console.until(ENTER_SCREEN, b"LIVE")
+        console.type(b"q")
+        console.leave()
+        console.restored()
+
+
+@pytest.mark.fault
+def test_f20_resized_small_and_large(daemon: Daemon) -> None:
+    with attached(daemon) as console:
+        console.resize(52, 14)
+        console.until(b"Needs 60x16, has 52x14")
+        console.resize(200, 60)
+        console.until(b"WAITING LONGEST")
+        console.type(b"q")
+        assert console.leave() == 0
+        console.restored()
+
+
+@pytest.mark.fault
+def test_f20_disconnected_it_says_so_and_still_answers(daemon: Daemon) -> None:
+    with attached(daemon) as console:
+        daemon.process.send_signal(signal.SIGKILL)
+        console.until(b"RETRY")
+        console.type(b"9")
+        console.until(b"LOG")
+        console.type(b"q")
+        console.leave()
+        console.restored()
+
+
+@pytest.mark.fault
+def test_a_frozen_daemon_is_stale_and_keys_are_answered(daemon: Daemon) -> None:
+    with attached(daemon) as console:
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            console.until(b"STALE")
+            console.type(b"?")
+            console.until(b"EVERYWHERE")
+            console.type(b"q")
+            console.leave()
+            console.restored()
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+
+
+def test_two_targets_are_tabs(daemon: Daemon, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with serving(other, "--workload", "multiturn:seed=5", "--speed", "4"):
+        address = f"unix:{other}/kvbm-console/default.sock"
+        with attached(daemon, "attach", f"unix:{tmp_path}/kvbm-console/default.sock", address) as console:
+            console.until(b"{ }")
+            console.type(b"}")
+            console.until(b"LIVE")
+            console.type(b"q")
+            assert console.leave() == 0
+
+
+def test_what_is_seen_is_recorded_and_can_be_replayed(daemon: Daemon, tmp_path: Path) -> None:
+    from kvbm_console.recording.reader import Recording
+
+    with attached(daemon, "attach", "--record", "seen") as console:
+        console.type(b"9")
+        console.until(b"SlotMoved")
+        console.type(b"q")
+        assert console.leave() == 0
+    recording = Recording.open(tmp_path / "seen")
+    assert recording.last_seq > recording.first_seq
+    assert recording.state_at(recording.last_seq).seq == recording.last_seq + 1
+    assert not recording.gaps
+
+
+def test_serve_web_without_its_extra_is_one_sentence(daemon: Daemon) -> None:
+    try:
+        import textual_serve  # type: ignore[import-not-found] # noqa: F401
+    except ImportError:
+        console = Attached(daemon.directory, "attach", "--serve-web")
+        assert console.leave() == 2
+        assert b"needs the extra `web`" in console.drawn
+        console.close()
+    else:
+        pytest.skip("the extra is installed")
+
+

@@ -159,7 +159,9 @@ def _victims(leader: Decider, pool: PoolFacts, missing: int, hashes: Sequence[in
     """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too."""
     protected = resident_with_prefix(leader, pool, [*held_hashes(leader, pool), *hashes])
     may_go = evictable(pool)
-    cached = pool.counts[Condition.CACHED] - sum(map(may_go, protected))
+    cached = pool.counts[Condition.CACHED]
+    if cached - len(protected) < missing:  # else there are enough, however many of these are cached
+        cached -= sum(map(may_go, protected))
     chosen, agrees = leader.box.policies[pool.info.pool].choose(
         min(missing, cached), may_go, protected, leader.at_ns
     )

@@ -1,0 +1,186 @@
+"""The pytest plugin: fixtures that record what a leader does, and keep the recording of a test that fails.
+
+``kvbm_run``     runs requests through a leader with a simulated engine around it.
+``kvbm_leader``  a leader that the test calls like a connector does.
+``kvbm_open``    opens a recording.
+``--kvbm-record [DIR]``  records every leader of every test.
+
+Law of this file: importing it costs nothing; the package is imported when a fixture or the option is used.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from kvbm_console.core.config import LeaderConfig
+    from kvbm_console.engines.config import EngineConfig
+    from kvbm_console.engines.embedded import Rig
+    from kvbm_console.engines.workloads import Request, Workload
+    from kvbm_console.recording.reader import Recording
+    from kvbm_console.testing import Driven, Run, Taped
+
+DEFAULT_DIRECTORY: Final = "kvbm-recordings"
+"""Of ``--kvbm-record``, beside where pytest was started."""
+_TAPED: Final = pytest.StashKey[list["Taped"]]()
+_KEPT: Final = pytest.StashKey[list[str]]()
+
+
+class RunRequests(Protocol):
+    """What ``kvbm_run`` is."""
+
+    def __call__(
+        self, requests: "Sequence[Request] | Workload", *, config: "LeaderConfig | None" = None,
+        engine: "EngineConfig | None" = None, drive: "Callable[[Rig], object] | None" = None, **fields: Any,
+    ) -> "Run":
+        """Run requests, or a workload, to their end, and return everything that happened.
+
+        ``fields`` are fields of ``LeaderConfig`` where no ``config`` is given. ``drive`` replaces the way it is run:
+        it gets the machine (``engines.embedded.Rig``) and may set breakpoints, inject faults, stop early.
+        """
+        ...
+
+
+class DriveLeader(Protocol):
+    """What ``kvbm_leader`` is."""
+
+    def __call__(
+        self, config: "LeaderConfig | None" = None, *, g1_blocks: int = 64, **fields: Any
+    ) -> "Driven":
+        """A leader with its pools declared; ``fields`` are fields of ``LeaderConfig`` where no ``config`` is given."""
+        ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--kvbm-record``."""
+    group = parser.getgroup("kvbm-console")
+    group.addoption(
+        "--kvbm-record", nargs="?", const=DEFAULT_DIRECTORY, default=None, metavar="DIR",
+        help=f"record every leader of every test into DIR (default {DEFAULT_DIRECTORY})",
+    )
+
+
+@pytest.fixture
+def kvbm_open(request: pytest.FixtureRequest) -> "Callable[[Path | str], Recording]":
+    """Opens a recording; a relative path is relative to the test's file."""
+    from kvbm_console.recording.reader import Recording
+
+    beside = request.path.parent
+
+    def open_recording(path: Path | str) -> Recording:
+        place = Path(path)
+        return Recording.open(place if place.is_absolute() or place.exists() else beside / place)
+
+    return open_recording
+
+
+@pytest.fixture
+def kvbm_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRequests:
+    """Runs requests through a leader with a simulated engine, in virtual time, and records it."""
+    from kvbm_console.core.config import LeaderConfig
+    from kvbm_console.engines.embedded import default_engine_config
+    from kvbm_console.testing import Prompts, Run
+
+    def run(
+        requests: "Sequence[Request] | Workload", *, config: "LeaderConfig | None" = None,
+        engine: "EngineConfig | None" = None, drive: "Callable[[Rig], object] | None" = None, **fields: Any,
+    ) -> Run:
+        config = config or LeaderConfig(**fields)
+        workload = Prompts(requests, config.block_tokens) if isinstance(requests, Sequence) else requests
+        made = Run(
+            request.node.nodeid, _directory(request, tmp_path_factory), workload, config,
+            engine or default_engine_config(workload),
+        )
+        _taped(request).append(made)  # before it runs: a leader that fails inside is recorded too
+        made.go(drive)
+        return made
+
+    return run
+
+
+@pytest.fixture
+def kvbm_leader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DriveLeader:
+    """A leader that the test calls like a connector does, and that is recorded."""
+    from kvbm_console.core.config import LeaderConfig
+    from kvbm_console.testing import Driven
+
+    def leader(config: "LeaderConfig | None" = None, *, g1_blocks: int = 64, **fields: Any) -> Driven:
+        made = Driven(
+            request.node.nodeid, _directory(request, tmp_path_factory), config or LeaderConfig(**fields), g1_blocks
+        )
+        _taped(request).append(made)
+        return made
+
+    return leader
+
+
+def _taped(request: pytest.FixtureRequest) -> "list[Taped]":
+    taped: list[Taped] = request.node.stash.setdefault(_TAPED, [])
+    return taped
+
+
+def _directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    named = request.config.getoption("--kvbm-record")
+    return Path(named) if named else tmp_path_factory.getbasetemp() / "kvbm-recordings"
+
+
+# --- keeping ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """With ``--kvbm-record``: tape every leader while the test runs, then write the tapes."""
+    named = item.config.getoption("--kvbm-record")
+    if not named:
+        return (yield)
+    from kvbm_console.testing import taping
+
+    with taping() as tapes:
+        try:
+            return (yield)
+        finally:
+            item.stash[_KEPT] = _write_all(tapes.all, Path(named), item.nodeid)
+            if tapes.not_taped:
+                item.stash[_KEPT].append(f"{tapes.not_taped} more leaders were not recorded")
+
+
+def _write_all(tapes: "list[Any]", directory: Path, name: str) -> list[str]:
+    from kvbm_console.testing.tape import safe_name
+
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = []
+    for number, tape in enumerate(tape for tape in tapes if tape.events):
+        path = directory / f"{safe_name(name)}-{number}.mcap"
+        path.unlink(missing_ok=True)  # of an earlier run of the same test
+        kept.append(str(tape.save(path, name)))
+    return kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed keeps its recordings, and its report says where they are."""
+    report = yield
+    if report.failed:
+        lines = item.stash.get(_KEPT, None)
+        if lines is None:
+            lines = item.stash[_KEPT] = [_keep(taped) for taped in item.stash.get(_TAPED, [])]
+        if lines:
+            report.sections.append(("kvbm-console", "\n".join(_told(line) for line in lines)))
+    return report
+
+
+def _keep(taped: "Taped") -> str:
+    try:
+        return str(taped.path)
+    except Exception as error:
+        return f"not recorded: {error}"
+
+
+def _told(line: str) -> str:
+    if not line.endswith(".mcap"):
+        return line
+    return f"recording kept: {line}\n  kvbm-console replay {line}\n  kvbm-console doctor {line}"

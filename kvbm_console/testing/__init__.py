@@ -1,0 +1,17 @@
+"""Testing with recordings: leaders whose every test can become a recording, and assertions about both.
+
+The fixtures come with the pytest plugin (``kvbm_console.pytest_plugin``), which pytest finds by itself; this is what
+they hand out and what a test imports. ``docs/testing.md`` has a complete example.
+
+Law of this package: an assertion that fails names the event.
+"""
+
+from kvbm_console.testing.checks import assert_healthy, assert_invariants, assert_replays
+from kvbm_console.testing.run import Driven, Prompts, Run, Taped, prompt
+from kvbm_console.testing.story import Story, assert_story
+from kvbm_console.testing.tape import Tape, taping
+
+__all__ = [
+    "Driven", "Prompts", "Run", "Story", "Tape", "Taped", "assert_healthy", "assert_invariants", "assert_replays",
+    "assert_story", "prompt", "taping",
+]

@@ -1,0 +1,163 @@
+"""The KV-cache events of TensorRT-LLM, as its server and its Python API serialise them: a JSON list of events.
+
+An event is ``{"event_id", "data": {"type": "created" | "stored" | "removed" | "updated", ...}, "window_size"?,
+"attention_dp_rank"?, "layer_group_id"?}``. Block hashes are integers, or hexadecimal text in the newer cache manager.
+Cache level 0 is the device, 1 the host. A move between levels is one ``updated`` event. A removal names no level: the
+block is gone from all of them.
+
+Law of this file: the same promises as the other decoder: ``BadPayload`` or a batch, unreadable events counted.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.engines.kv_events.decoder import (
+    BLOCK_TOKENS_MAX,
+    BLOCKS_MAX,
+    EVENTS_MAX,
+    GROUP_MAX,
+    PAYLOAD_BYTES_MAX,
+    RANK_MAX,
+    BadPayload,
+    Batch,
+    CacheEvent,
+    Cleared,
+    Removed,
+    Stored,
+    normal_hash,
+)
+
+MEDIA: Final = ("GPU", "CPU")
+"""By cache level."""
+_Hash = int | str
+
+
+class _Block(msgspec.Struct):
+    block_hash: _Hash
+    tokens: list[msgspec.Raw] = []
+    cache_level: int = 0
+
+
+class _Diff(msgspec.Struct):
+    old_value: int
+    new_value: int
+
+
+class _Created(msgspec.Struct, tag="created", tag_field="type"):
+    pass
+
+
+class _Stored(msgspec.Struct, tag="stored", tag_field="type"):
+    blocks: list[_Block]
+    parent_hash: _Hash | None = None
+
+
+class _Removed(msgspec.Struct, tag="removed", tag_field="type"):
+    block_hashes: list[_Hash]
+
+
+class _Updated(msgspec.Struct, tag="updated", tag_field="type"):
+    block_hash: _Hash
+    cache_level: _Diff | None = None
+
+
+class _Event(msgspec.Struct):
+    data: _Created | _Stored | _Removed | _Updated
+    attention_dp_rank: int | None = None
+    layer_group_id: int | None = None
+
+
+class _Kind(msgspec.Struct):
+    type: str
+
+
+class _Unknown(msgspec.Struct):
+    data: _Kind
+
+
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_EVENT: Final = msgspec.json.Decoder(_Event)
+_UNKNOWN: Final = msgspec.json.Decoder(_Unknown)
+_KINDS: Final = ("created", "stored", "removed", "updated")
+_FAILURES: Final = (msgspec.DecodeError, ValueError, RecursionError)
+
+
+def decode_trtllm(payload: bytes) -> list[Batch]:
+    """One batch for each run of events of one data-parallel rank, in order. Raises ``BadPayload``, nothing else.
+
+    These events have no time; ``ts`` is 0.
+    """
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise BadPayload(f"a payload of {len(payload)} bytes is above {PAYLOAD_BYTES_MAX}")
+    try:
+        pieces = _LIST.decode(payload)
+    except _FAILURES as error:
+        raise BadPayload(f"not a list of KV-cache events: {error}") from None
+    if len(pieces) > EVENTS_MAX:
+        raise BadPayload(f"a batch of {len(pieces)} events is above {EVENTS_MAX}")
+    batches: list[Batch] = []
+    for piece in pieces:
+        rank, events, unknown, malformed = _read(bytes(piece))
+        last = batches[-1] if batches else None
+        if last is None or (last.dp_rank != rank and not unknown and not malformed):
+            batches.append(Batch(0.0, rank, events, unknown, malformed))
+            continue
+        last.events.extend(events)
+        if unknown or malformed:
+            batches[-1] = msgspec.structs.replace(
+                last, unknown=last.unknown + unknown, malformed=last.malformed + malformed
+            )
+    if sum(batch.blocks for batch in batches) > BLOCKS_MAX:
+        raise BadPayload(f"more than {BLOCKS_MAX} blocks")
+    return batches
+
+
+def _read(piece: bytes) -> tuple[int, list[CacheEvent], int, int]:
+    """(rank, events, unknown, malformed) of one event."""
+    try:
+        event = _EVENT.decode(piece)
+        rank, group = event.attention_dp_rank or 0, event.layer_group_id or 0
+        if not (0 <= rank <= RANK_MAX and 0 <= group <= GROUP_MAX):
+            raise ValueError("rank or group out of bounds")
+        return rank, _events(event.data, group), 0, 0
+    except _FAILURES:
+        pass
+    try:
+        unknown = _UNKNOWN.decode(piece).data.type not in _KINDS
+    except _FAILURES:
+        unknown = False
+    return 0, [], int(unknown), int(not unknown)
+
+
+def _events(data: Any, group: int) -> list[CacheEvent]:
+    if isinstance(data, _Created):
+        return [Cleared()]
+    if isinstance(data, _Removed):
+        hashes = [_normal(value) for value in data.block_hashes]
+        return [Removed(hashes, medium, group) for medium in MEDIA]
+    if isinstance(data, _Updated):
+        level = data.cache_level
+        if level is None or level.old_value == level.new_value:
+            return []
+        moved = [_normal(data.block_hash)]
+        old, new = _medium(level.old_value), _medium(level.new_value)
+        return [Removed(moved, old, group), Stored(moved, None, 0, new, group)]
+    found: list[CacheEvent] = []
+    parent = None if data.parent_hash is None else _normal(data.parent_hash)
+    for block in data.blocks:
+        if len(block.tokens) > BLOCK_TOKENS_MAX:
+            raise ValueError(f"a block of {len(block.tokens)} tokens")
+        own = _normal(block.block_hash)
+        found.append(Stored([own], parent, len(block.tokens), _medium(block.cache_level), group))
+        parent = own
+    return found
+
+
+def _normal(value: _Hash) -> int:
+    """Hexadecimal text is raw bytes, of which the last eight count. Raises ValueError."""
+    return normal_hash(bytes.fromhex(value).rjust(8, b"\0") if isinstance(value, str) else value)
+
+
+def _medium(level: int) -> str:
+    return MEDIA[level] if 0 <= level < len(MEDIA) else f"LEVEL{level}"

@@ -82,3 +82,12 @@ def test_rate_counts_the_last_two_seconds() -> None:
     progress.arrived(1_000, S)
     progress.arrived(3_000, 3 * S)
     assert progress.rate(4 * S) == 1_500
+
+
+def test_a_target_that_stops_before_its_first_heartbeat_is_silent() -> None:
+    progress = Progress()
+    assert progress.silence_ns(5 * S) is None
+    progress.reset(5 * S)
+    assert progress.silence_ns(8 * S) == 3 * S
+    progress.beat(1, 7 * S)
+    assert progress.silence_ns(8 * S) == S

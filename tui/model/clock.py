@@ -62,11 +62,13 @@ class TargetClock:
 class Progress:
     """Events per second of local time, and the lag behind the head that heartbeats tell of."""
 
-    __slots__ = ("_batches", "_beats")
+    __slots__ = ("_batches", "_beats", "_since")
 
     def __init__(self) -> None:
         self._batches: deque[tuple[int, int]] = deque(maxlen=BATCHES_MAX)
         self._beats: deque[tuple[int, int]] = deque(maxlen=BEATS_MAX)
+        self._since: int | None = None
+        """When the connection began."""
 
     def arrived(self, events: int, mono_ns: int) -> None:
         """A batch was taken."""
@@ -82,8 +84,9 @@ class Progress:
         while len(beats) > 1 and beats[0][1] < next_seq:
             beats.popleft()
 
-    def reset(self) -> None:
+    def reset(self, mono_ns: int | None = None) -> None:
         """A new connection."""
+        self._since = mono_ns
         self._batches.clear()
         self._beats.clear()
 
@@ -104,5 +107,9 @@ class Progress:
         return 0
 
     def silence_ns(self, mono_ns: int) -> int | None:
-        """Since the last heartbeat; None before the first."""
-        return mono_ns - self._beats[-1][0] if self._beats else None
+        """Since the last heartbeat, or since the connection began; None before one.
+
+        A target that stops before its first heartbeat is as silent as one that stops after it.
+        """
+        since = self._beats[-1][0] if self._beats else self._since
+        return None if since is None else mono_ns - since

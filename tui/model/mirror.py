@@ -127,7 +127,7 @@ class Mirror:
             case GapSeen():
                 self._gap(item.first, item.last, item.reason, mono_ns)
             case Connected():
-                self._connect(item)
+                self._connect(item, mono_ns)
             case Disconnected():
                 if self.disconnected is None:
                     self.disconnected_mono_ns = mono_ns
@@ -172,7 +172,7 @@ class Mirror:
             self.flows.events.add(at_ns, events)
             self.density.add(at_ns, events)
 
-    def _connect(self, item: Connected) -> None:
+    def _connect(self, item: Connected, mono_ns: int) -> None:
         if self.connected is None or self.connected.incarnation != item.incarnation:
             self.state = None
             self.gaps.clear()
@@ -183,7 +183,7 @@ class Mirror:
         self.disconnected = None
         self.broken = None
         self.clock.live = not item.recording
-        self.progress.reset()
+        self.progress.reset(mono_ns)
 
     def _gap(self, first: int, last: int, reason: str, mono_ns: int) -> None:
         start = self.state.at_ns if self.state is not None else 0

@@ -8,6 +8,7 @@ Law of this file: after ``Bye{last_seq}`` no event is published, and the recordi
 """
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kvbm_console.core.stimuli import DeadlinePassed
+from kvbm_console.core.stimuli import DeadlinePassed, Disarmed
 from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.driver import drive
@@ -32,6 +33,8 @@ from kvbm_console.service import LeaderService
 from kvbm_console.transfers.link import TOKEN_BYTES, LinkMover
 from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
+from .access import Access, read_token, server_credentials
+from .keeping import KeptBreakpoints
 from .options import DaemonOptions, Endpoint
 from .servicer import ConsoleServicer, Identity
 from .summary import Summary, summarise
@@ -46,6 +49,10 @@ HANDLERS_GRACE_S: Final = 1.0
 SYNC_GRACE_S: Final = 2.0
 """What the recorder has to write and sync; a disk that takes longer is told so in the summary's watermarks."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+DISARM_SIGNAL: Final = signal.SIGUSR1
+"""Mutes every breakpoint and releases every hold, for when no client gets through."""
+DISARM_VARIABLE: Final = "KVBM_CONSOLE_DISARM"
+"""In the environment of a daemon, other than 0: it takes no breakpoint and no freeze."""
 
 
 class WallTimer:
@@ -71,12 +78,20 @@ class Daemon:
 
     def __init__(self, options: DaemonOptions) -> None:
         self.options = options
-        self.endpoint = Endpoint(options.listen)
+        credentials = None
+        if options.tls_cert is not None and options.tls_key is not None:
+            credentials = server_credentials(options.tls_cert, options.tls_key)
+        token = "" if options.token_file is None else read_token(options.token_file)
+        self._access = Access(token, read_only=options.read_only)
+        self.endpoint = Endpoint(
+            options.listen, credentials=credentials, remote=credentials is not None and bool(token)
+        )
         try:
             self.rig: Rig | None = None
             self.streams: Streams | None = None
             self.metrics: MetricsServer | None = None
             self.service = self._assemble()
+            self._prepare_debugger()
         except BaseException:
             self.endpoint.close()
             raise
@@ -125,6 +140,15 @@ class Daemon:
         self.rig = embed(service.dispatcher, calendar, options.engine, options.workload)
         return service
 
+    def _prepare_debugger(self) -> None:
+        """Breakpoints that are kept from run to run; or none at all, if the environment says so."""
+        if os.environ.get(DISARM_VARIABLE, "0") not in ("", "0"):
+            self.service.sessions.disarmed_by = DISARM_VARIABLE
+        elif self.options.breakpoints is not None:
+            kept = KeptBreakpoints(self.options.breakpoints, self.service)
+            kept.load()
+            self.service.listeners.add(kept.look)
+
     def _record(self, service: LeaderService) -> None:
         """Recording begins before the first stimulus, so that decision replay can begin there too."""
         if self.options.record is not None:
@@ -143,7 +167,7 @@ class Daemon:
         options = self.options
         server = grpc.aio.server(options=SERVER_OPTIONS)
         servicer = ConsoleServicer(
-            self.service, Identity(options.program, self._target(), options.run, options.block_bytes)
+            self.service, Identity(options.program, self._target(), options.run, options.block_bytes), self._access,
         )
         server.add_generic_rpc_handlers((servicer.handler(),))
         probe: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -187,6 +211,7 @@ class Daemon:
         if self.options.handle_signals:
             for number in SIGNALS:
                 loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(DISARM_SIGNAL, lambda: self.service.submit(Disarmed, "signal"))
         try:
             async with anyio.create_task_group() as group:
                 await group.start(self.service.run)
@@ -205,7 +230,7 @@ class Daemon:
                 group.cancel_scope.cancel()
         finally:
             if self.options.handle_signals:
-                for number in SIGNALS:
+                for number in (*SIGNALS, DISARM_SIGNAL):
                     loop.remove_signal_handler(number)
         if failed is not None:
             raise failed

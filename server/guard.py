@@ -17,6 +17,8 @@ from kvbm_console.core.errors import Refused, UsageError
 from kvbm_console.wire.protocol import CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX, ROLE_OF
 from kvbm_console.wire.v1 import console_pb2 as pb
 
+from .access import Access, WrongToken
+
 if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 else:
@@ -34,21 +36,19 @@ class Malformed(Exception):
     """Raised for a request that does not have the form of the contract; its text goes to the caller."""
 
 
-def role_of_peer(peer: str) -> int:
-    """What the endpoint grants: the Unix socket (of this user alone) control, TCP observe."""
-    return int(pb.ROLE_CONTROL) if peer.startswith("unix:") else int(pb.ROLE_OBSERVE)
-
-
 async def refuse(context: Context, code: grpc.StatusCode, sentence: str) -> NoReturn:
     """End the call with a status."""
     await context.abort(code, sentence)
     raise AssertionError("abort did not raise")
 
 
-async def admit(method: str, context: Context) -> None:
+async def admit(method: str, context: Context, access: Access) -> None:
     """Refuse a caller whose role does not suffice, and everybody where the contract declares no role."""
     needed = ROLE_OF.get(method, 0)
-    granted = role_of_peer(context.peer() or "")
+    try:
+        granted = access.role_of(context)
+    except WrongToken:
+        await refuse(context, grpc.StatusCode.PERMISSION_DENIED, "the token is not the one of this daemon")
     if needed == 0 or granted < needed:
         name = ROLE_NAMES.get(needed)
         sentence = f"{method} needs the role {name}" if name else f"{method} declares no role and is closed"
@@ -74,11 +74,13 @@ def require_text(field: str, text: str, most: int) -> None:
         raise Malformed(f"{field} has at most {most} bytes, got {size}")
 
 
-def guarded(method: str, handle: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+def guarded(
+    method: str, handle: Callable[[Any, Context], Awaitable[Any]], access: Access
+) -> Callable[[Any, Context], Awaitable[Any]]:
     """The handler behind the door. The first argument is passed on as it comes (bytes, or the request iterator)."""
 
     async def behind_the_door(request: Any, context: Context) -> Any:
-        await admit(method, context)
+        await admit(method, context, access)
         try:
             return await handle(request, context)
         except (Malformed, UsageError) as error:

@@ -61,6 +61,15 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     handle_signals: bool = True
     """Whether SIGTERM and SIGINT end the daemon in order, and a second one at once."""
     lease_ttl_ns: int = LEASE_TTL_NS
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    """Certificate chain and private key in PEM form; both or neither, and only for ``HOST:PORT``."""
+    token_file: Path | None = None
+    """Holds the token that grants control over TCP; readable by its owner alone."""
+    read_only: bool = False
+    """Nobody may control or feed, not even over the Unix socket."""
+    breakpoints: Path | None = None
+    """File of the breakpoints that are kept from run to run."""
     ring: Ring | None = None
     """History to keep; a ring of the usual size by default."""
 
@@ -68,13 +77,23 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
         together = (self.workload is None) == (self.engine is None)
         require(together, "engine", "given together with a workload", self.engine)
         require(self.workload is None or not self.publishers, "publishers", "none beside a workload", self.publishers)
+        require((self.tls_cert is None) == (self.tls_key is None), "tls-cert", "given together with tls-key",
+                self.tls_cert or self.tls_key)
+        require(self.tls_cert is None or not self.listen.startswith("unix:"), "tls-cert", "used with HOST:PORT only",
+                self.listen)
         require(self.speed is None or self.speed > 0, "speed", "above 0", self.speed)
 
 
 class Endpoint:
-    """An address that is ours: checked and locked by the constructor, bound by ``bind``, given back by ``close``."""
+    """An address that is ours: checked and locked by the constructor, bound by ``bind``, given back by ``close``.
 
-    def __init__(self, listen: str) -> None:
+    With ``credentials`` it speaks TLS; with ``remote`` other machines may be served.
+    """
+
+    def __init__(
+        self, listen: str, *, credentials: grpc.ServerCredentials | None = None, remote: bool = False
+    ) -> None:
+        self._credentials = credentials
         self.address = listen
         """As clients write it; with port 0 the real one after ``bind``."""
         self._lock: int | None = None
@@ -84,7 +103,7 @@ class Endpoint:
             self.address = f"unix:{self._path}"
             self._take_path(self._path)
         else:
-            self._host, self._port = _loopback(listen)
+            self._host, self._port = _host_and_port(listen, remote=remote)
             self._try_port()
 
     def _take_path(self, path: Path) -> None:
@@ -131,7 +150,10 @@ class Endpoint:
             return
         name = f"[{self._host}]" if ":" in self._host else self._host
         try:
-            port = server.add_insecure_port(f"{name}:{self._port}")
+            if self._credentials is None:
+                port = server.add_insecure_port(f"{name}:{self._port}")
+            else:
+                port = server.add_secure_port(f"{name}:{self._port}", self._credentials)
         except RuntimeError:
             raise UsageError(f"cannot listen on {self.address}: the port is in use") from None
         self.address = f"{name}:{port}"
@@ -149,8 +171,8 @@ class Endpoint:
             self._lock = None
 
 
-def _loopback(listen: str) -> tuple[str, int]:
-    """Host and port; refuses every host that other machines can reach."""
+def _host_and_port(listen: str, *, remote: bool) -> tuple[str, int]:
+    """Host and port; refuses every host that other machines can reach, unless TLS and a token stand before it."""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     require(bool(host) and port.isascii() and port.isdigit() and int(port) <= 65_535, "listen",
@@ -161,9 +183,9 @@ def _loopback(listen: str) -> tuple[str, int]:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
-    if not loopback:
+    if not loopback and not remote:
         raise UsageError(
             f"listen must be a Unix socket or a loopback address, got {listen!r}: without TLS and a token other "
-            "machines are not served"
+            "machines are not served (--tls-cert, --tls-key, --token-file)"
         )
     return host, int(port)

@@ -32,9 +32,10 @@ from kvbm_console.wire.protocol import (
 )
 from kvbm_console.wire.v1 import console_pb2 as pb
 
+from .access import Access
 from .control import ControlMethod
 from .feeding import FeedMethod
-from .guard import Context, Malformed, guarded, parse, refuse, require_text, role_of_peer
+from .guard import Context, Malformed, guarded, parse, refuse, require_text
 from .recording import RecordingMethod, recorder_message
 
 FELL_BEHIND: Final = "fell_behind"
@@ -58,8 +59,9 @@ class Identity(msgspec.Struct, frozen=True):
 class ConsoleServicer:
     """The methods of ``Console`` on one service."""
 
-    def __init__(self, service: LeaderService, identity: Identity) -> None:
+    def __init__(self, service: LeaderService, identity: Identity, access: Access | None = None) -> None:
         self._service = service
+        self._access = access or Access()
         self._identity = identity
         self._control = ControlMethod(service)
         self._feed = FeedMethod(service)
@@ -75,13 +77,13 @@ class ConsoleServicer:
         unary: Callable[..., Any] = grpc.unary_unary_rpc_method_handler
         streams: Callable[..., Any] = grpc.stream_stream_rpc_method_handler
         return grpc.method_handlers_generic_handler(SERVICE, {
-            "Hello": unary(guarded("Hello", self.hello)),
-            "SlotDetail": unary(guarded("SlotDetail", self.slot_detail)),
-            "Query": unary(guarded("Query", self.query)),
-            "Recording": unary(guarded("Recording", self._recording.serve)),
-            "Subscribe": grpc.unary_stream_rpc_method_handler(guarded("Subscribe", self.subscribe)),
-            "Control": streams(guarded("Control", self._session(self._control.serve))),
-            "Feed": streams(guarded("Feed", self._session(self._feed.serve))),
+            "Hello": unary(guarded("Hello", self.hello, self._access)),
+            "SlotDetail": unary(guarded("SlotDetail", self.slot_detail, self._access)),
+            "Query": unary(guarded("Query", self.query, self._access)),
+            "Recording": unary(guarded("Recording", self._recording.serve, self._access)),
+            "Subscribe": grpc.unary_stream_rpc_method_handler(guarded("Subscribe", self.subscribe, self._access)),
+            "Control": streams(guarded("Control", self._session(self._control.serve), self._access)),
+            "Feed": streams(guarded("Feed", self._session(self._feed.serve), self._access)),
         })
 
     def _session(self, serve: Serve) -> Serve:
@@ -126,7 +128,7 @@ class ConsoleServicer:
         service, identity = self._service, self._identity
         reply = pb.HelloReply(
             protocol=version(), program=identity.program, incarnation=service.incarnation, run=identity.run,
-            role=role_of_peer(context.peer() or ""), limits=limits(service.leases.ttl_ns),  # type: ignore[arg-type]
+            role=self._access.role_of(context), limits=limits(service.leases.ttl_ns),  # type: ignore[arg-type]
             clock_at_ns=service.started_at_ns, clock_wall_ns=service.started_wall_ns,
             config_json=msgspec.json.encode(service.config).decode(), config_digest=service.config.digest(),
             target=identity.target,

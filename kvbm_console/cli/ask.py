@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from kvbm_console.stream.feed import Disconnected, FeedItem
 
 if TYPE_CHECKING:
-    from kvbm_console.client import Client, ControlSession
+    from kvbm_console.client import Access, Client, ControlSession
 
 T = TypeVar("T")
 
@@ -34,12 +34,36 @@ def alone(error: BaseException) -> BaseException:
     return error
 
 
+def access() -> "Access":
+    """What the command's ``--tls-ca`` and ``--token-file`` say."""
+    import click
+
+    from kvbm_console.cli.params import TLS_CA, TOKEN_FILE
+    from kvbm_console.client import Access
+
+    context = click.get_current_context(silent=True)
+    said = {} if context is None else context.meta
+    return Access.load(said.get(TLS_CA), said.get(TOKEN_FILE))
+
+
+def access_flags() -> list[str]:
+    """The same flags again, for a command that this one starts."""
+    import click
+
+    from kvbm_console.cli.params import TLS_CA, TOKEN_FILE
+
+    context = click.get_current_context(silent=True)
+    said = {} if context is None else context.meta
+    flags = (("--tls-ca", said.get(TLS_CA)), ("--token-file", said.get(TOKEN_FILE)))
+    return [part for flag, file in flags if file is not None for part in (flag, str(file))]
+
+
 def ask(target: str, question: "Callable[[Client], Awaitable[T]]") -> T:
     """One question on one connection."""
     from kvbm_console.client import Client
 
     async def work() -> T:
-        async with Client(target, name=SHELL) as client:
+        async with Client(target, name=SHELL, access=access()) as client:
             return await question(client)
 
     return run(work())
@@ -68,7 +92,7 @@ async def follow(target: str, after_seq: int | None, incarnation: str) -> AsyncI
     from kvbm_console.client import Client, Ended
 
     async with (
-        Client(target, name="tail") as client,
+        Client(target, name="tail", access=access()) as client,
         client.subscribe(after_seq=after_seq, incarnation=incarnation) as items,
     ):
         async for item in items:
@@ -82,5 +106,5 @@ async def check_target(target: str) -> None:
     """Raise ``ConnectionLost`` or ``Refused`` unless a daemon of our version answers."""
     from kvbm_console.client import Client
 
-    async with Client(target) as client:
+    async with Client(target, access=access()) as client:
         await client.hello()

@@ -16,7 +16,7 @@ import click
 
 from kvbm_console.cli.look import look_options
 from kvbm_console.cli.output import require_terminal, warn
-from kvbm_console.cli.params import resolve_target, socket_address
+from kvbm_console.cli.params import access_options, resolve_target, socket_address
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
               metavar="[PORT]", help="Offer the console to a browser on this machine instead; needs the extra `web`.")
 @click.option("--seconds", type=click.FloatRange(0, 1e6, min_open=True), metavar="N",
               help="On an event stream: end by itself after N seconds; without a terminal 30 by default.")
+@access_options
 @look_options
 def attach(
     targets: tuple[str, ...], flags: tuple[str, ...], read_only: bool, record: Path | None, serve_web: int | None,
@@ -133,12 +134,15 @@ async def console(
 
 def live_session(address: str, *, keeper: "object | None" = None) -> "Session":
     """A session on a daemon."""
+    from kvbm_console.cli.ask import access, access_flags
     from kvbm_console.client import LiveControls, LiveFeed
     from tui.source import Session
 
-    feed = LiveFeed(address)
+    shown = access()
+    feed = LiveFeed(address, access=shown)
     return Session(
-        feed, LiveControls(address, feed=feed), socket=address, explain=explainer("--target", address),
+        feed, LiveControls(address, feed=feed, access=shown), socket=address,
+        explain=explainer("--target", address, *access_flags()),
         keeper=keeper,  # type: ignore[arg-type]
     )
 

@@ -63,7 +63,7 @@ def daemon_options(
     *, workload: str | None, limit: int | None, speed: float | None, record: Path | None, listen: str,
     g1_blocks: int | None, g2_blocks: int | None, g3_blocks: int | None, block_tokens: int | None, check: bool,
     exit_when_done: bool = False, recording: "RecordingOptions | None" = None,
-    publishers: "tuple[Publisher, ...]" = (), metrics: str | None = None,
+    publishers: "tuple[Publisher, ...]" = (), metrics: str | None = None, **access: Any,
 ) -> "DaemonOptions":
     """The options of a daemon; raises ``UsageError`` with one sentence."""
     from server.options import DaemonOptions
@@ -72,7 +72,7 @@ def daemon_options(
     said: dict[str, Any] = {field: value for field, value in lower.items() if value is not None}
     common: dict[str, Any] = {
         "listen": listen, "speed": speed, "record": record, "check": check, "exit_when_done": exit_when_done,
-        "program": program_version(), "publishers": publishers, "metrics": metrics,
+        "program": program_version(), "publishers": publishers, "metrics": metrics, **access,
     }
     if recording is not None:
         common["recording"] = recording

@@ -146,8 +146,34 @@ def resolve_target(positional: str | None, flag: str | None) -> str:
     return parse_address(text, refuse)
 
 
+TLS_CA: Final = "kvbm_console.tls_ca"
+TOKEN_FILE: Final = "kvbm_console.token_file"
+"""Under which keys of click's context the access options are found."""
+
+
+def access_options(command: F) -> F:
+    """``--tls-ca`` and ``--token-file``, for every command that may talk to another machine; see ``ask.access``."""
+
+    def remember(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+        def keep(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
+            ctx.meta[key] = value
+
+        return keep
+
+    path = click.Path(path_type=Path)
+    for option in (
+        click.option("--token-file", type=path, metavar="FILE", expose_value=False, callback=remember(TOKEN_FILE),
+                     envvar="KVBM_CONSOLE_TOKEN_FILE", help="Holds the token that grants control over TCP."),
+        click.option("--tls-ca", type=path, metavar="FILE", expose_value=False, callback=remember(TLS_CA),
+                     envvar="KVBM_CONSOLE_TLS_CA", help="Who signed the daemon's certificate, in PEM form."),
+    ):
+        command = option(command)
+    return command
+
+
 def target_option(command: F) -> F:
     """``--target``, for every command that talks to a daemon."""
+    command = access_options(command)
     return click.option("--target", metavar="T", default=None,
                         help=f"unix:PATH or HOST:PORT; default {TARGET_VARIABLE}, else the default socket.")(command)
 

@@ -4,6 +4,7 @@ Law of this file: the start-up line goes to stderr once the daemon can be connec
 end.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,14 +27,25 @@ if TYPE_CHECKING:
 @click.option("--metrics", metavar="HOST:PORT",
               help="Serve Prometheus metrics at http://HOST:PORT/metrics: totals only, no request is named.")
 @click.option("--listen", type=Listen(), metavar="ADDRESS",
-              help="unix:PATH or HOST:PORT of the loopback (observe only); default: the default socket.")
+              help="unix:PATH, or HOST:PORT: of the loopback, or with TLS and a token of any; default: the default "
+                   "socket.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE",
+              help="Certificate chain in PEM form; with --tls-key, HOST:PORT speaks TLS.")
+@click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE",
+              help="Its private key, readable by its owner alone.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE",
+              help="Holds the token that grants control over TCP, readable by its owner alone.")
+@click.option("--read-only", is_flag=True, help="Nobody may set breakpoints, continue, feed or record.")
+@click.option("--breakpoints", type=click.Path(path_type=Path), metavar="FILE",
+              help="Set the breakpoints of this file at the start, and keep those set with --persist in it.")
 @click.option("--exit-when-done", is_flag=True, help="End when the workload has ended.")
 @format_option("text", "json")
 @recording_flags
 @workload_options
 def serve(
     workload: str | None, engines: tuple[str, ...], metrics: str | None, listen: str | None, exit_when_done: bool,
-    form: str, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str, **machine: Any,
+    form: str, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str, tls_cert: Path | None,
+    tls_key: Path | None, token_file: Path | None, read_only: bool, breakpoints: Path | None, **machine: Any,
 ) -> None:
     """The daemon: leader, engine, recorder and stream.
 
@@ -53,7 +65,8 @@ def serve(
     recording = recording_options(segment_size=segment_size, segment_time=segment_time, keep=keep, sync=sync)
     options = daemon_options(
         workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done,
-        recording=recording, publishers=publishers, metrics=metrics, **machine,
+        recording=recording, publishers=publishers, metrics=metrics, tls_cert=tls_cert, tls_key=tls_key,
+        token_file=token_file, read_only=read_only, breakpoints=breakpoints, **machine,
     )
     import msgspec
 

@@ -10,6 +10,7 @@ not by this role), ``UsageError`` (the request itself is wrong).
 Law of this package: what a caller gets is exact or says what is missing; nothing is retried behind its back.
 """
 
+from kvbm_console.client.access import Access
 from kvbm_console.client.connection import Client, Hello
 from kvbm_console.client.control import ControlSession
 from kvbm_console.client.feeder import FeedClient
@@ -18,6 +19,6 @@ from kvbm_console.client.live import LiveControls, LiveFeed
 from kvbm_console.client.subscription import Ended, Subscription
 
 __all__ = [
-    "Client", "ControlSession", "Ended", "FeedClient", "Hello", "HookedFeed", "LiveControls", "LiveFeed",
+    "Access", "Client", "ControlSession", "Ended", "FeedClient", "Hello", "HookedFeed", "LiveControls", "LiveFeed",
     "Subscription",
 ]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-import grpc.aio
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
+from kvbm_console.client.access import Access, open_channel
 from kvbm_console.client.control import ControlSession
 from kvbm_console.client.errors import translating
 from kvbm_console.client.feeder import FeedClient
@@ -20,12 +20,13 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.ids import WaitPoint
 from kvbm_console.recording.options import RecorderStatus, RecordingOptions
 from kvbm_console.wire.batches import MSGPACK, events_of
-from kvbm_console.wire.protocol import CLIENT_OPTIONS, method_path, version
+from kvbm_console.wire.protocol import method_path, version
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 ANSWER_S: Final = 10.0
 """A daemon answers within milliseconds; one that is busy with a snapshot of a million blocks within a second."""
 
+NOTHING_SHOWN: Final = Access()
 M = TypeVar("M", bound=Message)
 
 
@@ -52,14 +53,15 @@ class Hello(msgspec.Struct, frozen=True):
 class Client:
     """A connection to ``target`` (``unix:PATH`` or ``HOST:PORT``), as an asynchronous context manager.
 
+    ``access`` names the authority that a TLS daemon is trusted by, and the token that grants control over TCP.
     Connecting is lazy: the first call raises ``ConnectionLost`` when nobody listens. Every method may raise
     ``ConnectionLost``, ``Refused`` or ``UsageError``.
     """
 
-    def __init__(self, target: str, *, name: str = "client") -> None:
+    def __init__(self, target: str, *, name: str = "client", access: Access | None = None) -> None:
         self.target = target
         self.name = name
-        self._channel: Any = grpc.aio.insecure_channel(target, options=CLIENT_OPTIONS)
+        self._channel: Any = open_channel(target, access or NOTHING_SHOWN)
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ import random
 from collections.abc import AsyncIterator
 from typing import Final
 
+from kvbm_console.client.access import Access
 from kvbm_console.client.connection import Client
 from kvbm_console.client.control import MAX_FREEZE_NS, ControlSession
 from kvbm_console.client.subscription import Ended, Subscription
@@ -39,9 +40,11 @@ class LiveFeed:
     """
 
     def __init__(
-        self, target: str, *, name: str = "console", encoding: int = MSGPACK, rng: random.Random | None = None
+        self, target: str, *, name: str = "console", encoding: int = MSGPACK, rng: random.Random | None = None,
+        access: Access | None = None,
     ) -> None:
         self.target = target
+        self._access = access
         self.name = name
         self._encoding = encoding
         self._rng = rng or random.Random()
@@ -93,7 +96,7 @@ class LiveFeed:
 
     async def _follow(self, queue: "asyncio.Queue[FeedItem]") -> str:
         """One connection, to its end; returns why it ended."""
-        async with Client(self.target, name=self.name) as client:
+        async with Client(self.target, name=self.name, access=self._access) as client:
             hello = await client.hello()
             await queue.put(Connected(
                 target=hello.target, incarnation=hello.incarnation, run=hello.run, control=hello.control,
@@ -129,8 +132,11 @@ class LiveControls:
     ``feed`` is told by ``retry_now``. Close it with ``aclose``, or leave it to the daemon to see that it is gone.
     """
 
-    def __init__(self, target: str, *, name: str = "console", feed: LiveFeed | None = None) -> None:
+    def __init__(
+        self, target: str, *, name: str = "console", feed: LiveFeed | None = None, access: Access | None = None
+    ) -> None:
         self.target = target
+        self._access = access
         self.name = name
         self._feed = feed
         self._client: Client | None = None
@@ -141,7 +147,7 @@ class LiveControls:
         async with self._opening:
             if self._session is None or not self._session.alive:
                 await self._close()
-                client = Client(self.target, name=self.name)
+                client = Client(self.target, name=self.name, access=self._access)
                 try:
                     await client.hello()
                     session = client.control(self.name)

@@ -56,6 +56,8 @@ class Sessions:
         self._dispatcher = dispatcher
         self._leases = leases
         self._opened = 0
+        self.disarmed_by = ""
+        """Why no breakpoint is taken; empty when they are."""
 
     @property
     def _state(self) -> CacheState:
@@ -103,6 +105,7 @@ class Sessions:
 
     def set(self, session: Session, spec: BreakpointSpec) -> BreakpointVerdict:
         """One more breakpoint of this session, or with an id of its own the new form of that one."""
+        self._require_armed()
         if len(self._state.breakpoints) >= BREAKPOINTS_MAX:
             raise Refused(f"there are {BREAKPOINTS_MAX} breakpoints already, which is the most")
         if spec.id and self._owner_of(spec.id) != session.owner:
@@ -112,8 +115,13 @@ class Sessions:
         missing = self._missing(spec)
         return verdict if not missing or not verdict.verified else BreakpointVerdict(verdict.id, False, missing)
 
+    def _require_armed(self) -> None:
+        if self.disarmed_by:
+            raise Refused(f"this daemon takes no breakpoints and no freeze: {self.disarmed_by} is set")
+
     def replace(self, session: Session, specs: list[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
         """All breakpoints of this session are now these; saying it twice changes nothing."""
+        self._require_armed()
         return self._replace(session.owner, specs)
 
     def _missing(self, spec: BreakpointSpec) -> str:
@@ -205,6 +213,7 @@ class Sessions:
 
     def freeze(self, session: Session, max_hold_ns: int) -> str:
         """Close the pipeline and pause the engines, for ``max_hold_ns`` at most."""
+        self._require_armed()
         if not self.can_freeze:
             raise Refused("no engine that is attached can be paused")
         _accepted(self._dispatcher.submit(Frozen, session.owner, max_hold_ns))
@@ -219,6 +228,7 @@ class Sessions:
 
     def run_for(self, session: Session, duration_ns: int, max_hold_ns: int) -> str:
         """Go on for this much engine time, then freeze for ``max_hold_ns`` at most."""
+        self._require_armed()
         if not self.can_freeze:
             raise Refused("no engine that is attached can be paused")
         _accepted(self._dispatcher.submit(RunForRequested, duration_ns, session.owner, max_hold_ns))

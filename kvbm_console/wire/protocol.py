@@ -19,6 +19,12 @@ NAME_BYTES_MAX: Final = REQUEST_ID_BYTES_MAX
 """Names of clients and engines, and request ids in questions."""
 SUBSCRIBERS_MAX: Final = 128
 """Each costs about 20 us a flush and up to 8 MiB in the transport's buffers."""
+TOKEN_KEY: Final = "authorization"
+TOKEN_SCHEME: Final = "Bearer "
+"""How a token is shown, as a pair of the call's metadata."""
+TOKEN_BYTES_MIN: Final = 16
+TOKEN_BYTES_MAX: Final = 512
+"""A token is made by a machine: 16 random bytes in hexadecimal have 32 characters."""
 HISTORY_EVENTS_MAX: Final = 4_096
 """Events of one answer about the past: one flush."""
 REPLY_BYTES_MAX: Final = 64 * 1024 * 1024

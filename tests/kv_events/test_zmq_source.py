@@ -245,6 +245,24 @@ async def test_gone_and_back_with_numbers_from_zero(engines: Callable[..., Engin
 
 
 @pytest.mark.asyncio
+async def test_back_and_silent_is_asked_who_it_is(engines: Callable[..., Engine]) -> None:
+    engine = engines()
+    house = House()
+    async with Following(engine.publisher(), house) as following:
+        await reach(following, engine, [stored(1)])
+        await following.until(lambda: following.stream.next_seq > 0)
+        engine.end()
+        await following.until(lambda: not following.source.status.connected)
+        again = engines(port=engine.port, replay_port=engine.replay_port)
+        again.publish([stored(6)])
+        await following.until(lambda: following.stream.counts.restarts == 1)
+        await reach(following, again, [])  # it may have spoken in the moment between its answer and our subscription
+        await following.until(lambda: 6 in house.dispatcher.leader.state.pools[0].by_hash)
+    state = house.dispatcher.leader.state
+    assert (facts_of(state), state.lost_sources) == ({(0, 0, "GPU"): {6: 1}}, {})
+
+
+@pytest.mark.asyncio
 async def test_another_incarnation_behind_a_higher_number_is_noticed(engines: Callable[..., Engine]) -> None:
     engine = engines()
     house = House()

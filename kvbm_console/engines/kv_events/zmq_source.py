@@ -135,6 +135,8 @@ class ZmqSource:
         self._monotonic, self._wall = monotonic, wall
         self._replay_idle_s = replay_idle_s
         self._no_replay_before = 0.0
+        self._taking = asyncio.Lock()
+        """One at a time: a live message, or a replay."""
 
     def open(self, context: "zmq.asyncio.Context") -> None:
         """Connect or bind; messages wait in the socket from now on. Raises ``UsageError`` when it cannot be."""
@@ -181,12 +183,15 @@ class ZmqSource:
             raise UsageError(f"cannot {verb} {self.publisher.endpoint}: {error.strerror}") from None
 
     async def _watch(self) -> None:
-        """Keep ``status.connected`` true."""
+        """Keep ``status.connected`` true, and ask a publisher that is back who it is: it may be silent for long."""
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.status.connected = True
                 self.status.connects += 1
+                if self.status.connects > 1 and self._may_replay():
+                    async with self._taking:
+                        await self._catch_up(self._lines[b""])
             elif event == zmq.EVENT_DISCONNECTED:
                 self.status.connected = False
                 self.status.disconnects += 1
@@ -195,7 +200,8 @@ class ZmqSource:
 
     async def _take_all(self, sub: Any) -> None:
         if self._may_replay():
-            await self._catch_up(self._lines[b""])  # a quiet engine would show nothing until its next step
+            async with self._taking:
+                await self._catch_up(self._lines[b""])  # a quiet engine would show nothing until its next step
         turn_ends = self._monotonic() + SLICE_S
         while True:
             parts = await sub.recv_multipart()
@@ -204,7 +210,8 @@ class ZmqSource:
                 self.status.bad_messages += 1
                 continue
             topic, number, payload = parts
-            await self._take(topic, int.from_bytes(number, "big"), payload)
+            async with self._taking:
+                await self._take(topic, int.from_bytes(number, "big"), payload)
             if self._monotonic() >= turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = self._monotonic() + SLICE_S

@@ -219,6 +219,8 @@ class Gate:
             states = (known.spec.to_state,) if known.spec.to_state is not None else tuple(SlotState)
             for state in states:
                 self._index.setdefault(known.spec.site << 4 | state, []).append(armed)
+        self.table: list[list[Armed] | None] = [self._index.get(at) for at in range(len(Site) << 4)]
+        """The index again, by site << 4 | new state: the first question at every site, and nearly always the last."""
 
     @property
     def armed(self) -> bool:
@@ -229,11 +231,8 @@ class Gate:
         """Whether a breakpoint could match at this site: the cheap question before ``ask``."""
         return (site << 4 | new) in self._index  # an int: hashing two members would cost ten times as much
 
-    def concerns(self, site: Site, new: SlotState, request: str) -> bool:
-        """Whether there is anything to see here for this request; no is the usual answer, and costs least."""
-        armed = self._index.get(site << 4 | new)
-        if self.stops or armed is None:
-            return self.stops
+    def names(self, armed: list[Armed], request: str) -> bool:
+        """Whether one of these could match this request."""
         for one in armed:  # noqa: SIM110 (a generator costs more than the question)
             if one.request is None or one.request(request) is not None:
                 return True

@@ -294,3 +294,9 @@ class Note(Word):
     LOOP_BLOCKED = 3
     SHUTTING_DOWN = 4
     ENGINE_SUMMARY = 5
+
+
+for _word in Word.__subclasses__():
+    for _member in _word:
+        # Python 3.11 finds a member by a descriptor written in Python, which takes twice as long as an attribute.
+        type.__setattr__(_word, _member.name, _member)

@@ -90,6 +90,9 @@ ADVANCING_STATES: Final = frozenset({_S.DECODING})
 """States in which every iteration computes one token by itself."""
 
 
+_DECODING: Final = SlotState.DECODING
+
+
 def check_move(old: SlotState, new: SlotState, story: tuple[str, ...] = ()) -> None:
     """Raise ``InvalidTransition`` unless the table has the move.
 
@@ -148,6 +151,6 @@ class SlotFacts(msgspec.Struct, array_like=True):
 
     def computed_tokens(self, iteration: int) -> int:
         """Tokens whose K/V exist after ``iteration``: a decoding slot adds one per iteration since its anchor."""
-        if self.state is SlotState.DECODING:
+        if self.state is _DECODING:
             return self.anchor_tokens + iteration - self.anchor_iteration
         return self.anchor_tokens

@@ -41,6 +41,11 @@ STORY_EVENTS_MAX: Final = 4_096
 """Events kept to tell the story of a slot when something goes wrong: a few hundred kilobytes."""
 NO_LIMIT: Final = 2**62
 """An iteration that is never reached."""
+_SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
+_MOVING: Final = (SlotState.PREFILLING, SlotState.DECODING)
+_DECODING, _FINISHED, _LEADER, _G1 = SlotState.DECODING, SlotState.FINISHED, Authority.LEADER, Tier.G1
+_WILL, _DID = Site.TRANSITION_WILL, Site.TRANSITION_DID
+"""Members under names of this module: to find one in its class takes longer than all else that a site does."""
 
 P = ParamSpec("P")
 
@@ -111,7 +116,7 @@ class Decider:
 
     def device_pool(self, source: int) -> PoolFacts:
         """The G1 pool of an engine; refuses when it has declared none."""
-        pool = self.state.pool_of(Tier.G1, source)
+        pool = self.state.pool_of(_G1, source)
         if pool is None:
             raise Refused(f"source {source} has declared no G1 pool")
         return pool
@@ -119,13 +124,13 @@ class Decider:
     def below(self, pool: PoolFacts) -> PoolFacts | None:
         """The pool that this one is copied down to: the next lower tier that the leader decides."""
         for candidate in self.state.pools:
-            if candidate.info.tier > pool.info.tier and candidate.info.authority is Authority.LEADER:
+            if candidate.info.tier > pool.info.tier and candidate.info.authority is _LEADER:
                 return candidate
         return None
 
     def lower_pools(self) -> list[PoolFacts]:
         """The pools that the leader decides, nearest first."""
-        pools = [pool for pool in self.state.pools if pool.info.authority is Authority.LEADER]
+        pools = [pool for pool in self.state.pools if pool.info.authority is _LEADER]
         return sorted(pools, key=lambda pool: pool.info.tier)
 
     # --- slots -----------------------------------------------------------------------------------
@@ -137,15 +142,15 @@ class Decider:
         """Move a slot, asking the gate before and after; the counts of the finish event are added here."""
         old, since_ns = slot.state, slot.since_ns
         # A slot that comes back after its own hold has left it out does not arrive anywhere: it was there before.
-        asks = not (self.aids.returning.pop(slot.slot, False) and new in (SlotState.PREFILLING, SlotState.DECODING))
+        asks = not (self.aids.returning.pop(slot.slot, False) and new in _MOVING)
         if asks and self.gate is not None:
-            self.strike(Site.TRANSITION_WILL, slot, old, new, None, since_ns)
+            self.strike(_WILL, slot, old, new, None, since_ns)
         now = self.state.iteration
         first = skipped = None
-        if new is SlotState.FINISHED:
+        if new is _FINISHED:
             first = slot.first_iteration
             skipped = slot.skipped_iterations
-            if old in (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE):
+            if old in _SKIPPED:
                 skipped += now - slot.skipped_since + 1
         self.emit(
             ev.SlotMoved, slot.slot, old, new, self.entry, now if iteration is None else iteration,
@@ -154,11 +159,11 @@ class Decider:
         )
         self.note_place(slot)
         if asks and self.gate is not None:
-            self.strike(Site.TRANSITION_DID, slot, old, new, None, since_ns)
+            self.strike(_DID, slot, old, new, None, since_ns)
 
     def note_place(self, slot: SlotFacts) -> None:
         """Remember up to which iteration a decoding slot has a place for its token."""
-        if slot.state is SlotState.DECODING:
+        if slot.state is _DECODING:
             room = len(slot.device_blocks) * self.config.block_tokens
             limit = slot.anchor_iteration + room - slot.anchor_tokens
             self.aids.place_limit[slot.slot] = limit
@@ -211,7 +216,7 @@ class Decider:
         if planned:
             for place in places:
                 planned.pop(place, None)
-        if pool.info.authority is Authority.LEADER:
+        if pool.info.authority is _LEADER:
             self.box.policies[index].forget(hashes)
             self.free_places(pool, [place for place in places if place not in pool.quarantined])
         # A copy that was evicted below is not made again: the block is as cold above. It counts as given up, until it
@@ -258,8 +263,10 @@ class Decider:
 
         At a move, ``since_ns`` tells since when the slot was in ``old``.
         """
-        assert self.gate is not None
-        if self.gate.concerns(site, new, slot.request):
+        gate = self.gate
+        assert gate is not None
+        armed = gate.table[site << 4 | new]
+        if gate.stops or (armed is not None and gate.names(armed, slot.request)):
             pass_site(self, slot, moment_of(site, slot, old, new, candidate, since_ns))
 
     def held_at(self, slot: SlotFacts, point: WaitPoint) -> bool:

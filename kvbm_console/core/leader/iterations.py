@@ -21,6 +21,8 @@ _MAY_START = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED)
 _TAKES_PART = (_S.PREFILLING, _S.DECODING)
 _SKIPPED_OF = {_S.PREFILLING: _S.SKIPPED_PREFILL, _S.DECODING: _S.SKIPPED_DECODE}
 _BACK_OF = {skipped: back for back, skipped in _SKIPPED_OF.items()}
+_PREFILLING, _DECODING, _SKIPPED_PREFILL = _S.PREFILLING, _S.DECODING, _S.SKIPPED_PREFILL
+_ONBOARDING, _PREEMPTED = _S.ONBOARDING, _S.PREEMPTED
 
 
 class _Appended(msgspec.Struct):
@@ -46,7 +48,7 @@ def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationM
     _check_places(leader, s, appended, last)
     for request in s.preempted:
         slot = leader.live(request)
-        if slot.state is not _S.PREEMPTED:
+        if slot.state is not _PREEMPTED:
             preempt(leader, slot)
     for slot, new in moves:
         leader.move(slot, new, iteration=s.iteration)
@@ -85,12 +87,12 @@ def _check_moves(leader: Decider, s: st.IterationScheduled) -> list[tuple[SlotFa
     moves: list[tuple[SlotFacts, SlotState]] = []
     for request in (*s.new, *s.resumed):
         slot = leader.live(request)
-        if slot.state is _S.PREFILLING:
+        if slot.state is _PREFILLING:
             continue
-        loading = slot.state is _S.ONBOARDING and slot.slot in leader.aids.loads
+        loading = slot.state is _ONBOARDING and slot.slot in leader.aids.loads
         if slot.state not in _MAY_START or loading or not slot.device_blocks:
             raise Refused(f"request {request!r} is {slot.state.label} and cannot start to prefill")
-        moves.append((slot, _S.PREFILLING))
+        moves.append((slot, _PREFILLING))
     for request in s.unskipped:
         slot = leader.live(request)
         if slot.state not in _BACK_OF:
@@ -99,9 +101,9 @@ def _check_moves(leader: Decider, s: st.IterationScheduled) -> list[tuple[SlotFa
     unskipped = set(s.unskipped)
     for request in s.first_tokens:
         slot = leader.live(request)
-        if slot.state is not _S.PREFILLING and not (slot.state is _S.SKIPPED_PREFILL and request in unskipped):
+        if slot.state is not _PREFILLING and not (slot.state is _SKIPPED_PREFILL and request in unskipped):
             raise Refused(f"request {request!r} is {slot.state.label} and cannot produce its first token")
-        moves.append((slot, _S.DECODING))
+        moves.append((slot, _DECODING))
     for request in s.skipped:
         slot = leader.live(request)
         if slot.state not in _SKIPPED_OF:
@@ -166,7 +168,7 @@ def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended
     leader.least_limit = min(leader.aids.place_limit.values(), default=NO_LIMIT)
     for request in (*s.first_tokens, *s.unskipped):
         slot = leader.live(request)
-        if slot.state is _S.SKIPPED_PREFILL and request not in s.first_tokens:
+        if slot.state is _SKIPPED_PREFILL and request not in s.first_tokens:
             continue
         room = len(slot.device_blocks) * size + more.get(slot.slot, 0)
         if slot.anchor_tokens + s.count > room and slot.slot not in out:

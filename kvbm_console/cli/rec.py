@@ -14,7 +14,7 @@ import click
 
 from kvbm_console.cli import rec_more, recorder
 from kvbm_console.cli.output import duration, number, print_json, table
-from kvbm_console.cli.streams import capture, import_group
+from kvbm_console.cli.streams import capture
 
 if TYPE_CHECKING:
     from kvbm_console.recording.reader import RecordingInfo
@@ -40,7 +40,6 @@ def rec() -> None:
 
 
 rec.add_command(capture)
-rec.add_command(import_group)
 
 
 @rec.command()

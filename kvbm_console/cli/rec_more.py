@@ -9,6 +9,7 @@ import click
 
 from kvbm_console.cli.rec_diff import diff_command
 from kvbm_console.cli.rec_export import export_command
+from kvbm_console.cli.rec_import import import_group
 
-MORE: Final[tuple[click.Command, ...]] = (diff_command, export_command)
+MORE: Final[tuple[click.Command, ...]] = (diff_command, export_command, import_group)
 """What ``rec`` has beside its own commands."""

@@ -47,12 +47,7 @@ class Imported(msgspec.Struct, frozen=True):
     path: str
 
 
-@click.group(name="import")
-def import_group() -> None:
-    """Make recordings of what others have recorded."""
-
-
-@import_group.command(name="kv-events")
+@click.command(name="kv-events")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path, exists=True))
 @click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path, file_okay=False),
               help="Where the recording goes; an empty or new directory.")
@@ -117,7 +112,7 @@ def import_capture(path: Path, directory: Path) -> Imported:
     """Feed a capture to a leader and record what it makes of it. Raises ``UsageError``."""
     from kvbm_console.cli.versions import program_version
     from kvbm_console.engines.kv_events.capture import read_frames
-    from kvbm_console.engines.kv_events.streams import CaptureStreams
+    from kvbm_console.engines.kv_events.captured import CaptureStreams
     from kvbm_console.recording.writer import Recorder
     from kvbm_console.service import LeaderService
 
@@ -181,10 +176,9 @@ async def _capture(
     publishers: "list[Publisher]", out: Path, seconds: float | None, batches: int | None
 ) -> "list[Listener]":
     import anyio
-    import zmq.asyncio
 
     from kvbm_console.engines.kv_events.listener import Listener
-    from kvbm_console.engines.kv_events.zmq_source import ZmqSource
+    from kvbm_console.engines.kv_events.zmq_source import ZmqSource, new_context
 
     listeners: list[Listener] = []
     sources: list[ZmqSource] = []
@@ -196,7 +190,7 @@ async def _capture(
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stopped.set)
-    context = zmq.asyncio.Context()
+    context = new_context()
     try:
         for source in sources:
             source.open(context)

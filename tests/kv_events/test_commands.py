@@ -200,6 +200,21 @@ def test_serve_follows_records_and_marks_doubt(
     assert verify(tmp_path / "r").ok
 
 
+def test_without_the_extra_captures_are_read_and_streams_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['zmq'] = None; from kvbm_console.cli.main import main; main()"
+    path = write_capture(tmp_path / "frames.bin", batch(stored(1)))
+    for words, status, said in (
+        (["rec", "import", "kv-events", str(path), "--out", str(tmp_path / "out")], 0, ""),
+        (["serve", "--engine", "zmq:127.0.0.1:1", "--listen", f"unix:{tmp_path}/d.sock"], 2, "kvbm-console[engines]"),
+        (["rec", "capture", "zmq:127.0.0.1:1", "--out", str(tmp_path / "c")], 2, "kvbm-console[engines]"),
+    ):
+        found = subprocess.run(
+            [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=30, check=False
+        )
+        assert (found.returncode, len(found.stderr.splitlines()) <= 1) == (status, True), found
+        assert said in found.stderr
+
+
 def test_serve_refuses_a_bad_engine_address() -> None:
     for words in (["--engine", "zmq:h"], ["--engine", "zmq:h:1", "--workload", "multiturn"]):
         found = run("serve", *words)

@@ -47,6 +47,11 @@ END_SEQ: Final = 2**64 - 1
 SEQ_BYTES: Final = 8
 
 
+def new_context() -> "zmq.asyncio.Context":
+    """What sockets are made from; ``destroy(linger=0)`` gives all back."""
+    return zmq.asyncio.Context()
+
+
 class Taker(Protocol):
     """Who is told of messages: an ``EventStream``, or a capture."""
 

@@ -1,0 +1,205 @@
+"""The lines of a Dynamo leader recording, typed and bounded.
+
+One line is ``{"timestamp": ms since the start, "event": {"<Action>": [input, output]}}``. The format has no version and
+no wall clock; only calls that succeeded are in it. Actions and fields that we do not know are passed over and counted.
+
+Law of this file: a line is believed only after it was decoded into a type; what is wrong is named by its number.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.core.errors import UsageError
+
+LINE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A line holds the tokens of one prompt, or of all prompts of one iteration."""
+INFER_REQUESTS: Final = 500
+"""New requests that are looked at to find the block size."""
+BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256, 512)
+
+
+class RequestAbout(msgspec.Struct):
+    """Who asks."""
+
+    request_id: str
+    lora_name: str | None = None
+    salt_hash: int | None = None
+
+
+class CreateSlot(msgspec.Struct):
+    """A request with its prompt."""
+
+    request: RequestAbout
+    tokens: list[int]
+
+
+class GetNumNewMatchedTokens(msgspec.Struct):
+    """A look-up."""
+
+    request_id: str
+    request_num_tokens: int
+    num_computed_tokens: int
+
+
+class Matched(msgspec.Struct):
+    """Its answer."""
+
+    num_new_matched_tokens: int
+    has_matched: bool = False
+
+
+class UpdateStateAfterAlloc(msgspec.Struct):
+    """Device blocks were allocated."""
+
+    request_id: str
+    block_ids: list[int]
+    num_external_tokens: int
+
+
+class NewRequest(msgspec.Struct):
+    """A request that is scheduled for the first time."""
+
+    request_id: str
+    block_ids: list[int]
+    num_computed_tokens: int
+    prompt_token_ids: list[int] = []
+
+
+class CachedRequest(msgspec.Struct):
+    """A request that was scheduled before."""
+
+    request_id: str
+    num_computed_tokens: int
+    resumed_from_preemption: bool = False
+    new_token_ids: list[int] = []
+    new_block_ids: list[int] = []
+
+
+class SchedulerOutput(msgspec.Struct):
+    """One iteration."""
+
+    new_requests: list[NewRequest] = []
+    cached_requests: list[CachedRequest] = []
+    num_scheduled_tokens: dict[str, int] = {}
+
+
+class BuildConnectorMeta(msgspec.Struct):
+    """An iteration was formed."""
+
+    scheduler_output: SchedulerOutput
+
+
+class RequestFinished(msgspec.Struct):
+    """The engine is done with a request."""
+
+    request_id: str
+    block_ids: list[int] = []
+
+
+class Finished(msgspec.Struct):
+    """Whether its blocks stay allocated, as Dynamo answered."""
+
+    is_finished: bool
+
+
+class ResetCache(msgspec.Struct):
+    """Everything was forgotten."""
+
+
+Call = (
+    CreateSlot | GetNumNewMatchedTokens | UpdateStateAfterAlloc | BuildConnectorMeta | RequestFinished | ResetCache
+)
+"""What is rerun."""
+Answer = Matched | Finished | None
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One call. ``call`` None: of a kind that says nothing to a leader, or that we do not know."""
+
+    number: int
+    at_ns: int
+    action: str
+    call: Call | None
+    answer: Answer
+
+
+class _Raw(msgspec.Struct):
+    timestamp: int
+    event: dict[str, msgspec.Raw]
+
+
+_raw: Final = msgspec.json.Decoder(_Raw)
+_decoders: Final[dict[str, Any]] = {
+    "CreateSlot": msgspec.json.Decoder(tuple[CreateSlot, Any]),
+    "GetNumNewMatchedTokens": msgspec.json.Decoder(tuple[GetNumNewMatchedTokens, Matched]),
+    "UpdateStateAfterAlloc": msgspec.json.Decoder(tuple[UpdateStateAfterAlloc, Any]),
+    "BuildConnectorMeta": msgspec.json.Decoder(tuple[BuildConnectorMeta, Any]),
+    "RequestFinished": msgspec.json.Decoder(tuple[RequestFinished, Finished]),
+    "ResetCache": msgspec.json.Decoder(tuple[ResetCache, Any]),
+}
+"""Action to the decoder of [input, output]; an output that says nothing is of any type."""
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The calls of a recording. A last line without its end is left out. Raises ``UsageError``."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    with file:
+        number = 0
+        while True:
+            text = file.readline(LINE_BYTES_MAX + 1)
+            number += 1
+            if not text:
+                return
+            if len(text) > LINE_BYTES_MAX:
+                raise UsageError(f"{path} line {number}: a line has at most {LINE_BYTES_MAX} bytes")
+            if not text.strip():
+                continue
+            try:
+                yield _line(number, text)
+            except (msgspec.MsgspecError, ValueError) as error:
+                if not text.endswith(b"\n"):
+                    return  # its writer was stopped inside
+                raise UsageError(f"{path} line {number} is not a call of a Dynamo leader: {error}") from None
+
+
+def _line(number: int, text: bytes) -> Line:
+    raw = _raw.decode(text)
+    if raw.timestamp < 0 or len(raw.event) != 1:
+        raise ValueError("it needs a timestamp from 0 and exactly one event")
+    ((action, body),) = raw.event.items()
+    decoder = _decoders.get(action)
+    if decoder is None:
+        return Line(number, raw.timestamp * 1_000_000, action[:80], None, None)
+    call, answer = decoder.decode(body)
+    return Line(
+        number, raw.timestamp * 1_000_000, action, call, answer if isinstance(answer, Matched | Finished) else None
+    )
+
+
+def infer_block_tokens(path: Path) -> int | None:
+    """The block size that explains how many blocks new requests got; None when none or several do.
+
+    16 is taken when it is one of several: prompts are then too short to tell.
+    """
+    possible = set(BLOCK_SIZES)
+    seen = 0
+    for line in read_lines(path):
+        if not isinstance(line.call, BuildConnectorMeta):
+            continue
+        output = line.call.scheduler_output
+        for request in output.new_requests:
+            tokens = request.num_computed_tokens + output.num_scheduled_tokens.get(request.request_id, 0)
+            if tokens and request.block_ids:
+                possible &= {size for size in possible if -(-tokens // size) == len(request.block_ids)}
+                seen += 1
+        if seen >= INFER_REQUESTS or not possible:
+            break
+    if len(possible) == 1:
+        return possible.pop()
+    return 16 if 16 in possible else None

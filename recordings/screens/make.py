@@ -37,7 +37,10 @@ _NAMES: Final = re.compile(r"terminal-\d+")
 """Names of elements, different in every process."""
 SETTLE_NS: Final = SECOND // 2
 """Time without an event before the pictures are drawn, so that nothing on them is older than what they show."""
-VIEWS: Final = {"1": "console", "2": "slots", "4": "timeline"}
+VIEWS: Final = {
+    "1": "console", "2": "slots", "3": "slot", "4": "timeline", "5": "transfers", "6": "tiers", "7": "breakpoints",
+    "8": "record", "9": "log", "exclamation_mark": "warnings",
+}
 """Key to the name of the picture."""
 _FONTS: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 """Fonts from elsewhere: a picture in a document may not load them, and should not."""

@@ -267,13 +267,13 @@ def test_the_status_document_has_exactly_the_documented_keys() -> None:
         }],
         "tiers": {
             "g1": {"capacity_blocks": 32, "resident_blocks": 4, "referenced_blocks": 4, "writing_blocks": 0,
-                   "hits": 0, "lookups": 3},
+                   "hits": 0, "lookups": 3, "uncertain": False},
             "g2": {"capacity_blocks": 16, "resident_blocks": 0, "referenced_blocks": 0, "writing_blocks": 0,
-                   "hits": 0, "lookups": 3},
+                   "hits": 0, "lookups": 3, "uncertain": False},
             "g3": {"capacity_blocks": 0, "resident_blocks": 0, "referenced_blocks": 0, "writing_blocks": 0,
-                   "hits": 0, "lookups": 3},
+                   "hits": 0, "lookups": 3, "uncertain": False},
             "g4": {"capacity_blocks": 0, "resident_blocks": 0, "referenced_blocks": 0, "writing_blocks": 0,
-                   "hits": 0, "lookups": 3},
+                   "hits": 0, "lookups": 3, "uncertain": False},
         },
         "transfers": [],
         "breakpoints": [{

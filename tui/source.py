@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
@@ -17,6 +17,7 @@ from kvbm_console.recording.explain import Explanation
 from kvbm_console.stream.feed import Controls, EventsArrived, Feed, FeedItem, SnapshotTaken
 
 from .contracts import Table, TransportControls
+from .hooks import Explain, Keeper, Spawner
 from .model.hits import Hits, Tracker
 from .model.mirror import Mirror
 from .model.numbers import count, plural
@@ -33,31 +34,13 @@ CALLS_MAX: Final = 16
 """Calls under way; more keys than that on a dead connection are refused."""
 
 
-class Spawner(Protocol):
-    """Runs a task that the application owns."""
-
-    def __call__(self, work: Awaitable[None], name: str) -> None: ...
-
-
-Explain = Callable[[str], Awaitable[Explanation]]
-"""Why a request missed what it missed; raises KvbmConsoleError with a sentence."""
-
-
-class Keeper(Protocol):
-    """Keeps what a session sees."""
-
-    def take(self, item: FeedItem, mirror: Mirror) -> None:
-        """An item that was folded just now."""
-        ...
-
-
 class Session:
     """One target: a feed, perhaps controls, perhaps the transport of a recording."""
 
     def __init__(
         self, feed: Feed, controls: Controls | None = None, playback: TransportControls | None = None, *,
         socket: str = "", mono: Callable[[], int] = time.monotonic_ns, explain: Explain | None = None,
-        keeper: "Keeper | None" = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.feed = feed
         self.controls = controls

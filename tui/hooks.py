@@ -1,0 +1,30 @@
+"""What is handed to a session from outside: who runs its tasks, keeps what it sees, explains a request.
+
+Law of this file: shapes only.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from kvbm_console.recording.explain import Explanation
+from kvbm_console.stream.feed import FeedItem
+
+from .model.mirror import Mirror
+
+
+class Spawner(Protocol):
+    """Runs a task that the application owns."""
+
+    def __call__(self, work: Awaitable[None], name: str) -> None: ...
+
+
+Explain = Callable[[str], Awaitable[Explanation]]
+"""Why a request missed what it missed; raises KvbmConsoleError with a sentence."""
+
+
+class Keeper(Protocol):
+    """Keeps what a session sees."""
+
+    def take(self, item: FeedItem, mirror: Mirror) -> None:
+        """An item that was folded just now."""
+        ...

@@ -30,8 +30,10 @@ EPOCH_REFERENCES: Final = 512
 """Sampled references between two decisions."""
 MEMORY: Final = 0.85
 """Weight of the hits of earlier epochs, per epoch: a change of the load is followed within a few epochs."""
-MARGIN: Final = 0.005
+MARGIN: Final = 0.01
 """To be taken, a half-life must have had more hits than the current one, by this share of the references."""
+EVIDENCE: Final = 8
+"""And by this many besides, so that a handful of lucky ones at the beginning does not count."""
 
 
 class _Shadow:
@@ -140,7 +142,7 @@ class LrfuAuto(Lrfu):
         self._weight = self._weight * MEMORY + self._sampled
         self._batch, self._sampled = [], 0
         best = max(range(len(scores)), key=lambda index: (scores[index], -abs(index - self._current)))
-        if scores[best] > scores[self._current] + MARGIN * self._weight:
+        if scores[best] > scores[self._current] + MARGIN * self._weight + EVIDENCE:
             self._current = best
             self._changes += 1
             self._change_half_life(HALF_LIVES_S[best], at_ns)

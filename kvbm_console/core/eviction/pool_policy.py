@@ -5,7 +5,7 @@ changes a rank. Pins are never evicted while they last, and together they hold a
 the oldest ones giving way; a priority is given up only when nothing of a lower one is left.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -19,9 +19,9 @@ PIN: Final = 2**31
 
 
 class PoolPolicy:
-    """The policy of one pool of ``capacity`` places, by sequence hash."""
+    """The policy of one pool of ``capacity`` places, by hash; ``parent_of`` is the leader's map of prefixes."""
 
-    def __init__(self, config: PolicyConfig, capacity: int) -> None:
+    def __init__(self, config: PolicyConfig, capacity: int, parent_of: Mapping[int, int] | None = None) -> None:
         self.policy: EvictionPolicy = make_policy(config, capacity)
         self.capacity = capacity
         self.evicted = 0
@@ -30,18 +30,38 @@ class PoolPolicy:
         self._recency = None if isinstance(self.policy, SimpleLru) else SimpleLru()
         self._guards: dict[int, tuple[int, int]] = {}
         """Key to (level, until); in the order in which they were set."""
+        self._parent_of = {} if parent_of is None else parent_of
+        self._parent: dict[int, int] = {}
+        """Resident key to its parent, where recency does not order them by itself."""
+        self._children: dict[int, set[int]] = {}
+        """Key to its resident children; the inverse of ``_parent``."""
 
     def touch(self, keys: Sequence[int], at_ns: int) -> None:
         """These blocks, parents before children, were used or stored."""
         self.policy.touch(keys, at_ns)
         if self._recency is not None:
             self._recency.touch(keys, at_ns)
+            self._link(keys)
 
     def forget(self, keys: Collection[int]) -> None:
         """These blocks are not resident any more; guards stay until their time is over."""
         self.policy.forget(keys)
         if self._recency is not None:
             self._recency.forget(keys)
+            for key in keys:
+                parent = self._parent.pop(key, None)
+                if parent is not None:
+                    siblings = self._children[parent]
+                    siblings.remove(key)
+                    if not siblings:
+                        del self._children[parent]
+
+    def _link(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            parent = self._parent_of.get(key)
+            if parent is not None and key not in self._parent:
+                self._parent[key] = parent
+                self._children.setdefault(parent, set()).add(key)
 
     def guard(self, keys: Sequence[int], level: int, until_ns: int) -> None:
         """Keep these blocks, parents before children, from eviction until then; a higher or later guard stays."""
@@ -57,39 +77,64 @@ class PoolPolicy:
 
     def choose(
         self, count: int, evictable: Callable[[int], bool], protected: Collection[int], now_ns: int
-    ) -> tuple[list[int] | None, bool]:
+    ) -> tuple[list[int], bool]:
         """The keys to evict, and whether recency alone would have chosen the same.
 
-        None when there are fewer than ``count`` that are evictable and not protected; when only pins stand in the way,
-        as many as there are.
+        At most ``count``, children before parents; fewer only when no more are evictable, unprotected and not pinned.
         """
         self._expire(now_ns)
-        levels = [0, *sorted({level for level, _ in self._guards.values()} - {PIN})]
-        for level in levels:
-            victims = self.policy.victims(count, self._below(evictable, level), protected)
-            if victims is not None:
+        chosen: list[int] = []
+        same = 0
+        for level in self._levels():
+            of_level = self._of_level(evictable, level)
+            victims = self._victims(self.policy, count - len(chosen), of_level, protected)
+            if self._recency is None:
+                same += len(victims)
+            else:
+                victims = self._with_children(victims, count - len(chosen), evictable, protected)
+                by_recency = self._victims(self._recency, len(victims), of_level, protected)
+                same += len(set(victims).intersection(by_recency))
+            chosen += victims
+            if len(chosen) == count:
                 break
-        if victims is None and self._guards:
-            free = self._below(evictable, level)
-            count = min(count, sum(1 for key in self.policy.resident if key not in protected and free(key)))
-            victims = self.policy.victims(count, free, protected)
-        if victims is None:
-            return None, True
-        agrees = True
-        self.evicted += len(victims)
-        same = len(victims)
-        if self._recency is not None:
-            others = self._recency.victims(count, self._below(evictable, level), protected) or ()
-            same = len(set(victims).intersection(others))
-            agrees = same == len(victims)
+        self.evicted += len(chosen)
         self.as_recency += same
-        return victims, agrees
+        return chosen, same == len(chosen)
 
-    def _below(self, evictable: Callable[[int], bool], level: int) -> Callable[[int], bool]:
+    def _victims(
+        self, policy: EvictionPolicy, count: int, evictable: Callable[[int], bool], protected: Collection[int]
+    ) -> list[int]:
+        """As many as there are, up to ``count``."""
+        victims = policy.victims(count, evictable, protected)
+        if victims is None:
+            there = sum(1 for key in policy.resident if key not in protected and evictable(key))
+            victims = policy.victims(there, evictable, protected)
+        return victims or []
+
+    def _with_children(
+        self, victims: list[int], count: int, evictable: Callable[[int], bool], protected: Collection[int]
+    ) -> list[int]:
+        """Victims with what continues them in front (I13); a rank alone does not say that of blocks stored one by one.
+
+        A block whose continuation may not go stays.
+        """
+        order: dict[int, None] = {}
+        for victim in victims:
+            family = [victim]
+            for key in family:
+                family += sorted(self._children.get(key, ()))
+            if len(family) == 1 or all(key not in protected and evictable(key) for key in family):
+                order.update(dict.fromkeys(reversed(family)))
+        return list(order)[:count]
+
+    def _levels(self) -> list[int]:
+        return [0, *sorted({level for level, _ in self._guards.values()} - {PIN})]
+
+    def _of_level(self, evictable: Callable[[int], bool], level: int) -> Callable[[int], bool]:
         if not self._guards:
             return evictable
         guards = self._guards
-        return lambda key: guards.get(key, (0, 0))[0] <= level and evictable(key)
+        return lambda key: guards.get(key, (0, 0))[0] == level and evictable(key)
 
     def _expire(self, now_ns: int) -> None:
         if self._guards:
@@ -117,5 +162,6 @@ class PoolPolicy:
         self.policy.restore(exported["policy"])
         if self._recency is not None:
             self._recency.restore(exported["recency"])
+            self._link(self._recency.resident)
         self._guards = {key: (level, until_ns) for key, level, until_ns in exported["guards"]}
         self.evicted, self.as_recency = exported["evicted"], exported["as_recency"]

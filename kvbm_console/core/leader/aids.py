@@ -182,7 +182,9 @@ class AidsBox:
 
     def __init__(self, eviction: PolicyConfig | None = None, aids: Aids | None = None) -> None:
         self.aids = aids or Aids(eviction=eviction or PolicyConfig())
-        self.policies = [PoolPolicy(self.aids.eviction, pool.capacity_blocks) for pool in self.aids.pools]
+        self.policies = [
+            PoolPolicy(self.aids.eviction, pool.capacity_blocks, self.aids.parent_of) for pool in self.aids.pools
+        ]
         for pool, policy in zip(self.aids.pools, self.policies, strict=True):
             if pool.ranks is not None:
                 policy.restore(pool.ranks)
@@ -190,7 +192,7 @@ class AidsBox:
     def add_pool(self, places: int) -> None:
         """A pool was declared; ``places`` that the leader may fill (0 when it does not decide the pool)."""
         self.aids.pools.append(PoolAids(free=list(range(places)), capacity_blocks=places))
-        self.policies.append(PoolPolicy(self.aids.eviction, places))
+        self.policies.append(PoolPolicy(self.aids.eviction, places, self.aids.parent_of))
 
     def export(self) -> bytes:
         """Canonical bytes: equal aids, equal bytes."""
@@ -209,7 +211,7 @@ class AidsBox:
         for facts, pool in zip(pools, box.aids.pools, strict=False):
             if pool.ranks is None and facts.info.authority is Authority.LEADER:
                 pool.capacity_blocks = len(facts)
-                policy = PoolPolicy(box.aids.eviction, pool.capacity_blocks)
+                policy = PoolPolicy(box.aids.eviction, pool.capacity_blocks, box.aids.parent_of)
                 policy.touch([facts.hash_of[place] for place in reversed(pool.order)], 0)
                 box.policies[facts.info.pool] = policy
             pool.order = []

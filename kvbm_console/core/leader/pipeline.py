@@ -165,7 +165,7 @@ def _victims(leader: Decider, pool: PoolFacts, missing: int, hashes: Sequence[in
     chosen, agrees = leader.box.policies[pool.info.pool].choose(
         min(missing, cached), may_go, protected, leader.at_ns
     )
-    return [pool.by_hash[key] for key in chosen or ()], EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
+    return [pool.by_hash[key] for key in chosen], EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
 
 
 def _promote(

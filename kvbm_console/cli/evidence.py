@@ -38,9 +38,9 @@ def live_evidence(target: str) -> "Evidence":
     from kvbm_console.cli.ask import ask
     from kvbm_console.recording.walk import Evidence
 
-    items, config = ask(target, _collect)
+    items, config, now_ns = ask(target, _collect)
     count = sum(len(getattr(item, "events", ())) for item in items)
-    return Evidence(target, config, count, _copies(items), lambda _seq: {})
+    return Evidence(target, config, count, _copies(items), lambda _seq: {}, now_ns=now_ns)
 
 
 def _copies(items: "list[Item]") -> "Callable[[], Iterator[Item]]":
@@ -57,11 +57,11 @@ def _copies(items: "list[Item]") -> "Callable[[], Iterator[Item]]":
     return again
 
 
-async def _collect(client: "Client") -> "tuple[list[Item], LeaderConfig | None]":
-    """From the oldest facts that the daemon still has up to what it knew when it was asked."""
+async def _collect(client: "Client") -> "tuple[list[Item], LeaderConfig | None, int]":
+    """From the oldest facts that the daemon still has up to its next heartbeat, and the engine's time then."""
     from kvbm_console.core.config import LeaderConfig
     from kvbm_console.core.errors import ConnectionLost
-    from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
+    from kvbm_console.stream.feed import EventsArrived, GapSeen, Heartbeat, SnapshotTaken
 
     hello = await client.hello()
     next_seq, _ = await client.digest()
@@ -80,6 +80,6 @@ async def _collect(client: "Client") -> "tuple[list[Item], LeaderConfig | None]"
                 reached = item.events[-1].seq + 1
             elif isinstance(item, GapSeen):
                 items = []  # the daemon forgot more while we read: the evidence begins with its newer snapshot
-            if items and reached >= next_seq:
-                return items, config
+            elif isinstance(item, Heartbeat) and items and reached >= next_seq:
+                return items, config, item.at_ns
     raise ConnectionLost(f"{client.target} ended before it had told its past")

@@ -41,6 +41,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """What the leader remembered at the snapshot with this seq: absent hash to ``MissReason``; empty when unknown."""
     finished: bool = True
     """Whether the run was closed on purpose; a live target has nothing to close."""
+    now_ns: int | None = None
+    """The engine's time now, of a live target: where nothing happens, no event tells that time passes."""
 
 
 class Visitor:

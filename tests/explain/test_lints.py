@@ -19,8 +19,9 @@ from kvbm_console.core.ids import (
     SlotState,
     Tier,
 )
+from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import TransferFinished
-from kvbm_console.recording.lints import ABOUT, Diagnosis, Finding, Level, all_lints, diagnose, document
+from kvbm_console.recording.lints import ABOUT, Diagnosis, Finding, Level, Watch, all_lints, diagnose, document
 from kvbm_console.recording.lints.model import FEW, Histogram, limit_of
 from kvbm_console.recording.lints.slots import PinLeak
 from kvbm_console.recording.reader import Recording
@@ -379,6 +380,29 @@ def test_ranking_is_worst_first_then_what_lasts_then_longest() -> None:
     tale.wait(20 * S)
     assert [finding.request for finding in found(tale.evidence(), "stuck")] == ["other", "one"]
     assert other == 1
+
+
+def test_a_live_target_that_stands_still_grows_older() -> None:
+    tale = Tale()
+    tale.slot("a")
+    assert diagnose(tale.evidence()).ok
+    later = msgspec.structs.replace(tale.evidence(), now_ns=11 * S)
+    assert [finding.what for finding in diagnose(later).findings] == ["initialized 11s"]
+
+
+def test_a_watch_on_a_stream_finds_what_a_diagnosis_finds() -> None:
+    watch, state = Watch(all_lints()), CacheState()
+    watch.resumed(state)
+    events = [event for batch in Recording.open(RECORDINGS / "stuck-slot.mcap").events() for event in batch]
+    half = len(events) // 2
+    for event in events[:half]:
+        watch.apply(state, event)
+    assert {finding.lint for finding in watch.findings(state, state.at_ns)} <= {"stuck", "silent", "slow"}
+    for event in events[half:]:
+        watch.apply(state, event)
+    found_ = watch.findings(state, state.at_ns)
+    assert {finding.lint for finding in found_} == TROUBLED["stuck-slot"]
+    assert sorted(map(repr, found_)) == sorted(map(repr, diagnose(recorded("stuck-slot")).findings))
 
 
 def test_limits_come_from_what_is_usual() -> None:

@@ -97,6 +97,7 @@ def test_an_eviction_below_names_whose_copy_wanted_the_room() -> None:
     assert s.admit("d")
     run = miss(s, "d", 0)
     assert (run.reason, run.tier) == (Missed.EVICTED, "G2")
+    assert "simple_lru, by recency" in run.text
     assert run.for_request == "b"
     assert hash_of("w") in unpack_hashes(event_of(s, run).hashes)
     assert any("evicted from G1" in line for line in run.also)

@@ -73,11 +73,12 @@ class _Copy(msgspec.Struct):
 
 
 class Course(Visitor):
-    """Follows one slot."""
+    """Follows one slot, up to ``now_ns`` if it is live and the engine's time is past the last event."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, now_ns: int | None = None) -> None:
         super().__init__()
         self.number = number
+        self._now_ns = now_ns
         self.slot: SlotFacts | None = None
         """Its facts, as they were last seen."""
         self.block_tokens = 0
@@ -134,7 +135,7 @@ class Course(Visitor):
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
         """Whatever it was doing, it does until the evidence ends."""
         if self.slot is not None and self.ended_ns is None and state is not None:
-            self._mark(state.at_ns)
+            self._mark(max(state.at_ns, self._now_ns or 0))
 
     def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
         if e.slot == self.number:

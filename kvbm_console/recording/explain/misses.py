@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.ids import MissReason, SkipReason, Tier
+from kvbm_console.core.ids import EvictRule, MissReason, SkipReason, Tier
 from kvbm_console.recording.explain.course import Looked, Stood
 from kvbm_console.recording.explain.ledger import GONE, STORED, Entry, Ledger
 from kvbm_console.recording.explain.model import Missed, MissedRun
@@ -23,17 +23,23 @@ FILTERS: Final = frozenset(
 """Skip reasons that are a rule's decision; the others are circumstances."""
 TRIES: Final = frozenset({"planned", "filtered", "skipped", "promoted", "ended"})
 """Entries of candidates that would have copied a block down."""
+POLICY_RULES: Final = frozenset({EvictRule.RECENCY.label, EvictRule.FREQUENCY.label})
+"""Rules that are a policy's choice."""
 NAMES_SHOWN: Final = 3
 ALSO_MAX: Final = 8
 """Earlier events told beside the deciding one."""
 
 
 class Judge:
-    """Explains missed blocks of one request. ``lower`` are the tiers below G1 that can keep a copy."""
+    """Explains missed blocks of one request.
+
+    ``lower`` are the tiers below G1 that can keep a copy, ``remembered`` is what the leader remembered of absent blocks
+    at the snapshots of the evidence: (seq, hash to ``MissReason``).
+    """
 
     def __init__(
         self, ledger: Ledger, hashes: Sequence[int], prompt_tokens: int, block_tokens: int, lower: Sequence[Tier],
-        config: LeaderConfig | None, remembered: Mapping[int, int],
+        config: LeaderConfig | None, remembered: Sequence[tuple[int, Mapping[int, int]]],
     ) -> None:
         self.ledger = ledger
         self.hashes = hashes
@@ -141,7 +147,7 @@ class Judge:
         also = tuple(_told(entry, self.ledger) for entry in life[begin + 1 : -1][-ALSO_MAX:])
         life = life[begin + 1 :]
         if last.what == "gap":
-            return self._lost(block, entries[:end], last)
+            return self._lost(block, entries[:end], last, before_seq)
         if last.what == "reset":
             return self._run(
                 block, Missed.RESET, f"a {last.why} reset cleared it", seq=last.seq, at_ns=last.at_ns,
@@ -164,7 +170,7 @@ class Judge:
             names = [self.ledger.name(slot) or "" for slot in last.copies_of]
             who = names[0] if len(names) == 1 else None
             for_whom = f" to make room for operation {last.operation}" + _blocks_of(names)
-        rule = "the engine's stream said so" if last.what == "unseen" else f"rule {last.why}"
+        rule = "the engine's stream said so" if last.what == "unseen" else self._rule_of(last)
         saved = any(tier is not Tier.G1 for entry in life[:-1] if entry.what in STORED for tier in entry.left)
         text = f"evicted from {_name(last.tier)}{for_whom} ({rule})"
         reason, filter_, candidate, operation = Missed.EVICTED, None, last.candidate, last.operation
@@ -179,11 +185,25 @@ class Judge:
             rule=last.why, filter_=filter_, for_request=who, candidate=candidate, operation=operation, also=also,
         )
 
+    def _rule_of(self, eviction: Entry) -> str:
+        """Which decision chose the block: the engine's own reuse, or the policy of a lower tier."""
+        if eviction.why in POLICY_RULES and self.config is not None:
+            return f"{self.config.eviction.policy}, by {eviction.why}"
+        return f"rule {eviction.why}"
+
+    def _memory(self, block: int, before_seq: int) -> int | None:
+        """What the leader remembered of this absent block, at the last snapshot in front of the look-up."""
+        memory: Mapping[int, int] = {}
+        for seq, kept in self.remembered:
+            if seq <= before_seq:
+                memory = kept
+        return memory.get(self.hashes[block])
+
     def _never(self, block: int, before_seq: int) -> MissedRun:
         known_from = self.ledger.known_from
         if known_from == 0:
             return self._run(block, Missed.NEVER_STORED, "nobody had computed it before")
-        memory = self.remembered.get(self.hashes[block])
+        memory = self._memory(block, before_seq)
         if memory is not None:
             word = MissReason(memory).label
             return self._run(
@@ -196,7 +216,7 @@ class Judge:
             f"not stored from event {known_from:,} on; whether it ever was before that cannot be known",
         )
 
-    def _lost(self, block: int, before: list[Entry], gap: Entry) -> MissedRun:
+    def _lost(self, block: int, before: list[Entry], gap: Entry, before_seq: int) -> MissedRun:
         was = before[-1] if before else None
         if was is not None and was.left:
             text = f"it was in {_tiers(was.left)} at event {was.seq:,} and gone behind the gap: {gap.why}"
@@ -204,7 +224,7 @@ class Judge:
             text = f"cannot be known: {gap.why}"
             if was is not None and was.what in GONE:
                 text += f"; before that, {_told(was, self.ledger)}"
-        memory = self.remembered.get(self.hashes[block])
+        memory = self._memory(block, before_seq)
         word = None if memory is None else MissReason(memory).label
         return self._run(
             block, Missed.LOST_TO_A_GAP, text + (f"; the leader remembers {word}" if word else ""), seq=gap.seq,

@@ -30,16 +30,18 @@ class _Found(msgspec.Struct):
 
 
 class _Lower(Visitor):
-    """The tiers below G1 that somebody decides to copy to, as of the end, and what leaders remembered."""
+    """The tiers below G1 that somebody decides to copy to, as of the end, and what the leader remembered."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: Evidence, wanted: set[int]) -> None:
         super().__init__()
         self._evidence = evidence
+        self._wanted = wanted
         self.tiers: list[Tier] = []
-        self.remembered: dict[int, int] = {}
+        self.remembered: list[tuple[int, dict[int, int]]] = []
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        self.remembered.update(self._evidence.remembered(state.seq))
+        memory = self._evidence.remembered(state.seq)
+        self.remembered.append((state.seq, {key: memory[key] for key in self._wanted if key in memory}))
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
         pools = [] if state is None else state.pools
@@ -69,7 +71,9 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
         if not near and _only_streams(evidence):
             near = "; an engine's event stream names blocks and no requests"
         raise UsageError(f"{evidence.name} has no request {request!r}{near}")
-    ledger, course, lower = Ledger(set(found.hashes)), Course(found.slots[-1]), _Lower(evidence)
+    wanted = set(found.hashes)
+    ledger, lower = Ledger(wanted), _Lower(evidence, wanted)
+    course = Course(found.slots[-1], evidence.now_ns)
     walk(evidence, (ledger, course, lower), progress=progress, what="explain")
     slot = course.slot
     assert slot is not None, "the request was found before"

@@ -1,7 +1,8 @@
 """Lints: what needs a person, found in events and facts, each with threshold, evidence, explanation and what to do.
 
 The console draws them while events come in, ``doctor`` asks them about a whole recording or a live target, tests assert
-that there are none. They are visitors of one walk: ``diagnose`` does it all, ``all_lints`` gives the parts.
+that there are none. They are visitors of one walk: ``diagnose`` does it all, ``all_lints`` gives the parts, and
+``Watch`` shows them a stream while it is folded.
 
 Law of this package: a healthy run has no finding, and a finding names its evidence.
 """
@@ -19,11 +20,14 @@ from kvbm_console.recording.lints.rule import Lint
 from kvbm_console.recording.lints.slots import Held, PinLeak, Polled, PreemptLoop, Stuck
 from kvbm_console.recording.lints.streams import ReportsLost
 from kvbm_console.recording.lints.tiers import Full, Thrash
+from kvbm_console.recording.lints.watch import Watch
 from kvbm_console.recording.lints.worth import AlreadyCached, Duplicate, NeverLoaded, Staged
 from kvbm_console.recording.walk import Evidence, Progress, Visitor, walk
 from kvbm_console.stream.feed import GapSeen
 
-__all__ = ["ABOUT", "About", "Diagnosis", "Finding", "Level", "Lint", "all_lints", "diagnose", "document", "ranked"]
+__all__ = [
+    "ABOUT", "About", "Diagnosis", "Finding", "Level", "Lint", "Watch", "all_lints", "diagnose", "document", "ranked",
+]
 
 
 def all_lints() -> list[Lint]:
@@ -66,11 +70,11 @@ class _Extent(Visitor):
         self.requests = state.next_slot - self._slots_before
 
 
-def diagnose(evidence: Evidence, progress: Progress | None = None, at_ns: int | None = None) -> Diagnosis:
-    """Everything that the lints find. ``at_ns`` is the engine's time now, None: that of the last event."""
+def diagnose(evidence: Evidence, progress: Progress | None = None) -> Diagnosis:
+    """Everything that the lints find, as of the last event or, of a live target, of now."""
     lints, extent = all_lints(), _Extent()
     state = walk(evidence, [*lints, extent], progress=progress, what="diagnose")
-    now_ns = max(extent.until_ns, at_ns or 0)
+    now_ns = max(extent.until_ns, evidence.now_ns or 0)
     findings = [finding for lint in lints for finding in lint.findings(state, now_ns)]
     if not evidence.finished:
         findings.append(Finding(

@@ -113,7 +113,7 @@ def test_each_flush_is_encoded_once_and_the_recorder_gets_the_rings_bytes() -> N
 
 def break_once(monkeypatch: pytest.MonkeyPatch, kind: type[Stimulus], when: Callable[[Any], bool]) -> list[int]:
     """Let the handler of a kind raise once behind its events; returns the list of numbers of broken stimuli."""
-    handle, broken = core.HANDLERS[kind], list[int]()
+    (entry, handle, names_request), broken = core._ROUTES[kind], list[int]()
 
     def handler(leader: Leader, stimulus: Any) -> object:
         result = handle(leader, stimulus)
@@ -122,7 +122,7 @@ def break_once(monkeypatch: pytest.MonkeyPatch, kind: type[Stimulus], when: Call
             raise RuntimeError("a bug behind the first event")
         return result
 
-    monkeypatch.setitem(core.HANDLERS, kind, handler)
+    monkeypatch.setitem(core._ROUTES, kind, (entry, handler, names_request))
     return broken
 
 

@@ -200,7 +200,7 @@ def test_two_targets_are_tabs(daemon: Daemon, tmp_path: Path) -> None:
     with serving(other, "--workload", "multiturn:seed=5", "--speed", "4"):
         address = f"unix:{other}/kvbm-console/default.sock"
         with attached(daemon, "attach", f"unix:{tmp_path}/kvbm-console/default.sock", address) as console:
-            console.until(b"{ }")
+            assert b"{ }" in console.drawn, "the row of targets was drawn with the first frame"
             console.type(b"}")
             console.until(b"LIVE")
             console.type(b"q")

@@ -84,7 +84,7 @@ def simulate(
     """Run a trace through engine and tiers in virtual time and report what the cache did.
 
     What depends on the machine (how long it took) goes to stderr; the same options give the same bytes on stdout. The
-    keys of --format json and their formulas are listed in docs/simulate.md.
+    keys of --format json and their formulas are listed in kvbm_console/simulation/REFERENCE.md.
     """
     future = policy == "belady"
     rule = policy_config(

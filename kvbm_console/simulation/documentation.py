@@ -1,4 +1,4 @@
-"""The text of docs/simulate.md: what ``simulate`` and ``compare`` print, key by key.
+"""The text of kvbm_console/simulation/REFERENCE.md: what ``simulate`` and ``compare`` print, key by key.
 
 Law of this file: generated from the same tables that the documents are made from, so it cannot be stale; a test
 compares the file with it (``python -m kvbm_console.simulation.documentation`` writes it).
@@ -9,7 +9,7 @@ from typing import Final
 
 from kvbm_console.simulation import cache_only, report, store
 
-FILE: Final = Path(__file__).parents[2] / "docs" / "simulate.md"
+FILE: Final = Path(__file__).parents[2] / "kvbm_console" / "simulation" / "REFERENCE.md"
 
 HEAD: Final = """# What `kvbm-console simulate` reports
 

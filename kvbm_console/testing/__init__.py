@@ -1,7 +1,7 @@
 """Testing with recordings: leaders whose every test can become a recording, and assertions about both.
 
 The fixtures come with the pytest plugin (``kvbm_console.pytest_plugin``), which pytest finds by itself; this is what
-they hand out and what a test imports. ``docs/testing.md`` has a complete example.
+they hand out and what a test imports. ``tests/PLUGIN.md`` has a complete example.
 
 Law of this package: an assertion that fails names the event.
 """

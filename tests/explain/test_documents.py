@@ -1,4 +1,4 @@
-"""The commands and queries of docs/recordings.md are run as they are printed; its tables name all that there is."""
+"""The commands and queries of recordings/ASKING.md are run as they are printed; its tables name all that there is."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from kvbm_console.recording.explain import course as times
 from tests.explain.test_dynamo import written
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "recordings.md").read_text()
+TEXT = (ROOT / "recordings" / "ASKING.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

@@ -58,7 +58,7 @@ def test_loading_it_costs_nothing(pytester: pytest.Pytester) -> None:
 
 
 def test_the_documented_example_runs_as_it_is_printed(pytester: pytest.Pytester) -> None:
-    text = (ROOT / "docs" / "testing.md").read_text()
+    text = (ROOT / "tests" / "PLUGIN.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     pytester.makepyfile(test_chat=example)
     shutil.copy(RECORDINGS / "stuck-slot.mcap", pytester.path)

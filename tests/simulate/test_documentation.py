@@ -1,4 +1,4 @@
-"""docs/simulate.md is what the tables say, and every key of the documents is in them."""
+"""kvbm_console/simulation/REFERENCE.md is what the tables say, and every key of the documents is in them."""
 
 from kvbm_console.simulation.documentation import FILE, text
 

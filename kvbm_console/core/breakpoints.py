@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 HOLDS_MAX: Final = 64
 """However many slots are live, more holds than this would be an outage and not a debugging session (rule 4)."""
+_LITERAL: Final = re.compile(r"[^*?\[]*")
+"""What of a glob comes before its first wildcard."""
 METER_EVERY: Final = 8
 """One evaluation of a condition in this many is timed, and counted as often."""
 
@@ -133,14 +135,15 @@ Condition = Callable[[Any, Any, Any], bool]
 class Armed:
     """One enabled breakpoint, compiled. A specification that does not compile fails at its first evaluation."""
 
-    __slots__ = ("condition", "counts", "known", "message", "number", "plain", "request", "seen", "spec")
+    __slots__ = ("_named", "condition", "counts", "known", "message", "number", "plain", "seen", "spec")
 
     def __init__(self, known: BreakpointFacts) -> None:
         spec = known.spec
         self.known = known
         self.spec = spec
         self.number = spec.id
-        self.request = None if spec.request == "*" else re.compile(translate(spec.request)).match
+        self._named: Callable[[str], object] | None = None
+        """Matches the request; compiled when it is asked first, which for most breakpoints is never."""
         self.plain = spec.from_state is None and spec.route is None and spec.tier is None and spec.status is None
         self.condition: Condition | None = _compiled(compile_condition, spec.condition)
         self.message = _compiled(compile_log, spec.log)
@@ -149,11 +152,14 @@ class Armed:
 
     def matches(self, moment: Moment) -> bool:
         """Whether the specification matches, apart from site and new state, which the index has checked."""
-        if self.request is not None and self.request(moment.request) is None:
-            return False
+        spec = self.spec
+        if spec.request != "*":
+            if self._named is None:
+                self._named = re.compile(translate(spec.request)).match
+            if self._named(moment.request) is None:
+                return False
         if self.plain:
             return True
-        spec = self.spec
         return (
             (spec.from_state is None or spec.from_state is moment.old)
             and (spec.route is None or spec.route is moment.route)
@@ -191,6 +197,34 @@ def hit_test(text: str) -> Callable[[int], bool] | None:
     return (lambda n: n >= number) if sign == ">=" else (lambda n: n % number == 0)
 
 
+class Watched:
+    """The breakpoints of one site and new state, by id, and a quick no for requests that none of them names."""
+
+    __slots__ = ("_everybody", "_prefixes", "armed")
+
+    def __init__(self, armed: list[Armed]) -> None:
+        self.armed = armed
+        prefixes: dict[int, set[str]] = {}
+        for one in armed:
+            literal = _LITERAL.match(one.spec.request)
+            text = "" if literal is None else literal[0]
+            prefixes.setdefault(len(text), set()).add(text)
+        self._everybody = 0 in prefixes
+        self._prefixes = [(length, frozenset(texts)) for length, texts in sorted(prefixes.items())]
+
+    def names(self, request: str) -> bool:
+        """Whether the literal beginning of one of the patterns is that of this request.
+
+        Patterns have few different lengths, so a hundred breakpoints cost a look-up or two.
+        """
+        if self._everybody:
+            return True
+        for length, texts in self._prefixes:  # noqa: SIM110 - a generator costs more than the question
+            if request[:length] in texts:
+                return True
+        return False
+
+
 class Gate:
     """The armed breakpoints, indexed by site and new state. Built anew whenever breakpoints change.
 
@@ -205,7 +239,7 @@ class Gate:
         self._breakpoints = breakpoints
         self._meter = meter
         self._condition_ns = {} if condition_ns is None else condition_ns
-        self._index: dict[int, list[Armed]] = {}
+        index: dict[int, list[Armed]] = {}
         self.stops = False
         """Whether somebody asked for some slot to stop; a superset: it may have stopped or ended meanwhile."""
         self.calls = False
@@ -218,25 +252,17 @@ class Gate:
             armed = Armed(known)
             states = (known.spec.to_state,) if known.spec.to_state is not None else tuple(SlotState)
             for state in states:
-                self._index.setdefault(known.spec.site << 4 | state, []).append(armed)
-        self.table: list[list[Armed] | None] = [self._index.get(at) for at in range(len(Site) << 4)]
-        """The index again, by site << 4 | new state: the first question at every site, and nearly always the last."""
-
-    @property
-    def armed(self) -> bool:
+                index.setdefault(known.spec.site << 4 | state, []).append(armed)
+        self.armed = bool(index)
         """Whether any breakpoint is enabled."""
-        return bool(self._index)
+        self.table: list[Watched | None] = [None] * (len(Site) << 4)
+        """By site << 4 | new state: the first question at every site, and nearly always the last."""
+        for at, watching in index.items():
+            self.table[at] = Watched(watching)
 
     def watches(self, site: Site, new: SlotState) -> bool:
         """Whether a breakpoint could match at this site: the cheap question before ``ask``."""
-        return (site << 4 | new) in self._index  # an int: hashing two members would cost ten times as much
-
-    def names(self, armed: list[Armed], request: str) -> bool:
-        """Whether one of these could match this request."""
-        for one in armed:  # noqa: SIM110 (a generator costs more than the question)
-            if one.request is None or one.request(request) is not None:
-                return True
-        return False
+        return self.table[site << 4 | new] is not None
 
     def ask(
         self, moment: Moment, slot: "SlotFacts", state: "CacheState"
@@ -244,7 +270,8 @@ class Gate:
         """(the breakpoints that match here, by id; those whose condition failed, with the reason)."""
         matched: list[Armed] = []
         failed: list[tuple[int, str]] = []
-        for armed in self._index.get(moment.site << 4 | moment.new, ()):
+        watched = self.table[moment.site << 4 | moment.new]
+        for armed in () if watched is None else watched.armed:
             if not armed.matches(moment) or not armed.known.enabled:
                 continue
             if armed.spec.depends_on:

@@ -91,6 +91,8 @@ class Aids(msgspec.Struct):
     deadlines: dict[int, tuple[str, int]] = {}
     """Deadline to (``staging``, slot), (``hold``, hold), (``expiry``, breakpoint), or ``drain``, ``freeze`` and
     ``run_for`` with 0."""
+    deadline_of: dict[str, int] = {}
+    """``kind key`` of a purpose to its deadline."""
     next_deadline: int = 1
     matches: dict[int, int] = {}
     """Breakpoint to the times it matched, ignored ones included."""
@@ -124,15 +126,21 @@ class Aids(msgspec.Struct):
         number = self.next_deadline
         self.next_deadline += 1
         self.deadlines[number] = (kind, key)
+        self.deadline_of[f"{kind} {key}"] = number
         return number
 
     def drop_deadline(self, kind: str, key: int) -> int | None:
         """Forget the deadline of this purpose; its number, or None."""
-        for number, purpose in self.deadlines.items():
-            if purpose == (kind, key):
-                del self.deadlines[number]
-                return number
-        return None
+        number = self.deadline_of.pop(f"{kind} {key}", None)
+        if number is not None:
+            del self.deadlines[number]
+        return number
+
+    def take_deadline(self, number: int) -> tuple[str, int]:
+        """Forget a deadline that has come; its purpose, empty for one that is not known any more."""
+        kind, key = self.deadlines.pop(number, ("", 0))
+        self.deadline_of.pop(f"{kind} {key}", None)
+        return kind, key
 
     def remember(self, hashes: list[int], why: MissReason) -> None:
         """These hashes are resident nowhere any more."""
@@ -207,7 +215,9 @@ class AidsBox:
         ``pools`` are those of the facts that belong to them; aids from before there were policies name places, which
         only the facts can translate.
         """
-        box = cls(aids=msgspec.msgpack.decode(data, type=Aids))
+        aids = msgspec.msgpack.decode(data, type=Aids)
+        aids.deadline_of = {f"{kind} {key}": number for number, (kind, key) in aids.deadlines.items()}
+        box = cls(aids=aids)
         for facts, pool in zip(pools, box.aids.pools, strict=False):
             if pool.ranks is None and facts.info.authority is Authority.LEADER:
                 pool.capacity_blocks = len(facts)

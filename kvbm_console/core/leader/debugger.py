@@ -266,7 +266,7 @@ def deadline_passed(leader: Decider, s: st.DeadlinePassed) -> None:
 
     An unknown deadline came too late and is ignored.
     """
-    kind, key = leader.aids.deadlines.pop(s.deadline, ("", 0))
+    kind, key = leader.aids.take_deadline(s.deadline)
     if kind == "hold" and key in leader.state.holds:
         expire_hold(leader, leader.state.holds[key])
     elif kind == "expiry":

@@ -265,8 +265,8 @@ class Decider:
         """
         gate = self.gate
         assert gate is not None
-        armed = gate.table[site << 4 | new]
-        if gate.stops or (armed is not None and gate.names(armed, slot.request)):
+        watched = gate.table[site << 4 | new]
+        if gate.stops or (watched is not None and watched.names(slot.request)):
             pass_site(self, slot, moment_of(site, slot, old, new, candidate, since_ns))
 
     def held_at(self, slot: SlotFacts, point: WaitPoint) -> bool:

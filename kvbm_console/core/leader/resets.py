@@ -109,6 +109,7 @@ def _start_aids_anew(leader: Decider) -> None:
     leader.aids.paused = old.paused
     leader.aids.next_deadline = old.next_deadline
     leader.aids.deadlines = {number: what for number, what in old.deadlines.items() if what[0] == "expiry"}
+    leader.aids.deadline_of = {f"{kind} {key}": number for number, (kind, key) in leader.aids.deadlines.items()}
     leader.rearm()
 
 

@@ -1,0 +1,157 @@
+"""Figures of the debugger: a condition, many breakpoints that do not match, and a resume over the wire."""
+
+import asyncio
+import statistics
+import tempfile
+import time
+from typing import Final
+
+from kvbm_console.client import Client, HookedFeed
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.breakpoints import Moment
+from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.config import BreakpointSpec, LeaderConfig
+from kvbm_console.core.events import StimulusRejected
+from kvbm_console.core.expression import compile_condition
+from kvbm_console.core.ids import Authority, Condition, Site, SlotState, Tier
+from kvbm_console.core.leader import Leader
+from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import PoolFacts, PoolInfo
+from server.daemon import Daemon
+from server.options import DaemonOptions
+from tests.benchmarks import samples
+from tests.benchmarks.harness import Figure, Target, measure
+
+CALLS: Final = 100
+BATCHES: Final = 400
+"""So many that arming them once weighs nothing."""
+BREAKPOINTS: Final = 100
+RESUMES: Final = 300
+"""Enough for a 99th percentile that three slow ones make."""
+CONDITION: Final = "tokens.computed > 4096 and tiers.g1.available < 160"
+
+
+def condition() -> Figure:
+    """A condition of two comparisons, one of them a sum over pools, that holds."""
+    state = CacheState()
+    for index, tier in enumerate((Tier.G2, Tier.G3, Tier.G1)):
+        state.pools.append(PoolFacts(PoolInfo(index, 0, 0, 0, tier, "x", 128, 16, Authority.LEADER)))
+    slot = SlotFacts(
+        slot=1, request="chat-1", source=1, state=SlotState.DECODING, since_ns=0, opened_ns=0, hashes=[],
+        prompt_tokens=10, output_limit=10, priority=0, session=None, prompt_blocks=0, anchor_tokens=5_000,
+    )
+    moment = Moment(Site.TRANSITION_DID, 1, "chat-1", SlotState.PREFILLING, SlotState.DECODING)
+    holds = compile_condition(CONDITION)
+
+    def written(slot: SlotFacts, state: CacheState) -> bool:
+        if slot.computed_tokens(state.iteration) <= 4_096:
+            return False
+        available = 0
+        for pool in state.pools:
+            if pool.info.tier is Tier.G1:
+                available += pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED]
+        return available < 160
+
+    assert holds(slot, state, moment)
+    assert written(slot, state)
+
+    def compiled() -> None:
+        for _ in range(CALLS):
+            holds(slot, state, moment)
+
+    def by_hand() -> None:
+        for _ in range(CALLS):
+            written(slot, state)
+
+    return measure(
+        "compiled condition", compiled, CALLS, "the same written in Python", by_hand, CALLS, Target(ns=300)
+    )
+
+
+def many_breakpoints() -> Figure:
+    """Leader with a hundred breakpoints that never match, beside a leader with none."""
+    script = samples.stimuli(BATCHES)
+    count = len(samples.events(BATCHES))
+    states = [SlotState.DECODING, SlotState.PREFILLING, SlotState.PREEMPTED, SlotState.ONBOARDING, SlotState.FINISHED]
+    arm = st.BreakpointsReplaced(0, 0, 0, None, "bench", tuple(
+        BreakpointSpec(request=f"nobody-{at}-*", to_state=states[at % len(states)]) for at in range(BREAKPOINTS)
+    ))
+
+    def run(armed: bool) -> None:
+        leader = Leader(samples.CONFIG)
+        leader.handle(script[0])
+        if armed:
+            leader.handle(arm)
+        for stimulus in script[1:]:
+            outcome = leader.handle(stimulus)
+            assert not outcome.events or type(outcome.events[0]) is not StimulusRejected
+
+    return measure(
+        "100 armed breakpoints without a match", lambda: run(True), count, "none armed", lambda: run(False), count,
+        Target(extra_ns=500),
+    )
+
+
+def resume() -> Figure:
+    """From the continue of one client to the hook of an engine that runs again, the slowest of a hundred."""
+    return asyncio.run(_resume())
+
+
+async def _resume() -> Figure:
+    with tempfile.TemporaryDirectory(prefix="kvbm-") as place:
+        options = DaemonOptions(
+            config=LeaderConfig(g2_blocks=64), listen=f"unix:{place}/d.sock", handle_signals=False
+        )
+        daemon, ready = Daemon(options), asyncio.Event()
+        serving = asyncio.create_task(daemon.run(lambda _: ready.set()))
+        await ready.wait()
+        try:
+            took, asked = await _resumes(daemon)
+        finally:
+            daemon.stop()
+            await serving
+    slowest = statistics.quantiles(took, n=100)[98]
+    usual = statistics.median(asked)
+    return Figure("resume to hook running, p99", slowest, "an answer to renew", usual, slowest / usual, Target(ns=2e6))
+
+
+async def _resumes(daemon: Daemon) -> tuple[list[int], list[int]]:
+    took: list[int] = []
+    asked: list[int] = []
+    async with (
+        Client(daemon.address) as client, client.feed("engine") as feed, client.control("me") as session,
+    ):
+        hooked = HookedFeed(feed)
+        await hooked.call(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 32, 16, Authority.ENGINE)
+        await hooked.call(st.RequestArrived, "r", pack_hashes([5, 6]), 40, 8, 0, None)
+        await session.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL))
+
+        waiting = asyncio.Event()
+
+        async def call() -> int:
+            await feed.submit(st.CallAnnounced, "r", 3)
+            held = feed.held["r"]
+            waiting.set()
+            while feed.held.get("r") == held:
+                await feed.changed()
+            return time.perf_counter_ns()
+
+        for _ in range(RESUMES):
+            waiting = asyncio.Event()
+            running = asyncio.create_task(call())
+            await waiting.wait()
+            began = time.perf_counter_ns()
+            await session.continue_hold(None)
+            took.append(await running - began)
+            began = time.perf_counter_ns()
+            await session.renew()
+            asked.append(time.perf_counter_ns() - began)
+            await feed.submit(st.MatchRequested, "r", 0)
+    return took, asked
+
+
+BENCHES: Final = {
+    "compiled condition": condition, "100 armed breakpoints without a match": many_breakpoints,
+    "resume to hook running, p99": resume,
+}

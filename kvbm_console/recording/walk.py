@@ -8,7 +8,6 @@ and in front of the next keyframe, reaches it as one stated gap.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import msgspec
 
@@ -20,11 +19,13 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_state
 from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.visitor import Handler, Visitor
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
+
+__all__ = ["Evidence", "Handler", "Item", "Progress", "Visitor", "evidence_of", "items_of", "walk"]
 
 Item = SnapshotTaken | EventsArrived | GapSeen
 """What evidence consists of. After a gap comes the next snapshot, or the end."""
-Handler = Callable[[Any, CacheState], None]
 Progress = Callable[[str, int, int], None]
 """(what, events done, events in all)."""
 
@@ -43,22 +44,6 @@ class Evidence(msgspec.Struct, frozen=True):
     """Whether the run was closed on purpose; a live target has nothing to close."""
     now_ns: int | None = None
     """The engine's time now, of a live target: where nothing happens, no event tells that time passes."""
-
-
-class Visitor:
-    """Base of whoever looks at a walk. ``before`` and ``after`` map a kind of event to what is called around it."""
-
-    def __init__(self) -> None:
-        self.before: dict[type[Event], Handler] = {}
-        self.after: dict[type[Event], Handler] = {}
-        self.every: Handler | None = None
-        """Called before each event, whatever its kind, in front of ``before``."""
-
-    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        """The facts are known from here on; ``gap`` was lost in front of it, None at the beginning."""
-
-    def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
-        """The evidence ends; ``state`` is None when it ends in ``gap``."""
 
 
 def evidence_of(recording: Recording) -> Evidence:

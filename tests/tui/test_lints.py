@@ -1,12 +1,19 @@
 """Warnings: they show after two seconds of truth, leave five seconds after, fold, and never count held time."""
 
+from pathlib import Path
+
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Route, SlotState
-from kvbm_console.stream.feed import EventsArrived, GapSeen
+from kvbm_console.recording.reader import Recording
+from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 from tests.tui.script import MS, S, Script, opening, story
+from tui.model.lint_more import DRAWN
+from tui.model.lint_texts import TEXTS
 from tui.model.lints import LEAVE_AFTER_NS, SHOW_AFTER_NS, STUCK_UNKNOWN_NS, Level, Lints, Warning, ended_text
 from tui.model.mirror import Mirror
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 
 
 def folded(script: Script) -> Mirror:
@@ -45,11 +52,12 @@ def test_a_stuck_slot_shows_only_after_two_seconds_of_truth() -> None:
     script.wait(STUCK_UNKNOWN_NS + S)
     mirror = folded(script)
     assert checked(mirror, 0, SHOW_AFTER_NS - 1) == []
-    (warning,) = checked(mirror, 0, SHOW_AFTER_NS)
+    (warning, pending) = checked(mirror, 0, SHOW_AFTER_NS)
     assert warning.level is Level.CAUTION
     assert warning.what == "finishing 12.0s"
+    assert (pending.kind, pending.what) == ("pending", "1 waiting candidate")
     script.wait(200 * S)
-    (warning,) = checked(folded(script), 0, SHOW_AFTER_NS)
+    (warning, _) = checked(folded(script), 0, SHOW_AFTER_NS)
     assert warning.level is Level.FAULT
 
 
@@ -126,3 +134,31 @@ def test_slow_transfers_are_those_older_than_four_times_p99() -> None:
     (warning,) = checked(mirror, 0, SHOW_AFTER_NS)
     assert (warning.who, warning.what) == ("↓ G1→G2", "1 slow transfer")
     assert warning.because == "older than 4 × p99, 1 queued"
+
+
+def test_what_the_library_finds_in_the_stream_is_drawn() -> None:
+    """A recording of a request whose end is asked for again and again: the library's lint, on the console's feed."""
+    recording = Recording.open(RECORDINGS / "stuck-slot.mcap")
+    mirror = Mirror()
+    mirror.take(SnapshotTaken(recording.state_at(recording.first_seq - 1)), 0)
+    for events in recording.events():
+        mirror.take(EventsArrived(events), 0)
+    found = {warning.kind: warning for warning in checked(mirror, 0, SHOW_AFTER_NS)}
+    assert found["polled"].what == "refused 124 times"
+    assert found["polled"].request == "agent-0093"
+    assert found["polled"].seq is not None
+    assert "stuck finishing" in found
+    assert "silent" not in found, "the stuck slot says it already"
+    assert set(DRAWN) <= set(TEXTS)
+
+
+def test_equal_findings_of_the_library_fold() -> None:
+    script = Script()
+    script.pools()
+    for name in ("a", "b", "c"):
+        slot = script.run(name, 4)
+        for _ in range(3):
+            script.move(slot, SlotState.PREEMPTED)
+            script.move(slot, SlotState.PREFILLING)
+    warnings = [one for one in checked(folded(script), 0, SHOW_AFTER_NS) if one.kind == "preempt_loop"]
+    assert [(one.who, one.what) for one in warnings] == [("3 requests", "preempted 3 times")]

@@ -7,6 +7,10 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.recording.lints import ABOUT
+
+from .lint_more import DRAWN
+
 
 class LintText(msgspec.Struct, frozen=True):
     """What is told of a lint beside its evidence."""
@@ -78,3 +82,4 @@ TEXTS: Final[dict[str, LintText]] = {
     ),
 }
 """Lint to its texts."""
+TEXTS.update({lint: LintText(ABOUT[lint].threshold, ABOUT[lint].bad, ABOUT[lint].do) for lint in DRAWN})

@@ -15,6 +15,7 @@ from kvbm_console.core.ids import Condition, SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 
 from .flows import LIMIT_SAMPLES
+from .lint_more import library_findings
 from .mirror import Mirror
 from .numbers import S, count, duration, plural, spoken
 from .series import percentile
@@ -34,6 +35,7 @@ FAULT_MIN_NS: Final = 30 * S
 THRASH_SHARE: Final = 10
 """Percent of loaded blocks that may come back too soon."""
 THRASH_MIN_BLOCKS: Final = 100
+FOLDED_BY_REQUEST: Final = ("preempt_loop", "polled")
 FOLD_FROM: Final = 3
 """So many equal warnings make one line."""
 WATCHED: Final = (
@@ -137,10 +139,16 @@ def _fold(warnings: list[Warning]) -> list[Warning]:
         groups.setdefault((warning.kind, warning.level, warning.ended_ns is not None), []).append(warning)
     result: list[Warning] = []
     for (kind, _, _), members in groups.items():
+        worst = members[0]
+        if len(members) >= FOLD_FROM and kind in FOLDED_BY_REQUEST:
+            result.append(msgspec.structs.replace(
+                worst, key=f"{worst.key}+", who=plural(len(members), "request"),
+                because=f"worst {worst.who}: {worst.because}", action=("enter", "show them"),
+            ))
+            continue
         if len(members) < FOLD_FROM or not kind.startswith("stuck"):
             result.extend(members)
             continue
-        worst = members[0]
         state = kind.partition(" ")[2]
         result.append(msgspec.structs.replace(
             worst, key=f"{worst.key}+", who=plural(len(members), "request"), what=worst.what,
@@ -157,6 +165,12 @@ def _all(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
     yield from _slots(mirror, mono_ns, now)
     yield from _routes(mirror, now)
     yield from _pools(mirror, now)
+    for found in library_findings(mirror, now):
+        yield Warning(
+            f"{found.lint} {found.who}", Level(found.level), found.who, found.what, found.because,
+            ("enter", "its story") if found.request is not None else ("9", "the log"), found.request, found.lint,
+            order=found.weight, seq=found.seq,
+        )
 
 
 def _feed(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:

@@ -14,6 +14,7 @@ from kvbm_console.core.errors import FoldError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
+from kvbm_console.recording.lints import Watch, stream_lints
 from kvbm_console.stream.feed import (
     Connected,
     Disconnected,
@@ -91,6 +92,8 @@ class Mirror:
         """Those that ended last, ENDED_MAX at most."""
         self._ended_candidates: dict[int, Transfer] = {}
         self._ended_operations: dict[int, Transfer] = {}
+        self.watch = Watch(stream_lints())
+        """The library's lints, looking on while events are folded."""
         self.flows = Flows()
         self.log: deque[Event] = deque(maxlen=LOG_MAX)
         self.log_total = 0
@@ -140,7 +143,7 @@ class Mirror:
             return
         self.version += 1
         self.progress.arrived(len(events), mono_ns)
-        known, apply = HISTORY.get, state.apply
+        known, apply = HISTORY.get, self.watch.apply
         index = first = 0
         before_ns = state.at_ns
         try:
@@ -154,7 +157,7 @@ class Mirror:
                 keep = known(type(event))
                 if keep is not None:
                     keep(self, event)
-                apply(event)
+                apply(state, event)
         except (FoldError, KeyError, IndexError, ValueError) as error:
             self.broken = f"event {events[index].seq} does not fit: {error}"
             self.log.extend(events[:index])
@@ -207,6 +210,8 @@ class Mirror:
             self.flows.blank(state.at_ns)
         self.broken = None
         self.state = state
+        lost = None if gap is None or before is None else GapSeen(gap.first, gap.last, gap.reason)
+        self.watch.resumed(state, lost)
         self._adopt(state, before.at_ns if before is not None else state.at_ns, mono_ns)
         self.clock.event(state.at_ns, mono_ns)
         self.density.add(state.at_ns, 0)

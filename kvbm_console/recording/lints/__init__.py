@@ -8,7 +8,7 @@ Law of this package: a healthy run has no finding, and a finding names its evide
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,11 +22,15 @@ from kvbm_console.recording.lints.streams import ReportsLost
 from kvbm_console.recording.lints.tiers import Full, Thrash
 from kvbm_console.recording.lints.watch import Watch
 from kvbm_console.recording.lints.worth import AlreadyCached, Duplicate, NeverLoaded, Staged
-from kvbm_console.recording.walk import Evidence, Progress, Visitor, walk
+from kvbm_console.recording.visitor import Visitor
 from kvbm_console.stream.feed import GapSeen
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.walk import Evidence, Progress
 
 __all__ = [
     "ABOUT", "About", "Diagnosis", "Finding", "Level", "Lint", "Watch", "all_lints", "diagnose", "document", "ranked",
+    "stream_lints",
 ]
 
 
@@ -36,6 +40,14 @@ def all_lints() -> list[Lint]:
         Stuck(), Polled(), Held(), PinLeak(), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
         Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), Lost(),
         ReportsLost(), Notes(), Bugs(),
+    ]
+
+
+def stream_lints() -> list[Lint]:
+    """Those for a stream that is watched all the time: none of them walks all places to find something."""
+    return [
+        Polled(), PinLeak(walk_places=False), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
+        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Notes(), Bugs(),
     ]
 
 
@@ -70,8 +82,10 @@ class _Extent(Visitor):
         self.requests = state.next_slot - self._slots_before
 
 
-def diagnose(evidence: Evidence, progress: Progress | None = None) -> Diagnosis:
+def diagnose(evidence: "Evidence", progress: "Progress | None" = None) -> Diagnosis:
     """Everything that the lints find, as of the last event or, of a live target, of now."""
+    from kvbm_console.recording.walk import walk  # it opens files; who only watches a stream does not
+
     lints, extent = all_lints(), _Extent()
     state = walk(evidence, [*lints, extent], progress=progress, what="diagnose")
     now_ns = max(extent.until_ns, evidence.now_ns or 0)

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.lints.model import Finding
-from kvbm_console.recording.walk import Visitor
+from kvbm_console.recording.visitor import Visitor
 
 PAST_MAX: Final = 200
 """Findings that are over and that one lint keeps: nobody reads more of one kind."""

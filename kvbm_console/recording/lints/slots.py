@@ -255,7 +255,11 @@ class Held(Lint):
 
 
 class PinLeak(Lint):
-    """Places that somebody holds who is gone."""
+    """Places that somebody holds who is gone. Without ``walk_places`` only slots are looked at."""
+
+    def __init__(self, *, walk_places: bool = True) -> None:
+        super().__init__()
+        self._walk_places = walk_places
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
         """Finishing slots without a copy, and holders that the audit does not find."""
@@ -267,7 +271,7 @@ class PinLeak(Lint):
                     because=f"{plural(len(slot.device_blocks), 'block')} kept, and no copy is left", seq=state.seq - 1,
                     request=slot.request, slot=str(slot.slot), since_ns=slot.since_ns, weight=age,
                 )
-        for broken in audit(state):
+        for broken in audit(state) if self._walk_places else ():
             yield Finding(
                 lint="pin_leak" if broken.rule == "I2" else "violation", level=Level.FAULT,
                 who="facts" if broken.slot is None else f"slot {broken.slot}", what=f"{broken.rule} broken",

@@ -10,7 +10,7 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.lints.model import Finding
 from kvbm_console.recording.lints.rule import Lint
-from kvbm_console.recording.walk import Handler
+from kvbm_console.recording.visitor import Handler
 from kvbm_console.stream.feed import GapSeen
 
 

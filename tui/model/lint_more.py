@@ -1,0 +1,36 @@
+"""Warnings that the library's lints find in the stream (``kvbm_console.recording.lints``); here they are only drawn.
+
+Law of this file: what the console finds with its own clock is not told twice, and what is over leaves after a minute.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvbm_console.recording.lints import Finding
+from kvbm_console.recording.lints import Level as Found
+
+from .mirror import Mirror
+from .numbers import S
+
+OVER_SHOWN_NS: Final = 60 * S
+"""How long something that is over needs attention; the log keeps it."""
+DRAWN: Final = (
+    "polled", "pin_leak", "preempt_loop", "pending", "silent", "failed_copies", "straggler", "duplicate", "staged",
+    "never_loaded", "already_cached", "blocked", "late_reports",
+)
+"""Lints that only the library has."""
+WHOLE_RUN: Final = ("duplicate", "staged", "never_loaded", "already_cached", "late_reports")
+"""Lints about shares of everything so far: they are true for as long as the share is."""
+
+
+def library_findings(mirror: Mirror, now_ns: int) -> Iterator[Finding]:
+    """What the library's lints say now."""
+    state = mirror.state
+    for finding in mirror.watch.findings(state, now_ns):
+        over = finding.until_ns is not None and finding.lint not in WHOLE_RUN
+        if finding.lint not in DRAWN or (over and now_ns - (finding.until_ns or 0) > OVER_SHOWN_NS):
+            continue
+        if finding.lint == "silent" and finding.request is not None:
+            continue  # its slot is stuck, and says so with the rank
+        if finding.level is not Found.NOTE:
+            yield finding

@@ -177,10 +177,10 @@ class Script:
 
     # --- requests ---
 
-    def arrive(self, name: str, word: str, *, tail: int = 2, out: int = 100) -> None:
+    def arrive(self, name: str, word: str, *, tail: int = 2, out: int = 100, priority: int = 0) -> None:
         """A request whose prompt is ``word``, a block for each letter, and ``tail`` more tokens."""
         prompt = len(word) * BLOCK + tail
-        self.tell(st.RequestArrived, name, pack_hashes(hashes_of(word)), prompt, out, 0, None)
+        self.tell(st.RequestArrived, name, pack_hashes(hashes_of(word)), prompt, out, priority, None)
         if not self.rejected:
             self.engine.requests[name] = Request(name, word, hashes_of(word), prompt, prompt)
 

@@ -37,12 +37,12 @@ class Actions:
 
     # --- the engine ---
 
-    def arrive(self, word: str, tail: int) -> str | None:
+    def arrive(self, word: str, tail: int, priority: int = 0) -> str | None:
         if len(self.script.engine.requests) >= LIVE_MAX:
             return None
         self.count += 1
         name = f"r{self.count}"
-        self.script.arrive(name, word, tail=tail)
+        self.script.arrive(name, word, tail=tail, priority=priority)
         return None if self.script.rejected else name
 
     def look_up(self, number: int) -> None:
@@ -223,9 +223,9 @@ class Actions:
     def end(self) -> None:
         """Everybody stops; nothing is left behind, in the facts and in the aids."""
         script = self.script
+        self.complete()
+        self._unheld_ones_end()
         script.tell(st.Disarmed, "me", source=0)
-        script.breaks(owner="me")
-        script.breaks(owner="you")
         self.complete()
         for name in list(script.engine.requests):
             script.finish(name)
@@ -245,3 +245,17 @@ class Actions:
         }
         assert not left, left
         assert not [one for one, (clock, _) in script.deadlines.items() if clock is Clock.WALL]
+
+    def _unheld_ones_end(self) -> None:
+        """Held slots stop nobody else: with all copies done, every other request can end (I12)."""
+        script = self.script
+        script.breaks(owner="me")
+        script.breaks(owner="you")
+        if script.state.pipeline_closed or script.leader.gate is not None:
+            return  # everything stands still, or a step may stop somebody on the way
+        script.move_all()
+        for name in list(script.engine.requests):
+            if script.slot(name).hold is None:
+                script.finish(name)
+        script.move_all()
+        assert all(slot.hold is not None for slot in script.state.slots.values())

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.ids import BreakpointAction, FinishReason, OnTimeout, ResetMode, Route, Site, SlotState, Suspend
 from tests.core.script import Script
 from tests.properties.actions import WORDS, Actions
@@ -36,7 +37,7 @@ def spec(dice: random.Random) -> BreakpointSpec:
 
 
 WEIGHTS: dict[str, tuple[int, Callable[[random.Random], tuple[Any, ...]]]] = {
-    "arrive": (14, lambda dice: (dice.choice(WORDS), dice.randint(1, 3))),
+    "arrive": (14, lambda dice: (dice.choice(WORDS), dice.randint(1, 3), dice.choice([0, 0, 0, 1, 5]))),
     "look_up": (3, lambda dice: (dice.randint(0, 9),)),
     "admit": (18, lambda dice: (dice.randint(0, 9), dice.random() < 0.85)),
     "schedule": (6, lambda dice: (dice.randint(1, 12), dice.randint(0, 7))),
@@ -88,6 +89,10 @@ def walk(seed: int, steps: int) -> tuple[dict[str, Any], list[Line]]:
         "offload_threshold": dice.choice([0.0, 0.0, 0.3, 0.9]), "ranks": dice.randint(1, 2),
         "asynchronous": dice.random() < 0.7, "offload_batch_blocks": dice.choice([2, 64]),
         "staging_share": dice.choice([0.5, 1.0]), "hold_budget_min": dice.choice([1, 2, 4]),
+        "eviction": PolicyConfig(
+            policy=dice.choice(POLICIES), pin_tail_tokens=dice.choice([0, 0, 5, 100]),
+            pin_ttl_s=dice.choice([0.00001, 60.0]), half_life_s=0.00001, frequency_credit_s=0.00001,
+        ),
     }
     weights = {name: weight for name, (weight, _) in WEIGHTS.items()}
     # Each walk is about something: when everybody does everything, one hides the other.

@@ -197,3 +197,15 @@ def test_a_child_goes_before_its_parent_whatever_their_ranks() -> None:
     assert policy.choose(3, lambda key: key != 3, (), 7)[0] == [4, 9]
     policy.forget([4, 3, 2, 1])
     assert policy.choose(9, everything, (), 7)[0] == [9]
+
+
+def test_what_went_with_its_prefix_is_not_chosen_again_at_its_own_level() -> None:
+    """A block without a guard takes its guarded continuation along; that one is then gone for every higher level."""
+    pool = PoolPolicy(PolicyConfig(policy="lfu"), 8, {2: 1, 3: 2})
+    pool.touch([3], 0)
+    pool.touch([3], 1)
+    pool.touch([1, 2], 2)
+    pool.guard([3], 1, 10**18)
+    chosen, _ = pool.choose(3, lambda key: True, (), 5)
+    assert sorted(chosen) == [1, 2, 3]
+    assert chosen.index(3) < chosen.index(2) < chosen.index(1)

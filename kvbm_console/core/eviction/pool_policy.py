@@ -83,23 +83,27 @@ class PoolPolicy:
         At most ``count``, children before parents; fewer only when no more are evictable, unprotected and not pinned.
         """
         self._expire(now_ns)
-        chosen: list[int] = []
+        chosen: dict[int, None] = {}
         same = 0
+
+        def left(key: int) -> bool:
+            return key not in chosen and evictable(key)
+
         for level in self._levels():
-            of_level = self._of_level(evictable, level)
+            of_level = self._of_level(left, level)
             victims = self._victims(self.policy, count - len(chosen), of_level, protected)
             if self._recency is None:
                 same += len(victims)
             else:
-                victims = self._with_children(victims, count - len(chosen), evictable, protected)
+                victims = self._with_children(victims, count - len(chosen), left, protected, chosen)
                 by_recency = self._victims(self._recency, len(victims), of_level, protected)
                 same += len(set(victims).intersection(by_recency))
-            chosen += victims
+            chosen.update(dict.fromkeys(victims))
             if len(chosen) == count:
                 break
         self.evicted += len(chosen)
         self.as_recency += same
-        return chosen, same == len(chosen)
+        return list(chosen), same == len(chosen)
 
     def _victims(
         self, policy: EvictionPolicy, count: int, evictable: Callable[[int], bool], protected: Collection[int]
@@ -112,7 +116,8 @@ class PoolPolicy:
         return victims or []
 
     def _with_children(
-        self, victims: list[int], count: int, evictable: Callable[[int], bool], protected: Collection[int]
+        self, victims: list[int], count: int, evictable: Callable[[int], bool], protected: Collection[int],
+        chosen: Collection[int],
     ) -> list[int]:
         """Victims with what continues them in front (I13); a rank alone does not say that of blocks stored one by one.
 
@@ -122,7 +127,7 @@ class PoolPolicy:
         for victim in victims:
             family = [victim]
             for key in family:
-                family += sorted(self._children.get(key, ()))
+                family += sorted(child for child in self._children.get(key, ()) if child not in chosen)
             if len(family) == 1 or all(key not in protected and evictable(key) for key in family):
                 order.update(dict.fromkeys(reversed(family)))
         return list(order)[:count]

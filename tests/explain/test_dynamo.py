@@ -1,8 +1,10 @@
 """A Dynamo leader recording drives our leader: what it matched is matched here, and what is foreign is counted."""
 
 import json
+import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -208,3 +210,47 @@ def test_the_command_compares_the_two_leaders(tmp_path: Path) -> None:
     taken = run(source, "--out", tmp_path / "out.mcap")
     assert taken.exit_code == 2
     assert "exists already" in taken.output
+
+
+def altered(value: Any, dice: random.Random) -> Any:
+    """A JSON value with one thing in it changed."""
+    if isinstance(value, dict) and value:
+        key = dice.choice(sorted(value))
+        return {**value, key: altered(value[key], dice)}
+    if isinstance(value, list) and value:
+        at = dice.randrange(len(value))
+        if dice.random() < 0.2:
+            return [*value, value[at]]
+        return [*value[:at], altered(value[at], dice), *value[at + 1 :]]
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, int):
+        return dice.choice([0, 1, value + 1, max(0, value - 1), value + 16, 5, 2**31 - 1, -1, 2**63])
+    return dice.choice(["chat.0", "other-1", "chat.1", "", "x" * 300])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_altered_recordings_are_followed_or_refused_in_one_sentence(seed: int, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    lines = [json.loads(line) for line in lines_of("chats")]
+    for _ in range(dice.randrange(1, 6)):
+        at = dice.randrange(len(lines))
+        what = dice.random()
+        if what < 0.2:
+            del lines[at]
+        elif what < 0.4:
+            lines.insert(dice.randrange(len(lines)), lines[at])
+        else:
+            (action,) = lines[at]["event"]
+            lines[at] = {**lines[at], "event": {action: altered(lines[at]["event"][action], dice)}}
+    source = tmp_path / "records.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    refused = ""
+    try:
+        import_dynamo(source, tmp_path / "out.mcap", CONFIG)
+    except UsageError as error:
+        refused = str(error)
+    if refused:
+        assert "is not a call of a Dynamo leader" in refused
+    else:
+        assert verify(tmp_path / "out.mcap").ok

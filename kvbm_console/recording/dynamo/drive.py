@@ -273,7 +273,7 @@ class Drive:
         tokens = output.num_scheduled_tokens.get(slot.request, 0)
         end = computed + tokens
         room = len(slot.device_blocks) * self._block_tokens
-        if not tokens:
+        if not tokens or any(request == slot.request for request, _ in self._plan):
             return
         if end > room or not slot.device_blocks:
             self.report.refused += 1

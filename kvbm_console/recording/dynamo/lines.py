@@ -8,17 +8,25 @@ Law of this file: a line is believed only after it was decoded into a type; what
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from kvbm_console.core.errors import UsageError
+from kvbm_console.recording.format import POOL_BLOCKS_MAX
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A line holds the tokens of one prompt, or of all prompts of one iteration."""
 INFER_REQUESTS: Final = 500
 """New requests that are looked at to find the block size."""
 BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256, 512)
+TOKENS_MAX: Final = 2**31 - 1
+"""Of a position or a length."""
+
+Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+BlockId = Annotated[int, msgspec.Meta(ge=0, lt=POOL_BLOCKS_MAX)]
+"""The pool grows to hold an id, so an id has the limit of a pool in a recording."""
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
 
 
 class RequestAbout(msgspec.Struct):
@@ -33,21 +41,21 @@ class CreateSlot(msgspec.Struct):
     """A request with its prompt."""
 
     request: RequestAbout
-    tokens: list[int]
+    tokens: list[Token]
 
 
 class GetNumNewMatchedTokens(msgspec.Struct):
     """A look-up."""
 
     request_id: str
-    request_num_tokens: int
-    num_computed_tokens: int
+    request_num_tokens: Tokens
+    num_computed_tokens: Tokens
 
 
 class Matched(msgspec.Struct):
     """Its answer."""
 
-    num_new_matched_tokens: int
+    num_new_matched_tokens: Tokens
     has_matched: bool = False
 
 
@@ -55,27 +63,27 @@ class UpdateStateAfterAlloc(msgspec.Struct):
     """Device blocks were allocated."""
 
     request_id: str
-    block_ids: list[int]
-    num_external_tokens: int
+    block_ids: list[BlockId]
+    num_external_tokens: Tokens
 
 
 class NewRequest(msgspec.Struct):
     """A request that is scheduled for the first time."""
 
     request_id: str
-    block_ids: list[int]
-    num_computed_tokens: int
-    prompt_token_ids: list[int] = []
+    block_ids: list[BlockId]
+    num_computed_tokens: Tokens
+    prompt_token_ids: list[Token] = []
 
 
 class CachedRequest(msgspec.Struct):
     """A request that was scheduled before."""
 
     request_id: str
-    num_computed_tokens: int
+    num_computed_tokens: Tokens
     resumed_from_preemption: bool = False
-    new_token_ids: list[int] = []
-    new_block_ids: list[int] = []
+    new_token_ids: list[Token] = []
+    new_block_ids: list[BlockId] = []
 
 
 class SchedulerOutput(msgspec.Struct):
@@ -83,7 +91,7 @@ class SchedulerOutput(msgspec.Struct):
 
     new_requests: list[NewRequest] = []
     cached_requests: list[CachedRequest] = []
-    num_scheduled_tokens: dict[str, int] = {}
+    num_scheduled_tokens: dict[str, Tokens] = {}
 
 
 class BuildConnectorMeta(msgspec.Struct):
@@ -96,7 +104,7 @@ class RequestFinished(msgspec.Struct):
     """The engine is done with a request."""
 
     request_id: str
-    block_ids: list[int] = []
+    block_ids: list[BlockId] = []
 
 
 class Finished(msgspec.Struct):
@@ -127,7 +135,8 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class _Raw(msgspec.Struct):
-    timestamp: int
+    timestamp: Annotated[int, msgspec.Meta(ge=0, le=2**43)]
+    """Milliseconds; the bound is 278 years, so that nanoseconds fit."""
     event: dict[str, msgspec.Raw]
 
 
@@ -170,8 +179,8 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def _line(number: int, text: bytes) -> Line:
     raw = _raw.decode(text)
-    if raw.timestamp < 0 or len(raw.event) != 1:
-        raise ValueError("it needs a timestamp from 0 and exactly one event")
+    if len(raw.event) != 1:
+        raise ValueError("it needs exactly one event")
     ((action, body),) = raw.event.items()
     decoder = _decoders.get(action)
     if decoder is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kvbm_console.cli.evidence import RECORDING, evidence_from
+from kvbm_console.cli.evidence import RECORDING, RUN, evidence_from
 from kvbm_console.cli.output import duration, number, print_json
 from kvbm_console.cli.params import format_option
 from kvbm_console.cli.progress import progress
@@ -27,11 +27,14 @@ WIDTH: Final = 100
 
 @click.command()
 @RECORDING
+@RUN
 @click.option("--target", metavar="T", help="A live daemon instead of a recording: unix:PATH or HOST:PORT.")
 @click.option("--brief", is_flag=True, help="One line for each finding, without explanation.")
 @format_option("text", "json")
 @click.pass_context
-def doctor(ctx: click.Context, path: Path | None, target: str | None, brief: bool, form: str) -> None:
+def doctor(
+    ctx: click.Context, path: Path | None, run: str | None, target: str | None, brief: bool, form: str
+) -> None:
     """Find what needs a person: stuck requests, silent copies, full tiers, thrash, lost events and more.
 
     Looks at a whole recording, or at what a live daemon still holds. Worst first, each with its event, why it is bad
@@ -39,7 +42,7 @@ def doctor(ctx: click.Context, path: Path | None, target: str | None, brief: boo
     """
     from kvbm_console.recording.lints import diagnose, document
 
-    diagnosis = diagnose(evidence_from(path, target), progress())
+    diagnosis = diagnose(evidence_from(path, target, run), progress())
     if form == "json":
         print_json(document(diagnosis))
     else:

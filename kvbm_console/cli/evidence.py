@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 RECORDING: Final = click.argument("path", metavar="[DIR-or-FILE]", required=False,
                                   type=click.Path(exists=True, path_type=Path))
+RUN: Final = click.option("--run", metavar="ID",
+                          help="The run to look at in a recording of several, by its incarnation; default: the last.")
 
 
-def evidence_from(path: Path | None, target: str | None) -> "Evidence":
+def evidence_from(path: Path | None, target: str | None, run: str | None = None) -> "Evidence":
     """The recording at ``path``, else what the target's ring holds. Raises ``UsageError`` or ``ConnectionLost``."""
+    if path is None and run is not None:
+        raise click.UsageError("--run names a run of a recording, and none is given")
     if path is not None and target is not None:
         raise click.UsageError(f"give a recording or --target, not both: {path} and {target!r}")
     if path is None:
@@ -30,7 +34,7 @@ def evidence_from(path: Path | None, target: str | None) -> "Evidence":
     from kvbm_console.recording.reader import Recording
     from kvbm_console.recording.walk import evidence_of
 
-    return evidence_of(Recording.open(path))
+    return evidence_of(Recording.open(path, run))
 
 
 def live_evidence(target: str) -> "Evidence":

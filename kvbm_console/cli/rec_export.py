@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from kvbm_console.cli.evidence import RUN
 from kvbm_console.cli.output import number, print_json
 from kvbm_console.cli.params import format_option
 from kvbm_console.cli.progress import progress
@@ -19,8 +20,9 @@ from kvbm_console.cli.progress import progress
               help="jsonl: events for scripts; chrome, perfetto: traces for a viewer; parquet: tables for SQL.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
               help="Where to; parquet makes a directory. jsonl goes to stdout without it.")
+@RUN
 @format_option("text", "json")
-def export_command(path: Path, to: str, out: Path | None, form: str) -> None:
+def export_command(path: Path, to: str, out: Path | None, run: str | None, form: str) -> None:
     """Write a recording for other programs.
 
     perfetto opens in ui.perfetto.dev: a track for each slot with its states, lanes for copies, flows from plan to
@@ -31,7 +33,7 @@ def export_command(path: Path, to: str, out: Path | None, form: str) -> None:
     from kvbm_console.recording.reader import Recording
     from kvbm_console.recording.walk import evidence_of
 
-    evidence = evidence_of(Recording.open(path))
+    evidence = evidence_of(Recording.open(path, run))
     if out is None:
         if to != "jsonl":
             raise click.UsageError(f"--to {to} needs --out")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kvbm_console.cli.evidence import RECORDING, evidence_from
+from kvbm_console.cli.evidence import RECORDING, RUN, evidence_from
 from kvbm_console.cli.output import duration, number, print_json, share, table
 from kvbm_console.cli.params import format_option
 from kvbm_console.cli.progress import progress
@@ -23,10 +23,13 @@ RUNS_SHOWN: Final = 24
 @click.command()
 @click.argument("request")
 @RECORDING
+@RUN
 @click.option("--target", metavar="T", help="A live daemon instead of a recording: unix:PATH or HOST:PORT.")
 @click.option("--block", type=click.IntRange(0), metavar="I", help="Only this block of the prompt, from 0, in full.")
 @format_option("text", "json")
-def why(request: str, path: Path | None, target: str | None, block: int | None, form: str) -> None:
+def why(
+    request: str, path: Path | None, run: str | None, target: str | None, block: int | None, form: str
+) -> None:
     """Why REQUEST missed each block of its prompt, and where its time went.
 
     Looks at a recording, or at what a live daemon still holds. Names the deciding event, or says that it cannot be
@@ -34,7 +37,7 @@ def why(request: str, path: Path | None, target: str | None, block: int | None, 
     """
     from kvbm_console.recording.explain import explain, grouped, only_block
 
-    explanation = explain(evidence_from(path, target), request, progress())
+    explanation = explain(evidence_from(path, target, run), request, progress())
     explanation = grouped(explanation) if block is None else only_block(explanation, block)
     if form == "json":
         print_json(explanation)

@@ -11,10 +11,13 @@ from click.testing import CliRunner, Result
 from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
 from kvbm_console.core.events import Event
+from kvbm_console.core.eviction.policy import PolicyConfig
+from kvbm_console.engines.config import EngineConfig
 from kvbm_console.recording.diff import Difference, diff
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.requests import Requests
 from kvbm_console.recording.walk import Evidence, evidence_of, walk
+from kvbm_console.testing import prompt
 from tests.explain.evidence import evidence
 from tests.recording.helpers import real_run
 
@@ -54,6 +57,28 @@ def test_two_capacities_show_who_won() -> None:
     rates = {metric.name: metric for metric in result.metrics}
     assert (rates["hit rate"].b or 0) > (rates["hit rate"].a or 0)
     assert rates["moved G2>G1"].b == sum(pair.b.hits[1] for pair in result.pairs)
+
+
+def test_two_policies_on_one_trace_show_who_won_and_who_lost(kvbm_run: Any) -> None:
+    asked = [
+        prompt(f"s{at % 5}.{at // 5}", (at % 5, 160), (50 + at // 5, 30 * (at % 3)), at_ms=90 * at) for at in range(60)
+    ]
+    engine = EngineConfig(g1_blocks=24, max_batch_tokens=128, max_running=8)
+    one, other = (
+        kvbm_run(asked, engine=engine, g2_blocks=40, offload_threshold=0.0, eviction=PolicyConfig(policy=policy))
+        for policy in ("simple_lru", "lfu")
+    )
+    result = diff(*(evidence_of(Recording.open(run.path)) for run in (one, other)))
+    assert [(change.field, change.a, change.b) for change in result.config] == [
+        ("eviction.policy", "simple_lru", "lfu"),
+    ]
+    assert not result.equal
+    changed = [pair for pair in result.pairs if pair.a.hits != pair.b.hits]
+    assert changed
+    for pair in changed:
+        assert pair.a.request == pair.b.request
+    total = {side: sum(sum(getattr(pair, side).hits) for pair in result.pairs) for side in "ab"}
+    assert total == {"a": sum(one.state.totals.hit_blocks), "b": sum(other.state.totals.hit_blocks)}
 
 
 def test_the_first_difference_is_where_they_part() -> None:

@@ -1,6 +1,7 @@
 """``doctor``: exit 1 when something is wrong, 0 when not, 2 for mistakes; its text says what to do."""
 
 import json
+import shutil
 from pathlib import Path
 
 from click.testing import CliRunner, Result
@@ -53,3 +54,14 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         result = run(*arguments)
         assert result.exit_code == 2, result.output
         assert "Traceback" not in result.output
+
+
+def test_one_of_several_runs(tmp_path: Path) -> None:
+    for number, name in enumerate(("stuck-slot", "local-only")):
+        shutil.copy(RECORDINGS / f"{name}.mcap", tmp_path / f"{number:06}-000000000000.mcap")
+    assert run(tmp_path).exit_code == 0
+    assert run(tmp_path, "--run", "stuck-slot").exit_code == 1
+    unknown = run(tmp_path, "--run", "nobody")
+    assert unknown.exit_code == 2
+    assert "holds no run 'nobody', but stuck-slot, local-only" in unknown.output
+    assert run("--run", "nobody").exit_code == 2

@@ -291,7 +291,7 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
     leader.aids.look_again(target, operation.targets)
     leader.unblock_above(source)
     leader.unblock_above(target)
-    _forget_plan(leader, source, candidate)
+    _forget_plan(leader, source, candidate, again=status is not CandidateStatus.FAILED)
     _end_batch(leader, candidate)
     if slot is not None and candidate.route.is_load:
         _end_load(leader, slot)
@@ -300,8 +300,12 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
         leader.ask(ReleaseDeviceBlocks(fence[0], fence[1], pack_ids(fence[2])))
 
 
-def _forget_plan(leader: Decider, source: PoolFacts, candidate: CandidateFacts) -> None:
-    """Places that were planned to be copied are unsaved again unless a copy of them stands below by now."""
+def _forget_plan(leader: Decider, source: PoolFacts, candidate: CandidateFacts, *, again: bool = True) -> None:
+    """Places that were planned to be copied are unsaved again unless a copy of them stands below by now.
+
+    After a copy that failed they are not (``again`` is False): a dead disk would be asked for ever. A block that is
+    used again is copied again (``lookups.assign``).
+    """
     if candidate.route.is_load:
         return
     planned = leader.aids.pools[source.info.pool].planned
@@ -309,7 +313,7 @@ def _forget_plan(leader: Decider, source: PoolFacts, candidate: CandidateFacts) 
     for place in places:
         del planned[place]
     lower = leader.below(source)
-    if lower is not None:
+    if lower is not None and again:
         leader.aids.unsaved(
             source,
             [

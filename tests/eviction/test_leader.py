@@ -205,7 +205,10 @@ def test_what_went_with_its_prefix_is_not_chosen_again_at_its_own_level() -> Non
     pool.touch([3], 0)
     pool.touch([3], 1)
     pool.touch([1, 2], 2)
+    for at_ns in (3, 4, 5):
+        pool.touch([9], at_ns)
     pool.guard([3], 1, 10**18)
-    chosen, _ = pool.choose(3, lambda key: True, (), 5)
-    assert sorted(chosen) == [1, 2, 3]
+    pool.guard([9], 1, 10**18)
+    chosen, _ = pool.choose(4, lambda key: True, (), 5)
+    assert sorted(chosen) == [1, 2, 3, 9]
     assert chosen.index(3) < chosen.index(2) < chosen.index(1)

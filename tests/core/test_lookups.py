@@ -8,7 +8,7 @@ import pytest
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
-from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.config import SECOND_NS, BreakpointSpec
 from kvbm_console.core.ids import Authority, Clock, MissReason, ReleaseReason, Site, SlotState, Tier
 from kvbm_console.core.snapshots import decode_facts, encode_facts
 
@@ -156,6 +156,26 @@ def test_the_deadline_is_cleared_by_the_allocation() -> None:
     script.arrive("b", "abcd")
     script.admit("b")
     assert not script.deadlines
+
+
+def test_the_deadline_does_not_run_while_the_slot_is_held_wherever_it_is_held() -> None:
+    script = stored(g1=12)
+    script.stop_at(Site.SKIP_DID)
+    script.arrive("b", "abcdwxyz", tail=1)
+    script.admit("b")
+    script.move_all()
+    script.breaks(BreakpointSpec(site=Site.EVALUATE_WILL), BreakpointSpec(site=Site.SKIP_DID))
+    script.step()
+    script.preempt("b")
+    (hold,) = script.state.holds.values()
+    assert hold.site is Site.SKIP_DID, "its candidate was skipped by the preemption"
+    script.move_all()
+    forget_g1(script, "another")
+    assert script.lookup("b")
+    assert script.slot("b").staged
+    assert not [one for one, (clock, _) in script.deadlines.items() if clock is Clock.ENGINE]
+    script.go_on()
+    assert len([one for one, (clock, _) in script.deadlines.items() if clock is Clock.ENGINE]) == 1
 
 
 def test_staging_holds_at_most_its_share_and_says_what_it_left_out() -> None:

@@ -163,6 +163,18 @@ def test_room_comes_up_when_a_load_is_cancelled() -> None:
     assert words(script, 0) == {"x", "xy"}
 
 
+def test_room_comes_up_when_a_store_is_cancelled() -> None:
+    script = Script(g1=12, g2=2, offload_threshold=0.0)
+    prefilled(script, "a", "ab")
+    prefilled(script, "b", "xy")
+    assert script.ever(ev.CandidateSkipped)[-1].reason is SkipReason.NO_CAPACITY
+    script.preempt("a")
+    assert script.told(ev.CandidateEnded)[0].status is CandidateStatus.CANCELLED
+    assert script.told(ev.CandidatePlanned), "its places are free again"
+    script.move_all()
+    assert len(words(script, 0)) == 2
+
+
 def test_a_pool_that_can_give_some_places_gives_them() -> None:
     script = stored("ab", g1=12, g2=3, staging_share=0.34)
     script.arrive("b", "ab")

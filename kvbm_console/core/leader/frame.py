@@ -117,8 +117,8 @@ class Decider:
     def device_pool(self, source: int) -> PoolFacts:
         """The G1 pool of an engine; refuses when it has declared none."""
         pool = self.state.pool_of(_G1, source)
-        if pool is None:
-            raise Refused(f"source {source} has declared no G1 pool")
+        if pool is None or pool.info.authority is Authority.STREAM:
+            raise Refused(f"source {source} has declared no G1 pool of its own")
         return pool
 
     def below(self, pool: PoolFacts) -> PoolFacts | None:

@@ -4,6 +4,8 @@ Law of this file: a reset is never refused and returns everything to the initial
 places under a running copy are quarantined until every rank has reported it.
 """
 
+from collections import Counter
+
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import HASH_BYTES, pack_ids, unpack_hashes
@@ -24,6 +26,7 @@ from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import thaw
 from kvbm_console.core.leader.pipeline import drop, end_candidate, finish, skip
+from kvbm_console.core.tiers import PoolFacts
 
 REPORTED_BLOCKS_MAX = 1_000_000
 """Blocks of one report of an event stream; engines send one step at a time."""
@@ -124,10 +127,21 @@ def blocks_reported(leader: Decider, s: st.BlocksReported) -> None:
         raise Refused(f"stored must be at most {REPORTED_BLOCKS_MAX} hashes, none 0, got {len(stored)}")
     if len(s.removed) % HASH_BYTES or len(s.removed) > REPORTED_BLOCKS_MAX * HASH_BYTES:
         raise Refused(f"removed must be at most {REPORTED_BLOCKS_MAX} hashes, got {len(s.removed)} bytes")
-    capacity = leader.state.pools[s.pool].info.capacity_blocks
+    pool = leader.state.pools[s.pool]
+    capacity = pool.info.capacity_blocks
     if capacity is not None and len(stored) > capacity:
         raise Refused(f"stored {len(stored)} blocks do not fit a pool of {capacity}")
-    leader.emit(ev.BlocksSeen, s.pool, s.stored, s.removed, s.cleared)
+    if capacity is None or s.cleared or len(stored) <= _room_after(pool, capacity, s.removed):
+        leader.emit(ev.BlocksSeen, s.pool, s.stored, s.removed, s.cleared)
+    else:  # it was told of more than the pool holds: removals were lost, and what is known of it is void
+        leader.emit(ev.BlocksSeen, s.pool, s.stored, b"", True)
+        leader.emit(ev.SourceLost, pool.info.source, 0, 0, False)
+
+
+def _room_after(pool: PoolFacts, capacity: int, removed: bytes) -> int:
+    """Free places of a stream's pool when these hashes, each as often as it is named, have gone."""
+    gone = Counter(unpack_hashes(removed))
+    return capacity - pool.resident_blocks + sum(min(len(pool.places_of(key)), times) for key, times in gone.items())
 
 
 def source_gapped(leader: Decider, s: st.SourceGapped) -> None:

@@ -4,7 +4,7 @@ Law of this file: a copy makes no room by itself, and within a tier no block is 
 """
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import unpack_ids
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.ids import CandidateStatus, EvictRule, Route, Site, SkipReason, SlotState
 from kvbm_console.core.instructions import PinDeviceBlocks, StartTransfer
 
@@ -252,3 +252,19 @@ def test_the_prefix_of_what_is_staged_is_neither_colder_nor_evicted_first_i13() 
     script.abort("b")
     serve(script, "fourth", "xyz", steps=1)
     assert words(script, 0) & {"a", "ab", "abc", "abcd"} in ({"a"}, {"a", "ab"}, {"a", "ab", "abc"}), "deepest first"
+
+
+def test_after_a_copy_that_failed_only_its_failed_blocks_are_given_up() -> None:
+    """Blocks for which there was no room were never tried: they are copied when room comes up."""
+    script = Script(g1=14, g2=3, offload_threshold=0.0)
+    prefilled(script, "a", "abcde")
+    (operation,) = script.mover.queued
+    assert script.mover.queued[operation].blocks == 3
+    script.start(operation)
+    script.fail(operation, [1])
+    mine = script.leader.aids.pools[script.device]
+    given_up = script.slot("a").device_blocks[1]
+    assert given_up not in (*mine.covered, *mine.planned)
+    tried = {WORD[key] for event in script.ever(ev.CandidatePlanned)[1:] for key in unpack_hashes(event.hashes)}
+    assert tried == {"abcd", "abcde"}
+    script.move_all()

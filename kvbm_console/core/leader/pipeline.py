@@ -5,7 +5,7 @@ called here is called by ``settle``, to quiescence, at the end of every stimulus
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
@@ -15,12 +15,9 @@ from kvbm_console.core.ids import (
     CandidateStatus,
     Condition,
     EvictRule,
-    FinishReason,
-    HoldEnd,
     ReleaseReason,
     Site,
     SkipReason,
-    SlotState,
     Tier,
     WaitPoint,
 )
@@ -291,7 +288,7 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
     leader.aids.look_again(target, operation.targets)
     leader.unblock_above(source)
     leader.unblock_above(target)
-    _forget_plan(leader, source, candidate, again=status is not CandidateStatus.FAILED)
+    _forget_plan(leader, source, candidate, {operation.sources[at] for at in operation.failed})
     _end_batch(leader, candidate)
     if slot is not None and candidate.route.is_load:
         _end_load(leader, slot)
@@ -300,11 +297,13 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
         leader.ask(ReleaseDeviceBlocks(fence[0], fence[1], pack_ids(fence[2])))
 
 
-def _forget_plan(leader: Decider, source: PoolFacts, candidate: CandidateFacts, *, again: bool = True) -> None:
+def _forget_plan(
+    leader: Decider, source: PoolFacts, candidate: CandidateFacts, failed: Collection[int] = ()
+) -> None:
     """Places that were planned to be copied are unsaved again unless a copy of them stands below by now.
 
-    After a copy that failed they are not (``again`` is False): a dead disk would be asked for ever. A block that is
-    used again is copied again (``lookups.assign``).
+    Those whose copy ``failed`` are not: a dead disk would be asked for ever. A block that is used again is copied again
+    (``lookups.assign``).
     """
     if candidate.route.is_load:
         return
@@ -313,12 +312,13 @@ def _forget_plan(leader: Decider, source: PoolFacts, candidate: CandidateFacts, 
     for place in places:
         del planned[place]
     lower = leader.below(source)
-    if lower is not None and again:
+    if lower is not None:
         leader.aids.unsaved(
             source,
             [
                 place for place in places
                 if source.content[place] == READY and source.hash_of[place] not in lower.by_hash
+                and place not in failed
             ],
         )
     leader.mark_dirty(source)
@@ -365,38 +365,3 @@ def _end_load(leader: Decider, slot: SlotFacts) -> None:
         leader.aids.lost_at.pop(slot.slot, None)
         leader.release_staging(slot, ReleaseReason.LOADED)
         leader.ask(WakeRequest(slot.source, slot.request))
-
-
-def close_slot(leader: Decider, slot: SlotFacts) -> None:
-    """A finishing slot whose last copy has ended gives its blocks back and leaves the facts, unless it is held."""
-    if slot.outstanding or leader.held_at(slot, WaitPoint.RELEASE):
-        return
-    leader.aids.ending.remove(slot.slot)
-    places = list(slot.device_blocks)
-    leader.release_device_blocks(slot, ReleaseReason.FINISHED)
-    if places:
-        leader.ask(ReleaseDeviceBlocks(slot.source, slot.request, pack_ids(places)))
-    finish(leader, slot, slot.reason)
-
-
-def finish(leader: Decider, slot: SlotFacts, reason: FinishReason | None) -> None:
-    """The slot owns nothing any more: finished, closed, forgotten. A hold that is left ends as cancelled."""
-    if slot.hold is not None:
-        leader.release_hold(leader.state.holds[slot.hold], HoldEnd.CANCELLED, "")
-    leader.move(slot, SlotState.FINISHED, reason=reason)
-    forget_slot(leader, slot)
-    leader.emit(ev.SlotClosed, slot.slot)
-
-
-def forget_slot(leader: Decider, slot: SlotFacts) -> None:
-    """Aids of a slot that is closed."""
-    for memory in (leader.aids.evaluated, leader.aids.place_limit, leader.aids.loads, leader.aids.lost_at):
-        memory.pop(slot.slot, None)
-    aids = leader.aids
-    wanted = [memory.pop(slot.slot, None) for memory in (aids.stepping, aids.until, aids.until_site)]
-    if leader.gate is not None and any(one is not None for one in wanted):
-        leader.rearm()
-    leader.aids.announced.pop(slot.slot, None)
-    leader.aids.returning.pop(slot.slot, None)
-    leader.aids.pressed.pop(slot.slot, None)
-    leader.clear_deadline("staging", slot.slot)

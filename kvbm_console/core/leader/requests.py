@@ -22,11 +22,12 @@ from kvbm_console.core.ids import (
     WaitPoint,
 )
 from kvbm_console.core.instructions import CancelTransfer, CloneAnswer, FencedBlocks, FinishAnswer
+from kvbm_console.core.leader.ends import finish
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import felt_pressure
 from kvbm_console.core.leader.lookups import check_device_ids
 from kvbm_console.core.leader.offloads import plan_last_offload
-from kvbm_console.core.leader.pipeline import drop, end_candidate, finish, skip
+from kvbm_console.core.leader.pipeline import drop, end_candidate, skip
 from kvbm_console.core.slots import SlotFacts
 
 

@@ -23,9 +23,10 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import CancelTransfer, ClearDevicePool, SetDeadline, ZeroBlocks
 from kvbm_console.core.leader.aids import AidsBox
+from kvbm_console.core.leader.ends import finish
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import thaw
-from kvbm_console.core.leader.pipeline import drop, end_candidate, finish, skip
+from kvbm_console.core.leader.pipeline import drop, end_candidate, skip
 from kvbm_console.core.tiers import PoolFacts
 
 REPORTED_BLOCKS_MAX = 1_000_000

@@ -3,10 +3,11 @@
 Law of this file: it ends, because each round closes, promotes or parks something, and offloads are planned once.
 """
 
+from kvbm_console.core.leader.ends import close_slot
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import pause_engines
 from kvbm_console.core.leader.offloads import plan_offloads
-from kvbm_console.core.leader.pipeline import advance, close_slot, dispatch, end_operation
+from kvbm_console.core.leader.pipeline import advance, dispatch, end_operation
 
 
 def settle(leader: Decider) -> None:

@@ -1,0 +1,46 @@
+"""How a slot leaves: it gives its blocks back, is finished, closed, and forgotten.
+
+Law of this file: a slot leaves the facts only when it owns nothing (I8).
+"""
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import pack_ids
+from kvbm_console.core.ids import FinishReason, HoldEnd, ReleaseReason, SlotState, WaitPoint
+from kvbm_console.core.instructions import ReleaseDeviceBlocks
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.slots import SlotFacts
+
+
+def close_slot(leader: Decider, slot: SlotFacts) -> None:
+    """A finishing slot whose last copy has ended gives its blocks back and leaves the facts, unless it is held."""
+    if slot.outstanding or leader.held_at(slot, WaitPoint.RELEASE):
+        return
+    leader.aids.ending.remove(slot.slot)
+    places = list(slot.device_blocks)
+    leader.release_device_blocks(slot, ReleaseReason.FINISHED)
+    if places:
+        leader.ask(ReleaseDeviceBlocks(slot.source, slot.request, pack_ids(places)))
+    finish(leader, slot, slot.reason)
+
+
+def finish(leader: Decider, slot: SlotFacts, reason: FinishReason | None) -> None:
+    """The slot owns nothing any more: finished, closed, forgotten. A hold that is left ends as cancelled."""
+    if slot.hold is not None:
+        leader.release_hold(leader.state.holds[slot.hold], HoldEnd.CANCELLED, "")
+    leader.move(slot, SlotState.FINISHED, reason=reason)
+    forget_slot(leader, slot)
+    leader.emit(ev.SlotClosed, slot.slot)
+
+
+def forget_slot(leader: Decider, slot: SlotFacts) -> None:
+    """Aids of a slot that is closed."""
+    for memory in (leader.aids.evaluated, leader.aids.place_limit, leader.aids.loads, leader.aids.lost_at):
+        memory.pop(slot.slot, None)
+    aids = leader.aids
+    wanted = [memory.pop(slot.slot, None) for memory in (aids.stepping, aids.until, aids.until_site)]
+    if leader.gate is not None and any(one is not None for one in wanted):
+        leader.rearm()
+    leader.aids.announced.pop(slot.slot, None)
+    leader.aids.returning.pop(slot.slot, None)
+    leader.aids.pressed.pop(slot.slot, None)
+    leader.clear_deadline("staging", slot.slot)

@@ -121,3 +121,12 @@ async def test_a_hold_of_the_recorded_run_is_shown_and_cannot_be_continued() -> 
         assert "held" in replay.text()
         await replay.pilot.press("u")
         assert "u: not here, a recording cannot be stopped" in replay.text()
+
+
+@pytest.mark.asyncio
+async def test_a_recording_without_a_live_request_says_how_to_go_on() -> None:
+    async with replaying("breakpoint-hold.mcap") as replay:
+        text = replay.text()
+        assert "No live request at seq" in text
+        assert "space plays" in text
+        assert "Waiting for the first request" not in text

@@ -269,6 +269,13 @@ def nothing_yet(desk: Desk, state: CacheState) -> list[Line]:
     target = desk.mirror.connected
     name = f"{target.target}, run {target.run}" if target is not None and target.run else (
         target.target if target is not None else "–")
+    if desk.recording:
+        here = f" No live request at seq {count(state.seq)} of {plain(name)}, iteration {count(state.iteration)}."
+        return [
+            Row().put(here).line(),
+            Row().put(" space", "key").put(" plays, ", "muted").put(".", "key").put(" steps on, ", "muted")
+            .put(":seek", "key").put(" goes anywhere.", "muted").line(),
+        ]
     return [
         Row().put(f" No request yet. Connected to {plain(name)}, iteration {count(state.iteration)}.").line(),
         Row().put(" Waiting for the first request. To see a working one: ", "muted").put("kvbm-console demo", "key")

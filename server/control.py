@@ -16,7 +16,7 @@ from kvbm_console.wire.v1 import console_pb2 as pb
 
 from .guard import END, Context, Malformed, parse
 
-Answer = BreakpointVerdict | str
+Answer = BreakpointVerdict | tuple[BreakpointVerdict, ...] | str
 
 
 class ControlMethod:
@@ -44,7 +44,9 @@ class ControlMethod:
         if request.WhichOneof("verb") != "open":
             raise Malformed("the first control message must be open")
         try:
-            session = self._service.sessions.open(request.open.name, lease=request.open.lease)
+            session = self._service.sessions.open(
+                request.open.name, lease=request.open.lease, owner=request.open.owner
+            )
         except Refused as error:
             raise Malformed(str(error)) from None
         ttl_ns = self._service.leases.ttl_ns if session.lease else 0
@@ -63,9 +65,15 @@ class ControlMethod:
         except (UsageError, ValueError) as error:
             raise Malformed(str(error)) from None
         if isinstance(answer, BreakpointVerdict):
-            verdict = pb.BreakpointVerdict(id=answer.id, verified=answer.verified, message=answer.message)
-            return pb.ControlReply(id=request.id, verdict=verdict)
+            return pb.ControlReply(id=request.id, verdict=_verdict(answer))
+        if isinstance(answer, tuple):
+            verdicts = pb.BreakpointVerdicts(verdicts=[_verdict(one) for one in answer])
+            return pb.ControlReply(id=request.id, verdicts=verdicts)
         return pb.ControlReply(id=request.id, done=answer)
+
+
+def _verdict(answer: BreakpointVerdict) -> pb.BreakpointVerdict:
+    return pb.BreakpointVerdict(id=answer.id, verified=answer.verified, message=answer.message)
 
 
 def _renew(service: LeaderService, session: Session, _: Any) -> Answer:
@@ -75,6 +83,10 @@ def _renew(service: LeaderService, session: Session, _: Any) -> Answer:
 
 def _set(service: LeaderService, session: Session, verb: pb.SetBreakpoint) -> Answer:
     return service.sessions.set(session, convert.spec_from_message(verb.spec))
+
+
+def _replace(service: LeaderService, session: Session, verb: pb.ReplaceBreakpoints) -> Answer:
+    return service.sessions.replace(session, [convert.spec_from_message(spec) for spec in verb.specs])
 
 
 def _remove(service: LeaderService, _: Session, verb: pb.RemoveBreakpoint) -> Answer:
@@ -122,6 +134,6 @@ def _disarm(service: LeaderService, session: Session, _: Any) -> Answer:
 _VERBS: Final[dict[str, Callable[[LeaderService, Session, Any], Answer]]] = {
     "renew": _renew, "set": _set, "remove": _remove, "enable": _enable, "continue_hold": _continue, "step": _step,
     "disarm": _disarm, "step_pipeline": _step_pipeline, "run_for": _run_for, "skip": _skip, "freeze": _freeze,
-    "thaw": _thaw,
+    "thaw": _thaw, "replace": _replace,
 }
 """Verb of a control message to what carries it out; complete but for ``open`` (a test)."""

@@ -187,13 +187,13 @@ class Client:
             request.after_seq = after_seq
         return Subscription(self._channel, self.target, request)
 
-    def control(self, name: str | None = None, *, lease: bool = True) -> ControlSession:
-        """A debugger session, as an asynchronous context manager.
+    def control(self, name: str | None = None, *, lease: bool = True, owner: str = "") -> ControlSession:
+        """A debugger session, as an asynchronous context manager. ``owner`` takes up an earlier one that was lost.
 
         With ``lease`` its holds last as long as the session lives and shows it; without, its breakpoints belong to the
         daemon and outlive it.
         """
-        return ControlSession(self._channel, self.target, name or self.name, lease=lease)
+        return ControlSession(self._channel, self.target, name or self.name, lease=lease, owner=owner)
 
     def feed(
         self, name: str | None = None, *, moves: bool = False, pauses: bool = False, points: Sequence[WaitPoint] = ()

@@ -5,6 +5,7 @@ one coroutine at a time, and no timeout ever cuts a read or a write: what is bou
 """
 
 import asyncio
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -32,8 +33,8 @@ class ControlSession:
     ``owner`` is the name under which its breakpoints and holds appear. Requests may be made from several tasks.
     """
 
-    def __init__(self, channel: Any, target: str, name: str, *, lease: bool) -> None:
-        self.owner = ""
+    def __init__(self, channel: Any, target: str, name: str, *, lease: bool, owner: str = "") -> None:
+        self.owner = owner
         self.lease_ttl_ns = 0
         self._channel = channel
         self._target = target
@@ -65,7 +66,7 @@ class ControlSession:
         self._call = self._channel.stream_stream(method_path("Control"), None, None)()
         self._tasks.append(asyncio.create_task(self._read(), name="kvbm-control-read"))
         try:
-            reply = await self._request(open=pb.OpenSession(name=self._name, lease=self._lease))
+            reply = await self._request(open=pb.OpenSession(name=self._name, lease=self._lease, owner=self.owner))
         except BaseException:
             await self.close()
             raise
@@ -91,6 +92,12 @@ class ControlSession:
         """Set one more breakpoint of this session (of the daemon, without a lease)."""
         reply = await self._request(set=pb.SetBreakpoint(spec=spec_to_message(spec)))
         return BreakpointVerdict(reply.verdict.id, reply.verdict.verified, reply.verdict.message)
+
+    async def replace_breakpoints(self, specs: Sequence[BreakpointSpec]) -> list[BreakpointVerdict]:
+        """All breakpoints of this session are now these; saying it twice changes nothing."""
+        verb = pb.ReplaceBreakpoints(specs=[spec_to_message(spec) for spec in specs])
+        reply = await self._request(replace=verb)
+        return [BreakpointVerdict(one.id, one.verified, one.message) for one in reply.verdicts.verdicts]
 
     async def remove_breakpoint(self, breakpoint_id: int) -> None:
         """Remove one breakpoint, whoever owns it."""

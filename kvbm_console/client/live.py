@@ -13,6 +13,8 @@ import random
 from collections.abc import AsyncIterator
 from typing import Final
 
+import msgspec
+
 from kvbm_console.client.access import Access
 from kvbm_console.client.connection import Client
 from kvbm_console.client.control import MAX_FREEZE_NS, ControlSession
@@ -129,6 +131,9 @@ class LiveFeed:
 class LiveControls:
     """``stream.feed.Controls`` on a live target: a session with a lease, opened at first use and again when lost.
 
+    After a lost connection the session is the same owner's again, and all its breakpoints are said again: what was
+    disabled because the lease was lost is armed, and nothing stands there twice.
+
     ``feed`` is told by ``retry_now``. Close it with ``aclose``, or leave it to the daemon to see that it is gone.
     """
 
@@ -142,6 +147,10 @@ class LiveControls:
         self._client: Client | None = None
         self._session: ControlSession | None = None
         self._opening = asyncio.Lock()
+        self._owner = ""
+        self._incarnation = ""
+        self._mine: dict[int, BreakpointSpec] = {}
+        """The breakpoints that were set here, by id."""
 
     async def _live(self) -> ControlSession:
         async with self._opening:
@@ -149,14 +158,34 @@ class LiveControls:
                 await self._close()
                 client = Client(self.target, name=self.name, access=self._access)
                 try:
-                    await client.hello()
-                    session = client.control(self.name)
+                    incarnation = (await client.hello()).incarnation
+                    same = incarnation == self._incarnation
+                    session = client.control(self.name, owner=self._owner if same else "")
                     await session.open()
+                    same = same and session.owner == self._owner
+                    self._incarnation, self._owner = incarnation, session.owner
+                    await self._say_again(client, session, same)
                 except BaseException:
                     await client.close()
                     raise
                 self._client, self._session = client, session
             return self._session
+
+    async def _say_again(self, client: Client, session: ControlSession, same: bool) -> None:
+        """Arm what was set before the connection was lost; as the same owner only what nobody removed meanwhile."""
+        if same:
+            known = {int(entry["id"]) for entry in (await client.status())["breakpoints"]}
+            self._mine = {number: spec for number, spec in self._mine.items() if number in known}
+        if not self._mine:
+            return
+        specs = [
+            spec if same else msgspec.structs.replace(spec, id=0, depends_on=0) for spec in self._mine.values()
+        ]
+        verdicts = await session.replace_breakpoints(specs)
+        self._mine = {
+            verdict.id: msgspec.structs.replace(spec, id=verdict.id)
+            for verdict, spec in zip(verdicts, specs, strict=True)
+        }
 
     async def aclose(self) -> None:
         """End the session; what it holds goes on."""
@@ -173,15 +202,20 @@ class LiveControls:
 
     async def add_breakpoint(self, spec: BreakpointSpec) -> BreakpointVerdict:
         """Set one more breakpoint of this session."""
-        return await (await self._live()).add_breakpoint(spec)
+        verdict = await (await self._live()).add_breakpoint(spec)
+        self._mine[verdict.id] = msgspec.structs.replace(spec, id=verdict.id)
+        return verdict
 
     async def remove_breakpoint(self, breakpoint_id: int) -> None:
         """Remove one breakpoint, whoever owns it."""
         await (await self._live()).remove_breakpoint(breakpoint_id)
+        self._mine.pop(breakpoint_id, None)
 
     async def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
         """Arm or mute one breakpoint, whoever owns it."""
         await (await self._live()).enable_breakpoint(breakpoint_id, enabled)
+        if breakpoint_id in self._mine:
+            self._mine[breakpoint_id] = msgspec.structs.replace(self._mine[breakpoint_id], enabled=enabled)
 
     async def continue_hold(
         self, hold: int | None, until: SlotState | None = None, until_site: Site | None = None
@@ -216,6 +250,7 @@ class LiveControls:
     async def disarm(self) -> None:
         """Mute every breakpoint and release every hold."""
         await (await self._live()).disarm()
+        self._mine = {number: msgspec.structs.replace(spec, enabled=False) for number, spec in self._mine.items()}
 
     async def retry_now(self) -> None:
         """Reconnect at once instead of waiting for the back-off."""

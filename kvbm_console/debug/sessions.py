@@ -63,16 +63,27 @@ class Sessions:
     def _state(self) -> CacheState:
         return self._dispatcher.leader.state
 
-    def open(self, name: str, *, lease: bool) -> Session:
-        """A new session. A lease keeps its holds while it renews; without one its breakpoints are the daemon's."""
+    def open(self, name: str, *, lease: bool, owner: str = "") -> Session:
+        """A new session. A lease keeps its holds while it renews; without one its breakpoints are the daemon's.
+
+        ``owner`` is that of an earlier session of the same name: with its lease gone it is taken up again, otherwise
+        the session has an owner of its own.
+        """
         if not name or len(name.encode()) > SESSION_NAME_BYTES_MAX or not name.isprintable():
             raise Refused(f"name must be 1 to {SESSION_NAME_BYTES_MAX} printable bytes, got {name[:80]!r}")
         if not lease:
             return Session(DAEMON_OWNER, lease=False)
-        self._opened += 1
-        session = Session(f"{name}-{self._opened}", lease=True)
+        if self._was_opened(name, owner) and owner not in self._leases.owners:
+            session = Session(owner, lease=True)
+        else:
+            self._opened += 1
+            session = Session(f"{name}-{self._opened}", lease=True)
         self._leases.renew(session.owner)
         return session
+
+    def _was_opened(self, name: str, owner: str) -> bool:
+        number = owner.removeprefix(f"{name}-")
+        return owner != number and number.isascii() and number.isdigit() and 0 < int(number) <= self._opened
 
     def renew(self, session: Session) -> None:
         """The session is alive."""
@@ -89,7 +100,9 @@ class Sessions:
     def _specs(self, owner: str) -> list[BreakpointSpec]:
         """The breakpoints of an owner as they are now: one that was muted, or hit once, stays so."""
         return [
-            msgspec.structs.replace(known.spec, enabled=known.enabled)
+            # What was hit once stays disabled by itself when the same is said again, and only then.
+            known.spec if known.spec.one_shot and known.hits
+            else msgspec.structs.replace(known.spec, enabled=known.enabled)
             for known in self._state.breakpoints.values() if known.owner == owner
         ]
 

@@ -666,7 +666,7 @@ class RecordingReply(_message.Message):
     def __init__(self, recorder: _Optional[_Union[RecorderStatus, _Mapping]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("id", "open", "renew", "set", "remove", "enable", "continue_hold", "step", "disarm", "step_pipeline", "run_for", "skip", "freeze", "thaw")
+    __slots__ = ("id", "open", "renew", "set", "remove", "enable", "continue_hold", "step", "disarm", "step_pipeline", "run_for", "skip", "freeze", "thaw", "replace")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
@@ -681,6 +681,7 @@ class ControlRequest(_message.Message):
     SKIP_FIELD_NUMBER: _ClassVar[int]
     FREEZE_FIELD_NUMBER: _ClassVar[int]
     THAW_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
     id: int
     open: OpenSession
     renew: RenewLease
@@ -695,15 +696,18 @@ class ControlRequest(_message.Message):
     skip: SkipCandidate
     freeze: Freeze
     thaw: Thaw
-    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., renew: _Optional[_Union[RenewLease, _Mapping]] = ..., set: _Optional[_Union[SetBreakpoint, _Mapping]] = ..., remove: _Optional[_Union[RemoveBreakpoint, _Mapping]] = ..., enable: _Optional[_Union[EnableBreakpoint, _Mapping]] = ..., continue_hold: _Optional[_Union[ContinueHold, _Mapping]] = ..., step: _Optional[_Union[StepSlot, _Mapping]] = ..., disarm: _Optional[_Union[Disarm, _Mapping]] = ..., step_pipeline: _Optional[_Union[StepPipeline, _Mapping]] = ..., run_for: _Optional[_Union[RunFor, _Mapping]] = ..., skip: _Optional[_Union[SkipCandidate, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., thaw: _Optional[_Union[Thaw, _Mapping]] = ...) -> None: ...
+    replace: ReplaceBreakpoints
+    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., renew: _Optional[_Union[RenewLease, _Mapping]] = ..., set: _Optional[_Union[SetBreakpoint, _Mapping]] = ..., remove: _Optional[_Union[RemoveBreakpoint, _Mapping]] = ..., enable: _Optional[_Union[EnableBreakpoint, _Mapping]] = ..., continue_hold: _Optional[_Union[ContinueHold, _Mapping]] = ..., step: _Optional[_Union[StepSlot, _Mapping]] = ..., disarm: _Optional[_Union[Disarm, _Mapping]] = ..., step_pipeline: _Optional[_Union[StepPipeline, _Mapping]] = ..., run_for: _Optional[_Union[RunFor, _Mapping]] = ..., skip: _Optional[_Union[SkipCandidate, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., thaw: _Optional[_Union[Thaw, _Mapping]] = ..., replace: _Optional[_Union[ReplaceBreakpoints, _Mapping]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("name", "lease")
+    __slots__ = ("name", "lease", "owner")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     name: str
     lease: bool
-    def __init__(self, name: _Optional[str] = ..., lease: _Optional[bool] = ...) -> None: ...
+    owner: str
+    def __init__(self, name: _Optional[str] = ..., lease: _Optional[bool] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class RenewLease(_message.Message):
     __slots__ = ()
@@ -714,6 +718,12 @@ class SetBreakpoint(_message.Message):
     SPEC_FIELD_NUMBER: _ClassVar[int]
     spec: BreakpointSpec
     def __init__(self, spec: _Optional[_Union[BreakpointSpec, _Mapping]] = ...) -> None: ...
+
+class ReplaceBreakpoints(_message.Message):
+    __slots__ = ("specs",)
+    SPECS_FIELD_NUMBER: _ClassVar[int]
+    specs: _containers.RepeatedCompositeFieldContainer[BreakpointSpec]
+    def __init__(self, specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ...) -> None: ...
 
 class RemoveBreakpoint(_message.Message):
     __slots__ = ("breakpoint",)
@@ -778,18 +788,20 @@ class Thaw(_message.Message):
     def __init__(self) -> None: ...
 
 class ControlReply(_message.Message):
-    __slots__ = ("id", "opened", "verdict", "done", "refused")
+    __slots__ = ("id", "opened", "verdict", "done", "refused", "verdicts")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
     id: int
     opened: SessionOpened
     verdict: BreakpointVerdict
     done: str
     refused: str
-    def __init__(self, id: _Optional[int] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., verdict: _Optional[_Union[BreakpointVerdict, _Mapping]] = ..., done: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...
+    verdicts: BreakpointVerdicts
+    def __init__(self, id: _Optional[int] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., verdict: _Optional[_Union[BreakpointVerdict, _Mapping]] = ..., done: _Optional[str] = ..., refused: _Optional[str] = ..., verdicts: _Optional[_Union[BreakpointVerdicts, _Mapping]] = ...) -> None: ...
 
 class SessionOpened(_message.Message):
     __slots__ = ("owner", "lease_ttl_ns")
@@ -798,6 +810,12 @@ class SessionOpened(_message.Message):
     owner: str
     lease_ttl_ns: int
     def __init__(self, owner: _Optional[str] = ..., lease_ttl_ns: _Optional[int] = ...) -> None: ...
+
+class BreakpointVerdicts(_message.Message):
+    __slots__ = ("verdicts",)
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    verdicts: _containers.RepeatedCompositeFieldContainer[BreakpointVerdict]
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[BreakpointVerdict, _Mapping]]] = ...) -> None: ...
 
 class BreakpointVerdict(_message.Message):
     __slots__ = ("id", "verified", "message")

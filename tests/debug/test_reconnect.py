@@ -1,0 +1,100 @@
+"""A console that comes back: the same owner, the same breakpoints, armed once."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kvbm_console.client import Client, LiveControls
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.config import BreakpointSpec, LeaderConfig
+from kvbm_console.core.errors import ConnectionLost, Refused
+from kvbm_console.core.ids import Site, SlotState
+from kvbm_console.service import LeaderService
+from server.daemon import Daemon
+from tests.faults.chaos import chaos
+from tests.server.daemons import daemon_at, options_for, published, running, socket_directory
+
+
+async def once_more(request: Callable[[], Awaitable[object]]) -> None:
+    """Until the connection is there again; how soon the loss is known is the transport's affair."""
+    while True:
+        try:
+            await request()
+            return
+        except ConnectionLost:
+            continue
+
+
+def armed(daemon: Daemon) -> dict[int, tuple[str, bool, int]]:
+    return {
+        number: (known.owner, known.enabled, known.hits) for number, known in daemon.service.state.breakpoints.items()
+    }
+
+
+@pytest.mark.asyncio
+async def test_after_a_lost_connection_every_breakpoint_is_armed_once_and_keeps_its_hits() -> None:
+    async with daemon_at() as daemon, chaos(daemon.address) as proxy:
+        controls = LiveControls(proxy.address, name="console")
+        for spec in (
+            BreakpointSpec(to_state=SlotState.INITIALIZED, one_shot=True), BreakpointSpec(site=Site.EVICT_WILL),
+            BreakpointSpec(site=Site.SKIP_DID), BreakpointSpec(site=Site.DISPATCH_WILL),
+        ):
+            await controls.add_breakpoint(spec)
+        await controls.enable_breakpoint(3, False)
+        daemon.service.dispatcher.submit_from(1, None, st.RequestArrived, "r", pack_hashes([1]), 20, 1, 0, None)
+        await controls.continue_hold(None)
+        before = armed(daemon)
+        assert before == {1: ("console-1", False, 1), 2: ("console-1", True, 0), 3: ("console-1", False, 0),
+                          4: ("console-1", True, 0)}
+        proxy.reset()
+        await published(daemon, lambda: not daemon.service.leases.owners)
+        assert not any(enabled for _, enabled, _ in armed(daemon).values()), "disabled, not deleted"
+        async with Client(daemon.address) as another, another.control("other", lease=False) as session:
+            await session.remove_breakpoint(4)
+        await once_more(lambda: controls.continue_hold(None))
+        del before[4]
+        assert armed(daemon) == before, "and what somebody else has removed stays removed"
+        await controls.aclose()
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_began_again_gets_the_breakpoints_anew() -> None:
+    with socket_directory() as place:
+        address = f"unix:{place}/d.sock"
+        controls = LiveControls(address, name="console")
+        async with running(options_for(None, address)):
+            await controls.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING))
+        async with running(options_for(None, address)) as daemon:
+            await once_more(lambda: controls.continue_hold(None))
+            assert armed(daemon) == {1: ("console-1", True, 0)}
+            await controls.aclose()
+
+
+def test_an_owner_is_taken_up_only_when_its_lease_is_gone_and_it_was_ours() -> None:
+    service = LeaderService(LeaderConfig(), lambda: 0)
+    service.start()
+    first = service.sessions.open("console", lease=True)
+    assert service.sessions.open("console", lease=True, owner=first.owner).owner == "console-2", "it is alive"
+    service.sessions.close(first)
+    for stranger in ("console-9", "console-0", "console-", "console-x", "other-1", "daemon", "console-²"):
+        assert service.sessions.open("console", lease=True, owner=stranger).owner not in (stranger, "daemon")
+    assert service.sessions.open("console", lease=True, owner="console-1").owner == "console-1"
+
+
+def test_replacing_all_is_idempotent_and_refuses_what_is_wrong() -> None:
+    service = LeaderService(LeaderConfig(), lambda: 0)
+    service.start()
+    session = service.sessions.open("console", lease=True)
+    specs = [BreakpointSpec(to_state=SlotState.DECODING), BreakpointSpec(site=Site.EVICT_WILL)]
+    first = service.sessions.replace(session, specs)
+    told = [
+        BreakpointSpec(id=verdict.id, site=spec.site, to_state=spec.to_state)
+        for verdict, spec in zip(first, specs, strict=True)
+    ]
+    assert service.sessions.replace(session, told) == first
+    assert service.sessions.replace(session, told) == first
+    assert list(service.state.breakpoints) == [1, 2]
+    with pytest.raises(Refused, match="condition, column 1"):
+        service.sessions.replace(session, [BreakpointSpec(condition="x = 1")])
+    assert list(service.state.breakpoints) == [1, 2]

@@ -166,6 +166,7 @@ class LeaderMachine(RuleBasedStateMachine):
             self.act.end()
 
 
+@pytest.mark.timeout(7_200 if FULL else 120)
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_leader_machine(hosts: int) -> None:
     machine = type(f"LeaderMachine{hosts}", (LeaderMachine,), {"hosts": hosts})

@@ -129,6 +129,7 @@ def shrink(config: dict[str, Any], lines: list[Line], hosts: int, failure: Excep
     return lines
 
 
+@pytest.mark.timeout(7_200 if FULL else 240)
 @pytest.mark.parametrize(("hosts", "walks"), [(1, 60 if not FULL else 1_500), (2, 10 if not FULL else 200),
                                               (3, 6 if not FULL else 200)])
 def test_random_walks(hosts: int, walks: int) -> None:

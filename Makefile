@@ -29,7 +29,7 @@ test: $(STAMP) ## the tests
 	@$(BIN)/python -m pytest -q -m "not slow"
 
 test-full: $(STAMP) ## the tests with the long ones
-	@$(BIN)/python -m pytest -q
+	@KVBM_FULL=1 $(BIN)/python -m pytest -q
 
 check: $(STAMP) ## format, lint, types, import contracts, proto and documents fresh, tests, recordings
 	@$(BIN)/ruff check --quiet .

@@ -43,7 +43,8 @@ def test_the_theorem_holds_while_the_half_life_changes(refs: References) -> None
     for number, (at_ns, keys) in enumerate(zip(refs.at_ns, refs.keys, strict=True)):
         parent.update(zip(keys[1:], keys, strict=False))
         policy.touch(keys, at_ns)
-        policy._change_half_life(auto.HALF_LIVES_S[number * 5 % len(auto.HALF_LIVES_S)], at_ns)
+        policy._current = number * 5 % len(auto.RULES)
+        policy._follow(auto.RULES[policy._current])
         excess = len(policy.resident) - capacity
         if excess > 0:
             policy.forget(policy.victims(excess, None, keys) or ())

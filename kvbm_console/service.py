@@ -31,6 +31,7 @@ from kvbm_console.debug.leases import LEASE_TTL_NS, Leases
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.debug.watch import Watch
 from kvbm_console.dispatch import Dispatcher, start_leader
+from kvbm_console.recording.notes import RecorderNotes
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.document import Document, status_document
 from kvbm_console.stream.ring import Ring
@@ -160,6 +161,7 @@ class LeaderService:
         )
         self.sessions = Sessions(self.dispatcher, self.leases)
         self._watch = Watch(self.dispatcher, monotonic, wall)
+        self._recorder_notes = RecorderNotes(self.dispatcher.submit)
         self.submit = self.dispatcher.submit
         self._deadlines: WallDeadlines | None = None
         self._since_base: deque[StimulusChunk] = deque()
@@ -332,6 +334,7 @@ class LeaderService:
     async def _expire_leases(self) -> None:
         while True:
             self._watch.look(int(LEASE_CHECK_S * 1e9))
+            self._recorder_notes.look(self.recorder)
             await anyio.sleep(LEASE_CHECK_S)
             self.leases.expire()
 

@@ -63,8 +63,9 @@ class Notes(Lint):
     def _noted(self, e: ev.Noted, state: CacheState) -> None:
         if e.note is Note.RECORDER_DEGRADED:
             self._degraded = self._degraded or e
-        elif e.note is Note.RECORDER_RESUMED and self._degraded is not None:
-            self.over(self._recorder(self._degraded, e))
+        elif e.note is Note.RECORDER_RESUMED:
+            # In the recording itself the first note is usually part of what was lost.
+            self.over(self._recorder(self._degraded or e, e))
             self._degraded = None
         elif e.note is Note.CLOCK_STEPPED:
             self.over(Finding(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol
 import msgspec
 
 from kvbm_console.core import instructions as ins
+from kvbm_console.core.difference import differences, facts_tree
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import Authority, Clock, Tier
-from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import PoolDeclared, Stimulus
 
 if TYPE_CHECKING:
@@ -30,15 +30,16 @@ MEDIUM_OF: Final[dict[Tier, str]] = {
 
 
 class HostsDiverged(InternalError):
-    """Raised when two hosts that were fed the same stimuli disagree: names host, stimulus and first difference."""
+    """Raised when two hosts that were fed the same stimuli disagree: names host, stimulus and the first differences."""
 
-    def __init__(self, host: int, n: int, part: str, digests: tuple[int, int], difference: str) -> None:
+    def __init__(self, host: int, n: int, part: str, digests: tuple[int, int], difference: list[str]) -> None:
         super().__init__(
-            f"host {host} differs from host 0 in its {part} after stimulus {n}: "
-            f"{digests[1]:016x} is not {digests[0]:016x}; {difference}"
+            f"host {host} differs from host 0 in its {part} after stimulus {n}: digest "
+            f"{digests[1]:016x} is not {digests[0]:016x}; on host 0 and there: {'; '.join(difference)}"
         )
         self.host = host
         self.n = n
+        self.part = part
         self.digests = digests
         self.difference = difference
 
@@ -337,40 +338,9 @@ def compare_hosts(n: int, leader: "Leader", others: "Sequence[Leader]") -> None:
     """Raise ``HostsDiverged`` for the first host whose facts or aids have another digest than host 0's."""
     facts, aids = leader.digest(), leader.aids_digest()
     for host, other in enumerate(others, start=1):
-        theirs = other.digest()
-        if theirs != facts:
-            mine_tree = msgspec.msgpack.decode(encode_facts(leader.state))
-            their_tree = msgspec.msgpack.decode(encode_facts(other.state))
-            where = first_difference(mine_tree, their_tree) or "the encoded facts are equal"
-            raise HostsDiverged(host, n, "facts", (facts, theirs), where)
+        if other.digest() != facts:
+            found = differences(facts_tree(leader.state), facts_tree(other.state))
+            raise HostsDiverged(host, n, "facts", (facts, other.digest()), found)
         if other.aids_digest() != aids:
-            raise HostsDiverged(host, n, "aids", (aids, other.aids_digest()), "the facts are equal")
-
-
-def first_difference(mine: object, theirs: object, path: str = "facts") -> str | None:
-    """Where two trees of plain values differ first, as a path with both values; None when they are equal.
-
-    >>> first_difference({"a": [1, 2]}, {"a": [1, 3]})
-    'facts.a[1]: 2 is not 3'
-    """
-    if mine == theirs:
-        return None
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        for key in sorted({*mine, *theirs}, key=str):
-            if key not in mine or key not in theirs:
-                return f"{path}.{key} exists only {'there' if key not in mine else 'on host 0'}"
-            found = first_difference(mine[key], theirs[key], f"{path}.{key}")
-            if found:
-                return found
-    if isinstance(mine, list) and isinstance(theirs, list):
-        for index, (left, right) in enumerate(zip(mine, theirs, strict=False)):
-            found = first_difference(left, right, f"{path}[{index}]")
-            if found:
-                return found
-        return f"{path} has {len(mine)} entries, not {len(theirs)}"
-    return f"{path}: {_short(mine)} is not {_short(theirs)}"
-
-
-def _short(value: object, limit: int = 120) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+            ours, theirs = (msgspec.msgpack.decode(one.export()) for one in (leader, other))
+            raise HostsDiverged(host, n, "aids", (aids, other.aids_digest()), differences(ours, theirs))

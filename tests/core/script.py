@@ -16,12 +16,13 @@ from kvbm_console.core.audit import audit
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.describe import describe
+from kvbm_console.core.difference import differences
 from kvbm_console.core.ids import Authority, Clock, FinishReason, ResetMode, Site, SlotState, Tier
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.dispatch import Dispatcher, first_difference, start_leader
+from kvbm_console.dispatch import Dispatcher, start_leader
 
 from . import oracle
 from .engine_model import BLOCK, EngineModel, Plan, Request, hashes_of
@@ -65,6 +66,8 @@ class Script:
         self.released: list[tuple[str, list[int]]] = []
         self.zeroed: list[int] = []
         self.paused = False
+        self.unfreed: list[tuple[str, list[int]]] = []
+        """Places of finished requests that the engine has not taken back yet (``free_finished``)."""
         self.ever_lost: set[int] = set()
         self.events: list[ev.Event] = []
         """All events so far."""
@@ -119,7 +122,7 @@ class Script:
             assert again.result == outcome.result
             assert twin.digest() == self.leader.digest()
             ours, theirs = (msgspec.msgpack.decode(one.export()) for one in (self.leader, twin))
-            assert theirs == ours, first_difference(ours, theirs, "aids")
+            assert theirs == ours, differences(ours, theirs)
             self._keyframe = (encode_facts(self.state), self.leader.export())
 
     def _hashes_lost(self, event: ev.BlocksEvicted | ev.BlocksDropped) -> list[int]:
@@ -164,6 +167,7 @@ class Script:
             self.deadlines.pop(order.deadline, None)
         elif isinstance(order, ins.ClearDevicePool):
             self.engine.clear(unpack_ids(order.keep))
+            self.unfreed.clear()
         elif isinstance(order, ins.PauseEngine):
             assert not self.paused
             self.paused = True
@@ -231,16 +235,27 @@ class Script:
             block for block in ids if block not in unpack_ids(answer.ids)
         ]).ids)
 
-    def finish(self, name: str, reason: FinishReason = FinishReason.STOP) -> bool:
-        """Finish; whether the blocks stay allocated."""
+    def finish(self, name: str, reason: FinishReason = FinishReason.STOP, *, later: bool = False) -> bool:
+        """Finish; whether the blocks stay allocated. ``later``: the engine takes them back by ``free_finished``."""
         request = self.engine.requests[name]
         ids = request.ids
         self.engine.forget(name)
         self.engine.withhold(name, ids)
-        answer = self.tell_withheld(
-            st.RequestFinished, name, pack_ids(ids), reason, give=lambda answer: [] if answer.delay_free else ids
-        )
-        return bool(answer.delay_free)
+
+        def give(answer: Any) -> list[int]:
+            if later and not answer.delay_free:
+                self.unfreed.append((name, ids))
+            return [] if later or answer.delay_free else ids
+
+        return bool(self.tell_withheld(st.RequestFinished, name, pack_ids(ids), reason, give=give).delay_free)
+
+    def free_finished(self) -> None:
+        """The engine takes back what it kept of finished requests; the leader gave it up when they finished."""
+        for name, ids in self.unfreed:
+            self.engine.give_back(name, ids)
+        self.unfreed.clear()
+        if self.checks:
+            self._check()
 
     def tell_withheld(self, kind: Callable[..., st.Stimulus], name: str, *fields: Any,
                       give: Callable[[Any], list[int]]) -> Any:

@@ -4,12 +4,13 @@ import pytest
 
 from kvbm_console.core import instructions as ins
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.difference import DIFFERENCES_MAX, differences
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Clock, Note, Route, Tier
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.stimuli import Noted, RequestArrived, Stimulus
-from kvbm_console.dispatch import Dispatcher, HostsDiverged, first_difference, start_leader
+from kvbm_console.dispatch import Dispatcher, HostsDiverged, start_leader
 
 START = ins.StartTransfer(7, 0, Route.G1_G2, b"", b"", 0, 0, 1)
 
@@ -176,11 +177,15 @@ def test_an_altered_host_is_found_at_that_very_stimulus() -> None:
     with pytest.raises(HostsDiverged, match="host 2 differs from host 0 in its facts after stimulus 2") as caught:
         note(dispatcher)
     assert (caught.value.host, caught.value.n) == (2, 2)
-    assert "0 is not 1" in caught.value.difference
+    assert caught.value.difference == ["totals.preemptions: 0 is not 1"]
 
 
-def test_the_first_difference_names_the_path() -> None:
-    assert first_difference([1, {"a": (2, 3)}], [1, {"a": (2, 3)}]) is None
-    assert first_difference([1, 2], [1]) == "facts has 2 entries, not 1"
-    assert first_difference({"a": 1}, {"a": 1, "b": 2}) == "facts.b exists only there"
-    assert first_difference({"a": [0, "x" * 500]}, {"a": [0, "y"]}) == f"facts.a[1]: '{'x' * 118}… is not 'y'"
+def test_differences_name_their_path() -> None:
+    assert differences([1, {"a": [2, 3]}], [1, {"a": [2, 3]}]) == []
+    assert differences({"a": 1, "c": [1, 2]}, {"a": 1, "b": 2, "c": [1]}) == [
+        "c has 2 entries, not 1", "b exists only there",
+    ]
+    assert differences({"a": [0, "x" * 500]}, {"a": [0, "y"]}) == [f"a[1]: '{'x' * 118}… is not 'y'"]
+    assert differences({"a": {1: 0, 2: 0}}, {"a": {2: 0, 1: 0}}) == ["a stands in another order: [1, 2] is not [2, 1]"]
+    assert differences(list(range(9)), [0] * 9) == ["[1]: 1 is not 0", "[2]: 2 is not 0", " differs in 6 more entries"]
+    assert len(differences(dict.fromkeys(range(99), 1), dict.fromkeys(range(99), 0))) == DIFFERENCES_MAX

@@ -81,10 +81,14 @@ class Actions:
         if name is not None:
             self.script.preempt(name)
 
-    def finish(self, number: int, reason: FinishReason) -> None:
+    def finish(self, number: int, reason: FinishReason, later: bool = False) -> None:
+        """``later``: the engine keeps the blocks until ``free_finished``."""
         name = self.pick(number)
         if name is not None:
-            self.script.finish(name, reason)
+            self.script.finish(name, reason, later=later)
+
+    def free_finished(self) -> None:
+        self.script.free_finished()
 
     def clone(self, number: int, copies: int) -> None:
         name = self.pick(number, running=True)
@@ -230,6 +234,7 @@ class Actions:
         for name in list(script.engine.requests):
             script.finish(name)
         script.move_all()
+        script.free_finished()
         state, aids = script.state, script.leader.aids
         for what in (state.slots, state.candidates, state.operations, state.batches, state.late, state.holds):
             assert not what

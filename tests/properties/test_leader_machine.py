@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.ids import BreakpointAction, FinishReason, OnTimeout, ResetMode, Route, Site, SlotState, Suspend
 from tests.core.script import Script
 
@@ -26,6 +27,12 @@ SPECS = some.builds(
     action=some.sampled_from(BreakpointAction), one_shot=some.booleans(), ignore_count=some.integers(0, 2),
     suspend=some.sampled_from(Suspend), on_timeout=some.sampled_from(OnTimeout),
 )
+EVICTION = some.builds(
+    PolicyConfig, policy=some.sampled_from(POLICIES), pin_tail_tokens=some.sampled_from([0, 5, 100]),
+    pin_ttl_s=some.sampled_from([0.00001, 60.0]), half_life_s=some.just(0.00001),
+    frequency_credit_s=some.just(0.00001),
+)
+"""Policies whose times are those of a machine that lives for a few hundred microseconds; pins that last, and not."""
 
 
 class LeaderMachine(RuleBasedStateMachine):
@@ -36,18 +43,18 @@ class LeaderMachine(RuleBasedStateMachine):
     @initialize(
         g1=some.integers(6, 14), g2=some.sampled_from([0, 5, 8, 16]), g3=some.sampled_from([0, 0, 6, 16]),
         threshold=some.sampled_from([0.0, 0.5, 0.9]), ranks=some.integers(1, 2), asynchronous=some.booleans(),
-        batch=some.sampled_from([2, 64]), share=some.sampled_from([0.5, 1.0]),
+        batch=some.sampled_from([2, 64]), share=some.sampled_from([0.5, 1.0]), eviction=EVICTION,
     )
     def begin(self, g1: int, g2: int, g3: int, threshold: float, ranks: int, asynchronous: bool, batch: int,
-              share: float) -> None:
+              share: float, eviction: PolicyConfig) -> None:
         self.act = Actions(Script(
-            g1=g1, g2=g2, g3=g3, hosts=self.hosts, offload_threshold=threshold, ranks=ranks,
+            g1=g1, g2=g2, g3=g3, hosts=self.hosts, offload_threshold=threshold, ranks=ranks, eviction=eviction,
             asynchronous=asynchronous, offload_batch_blocks=batch, staging_share=share, hold_budget_min=2,
         ))
 
-    @rule(word=some.sampled_from(WORDS), tail=some.integers(1, 3))
-    def arrive(self, word: str, tail: int) -> None:
-        self.act.arrive(word, tail)
+    @rule(word=some.sampled_from(WORDS), tail=some.integers(1, 3), priority=some.sampled_from([0, 0, 1, 5]))
+    def arrive(self, word: str, tail: int, priority: int) -> None:
+        self.act.arrive(word, tail, priority)
 
     @rule(number=NUMBER)
     def look_up(self, number: int) -> None:
@@ -73,9 +80,13 @@ class LeaderMachine(RuleBasedStateMachine):
     def preempt(self, number: int) -> None:
         self.act.preempt(number)
 
-    @rule(number=NUMBER, reason=some.sampled_from(FinishReason))
-    def finish(self, number: int, reason: FinishReason) -> None:
-        self.act.finish(number, reason)
+    @rule(number=NUMBER, reason=some.sampled_from(FinishReason), later=some.booleans())
+    def finish(self, number: int, reason: FinishReason, later: bool) -> None:
+        self.act.finish(number, reason, later)
+
+    @rule()
+    def free_finished(self) -> None:
+        self.act.free_finished()
 
     @rule(number=NUMBER, copies=some.integers(1, 2))
     def clone(self, number: int, copies: int) -> None:

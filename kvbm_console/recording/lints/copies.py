@@ -14,6 +14,7 @@ from kvbm_console.core.ids import CandidateStatus, Route
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.lints.model import EVIDENCE_MAX, Finding, Histogram, Level, limit_of, plural, spoken
 from kvbm_console.recording.lints.rule import Lint
+from kvbm_console.stream.feed import GapSeen
 
 PENDING_LEAST_NS: Final = 2 * SECOND_NS
 WIRE_LEAST_NS: Final = 100_000_000
@@ -112,8 +113,18 @@ class Slow(Lint):
         self.usual: dict[Route, Histogram] = {}
         self._late: dict[Route, _Slowness] = {}
         self._seq: dict[int, int] = {}
+        self._away: dict[int, tuple[int, int]] = {}
+        """Operation of an older epoch to (seq, time) of the reset that quarantined its places."""
         self.before = {ev.CandidateEnded: self._ended}
-        self.after = {ev.OperationStarted: self._started}
+        self.after = {ev.OperationStarted: self._started, ev.BlocksQuarantined: self._quarantined}
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """Copies that were left over are as old as what is known of them."""
+        self._away = dict.fromkeys(state.late, (state.seq, state.at_ns))
+
+    def _quarantined(self, e: ev.BlocksQuarantined, state: CacheState) -> None:
+        self._away = {number: since for number, since in self._away.items() if number in state.late}
+        self._away.setdefault(e.operation, (e.seq, e.at_ns))
 
     def _started(self, e: ev.OperationStarted, state: CacheState) -> None:
         self._seq[e.operation] = e.seq
@@ -156,6 +167,15 @@ class Slow(Lint):
             elif age > limit:
                 running.setdefault(candidate.route, _Slowness()).add(seq, candidate.started_ns, at_ns, age)
         yield from _by_route("slow", self._late, running, self.usual, WIRE_LEAST_NS, "slow copy")
+        for number in () if state is None else state.late:
+            seq, since_ns = self._away[number]
+            if at_ns - since_ns > SILENT_LEAST_NS:
+                yield Finding(
+                    lint="silent", level=Level.FAULT, who=f"op {number}",
+                    what=f"quarantined {spoken(at_ns - since_ns)}",
+                    because="it ran when the leader was reset and has not reported since; its places stay out of use",
+                    seq=seq, since_ns=since_ns, weight=at_ns - since_ns,
+                )
 
 
 def _by_route(

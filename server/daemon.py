@@ -28,6 +28,7 @@ from kvbm_console.engines.embedded import SOURCE, Rig, embed
 from kvbm_console.metrics.collect import View, collect
 from kvbm_console.metrics.exposition import render
 from kvbm_console.metrics.http import MetricsServer
+from kvbm_console.recording.export.needs import need
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.transfers.link import TOKEN_BYTES, LinkMover
@@ -41,6 +42,8 @@ from .summary import Summary, summarise
 
 if TYPE_CHECKING:
     from kvbm_console.engines.kv_events.streams import Streams
+
+    from .spans import SpanExport
 
 STOP_GRACE_S: Final = 1.0
 """What subscribers have to read their ``Bye``; with handlers and recorder the whole end stays below five seconds."""
@@ -90,8 +93,10 @@ class Daemon:
             self.rig: Rig | None = None
             self.streams: Streams | None = None
             self.metrics: MetricsServer | None = None
+            self.spans: SpanExport | None = None
             self.service = self._assemble()
             self._prepare_debugger()
+            self._prepare_spans()
         except BaseException:
             self.endpoint.close()
             raise
@@ -109,6 +114,7 @@ class Daemon:
             subscribers=len(service.broadcaster.subscribers), ring_bytes=service.ring.bytes,
             recorder=None if service.recorder is None else service.recorder.status(),
             streams=() if self.streams is None else self.streams.rows(),
+            spans={} if self.spans is None else self.spans.counts(),
         )))
 
     def summary(self) -> Summary:
@@ -148,6 +154,14 @@ class Daemon:
             kept = KeptBreakpoints(self.options.breakpoints, self.service)
             kept.load()
             self.service.listeners.add(kept.look)
+
+    def _prepare_spans(self) -> None:
+        """Whoever exports none needs no OpenTelemetry."""
+        if self.options.otlp is not None:
+            need("opentelemetry.exporter.otlp.proto.http", "otlp", "OpenTelemetry")
+            from .spans import SpanExport
+
+            self.spans = SpanExport(self.service, self.options.otlp, self._target())
 
     def _record(self, service: LeaderService) -> None:
         """Recording begins before the first stimulus, so that decision replay can begin there too."""
@@ -215,6 +229,8 @@ class Daemon:
         try:
             async with anyio.create_task_group() as group:
                 await group.start(self.service.run)
+                if self.spans is not None:
+                    group.start_soon(self.spans.run)
                 if self.rig is None:
                     self._engine_clock_is_the_wall(loop)
                 engine = asyncio.ensure_future(self._drive())
@@ -228,6 +244,8 @@ class Daemon:
                     failed = await self._end_engine(engine)
                 await self._drain(servicer, probe)
                 group.cancel_scope.cancel()
+            if self.spans is not None:
+                await self.spans.finish()
         finally:
             if self.options.handle_signals:
                 for number in (*SIGNALS, DISARM_SIGNAL):

@@ -44,6 +44,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     """KV-event streams of real engines to follow."""
     metrics: str | None = None
     """``HOST:PORT`` of the Prometheus exposition."""
+    otlp: str | None = None
+    """Address of the OpenTelemetry collector that gets the timelines of requests as spans."""
     speed: float | None = 1.0
     """Virtual seconds per second of the wall; None never waits."""
     record: Path | None = None

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
                    "http://HOST:PORT to find them; may be given several times.")
 @click.option("--metrics", metavar="HOST:PORT",
               help="Serve Prometheus metrics at http://HOST:PORT/metrics: totals only, no request is named.")
+@click.option("--otlp", metavar="ENDPOINT",
+              help="Send the timelines of requests as OpenTelemetry spans to http://HOST:PORT (OTLP over HTTP).")
 @click.option("--listen", type=Listen(), metavar="ADDRESS",
               help="unix:PATH, or HOST:PORT: of the loopback, or with TLS and a token of any; default: the default "
                    "socket.")
@@ -43,9 +45,10 @@ if TYPE_CHECKING:
 @recording_flags
 @workload_options
 def serve(
-    workload: str | None, engines: tuple[str, ...], metrics: str | None, listen: str | None, exit_when_done: bool,
-    form: str, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str, tls_cert: Path | None,
-    tls_key: Path | None, token_file: Path | None, read_only: bool, breakpoints: Path | None, **machine: Any,
+    workload: str | None, engines: tuple[str, ...], metrics: str | None, otlp: str | None, listen: str | None,
+    exit_when_done: bool, form: str, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str,
+    tls_cert: Path | None, tls_key: Path | None, token_file: Path | None, read_only: bool, breakpoints: Path | None,
+    **machine: Any,
 ) -> None:
     """The daemon: leader, engine, recorder and stream.
 
@@ -65,7 +68,7 @@ def serve(
     recording = recording_options(segment_size=segment_size, segment_time=segment_time, keep=keep, sync=sync)
     options = daemon_options(
         workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done,
-        recording=recording, publishers=publishers, metrics=metrics, tls_cert=tls_cert, tls_key=tls_key,
+        recording=recording, publishers=publishers, metrics=metrics, otlp=otlp, tls_cert=tls_cert, tls_key=tls_key,
         token_file=token_file, read_only=read_only, breakpoints=breakpoints, **machine,
     )
     import msgspec

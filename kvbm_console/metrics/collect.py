@@ -9,7 +9,7 @@ Law of this file: it reads and changes nothing; a count that is not known is lef
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -62,6 +62,8 @@ class View(msgspec.Struct):
     recorder: Any | None
     """A ``RecorderStatus``, None when nothing is recorded."""
     streams: Sequence[StreamRow]
+    spans: Mapping[str, int] = {}
+    """Spans of request timelines by what became of them; empty when none are exported."""
 
 
 class _Families:
@@ -234,6 +236,12 @@ def _recorder(families: _Families, view: View) -> None:
     lost.add(status.not_recorded)
 
 
+def _spans(families: _Families, view: View) -> None:
+    spans = families.make("kvbm_otlp_spans_total")
+    for result, count in view.spans.items():
+        spans.add(count, {"result": result})
+
+
 def _self(families: _Families, view: View) -> None:
     state, totals = view.state, view.state.totals
     families.make("kvbm_stream_head_seq").add(state.seq - 1)
@@ -251,5 +259,5 @@ def _memory_peak_bytes() -> int:
 
 
 _PARTS: Final[tuple[Callable[[_Families, View], None], ...]] = (
-    _tiers, _reuse, _transfers, _slots, _holds, _streams, _recorder, _self,
+    _tiers, _reuse, _transfers, _slots, _holds, _streams, _recorder, _self, _spans,
 )

@@ -239,6 +239,11 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
         "gauge",
         "Most memory that the daemon has held. Growing without end: a leak.",
     ),
+    "kvbm_otlp_spans_total": (
+        "counter",
+        "Spans of request timelines: ended, and of these exported or failed; missing without --otlp. Failed that "
+        "grows: the collector does not take them. Ended ahead of both by more than 16,384: they are dropped.",
+    ),
     "kvbm_scrape_seconds": (
         "gauge",
         "Time that this scrape took on the daemon's thread; above 0.05 it delays engines.",

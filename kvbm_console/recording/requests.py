@@ -3,6 +3,7 @@
 Law of this file: it counts from events, so a recording that begins in the middle says what it saw and no more.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -65,11 +66,15 @@ def prompt_digest(hashes: bytes, prompt_tokens: int) -> int:
 
 
 class Requests(Visitor):
-    """Summaries of all requests, in the order of their arrival."""
+    """Summaries of all requests, in the order of their arrival.
 
-    def __init__(self) -> None:
+    With ``on_end`` each is told when it ends, or is found to have ended in a gap, and not kept: ``all`` stays empty.
+    """
+
+    def __init__(self, on_end: Callable[[Summary, int], None] | None = None) -> None:
         super().__init__()
         self.all: list[Summary] = []
+        self._on_end = on_end
         self.from_ns = self.until_ns = 0
         self.evicted_blocks: dict[str, int] = {}
         self.moved_blocks: dict[str, int] = {}
@@ -89,6 +94,7 @@ class Requests(Visitor):
         for number in [number for number in self._of if number not in state.slots]:
             gone = self._of.pop(number)
             gone.ended_ns, gone.complete = state.at_ns, False
+            self._tell(gone, state.at_ns)
         for slot in state.slots.values():
             if slot.slot not in self._of:
                 self._take(slot, state.seq, complete=False)
@@ -98,6 +104,12 @@ class Requests(Visitor):
         """What is live stays so."""
         if state is not None:
             self.until_ns = state.at_ns
+        for live in self._of.values():
+            self._tell(live, self.until_ns)
+
+    def _tell(self, summary: Summary, until_ns: int) -> None:
+        if self._on_end is not None:
+            self._on_end(summary, until_ns)
 
     def _take(self, slot: SlotFacts, seq: int, *, complete: bool) -> None:
         prompt = pack_hashes(slot.hashes[: slot.prompt_blocks])
@@ -106,7 +118,8 @@ class Requests(Visitor):
             prompt_digest(prompt, slot.prompt_tokens), slot.prompt_tokens, slot.prompt_blocks,
             [(slot.state, slot.since_ns)], [0, 0, 0, 0],
         )
-        self.all.append(summary)
+        if self._on_end is None:
+            self.all.append(summary)
         self._of[slot.slot] = summary
 
     def _opened(self, e: ev.SlotOpened, state: CacheState) -> None:
@@ -128,7 +141,9 @@ class Requests(Visitor):
             one.reason = e.reason.label
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
-        self._of.pop(e.slot).ended_ns = e.at_ns
+        summary = self._of.pop(e.slot)
+        summary.ended_ns = e.at_ns
+        self._tell(summary, e.at_ns)
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
         one = self._of[e.slot]

@@ -22,7 +22,7 @@ from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.visitor import Handler, Visitor
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
-__all__ = ["Evidence", "Handler", "Item", "Progress", "Visitor", "evidence_of", "items_of", "walk"]
+__all__ = ["Evidence", "Handler", "Item", "Progress", "Visitor", "Walker", "evidence_of", "items_of", "walk"]
 
 Item = SnapshotTaken | EventsArrived | GapSeen
 """What evidence consists of. After a gap comes the next snapshot, or the end."""
@@ -105,28 +105,46 @@ def walk(
 
     Raises ``RecordingError`` when it cannot be read or does not fold.
     """
-    watchers = list(visitors)
-    before, after = _merged(one.before for one in watchers), _merged(one.after for one in watchers)
-    every = [one.every for one in watchers if one.every is not None]
-    state: CacheState | None = None
-    gap: GapSeen | None = None
-    done = 0
+    walker = Walker(visitors, evidence.name)
     for item in evidence.items():
+        walker.take(item)
+        if progress is not None and isinstance(item, EventsArrived):
+            progress(what, walker.events, evidence.events)
+    return walker.end()
+
+
+class Walker:
+    """A walk that is fed item by item: what ``walk`` does with evidence that is there, with evidence that comes."""
+
+    def __init__(self, visitors: Iterable[Visitor], name: str) -> None:
+        self.events = 0
+        """Events folded so far."""
+        self._name = name
+        self._visitors = list(visitors)
+        self._before = _merged(one.before for one in self._visitors)
+        self._after = _merged(one.after for one in self._visitors)
+        self._every = [one.every for one in self._visitors if one.every is not None]
+        self._state: CacheState | None = None
+        self._gap: GapSeen | None = None
+
+    def take(self, item: Item) -> None:
+        """The next item. Raises ``CorruptRecording`` when an event does not fit the facts."""
         if isinstance(item, SnapshotTaken):
-            state = item.state
-            for one in watchers:
-                one.resumed(state, gap)
-            gap = None
+            self._state = item.state
+            for one in self._visitors:
+                one.resumed(item.state, self._gap)
+            self._gap = None
         elif isinstance(item, GapSeen):
-            state, gap = None, item
-        elif state is not None:
-            _fold(evidence, state, item.events, every, before, after)
-            done += len(item.events)
-            if progress is not None:
-                progress(what, done, evidence.events)
-    for one in watchers:
-        one.ended(state, gap)
-    return state
+            self._state, self._gap = None, item
+        elif self._state is not None:
+            _fold(self._name, self._state, item.events, self._every, self._before, self._after)
+            self.events += len(item.events)
+
+    def end(self) -> CacheState | None:
+        """Nothing follows; the facts, None behind a gap."""
+        for one in self._visitors:
+            one.ended(self._state, self._gap)
+        return self._state
 
 
 def _merged(maps: Iterable[dict[type[Event], Handler]]) -> dict[type[Event], list[Handler]]:
@@ -138,7 +156,7 @@ def _merged(maps: Iterable[dict[type[Event], Handler]]) -> dict[type[Event], lis
 
 
 def _fold(
-    evidence: Evidence, state: CacheState, events: list[Event], every: list[Handler],
+    name: str, state: CacheState, events: list[Event], every: list[Handler],
     before: dict[type[Event], list[Handler]], after: dict[type[Event], list[Handler]],
 ) -> None:
     for event in events:
@@ -150,6 +168,6 @@ def _fold(
         try:
             state.apply(event)
         except FOLD_ERRORS as error:
-            raise CorruptRecording(f"{evidence.name}: event {event.seq} does not fit the facts: {error}") from None
+            raise CorruptRecording(f"{name}: event {event.seq} does not fit the facts: {error}") from None
         for handler in after.get(kind, ()):
             handler(event, state)

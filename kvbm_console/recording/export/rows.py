@@ -113,6 +113,9 @@ class Consumer:
     wants_events = False
     """Whether ``event`` is called: describing every event is most of the work."""
 
+    def opened(self, slot: int, request: str, at_ns: int) -> None:
+        """A slot is there since ``at_ns``, and has not been told before, unless behind a gap."""
+
     def state(self, row: StateRow) -> None:
         """A state ended."""
 
@@ -195,6 +198,7 @@ class Rows(Visitor):
             self.consumer.gap(gap, self._last_ns)
         self._state, self._last_ns = state, state.at_ns
         for slot in state.slots.values():
+            self.consumer.opened(slot.slot, slot.request, slot.opened_ns)
             self._stays[slot.slot] = _Stay(
                 max(slot.since_ns, state.at_ns) if gap is not None else slot.since_ns, state.seq, state.n,
                 state.iteration, slot.computed_tokens(state.iteration),
@@ -254,6 +258,7 @@ class Rows(Visitor):
         )
 
     def _opens(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
+        self.consumer.opened(e.slot, state.slots[e.slot].request, e.at_ns)
         self._stays[e.slot] = _Stay(e.at_ns, e.seq, e.cause, state.iteration, 0)
 
     def _leaves(self, e: ev.SlotMoved, state: CacheState) -> None:

@@ -6,6 +6,9 @@ event; when a segment was sealed meanwhile, its sealed twin says the same and mo
 Law of this file: frames that were seen stay where they are; a refresh only adds behind them.
 """
 
+import errno
+import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,16 +16,24 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.errors import CorruptRecording, RecordingError
+from kvbm_console.recording import format as fmt
 from kvbm_console.recording.format import Frame, IndexEntry, SegmentEnd
-from kvbm_console.recording.scan import frames_between, map_file, scan, scan_frames
+from kvbm_console.recording.scan import ENTRY_BYTES, frames_between, next_frame, read_preamble, scan_frames
 from kvbm_console.recording.sealed import SealedSegment
 
-REFRESH_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Read at once when a follower comes back: above the largest frame, so that it always gets further."""
+WINDOW_BYTES: Final = 4 * 1024 * 1024
+"""Read at once: little beside the caches of a processor."""
+WINDOW_BYTES_MAX: Final = fmt.FRAME_BYTES_MAX + WINDOW_BYTES
+"""Read at once when a frame needs it: above the largest frame and the entry in front of it, so that every read gets
+further."""
 
 
 class ActiveSegment:
-    """An open ``.active`` segment, every frame verified. What is appended later is seen after a ``refresh``."""
+    """An open ``.active`` segment, every frame verified. What is appended later is seen after a ``refresh``.
+
+    It is read and never mapped: a writer on a full disk takes the beginning of a frame back, and a page that is gone
+    kills whoever looks at it.
+    """
 
     sealed: Final = False
 
@@ -30,49 +41,100 @@ class ActiveSegment:
         """Raises ``RecordingError``, ``Torn`` when the writer died before its first frame."""
         self.path = path
         try:
-            self._buffer = map_file(path)
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._fd)
+            self.size = os.fstat(self._fd).st_size
+            preamble = self._read(0, fmt.PREAMBLE_BYTES_MAX)
         except OSError as error:
             raise RecordingError(f"cannot read {path}: {error.strerror}") from None
-        found = scan(self._buffer, path.name)
-        if found.resume_offset is not None:
+        self.about, self._end_offset = read_preamble(preamble, path.name)
+        self.entries: list[IndexEntry] = []
+        self.next_seq = self.about.first_seq
+        self.end: SegmentEnd | None = None
+        self._damage_from: int | None = None
+        """From where a valid frame would mean damage; behind all that counts, None when nothing was left over."""
+        try:
+            while self._take(self.size):
+                pass
+            damaged = self._is_damaged()
+        except OSError as error:
+            raise RecordingError(f"cannot read {path}: {error.strerror}") from None
+        if damaged:
             raise CorruptRecording(
-                f"{path.name} is corrupt at byte {found.end_offset}: valid frames follow; "
+                f"{path.name} is corrupt at byte {self._end_offset}: valid frames follow; "
                 "'kvbm-console rec recover --salvage' keeps what is whole"
             )
-        self.about, self.entries, self.size = found.about, found.entries, found.size
-        self.torn_bytes = found.torn_bytes
-        self.next_seq = found.next_seq
-        self.end: SegmentEnd | None = found.end
-        self._end_offset = found.end_offset
+
+    @property
+    def torn_bytes(self) -> int:
+        """Bytes behind the last whole frame."""
+        return self.size - self._end_offset
 
     def frames(self, entry: IndexEntry) -> Iterator[Frame]:
-        """The frames of one entry, in order."""
-        return frames_between(self._buffer, entry.offset, entry.offset + entry.length, self.path.name)
+        """The frames of one entry, in order. Raises ``CorruptRecording``."""
+        try:
+            data = self._read(entry.offset, entry.length)
+        except OSError as error:
+            raise RecordingError(f"cannot read {self.path}: {error.strerror}") from None
+        return frames_between(data, 0, entry.length, self.path.name, at=entry.offset)
 
     def refresh(self) -> bool:
         """Take the frames that came since; whether there are any. Raises ``OSError`` when the file is gone."""
         if self.end is not None:
             return False
-        last = self.entries[-1] if self.entries and not self.entries[-1].keyframe else None
-        base = self._end_offset if last is None else last.offset
-        # Read, not mapped: a writer on a full disk takes the beginning of a frame back, and the page with it.
-        with self.path.open("rb") as file:
-            file.seek(base)
-            tail = file.read(REFRESH_BYTES_MAX)
-        self.size = base + len(tail)
-        if self.size <= self._end_offset:
-            return False
-        with memoryview(tail) as view:
-            found = scan_frames(tail, view, self.about, 0, self.next_seq if last is None else last.first_seq)
-        self.torn_bytes = found.torn_bytes
-        if base + found.end_offset <= self._end_offset:
+        if os.stat(self.path).st_ino != os.fstat(self._fd).st_ino:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+        self.size = max(self._end_offset, os.fstat(self._fd).st_size)
+        grown = False
+        while self._take(self.size):
+            grown = True
+        return grown
+
+    def _read(self, offset: int, length: int) -> bytes:
+        parts: list[bytes] = []
+        while length > 0 and (part := os.pread(self._fd, length, offset)):
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _take(self, size: int) -> bool:
+        """Verify and index what follows, a window of it; whether that was anything."""
+        open_entry = bool(self.entries) and not self.entries[-1].keyframe and self.entries[-1].length < ENTRY_BYTES
+        kept = self.entries[:-1] if open_entry else self.entries
+        base, first_seq = self._end_offset, self.next_seq
+        if open_entry:
+            base, first_seq = self.entries[-1].offset, self.entries[-1].first_seq
+        now_ns = kept[-1].last_ns if kept else 0
+        for window in (WINDOW_BYTES, WINDOW_BYTES_MAX):
+            if self.end is not None or self._end_offset >= size:
+                return False
+            data = self._read(base, min(window, size - base))
+            with memoryview(data) as view:
+                found = scan_frames(data, view, self.about, 0, first_seq, now_ns)
+            self._damage_from = base + found.end_offset if found.jump else base + found.end_offset + found.unreadable
+            if base + found.end_offset > self._end_offset:
+                break
+            if base + len(data) >= size:
+                return False
+        else:
             return False
         self._end_offset = base + found.end_offset
-        self._buffer = map_file(self.path, self._end_offset)
-        kept = self.entries if last is None else self.entries[:-1]
         self.entries = kept + [msgspec.structs.replace(entry, offset=base + entry.offset) for entry in found.entries]
         self.next_seq, self.end = found.next_seq, found.end
         return True
+
+    def _is_damaged(self) -> bool:
+        """Whether a valid frame follows what does not count."""
+        at = self._end_offset if self._damage_from is None else self._damage_from
+        while at < self.size:
+            data = self._read(at, WINDOW_BYTES_MAX)
+            with memoryview(data) as view:
+                if next_frame(data, view, 0, len(data)) is not None:
+                    return True
+            if at + len(data) >= self.size or len(data) <= fmt.FRAME_BYTES_MAX:
+                return False
+            at += len(data) - fmt.FRAME_BYTES_MAX
+        return False
 
 
 Segment = ActiveSegment | SealedSegment

@@ -181,9 +181,9 @@ def next_frame(buffer: Buffer, view: memoryview, start: int, size: int) -> int |
 class EntryBuilder:
     """Collects the index entry of frames that are read together."""
 
-    def __init__(self, anchor_ns: int) -> None:
+    def __init__(self, anchor_ns: int, now_ns: int = 0) -> None:
         self._anchor_ns = anchor_ns
-        self.now_ns = 0
+        self.now_ns = now_ns
         """Engine time of the last item so far."""
         self._clear()
 
@@ -240,6 +240,8 @@ class Scan(msgspec.Struct, frozen=True):
     """Where valid frames go on behind damage, None when there is no damage."""
     jump: bool
     """The damage is a frame that is valid and does not follow the one before it."""
+    unreadable: bool = False
+    """The damage is a frame that is valid and whose content is not what it should be."""
 
     @property
     def torn_bytes(self) -> int:
@@ -251,13 +253,23 @@ def scan(buffer: Buffer, name: str) -> Scan:
     """Verify every frame from the front. Never raises for a torn tail or for damage behind the preamble."""
     about, start = read_preamble(buffer, name)
     with memoryview(buffer) as view:
-        return scan_frames(buffer, view, about, start)
+        found = scan_frames(buffer, view, about, start)
+        if found.end_offset == found.size:
+            return found
+        offset = found.end_offset
+        resume = offset if found.jump else next_frame(buffer, view, offset + found.unreadable, found.size)
+    return msgspec.structs.replace(found, resume_offset=resume)
 
 
-def scan_frames(buffer: Buffer, view: memoryview, about: About, start: int, first_seq: int | None = None) -> Scan:
-    """The frames from ``start`` on, which follow a good preamble, or frames up to event ``first_seq - 1``."""
+def scan_frames(
+    buffer: Buffer, view: memoryview, about: About, start: int, first_seq: int | None = None, now_ns: int = 0,
+) -> Scan:
+    """The frames from ``start`` on, which follow a good preamble, or frames up to event ``first_seq - 1``.
+
+    ``now_ns`` is the engine's time at the last item before them. It does not look for what may follow damage: ``resume_offset`` is None.
+    """
     size = len(buffer)
-    builder = EntryBuilder(about.clock_anchor_ns)
+    builder = EntryBuilder(about.clock_anchor_ns, now_ns)
     entries: list[IndexEntry] = []
     offset = entry_at = start
     next_seq = about.first_seq if first_seq is None else first_seq
@@ -287,14 +299,14 @@ def scan_frames(buffer: Buffer, view: memoryview, about: About, start: int, firs
             entry_at = offset
     if builder.frames:
         entries.append(builder.take(entry_at, offset - entry_at))
-    resume = offset if jump else None
-    if not jump and offset < size:
-        resume = next_frame(buffer, view, offset + unreadable, size)
-    return Scan(about, entries, offset, size, next_seq, end, resume, jump)
+    return Scan(about, entries, offset, size, next_seq, end, None, jump, unreadable)
 
 
-def frames_between(buffer: Buffer, offset: int, end: int, name: str) -> Iterator[Frame]:
-    """The frames of a verified stretch, in order. Raises ``CorruptRecording`` when the file changed since."""
+def frames_between(buffer: Buffer, offset: int, end: int, name: str, *, at: int = 0) -> Iterator[Frame]:
+    """The frames of a verified stretch, in order; ``at`` is where the buffer stands in its file.
+
+    Raises ``CorruptRecording`` when the file changed since.
+    """
     with memoryview(buffer) as view:
         while offset < end:
             try:
@@ -302,6 +314,6 @@ def frames_between(buffer: Buffer, offset: int, end: int, name: str) -> Iterator
             except struct.error:
                 found = None
             if found is None:
-                raise CorruptRecording(f"{name} is corrupt at byte {offset}")
+                raise CorruptRecording(f"{name} is corrupt at byte {at + offset}")
             frame, offset = found
             yield frame

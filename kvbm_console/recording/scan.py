@@ -266,7 +266,8 @@ def scan_frames(
 ) -> Scan:
     """The frames from ``start`` on, which follow a good preamble, or frames up to event ``first_seq - 1``.
 
-    ``now_ns`` is the engine's time at the last item before them. It does not look for what may follow damage: ``resume_offset`` is None.
+    ``now_ns`` is the engine's time at the last item before them. What may follow damage is not looked for:
+    ``resume_offset`` is None.
     """
     size = len(buffer)
     builder = EntryBuilder(about.clock_anchor_ns, now_ns)

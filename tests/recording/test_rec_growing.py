@@ -1,4 +1,4 @@
-"""An active segment is read in windows, never mapped: the same entries as one scan, whatever its writer does meanwhile."""
+"""An active segment is read in windows and never mapped: it finds what one scan finds, whatever its writer does."""
 
 import mmap
 import random

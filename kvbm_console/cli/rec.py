@@ -17,7 +17,7 @@ from kvbm_console.cli.output import duration, number, print_json, table
 from kvbm_console.cli.streams import capture
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.reader import RecordingInfo
+    from kvbm_console.recording.info import EngineInfo, RecordingInfo
     from kvbm_console.recording.recover import Recovered
     from kvbm_console.recording.verify import VerifyReport
 
@@ -47,10 +47,11 @@ rec.add_command(capture)
 @click.option("--run", metavar="ID", help="The run to look at, by its incarnation; without it the last one.")
 @FORMAT
 def info(path: Path, run: str | None, format_: str) -> None:
-    """Show what is in a recording: events, stimuli, gaps, versions, time, sizes."""
+    """Show what is in a recording: events, requests, engines, gaps, versions, time, sizes."""
+    from kvbm_console.recording.info import info_of
     from kvbm_console.recording.reader import Recording
 
-    found = Recording.open(path, run).info()
+    found = info_of(Recording.open(path, run))
     if format_ == "json":
         print_json(found)
         return
@@ -232,6 +233,9 @@ def _info_lines(found: "RecordingInfo") -> list[str]:
          else found.incarnation),
         ("events", f"{number(found.events)}, {number(found.first_seq)} to {number(found.last_seq)}"),
         ("stimuli", number(found.stimuli)),
+        ("requests", number(found.requests)
+         + (f", {number(found.live_requests)} live at its end" if found.live_requests else "")),
+        ("engines", "; ".join(map(_engine_words, found.engines)) or "none"),
         ("time", f"{duration(found.last_ns - found.first_ns)} of the engine"),
         ("keyframes", number(found.keyframes)),
         ("gaps", number(len(found.gaps))),
@@ -257,6 +261,13 @@ def _info_lines(found: "RecordingInfo") -> list[str]:
         right=(2, 3, 4, 5),
     )
     return lines
+
+
+def _engine_words(one: "EngineInfo") -> str:
+    blocks = "blocks of" if one.capacity_blocks is None else f"{number(one.capacity_blocks)} blocks of"
+    ranks = f", {one.dp_ranks} data-parallel ranks" if one.dp_ranks > 1 else ""
+    stream = "" if one.authority == "engine" else ", its event stream"
+    return f"{one.source}: {blocks} {one.block_tokens} tokens{ranks}{stream}"
 
 
 def _report_lines(report: "VerifyReport") -> list[str]:

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
@@ -31,54 +30,6 @@ MISSING: Final = "a segment is missing"
 
 OPEN_ATTEMPTS: Final = 3
 """A directory that is being recorded to seals one segment at a time: the second listing has its twin."""
-
-
-class SegmentInfo(msgspec.Struct, frozen=True):
-    """One file of a run."""
-
-    path: str
-    sealed: bool
-    first_seq: int
-    last_seq: int
-    bytes: int
-    torn_bytes: int
-
-
-class Versions(msgspec.Struct, frozen=True):
-    """What wrote it, and in which formats."""
-
-    format: str
-    wire: str
-    program: str
-
-
-class RecordingInfo(msgspec.Struct, frozen=True):
-    """The document of ``rec info``: a stable contract. Times of the engine in nanoseconds, absent values null."""
-
-    path: str
-    incarnation: str
-    first_seq: int
-    """Number of the first recorded event; the recording is empty when ``last_seq`` is below it."""
-    last_seq: int
-    events: int
-    """Events that are in the recording: those in gaps do not count."""
-    stimuli: int
-    keyframes: int
-    gaps: list[Gap]
-    versions: Versions
-    config: LeaderConfig
-    config_digest: str
-    labels: dict[str, str]
-    clock_anchor_ns: int
-    first_ns: int
-    last_ns: int
-    bytes: int
-    bytes_per_event: float | None
-    finished: bool
-    """Whether the run was closed on purpose; false while it is recorded and after a kill."""
-    segments: list[SegmentInfo]
-    runs: list[str]
-    """Incarnations in the directory, oldest first; the last one is read unless another is asked for."""
 
 
 class Recording:
@@ -134,31 +85,15 @@ class Recording:
 
     # --- what it is ---
 
-    def info(self) -> RecordingInfo:
-        """The document of ``rec info``."""
-        entries = [entry for _, entry in self._places]
-        events = sum(entry.events for entry in entries)
-        size = sum(segment.size for segment in self.segments)
-        about = self.segments[0].about
-        times = [entry for entry in entries if entry.events] or entries
-        return RecordingInfo(
-            path=str(self.path), incarnation=self.incarnation, first_seq=self.segments[0].about.first_seq,
-            last_seq=self.last_seq, events=events, stimuli=sum(entry.stimuli for entry in entries),
-            keyframes=len(self._keyframes), gaps=self.gaps,
-            versions=Versions(f"{about.major}.{about.minor}", about.wire, about.program), config=self.config,
-            config_digest=f"{self.config.digest():016x}", labels=about.labels, clock_anchor_ns=about.clock_anchor_ns,
-            first_ns=times[0].first_ns if times else 0, last_ns=times[-1].last_ns if times else 0, bytes=size,
-            bytes_per_event=round(size / events, 2) if events else None,
-            finished=self.finished,
-            segments=[
-                SegmentInfo(
-                    segment.path.name, segment.sealed, segment.about.first_seq, segment.next_seq - 1, segment.size,
-                    segment.torn_bytes,
-                )
-                for segment in self.segments
-            ],
-            runs=self.runs,
-        )
+    @property
+    def events_count(self) -> int:
+        """Events that are in the recording: those in gaps do not count."""
+        return sum(entry.events for _, entry in self._places)
+
+    @property
+    def entries(self) -> list[IndexEntry]:
+        """The runs of frames that are read together, of all segments, in order."""
+        return [entry for _, entry in self._places]
 
     @property
     def finished(self) -> bool:

@@ -97,7 +97,7 @@ class _Verification:
         self.recording = recording
         self.path = recording.path
         self.progress = progress
-        self.total = recording.info().events
+        self.total = recording.events_count
         self.audit_every = 1 if self.total <= AUDIT_ALL_BELOW else self.total // AUDITS
         self.state: CacheState | None = None
         self.leader: Leader | None = None

@@ -21,6 +21,7 @@ from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
+from kvbm_console.recording.info import info_of
 from kvbm_console.recording.playback import Playback
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.seal import seal_segment
@@ -147,7 +148,7 @@ def write() -> Figure:
 def _sealed(name: str, *, with_stimuli: bool) -> Figure:
     directory = tape(SIZED, with_stimuli=with_stimuli)
     recording = Recording.open(directory)
-    info = recording.info()
+    info = info_of(recording)
     named = sum(
         len(event.ids) // 4 for events in recording.events() for event in events
         if isinstance(event, BlocksFilled | BlocksEvicted)

@@ -17,6 +17,7 @@ from kvbm_console.core.hashing import sequence_hashes
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.recording.dynamo import Imported, import_dynamo, infer_block_tokens
 from kvbm_console.recording.dynamo.lines import read_lines
+from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from kvbm_console.testing import assert_invariants
@@ -77,7 +78,7 @@ def test_what_comes_out_is_a_recording_of_ours(which: str, tmp_path: Path) -> No
     assert report.not_rerun == 0
     recording = Recording.open(tmp_path / "out.mcap")
     assert_invariants(recording)
-    assert recording.info().labels == {"imported_from": "records.jsonl"}
+    assert info_of(recording).labels == {"imported_from": "records.jsonl"}
     state = recording.state_at(recording.last_seq)
     theirs = written(which).totals
     assert sum(state.totals.finished) == sum(theirs.finished)

@@ -10,6 +10,7 @@ import pytest
 
 from kvbm_console import pytest_plugin
 from kvbm_console.core.stimuli import MatchRequested, RequestArrived
+from kvbm_console.recording.info import info_of
 from kvbm_console.recording.lints import diagnose
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
@@ -100,8 +101,8 @@ def test_a_failure_keeps_the_recording_and_prints_its_path_and_nothing_else_is_w
     ])
     broken, wrong = recordings(pytester.path)
     assert verify(wrong).ok
-    assert Recording.open(wrong).info().labels == {"test": "test_it.py::test_wrong"}
-    assert 0 < Recording.open(broken).info().events < Recording.open(wrong).info().events
+    assert info_of(Recording.open(wrong)).labels == {"test": "test_it.py::test_wrong"}
+    assert 0 < info_of(Recording.open(broken)).events < info_of(Recording.open(wrong)).events
 
 
 def test_kvbm_record_records_every_test_with_and_without_fixtures(pytester: pytest.Pytester) -> None:
@@ -227,4 +228,4 @@ def test_a_path_is_written_anew_when_more_has_happened(kvbm_leader) -> None:  # 
     assert leader.path == first
     leader.tell(MatchRequested, "a", 0)
     assert leader.path != first
-    assert Recording.open(leader.path).info().events == len(leader.events)
+    assert info_of(Recording.open(leader.path)).events == len(leader.events)

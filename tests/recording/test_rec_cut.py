@@ -14,6 +14,7 @@ from kvbm_console.core.events import SlotClosed, SlotOpened
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.cut import cut, matcher, stretch
+from kvbm_console.recording.info import info_of
 from kvbm_console.recording.output import write_recording
 from kvbm_console.recording.places import Place, parse_place, seq_at, seq_of
 from kvbm_console.recording.reader import Recording
@@ -76,10 +77,10 @@ def test_a_cut_anywhere_replays_by_state_and_by_decision(
 def test_the_whole_can_be_cut_and_a_cut_can_be_cut(recorded: Recording, tmp_path: Path) -> None:
     cut(recorded, recorded.first_seq, recorded.last_seq, tmp_path / "all.mcap")
     whole = Recording.open(tmp_path / "all.mcap")
-    assert (whole.last_seq, whole.info().stimuli) == (recorded.last_seq, recorded.info().stimuli)
+    assert (whole.last_seq, info_of(whole).stimuli) == (recorded.last_seq, info_of(recorded).stimuli)
     cut(whole, 700, 800, tmp_path / "part.mcap")
     assert verify(tmp_path / "part.mcap").decisions
-    assert whole.info().labels["cut_from"] == recorded.path.name
+    assert info_of(whole).labels["cut_from"] == recorded.path.name
 
 
 def test_a_request_is_cut_from_its_arrival_to_its_end(recorded: Recording, tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_request_is_cut_from_its_arrival_to_its_end(recorded: Recording, tmp_p
     made = cut(recorded, first, last, tmp_path / "request.mcap")
     events = [event for batch in Recording.open(tmp_path / "request.mcap").events() for event in batch]
     assert any(isinstance(event, SlotClosed) and event.slot == opened.slot for event in events)
-    assert made.events < recorded.info().events
+    assert made.events < info_of(recorded).events
     assert verify(tmp_path / "request.mcap").ok
 
 

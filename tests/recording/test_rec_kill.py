@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import recover_directory
 from kvbm_console.recording.verify import verify
@@ -35,7 +36,7 @@ def kill_one(directory: Path, seed: int) -> int:
     assert recording.last_seq >= written, "an acknowledged event is gone"
     seqs = [event.seq for batch in recording.events() for event in batch]
     assert seqs == list(range(recording.last_seq + 1))
-    assert not recording.info().finished
+    assert not info_of(recording).finished
     assert recording.state_at(recording.last_seq).seq == recording.last_seq + 1
     return torn
 

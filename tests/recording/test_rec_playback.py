@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
+from kvbm_console.recording.info import info_of
 from kvbm_console.recording.playback import CHECKPOINT_EVENTS, Playback, RecordingFeed
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.writer import RETRY_S
@@ -197,7 +198,7 @@ def test_bad_speeds_are_refused(recorded: Recording) -> None:
 def test_density_covers_the_whole_time(recorded: Recording) -> None:
     cells = Playback(recorded).density(20)
     assert len(cells) == 20
-    assert sum(cells) == recorded.info().events
+    assert sum(cells) == info_of(recorded).events
     assert cells[0] > 0
     assert cells[-1] > 0
 

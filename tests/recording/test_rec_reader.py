@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbm_console.core.errors import RecordingError
+from kvbm_console.core.events import SlotCloned, SlotOpened
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.recording.growing import ActiveSegment
+from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
 from tests.recording.helpers import Log, real_run, recorder_of, write_active
 
@@ -32,7 +34,7 @@ def test_what_is_read_is_what_was_written_and_facts_are_the_fold(
     recording = Recording.open(directory)
     assert [event for batch in recording.events() for event in batch] == run.all_events
     assert [stimulus for batch in recording.stimuli() for stimulus in batch] == run.stimuli
-    info = recording.info()
+    info = info_of(recording)
     assert (info.events, info.stimuli) == (len(run.all_events), len(run.stimuli))
     assert info.finished
     assert info.gaps == []
@@ -53,9 +55,14 @@ def test_a_sealed_and_an_active_segment_are_read_alike(tmp_path: Path) -> None:
     assert isinstance(one.segments[0], ActiveSegment)
     assert other.segments[0].sealed
     assert list(one.events()) == list(other.events())
-    mine, theirs = one.info(), other.info()
+    mine, theirs = info_of(one), info_of(other)
     for field in ("first_seq", "last_seq", "events", "stimuli", "keyframes", "gaps", "first_ns", "last_ns", "config"):
         assert getattr(mine, field) == getattr(theirs, field), field
+    assert mine.requests == sum(isinstance(event, SlotOpened | SlotCloned) for event in run.all_events)
+    assert mine.live_requests == theirs.live_requests == len(one.state_at(one.last_seq).slots)
+    (engine,) = mine.engines
+    assert mine.engines == theirs.engines
+    assert (engine.source, engine.authority, engine.dp_ranks) == (1, "engine", 1)
     middle = one.last_seq // 2
     assert digest(one.state_at(middle)) == digest(other.state_at(middle))
     assert one.density(5) == other.density(5)
@@ -67,7 +74,7 @@ def test_a_recording_that_is_being_written_can_be_read(tmp_path: Path) -> None:
     recorder.offer(*log.flush(5))
     assert recorder.settle()
     recording = Recording.open(tmp_path)
-    assert (recording.last_seq, recording.info().finished) == (4, False)
+    assert (recording.last_seq, info_of(recording).finished) == (4, False)
     recorder.offer(*log.flush(5))
     assert recorder.settle()
     assert Recording.open(tmp_path).last_seq == 9
@@ -77,7 +84,7 @@ def test_a_recording_that_is_being_written_can_be_read(tmp_path: Path) -> None:
 def test_a_run_without_events_can_be_read(tmp_path: Path) -> None:
     recorder_of(Log(), tmp_path).close()
     recording = Recording.open(tmp_path)
-    assert (recording.first_seq, recording.last_seq, recording.info().events) == (0, -1, 0)
+    assert (recording.first_seq, recording.last_seq, info_of(recording).events) == (0, -1, 0)
     assert recording.state_at(-1).seq == 0
     assert recording.density(3) == [0, 0, 0]
 

@@ -14,6 +14,7 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.stimuli import Noted, Stimulus
+from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import recover_directory
 from kvbm_console.recording.verify import VerifyReport, verify
@@ -175,12 +176,12 @@ def shipped() -> list[Path]:
 
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
 def test_shipped_recordings_replay_by_state_and_by_decision(path: Path) -> None:
-    expect = Recording.open(path).info().labels.get("expect", "")
+    expect = info_of(Recording.open(path)).labels.get("expect", "")
     report = verify(path)
     assert (report.first_difference is not None) == (expect == "diverges")
     assert report.not_folded == report.not_rerun == 0
     assert report.gaps == (expect == "gap")
-    assert expect == "diverges" or report.stimuli == Recording.open(path).info().stimuli > 0
+    assert expect == "diverges" or report.stimuli == info_of(Recording.open(path)).stimuli > 0
     assert path.stat().st_size <= 50_000
 
 

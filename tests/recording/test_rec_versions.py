@@ -13,6 +13,7 @@ from kvbm_console.core.newer import UnknownKind
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.format import Frame
+from kvbm_console.recording.info import info_of
 from kvbm_console.recording.playback import Playback
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.segment import SegmentWriter
@@ -35,7 +36,7 @@ def test_f21_there_is_a_file_of_every_format_version_so_far() -> None:
 @pytest.mark.parametrize("path", sorted(VERSIONS.glob("*.mcap")), ids=lambda path: path.stem)
 def test_f21_a_file_of_every_older_version_opens_seeks_and_folds_to_its_own_keyframes(path: Path) -> None:
     recording = Recording.open(path)
-    assert recording.info().versions.format == path.stem
+    assert info_of(recording).versions.format == path.stem
     playback = Playback(recording)
     playback.seek(recording.last_seq)
     assert playback.position_seq == recording.last_seq

@@ -9,6 +9,7 @@ import pytest
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Event
 from kvbm_console.recording import format as fmt
+from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.writer import RETRY_S
 from tests.recording.helpers import Disk, FakeClock, Log, recorder_of
@@ -300,7 +301,7 @@ def test_keyframes_are_spaced_by_events(tmp_path: Path) -> None:
     for _ in range(50):
         recorder.offer(*log.flush(10))
     recorder.close()
-    assert Recording.open(tmp_path).info().keyframes == 1 + 5
+    assert info_of(Recording.open(tmp_path)).keyframes == 1 + 5
 
 
 def test_a_second_run_in_the_same_directory_is_a_run_of_its_own(tmp_path: Path) -> None:
@@ -309,7 +310,7 @@ def test_a_second_run_in_the_same_directory_is_a_run_of_its_own(tmp_path: Path) 
         recorder = recorder_of(log, tmp_path, incarnation=incarnation)
         recorder.offer(*log.flush(5 if incarnation == "one" else 7))
         recorder.close()
-    assert Recording.open(tmp_path).info().runs == ["one", "two"]
+    assert info_of(Recording.open(tmp_path)).runs == ["one", "two"]
     assert Recording.open(tmp_path).last_seq == 6
     assert Recording.open(tmp_path, run="one").last_seq == 4
 

@@ -118,6 +118,13 @@ class LeaderPort(Protocol):
         """The leader's computed position of a live request (it goes back when a load failed), 0 for an unknown one."""
         ...
 
+    def calm_blocks(self) -> int | None:
+        """How many blocks decoding requests may be given while the leader does nothing when one becomes full.
+
+        -1 when it acts on the next full block already; None when iterations must be told one by one.
+        """
+        ...
+
 
 class _Port:
     """The ``LeaderPort`` of one source."""
@@ -139,6 +146,9 @@ class _Port:
         state = self._dispatcher.leader.state
         slot = state.slot_named(request)
         return 0 if slot is None else slot.computed_tokens(state.iteration)
+
+    def calm_blocks(self) -> int | None:
+        return self._dispatcher.leader.calm_blocks(self._source)
 
 
 class Dispatcher:

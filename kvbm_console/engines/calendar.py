@@ -37,17 +37,23 @@ class Calendar:
         self.now_ns = 0
         self.pace: Pace | None = None
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._felt: list[tuple[int, int]] = []
         self._live: set[int] = set()
         self._tickets = 0
         self._running = False
 
-    def at(self, at_ns: int, action: Callable[[], None]) -> int:
-        """Enter ``action`` at a time that is not past; returns a ticket for ``cancel``."""
+    def at(self, at_ns: int, action: Callable[[], None], *, felt: bool = True) -> int:
+        """Enter ``action`` at a time that is not past; returns a ticket for ``cancel``.
+
+        One that is not ``felt`` changes nothing that an iteration which is under way could see.
+        """
         if at_ns < self.now_ns:
             raise InternalError(f"an entry at {at_ns} ns lies before now, {self.now_ns} ns")
         self._tickets += 1
         self._live.add(self._tickets)
         heapq.heappush(self._heap, (at_ns, self._tickets, action))
+        if felt:
+            heapq.heappush(self._felt, (at_ns, self._tickets))
         return self._tickets
 
     def cancel(self, ticket: int) -> None:
@@ -58,6 +64,14 @@ class Calendar:
     def next_ns(self) -> int | None:
         """The time of the next entry, None when there is none."""
         heap, live = self._heap, self._live
+        while heap and heap[0][1] not in live:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    @property
+    def next_felt_ns(self) -> int | None:
+        """The time of the next entry that an iteration under way would feel, None when there is none."""
+        heap, live = self._felt, self._live
         while heap and heap[0][1] not in live:
             heapq.heappop(heap)
         return heap[0][0] if heap else None

@@ -67,9 +67,11 @@ class Work:
 
 
 class Plan:
-    """One iteration while it is formed: the columns of ``IterationScheduled``, and who computes how much."""
+    """An iteration while it is formed: the columns of ``IterationScheduled``, and who computes how much."""
 
     def __init__(self) -> None:
+        self.steps = 1
+        """Iterations that are taken together (``windows``); in each of them everybody computes ``tokens``."""
         self.tokens: list[tuple[Work, int]] = []
         self.prefill_tokens = 0
         self.decoding = 0
@@ -145,9 +147,9 @@ class Scheduler:
         return plan
 
     def announce(self, plan: Plan, iteration: int) -> None:
-        """Tell the leader what the iteration changes."""
+        """Tell the leader what the iterations of the plan change, of which ``iteration`` is the first."""
         self.port.submit(
-            IterationScheduled, iteration, 1, tuple(plan.new), tuple(plan.resumed), (), tuple(plan.skipped),
+            IterationScheduled, iteration, plan.steps, tuple(plan.new), tuple(plan.resumed), (), tuple(plan.skipped),
             tuple(plan.unskipped), tuple(plan.first_tokens), tuple(plan.progressed), tuple(plan.positions),
             tuple(plan.appended), tuple(plan.appended_counts), pack_ids(plan.appended_ids), len(self.running),
             len(self.waiting) + len(self.loading) + len(self.loaded),

@@ -23,6 +23,7 @@ from kvbm_console.dispatch import MEDIUM_OF, LeaderPort
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.scheduler import Plan, Scheduler, Work
+from kvbm_console.engines.windows import filled, may_be_wide, steps_in_time, widen
 from kvbm_console.engines.workloads import Request, Workload
 
 
@@ -67,6 +68,9 @@ class SimulatedEngine:
         self._nudged = False
         self.paused = False
         """Whether the leader froze this engine."""
+        self.windows = False
+        """Whether iterations are taken together where nothing can tell the difference. Only for who submits nothing
+        from outside while a ``run`` is under way or between two of them."""
         port.submit(
             PoolDeclared, 0, 0, Tier.G1, MEDIUM_OF[Tier.G1], config.g1_blocks, block_tokens, Authority.ENGINE
         )
@@ -168,7 +172,7 @@ class SimulatedEngine:
                 self._expect_next()
             self._arrive(request)
 
-        self.calendar.at(at_ns, arrive)
+        self.calendar.at(at_ns, arrive, felt=False)
 
     def _follow(self, request: Request) -> None:
         follower = self.workload.finished(request, self.calendar.now_ns)
@@ -207,20 +211,37 @@ class SimulatedEngine:
                 if self._nudged:
                     continue
                 return
-            self._iteration += 1
-            self.totals.iterations += 1
+            lasts_ns, late_ns = self.config.step_ns(plan.prefill_tokens, plan.decoding), 0
+            if plan.tokens:
+                late_ns = self._take_latency_ns()
+                if self.windows and not late_ns and may_be_wide(self.scheduler, plan):
+                    self._widen(plan, lasts_ns)
+            first = self._iteration + 1
+            self._iteration += plan.steps
+            self.totals.iterations += plan.steps
             self.totals.prefill_tokens += plan.prefill_tokens
             self._current = plan
-            self.scheduler.announce(plan, self._iteration)
+            self.scheduler.announce(plan, first)
             if not plan.tokens:
                 self._end_iteration()
                 continue
-            lasts_ns = self.config.step_ns(plan.prefill_tokens, plan.decoding) + self._take_latency_ns()
-            self._end_ticket = self.calendar.at(self.calendar.now_ns + lasts_ns, self._end_iteration)
+            ends_ns = self.calendar.now_ns + lasts_ns * plan.steps + late_ns
+            self._end_ticket = self.calendar.at(ends_ns, self._end_iteration, felt=False)
+
+    def _widen(self, plan: Plan, lasts_ns: int) -> None:
+        calendar = self.calendar
+        steps = steps_in_time(calendar.now_ns, lasts_ns, calendar.next_ns, calendar.next_felt_ns)
+        if steps > 1:
+            calm_blocks = self.port.calm_blocks()
+            if calm_blocks is not None:
+                widen(self.scheduler, plan, steps, calm_blocks)
 
     def _end_iteration(self) -> None:
         plan, self._current = self._current, None
         assert plan is not None
+        if plan.steps > 1:
+            self._end_window(plan)
+            return
         ended: list[Work] = []
         names: list[str] = []
         counts: list[int] = []
@@ -251,6 +272,31 @@ class SimulatedEngine:
         )
         for work in ended:
             self._finish(work)
+
+    def _end_window(self, plan: Plan) -> None:
+        """As ``_end_iteration`` for each iteration of a plan of several, in which everybody decodes."""
+        works = [work for work, _ in plan.tokens]
+        steps = plan.steps
+        names: list[str] = []
+        ids: list[int] = []
+        hashes: list[int] = []
+        for work in filled(works, self.block_tokens, steps):
+            names.append(work.name)
+            ids.append(work.blocks[work.stored])
+            hashes.append(work.hashes[work.stored])
+            work.stored += 1
+        self.scheduler.pool.store(ids, hashes)
+        for work in works:
+            work.computed += steps
+            work.total += steps
+            work.produced += steps
+        self.totals.output_tokens += steps * len(works)
+        self.port.submit(
+            IterationFinished, self._iteration, tuple(names), (1,) * len(names), pack_ids(ids), pack_hashes(hashes)
+        )
+        for work in works:
+            if work.produced == work.request.output_tokens:
+                self._finish(work)
 
     def _finish(self, work: Work) -> None:
         scheduler = self.scheduler

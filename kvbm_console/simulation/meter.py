@@ -14,7 +14,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.ids import Condition, FinishReason, SlotState, Tier
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.core.stimuli import IterationFinished, Stimulus
 from kvbm_console.core.tiers import PoolFacts
 
 COMPLETED: Final = (FinishReason.STOP, FinishReason.LENGTH)
@@ -86,12 +86,18 @@ class Meter:
         self.peak_used = 0
         self.points: list[StatsLine] = []
         self.keep_records = keep_records
+        self.after_prefill: Callable[[], None] = lambda: None
+        """Called once, when the stats line of the first decoding iteration was taken."""
         self._live: dict[int, RequestRecord] = {}
         self._state: CacheState | None = None
         self._device: PoolFacts | None = None
         self._at_ns = 0
         self._used = 0
         self._area = 0
+        self._assigned: ev.DeviceBlocksAssigned | None = None
+        self._window: tuple[int, int, int] = (0, 0, 0)
+        """Of iterations that were told at once: begin, number, and by how many iterations altogether their blocks were
+        told of before they were given."""
         self._stats = stats
         self._stats_every = stats_every if stats is not None else 0
         self._iterations = 0
@@ -117,6 +123,10 @@ class Meter:
 
     def __call__(self, stimulus: Stimulus, outcome: Outcome) -> None:
         """Look at one stimulus and what it led to."""
+        if self._window[2] and type(stimulus) is IterationFinished:
+            since_ns, count, early = self._window
+            self._area -= early * ((stimulus.at_ns - since_ns) // count)  # they last equally long
+            self._window = (0, 0, 0)
         for event in outcome.events:
             look = _LOOK.get(type(event))
             if look is not None:
@@ -160,6 +170,7 @@ class Meter:
             record.first_token_ns = event.at_ns
             if len(self.points) == 1:
                 self.point("prefill")
+                self.after_prefill()
         elif event.new is SlotState.PREEMPTED:
             record.preemptions += 1
         elif event.reason is not None and record.finished_ns is None:
@@ -175,7 +186,12 @@ class Meter:
     def _closed(self, event: ev.SlotClosed) -> None:
         self._live.pop(event.slot, None)
 
+    def _given(self, event: ev.DeviceBlocksAssigned) -> None:
+        self._assigned = event
+
     def _advanced(self, event: ev.IterationAdvanced) -> None:
+        if event.count > 1:
+            self._window = (event.at_ns, event.count, self._early(event))
         if self._stats_every:
             before = self._iterations // self._stats_every
             self._iterations += event.count
@@ -185,6 +201,28 @@ class Meter:
                 self._stats(stats_of(self._state, "decode"))
 
 
+    def _early(self, event: ev.IterationAdvanced) -> int:
+        """By how many iterations, summed over blocks, they were told of before the one that needed them.
+
+        Block b of a decoding slot is needed by the iteration that begins with b blocks of computed tokens.
+        """
+        if self._assigned is None or self._assigned.cause != event.cause:
+            return 0
+        assert self._state is not None
+        assert self._device is not None
+        size, first = self._device.info.block_tokens, event.iteration - event.count + 1
+        early = 0
+        counts: dict[int, int] = {}
+        for number, count in zip(self._assigned.slots, self._assigned.counts, strict=True):
+            counts[number] = counts.get(number, 0) + count
+        for number, count in counts.items():
+            slot = self._state.slots[number]
+            begun = slot.computed_tokens(first - 1)
+            blocks = len(slot.device_blocks)
+            early += sum(block * size - begun for block in range(blocks - count, blocks))
+        return early
+
+
 _LOOK: Final[dict[type[ev.Event], Callable[[Meter, Any], None]]] = {
     ev.SlotOpened: Meter._opened,
     ev.LookupAnswered: Meter._answered,
@@ -192,6 +230,7 @@ _LOOK: Final[dict[type[ev.Event], Callable[[Meter, Any], None]]] = {
     ev.HitsLost: Meter._lost,
     ev.SlotMoved: Meter._moved,
     ev.SlotClosed: Meter._closed,
+    ev.DeviceBlocksAssigned: Meter._given,
     ev.IterationAdvanced: Meter._advanced,
 }
 """Event type to the method that looks at it; the others say nothing that is measured."""

@@ -38,9 +38,13 @@ class Run(msgspec.Struct, frozen=True):
 
 def simulate(
     options: SimulateOptions, *, progress: Progress | None = None, stats: Callable[[StatsLine], None] | None = None,
-    keep_records: bool = False,
+    keep_records: bool = False, windows: bool = True,
 ) -> Run:
-    """Run the trace to its end. ``progress`` is told the requests that have ended, ``stats`` the stats lines."""
+    """Run the trace to its end. ``progress`` is told the requests that have ended, ``stats`` the stats lines.
+
+    Iterations that nothing disturbs are taken together unless ``stats`` lines are told or ``windows`` is off; the
+    report is the same, byte for byte.
+    """
     workload = open_trace(options)
     shares = [workload] if options.instances == 1 else [
         share_of(options, index) for index in range(options.instances)
@@ -58,7 +62,7 @@ def simulate(
         meter = Meter(
             keep_records=keep_records or options.cleanup == "none", stats_every=options.stats_every, stats=stats
         )
-        rig = build_rig(options, share, meter)
+        rig = build_rig(options, share, meter, windows=windows and stats is None)
         rig.run_to_end(progress=told)
         meter.point("decode")
         measures.append(measure(rig, meter))
@@ -92,14 +96,19 @@ def leader_config(options: SimulateOptions) -> LeaderConfig:
     )
 
 
-def build_rig(options: SimulateOptions, workload: Workload, meter: Meter) -> Rig:
-    """One instance, ready to run."""
+def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, windows: bool = True) -> Rig:
+    """One instance, ready to run, with ``windows`` from its first decoding iteration on: that one is reported."""
     engine = EngineConfig(g1_blocks=options.total_kv_blocks, token_bytes=options.kv_geometry.token_bytes)
     rig = build(
         leader_config(options), engine, workload, publish=meter, hosts=options.hosts, check=options.check,
         audit_every=AUDIT_EVERY, links=options.links(),
     )
     meter.watch(rig.leader.state)
+    if windows:
+        def begin() -> None:
+            rig.engine.windows = True
+
+        meter.after_prefill = begin
     return rig
 
 

@@ -6,11 +6,15 @@ Law of this file: an iteration with one impossible line changes nothing.
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as hs
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.ids import FinishReason, SlotState
+from kvbm_console.core.snapshots import decode_facts, encode_facts
+from kvbm_console.core.state import CacheState
 
 from .engine_model import BLOCK, hashes_of
 from .script import Script
@@ -67,6 +71,8 @@ IMPOSSIBLE: list[tuple[SlotState, dict[str, Any], str]] = [
     (SlotState.PREFILLING, {"progressed": ("b",), "positions": (0,)}, "computes nothing"),
     (SlotState.DECODING, {"appended": ("a",), "appended_counts": (2,), "appended_ids": pack_ids([9])}, "do not match"),
     (SlotState.DECODING, {"appended": ("a",), "appended_counts": (1,), "appended_ids": pack_ids([0])}, "twice"),
+    (SlotState.DECODING, {"appended": ("a", "a"), "appended_counts": (1, 1), "appended_ids": pack_ids([8, 9])},
+     "stands twice"),
     (SlotState.DECODING, {"appended": ("b",), "appended_counts": (1,), "appended_ids": pack_ids([9])}, "no device"),
     (SlotState.DECODING, {"appended": ("a",), "appended_counts": (1,), "appended_ids": pack_ids([99])}, "from 0 to 15"),
     (SlotState.DECODING, {"appended": ("a", "b"), "appended_counts": (3, -1), "appended_ids": pack_ids([8, 9])},
@@ -143,12 +149,66 @@ def test_several_iterations_at_once_are_the_same_as_one_by_one() -> None:
     assert all_at_once.told(ev.IterationAdvanced)[0].count == 3
 
 
+@given(hs.integers(1, 20), hs.integers(1, 20), hs.integers(0, 3))
+def test_several_iterations_fold_as_their_parts(a: int, b: int, early: int) -> None:
+    """apply(a + b) is apply(a), apply(b): positions, blocks given in the order of need, blocks that became full."""
+    script = running()
+    script.step(early, only=["a"])
+    whole, parts = (decode_facts(encode_facts(script.state)) for _ in range(2))
+    fold_decoding(whole, a + b)
+    fold_decoding(parts, a)
+    fold_decoding(parts, b)
+    for state in (whole, parts):
+        state.seq = state.n = 0
+    assert encode_facts(whole) == encode_facts(parts)
+
+
+def fold_decoding(state: CacheState, count: int) -> None:
+    """The events of ``count`` iterations at once in which slot 0 decodes."""
+    slot = state.slots[0]
+    first, last = state.iteration + 1, state.iteration + count
+    more = -(-(slot.computed_tokens(state.iteration) + count) // BLOCK) - len(slot.device_blocks)
+    given_ids = list(range(len(slot.device_blocks) + 1, len(slot.device_blocks) + 1 + more))
+    ids = slot.device_blocks + given_ids
+    full = (slot.computed_tokens(state.iteration) + count) // BLOCK - slot.filled_blocks
+    places = ids[slot.filled_blocks : slot.filled_blocks + full]
+    hashes = [1_000 + place for place in places]
+    if more:
+        state.apply(ev.DeviceBlocksAssigned(
+            state.seq, state.at_ns, first, 0, (0,) * more, (1,) * more, pack_ids(given_ids), 0, 0
+        ))
+    state.apply(ev.IterationAdvanced(state.seq, state.at_ns, first, last, count, 1, 0, (), ()))
+    if full:
+        state.apply(ev.BlocksFilled(
+            state.seq, state.at_ns, first, 0, (0,) * full, (1,) * full, pack_ids(places), pack_hashes(hashes)
+        ))
+
+
+def test_a_request_is_given_blocks_and_fills_them_again_and_again_within_several_iterations() -> None:
+    script = running()
+    new = script.engine.pool.allocate(2)
+    assert new is not None
+    script.engine.requests["a"].ids = script.engine.requests["a"].ids + new
+    script.bytes.overwrite(script.device, new)
+    twice: dict[str, Any] = {"appended": ("a", "a"), "appended_counts": (1, 1), "appended_ids": pack_ids(new)}
+    assert scheduled(script, 3, 2 * BLOCK, **twice)
+    slot = script.slot("a")
+    first = slot.filled_blocks
+    places = slot.device_blocks[first : first + 2]
+    script.engine.pool.store(places, [71, 72])
+    script.bytes.at.update({(script.device, places[0]): 71, (script.device, places[1]): 72})
+    assert finished(script, 2 + 2 * BLOCK, ("a", "a"), (1, 1), places, [71, 72])
+    assert slot.filled_blocks == first + 2
+    assert slot.hashes[first : first + 2] == [71, 72]
+
+
 @pytest.mark.parametrize(("requests", "counts", "ids", "hashes", "why"), [
     (("a",), (1,), [0], [7], "another content"),
     (("a",), (1,), [1], hashes_of("a"), "next blocks"),
     (("a",), (2,), [0], hashes_of("a"), "do not match"),
     (("a",), (1,), [0], [], "do not match"),
-    (("a", "a"), (1, 0), [0], hashes_of("a"), "each request once"),
+    (("a", "a"), (1, 0), [0], hashes_of("a"), "next blocks"),
+    (("a", "a"), (1, 1), [0, 1], hashes_of("ab"), "computed tokens"),
     (("a",), (2,), [0, 1], hashes_of("ab"), "computed tokens"),
     (("nobody",), (1,), [0], hashes_of("a"), "not known"),
 ])

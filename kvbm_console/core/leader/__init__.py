@@ -18,6 +18,7 @@ from kvbm_console.core.ids import Site
 from kvbm_console.core.leader import debugger, iterations, lookups, reports, requests, resets
 from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.leader.frame import Decider, Outcome
+from kvbm_console.core.leader.offloads import calm_blocks
 from kvbm_console.core.leader.settle import settle
 from kvbm_console.core.snapshots import decode_facts, digest
 
@@ -143,6 +144,10 @@ class Leader(Decider):
         if found:
             story = () if found[0].slot is None else self.story(found[0].slot)
             raise InvariantViolation(found[0].rule, found[0].detail, story)
+
+    def calm_blocks(self, source: int) -> int | None:
+        """See ``LeaderPort.calm_blocks``; asked between stimuli by an engine that would take iterations together."""
+        return calm_blocks(self, source)
 
     def digest(self) -> int:
         """Digest of the facts."""

@@ -66,11 +66,14 @@ def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationM
 
 
 def _check_lists(leader: Decider, s: st.IterationScheduled) -> None:
-    """No request stands twice in a list, or in two lists that contradict each other."""
+    """No request stands twice in a list, or in two lists that contradict each other.
+
+    Only ``appended`` may name one again, when several iterations are told at once: it is in the order of handing out.
+    """
     started = (*s.new, *s.resumed)
     if not (started or s.preempted or s.skipped or s.unskipped or s.first_tokens or s.progressed or s.appended):
         return
-    for names in (started, s.preempted, s.skipped, s.unskipped, s.first_tokens, s.progressed, s.appended):
+    for names in (started, s.preempted, s.skipped, s.unskipped, s.first_tokens, s.progressed):
         if len(set(names)) != len(names):
             raise Refused("a request stands twice in a list of the iteration")
     taking_part = {*started, *s.unskipped, *s.first_tokens, *s.progressed}
@@ -120,6 +123,8 @@ def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
     fits = len(s.appended) == len(s.appended_counts) and sum(s.appended_counts) == len(ids)
     if not fits or min(s.appended_counts, default=1) < 1:
         raise Refused(f"{len(ids)} appended blocks do not match counts {s.appended_counts}")
+    if s.count == 1 and len(set(s.appended)) != len(s.appended):
+        raise Refused("a request stands twice in a list of the iteration")
     slots = [leader.live(request) for request in s.appended]
     at = 0
     for slot, count in zip(slots, s.appended_counts, strict=True):
@@ -134,6 +139,14 @@ def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
     return _Appended(slots, list(s.appended_counts), ids)
 
 
+def _more_blocks(appended: _Appended) -> dict[int, int]:
+    """Blocks that are appended to each slot."""
+    more: dict[int, int] = {}
+    for slot, count in zip(appended.slots, appended.counts, strict=True):
+        more[slot.slot] = more.get(slot.slot, 0) + count
+    return more
+
+
 def _check_positions(
     leader: Decider, s: st.IterationScheduled, appended: _Appended, moves: dict[int, SlotState]
 ) -> None:
@@ -142,7 +155,7 @@ def _check_positions(
         return
     if len(s.progressed) != len(s.positions):
         raise Refused(f"{len(s.progressed)} progressed requests have {len(s.positions)} positions")
-    more = {slot.slot: count for slot, count in zip(appended.slots, appended.counts, strict=True)}
+    more = _more_blocks(appended)
     for request, position in zip(s.progressed, s.positions, strict=True):
         slot = leader.live(request)
         room = (len(slot.device_blocks) + more.get(slot.slot, 0)) * leader.config.block_tokens
@@ -160,7 +173,7 @@ def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended
     if last <= leader.least_limit and not (s.first_tokens or s.unskipped or s.skipped or s.preempted):
         return
     size = leader.config.block_tokens
-    more = {slot.slot: count * size for slot, count in zip(appended.slots, appended.counts, strict=True)}
+    more = {number: count * size for number, count in _more_blocks(appended).items()}
     out = {leader.live(request).slot for request in (*s.skipped, *s.preempted)}
     for number, limit in leader.aids.place_limit.items():
         if limit < last and number not in out and limit + more.get(number, 0) < last:
@@ -176,7 +189,8 @@ def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended
 
 
 def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
-    """Blocks are full and carry their hashes; from now on they may be copied."""
+    """Blocks are full and carry their hashes; from now on they may be copied. In the order in which they became full:
+    after several iterations a request may stand there several times."""
     if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= leader.state.iteration:
         return
     ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)
@@ -185,11 +199,15 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     if s.iteration > leader.state.iteration:
         raise Refused(f"iteration {s.iteration} was not formed yet")
     slots = [leader.live(request) for request in s.requests]
-    if len(set(s.requests)) != len(slots) or len({slot.source for slot in slots}) > 1:
-        raise Refused("an iteration fills blocks of each request once, and of one engine")
+    if len({slot.source for slot in slots}) > 1:
+        raise Refused("an iteration fills blocks of one engine")
     at = 0
+    filled: dict[int, int] = {}
+    spans: list[tuple[SlotFacts, int, int]] = []
     for slot, count in zip(slots, s.counts, strict=True):
-        first = slot.filled_blocks
+        first = filled.get(slot.slot, slot.filled_blocks)
+        filled[slot.slot] = first + count
+        spans.append((slot, first, first + count))
         computed = slot.computed_tokens(leader.state.iteration)
         if (first + count) * leader.config.block_tokens > computed:
             raise Refused(f"request {slot.request!r} fills {first + count} blocks with {computed} computed tokens")
@@ -206,8 +224,8 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
         raise Refused("a filled block has content already")
     leader.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
     lower = leader.below(pool)
-    for slot, count in zip(slots, s.counts, strict=True):
-        link_chain(leader, slot, slot.filled_blocks - count, slot.filled_blocks)
+    for slot, first, end in spans:
+        link_chain(leader, slot, first, end)
     history = leader.aids.history
     if history:
         for key in hashes:

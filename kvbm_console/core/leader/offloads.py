@@ -4,7 +4,9 @@ Law of this file: a copy does not make room, so pressure is measured on what wou
 cached with a ready or in-flight copy below; copying starts when their share falls below 1 - threshold.
 """
 
+import math
 from itertools import chain
+from typing import Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
@@ -13,6 +15,9 @@ from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
+
+PLENTY: Final = 2**31
+"""Blocks of which there are always fewer."""
 
 
 def plan_offloads(leader: Decider, pool: PoolFacts) -> None:
@@ -40,16 +45,40 @@ def pressure(leader: Decider, pool: PoolFacts) -> int:
     threshold = leader.config.offload_threshold
     if threshold == 0.0:
         return unsaved
-    safe = pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED] - len(mine.exposed)
-    # A cached block that is being copied is held by its operation alone, and as good as safe.
-    safe += sum(
-        1 for place, number in mine.planned.items()
-        if pool.refs[place] == 1 and leader.state.candidates[number].slot is None
-    )
+    safe = _safe_places(leader, pool)
     capacity = len(pool)
     if safe >= (1.0 - threshold) * capacity:
         return 0
     return max(0, int((1.0 - threshold + leader.config.offload_hysteresis) * capacity) - safe)
+
+
+def _safe_places(leader: Decider, pool: PoolFacts) -> int:
+    mine = leader.aids.pools[pool.info.pool]
+    safe = pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED] - len(mine.exposed)
+    # A cached block that is being copied is held by its operation alone, and as good as safe.
+    return safe + sum(
+        1 for place, number in mine.planned.items()
+        if pool.refs[place] == 1 and leader.state.candidates[number].slot is None
+    )
+
+
+def calm_blocks(leader: Decider, source: int) -> int | None:
+    """Blocks that decoding requests may be given before a block that becomes full makes the leader copy down.
+
+    Each block that is given away makes at most one place less safe, and nothing else that decoding does changes the
+    answer. None when somebody watches, holds or waits: then every iteration is a chance to act.
+    """
+    state, aids = leader.state, leader.aids
+    if leader.gate is not None or state.holds or state.frozen is not None or state.draining or state.breakpoints:
+        return None
+    if aids.dirty or aids.pending or aids.undispatched or aids.complete or aids.announced:
+        return None
+    pool = leader.device_pool(source)
+    lower = leader.below(pool)
+    mine = aids.pools[pool.info.pool]
+    if lower is None or mine.blocked or 4 * leader.config.offload_batch_blocks <= len(mine.planned):
+        return PLENTY
+    return max(-1, _safe_places(leader, pool) - math.ceil((1.0 - leader.config.offload_threshold) * len(pool)))
 
 
 def _coldest(leader: Decider, pool: PoolFacts, count: int) -> dict[int | None, list[int]]:

@@ -1,0 +1,221 @@
+"""Iterations taken together against the same machine stepped one by one, over random machines and loads.
+
+Law of this file: every call of the engine except those that tell iterations, with its time, every latency, counter and
+place, the order of reuse, what stands below and the report are the same. ``KVBM_FULL=1`` compares ten times as many.
+"""
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
+from kvbm_console.core.leader import Outcome
+from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.embedded import Rig, build
+from kvbm_console.engines.workloads import Capacities, Request
+from kvbm_console.simulation.meter import Meter, StatsLine
+from kvbm_console.simulation.options import SimulateOptions
+from kvbm_console.simulation.report import make_report, measure
+from kvbm_console.simulation.run import simulate
+from kvbm_console.transfers.link import DEFAULT_LINKS
+
+FULL = bool(os.environ.get("KVBM_FULL"))
+FIRST_SEED = int(os.environ.get("KVBM_SEED", "1"))
+FEW = range(FIRST_SEED, FIRST_SEED + (300 if FULL else 30))
+MANY = range(FIRST_SEED + 1_000, FIRST_SEED + (4_000 if FULL else 1_400))
+
+
+class Load:
+    """Requests of families that share the beginning of their prompts; some follow the end of another."""
+
+    name = "load"
+    endless = False
+    capacities = Capacities(16, 64, 0, 0, 256)
+
+    def __init__(self, dice: random.Random, requests: list[Request], follow: float) -> None:
+        self.requests = requests
+        self._followers = [at for at in range(len(requests)) if dice.random() < follow]
+        self._left: list[Request] = []
+
+    def begin(self, block_tokens: int) -> None:
+        """From the beginning."""
+        self._left = [self.requests[at] for at in reversed(self._followers)]
+
+    def arrivals(self) -> Iterator[Request]:
+        """Those that follow nobody."""
+        later = set(self._followers)
+        return iter([request for at, request in enumerate(self.requests) if at not in later])
+
+    def finished(self, request: Request, at_ns: int) -> Request | None:
+        """The next follower, a few milliseconds later."""
+        if not self._left:
+            return None
+        following = self._left.pop()
+        return msgspec.structs.replace(following, arrival_ns=at_ns + following.prompt_tokens * 100_000)
+
+
+def load_of(dice: random.Random, block: int) -> Load:
+    """Bursts or a steady stream of requests, short and long, odd and even."""
+    families = dice.randint(1, 6)
+    longest = dice.choice([40, 200, 700])
+    output = dice.choice([3, 20, 64, 200])
+    gap_ns = dice.choice([0, 100_000, 4_040_000, 12_000_000, 50_000_000, 300_000_000])
+    even = dice.random() < 0.2
+    requests = []
+    at_ns, key = 0, 10_000_000
+    for number in range(dice.randint(5, 40)):
+        prompt, produced = dice.randint(1, longest), dice.randint(1, output)
+        if even:
+            prompt, produced = -(-prompt // block) * block, -(-produced // block) * block
+        full, total = prompt // block, (prompt + produced) // block
+        shared = dice.randint(0, full)
+        family = dice.randrange(families) * 100_000 + 1
+        hashes = [*range(family, family + shared), *range(key, key + total - shared)]
+        key += total
+        requests.append(
+            Request(f"r{number}", at_ns, tuple(hashes[:full]), tuple(hashes[full:]), prompt, produced)
+        )
+        if dice.random() < 0.7:
+            at_ns += dice.randint(0, 2 * gap_ns) if dice.random() < 0.8 else gap_ns
+    return Load(dice, requests, dice.choice([0.0, 0.0, 0.3, 0.8]))
+
+
+class Machine:
+    """One machine of a seed, its report, and what its engine and mover said beside iterations."""
+
+    def __init__(self, seed: int, *, windows: bool) -> None:
+        dice = random.Random(seed)
+        block = dice.choice([1, 4, 16, 16, 16])
+        load = load_of(dice, block)
+        biggest = max(-(-(one.prompt_tokens + one.output_tokens) // block) for one in load.requests)
+        leader = LeaderConfig(
+            block_tokens=block, g2_blocks=dice.choice([0, 0, 50, 300, 3_000]), g3_blocks=dice.choice([0, 0, 0, 100]),
+            offload_threshold=dice.choice([0.0, 0.3, 0.5, 0.9, 0.9, 1.0]), asynchronous=dice.random() < 0.7,
+            offload_batch_blocks=dice.choice([1, 4, 64]), offload_hysteresis=dice.choice([0.0, 0.05, 0.3]),
+            eviction=PolicyConfig(policy=dice.choice(POLICIES)),
+        )
+        engine = EngineConfig(
+            g1_blocks=max(dice.choice([60, 100, 200, 2_000]), biggest if dice.random() < 0.9 else 1),
+            max_batch_tokens=dice.choice([8, 32, 100, 256, 8_192]), max_running=dice.choice([2, 5, 16, 64]),
+            max_waiting=dice.choice([3, 100_000, 100_000]), patience_ns=dice.choice([0, 20_000_000]),
+            token_bytes=dice.choice([1_000, 131_072, 2_000_000]),
+        )
+        self.log: list[Any] = []
+        self.iterations: list[int] = []
+        self.meter = Meter(keep_records=True)
+        self.rig = build(leader, engine, load, publish=self._publish, links=DEFAULT_LINKS)
+        self.meter.watch(self.rig.leader.state)
+
+        def begin() -> None:
+            self.rig.engine.windows = windows
+
+        self.meter.after_prefill = begin
+        self.rig.run_to_end()
+        self.meter.point("decode")
+
+    def _publish(self, stimulus: st.Stimulus, outcome: Outcome) -> None:
+        self.meter(stimulus, outcome)
+        if isinstance(stimulus, st.IterationScheduled):
+            self.iterations.append(stimulus.count)
+            told: Any = [stimulus.new, stimulus.resumed, stimulus.skipped, stimulus.unskipped, stimulus.first_tokens,
+                         stimulus.progressed, stimulus.positions]
+            if not any(told):
+                return
+        elif isinstance(stimulus, st.IterationFinished) or (
+            isinstance(stimulus, st.BlocksAllocated) and self._decodes(stimulus.request)
+        ):
+            return
+        else:
+            told = msgspec.to_builtins(stimulus)[2:]
+        self.log.append((type(stimulus).__name__, stimulus.at_ns, told))
+
+    def _decodes(self, request: str) -> bool:
+        """Blocks that a running request is given are told alone or with the iterations, as it suits."""
+        slot = self.rig.leader.state.slot_named(request)
+        return slot is not None and slot.computed_tokens(self.rig.leader.state.iteration) > 0 and not slot.staged and (
+            slot.first_iteration is not None
+        )
+
+    @property
+    def report(self) -> bytes:
+        """The document of ``simulate``."""
+        options = SimulateOptions(trace="load", total_kv_blocks=1, kv_cpu_blocks=1)
+        return msgspec.json.encode(make_report(options, None, [measure(self.rig, self.meter)]).document)
+
+
+def facts_of(rig: Rig) -> dict[str, Any]:
+    """All that the end of a run leaves, under names; only when device blocks became full is not told so finely."""
+    pool, leader = rig.engine.scheduler.pool, rig.leader
+    state, box = leader.state, leader.box
+    facts: dict[str, Any] = {
+        "free order": pool.free_order(), "hashes": pool.hash_of, "references": pool.refs,
+        "places of a hash": {key: pool.match([key]) for key in pool.hash_of if key},
+        "engine": msgspec.to_builtins(rig.engine.totals), "links": rig.mover.statistics(),
+        "totals": msgspec.to_builtins(state.totals), "epoch": state.epoch, "iteration": state.iteration,
+        "next": (state.next_slot, state.next_candidate, state.next_operation), "late": state.late,
+        "open": (state.slots, state.candidates, state.operations, state.batches),
+        "history": list(box.aids.history.items()), "parents": box.aids.parent_of,
+    }
+    for at, (here, mine) in enumerate(zip(state.pools, box.aids.pools, strict=True)):
+        lower = here.info.source == 0
+        facts[f"pool {at}"] = (
+            list(here.hash_of), bytes(here.content), list(here.refs), here.by_hash, here.copies, here.counts,
+            list(here.stored_at) if lower else None,
+        )
+        facts[f"aids {at}"] = (
+            mine.free, list(mine.exposed), list(mine.covered), mine.planned, mine.staged_blocks, mine.blocked,
+            box.policies[at].export(),
+        )
+    return facts
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_windows_are_what_single_iterations_are(seed: int) -> None:
+    compare(seed)
+
+
+@pytest.mark.slow
+def test_windows_are_what_single_iterations_are_on_hundreds_of_machines() -> None:
+    together = preempted = moved = 0
+    for seed in MANY:
+        window = compare(seed)
+        together += sum(window.iterations) - len(window.iterations)
+        preempted += window.rig.engine.totals.preemptions
+        moved += sum(window.rig.leader.state.totals.moved_blocks.values())
+    assert together > 100 * len(MANY), "most iterations are taken together"
+    assert min(preempted, moved) > len(MANY), "and yet something happens"
+
+
+def test_whoever_looks_at_single_iterations_gets_them() -> None:
+    lines: list[StatsLine] = []
+    options = SimulateOptions(trace="multiturn:requests=6,sessions=2", total_kv_blocks=500)
+    looked = simulate(options, stats=lines.append)
+    assert [line.iteration for line in lines if line.point == "decode"][:-1] == list(
+        range(10, lines[-2].iteration + 1, 10)
+    )
+    assert looked.report == simulate(options).report == simulate(options, windows=False).report
+
+
+def compare(seed: int) -> Machine:
+    """The machine of a seed with windows, after everything was found to be as without."""
+    walker, window = Machine(seed, windows=False), Machine(seed, windows=True)
+    for mine, theirs in zip(walker.log, window.log, strict=False):
+        assert theirs == mine, "a call came at another time or said something else"
+    assert len(window.log) == len(walker.log)
+    assert window.meter.records == walker.meter.records
+    assert (list(window.meter.ttft_ns), list(window.meter.latency_ns)) == (
+        list(walker.meter.ttft_ns), list(walker.meter.latency_ns)
+    )
+    mine, theirs = facts_of(walker.rig), facts_of(window.rig)
+    for name, value in mine.items():
+        assert theirs[name] == value, name
+    assert window.report == walker.report
+    assert set(walker.iterations) <= {1}
+    assert sum(window.iterations) == len(walker.iterations)
+    return window

@@ -156,7 +156,7 @@ class LeaderService:
         if not check:
             self.dispatcher.recover = self._recover
         self.leases = Leases(
-            monotonic, granted=lambda owner: self.dispatcher.submit(LeaseGranted, owner),
+            monotonic, granted=lambda owner, back: self.dispatcher.submit(LeaseGranted, owner, back),
             lost=lambda owner: self.dispatcher.submit(LeaseLost, owner), ttl_ns=lease_ttl_ns,
         )
         self.sessions = Sessions(self.dispatcher, self.leases)

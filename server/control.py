@@ -89,12 +89,12 @@ def _replace(service: LeaderService, session: Session, verb: pb.ReplaceBreakpoin
     return service.sessions.replace(session, [convert.spec_from_message(spec) for spec in verb.specs])
 
 
-def _remove(service: LeaderService, _: Session, verb: pb.RemoveBreakpoint) -> Answer:
-    return service.sessions.remove(verb.breakpoint if verb.HasField("breakpoint") else None)
+def _remove(service: LeaderService, session: Session, verb: pb.RemoveBreakpoint) -> Answer:
+    return service.sessions.remove(session, verb.breakpoint if verb.HasField("breakpoint") else None)
 
 
-def _enable(service: LeaderService, _: Session, verb: pb.EnableBreakpoint) -> Answer:
-    return service.sessions.enable(verb.breakpoint, verb.enabled)
+def _enable(service: LeaderService, session: Session, verb: pb.EnableBreakpoint) -> Answer:
+    return service.sessions.enable(session, verb.breakpoint, verb.enabled)
 
 
 def _continue(service: LeaderService, session: Session, verb: pb.ContinueHold) -> Answer:

@@ -14,7 +14,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
 from kvbm_console.core.ids import SlotState
 from kvbm_console.recording.explain import Explanation
-from kvbm_console.stream.feed import Controls, EventsArrived, Feed, FeedItem, SnapshotTaken
+from kvbm_console.stream.feed import Controls, Disconnected, EventsArrived, Feed, FeedItem, SnapshotTaken
 
 from .contracts import Table, TransportControls
 from .hooks import Explain, Keeper, Spawner
@@ -112,6 +112,10 @@ class Session:
                 mirror.take(part, self.mono())
                 self._keep_record(part)
                 await breathe()
+        elif isinstance(item, Disconnected):
+            if self.controls is not None and mirror.state is not None:
+                self.controls.saw({number: known.armed_at_home for number, known in mirror.state.breakpoints.items()})
+            mirror.take(item, self.mono())
         elif isinstance(item, SnapshotTaken) and self.playback is not None:
             await self._stand(self.playback, item, breathe)
         else:

@@ -16,7 +16,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHELL: Final = "shell"
-"""Name of the sessions of one-shot commands, shown to whoever asks who continued a hold."""
+"""Name of the clients that ask one question."""
+WHO_CHARS_MAX: Final = 48
+"""Of the name on the record; the daemon takes 64 bytes, and a console's has a number behind it."""
+
+
+def who() -> str:
+    """``user@host``: who stopped and who continued, on the record of the target."""
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        user = "somebody"
+    name = f"{user}@{socket.gethostname()}"[:WHO_CHARS_MAX]
+    return "".join(character if character.isascii() and character.isprintable() else "?" for character in name)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -78,7 +93,7 @@ def control(target: str, request: "Callable[[ControlSession], Awaitable[T]]") ->
     """One request of a session without a lease."""
 
     async def work(client: "Client") -> T:
-        async with client.control(SHELL, lease=False) as session:
+        async with client.control(who(), lease=False) as session:
             return await request(session)
 
     return ask(target, work)

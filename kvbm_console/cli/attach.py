@@ -134,14 +134,14 @@ async def console(
 
 def live_session(address: str, *, keeper: "object | None" = None) -> "Session":
     """A session on a daemon."""
-    from kvbm_console.cli.ask import access, access_flags
+    from kvbm_console.cli.ask import access, access_flags, who
     from kvbm_console.client import LiveControls, LiveFeed
     from tui.source import Session
 
     shown = access()
     feed = LiveFeed(address, access=shown)
     return Session(
-        feed, LiveControls(address, feed=feed, access=shown), socket=address,
+        feed, LiveControls(address, name=who(), feed=feed, access=shown), socket=address,
         explain=explainer("--target", address, *access_flags()),
         keeper=keeper,  # type: ignore[arg-type]
     )

@@ -62,7 +62,7 @@ def spec_options(command: F) -> F:
         click.option("--suspend", type=Labelled(Suspend, "suspend"), default=Suspend.SLOT, show_default="slot",
                      metavar="WHAT", help="What stands still with it: slot, pipeline or all."),
         click.option("--log", is_flag=False, flag_value=SILENT, metavar="[TEMPLATE]",
-                     help="Only say that it happened, as 'preempted {request} after {age}'; hold nothing."),
+                     help="What a hit says, as 'preempted {request} after {age}'; without --action it holds nothing."),
         click.option("--once", is_flag=True, help="Disable it by its first hit."),
         click.option("--name", default="", metavar="TEXT", help="A name, for lists and files."),
     ]

@@ -105,7 +105,9 @@ def hold_lines(holds: list[dict[str, Any]]) -> list[str]:
     """The table of holds."""
     rows = [
         (entry["id"], entry["slot"], entry["request"], entry["site"], entry["point"],
-         "pending" if entry["pending"] else "stands still", ",".join(entry["breakpoints"]))
+         "pending" if entry["pending"] else "stands still", duration(entry["age_ns"]), ",".join(entry["breakpoints"]),
+         entry["owner"])
         for entry in holds
     ]
-    return table(("HOLD", "SLOT", "REQUEST", "SITE", "WAITS AT", "", "BREAKPOINTS"), rows, right=(0, 1))
+    headings = ("HOLD", "SLOT", "REQUEST", "SITE", "WAITS AT", "", "FOR", "BREAKPOINTS", "OWNER")
+    return table(headings, rows, right=(0, 1, 6))

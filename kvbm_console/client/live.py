@@ -10,7 +10,7 @@ and a snapshot.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 import msgspec
@@ -131,8 +131,9 @@ class LiveFeed:
 class LiveControls:
     """``stream.feed.Controls`` on a live target: a session with a lease, opened at first use and again when lost.
 
-    After a lost connection the session is the same owner's again, and all its breakpoints are said again: what was
-    disabled because the lease was lost is armed, and nothing stands there twice.
+    After a lost connection the session is the same owner's again, and the daemon arms what was disabled because the
+    lease was lost. A daemon that began again is told the breakpoints anew. What somebody has muted or removed
+    meanwhile stays so in either case.
 
     ``feed`` is told by ``retry_now``. Close it with ``aclose``, or leave it to the daemon to see that it is gone.
     """
@@ -172,19 +173,32 @@ class LiveControls:
             return self._session
 
     async def _say_again(self, client: Client, session: ControlSession, same: bool) -> None:
-        """Arm what was set before the connection was lost; as the same owner only what nobody removed meanwhile."""
+        """What was set before the connection was lost: the same daemon knows it, another one is told."""
         if same:
-            known = {int(entry["id"]) for entry in (await client.status())["breakpoints"]}
-            self._mine = {number: spec for number, spec in self._mine.items() if number in known}
-        if not self._mine:
-            return
-        specs = [
-            spec if same else msgspec.structs.replace(spec, id=0, depends_on=0) for spec in self._mine.values()
-        ]
-        verdicts = await session.replace_breakpoints(specs)
+            found = (await client.status())["breakpoints"]
+            self.saw({int(entry["id"]): bool(entry["enabled"]) for entry in found})
+        elif self._mine:
+            old = list(self._mine.values())
+            alone = [
+                msgspec.structs.replace(spec, id=0, depends_on=0, enabled=spec.enabled and not spec.depends_on)
+                for spec in old
+            ]
+            verdicts = await session.replace_breakpoints(alone)
+            numbers = {spec.id: verdict.id for spec, verdict in zip(old, verdicts, strict=True)}
+            self._mine = {
+                numbers[spec.id]: msgspec.structs.replace(
+                    spec, id=numbers[spec.id], depends_on=numbers.get(spec.depends_on, 0)
+                )
+                for spec in old
+            }
+            if any(spec.depends_on for spec in old):
+                await session.replace_breakpoints(list(self._mine.values()))
+
+    def saw(self, enabled: Mapping[int, bool]) -> None:
+        """The breakpoints of the target as they were last, by id: what others muted or removed is not armed anew."""
         self._mine = {
-            verdict.id: msgspec.structs.replace(spec, id=verdict.id)
-            for verdict, spec in zip(verdicts, specs, strict=True)
+            number: msgspec.structs.replace(spec, enabled=enabled[number])
+            for number, spec in self._mine.items() if number in enabled
         }
 
     async def aclose(self) -> None:

@@ -85,7 +85,14 @@ class BreakpointFacts(msgspec.Struct, array_like=True):
     hits: int = 0
     """Times that it took effect."""
     message: str = ""
-    """Why it was disabled without being asked to; empty when it was not."""
+    """Why it was disabled without being asked to, or who else has muted it; empty when neither."""
+    away: bool = False
+    """Whether its owner's lease is lost, and nobody has touched it since: it is as before when the owner comes back."""
+
+    @property
+    def armed_at_home(self) -> bool:
+        """Whether it would be armed if its owner were here."""
+        return self.spec.enabled and not self.message and not (self.spec.one_shot and self.hits)
 
 
 class HoldFacts(msgspec.Struct, array_like=True):

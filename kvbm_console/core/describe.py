@@ -132,7 +132,7 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.HitsLost():
             return f"{event.tier.name} {_blocks(event.blocks)}, back to token {event.position:,}"
         case ev.BreakpointsChanged():
-            return f"{event.owner} has {len(event.specs)}"
+            return f"{event.owner} has {len(event.specs)}" + (f", by {event.by}" if event.by else "")
         case ev.BreakpointHit():
             says = f": {event.message}" if event.message else ""
             return f"breakpoint {_numbers(event.breakpoints)} at {event.site.label}, {event.action.label}{says}"
@@ -147,7 +147,7 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.HoldDenied():
             return f"at {event.site.label}: {event.why}"
         case ev.LeaseChanged():
-            return f"{event.owner} {'granted' if event.live else 'lost'}"
+            return f"{event.owner} {'lost' if not event.live else 'back' if event.back else 'granted'}"
         case ev.ResetBegun():
             return event.mode.label
         case ev.ResetDone():

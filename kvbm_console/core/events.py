@@ -334,10 +334,14 @@ class HitsLost(Event, tag=27):
 
 
 class BreakpointsChanged(Event, tag=28):
-    """The breakpoints of ``owner`` are now exactly these (ids assigned)."""
+    """The breakpoints of ``owner`` are now exactly these (ids assigned); ``by`` is who changed them, if not the owner.
+
+    One that is said again as it was stays as it is, armed or not.
+    """
 
     owner: str
     specs: tuple[BreakpointSpec, ...]
+    by: str = ""
 
 
 class BreakpointHit(Event, tag=29):
@@ -389,10 +393,14 @@ class HoldDenied(Event, tag=33):
 
 
 class LeaseChanged(Event, tag=34):
-    """The right of ``owner`` to keep slots waiting began or ended."""
+    """The right of ``owner`` to keep slots waiting began or ended; ended, its breakpoints are disabled.
+
+    ``back``: it was lost before, and what its end disabled is armed again.
+    """
 
     owner: str
     live: bool
+    back: bool = False
 
 
 # --- the process, peers, faults ---

@@ -492,13 +492,12 @@ class CacheState:
             del self.breakpoints[number]
         for spec in e.specs:
             known = mine.get(spec.id)
-            hits, message, enabled = 0, "", spec.enabled
-            if known is not None:
-                hits = known.hits
-                if spec.one_shot and hits and known.spec == spec:
-                    enabled = known.enabled  # said again is not armed again
-                message = "" if enabled else known.message
-            self.breakpoints[spec.id] = BreakpointFacts(spec, e.owner, enabled, hits, message)
+            if known is None:
+                known = BreakpointFacts(spec, e.owner, spec.enabled)
+            elif known.spec != spec:  # said again as it was is not armed again
+                muted = known.spec.enabled and not spec.enabled and e.by not in ("", e.owner)
+                known = BreakpointFacts(spec, e.owner, spec.enabled, known.hits, f"muted by {e.by}" if muted else "")
+            self.breakpoints[spec.id] = known
             self.next_breakpoint = max(self.next_breakpoint, spec.id + 1)
         self.breakpoints = dict(sorted(self.breakpoints.items()))
 
@@ -539,13 +538,16 @@ class CacheState:
         self.totals.hold_denied += 1
 
     def _lease_changed(self, e: ev.LeaseChanged) -> None:
-        if e.live:
-            self.leases[e.owner] = True
+        mine = [known for known in self.breakpoints.values() if known.owner == e.owner]
+        if not e.live:
+            self.leases.pop(e.owner, None)
+            for known in mine:
+                known.enabled, known.away = False, True
             return
-        self.leases.pop(e.owner, None)
-        for known in self.breakpoints.values():
-            if known.owner == e.owner:
-                known.enabled = False
+        self.leases[e.owner] = True
+        for known in mine:
+            if known.away and e.back:
+                known.enabled, known.away = known.armed_at_home, False
 
     def _breakpoint_stopped(self, e: ev.BreakpointStopped) -> None:
         known = self.breakpoints.get(e.breakpoint)

@@ -185,10 +185,14 @@ class SourceRestarted(Stimulus, tag=15):
 
 
 class BreakpointsReplaced(Stimulus, tag=20):
-    """All breakpoints of ``owner``, replacing those it had. The result is one verdict for each."""
+    """All breakpoints of ``owner``, replacing those it had. The result is one verdict for each.
+
+    One that is said again as it was stays as it is, armed or not. ``by`` is who asked; empty: the owner itself.
+    """
 
     owner: str
     specs: tuple[BreakpointSpec, ...]
+    by: str = ""
 
 
 class HoldContinued(Stimulus, tag=21):
@@ -254,9 +258,13 @@ class Disarmed(Stimulus, tag=28):
 
 
 class LeaseGranted(Stimulus, tag=30):
-    """``owner`` is alive; its holds are kept."""
+    """``owner`` is alive; its holds are kept.
+
+    ``back``: it has lost its lease and is here again, so what that disabled, and nobody touched since, is armed.
+    """
 
     owner: str
+    back: bool = False
 
 
 class LeaseLost(Stimulus, tag=31):

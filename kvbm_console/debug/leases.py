@@ -14,16 +14,16 @@ LEASE_RENEW_S: Final = 1.0
 
 
 class Leases:
-    """Owners that are alive. ``granted`` and ``lost`` tell the core; ``lost`` is also called by ``expire``.
+    """Owners that are alive. ``granted(owner, back)`` and ``lost(owner)`` tell the core; ``expire`` calls ``lost`` too.
 
     >>> now, said = [0], []
-    >>> leases = Leases(lambda: now[0], granted=lambda o: said.append(f"+{o}"), lost=lambda o: said.append(f"-{o}"))
+    >>> leases = Leases(lambda: now[0], granted=lambda o, _: said.append(f"+{o}"), lost=lambda o: said.append(f"-{o}"))
     >>> leases.renew("console-1"); now[0] = LEASE_TTL_NS; leases.expire(); said
     ['+console-1', '-console-1']
     """
 
     def __init__(
-        self, clock: Callable[[], int], *, granted: Callable[[str], object], lost: Callable[[str], object],
+        self, clock: Callable[[], int], *, granted: Callable[[str, bool], object], lost: Callable[[str], object],
         ttl_ns: int = LEASE_TTL_NS,
     ) -> None:
         self.ttl_ns = ttl_ns
@@ -37,12 +37,12 @@ class Leases:
         """Who holds a lease."""
         return frozenset(self._until)
 
-    def renew(self, owner: str) -> None:
-        """``owner`` shows that it is alive; one without a lease gets it (again)."""
+    def renew(self, owner: str, *, back: bool = False) -> None:
+        """``owner`` shows that it is alive; one without a lease gets it. ``back``: it had one, and is here again."""
         new = owner not in self._until
         self._until[owner] = self._clock() + self.ttl_ns
         if new:
-            self._granted(owner)
+            self._granted(owner, back)
 
     def drop(self, owner: str) -> None:
         """``owner`` said goodbye, or its socket closed. An owner without a lease is fine."""

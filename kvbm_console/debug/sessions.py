@@ -42,11 +42,16 @@ BREAKPOINTS_MAX: Final = 256
 
 
 class Session:
-    """One client's debugger session. ``owner`` is the name under which its breakpoints and holds appear."""
+    """One client's debugger session.
 
-    def __init__(self, owner: str, *, lease: bool) -> None:
+    ``owner`` is the name under which its breakpoints and holds appear; ``by`` is who it is on the record: its owner,
+    or its own name when what it sets belongs to the daemon.
+    """
+
+    def __init__(self, owner: str, *, lease: bool, by: str = "") -> None:
         self.owner = owner
         self.lease = lease
+        self.by = by or owner
 
 
 class Sessions:
@@ -66,20 +71,20 @@ class Sessions:
     def open(self, name: str, *, lease: bool, owner: str = "") -> Session:
         """A new session. A lease keeps its holds while it renews; without one its breakpoints are the daemon's.
 
-        ``owner`` is that of an earlier session of the same name: with its lease gone it is taken up again, otherwise
-        the session has an owner of its own.
+        ``owner`` is that of an earlier session of the same name: with its lease gone it is taken up again, and what
+        that disabled is armed again unless somebody has muted it meanwhile. Otherwise the session has an owner of its
+        own.
         """
         if not name or len(name.encode()) > SESSION_NAME_BYTES_MAX or not name.isprintable():
             raise Refused(f"name must be 1 to {SESSION_NAME_BYTES_MAX} printable bytes, got {name[:80]!r}")
         if not lease:
-            return Session(DAEMON_OWNER, lease=False)
-        if self._was_opened(name, owner) and owner not in self._leases.owners:
-            session = Session(owner, lease=True)
-        else:
+            return Session(DAEMON_OWNER, lease=False, by=name)
+        back = self._was_opened(name, owner) and owner not in self._leases.owners
+        if not back:
             self._opened += 1
-            session = Session(f"{name}-{self._opened}", lease=True)
-        self._leases.renew(session.owner)
-        return session
+            owner = f"{name}-{self._opened}"
+        self._leases.renew(owner, back=back)
+        return Session(owner, lease=True)
 
     def _was_opened(self, name: str, owner: str) -> bool:
         number = owner.removeprefix(f"{name}-")
@@ -98,16 +103,12 @@ class Sessions:
     # --- breakpoints ---
 
     def _specs(self, owner: str) -> list[BreakpointSpec]:
-        """The breakpoints of an owner as they are now: one that was muted, or hit once, stays so."""
-        return [
-            # What was hit once stays disabled by itself when the same is said again, and only then.
-            known.spec if known.spec.one_shot and known.hits
-            else msgspec.structs.replace(known.spec, enabled=known.enabled)
-            for known in self._state.breakpoints.values() if known.owner == owner
-        ]
+        """The breakpoints of an owner as they were said: said again, each stays as it is, armed or not."""
+        return [known.spec for known in self._state.breakpoints.values() if known.owner == owner]
 
-    def _replace(self, owner: str, specs: list[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
-        result = _accepted(self._dispatcher.submit(BreakpointsReplaced, owner, tuple(specs))).result
+    def _replace(self, by: Session, owner: str, specs: list[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
+        who = "" if by.by == owner else by.by
+        result = _accepted(self._dispatcher.submit(BreakpointsReplaced, owner, tuple(specs), who)).result
         return result if isinstance(result, tuple) else ()
 
     def _owner_of(self, breakpoint_id: int) -> str:
@@ -124,7 +125,7 @@ class Sessions:
         if spec.id and self._owner_of(spec.id) != session.owner:
             raise Refused(f"breakpoint {spec.id} belongs to {self._owner_of(spec.id)}")
         others = [known for known in self._specs(session.owner) if known.id != spec.id or not spec.id]
-        verdict = self._replace(session.owner, [*others, spec])[-1]
+        verdict = self._replace(session, session.owner, [*others, spec])[-1]
         missing = self._missing(spec)
         return verdict if not missing or not verdict.verified else BreakpointVerdict(verdict.id, False, missing)
 
@@ -135,7 +136,7 @@ class Sessions:
     def replace(self, session: Session, specs: list[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
         """All breakpoints of this session are now these; saying it twice changes nothing."""
         self._require_armed()
-        return self._replace(session.owner, specs)
+        return self._replace(session, session.owner, specs)
 
     def _missing(self, spec: BreakpointSpec) -> str:
         """What the engines that are attached lack for this breakpoint, as a sentence; empty when it can work."""
@@ -158,23 +159,23 @@ class Sessions:
         """Whether an engine is attached that can be paused."""
         return any(getattr(engine, "pausable", True) for engine in self._dispatcher.engines.values())
 
-    def remove(self, breakpoint_id: int | None) -> str:
+    def remove(self, session: Session, breakpoint_id: int | None) -> str:
         """Remove a breakpoint, or all when None, whoever owns it."""
         if breakpoint_id is None:
             count = len(self._state.breakpoints)
             for owner in sorted({known.owner for known in self._state.breakpoints.values()}):
-                self._replace(owner, [])
+                self._replace(session, owner, [])
             return f"removed {count}"
         owner = self._owner_of(breakpoint_id)
-        self._replace(owner, [spec for spec in self._specs(owner) if spec.id != breakpoint_id])
+        self._replace(session, owner, [spec for spec in self._specs(owner) if spec.id != breakpoint_id])
         return "removed"
 
-    def enable(self, breakpoint_id: int, enabled: bool) -> str:
+    def enable(self, session: Session, breakpoint_id: int, enabled: bool) -> str:
         """Arm or mute a breakpoint, whoever owns it."""
         owner = self._owner_of(breakpoint_id)
-        # Muted first in any case: a one-shot breakpoint that was hit is not armed by saying the same again.
+        # Muted first in any case: what was disabled by itself is not armed by saying the same again.
         for value in (False, True)[: 1 + enabled]:
-            self._replace(owner, [
+            self._replace(session, owner, [
                 msgspec.structs.replace(spec, enabled=value) if spec.id == breakpoint_id else spec
                 for spec in self._specs(owner)
             ])
@@ -196,32 +197,32 @@ class Sessions:
         """Release one hold, or all when None; with ``until`` each slot stops once more at that state or site."""
         if hold is None:
             count = len(self._state.holds)
-            self._dispatcher.submit(HoldContinued, None, session.owner, until, until_site)
+            self._dispatcher.submit(HoldContinued, None, session.by, until, until_site)
             return f"continued {count}"
         lost = self._lost_race(hold)
         if lost is None:
-            self._dispatcher.submit(HoldContinued, hold, session.owner, until, until_site)
+            self._dispatcher.submit(HoldContinued, hold, session.by, until, until_site)
         return lost or HoldEnd.CONTINUED.label
 
     def step(self, session: Session, hold: int) -> str:
         """Release a hold and stop the same slot at its next site."""
         lost = self._lost_race(hold)
         if lost is None:
-            self._dispatcher.submit(SlotStepped, hold, session.owner)
+            self._dispatcher.submit(SlotStepped, hold, session.by)
         return lost or HoldEnd.STEPPED.label
 
     def skip(self, session: Session, hold: int) -> str:
         """Resolve the held slot's candidates to no work, and release the hold."""
         lost = self._lost_race(hold)
         if lost is None:
-            _accepted(self._dispatcher.submit(CandidateSkipRequested, hold, session.owner))
+            _accepted(self._dispatcher.submit(CandidateSkipRequested, hold, session.by))
         return lost or HoldEnd.SKIPPED.label
 
     # --- everything ---
 
     def step_pipeline(self, session: Session) -> str:
         """Let one candidate through its evaluation, while the pipeline is closed."""
-        _accepted(self._dispatcher.submit(PipelineStepped, session.owner))
+        _accepted(self._dispatcher.submit(PipelineStepped, session.by))
         return "stepped"
 
     def freeze(self, session: Session, max_hold_ns: int) -> str:
@@ -229,14 +230,14 @@ class Sessions:
         self._require_armed()
         if not self.can_freeze:
             raise Refused("no engine that is attached can be paused")
-        _accepted(self._dispatcher.submit(Frozen, session.owner, max_hold_ns))
+        _accepted(self._dispatcher.submit(Frozen, session.by, max_hold_ns))
         return "frozen"
 
     def thaw(self, session: Session) -> str:
         """End a freeze; a lost race is answered ``already_thawed``."""
         if self._state.frozen is None:
             return "already_thawed"
-        self._dispatcher.submit(Thawed, session.owner)
+        self._dispatcher.submit(Thawed, session.by)
         return "thawed"
 
     def run_for(self, session: Session, duration_ns: int, max_hold_ns: int) -> str:
@@ -244,13 +245,13 @@ class Sessions:
         self._require_armed()
         if not self.can_freeze:
             raise Refused("no engine that is attached can be paused")
-        _accepted(self._dispatcher.submit(RunForRequested, duration_ns, session.owner, max_hold_ns))
+        _accepted(self._dispatcher.submit(RunForRequested, duration_ns, session.by, max_hold_ns))
         return "running"
 
     def disarm(self, session: Session) -> str:
         """Mute every breakpoint and release every hold."""
         count = len(self._state.holds)
-        self._dispatcher.submit(Disarmed, session.owner)
+        self._dispatcher.submit(Disarmed, session.by)
         return f"disarmed, released {count}"
 
 

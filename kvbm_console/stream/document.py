@@ -12,7 +12,7 @@ exactly these keys, and new ones are only added:
                  one_shot, hits, max_hold_ns, name, status, condition, ignore_count, hit_condition, log, suspend,
                  depends_on, on_timeout, expires_ns, persist, message}; message says why it was disabled by itself
 ``holds``        list of {id, slot, request, site, point, owner, breakpoints, pending, since_ns, deadline_ns, suspend,
-                 on_timeout}
+                 on_timeout, age_ns}; the longest time of a hold runs on the wall, so deadline_ns is right at speed 1
 ``frozen``       {by, since_ns, max_hold_ns}, null when nothing is frozen
 ``stream``       {head_seq, epoch, incarnation, subscribers}
 ``recorder``     {state, written_seq, synced_seq}, null when nothing is recorded
@@ -49,7 +49,7 @@ def status_document(
         "tiers": {tier.label: tier_row(state, tier) for tier in Tier},
         "transfers": [_transfer(candidate) for candidate in state.candidates.values()],
         "breakpoints": [_breakpoint(known) for known in state.breakpoints.values()],
-        "holds": [_hold(state, hold) for hold in state.holds.values()],
+        "holds": [_hold(state, hold, at_ns) for hold in state.holds.values()],
         "frozen": None if state.frozen is None else {
             "by": state.frozen.by, "since_ns": state.frozen.since_ns, "max_hold_ns": state.frozen.max_hold_ns,
         },
@@ -133,7 +133,7 @@ def _breakpoint(known: BreakpointFacts) -> Document:
     }
 
 
-def _hold(state: CacheState, hold: HoldFacts) -> Document:
+def _hold(state: CacheState, hold: HoldFacts, at_ns: int) -> Document:
     return {
         "id": str(hold.hold),
         "slot": str(hold.slot),
@@ -147,6 +147,7 @@ def _hold(state: CacheState, hold: HoldFacts) -> Document:
         "deadline_ns": hold.since_ns + hold.max_hold_ns,
         "suspend": hold.suspend.label,
         "on_timeout": hold.on_timeout.label,
+        "age_ns": max(at_ns, state.at_ns) - hold.since_ns,
     }
 
 

@@ -4,7 +4,7 @@ Law of this file: a feed never hides anything. Lost events are a ``GapSeen``, a 
 and after either the next ``SnapshotTaken`` is exact again.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -100,6 +100,10 @@ class Controls(Protocol):
 
     async def add_breakpoint(self, spec: BreakpointSpec) -> BreakpointVerdict:
         """Set one more breakpoint of this session."""
+        ...
+
+    def saw(self, enabled: Mapping[int, bool]) -> None:
+        """The target's breakpoints as they were last, by id: what others muted or removed is not armed anew."""
         ...
 
     async def remove_breakpoint(self, breakpoint_id: int) -> None:

@@ -129,6 +129,18 @@ def test_a_condition_that_fails_turns_the_breakpoint_failed_and_never_raises(mon
     assert not house.rejected
 
 
+def test_a_hold_and_a_snapshot_say_what_their_templates_say() -> None:
+    house = House()
+    house.breaks(
+        BreakpointSpec(to_state=SlotState.INITIALIZED, log="{request} arrived"),
+        BreakpointSpec(to_state=SlotState.INITIALIZED, log="look at {request}"),
+        BreakpointSpec(to_state=SlotState.INITIALIZED, log="{live} live", action=BreakpointAction.SNAPSHOT),
+    )
+    house.arrive("r", "ab")
+    said = {event.action: event.message for event in house.ever(ev.BreakpointHit)}
+    assert said == {BreakpointAction.SNAPSHOT: "1 live", BreakpointAction.HOLD: "r arrived; look at r"}
+
+
 def test_a_log_says_what_its_template_says() -> None:
     house = House()
     logs(house, log="{request} arrived at {site}, {tiers.g1.available} free")

@@ -3,6 +3,7 @@
 Law of this file: a test is named after its rule.
 """
 
+import msgspec
 import pytest
 
 from kvbm_console.core import events as ev
@@ -75,6 +76,69 @@ def test_rule_3_a_lost_lease_ends_what_its_owner_holds_freezes_and_asked_for() -
     enabled = {known.owner: known.enabled for known in house.state.breakpoints.values()}
     assert enabled == {"me": False, "you": True}, "disabled, not deleted"
     assert [event.why for event in house.last if isinstance(event, ev.HoldReleased)] == [HoldEnd.LEASE_LOST]
+
+
+def two_owners() -> House:
+    """One hold that breakpoints of two owners asked for at the same site."""
+    house = House()
+    for owner in ("me", "you"):
+        house.command(st.LeaseGranted, owner)
+        house.stop_at(to=SlotState.INITIALIZED, owner=owner)
+    house.arrive("r", "ab")
+    assert house.hold.breakpoints == (1, 2)
+    return house
+
+
+@pytest.mark.parametrize("order", [("me", "you"), ("you", "me")])
+def test_rule_3_a_hold_of_two_owners_ends_with_the_last_of_them(order: tuple[str, str]) -> None:
+    house = two_owners()
+    house.lose(order[0])
+    assert house.state.holds, "the other one still looks at it"
+    house.lose(order[1])
+    assert house.ended == [HoldEnd.LEASE_LOST]
+
+
+def test_rule_3_who_took_its_breakpoint_away_holds_nothing_any_more() -> None:
+    house = two_owners()
+    house.breaks(owner="you")
+    house.lose("me")
+    assert house.ended == [HoldEnd.LEASE_LOST]
+
+
+def test_rule_3_an_owner_that_comes_back_finds_armed_what_nobody_touched_meanwhile() -> None:
+    house = House()
+    house.command(st.LeaseGranted, "me")
+    specs = (
+        BreakpointSpec(id=0, to_state=SlotState.DECODING), BreakpointSpec(site=Site.SKIP_DID),
+        BreakpointSpec(to_state=SlotState.INITIALIZED, one_shot=True), BreakpointSpec(site=Site.EVICT_WILL),
+    )
+    house.command(st.BreakpointsReplaced, "me", specs)
+    house.arrive("r", "ab")
+    house.lose("me")
+    assert not any(known.enabled for known in house.state.breakpoints.values())
+    muted = tuple(
+        msgspec.structs.replace(known.spec, enabled=known.spec.id != 2) for known in house.state.breakpoints.values()
+    )
+    house.command(st.BreakpointsReplaced, "me", muted, "you")
+    house.command(st.BreakpointOverran, 4, "it cost too much")
+    house.command(st.LeaseGranted, "me", True)
+    found = {number: (known.enabled, known.message) for number, known in house.state.breakpoints.items()}
+    assert found == {
+        1: (True, ""), 2: (False, "muted by you"), 3: (False, ""), 4: (False, "overrun: it cost too much"),
+    }, "the second was muted by somebody else, the third has had its hit, the fourth was stopped"
+    assert house.ever(ev.BreakpointsChanged)[-1].by == "you", "who did it is on the record"
+    assert house.leader.gate is not None
+
+
+def test_rule_3_a_disarm_is_not_undone_by_an_owner_that_comes_back() -> None:
+    house = House()
+    house.command(st.LeaseGranted, "me")
+    house.stop_at(to=SlotState.DECODING)
+    house.lose("me")
+    house.command(st.Disarmed, "you")
+    house.command(st.LeaseGranted, "me", True)
+    assert house.leader.gate is None
+    assert house.ever(ev.BreakpointsChanged)[-1].by == "you"
 
 
 def test_rule_4_beyond_the_budget_a_hit_is_a_log_with_one_warning() -> None:

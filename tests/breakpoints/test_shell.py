@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbm_console.cli.ask import who
 from tests.cli.programs import output, run, serving
 
 SERVE = ("--workload", "multiturn", "--speed", "8")
@@ -56,7 +57,7 @@ def test_log_points_freeze_and_the_other_verbs(tmp_path: Path) -> None:
         frozen = daemon.json("status")
         assert frozen["frozen"]["max_hold_ns"] == 100 * 10**9
         refused = run(tmp_path, "freeze")
-        assert (refused.returncode, "already frozen by daemon" in refused.stderr) == (2, True)
+        assert (refused.returncode, f"already frozen by {who()}" in refused.stderr) == (2, True)
         assert daemon.json("status")["stream"]["head_seq"] - frozen["stream"]["head_seq"] <= 1, "but for the refusal"
         assert daemon.output("run-for", "200ms") == "running\n"
         froze = [json.loads(line) for line in daemon.output(
@@ -87,7 +88,7 @@ def test_until_and_step_from_a_shell(tmp_path: Path) -> None:
         assert daemon.output("continue", first["hold"], "--until", "decoding") == "continued\n"
         second = daemon.until("SlotHeld", "--filter", f"kind = SlotHeld and slot = {first['slot']} and hold > "
                               f"{first['hold']}")
-        assert (second["site"], second["owner"], second["breakpoints"]) == ("transition.did", "daemon", [])
+        assert (second["site"], second["owner"], second["breakpoints"]) == ("transition.did", who(), [])
         assert daemon.output("step", second["hold"]) in ("stepped\n", "already_continued\n"), "it may have ended"
 
 

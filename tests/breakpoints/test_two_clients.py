@@ -49,7 +49,7 @@ class World:
         self.leader = Leader(LeaderConfig(g2_blocks=8, hold_budget_min=2), check=True)
         self.dispatcher = Dispatcher(self.leader, lambda: self.now, publish=self._published)
         self.leases = Leases(
-            lambda: self.now, granted=lambda owner: self.dispatcher.submit(st.LeaseGranted, owner),
+            lambda: self.now, granted=lambda owner, back: self.dispatcher.submit(st.LeaseGranted, owner, back),
             lost=lambda owner: self.dispatcher.submit(st.LeaseLost, owner),
         )
         self.sessions = Sessions(self.dispatcher, self.leases)
@@ -96,7 +96,7 @@ class World:
             if verb <= 2:
                 sessions.set(session, self._spec())
             elif verb == 3 and mine:
-                sessions.remove(rng.choice(mine))
+                sessions.remove(session, rng.choice(mine))
             elif verb == 4 and holds:
                 assert sessions.continue_hold(session, rng.choice(holds)) in ("continued", "already_continued")
             elif verb == 5 and holds:
@@ -104,7 +104,7 @@ class World:
             elif verb == 6:
                 sessions.continue_hold(session, None)
             elif verb == 7 and mine:
-                sessions.enable(rng.choice(mine), rng.random() < 0.7)
+                sessions.enable(session, rng.choice(mine), rng.random() < 0.7)
             elif verb == 8 and session.lease and rng.random() < 0.3:
                 sessions.close(session)  # it forgets; its holds go on, its breakpoints are disabled
             else:

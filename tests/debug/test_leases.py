@@ -18,7 +18,7 @@ OWNERS = st.sampled_from(["a", "b", "c"])
 def test_a_lease_lives_exactly_as_long_as_it_is_renewed(steps: list[tuple[str, object]]) -> None:
     now, said = [0], list[tuple[str, str]]()
     leases = Leases(
-        lambda: now[0], granted=lambda owner: said.append(("granted", owner)),
+        lambda: now[0], granted=lambda owner, _: said.append(("granted", owner)),
         lost=lambda owner: said.append(("lost", owner)), ttl_ns=10,
     )
     renewed: dict[str, int] = {}

@@ -59,6 +59,52 @@ async def test_after_a_lost_connection_every_breakpoint_is_armed_once_and_keeps_
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["disarm before", "disarm between", "mute between"])
+async def test_what_somebody_else_disarmed_is_not_armed_by_coming_back(how: str) -> None:
+    async with daemon_at() as daemon, chaos(daemon.address) as proxy:
+        controls = LiveControls(proxy.address, name="console")
+        await controls.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING))
+        await controls.add_breakpoint(BreakpointSpec(site=Site.SKIP_DID))
+        async with Client(daemon.address) as another, another.control("ops@host", lease=False) as session:
+            if how == "disarm before":
+                await session.disarm()
+            proxy.reset()
+            await published(daemon, lambda: not daemon.service.leases.owners)
+            if how == "disarm between":
+                await session.disarm()
+            elif how == "mute between":
+                await session.enable_breakpoint(1, False)
+        await once_more(lambda: controls.continue_hold(None))
+        kept = how == "mute between"
+        assert armed(daemon) == {1: ("console-1", False, 0), 2: ("console-1", kept, 0)}
+        assert daemon.service.state.breakpoints[1].message == "muted by ops@host"
+        await controls.aclose()
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_began_again_is_not_told_what_was_muted_and_keeps_dependencies() -> None:
+    with socket_directory() as place:
+        address = f"unix:{place}/d.sock"
+        controls = LiveControls(address, name="console")
+        async with running(options_for(None, address)):
+            for spec in (
+                BreakpointSpec(site=Site.SKIP_DID), BreakpointSpec(to_state=SlotState.DECODING),
+                BreakpointSpec(to_state=SlotState.PREEMPTED, depends_on=2),
+            ):
+                await controls.add_breakpoint(spec)
+        controls.saw({1: False, 2: True, 3: True})
+        async with running(options_for(None, address)) as daemon:
+            async with Client(address) as another, another.control("first", lease=False) as session:
+                await session.add_breakpoint(BreakpointSpec(site=Site.EVICT_WILL))  # so that numbers differ
+            await once_more(lambda: controls.continue_hold(None))
+            known = daemon.service.state.breakpoints
+            assert {number: (one.enabled, one.spec.depends_on) for number, one in known.items()} == {
+                1: (True, 0), 2: (False, 0), 3: (True, 0), 4: (True, 3),
+            }
+            await controls.aclose()
+
+
+@pytest.mark.asyncio
 async def test_a_daemon_that_began_again_gets_the_breakpoints_anew() -> None:
     with socket_directory() as place:
         address = f"unix:{place}/d.sock"

@@ -5,7 +5,7 @@ times are given, never read.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from kvbm_console.core import events as ev
@@ -255,6 +255,9 @@ class RecordedControls:
         self.called.set()
         if self.fails is not None:
             raise self.fails
+
+    def saw(self, enabled: Mapping[int, bool]) -> None:
+        self._note("saw", dict(enabled))
 
     async def add_breakpoint(self, spec: BreakpointSpec) -> BreakpointVerdict:
         self._note("add", spec)

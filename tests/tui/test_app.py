@@ -214,7 +214,7 @@ async def test_a_loss_and_a_lost_connection_are_on_the_screen() -> None:
         assert "Daemon gone 0 s ago" in console.row(2)
         await console.pilot.press("r")
         await console.controls.called.wait()
-        assert console.controls.calls == [("retry",)]
+        assert console.controls.calls == [("saw", {1: True}), ("retry",)], "what stood there last, then the key"
         await console.feed.send(connected(), console.script.snapshot(), console.script.heartbeat())
         assert console.row(0).startswith(" LIVE ")
 

@@ -57,13 +57,13 @@ def breakpoints_replaced(leader: Decider, s: st.BreakpointsReplaced) -> tuple[Br
             raise Refused(f"breakpoint {spec.id} belongs to {known.owner}")
         specs.append(spec)
     before = dict(leader.state.breakpoints)
-    leader.emit(ev.BreakpointsChanged, s.owner, tuple(specs))
+    leader.emit(ev.BreakpointsChanged, s.owner, tuple(specs), s.by)
     kept = set(leader.state.breakpoints)
     leader.aids.matches = {known: seen for known, seen in leader.aids.matches.items() if known in kept}
     leader.aids.logged = {known: rate for known, rate in leader.aids.logged.items() if known in kept}
     for spec in specs:
         earlier_one = before.pop(spec.id, None)
-        if earlier_one is None or earlier_one.spec.expires_ns != spec.expires_ns or not earlier_one.enabled:
+        if earlier_one is None or earlier_one.spec != spec:
             leader.clear_deadline("expiry", spec.id)
             if spec.enabled:
                 leader.ask(SetDeadline(leader.aids.deadline("expiry", spec.id), spec.expires_ns, Clock.WALL))
@@ -100,7 +100,7 @@ def breakpoint_overran(leader: Decider, s: st.BreakpointOverran) -> None:
 
 def _stop(leader: Decider, number: int, why: BreakpointEnd, message: str) -> None:
     known = leader.state.breakpoints.get(number)
-    if known is not None and known.enabled:
+    if known is not None and (known.enabled or (known.away and known.armed_at_home)):
         leader.emit(ev.BreakpointStopped, number, why, message)
         leader.rearm()
 
@@ -203,18 +203,18 @@ def _check_max_hold(max_hold_ns: int) -> None:
 
 def disarmed(leader: Decider, s: st.Disarmed) -> None:
     """Mute every breakpoint and release every hold; always works."""
-    _mute(leader)
+    _mute(leader, s.by)
     _release_all(leader, HoldEnd.DISARMED, s.by)
 
 
-def _mute(leader: Decider) -> None:
-    owners = dict.fromkeys(known.owner for known in leader.state.breakpoints.values() if known.enabled)
+def _mute(leader: Decider, by: str) -> None:
+    owners = dict.fromkeys(known.owner for known in leader.state.breakpoints.values() if known.enabled or known.away)
     for owner in owners:
         specs = tuple(
             msgspec.structs.replace(known.spec, enabled=False)
             for known in leader.state.breakpoints.values() if known.owner == owner
         )
-        leader.emit(ev.BreakpointsChanged, owner, specs)
+        leader.emit(ev.BreakpointsChanged, owner, specs, by)
     leader.aids.stepping.clear()
     leader.aids.until.clear()
     leader.aids.until_site.clear()
@@ -241,16 +241,22 @@ def call_announced(leader: Decider, s: st.CallAnnounced) -> None:
 def lease_granted(leader: Decider, s: st.LeaseGranted) -> None:
     """The owner is alive."""
     if not leader.state.leases.get(s.owner):
-        leader.emit(ev.LeaseChanged, s.owner, True)
+        leader.emit(ev.LeaseChanged, s.owner, True, s.back)
+        leader.rearm()
 
 
 def lease_lost(leader: Decider, s: st.LeaseLost) -> None:
-    """The owner is gone: its breakpoints are disabled, not deleted, and its holds go on."""
+    """The owner is gone: its breakpoints are disabled, not deleted, and what nobody else holds goes on."""
     if not leader.state.leases.get(s.owner):
         return
+    known = leader.state.breakpoints
+    concerned = [
+        hold for hold in leader.state.holds.values()
+        if hold.owner == s.owner or any(known[at].owner == s.owner for at in hold.breakpoints if at in known)
+    ]
     leader.emit(ev.LeaseChanged, s.owner, False)
-    for hold in list(leader.state.holds.values()):
-        if hold.owner == s.owner:
+    for hold in concerned:  # a hold of several owners ends with the last of them
+        if all(number not in known or known[number].away for number in hold.breakpoints):
             leader.release_hold(hold, HoldEnd.LEASE_LOST, s.owner)
     if leader.state.frozen is not None and leader.state.frozen.by == s.owner:
         thaw(leader, HoldEnd.LEASE_LOST, s.owner)
@@ -291,6 +297,6 @@ def deadline_passed(leader: Decider, s: st.DeadlinePassed) -> None:
 def noted(leader: Decider, s: st.Noted) -> None:
     """Put it on the record; a process that shuts down lets every slot go first."""
     if s.note is Note.SHUTTING_DOWN:
-        _mute(leader)
+        _mute(leader, "")
         _release_all(leader, HoldEnd.SHUTDOWN, "")
     leader.emit(ev.Noted, s.note, s.detail)

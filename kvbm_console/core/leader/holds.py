@@ -10,6 +10,7 @@ from kvbm_console.core.breakpoints import Armed, FreezeFacts, HoldFacts, Moment,
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.expression import SLOT, variables
+from kvbm_console.core.expression.template import MESSAGE_CHARS_MAX
 from kvbm_console.core.ids import (
     Authority,
     BreakpointAction,
@@ -67,12 +68,14 @@ def pass_site(leader: "Decider", slot: SlotFacts, moment: Moment) -> None:
         _log(leader, slot, moment, logs)
     captures = _numbers(effective, BreakpointAction.SNAPSHOT)
     if captures:
-        leader.emit(ev.BreakpointHit, captures, slot.slot, moment.site, BreakpointAction.SNAPSHOT)
+        said = _messages(leader, slot, moment, effective, BreakpointAction.SNAPSHOT)
+        leader.emit(ev.BreakpointHit, captures, slot.slot, moment.site, BreakpointAction.SNAPSHOT, said)
         capture(leader, slot, moment, captures)
     freezers = [armed for armed in effective if armed.spec.action is BreakpointAction.FREEZE]
     if freezers:
         numbers = tuple(armed.number for armed in freezers)
-        leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.FREEZE)
+        said = _messages(leader, slot, moment, freezers, BreakpointAction.FREEZE)
+        leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.FREEZE, said)
         freeze(leader, freezers[0].known.owner, min(armed.spec.max_hold_ns for armed in freezers))
     holders = [armed for armed in effective if armed.spec.action is BreakpointAction.HOLD]
     asked_by = _asked(leader, moment)
@@ -84,6 +87,17 @@ def pass_site(leader: "Decider", slot: SlotFacts, moment: Moment) -> None:
 
 def _numbers(effective: list[Armed], action: BreakpointAction) -> tuple[int, ...]:
     return tuple(armed.number for armed in effective if armed.spec.action is action)
+
+
+def _messages(
+    leader: "Decider", slot: SlotFacts, moment: Moment, effective: list[Armed], action: BreakpointAction
+) -> str:
+    """What those with a template have to say at one hit."""
+    said = "; ".join(
+        armed.message(slot, leader.state, moment) for armed in effective
+        if armed.spec.action is action and armed.message is not None
+    )
+    return said if len(said) <= MESSAGE_CHARS_MAX else said[: MESSAGE_CHARS_MAX - 1] + "…"
 
 
 def _counts(leader: "Decider", armed: Armed) -> bool:
@@ -154,11 +168,12 @@ def _hold(
     leader: "Decider", slot: SlotFacts, moment: Moment, holders: list[Armed], asked_by: str | None
 ) -> None:
     numbers = tuple(armed.number for armed in holders)
+    said = _messages(leader, slot, moment, holders, BreakpointAction.HOLD)
     announced = leader.entry == ENTRY_TAGS[CallAnnounced]
     point = WaitPoint.CALL if announced else wait_point(moment.site, moment.new)
     if point is None:  # a finished slot cannot wait: what a hold would have shown is put on the record
         if numbers:
-            leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.SNAPSHOT)
+            leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.SNAPSHOT, said)
         leader.emit(ev.HoldDenied, slot.slot, moment.site, "a finished slot cannot wait")
         capture(leader, slot, moment, numbers)
         return
@@ -166,7 +181,7 @@ def _hold(
     full = slot.hold is None and len(leader.state.holds) >= budget
     if numbers:
         action = BreakpointAction.LOG if full else BreakpointAction.HOLD
-        leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, action)
+        leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, action, said)
     if full:
         if not leader.aids.budget_warned:
             leader.aids.budget_warned = True

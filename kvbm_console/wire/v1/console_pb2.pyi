@@ -1399,12 +1399,14 @@ class Event(_message.Message):
         position: int
         def __init__(self, slot: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., blocks: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
     class BreakpointsChanged(_message.Message):
-        __slots__ = ("owner", "specs")
+        __slots__ = ("owner", "specs", "by")
         OWNER_FIELD_NUMBER: _ClassVar[int]
         SPECS_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
         owner: str
         specs: _containers.RepeatedCompositeFieldContainer[BreakpointSpec]
-        def __init__(self, owner: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ...) -> None: ...
+        by: str
+        def __init__(self, owner: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ..., by: _Optional[str] = ...) -> None: ...
     class BreakpointHit(_message.Message):
         __slots__ = ("breakpoints", "slot", "site", "action", "message")
         BREAKPOINTS_FIELD_NUMBER: _ClassVar[int]
@@ -1467,12 +1469,14 @@ class Event(_message.Message):
         why: str
         def __init__(self, slot: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., why: _Optional[str] = ...) -> None: ...
     class LeaseChanged(_message.Message):
-        __slots__ = ("owner", "live")
+        __slots__ = ("owner", "live", "back")
         OWNER_FIELD_NUMBER: _ClassVar[int]
         LIVE_FIELD_NUMBER: _ClassVar[int]
+        BACK_FIELD_NUMBER: _ClassVar[int]
         owner: str
         live: bool
-        def __init__(self, owner: _Optional[str] = ..., live: _Optional[bool] = ...) -> None: ...
+        back: bool
+        def __init__(self, owner: _Optional[str] = ..., live: _Optional[bool] = ..., back: _Optional[bool] = ...) -> None: ...
     class ResetBegun(_message.Message):
         __slots__ = ("mode",)
         MODE_FIELD_NUMBER: _ClassVar[int]
@@ -1871,12 +1875,14 @@ class Stimulus(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
     class BreakpointsReplaced(_message.Message):
-        __slots__ = ("owner", "specs")
+        __slots__ = ("owner", "specs", "by")
         OWNER_FIELD_NUMBER: _ClassVar[int]
         SPECS_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
         owner: str
         specs: _containers.RepeatedCompositeFieldContainer[BreakpointSpec]
-        def __init__(self, owner: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ...) -> None: ...
+        by: str
+        def __init__(self, owner: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ..., by: _Optional[str] = ...) -> None: ...
     class HoldContinued(_message.Message):
         __slots__ = ("hold", "by", "until", "until_site")
         HOLD_FIELD_NUMBER: _ClassVar[int]
@@ -1901,10 +1907,12 @@ class Stimulus(_message.Message):
         by: str
         def __init__(self, by: _Optional[str] = ...) -> None: ...
     class LeaseGranted(_message.Message):
-        __slots__ = ("owner",)
+        __slots__ = ("owner", "back")
         OWNER_FIELD_NUMBER: _ClassVar[int]
+        BACK_FIELD_NUMBER: _ClassVar[int]
         owner: str
-        def __init__(self, owner: _Optional[str] = ...) -> None: ...
+        back: bool
+        def __init__(self, owner: _Optional[str] = ..., back: _Optional[bool] = ...) -> None: ...
     class LeaseLost(_message.Message):
         __slots__ = ("owner",)
         OWNER_FIELD_NUMBER: _ClassVar[int]

@@ -36,7 +36,7 @@ check: $(STAMP) ## format, lint, types, import contracts, proto and documents fr
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m tests.architecture.generate --check
-	@$(BIN)/python recordings/regenerate.py --check
+	@$(BIN)/python -m recordings.regenerate --check
 	@$(BIN)/python -m pytest -q -m "not slow"
 
 bench: $(STAMP) ## ratios against references measured in the same run, compared with the committed ones
@@ -55,7 +55,7 @@ proto: $(STAMP) ## kvbm_console/wire/v1 from the contract
 	@$(BIN)/python proto/generate.py
 
 recordings: $(STAMP) ## the recordings of recordings/, made again byte for byte
-	@$(BIN)/python recordings/regenerate.py
+	@$(BIN)/python -m recordings.regenerate
 
 screens: $(STAMP) ## the pictures of recordings/screens/
 	@$(BIN)/python recordings/screens/make.py

@@ -38,12 +38,13 @@ def diff_command(ctx: click.Context, a: Path, b: Path, top: int, form: str) -> N
     if form == "json":
         print_json(result)
     else:
-        for line in _lines(result, top):
+        for line in difference_lines(result, top):
             click.echo(line)
     ctx.exit(0 if result.equal else 1)
 
 
-def _lines(one: "Difference", top: int) -> list[str]:
+def difference_lines(one: "Difference", top: int) -> list[str]:
+    """What the command prints, with at most ``top`` requests."""
     lines = [f"A  {one.a}" + _lost(one.lost_events_a), f"B  {one.b}" + _lost(one.lost_events_b)]
     lines += [f"   {change.field}  {change.a} → {change.b}" for change in one.config]
     if one.equal:

@@ -17,6 +17,7 @@ from kvbm_console.core.events import Event, PoolKnown
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.requests import Requests, Summary
 from kvbm_console.recording.walk import Evidence, Progress, walk
+from kvbm_console.stream.event_document import field_text
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 VALUE_CHARS_MAX: Final = 80
@@ -192,10 +193,7 @@ def _text(event: Event | None, state: CacheState | None, field: str | None) -> s
         return "ends"
     text = f"{type(event).__name__} {describe(event, state)}"
     if field is not None and field not in ("seq", "cause"):
-        value = getattr(event, field)
-        if not isinstance(value, bytes):
-            told = str(getattr(value, "label", value))
-            text += f" [{field} {told[:VALUE_CHARS_MAX]}]"
+        text += f" [{field} {field_text(field, getattr(event, field), VALUE_CHARS_MAX)}]"
     return text
 
 

@@ -29,6 +29,7 @@ from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_sta
 from kvbm_console.recording.format import Frame, Gap, Keyframe, SegmentEnd
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.sealed import SealedSegment
+from kvbm_console.stream.event_document import field_text
 from kvbm_console.wire.batches import NewerSchema
 
 AUDIT_ALL_BELOW: Final = 5_000
@@ -318,10 +319,6 @@ def _describe(recorded: Event, decided: Event) -> str:
     for field in recorded.__struct_fields__:
         was, now = getattr(recorded, field), getattr(decided, field)
         if was != now:
-            return f"{where}: {_name(recorded)}.{field} was {_short(was)} and is now {_short(now)}"
+            then, today = field_text(field, was), field_text(field, now)
+            return f"{where}: {_name(recorded)}.{field} was {then} and is now {today}"
     return f"{where}: {_name(recorded)} is encoded differently"
-
-
-def _short(value: object, limit: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"

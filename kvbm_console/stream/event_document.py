@@ -44,6 +44,17 @@ def spec_document(spec: BreakpointSpec) -> dict[str, Any]:
     return {field: _value(field, getattr(spec, field)) for field in BreakpointSpec.__struct_fields__}
 
 
+def field_text(field: str, value: Any, limit: int = 80) -> str:
+    """One field's value for people, cut behind ``limit`` characters: columns as lists, words as their labels.
+
+    >>> field_text("ids", b"\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00")
+    '1, 2'
+    """
+    told = _value(field, value)
+    text = ", ".join(map(str, told)) if isinstance(told, list) else "–" if told is None else str(told)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def _value(field: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | str | float):
         return value

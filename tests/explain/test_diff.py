@@ -166,13 +166,14 @@ def test_the_command_says_equal_and_different() -> None:
 
 
 def test_the_document_is_the_librarys() -> None:
-    one, other = RECORDINGS / "offload-pressure.mcap", RECORDINGS / "diverges.mcap"
+    one, other = RECORDINGS / "offload-pressure.mcap", RECORDINGS / "two-hosts.mcap"
     result = run_diff(one, other, "--format", "json")
     document = json.loads(result.stdout)
     assert set(document) == set(Difference.__struct_fields__)
-    assert document["equal"] is True  # it claims another configuration; its events are the same
-    assert [change["field"] for change in document["config"]] == ["offload_threshold"]
-    assert result.exit_code == 0
+    assert document["equal"] is False
+    assert document["config"] == []
+    assert (document["first"]["field"], document["first"]["seq_a"]) == ("ids", document["first"]["seq_b"])
+    assert result.exit_code == 1
 
 
 def test_a_gap_is_said() -> None:

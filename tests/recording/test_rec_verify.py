@@ -1,8 +1,8 @@
 """Verification finds what is not as it was, and says where; the recordings of the repository are equal to today."""
 
 import errno
-import importlib.util
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.ids import Tier
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.stimuli import Noted, Stimulus
@@ -20,6 +21,7 @@ from kvbm_console.recording.recover import recover_directory
 from kvbm_console.recording.verify import VerifyReport, verify
 from kvbm_console.recording.writer import RETRY_S, Recorder
 from kvbm_console.wire.batches import pack_events, pack_stimuli
+from recordings import regenerate
 from tests.recording.helpers import Disk, FakeClock, Log, Run, real_run, write_active
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
@@ -186,16 +188,39 @@ def test_shipped_recordings_replay_by_state_and_by_decision(path: Path) -> None:
 
 
 def test_shipped_recordings_are_described_and_made_by_the_command() -> None:
-    spec = importlib.util.spec_from_file_location("regenerate", RECORDINGS / "regenerate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    regenerate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(regenerate)
     readme = (RECORDINGS / "README.md").read_text()
     assert {path.stem for path in shipped()} == {scenario.name for scenario in regenerate.SCENARIOS}
     for scenario in regenerate.SCENARIOS:
         assert f"| `{scenario.name}.mcap` | {scenario.shows} |" in readme
+    for path in (RECORDINGS / "versions").glob("*.mcap"):
+        assert f"| `versions/{path.name}` |" in readme
     assert regenerate.main(["--check"]) == 0, "today's code makes other recordings: run make recordings"
+
+
+def test_the_two_hosts_part_at_the_step_at_which_one_was_altered() -> None:
+    """Up to there the files are equal, and verification, comparison and regeneration name the same event."""
+    one, other = Recording.open(RECORDINGS / "offload-pressure.mcap"), Recording.open(RECORDINGS / "two-hosts.mcap")
+    events = [[event for batch in host.events() for event in batch] for host in (one, other)]
+    mine = next(a for a, b in zip(*events, strict=False) if a != b)
+    assert isinstance(mine, ev.BlocksEvicted)
+    assert one.state_at(mine.seq - 1).pools[mine.pool].info.tier is Tier.G2
+    found = verify(other.path).first_difference
+    assert found is not None
+    assert found.startswith(f"stimulus {mine.cause}, event {mine.seq}: BlocksEvicted.ids was ")
+    assert regenerate.differences(one.path, other.path)[3].startswith(f"first difference in ids: event {mine.seq}")
+
+
+def test_what_would_change_is_shown_readably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A kept file that today's code makes otherwise: the first event that differs, then the figures."""
+    (tmp_path / "two-hosts.mcap").write_bytes((RECORDINGS / "offload-pressure.mcap").read_bytes())
+    monkeypatch.setattr(regenerate, "HERE", tmp_path)
+    monkeypatch.setattr(regenerate, "SCENARIOS", [one for one in regenerate.SCENARIOS if one.name == "two-hosts"])
+    assert regenerate.main(["--check"]) == 1
+    printed = capsys.readouterr().out
+    assert "would change" in printed
+    assert "first difference in ids: event 132" in printed
+    assert regenerate.main([]) == 0
+    assert regenerate.main(["--check"]) == 0
 
 
 def test_verify_from_the_shell(tmp_path: Path) -> None:

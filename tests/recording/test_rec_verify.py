@@ -242,9 +242,9 @@ def test_json_of_info_and_verify_is_stable(tmp_path: Path) -> None:
     run = CliRunner()
     info = msgspec.json.decode(run.invoke(cli, ["rec", "info", "--format", "json", str(path)]).stdout)
     assert list(info) == [
-        "path", "incarnation", "first_seq", "last_seq", "events", "stimuli", "keyframes", "gaps", "versions", "config",
-        "config_digest", "labels", "clock_anchor_ns", "first_ns", "last_ns", "bytes", "bytes_per_event", "finished",
-        "segments", "runs",
+        "path", "incarnation", "first_seq", "last_seq", "events", "stimuli", "requests", "live_requests", "engines",
+        "keyframes", "gaps", "versions", "config", "config_digest", "labels", "clock_anchor_ns", "first_ns", "last_ns",
+        "bytes", "bytes_per_event", "finished", "segments", "runs",
     ]
     assert (info["first_seq"], info["last_seq"], info["events"], info["stimuli"], info["gaps"]) == (0, 6, 7, 7, [])
     assert list(info["versions"]) == ["format", "wire", "program"]

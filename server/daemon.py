@@ -143,7 +143,7 @@ class Daemon:
         self._record(service)
         service.start()
         service.new_source(SOURCE)
-        self.rig = embed(service.dispatcher, calendar, options.engine, options.workload)
+        self.rig = embed(service.dispatcher, calendar, options.engine, options.workload, links=options.links)
         return service
 
     def _prepare_debugger(self) -> None:
@@ -261,7 +261,8 @@ class Daemon:
         )
         dispatcher.mover = LinkMover(
             WallTimer(self.service.clock, loop), dispatcher,
-            options.block_bytes or TOKEN_BYTES * options.config.block_tokens, asynchronous=options.config.asynchronous,
+            options.block_bytes or TOKEN_BYTES * options.config.block_tokens, links=options.links,
+            asynchronous=options.config.asynchronous,
         )
 
     def _open_streams(self) -> None:

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.workloads import Workload
 from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.stream.ring import Ring
+from kvbm_console.transfers.link import DEFAULT_LINKS, LinkSpec
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """The kernel's ``sun_path`` has 108 bytes with the final zero."""
@@ -40,6 +42,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     workload: Workload | None = None
     engine: EngineConfig | None = None
     """The simulated engine; needed with a workload."""
+    links: Sequence[LinkSpec] = DEFAULT_LINKS
+    """Where modelled copies run."""
     publishers: tuple[Publisher, ...] = ()
     """KV-event streams of real engines to follow."""
     metrics: str | None = None

@@ -90,7 +90,7 @@ def follow_engines(
     publishers = tuple(publisher for address in addresses for publisher in find_publishers(address))
     show(daemon_options(
         workload=None, limit=None, speed=1.0, record=record, listen=socket_address(f"attach-{os.getpid()}.sock"),
-        g1_blocks=None, g2_blocks=None, g3_blocks=None, block_tokens=None, check=False, publishers=publishers,
+        check=False, publishers=publishers,
     ), seconds, "text", "attached", **look)
 
 

@@ -1,18 +1,28 @@
-"""Flags of the cache that ``simulate`` and ``compare`` share, and the progress bar of long runs.
+"""Flags of the cache that ``simulate``, ``compare``, ``serve`` and ``demo`` share, and the progress bar of long runs.
 
 Law of this file: the parts that own a value check it; here flags only become fields. Progress goes to stderr, and only
 where somebody looks at it.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import click
 
+from kvbm_console.cli.output import warn
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.eviction.policy import PRESETS, PolicyConfig
+from kvbm_console.core.eviction.policy import POLICIES, PRESETS, PolicyConfig
+from kvbm_console.simulation.options import (
+    BLOCK_TOKENS,
+    Geometry,
+    Prefetch,
+    Transfers,
+    blocks_of_size,
+    check,
+    parse_size,
+)
 
 if TYPE_CHECKING:
     from kvbm_console.engines.workloads import Workload
@@ -51,6 +61,84 @@ def policy_options(command: F) -> F:
     return command
 
 
+def cache_options(command: F) -> F:
+    """Tiers, links, policy and prefetch, the same for ``simulate``, ``serve`` and ``demo``; None: not said."""
+    for option in reversed((
+        click.option("--total-kv-blocks", "--g1-blocks", "total_kv_blocks", type=int, metavar="N",
+                     help="Capacity of the device; with --cache-only of the pool."),
+        click.option("--block-size", "--block-tokens", "block_size", type=int, metavar="N",
+                     help="Tokens in one block.  [default: 16, or that of the workload]"),
+        click.option("--kv-cpu-blocks", "--g2-blocks", "kv_cpu_blocks", type=int, metavar="N",
+                     help="Capacity of the host tier; 0 for none.  [default: 0, or that of the workload]"),
+        click.option("--kv-disk-blocks", "--g3-blocks", "kv_disk_blocks", type=int, metavar="N",
+                     help="Capacity of the disk tier; 0 for none.  [default: 0, or that of the workload]"),
+        click.option("--kv-cpu-size", metavar="SIZE", help="The host tier in bytes, for example 64GiB."),
+        click.option("--kv-geometry", metavar="L,H,D,B",
+                     help="Layers, K/V heads, head dimension, bytes of an element.  [default: 32,8,128,2]"),
+        click.option("--kv-offload-threshold", type=float, metavar="T",
+                     help="Copy down when less than 1 - T of a pool is safe; 0 copies every new block.  "
+                          "[default: 0.9]"),
+        click.option("--kv-transfer-bandwidth", type=float, metavar="B",
+                     help="Tokens per microsecond and link.  [default: 100; serve and demo: as PCIe and a disk have]"),
+        click.option("--kv-transfer-base-latency", type=float, metavar="US",
+                     help="Microseconds before a copy begins.  [default: 0; serve and demo: 20, disk 100]"),
+        click.option("--transfers", type=click.Choice(get_args(Transfers)),
+                     help="Loads run beside the engine, or lengthen the step that asked for them.  [default: async]"),
+        click.option("--policy", metavar="NAME",
+                     help=f"Of the lower tiers: {', '.join(POLICIES)}; with --cache-only also belady."),
+        click.option("--preset", type=click.Choice(list(PRESETS)),
+                     help="Policy and parameters for a kind of work."),
+        policy_options,
+        click.option("--prefetch", type=click.Choice(get_args(Prefetch)),
+                     help="Predictor that stages blocks of the disk tier in the host tier.  [default: chain]"),
+    )):
+        command = option(command)
+    return command
+
+
+def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``CacheOptions`` that these flags say, parsed; ``kv_cpu_size`` stays bytes (``sized``).
+
+    Raises ``UsageError`` naming the flag. ``policy`` is there when it, a preset or one of its parameters was said.
+    """
+    said = {name: value for name, value in flags.items() if value is not None}
+    rule = {name: said.pop(name) for name in POLICY_FLAGS if name in said}
+    if rule:
+        said["policy"] = policy_config(rule.pop("policy", None), rule.pop("preset", None), **rule)
+    if "kv_geometry" in said:
+        said["kv_geometry"] = Geometry.parse(said["kv_geometry"])
+    if "kv_cpu_size" in said:
+        if "kv_cpu_blocks" in said:
+            raise UsageError(
+                f"--kv-cpu-size and --kv-cpu-blocks say the same, got {said['kv_cpu_size']} and {said['kv_cpu_blocks']}"
+            )
+        said["kv_cpu_size"] = parse_size(said["kv_cpu_size"], "--kv-cpu-size")
+    return said
+
+
+def sized(said: dict[str, Any], **defaults: Any) -> dict[str, Any]:
+    """What was said in front of the defaults, the host tier in blocks."""
+    fields = {**defaults, **said}
+    size = fields.pop("kv_cpu_size", None)
+    if size is not None:
+        block = fields.get("block_size", BLOCK_TOKENS)
+        check(block >= 1, "block_size", "at least 1", block)
+        token_bytes = fields.get("kv_geometry", Geometry()).token_bytes
+        fields["kv_cpu_blocks"] = blocks_of_size(size, block * token_bytes, "--kv-cpu-size")
+    return fields
+
+
+POLICY_FLAGS: Final[tuple[str, ...]] = (
+    "policy", "preset", "frequency_weight", "frequency_credit_s", "half_life_s", "pin_tail_tokens", "pin_ttl_s",
+)
+"""Flags that together make a ``PolicyConfig``."""
+CACHE_FLAGS: Final[tuple[str, ...]] = (
+    "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", "kv_cpu_size", "kv_geometry",
+    "kv_offload_threshold", "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch",
+)
+"""The parameters that ``cache_options`` adds to a command."""
+
+
 def policy_config(policy: str | None, preset: str | None, **parameters: Any) -> PolicyConfig:
     """The configuration of a preset with what was said on the command line in its place."""
     said = {} if preset is None else dict(PRESETS[preset])
@@ -87,11 +175,33 @@ def expected_requests(workload: "Workload", limit: int | None) -> int | None:
     return lines if limit is None else min(lines, limit)
 
 
+class Progress:
+    """Told how much is done in all, and what to say beside it. Without a terminal lines stand on stderr as they come;
+    on one the passing ones stand in front of the bar, where the next one takes their place."""
+
+    def __init__(self, bar: Any = None) -> None:
+        self._bar = bar
+
+    def __call__(self, done: int) -> None:
+        """So much is done in all."""
+        if self._bar is not None:
+            self._bar.update(max(0, done - self._bar.pos))
+
+    def say(self, text: str, *, passing: bool = False) -> None:
+        """A line; ``passing``: one of many, of which somebody who looks on needs the last."""
+        if self._bar is None:
+            warn(text)
+        elif passing:
+            self._bar.label = text
+        else:
+            click.echo(f"\r\033[K{text}", err=True)
+
+
 @contextmanager
-def progress_bar(label: str, length: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr that is told how much is done in all; silent when stderr is not a terminal."""
+def progress_bar(label: str, length: int | None) -> Iterator[Progress]:
+    """A bar on stderr; none when stderr is not a terminal."""
     if not sys.stderr.isatty():
-        yield lambda done: None
+        yield Progress()
         return
     with click.progressbar(length=length or 1, label=label, file=sys.stderr, show_pos=True) as bar:
-        yield lambda done: bar.update(max(0, done - bar.pos))
+        yield Progress(bar)

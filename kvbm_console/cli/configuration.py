@@ -56,7 +56,7 @@ def console_options() -> dict[str, click.Option]:
 
 
 def _flag(option: click.Option) -> str:
-    return max(option.opts, key=len).removeprefix("--")
+    return next(name for name in option.opts if name.startswith("--")).removeprefix("--")
 
 
 def sections() -> dict[str, dict[str, click.Option]]:
@@ -96,7 +96,25 @@ def _section(path: Path, name: str, values: Any) -> dict[str, Any]:
         if key not in known:
             raise UsageError(f"{path}: [{name}] has no key {key!r}; {_nearest(key, known)}")
         _check(f"{path}: [{name}] {key}", known[key], value)
+    try:
+        _check_together(name, {str(known[key].name): value for key, value in values.items()})
+    except UsageError as error:
+        raise UsageError(f"{path}: [{name}] {error}") from None
     return values
+
+
+def _check_together(command: str, values: dict[str, Any]) -> None:
+    """What the cache's own options check when a command runs: bounds, and values that contradict each other."""
+    from kvbm_console.cli.cache_options import CACHE_FLAGS, cache_settings, sized
+    from kvbm_console.simulation.options import SimulateOptions
+
+    lists = {"total_kv_blocks", "kv_cpu_blocks"} if command == "compare" else set()  # checked by the flag itself
+    flags = {name: values[name] for name in CACHE_FLAGS if name in values and name not in lists}
+    if flags.get("policy") == "belady":
+        del flags["policy"]  # for --cache-only, which knows the future
+    others = ("limit", "instances", "hosts", "cleanup", "stats_every", "seed")
+    more = {name: values[name] for name in others if name in values}
+    SimulateOptions(trace="", **sized(cache_settings(flags), total_kv_blocks=1), **more)
 
 
 def _nearest(word: str, known: Any) -> str:

@@ -4,35 +4,32 @@ Law of this file: everything is checked here or by the part that owns it, before
 the workload's own defaults, sized so that something is seen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kvbm_console.cli.cache_options import CACHE_FLAGS, cache_options, cache_settings, sized
 from kvbm_console.cli.params import Speed
 from kvbm_console.cli.versions import program_version
-from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
+from kvbm_console.simulation.options import CacheOptions
 
 if TYPE_CHECKING:
     from kvbm_console.engines.kv_events.address import Publisher
     from kvbm_console.recording.options import RecordingOptions
+    from kvbm_console.transfers.link import LinkSpec
     from server.options import DaemonOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
-BLOCKS_MAX: Final = 2**24
-"""16 million blocks: the most that a recording may hold, far beyond what a host has."""
 
 
 def workload_options(command: F) -> F:
-    """The flags that ``demo`` and ``serve`` share."""
+    """The flags that ``demo`` and ``serve`` share: how the machine runs, and its cache (``cache_options``)."""
     for option in (
+        cache_options,
         click.option("--check", is_flag=True, help="Verify the invariants after every stimulus; a bug ends the run."),
-        click.option("--block-tokens", type=click.IntRange(1, 65_536), metavar="N", help="Tokens in one block."),
-        click.option("--g3-blocks", type=click.IntRange(0, BLOCKS_MAX), metavar="N", help="Capacity of the disk tier."),
-        click.option("--g2-blocks", type=click.IntRange(0, BLOCKS_MAX), metavar="N", help="Capacity of the host tier."),
-        click.option("--g1-blocks", type=click.IntRange(1, BLOCKS_MAX), metavar="N", help="Capacity of the device."),
         click.option("--speed", type=Speed(), default="1", show_default=True, metavar="FACTOR|max",
                      help="Virtual seconds per second; max never waits. The events are the same at any speed."),
         click.option("--record", type=click.Path(path_type=Path), metavar="DIR", help="Record into this directory."),
@@ -60,38 +57,56 @@ def recording_flags(command: F) -> F:
 
 
 def daemon_options(
-    *, workload: str | None, limit: int | None, speed: float | None, record: Path | None, listen: str,
-    g1_blocks: int | None, g2_blocks: int | None, g3_blocks: int | None, block_tokens: int | None, check: bool,
+    *, workload: str | None, limit: int | None, speed: float | None, record: Path | None, listen: str, check: bool,
     exit_when_done: bool = False, recording: "RecordingOptions | None" = None,
-    publishers: "tuple[Publisher, ...]" = (), metrics: str | None = None, **access: Any,
+    publishers: "tuple[Publisher, ...]" = (), metrics: str | None = None, **flags: Any,
 ) -> "DaemonOptions":
-    """The options of a daemon; raises ``UsageError`` with one sentence."""
+    """The options of a daemon; ``flags`` are those of ``cache_options`` and of its access.
+
+    Raises ``UsageError`` with one sentence.
+    """
     from server.options import DaemonOptions
 
-    lower = {"g2_blocks": g2_blocks, "g3_blocks": g3_blocks, "block_tokens": block_tokens}
-    said: dict[str, Any] = {field: value for field, value in lower.items() if value is not None}
+    said = cache_settings({name: flags.pop(name) for name in CACHE_FLAGS if name in flags})
     common: dict[str, Any] = {
         "listen": listen, "speed": speed, "record": record, "check": check, "exit_when_done": exit_when_done,
-        "program": program_version(), "publishers": publishers, "metrics": metrics, **access,
+        "program": program_version(), "publishers": publishers, "metrics": metrics, **flags,
     }
     if recording is not None:
         common["recording"] = recording
     if workload is None:
-        _only_with_workload({"--limit": limit, "--g1-blocks": g1_blocks})
-        if publishers:  # every tier is the engines' own
-            return DaemonOptions(config=LeaderConfig(**said), **common)
-        return DaemonOptions(config=LeaderConfig(**{"g2_blocks": 8_192, "g3_blocks": 32_768, **said}), **common)
-    from kvbm_console.engines.embedded import default_engine_config, default_leader_config
+        _only_with_workload({"--limit": limit, "--total-kv-blocks": said.get("total_kv_blocks")})
+        # Of real engines every tier is their own.
+        sizes = {} if publishers else {"kv_cpu_blocks": 8_192, "kv_disk_blocks": 32_768}
+        cache = CacheOptions(**sized(said, total_kv_blocks=1, **sizes))
+        block_bytes = cache.block_bytes if "kv_geometry" in said else None
+        return DaemonOptions(
+            config=cache.leader_config(), links=_links(cache, said), block_bytes=block_bytes, **common
+        )
+    from kvbm_console.engines.embedded import PRESSURE_SHARE, default_engine_config
     from kvbm_console.engines.workloads import parse_workload
 
     requests = parse_workload(workload, limit)
-    config = default_leader_config(requests, **said)
-    device = {} if g1_blocks is None else {"g1_blocks": g1_blocks}
-    engine = default_engine_config(requests, **device)
+    own = requests.capacities
+    cache = CacheOptions(**sized(
+        said, total_kv_blocks=own.g1_blocks, block_size=own.block_tokens, kv_cpu_blocks=own.g2_blocks,
+        kv_disk_blocks=own.g3_blocks,
+    ))
     return DaemonOptions(
-        config=config, workload=requests, engine=engine, target=requests.name,
-        block_bytes=config.block_tokens * engine.token_bytes, **common,
+        config=cache.leader_config(pressure_share=PRESSURE_SHARE), workload=requests, target=requests.name,
+        engine=default_engine_config(
+            requests, g1_blocks=cache.total_kv_blocks, token_bytes=cache.kv_geometry.token_bytes
+        ),
+        links=_links(cache, said), block_bytes=cache.block_bytes, **common,
     )
+
+
+def _links(cache: CacheOptions, said: dict[str, Any]) -> "Sequence[LinkSpec]":
+    """Links as a machine has them, unless their bandwidth or latency was said: then as in ``simulate``."""
+    from kvbm_console.transfers.link import DEFAULT_LINKS
+
+    named = "kv_transfer_bandwidth" in said or "kv_transfer_base_latency" in said
+    return cache.links() if named else DEFAULT_LINKS
 
 
 def _only_with_workload(flags: dict[str, object]) -> None:

@@ -6,10 +6,11 @@ cannot matter is checked all the same, but never shown: a run without a lower ti
 
 import math
 import re
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Route
@@ -21,8 +22,14 @@ Prefetch = Literal["chain", "ngram", "session", "none"]
 
 BLOCKS_MAX: Final = 2**24
 """16 million blocks, as for the daemon: far beyond what a host has."""
+BLOCK_TOKENS: Final = 16
+"""Tokens in a block where nobody says: as engines have."""
 TICK_NS: Final = 1_000
 """Bandwidth and base latency are given per tick of 1 us."""
+BANDWIDTH_MIN: Final = 1e-9
+"""A token in a quarter of an hour: so slow that nothing ever arrives, and still finite in nanoseconds."""
+BANDWIDTH_MAX: Final = 1e12
+"""Beyond it a copy takes no time that could be measured."""
 INSTANCES_MAX: Final = 256
 HOSTS_MAX: Final = 16
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -49,7 +56,7 @@ class Geometry(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for field in ("layers", "kv_heads", "head_dim", "element_bytes"):
             value = getattr(self, field)
-            check(1 <= value <= 2**20, "kv_geometry", f"with {field} from 1 to 1048576", value)
+            check(1 <= value <= 2**20, "kv_geometry", f"of 1 to 1048576 {field}", value)
         check(self.token_bytes < 2**31, "kv_geometry", "of less than 2 GiB per token", self.token_bytes)
 
     @property
@@ -70,13 +77,12 @@ class Geometry(msgspec.Struct, frozen=True):
         return cls(*(int(part) for part in parts))
 
 
-class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Field names are the flags' names; capacities in blocks, times in ticks of 1 us, bandwidth per tick."""
+class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The tiered cache of a machine. Field names are the flags' names, the same for ``simulate``, ``compare``,
+    ``serve`` and ``demo``; capacities in blocks, times in ticks of 1 us, bandwidth in tokens per tick."""
 
-    trace: str
     total_kv_blocks: int
-    limit: int | None = None
-    block_size: int = 16
+    block_size: int = BLOCK_TOKENS
     kv_cpu_blocks: int = 0
     kv_disk_blocks: int = 0
     kv_geometry: Geometry = Geometry()
@@ -87,28 +93,17 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     transfers: Transfers = "async"
     policy: PolicyConfig = PolicyConfig()
     prefetch: Prefetch = "chain"
-    instances: int = 1
-    hosts: int = 1
-    cleanup: Cleanup = "end"
-    stats_every: int = 10
-    seed: int | None = None
-    check: bool = False
 
     def __post_init__(self) -> None:
         whole = f"from 0 to {BLOCKS_MAX}"
         check(1 <= self.total_kv_blocks <= BLOCKS_MAX, "total_kv_blocks", f"from 1 to {BLOCKS_MAX}",
               self.total_kv_blocks)
-        check(self.limit is None or self.limit >= 1, "limit", "at least 1", self.limit)
         check(1 <= self.block_size <= 65_536, "block_size", "from 1 to 65536", self.block_size)
         check(0 <= self.kv_cpu_blocks <= BLOCKS_MAX, "kv_cpu_blocks", whole, self.kv_cpu_blocks)
         check(0 <= self.kv_disk_blocks <= BLOCKS_MAX, "kv_disk_blocks", whole, self.kv_disk_blocks)
         check_threshold(self.kv_offload_threshold)
         check_bandwidth(self.kv_transfer_bandwidth)
         check_latency(self.kv_transfer_base_latency)
-        check(1 <= self.instances <= INSTANCES_MAX, "instances", f"from 1 to {INSTANCES_MAX}", self.instances)
-        check(1 <= self.hosts <= HOSTS_MAX, "hosts", f"from 1 to {HOSTS_MAX}", self.hosts)
-        check(self.stats_every >= 0, "stats_every", "at least 0", self.stats_every)
-        check(self.seed is None or 0 <= self.seed < 2**63, "seed", f"from 0 to {2**63 - 1}", self.seed)
 
     @property
     def tiered(self) -> bool:
@@ -132,6 +127,35 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         )
 
+    def leader_config(self, **more: Any) -> LeaderConfig:
+        """What the leader is told of these options; ``more`` are fields that have no flag."""
+        return LeaderConfig(
+            block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
+            offload_threshold=self.kv_offload_threshold, asynchronous=self.transfers == "async",
+            eviction=self.policy, **more,
+        )
+
+
+class SimulateOptions(CacheOptions, frozen=True, kw_only=True):
+    """One run of ``simulate``."""
+
+    trace: str
+    limit: int | None = None
+    instances: int = 1
+    hosts: int = 1
+    cleanup: Cleanup = "end"
+    stats_every: int = 10
+    seed: int | None = None
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.limit is None or self.limit >= 1, "limit", "at least 1", self.limit)
+        check(1 <= self.instances <= INSTANCES_MAX, "instances", f"from 1 to {INSTANCES_MAX}", self.instances)
+        check(1 <= self.hosts <= HOSTS_MAX, "hosts", f"from 1 to {HOSTS_MAX}", self.hosts)
+        check(self.stats_every >= 0, "stats_every", "at least 0", self.stats_every)
+        check(self.seed is None or 0 <= self.seed < 2**63, "seed", f"from 0 to {2**63 - 1}", self.seed)
+
 
 def check_threshold(value: float) -> None:
     """``--kv-offload-threshold`` (BC-11)."""
@@ -140,7 +164,8 @@ def check_threshold(value: float) -> None:
 
 def check_bandwidth(value: float) -> None:
     """``--kv-transfer-bandwidth`` (BC-11)."""
-    check(math.isfinite(value) and 1e-9 <= value <= 1e12, "kv_transfer_bandwidth", "above 0 and finite", value)
+    bound = f"from {BANDWIDTH_MIN:.9f} to {BANDWIDTH_MAX:.0f}"
+    check(math.isfinite(value) and BANDWIDTH_MIN <= value <= BANDWIDTH_MAX, "kv_transfer_bandwidth", bound, value)
 
 
 def check_latency(value: float) -> None:

@@ -169,7 +169,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "blocks_used_peak": sum(part.peak_used for part in parts),
         "blocks_used_mean": sum(part.mean_used for part in parts),
         "steps": sum(part.engine.iterations for part in parts),
-        "stats": [msgspec.structs.asdict(point) for point in parts[0].points if point.point != "cleanup"],
+        "stats": [point.document() for point in parts[0].points if point.point != "cleanup"],
         "blis_cache_hit_rate": _rate(sum(hits), prompt_blocks) or 0.0,
         "blis_cache_hit_rate_mean":
             sum(_rate(sum(part.hit_blocks), part.prompt_blocks) or 0.0 for part in parts) / len(parts),

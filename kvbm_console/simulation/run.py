@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import ResetMode
 from kvbm_console.core.stimuli import ResetRequested
@@ -87,20 +86,11 @@ def open_trace(options: SimulateOptions) -> Workload:
     return workload
 
 
-def leader_config(options: SimulateOptions) -> LeaderConfig:
-    """What the leader is told of the options."""
-    return LeaderConfig(
-        block_tokens=options.block_size, g2_blocks=options.kv_cpu_blocks, g3_blocks=options.kv_disk_blocks,
-        offload_threshold=options.kv_offload_threshold, asynchronous=options.transfers == "async",
-        eviction=options.policy,
-    )
-
-
 def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, windows: bool = True) -> Rig:
     """One instance, ready to run, with ``windows`` from its first decoding iteration on: that one is reported."""
     engine = EngineConfig(g1_blocks=options.total_kv_blocks, token_bytes=options.kv_geometry.token_bytes)
     rig = build(
-        leader_config(options), engine, workload, publish=meter, hosts=options.hosts, check=options.check,
+        options.leader_config(), engine, workload, publish=meter, hosts=options.hosts, check=options.check,
         audit_every=AUDIT_EVERY, links=options.links(),
     )
     meter.watch(rig.leader.state)

@@ -59,11 +59,11 @@ def test_a_mistake_is_one_sentence_that_names_the_key(file: Path, text: str, sai
 
 
 def test_console_applies_to_every_console_and_a_command_says_more(file: Path) -> None:
-    file.write_text('[console]\ntheme = "light"\n[demo]\ntheme = "dark"\ng1-blocks = 64\n'
+    file.write_text('[console]\ntheme = "light"\n[demo]\ntheme = "dark"\ntotal-kv-blocks = 64\n'
                     '[attach]\ntarget = ["a:1", "b:2"]\n')
     found = defaults()
     assert found["attach"] == {"theme": "light", "flags": ["a:1", "b:2"]}
-    assert found["demo"] == {"theme": "dark", "g1_blocks": 64}
+    assert found["demo"] == {"theme": "dark", "total_kv_blocks": 64}
     assert set(found) == set(WITH_CONSOLE)
 
 

@@ -209,28 +209,40 @@ class Meter:
         self._assigned = event
 
     def _advanced(self, event: ev.IterationAdvanced) -> None:
+        early = self._early(event) if event.count > 1 else []
         if event.count > 1:
-            self._window = (event.at_ns, event.count, self._early(event))
+            self._window = (event.at_ns, event.count, sum(early))
         if self._stats_every:
-            before = self._iterations // self._stats_every
-            self._iterations += event.count
-            if self._iterations // self._stats_every > before:
-                assert self._stats is not None
-                assert self._state is not None
-                self._stats(stats_of(self._state, "decode", passing=True))
+            every, before = self._stats_every, self._iterations
+            self._iterations = after = before + event.count
+            first = (before // every + 1) * every
+            if first <= after:
+                self._pass(event, range(first - before - 1, after - before, every), early)
 
+    def _pass(self, event: ev.IterationAdvanced, offsets: range, early: list[int]) -> None:
+        """The stats lines of these iterations, counted from the first that the event tells of: exactly those that the
+        same iterations one by one would have had."""
+        assert self._stats is not None
+        assert self._state is not None
+        line = stats_of(self._state, "decode", passing=True)
+        for offset in offsets:
+            later = sum(needed > offset for needed in early)
+            self._stats(msgspec.structs.replace(
+                line, iteration=event.iteration - event.count + 1 + offset, blocks_used=line.blocks_used - later,
+                blocks_free=line.blocks_free + later,
+            ))
 
-    def _early(self, event: ev.IterationAdvanced) -> int:
-        """By how many iterations, summed over blocks, they were told of before the one that needed them.
+    def _early(self, event: ev.IterationAdvanced) -> list[int]:
+        """For each block that was told of for several iterations at once: how many of them begin before it is needed.
 
         Block b of a decoding slot is needed by the iteration that begins with b blocks of computed tokens.
         """
         if self._assigned is None or self._assigned.cause != event.cause:
-            return 0
+            return []
         assert self._state is not None
         assert self._device is not None
         size, first = self._device.info.block_tokens, event.iteration - event.count + 1
-        early = 0
+        early: list[int] = []
         counts: dict[int, int] = {}
         for number, count in zip(self._assigned.slots, self._assigned.counts, strict=True):
             counts[number] = counts.get(number, 0) + count
@@ -238,7 +250,7 @@ class Meter:
             slot = self._state.slots[number]
             begun = slot.computed_tokens(first - 1)
             blocks = len(slot.device_blocks)
-            early += sum(block * size - begun for block in range(blocks - count, blocks))
+            early += [block * size - begun for block in range(blocks - count, blocks)]
         return early
 
 

@@ -41,8 +41,8 @@ def simulate(
 ) -> Run:
     """Run the trace to its end. ``progress`` is told the requests that have ended, ``stats`` the stats lines.
 
-    Iterations that nothing disturbs are taken together unless ``stats`` lines are told or ``windows`` is off; the
-    report is the same, byte for byte.
+    Iterations that nothing disturbs are taken together unless ``windows`` is off; the report and the stats lines are
+    the same.
     """
     workload = open_trace(options)
     shares = [workload] if options.instances == 1 else [
@@ -61,7 +61,7 @@ def simulate(
         meter = Meter(
             keep_records=keep_records or options.cleanup == "none", stats_every=options.stats_every, stats=stats
         )
-        rig = build_rig(options, share, meter, windows=windows and stats is None)
+        rig = build_rig(options, share, meter, windows=windows)
         rig.run_to_end(progress=told)
         meter.point("decode")
         measures.append(measure(rig, meter))

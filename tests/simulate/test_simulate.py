@@ -325,3 +325,19 @@ def test_records_tell_why_a_request_found_no_more() -> None:
     assert {record.reason for record in run.records} == {"length"}
     assert all(record.finished_ns is not None and record.prompt_blocks >= sum(record.hits) for record in run.records)
     assert any(record.why_missed for record in run.records)
+
+
+@pytest.mark.parametrize("every", [1, 7, 10, 64])
+@pytest.mark.parametrize("host", [0, 30, 200])
+def test_stats_lines_are_the_same_with_iterations_taken_together(every: int, host: int) -> None:
+    options = SimulateOptions(
+        trace="multiturn:requests=24,sessions=4,system=64,user=48,output=70,turns=3", total_kv_blocks=60,
+        kv_cpu_blocks=host, stats_every=every,
+    )
+    told: list[list[str]] = []
+    for windows in (True, False):
+        lines: list[str] = []
+        simulate(options, stats=lambda line, lines=lines: lines.append(line.text()), windows=windows)
+        told.append(lines)
+    assert told[0] == told[1]
+    assert len(told[0]) > 10

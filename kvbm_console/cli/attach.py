@@ -5,6 +5,7 @@ that a lost target is the console's business.
 """
 
 import asyncio
+import gc
 import os
 import shlex
 import sys
@@ -124,6 +125,7 @@ async def console(
     )
     if seconds is not None:
         asyncio.get_running_loop().call_later(seconds, app.exit, 0)
+    gc.freeze()  # what was loaded by now stays: no collection needs to walk it again
     try:
         result = await app.run_async()
     finally:

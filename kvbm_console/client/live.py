@@ -2,7 +2,7 @@
 
 The feed reads in a task of its own, so that a console that draws does not delay the reading; between the two is a small
 bounded queue. When the console does not keep up, the reading stops, and what then falls out of the daemon's ring is a
-gap like any other.
+gap like any other. A receiver that cannot afford to fold every event asks for the facts instead (``refresh``).
 
 Law of this file: after a reconnect the receiver's state is exact again: by the missed events themselves, or by a gap
 and a snapshot.
@@ -21,9 +21,10 @@ from kvbm_console.client.control import MAX_FREEZE_NS, ControlSession
 from kvbm_console.client.subscription import Ended, Subscription
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
+from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.instructions import BreakpointVerdict
-from kvbm_console.stream.feed import Connected, Disconnected, FeedItem
+from kvbm_console.stream.feed import Connected, Disconnected, EventsArrived, FeedItem, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import MSGPACK
 
 BACK_OFF_S_MIN: Final = 0.1
@@ -54,6 +55,11 @@ class LiveFeed:
         self._incarnation = ""
         self._position: int | None = None
         self._failures = 0
+        self._refresh = False
+
+    def refresh(self) -> None:
+        """Yield a snapshot soon, in its place among the events: none is left out and none comes twice."""
+        self._refresh = True
 
     def retry_now(self) -> None:
         """Do not wait any longer before the next try."""
@@ -110,17 +116,66 @@ class LiveFeed:
                 after_seq=self._position - 1 if self._position is not None and resumes else None,
                 incarnation=hello.incarnation, encoding=self._encoding,
             )
-            async with stream:
-                return await self._pump(stream, queue)
+            self._refresh = False
+            while True:
+                async with stream:
+                    following = await self._pump(client, stream, queue)
+                if isinstance(following, str):
+                    return following
+                stream = following
 
-    async def _pump(self, stream: Subscription, queue: "asyncio.Queue[FeedItem]") -> str:
+    async def _pump(
+        self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem]"
+    ) -> Subscription | str:
+        """Read a stream until it ends, and say why, or until another one takes its place at the same event."""
         async for item in stream:
             self._failures = 0
             if isinstance(item, Ended):
                 return item.reason
             await queue.put(item)
             self._position = stream.position
+            if self._refresh and self._position is not None:
+                self._refresh = False
+                return await self._renew(client, stream, queue)
         raise ConnectionLost(f"{self.target} ended the stream")
+
+    async def _renew(
+        self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem]"
+    ) -> Subscription | str:
+        """A new subscription whose snapshot stands exactly where the old one was left."""
+        fresh = client.subscribe(incarnation=self._incarnation, encoding=self._encoding)
+        try:
+            taken = await anext(fresh)
+            if not isinstance(taken, SnapshotTaken):
+                raise ConnectionLost(f"{self.target} answered a subscription without a snapshot")
+            state = taken.state
+            while (stream.position or 0) < state.seq:  # what was published before the snapshot
+                item = await anext(stream)
+                if isinstance(item, Ended):
+                    fresh.cancel()
+                    return item.reason
+                await queue.put(item)
+            rest: list[Event] = []
+            while state.seq < (stream.position or 0):  # the daemon may send one that it has made a little earlier
+                item = await anext(fresh)
+                if isinstance(item, EventsArrived):
+                    known = (stream.position or 0) - item.events[0].seq
+                    for event in item.events[:known]:
+                        state.apply(event)
+                    rest = item.events[known:]
+                elif not isinstance(item, Heartbeat):
+                    raise ConnectionLost(f"{self.target} lost events right behind a snapshot")
+        except StopAsyncIteration:
+            fresh.cancel()
+            raise ConnectionLost(f"{self.target} ended the stream") from None
+        except BaseException:
+            fresh.cancel()
+            raise
+        await queue.put(taken)
+        if rest:
+            await queue.put(EventsArrived(rest))
+        self._position = fresh.position
+        return fresh
 
     def _back_off_s(self) -> float:
         wait_s = min(BACK_OFF_S_MAX, BACK_OFF_S_MIN * 2.0**min(self._failures, 16))

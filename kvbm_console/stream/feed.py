@@ -5,7 +5,7 @@ and after either the next ``SnapshotTaken`` is exact again.
 """
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -92,6 +92,15 @@ class Feed(Protocol):
 
         Only after a reconnect to the same incarnation that missed nothing, the next events follow without one.
         """
+        ...
+
+
+@runtime_checkable
+class Refreshing(Protocol):
+    """A feed that can send the facts again, for a receiver that cannot afford to fold every event."""
+
+    def refresh(self) -> None:
+        """Yield a ``SnapshotTaken`` soon, in its place among the events: none is left out and none comes twice."""
         ...
 
 

@@ -12,7 +12,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused
 from kvbm_console.core.ids import Note, SlotState
 from kvbm_console.core.stimuli import Noted
-from kvbm_console.stream.feed import Connected, Disconnected, FeedItem, Heartbeat, SnapshotTaken
+from kvbm_console.stream.feed import Connected, Disconnected, EventsArrived, FeedItem, Heartbeat, SnapshotTaken
 from kvbm_console.stream.ring import Ring
 from server.daemon import Daemon
 from tests.faults.chaos import chaos
@@ -133,6 +133,31 @@ async def test_heartbeats_come_without_events() -> None:
         beat = await next_of(items, Heartbeat, mirror)
         assert isinstance(beat, Heartbeat)
         assert (beat.head_seq, beat.recorder, beat.subscribers) == (daemon.service.state.seq - 1, None, 1)
+        await items.aclose()
+
+
+@pytest.mark.asyncio
+async def test_the_facts_can_be_had_again_in_their_place_among_the_events() -> None:
+    async with daemon_at(None) as daemon:
+        feed = LiveFeed(daemon.address)
+        items = feed.items()
+        mirror, following, taken = Mirror(), None, 0
+        while taken < 8:
+            note(daemon, 37)  # so few that the daemon sends a snapshot that it has made before, and so many that not
+            if taken % 4 == 3:
+                note(daemon, 5_000)
+            item = await anext(items)
+            if isinstance(item, SnapshotTaken):
+                assert following in (None, item.state.seq)  # neither a hole nor an event twice
+                following = item.state.seq
+                taken += 1
+            elif isinstance(item, EventsArrived):
+                assert item.events[0].seq == following
+                following = item.events[-1].seq + 1
+                feed.refresh()
+            mirror.take(item)
+        await caught_up(items, daemon, mirror)
+        assert mirror.gaps == []
         await items.aclose()
 
 

@@ -1,7 +1,9 @@
-"""``make bench-tui``: the console in a terminal of its own, fed from a recorded run at a steady rate.
+"""``make bench-tui``: the console in a terminal of its own, attached to a daemon that gives a recorded run at a rate.
 
-The console is a process of its own on a pty. It decodes a recording as its client decodes the stream, folds it and
-draws; this process reads what it writes, presses ``?`` every so often, and stops the time until the help is there.
+Three processes: the daemon (``flood``), the console on a pty, and this one, which reads what the console writes,
+presses ``?`` every so often, and stops the time until the help is there. The daemon is frozen and killed for the keys.
+The soak is a real simulated engine at full speed. Shares of a core are the console's CPU time over the wall's; beside
+them stands what a plain loop cost in the same run, because a crowded machine runs everything slower.
 
 Law of this file: nothing is timed inside the console but its own frames; figures are of whole processes.
 """
@@ -9,6 +11,7 @@ Law of this file: nothing is timed inside the console but its own frames; figure
 import asyncio
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import pty
@@ -22,79 +25,56 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import AsyncIterator, Iterator
+import timeit
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from kvbm_console.recording.reader import Recording
-from kvbm_console.stream.feed import Connected, Disconnected, EventsArrived, FeedItem, Heartbeat, SnapshotTaken
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RATE: Final = 100_000
 """Events a second that arrive."""
 WARM_S: Final = 1.5
 """Start-up and the first drawing are not part of a figure."""
-SECONDS: Final = 8.0
+SECONDS: Final = 5.0
 KEYS: Final = 12
 """Presses of each case."""
-TICK_S: Final = 1 / 60
 HELP: Final = b"EVERYWHERE"
-REQUESTS: Final = 8_000
-"""Requests of the recorded run: about a million events."""
+REQUESTS: Final = 5_000
+"""Requests of the recorded run: about seven hundred thousand events, and of the soak."""
+SAMPLE_S: Final = 2.0
+SOAK_LIMIT_S: Final = 7_200.0
+PROGRAM: Final = (sys.executable, "-c", "from kvbm_console.cli.main import main; main()")
 
 
-class Flood:
-    """A feed that gives a recording's events at a rate, whatever the receiver does; ``mode`` is what happens then."""
-
-    def __init__(self, path: Path, rate: int, mode: str) -> None:
-        self.recording = Recording.open(path)
-        self.rate, self.mode = rate, mode
-        self.events = 0
-        self.seconds = 0.0
-        """How long it took to give them."""
-
-    async def items(self) -> AsyncIterator[FeedItem]:
-        """As ``stream.feed.Feed``."""
-        recording = self.recording
-        yield Connected("flood", recording.incarnation, 1, True, 131_072)
-        yield SnapshotTaken(recording.state_at(recording.first_seq))
-        began = time.monotonic()
-        for events in recording.events(recording.first_seq + 1):
-            yield EventsArrived(events)
-            self.events += len(events)
-            self.seconds = time.monotonic() - began
-            yield Heartbeat(events[-1].seq, events[-1].at_ns, None, None, None, None, 0, 1)
-            if self.mode != "flood" and self.events > self.rate // 2:
-                break
-            ahead = self.events / self.rate - (time.monotonic() - began)
-            if self.rate and ahead > TICK_S:
-                await asyncio.sleep(ahead)
-        if self.mode == "gone":
-            yield Disconnected("the daemon closed the connection", 3600.0)
-        await asyncio.Event().wait()
-
-
-def child(path: str, rate: str, mode: str, report: str) -> None:
+def child(address: str, report: str) -> None:
     """The console itself; writes its counts to ``report`` on SIGUSR1."""
-    from tui.app import ConsoleApp
-    from tui.source import Session
+    asyncio.run(_console(address, report))
 
-    feed = Flood(Path(path), int(rate), mode)
-    app = ConsoleApp(Session(feed), theme="dark")
+
+async def _console(address: str, report: str) -> None:
+    from kvbm_console.cli.attach import live_session
+    from tui.app import ConsoleApp
+
+    session = live_session(address)
+    app = ConsoleApp(session, theme="dark")
 
     def tell(*_: object) -> None:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
+        usage, mirror = resource.getrusage(resource.RUSAGE_SELF), session.mirror
         state = {
-            "cpu_s": usage.ru_utime + usage.ru_stime, "frames": app.frames, "events": feed.events,
-            "feed_s": feed.seconds, "wall_s": time.monotonic(), "rss_mb": _rss_mb(),
-            "requests": app.session.mirror.state.totals.slots_opened if app.session.mirror.state else 0,
+            "cpu_s": usage.ru_utime + usage.ru_stime, "frames": app.frames, "wall_s": time.monotonic(),
+            "events": mirror.log_total, "lost": mirror.lost_events, "sampled": mirror.sampled, "rss_mb": _rss_mb(),
+            "requests": mirror.state.totals.slots_opened if mirror.state else 0,
+            "gone": mirror.disconnected is not None,
         }
         draft = Path(report).with_suffix(".draft")
         draft.write_text(json.dumps(state))
         draft.rename(report)
 
     signal.signal(signal.SIGUSR1, tell)
-    app.run()
+    gc.freeze()
+    await app.run_async()
 
 
 def _rss_mb() -> float:
@@ -107,13 +87,13 @@ def _rss_mb() -> float:
 class Terminal:
     """A console on a pty, its output read all the time."""
 
-    def __init__(self, path: Path, columns: int, rows: int, rate: int, mode: str, scratch: Path) -> None:
+    def __init__(self, address: str, columns: int, rows: int, scratch: Path) -> None:
         self.report = scratch / "report.json"
         self.ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         surroundings = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tui.pty_bench", "child", str(path), str(rate), mode, str(self.report)],
+            [sys.executable, "-m", "tests.tui.pty_bench", "child", address, str(self.report)],
             stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=surroundings, start_new_session=True,
         )
         os.close(theirs)
@@ -139,6 +119,8 @@ class Terminal:
         self.process.send_signal(signal.SIGUSR1)
         while not self.report.exists():
             self.read(None, 0.01)
+            if self.process.poll() is not None:
+                raise AssertionError(f"the console ended with {self.process.returncode}")
         found: dict[str, Any] = json.loads(self.report.read_text())
         return found
 
@@ -161,32 +143,51 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def console(path: Path, columns: int, rows: int, rate: int, mode: str, scratch: Path) -> Iterator[Terminal]:
-    """A console that has drawn its first frames."""
-    terminal = Terminal(path, columns, rows, rate, mode, scratch)
+def daemon(scratch: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A daemon that listens; it is ended behind the block."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        if terminal.read(b"LIVE", 20.0) is None:
-            raise AssertionError("the console did not draw")
-        yield terminal
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise AssertionError(f"{command} did not listen")
+        yield process
     finally:
-        terminal.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def flooded(
+    path: Path, columns: int, rows: int, scratch: Path, rate: int = RATE
+) -> Iterator[tuple[Terminal, "subprocess.Popen[bytes]"]]:
+    """A console that has drawn its first frames, on a daemon that floods it."""
+    address = f"unix:{scratch}/flood.sock"
+    with daemon(scratch, sys.executable, "-m", "tests.tui.flood", str(path), str(rate), address) as source:
+        terminal = Terminal(address, columns, rows, scratch)
+        try:
+            if terminal.read(b"ev/s", 20.0) is None:
+                raise AssertionError("the console did not draw")
+            yield terminal, source
+        finally:
+            terminal.close()
 
 
 def record(directory: Path, requests: int) -> Path:
     """A run of the simulated engine, recorded."""
     target = directory / "run"
-    program = [sys.executable, "-c", "from kvbm_console.cli.main import main; main()"]
     subprocess.run(
-        [*program, "serve", "--workload", f"multiturn:requests={requests}", "--speed", "max", "--exit-when-done",
+        [*PROGRAM, "serve", "--workload", f"multiturn:requests={requests}", "--speed", "max", "--exit-when-done",
          "--record", str(target), "--listen", f"unix:{directory}/d.sock"], check=True, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, cwd=ROOT,
     )
     return target
 
 
-def steady(path: Path, columns: int, rows: int, view: bytes, scratch: Path) -> dict[str, float]:
+def steady(path: Path, columns: int, rows: int, view: bytes, scratch: Path) -> dict[str, Any]:
     """Frames a second and the share of a core while events arrive at the full rate."""
-    with console(path, columns, rows, RATE, "flood", scratch) as terminal:
+    with flooded(path, columns, rows, scratch) as (terminal, _):
         os.write(terminal.ours, view)
         terminal.read(None, WARM_S)
         before = terminal.state()
@@ -197,44 +198,77 @@ def steady(path: Path, columns: int, rows: int, view: bytes, scratch: Path) -> d
             "frames_s": (after["frames"] - before["frames"]) / wall,
             "core": (after["cpu_s"] - before["cpu_s"]) / wall,
             "events_s": (after["events"] - before["events"]) / wall,
+            "lost": after["lost"], "sampled": after["sampled"],
         }
 
 
+def plain_ns() -> float:
+    """What one ``append`` costs on this machine at this moment, in CPU time."""
+    return min(timeit.repeat("x.append(4)", "x=[]", number=200_000, repeat=5, timer=time.process_time)) / 200_000 * 1e9
+
+
+def draw_figures(path: Path, scratch: Path) -> None:
+    """Frames and shares of a core, by size and view."""
+    for columns, rows, want in ((160, 50, 30), (200, 200, 20)):
+        for view, label in ((b"1", "overview"), (b"2", "slots"), (b"4", "timeline"), (b"5", "transfers")):
+            got = steady(path, columns, rows, view, scratch)
+            print(f"{columns}x{rows} {label:<9} {got['frames_s']:5.1f} frames/s (wanted {want})  "
+                  f"{got['core']:4.0%} of a core (wanted 25 %)  {got['events_s']:>9,.0f} events/s taken, "
+                  f"{got['lost']:,} lost, facts {'sampled' if got['sampled'] else 'folded'}; "
+                  f"append {plain_ns():.0f} ns", flush=True)
+
+
+def key_figures(path: Path, scratch: Path) -> None:
+    """How long a key takes while the daemon floods, is frozen, is gone."""
+    for mode in ("flooding", "frozen", "gone"):
+        with flooded(path, 160, 50, scratch) as (terminal, source):
+            terminal.read(None, WARM_S)
+            if mode != "flooding":
+                source.send_signal(signal.SIGSTOP if mode == "frozen" else signal.SIGKILL)
+                terminal.read(None, 3.0)
+            found = sorted(terminal.keys(KEYS))
+            print(f"key to screen, daemon {mode:<8} median {statistics.median(found) * 1e3:4.0f} ms  "
+                  f"worst of {KEYS} {found[-1] * 1e3:4.0f} ms (wanted 100)", flush=True)
+
+
+def soak(requests: int, scratch: Path) -> None:
+    """Memory while this many requests pass through, from an engine that runs at full speed."""
+    address = f"unix:{scratch}/soak.sock"
+    command = [*PROGRAM, "serve", "--workload", f"multiturn:requests={requests}", "--speed", "max", "--listen", address]
+    with daemon(scratch, *command):
+        terminal = Terminal(address, 160, 50, scratch)
+        try:
+            terminal.read(b"ev/s", 20.0)
+            sizes: list[tuple[int, float]] = []
+            began = time.monotonic()
+            while (not sizes or sizes[-1][0] < requests) and time.monotonic() - began < SOAK_LIMIT_S:
+                terminal.read(None, SAMPLE_S)
+                state = terminal.state()
+                sizes.append((state["requests"], state["rss_mb"]))
+        finally:
+            terminal.close()
+    for share in (0.1, 0.25, 0.5, 0.75, 1.0):
+        passed, size = next((one for one in sizes if one[0] >= share * requests), sizes[-1])
+        print(f"memory after {passed:>7,} requests {size:5.0f} MB", flush=True)
+    print(f"{len(sizes)} samples in {time.monotonic() - began:.0f} s, highest {max(size for _, size in sizes):.0f} MB, "
+          f"{state['lost']:,} events lost", flush=True)
+
+
 def main() -> None:
-    """All figures, one line each; the argument is the number of requests of the recorded run."""
+    """All figures, one line each; the argument is the number of requests of the soak."""
     requests = int(sys.argv[1]) if len(sys.argv) > 1 else REQUESTS
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        path = record(scratch, requests)
+        path = record(scratch, REQUESTS)
         total = Recording.open(path)
-        print(f"a run of {total.last_seq - total.first_seq + 1:,} events; {RATE:,} a second are offered")
-        for columns, rows, want in ((160, 50, 30), (200, 200, 20)):
-            for view, label in ((b"1", "overview"), (b"2", "slots"), (b"4", "timeline")):
-                got = steady(path, columns, rows, view, scratch)
-                print(f"{columns}x{rows} {label:<9} {got['frames_s']:5.1f} frames/s (wanted {want})  "
-                      f"{got['core']:4.0%} of a core (wanted 25 %)  {got['events_s']:>9,.0f} events/s taken",
-                      flush=True)
-        for mode in ("flood", "frozen", "gone"):
-            with console(path, 160, 50, RATE, mode, scratch) as terminal:
-                terminal.read(None, WARM_S)
-                found = sorted(terminal.keys(KEYS))
-                print(f"key to screen, daemon {mode:<7} median {statistics.median(found) * 1e3:4.0f} ms  "
-                      f"worst of {KEYS} {found[-1] * 1e3:4.0f} ms (wanted 100)", flush=True)
-        with console(path, 160, 50, 10_000_000, "flood", scratch) as terminal:
-            sizes = []
-            while not sizes or sizes[-1][0] < total.last_seq * 0.97:
-                terminal.read(None, 2.0)
-                state = terminal.state()
-                sizes.append((state["events"], state["rss_mb"], state["requests"]))
-                if len(sizes) > 3 and sizes[-1][0] == sizes[-2][0]:
-                    break
-            middle = sizes[len(sizes) // 2]
-            print(f"memory after {middle[2]:,} requests {middle[1]:.0f} MB, after {sizes[-1][2]:,} "
-                  f"{sizes[-1][1]:.0f} MB")
+        print(f"a run of {total.last_seq - total.first_seq + 1:,} events; {RATE:,} a second are offered", flush=True)
+        draw_figures(path, scratch)
+        key_figures(path, scratch)
+        soak(requests, scratch)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
-        child(*sys.argv[2:6])
+        child(*sys.argv[2:4])
     else:
         main()

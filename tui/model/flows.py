@@ -1,11 +1,13 @@
 """What flows: per route blocks a second and latencies, and the cache's counts over the last minute and ten minutes.
 
-Law of this file: amounts come from events, one call each, and never from differences of totals.
+Law of this file: amounts come from events, one call each; only evictions come from differences of totals while the
+facts are sampled.
 """
 
 from typing import Final
 
 from kvbm_console.core.ids import Route, Tier
+from kvbm_console.core.state import CacheState
 
 from .series import Gauge, Latencies, Sums, percentile
 
@@ -79,6 +81,14 @@ class Flows:
         if found is None:
             found = self.evicted[pool] = Sums()
         return found
+
+    def evicted_between(self, before: CacheState, after: CacheState) -> None:
+        """What was evicted between two snapshots whose events were not folded, for tiers with a single pool."""
+        totals = zip(before.totals.evicted_blocks, after.totals.evicted_blocks, strict=True)
+        for tier, (was, now) in zip(TIERS, totals, strict=True):
+            pools = [pool.info.pool for pool in after.pools if pool.info.tier is tier]
+            if now > was and len(pools) == 1:
+                self.evictions(pools[0]).add(after.at_ns, now - was)
 
     def sums(self) -> list[Sums]:
         """Every series of amounts, for what concerns all of them."""

@@ -225,6 +225,15 @@ def _reset(mirror: Mirror, e: ev.ResetDone) -> None:
     mirror.hold_mono.clear()
 
 
+def _wanted(keep: Callable[[Mirror, Any], None]) -> Callable[[Mirror, Any], None]:
+    """The same, for what should not wait for the next snapshot."""
+    def take(mirror: Mirror, e: Any) -> None:
+        keep(mirror, e)
+        mirror.wants_facts = True
+
+    return take
+
+
 HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], None]]] = {
     ev.SlotOpened: _opened,
     ev.SlotCloned: _cloned,
@@ -256,3 +265,15 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], None]]] = {
     ev.ResetDone: _reset,
 }
 """Event type to what it adds to the history; kinds that are not here change facts only."""
+
+SKIMMED: Final[dict[type[ev.Event], Callable[[Mirror, Any], None]]] = {
+    kind: HISTORY[kind] for kind in (
+        ev.SlotOpened, ev.SlotCloned, ev.SlotMoved, ev.SlotClosed, ev.CandidatePlanned, ev.CandidateSkipped,
+        ev.CandidatePromoted, ev.OperationStarted, ev.CandidateEnded, ev.PrefixScored, ev.HitsLost, ev.BreakpointHit,
+        ev.HoldDenied, ev.IterationAdvanced, ev.ResetDone,
+    )
+} | {ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released)}
+"""What is taken from events while facts are sampled: moves, holds and copies, none of them missing, and the hit rate.
+
+The rest (evictions, stamps of candidates, ranks) is brought by the next snapshot.
+"""

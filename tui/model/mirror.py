@@ -8,8 +8,6 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final
 
-import msgspec
-
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import SlotState
@@ -27,7 +25,8 @@ from kvbm_console.stream.feed import (
 
 from .clock import Progress, TargetClock
 from .flows import Flows
-from .history import HISTORY
+from .gaps import Gap
+from .history import HISTORY, SKIMMED
 from .lives import Life, Move, Stay, Transfer
 from .series import Density, Gauge, Latencies
 
@@ -43,23 +42,6 @@ STEPS_MAX: Final = 64
 """Iterations kept for the step time."""
 
 
-class Gap(msgspec.Struct):
-    """Events that were not delivered: from the last applied event before to the snapshot after."""
-
-    first: int
-    last: int
-    reason: str
-    start_ns: int
-    end_ns: int | None
-    """None until the snapshot came."""
-    seen_mono_ns: int
-
-    @property
-    def count(self) -> int:
-        """How many were lost."""
-        return self.last - self.first + 1
-
-
 class Mirror:
     """What this console knows of one target. ``state`` is None before the first snapshot."""
 
@@ -73,6 +55,14 @@ class Mirror:
         self.progress = Progress()
         self.version = 0
         """Grows with every item: what is drawn is compared with it."""
+        self.sampling = False
+        """Whether events are no longer folded into the facts, which come as snapshots instead."""
+        self.wants_facts = False
+        """Whether something happened, while sampling, that should not wait for the next snapshot."""
+        self.next_seq = 0
+        """Number of the next event."""
+        self.facts_mono_ns = 0
+        """When the last snapshot came."""
         self.lost_events = 0
         self.gaps: deque[Gap] = deque(maxlen=GAPS_MAX)
         self.broken: str | None = None
@@ -143,6 +133,9 @@ class Mirror:
             return
         self.version += 1
         self.progress.arrived(len(events), mono_ns)
+        if self.sampling or self.sampled:
+            self._skim(state, events, mono_ns)
+            return
         known, apply = HISTORY.get, self.watch.apply
         index = first = 0
         before_ns = state.at_ns
@@ -168,6 +161,34 @@ class Mirror:
             self.log_total += len(events)
             self.clock.event(state.at_ns, mono_ns)
             self.progress.applied(state.seq)
+            self.next_seq = state.seq
+
+    @property
+    def sampled(self) -> bool:
+        """Whether events have come that the facts do not contain; a snapshot ends it."""
+        return self.state is not None and self.next_seq > self.state.seq
+
+    def _skim(self, state: CacheState, events: list[Event], mono_ns: int) -> None:
+        """Take from events what history needs; the facts stay as they are until the next snapshot."""
+        known = SKIMMED.get
+        try:
+            for event in events:
+                keep = known(type(event))
+                if keep is not None:
+                    keep(self, event)
+        except KeyError as error:
+            self.broken = f"event {event.seq} does not fit: {error}"
+            return
+        if events:
+            at_ns = events[-1].at_ns  # a slice is so short that its end stands for all of it
+            if not self.tick_ns <= at_ns < self.tick_ns + SECOND_NS:
+                self._tick(at_ns)
+            self._count(at_ns, len(events))
+            self.log.extend(events)
+            self.log_total += len(events)
+            self.next_seq = events[-1].seq + 1
+            self.clock.event(events[-1].at_ns, mono_ns)
+            self.progress.applied(self.next_seq)
 
     def _count(self, at_ns: int, events: int) -> None:
         """So many events of one second were folded."""
@@ -199,10 +220,11 @@ class Mirror:
         before = self.state
         recording = self.connected is not None and self.connected.recording
         gap = self.gaps[-1] if self.gaps and self.gaps[-1].end_ns is None else None
-        if before is not None and gap is None and state.seq > before.seq and not recording:
+        follows = not recording and before is not None and self.broken is None and state.seq == self.next_seq
+        if before is not None and gap is None and state.seq > before.seq and not recording and not follows:
             self._gap(before.seq, state.seq - 1, "not delivered", mono_ns)
             gap = self.gaps[-1]
-        if before is None or gap is None or state.seq < before.seq or state.at_ns < before.at_ns:
+        if before is None or (gap is None and not follows) or state.seq < before.seq or state.at_ns < before.at_ns:
             self._clear_history()
             self.clock.reset()
         if gap is not None:
@@ -211,6 +233,10 @@ class Mirror:
         self.broken = None
         self.state = state
         lost = None if gap is None or before is None else GapSeen(gap.first, gap.last, gap.reason)
+        if follows and before is not None and before.seq < state.seq:
+            lost = GapSeen(before.seq, state.seq - 1, "sampled")  # the lints of the library saw nothing of it
+            self.flows.evicted_between(before, state)
+        self.next_seq, self.facts_mono_ns = state.seq, mono_ns
         self.watch.resumed(state, lost)
         self._adopt(state, before.at_ns if before is not None else state.at_ns, mono_ns)
         self.clock.event(state.at_ns, mono_ns)

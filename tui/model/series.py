@@ -5,7 +5,10 @@ fixed number of seconds.
 """
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 SECOND_NS: Final = 1_000_000_000
@@ -108,42 +111,33 @@ class Gauge:
         return [None] * (seconds - len(known)) + known
 
 
-EXACT_BELOW: Final = 64
-"""With fewer samples every one is counted at once."""
-
-
 class Latencies:
-    """Times of what ended within the last minute, bounded."""
+    """Times of what ended within the last minute, bounded, and kept in order: a frame asks for many percentiles."""
 
-    __slots__ = ("_added", "_kept", "_kept_added", "_kept_ns", "_samples")
+    __slots__ = ("_ordered", "_samples")
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES_MAX)
-        self._added = 0
-        self._kept: list[int] = []
-        self._kept_added = 0
-        self._kept_ns = 0
+        self._samples: deque[tuple[int, int]] = deque()
+        self._ordered: list[int] = []
 
     def add(self, ended_ns: int, took_ns: int) -> None:
         """Something ended and took this long."""
+        if len(self._samples) >= SAMPLES_MAX:
+            self._forget()
         self._samples.append((ended_ns, took_ns))
-        self._added += 1
+        insort(self._ordered, took_ns)
+
+    def _forget(self) -> None:
+        _, took = self._samples.popleft()
+        del self._ordered[bisect_left(self._ordered, took)]
 
     def window(self, now_ns: int) -> list[int]:
-        """The times of the last minute, sorted; with many, up to a thirty-second of them may be missing or too old.
-
-        Sorting a thousand samples for each number of a frame would take most of the frame.
-        """
-        kept = self._kept
-        if (
-            len(kept) >= EXACT_BELOW and self._added - self._kept_added <= len(kept) // 32
-            and abs(now_ns - self._kept_ns) <= WINDOW_S * SECOND_NS // 32
-        ):
-            return kept
+        """The times of the last minute, sorted; to be read before the next call only."""
         edge = now_ns - WINDOW_S * SECOND_NS
-        self._kept = sorted([took for ended, took in self._samples if ended >= edge])
-        self._kept_added, self._kept_ns = self._added, now_ns
-        return self._kept
+        samples = self._samples
+        while samples and samples[0][0] < edge:
+            self._forget()
+        return self._ordered
 
 
 def percentile(ordered: list[int], share: float) -> int | None:
@@ -157,17 +151,21 @@ def percentile(ordered: list[int], share: float) -> int | None:
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
-def resample(values: list[float | None], cells: int, *, mean: bool = True) -> list[float | None]:
+def resample(values: Sequence[float | None], cells: int, *, mean: bool = True) -> list[float | None]:
     """Fit values into ``cells``: the mean (or the maximum) of the known ones of each cell, None where none is known."""
-    if cells <= 0:
-        return []
+    return list(_resampled(tuple(values), cells, mean)) if cells > 0 else []
+
+
+@lru_cache(maxsize=256)
+def _resampled(values: tuple[float | None, ...], cells: int, mean: bool) -> tuple[float | None, ...]:
+    """Kept: most of what a frame shows of the last minutes was on the frame before."""
     size = len(values)
     result: list[float | None] = []
     for cell in range(cells):
         low, high = cell * size // cells, max(cell * size // cells + 1, (cell + 1) * size // cells)
         known = [value for value in values[low:high] if value is not None]
         result.append(None if not known else sum(known) / len(known) if mean else max(known))
-    return result
+    return tuple(result)
 
 
 WINDOWS_S: Final = (60, 120, 300, 600)

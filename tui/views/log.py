@@ -12,7 +12,7 @@ from ..desk import LOG, SLOT, Desk
 from ..draw.frame import Hint
 from ..draw.spans import Line, Row
 from ..model.filters import EVENTS
-from ..model.mirror import Gap
+from ..model.gaps import Gap
 from ..model.numbers import count, cut, per_second
 from ..model.wording import concerns
 from .event_rows import event_line, event_table

@@ -4,8 +4,9 @@ Law of this file: open ones first, the worst of them on top; skipped ones fold t
 are never added up in silence.
 """
 
-import math
+from bisect import bisect_left
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -355,11 +356,9 @@ def _histogram(ordered: list[int], cells: int, desk: Desk) -> list[Span]:
     """How many took how long, from 100 µs to 1 s on a logarithmic scale; what is outside counts at its end."""
     if not ordered:
         return []
-    low = math.log(HISTOGRAM_LOW_NS)
-    scale = (math.log(HISTOGRAM_HIGH_NS) - low) / cells
-    counts = [0] * cells
-    for took in ordered:
-        counts[min(cells - 1, max(0, int((math.log(max(1, took)) - low) / scale)))] += 1
+    ratio = HISTOGRAM_HIGH_NS / HISTOGRAM_LOW_NS
+    edges = [bisect_left(ordered, HISTOGRAM_LOW_NS * ratio ** (cell / cells)) for cell in range(1, cells)]
+    counts = [high - low for low, high in pairwise([0, *edges, len(ordered)])]
     values: list[float | None] = [float(number) if number else None for number in counts]
     return [Span(span.text, "trend") for span in bars.trend(values, desk.glyphs)]
 

@@ -1,0 +1,67 @@
+"""How much of the events the console can afford: every one folded into the facts, or facts sampled from snapshots.
+
+Folding costs some microseconds an event. A console that took a whole core of the machine that it watches would change
+what it shows, so above a share of a core it goes over to *sampling*: of each event only what history needs is taken
+(moves, holds, copies, counts; nothing of these is missing), and the facts come as snapshots, several a second.
+
+Law of this file: plain arithmetic on what was measured; the facts are never mixed, either all events were folded or a
+snapshot took their place.
+"""
+
+from typing import Final
+
+SECOND_NS: Final = 1_000_000_000
+WINDOW_NS: Final = SECOND_NS // 2
+"""Over this time the share is measured: shorter than an eye waits, longer than a burst after a pause."""
+SHARE_MAX: Final = 0.12
+"""Share of a core above which facts are sampled: drawing takes as much again, both together less than a quarter."""
+SHARE_BACK: Final = 0.07
+"""Share that folding every event may cost at the present rate before sampling ends; well below, or it would flap."""
+REFRESH_NS: Final = SECOND_NS // 4
+"""Facts are at most about this old while they are sampled."""
+SNAPSHOT_FACTOR: Final = 30
+"""A snapshot that took t is followed by this many times t without one: with large pools facts come less often."""
+
+
+class Pace:
+    """The decision, from what work took. Times are ns: ``cpu_ns`` of this thread, ``mono_ns`` of the local clock."""
+
+    __slots__ = ("_began", "_cost_ns", "_cpu", "_events", "_next", "_snapshot_ns", "sampling")
+
+    def __init__(self) -> None:
+        self.sampling = False
+        self._began: int | None = None
+        self._cpu = 0
+        self._events = 0
+        self._cost_ns = 0.0
+        """What one event cost when it was folded."""
+        self._next = 0
+        self._snapshot_ns = 0
+
+    def worked(self, events: int, cpu_ns: int, mono_ns: int) -> None:
+        """So many events were taken, and it cost so much."""
+        if self._began is None:
+            self._began = mono_ns
+        self._cpu += cpu_ns
+        self._events += events
+        passed = mono_ns - self._began
+        if passed < WINDOW_NS or not self._events:
+            return
+        if not self.sampling:
+            self._cost_ns = self._cpu / self._events
+            self.sampling = self._cpu > SHARE_MAX * passed
+        else:
+            self.sampling = self._cost_ns * self._events > SHARE_BACK * passed
+        self._began, self._cpu, self._events = mono_ns, 0, 0
+
+    def snapshot(self, cpu_ns: int, mono_ns: int) -> None:
+        """A snapshot was taken, and it cost so much."""
+        self._snapshot_ns = cpu_ns
+        self._next = mono_ns + max(REFRESH_NS, SNAPSHOT_FACTOR * cpu_ns)
+
+    def due(self, mono_ns: int) -> bool:
+        """Whether to ask for a snapshot now; the next one is due when this one has come, or a second later."""
+        if mono_ns < self._next:
+            return False
+        self._next = mono_ns + SECOND_NS
+        return True

@@ -42,11 +42,11 @@ def why(
     if form == "json":
         print_json(explanation)
     else:
-        for line in _lines(explanation, in_full=block is not None):
+        for line in _lines(explanation, block):
             click.echo(line)
 
 
-def _lines(one: "Explanation", *, in_full: bool) -> list[str]:
+def _lines(one: "Explanation", block: int | None) -> list[str]:
     tail = one.prompt_tokens - one.prompt_blocks * one.block_tokens
     size = f"{number(one.prompt_blocks)} full blocks of {one.block_tokens}" + (f" and {tail} tokens" if tail else "")
     lines = [f"{one.request}   slot {one.slot}, {one.state}; prompt of {number(one.prompt_tokens)} tokens: {size}"]
@@ -55,11 +55,12 @@ def _lines(one: "Explanation", *, in_full: bool) -> list[str]:
     if not one.admissions:
         lines.append("no look-up and no admission is in the evidence")
     for admission in one.admissions:
-        lines += ["", *_admission(admission, in_full=in_full)]
+        lines += ["", *_admission(admission, block)]
     return [*lines, "", *_spent(one.spent)]
 
 
-def _admission(one: "Admission", *, in_full: bool) -> list[str]:
+def _admission(one: "Admission", block: int | None) -> list[str]:
+    in_full = block is not None
     found = ", ".join(f"G{at + 1} {number(count)}" for at, count in enumerate(one.hits) if count) or "nothing"
     total = sum(one.hits) + one.missed
     what = "admitted again after a preemption" if one.after_preemption else "admitted"
@@ -69,6 +70,8 @@ def _admission(one: "Admission", *, in_full: bool) -> list[str]:
              f"{number(one.missed)} of {number(total)} blocks missed"]
     if one.asked_again:
         lines.append(f"  the look-up answered \"ask again\" {one.asked_again} times before")
+    if block is not None and block < sum(one.hits):
+        lines.append(f"  {f'block {block}':<18} {'found':<14} it is one of the first {number(sum(one.hits))}")
     for run in one.misses if in_full else one.misses[:RUNS_SHOWN]:
         lines += _run(run, in_full=in_full)
     hidden = len(one.misses) - RUNS_SHOWN

@@ -55,6 +55,15 @@ def test_a_block_in_full_tells_its_earlier_fate() -> None:
     assert "copied to G2 by operation" in text
 
 
+def test_a_block_that_did_not_miss_is_said_to_be_found() -> None:
+    admissions = json.loads(run("chat.1", PRESSURE, "--format", "json").output)["admissions"]
+    found = [sum(one["hits"]) for one in admissions]
+    assert any(found)
+    for block in (0, max(found) - 1, max(found)):
+        text = run("chat.1", PRESSURE, "--block", str(block)).output
+        assert text.count("found          it is one of the first") == sum(block < count for count in found)
+
+
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     for arguments, words in (
         (("nobody", PRESSURE), "has no request 'nobody'"),

@@ -20,6 +20,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from kvbm_console.core import bulk
 from kvbm_console.core.stimuli import DeadlinePassed, Disarmed
 from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.engines.calendar import Calendar
@@ -194,6 +195,7 @@ class Daemon:
 
     async def run(self, on_ready: "Callable[[Daemon], None] | None" = None) -> Summary:
         """Serve until ``stop``, a signal, or (when asked for) the end of the work. Returns the final summary."""
+        bulk.warm()
         try:
             self._open_streams()
             if self.options.metrics is not None:

@@ -6,8 +6,9 @@ wire and on disk, so that encoding is a memcpy and comparing is a memcmp.
 
 import sys
 from array import array
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any, Final
 
 ID_BYTES: Final = 4
 HASH_BYTES: Final = 8
@@ -50,3 +51,15 @@ def unpack_hashes(column: bytes) -> list[int]:
     if _SWAP:
         hashes.byteswap()
     return hashes.tolist()
+
+
+def gather(column: Sequence[int], ids: Sequence[int]) -> Sequence[int]:
+    """What stands at these places of a column, in their order; several times as fast as a loop over many.
+
+    >>> gather([5, 6, 7], [2, 0]), gather([5], [0]), gather([], [])
+    ((7, 5), (5,), ())
+    """
+    if len(ids) > 1:
+        found: Any = itemgetter(*ids)(column)
+        return found  # type: ignore[no-any-return]
+    return (column[ids[0]],) if ids else ()

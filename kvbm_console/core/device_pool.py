@@ -8,18 +8,22 @@ released tail first, so that a prefix outlives what follows it. A block keeps it
 the place is handed out again. A hash may stand in several places.
 
 The free order is a ring with position stamps instead of a linked list: ``_ring`` only grows, ``_stamp[b]`` is the index
-of the live entry of ``b`` (-1: not in the ring), and an entry whose stamp differs is dead. Touching a block therefore
-costs one assignment, and popping is a slice. Dead entries are dropped when they outnumber the places four to one.
+of the live entry of ``b`` (-1, or before the head: not in the ring), and an entry whose stamp differs is dead. Touching
+a block therefore costs one assignment, and popping is a slice. Dead entries are dropped when they outnumber the places
+four to one.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
+from kvbm_console.core.columns import gather
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import EMPTY_HASH
 
 _DEAD_FACTOR: Final = 4
 """The ring is compacted when its dead prefix exceeds this many times the capacity: amortised O(1), bounded memory."""
+BULK_MIN: Final = 16
+"""From this many blocks on, a column is gathered at once; for fewer the preparations cost more than a loop."""
 
 
 class DevicePool:
@@ -68,19 +72,21 @@ class DevicePool:
 
         The caller caps the prefix at prompt - 1 tokens, so that one token is left to compute.
         """
-        index = self._index
+        end = len(hashes) if limit is None else min(limit, len(hashes))
         found: list[int] = []
-        for sequence_hash in hashes if limit is None else hashes[:limit]:
-            block = index.get(sequence_hash)
-            if block is None:
-                break
-            found.append(block)
+        place_of, at, size = self._index.get, 0, 1
+        while at < end:  # in growing parts: a miss is found soon, and a long prefix at once
+            part: list[Any] = list(map(place_of, hashes[at : min(at + size, end)]))
+            if None in part:
+                return found + part[: part.index(None)]
+            found += part
+            at += size
+            size *= BULK_MIN
         return found
 
     def fits(self, count: int, prefix: Sequence[int] = ()) -> bool:
         """Whether ``allocate(count, prefix)`` would succeed: the prefix must not pay for the new blocks."""
-        refs = self.refs
-        return count + sum(1 for block in prefix if not refs[block]) <= self._free
+        return count + len(prefix) - sum(map(bool, map(self.refs.__getitem__, prefix))) <= self._free
 
     def free_order(self) -> list[int]:
         """The places without a holder, next to be reused first."""
@@ -105,30 +111,44 @@ class DevicePool:
 
     def touch(self, ids: Iterable[int]) -> None:
         """One more holder for each block; a free one leaves the free order."""
-        refs, stamp = self.refs, self._stamp
+        refs, stamp, head = self.refs, self._stamp, self._head
         for block in ids:
-            if refs[block] == 0:
-                if stamp[block] < 0:
+            holders = refs[block]
+            if not holders:
+                if stamp[block] < head:
                     self._unhashed.remove(block)
                 stamp[block] = -1
                 self._free -= 1
-            refs[block] += 1
+            refs[block] = holders + 1
 
     def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
         """The blocks are full and carry these hashes from now on. A block that has one, or no holder, is refused."""
-        hash_of, index, copies = self.hash_of, self._index, self._copies
+        hash_of, refs, index = self.hash_of, self.refs, self._index
+        if len(ids) < BULK_MIN or any(gather(hash_of, ids)) or not (all(hashes) and all(gather(refs, ids))):
+            for block, sequence_hash in zip(ids, hashes, strict=True):
+                if hash_of[block] != EMPTY_HASH or sequence_hash == EMPTY_HASH or not refs[block]:
+                    raise InternalError(f"device block {block} cannot take hash {sequence_hash:016x}")
+                hash_of[block] = sequence_hash
+                if sequence_hash in index:
+                    self._copies.setdefault(sequence_hash, []).append(block)
+                else:
+                    index[sequence_hash] = block
+            return
+        if len(set(ids)) != len(ids):
+            raise InternalError("a device block cannot take two hashes")
         for block, sequence_hash in zip(ids, hashes, strict=True):
-            if hash_of[block] != EMPTY_HASH or sequence_hash == EMPTY_HASH or not self.refs[block]:
-                raise InternalError(f"device block {block} cannot take hash {sequence_hash:016x}")
             hash_of[block] = sequence_hash
-            if sequence_hash in index:
-                copies.setdefault(sequence_hash, []).append(block)
-            else:
-                index[sequence_hash] = block
+        found = list(map(index.setdefault, hashes, ids))
+        if found != ids:
+            for block, sequence_hash, first in zip(ids, hashes, found, strict=True):
+                if block != first:
+                    self._copies.setdefault(sequence_hash, []).append(block)
 
     def release(self, ids: Sequence[int]) -> None:
         """One holder less for each block of a request, given in prompt order and released tail first."""
         refs, stamp, ring, hash_of = self.refs, self._stamp, self._ring, self.hash_of
+        if len(ids) >= BULK_MIN and self._release_bulk(ids):
+            return
         for block in reversed(ids):
             left = refs[block] - 1
             if left < 0:
@@ -143,9 +163,37 @@ class DevicePool:
                 stamp[block] = len(ring)
                 ring.append(block)
 
+    def _release_bulk(self, ids: Sequence[int]) -> bool:
+        """As ``release``; False, and nothing done, unless these are different blocks with one holder each."""
+        refs, stamp, ring = self.refs, self._stamp, self._ring
+        if gather(refs, ids).count(1) != len(ids) or len(set(ids)) != len(ids):
+            return False
+        gone, hashes = ids[::-1], gather(self.hash_of, ids)
+        if EMPTY_HASH not in hashes:
+            for at, block in enumerate(gone, len(ring)):
+                refs[block] = 0
+                stamp[block] = at
+            ring += gone
+        elif any(hashes):
+            return False
+        else:
+            for block in gone:
+                refs[block] = 0
+            self._unhashed += gone
+        self._free += len(ids)
+        return True
+
     # --- the free order ---
 
     def _pop(self, count: int) -> list[int]:
+        taken = self._pop_few(count) if count < BULK_MIN else self._pop_many(count)
+        self._free -= count
+        dead = _DEAD_FACTOR * self.capacity_blocks
+        if self._head > dead or len(self._ring) > 2 * dead:
+            self._compact()
+        return taken
+
+    def _pop_few(self, count: int) -> list[int]:
         taken: list[int] = []
         unhashed = self._unhashed
         while unhashed and len(taken) < count:
@@ -154,7 +202,6 @@ class DevicePool:
         while len(taken) < count:
             block = ring[head]
             if stamp[block] == head:
-                stamp[block] = -1
                 taken.append(block)
             head += 1
         self._head = head
@@ -163,10 +210,55 @@ class DevicePool:
             refs[block] = 1
             if hash_of[block] != EMPTY_HASH:
                 self._forget(block)
-        self._free -= count
-        if head > _DEAD_FACTOR * self.capacity_blocks or len(ring) > 2 * _DEAD_FACTOR * self.capacity_blocks:
-            self._compact()
         return taken
+
+    def _pop_many(self, count: int) -> list[int]:
+        unhashed, refs = self._unhashed, self.refs
+        taken: list[int] = []
+        if unhashed:
+            taken = unhashed[: -count - 1 : -1]
+            del unhashed[-len(taken) :]
+        if len(taken) < count:
+            cached = self._pop_ring(count - len(taken))
+            self._forget_all(cached)
+            taken += cached
+        for block in taken:
+            refs[block] = 1
+        return taken
+
+    def _pop_ring(self, count: int) -> list[int]:
+        """The next ``count`` live entries of the ring. A stamp before the head says that its block is not in it."""
+        ring, stamp, head = self._ring, self._stamp, self._head
+        taken: list[int] = []
+        while True:
+            missing = count - len(taken)
+            part = ring[head : head + missing]
+            if not part:
+                raise InternalError(f"{missing} places are counted free and not in the free order")
+            end = head + len(part)
+            if list(map(stamp.__getitem__, part)) == list(range(head, end)):
+                taken += part
+            else:
+                taken += [block for at, block in enumerate(part, head) if stamp[block] == at]
+            head = end
+            if len(taken) == count:
+                self._head = head
+                return taken
+
+    def _forget_all(self, ids: list[int]) -> None:
+        """These places lose their hashes, if they have any."""
+        hash_of, index = self.hash_of, self._index
+        hashes = gather(hash_of, ids)
+        if not any(hashes):
+            return
+        if self._copies or not all(hashes):
+            for block in ids:
+                if hash_of[block] != EMPTY_HASH:
+                    self._forget(block)
+            return
+        for block, sequence_hash in zip(ids, hashes, strict=True):
+            del index[sequence_hash]
+            hash_of[block] = EMPTY_HASH
 
     def _forget(self, block: int) -> None:
         sequence_hash = self.hash_of[block]
@@ -186,6 +278,7 @@ class DevicePool:
         stamp = self._stamp
         self._ring = [block for at, block in enumerate(self._ring[self._head :], self._head) if stamp[block] == at]
         self._head = 0
+        stamp[:] = [-1] * self.capacity_blocks
         for at, block in enumerate(self._ring):
             stamp[block] = at
 

@@ -283,8 +283,8 @@ class CacheState:
     def _blocks_staged(self, e: ev.BlocksStaged) -> None:
         ids = unpack_ids(e.ids)
         pool = self._pool(e.pool)
-        pool.require_known(ids)
-        pool.ref(ids)
+        pool.require_known(ids, e.ids)
+        pool.ref(ids, e.ids)
         slot = self._slot(e.slot)
         slot.staged = [*slot.staged, (e.pool, ids)]
 
@@ -297,7 +297,7 @@ class CacheState:
     def _device_blocks_assigned(self, e: ev.DeviceBlocksAssigned) -> None:
         ids = unpack_ids(e.ids)
         pool = self._pool(e.pool)
-        pool.require_known(ids)
+        pool.require_known(ids, e.ids)
         if sum(e.counts) != len(ids):
             raise FoldError(f"{len(ids)} blocks do not match counts of {sum(e.counts)}")
         at = 0
@@ -314,7 +314,7 @@ class CacheState:
                 slot.device_blocks = part
             else:
                 slot.device_blocks.extend(part)
-        pool.ref(ids)
+        pool.ref(ids, e.ids)
 
     def _device_blocks_released(self, e: ev.DeviceBlocksReleased) -> None:
         slot = self._slot(e.slot)
@@ -327,11 +327,11 @@ class CacheState:
             gone = set(ids)
             slot.device_blocks = [block for block in slot.device_blocks if block not in gone]
             slot.filled_blocks = min(slot.filled_blocks, len(slot.device_blocks))
-        pool.unref(ids)
+        pool.unref(ids, e.ids)
 
     def _blocks_filled(self, e: ev.BlocksFilled) -> None:
         ids, hashes = unpack_ids(e.ids), unpack_hashes(e.hashes)
-        self._pool(e.pool).store(ids, hashes, READY, e.at_ns)
+        self._pool(e.pool).store(ids, hashes, READY, e.at_ns, (e.ids, e.hashes))
         at = 0
         for number, count in zip(e.slots, e.counts, strict=True):
             slot = self._slot(number)
@@ -344,14 +344,11 @@ class CacheState:
     def _blocks_evicted(self, e: ev.BlocksEvicted) -> None:
         pool = self._pool(e.pool)
         ids = unpack_ids(e.ids)
-        if any(map(pool.refs.__getitem__, ids)):
-            block = next(block for block in ids if pool.refs[block])
-            raise FoldError(f"pool {e.pool} place {block} has holders and cannot be evicted")
-        pool.forget(ids)
+        pool.evict(ids, e.ids)
         self.totals.evicted_blocks[pool.info.tier - 1] += len(ids)
 
     def _blocks_reserved(self, e: ev.BlocksReserved) -> None:
-        self._pool(e.pool).store(unpack_ids(e.ids), unpack_hashes(e.hashes), WRITING, e.at_ns)
+        self._pool(e.pool).store(unpack_ids(e.ids), unpack_hashes(e.hashes), WRITING, e.at_ns, (e.ids, e.hashes))
 
     def _blocks_ready(self, e: ev.BlocksReady) -> None:
         self._pool(e.pool).make_ready(unpack_ids(e.ids), e.at_ns)
@@ -415,8 +412,8 @@ class CacheState:
             operation=e.operation, candidate=e.candidate, batch=e.batch, epoch=self.epoch,
             source_pool=e.source_pool, target_pool=e.target_pool, sources=sources, targets=targets,
         )
-        self._pool(e.source_pool).ref(sources)
-        self._pool(e.target_pool).ref(targets)
+        self._pool(e.source_pool).ref(sources, e.sources)
+        self._pool(e.target_pool).ref(targets, e.targets)
         candidate.status = CandidateStatus.PROMOTED
         candidate.operation = e.operation
         candidate.promoted_ns = e.at_ns

@@ -6,12 +6,13 @@ object per block: arrays make digest and snapshot a memcpy.
 
 import heapq
 from array import array
-from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
+from kvbm_console.core import bulk
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Condition, Tier
 
@@ -21,8 +22,6 @@ READY: Final = 2
 """Values of ``PoolFacts.content``: no content, being written, readable."""
 CAPACITY_MAX: Final = 2**31 - 1
 """Block ids are int32 on the wire."""
-BULK_MIN: Final = 16
-"""From this many places on, a column is gathered at once; for fewer the preparations cost more than a loop."""
 _EMPTY, _CACHED, _REFERENCED, _WRITING = (
     int(Condition.EMPTY), int(Condition.CACHED), int(Condition.REFERENCED), int(Condition.WRITING)
 )
@@ -115,13 +114,13 @@ class PoolFacts:
 
     # --- changes, called by apply only ---
 
-    def require_known(self, ids: Sequence[int]) -> None:
+    def require_known(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """Check that the ids are places of this pool; a pool of unknown capacity grows to hold them."""
         if not ids:
             return
-        if min(ids) < 0:
-            raise FoldError(f"pool {self.info.pool} has no place {min(ids)}")
-        top = max(ids)
+        low, top = bulk.ends(packed) if packed is not None and len(ids) >= bulk.BULK_MIN else (min(ids), max(ids))
+        if low < 0:
+            raise FoldError(f"pool {self.info.pool} has no place {low}")
         if top >= len(self.content):
             if self.info.capacity_blocks is not None or top > CAPACITY_MAX:
                 raise FoldError(f"pool {self.info.pool} has {len(self.content)} places, not {top}")
@@ -138,106 +137,97 @@ class PoolFacts:
             self.counts[before] -= 1
             self.counts[after] += 1
 
-    def _in_bulk(self, ids: Sequence[int]) -> Callable[[Any], Any] | None:
-        """One gather for all these places, when they are many, distinct, and none is in quarantine; else None."""
-        if len(ids) < BULK_MIN or self.quarantined or len(set(ids)) != len(ids):
-            return None
-        return itemgetter(*ids)
-
-    def ref(self, ids: Sequence[int]) -> None:
-        """One more holder for each place."""
-        refs, content, quarantined, counts = self.refs, self.content, self.quarantined, self.counts
-        empty = cached = 0
-        gather = self._in_bulk(ids)
-        if gather is not None and not any(gather(refs)):
-            contents = bytes(gather(content))
-            empty, cached = contents.count(FREE), contents.count(READY)
-            for block in ids:
-                refs[block] = 1
-        else:
-            for block in ids:
-                before = refs[block]
-                refs[block] = before + 1
-                if not before and block not in quarantined:
-                    full = content[block]
-                    if not full:
-                        empty += 1
-                    elif full == READY:
-                        cached += 1
+    def ref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
+        """One more holder for each place. ``packed``: the same ids as a column, where the caller has it."""
+        counts = self.counts
+        done = bulk.take_holder(self, packed or pack_ids(ids), READY) if len(ids) >= bulk.BULK_MIN else None
+        empty, cached = self._ref_each(ids) if done is None else done
         counts[_EMPTY] -= empty
         counts[_CACHED] -= cached
         counts[_REFERENCED] += empty + cached
 
-    def unref(self, ids: Sequence[int]) -> None:
-        """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
-        refs, content, quarantined, counts = self.refs, self.content, self.quarantined, self.counts
+    def _ref_each(self, ids: Sequence[int]) -> tuple[int, int]:
+        refs, content, quarantined = self.refs, self.content, self.quarantined
         empty = cached = 0
-        gather = self._in_bulk(ids)
-        if gather is not None and gather(refs).count(1) == len(ids):
-            contents = bytes(gather(content))
-            empty, cached = contents.count(FREE), contents.count(READY)
-            for block in ids:
-                refs[block] = 0
-        else:
-            for block in ids:
-                left = refs[block] - 1
-                if left < 0:
-                    raise FoldError(f"pool {self.info.pool} place {block} has no holder to give back")
-                refs[block] = left
-                if not left and block not in quarantined:
-                    full = content[block]
-                    if not full:
-                        empty += 1
-                    elif full == READY:
-                        cached += 1
+        for block in ids:
+            before = refs[block]
+            refs[block] = before + 1
+            if not before and not (quarantined and block in quarantined):
+                full = content[block]
+                if full == READY:
+                    cached += 1
+                elif not full:
+                    empty += 1
+        return empty, cached
+
+    def unref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
+        """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
+        counts = self.counts
+        done = bulk.give_holder(self, packed or pack_ids(ids), READY) if len(ids) >= bulk.BULK_MIN else None
+        empty, cached = self._unref_each(ids) if done is None else done
         counts[_EMPTY] += empty
         counts[_CACHED] += cached
         counts[_REFERENCED] -= empty + cached
 
-    def store(self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int) -> None:
-        """Give places their hash and content (``WRITING`` or ``READY``); a place that has a hash is refused."""
-        hash_of, contents, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
-        held = away = 0
-        gather = self._in_bulk(ids)
-        if gather is not None and len(ids) == len(hashes) and not any(gather(hash_of)) and all(hashes):
-            held = len(ids) - gather(refs).count(0)
-            for block, sequence_hash in zip(ids, hashes, strict=True):
-                hash_of[block] = sequence_hash
-                contents[block] = content
-                stored_at[block] = at_ns
-        else:
-            for block, sequence_hash in zip(ids, hashes, strict=True):
-                if hash_of[block] or not sequence_hash:
-                    raise FoldError(f"pool {self.info.pool} place {block} cannot take hash {sequence_hash:016x}")
-                hash_of[block] = sequence_hash
-                contents[block] = content
-                stored_at[block] = at_ns
-                if block in self.quarantined:
-                    away += 1
-                elif refs[block]:
-                    held += 1
-        unheld = len(ids) - held - away
+    def _unref_each(self, ids: Sequence[int]) -> tuple[int, int]:
+        refs, content, quarantined = self.refs, self.content, self.quarantined
+        empty = cached = 0
+        for block in ids:
+            left = refs[block] - 1
+            if left < 0:
+                raise FoldError(f"pool {self.info.pool} place {block} has no holder to give back")
+            refs[block] = left
+            if not left and not (quarantined and block in quarantined):
+                full = content[block]
+                if full == READY:
+                    cached += 1
+                elif not full:
+                    empty += 1
+        return empty, cached
+
+    def store(
+        self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int,
+        packed: tuple[bytes, bytes] | None = None,
+    ) -> None:
+        """Give places their hash and content (``WRITING`` or ``READY``); a place that has a hash is refused.
+
+        ``packed``: ids and hashes as columns, where the caller has them.
+        """
         counts = self.counts
+        filled = None
+        if len(ids) >= bulk.BULK_MIN:
+            columns = packed or (pack_ids(ids), pack_hashes(hashes))
+            filled = bulk.fill(self, *columns, content, at_ns)
+        held, away = self._fill_each(ids, hashes, content, at_ns) if filled is None else (filled, 0)
+        unheld = len(ids) - held - away
         counts[_EMPTY] -= unheld
         if content == READY:
             counts[_CACHED] += unheld
         else:
             counts[_REFERENCED] -= held
             counts[_WRITING] += unheld + held
-        by_hash = self.by_hash
-        before = len(by_hash)
-        # One batched insert for the usual case; a hash that stands in several places is put right afterwards.
-        if by_hash.keys().isdisjoint(hashes):
-            by_hash.update(zip(hashes, ids, strict=True))
-            if len(by_hash) == before + len(ids):
-                return
-            for sequence_hash in hashes:
-                by_hash.pop(sequence_hash, None)
+        found = list(map(self.by_hash.setdefault, hashes, ids))
+        if found != ids:  # a hash that stands in several places, or ``ids`` is no list
+            for block, sequence_hash, first in zip(ids, hashes, found, strict=True):
+                if block != first:
+                    self.copies.setdefault(sequence_hash, []).append(block)
+
+    def _fill_each(self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int) -> tuple[int, int]:
+        """Places that have holders, and places that are away."""
+        hash_of, contents, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
+        quarantined = self.quarantined
+        held = away = 0
         for block, sequence_hash in zip(ids, hashes, strict=True):
-            if sequence_hash in by_hash:
-                self.copies.setdefault(sequence_hash, []).append(block)
-            else:
-                by_hash[sequence_hash] = block
+            if contents[block] or not sequence_hash:
+                raise FoldError(f"pool {self.info.pool} place {block} cannot take hash {sequence_hash:016x}")
+            hash_of[block] = sequence_hash
+            contents[block] = content
+            stored_at[block] = at_ns
+            if quarantined and block in quarantined:
+                away += 1
+            elif refs[block]:
+                held += 1
+        return held, away
 
     def make_ready(self, ids: Sequence[int], at_ns: int) -> None:
         """Places that were being written may be read."""
@@ -258,26 +248,43 @@ class PoolFacts:
         counts[_REFERENCED] += held
         counts[_CACHED] += unheld
 
-    def forget(self, ids: Sequence[int]) -> None:
+    def forget(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """Places lose hash and content."""
-        gather = self._in_bulk(ids)
-        if gather is None or not self._forget_bulk(ids, gather):
-            for block in ids:
-                self._forget(block)
+        if len(ids) < bulk.BULK_MIN or not self._forget_bulk(ids, packed):
+            self._forget_each(ids)
 
-    def _forget_bulk(self, ids: Sequence[int], gather: Callable[[Any], Any]) -> bool:
-        """As ``_forget`` for each; False, and nothing done, unless all are cached and none has a copy."""
-        hashes = gather(self.hash_of)
-        if any(gather(self.refs)) or bytes(gather(self.content)).count(READY) != len(ids):
-            return False
-        if self.copies and not self.copies.keys().isdisjoint(hashes):
-            return False
-        hash_of, content, stored_at, by_hash = self.hash_of, self.content, self.stored_at, self.by_hash
-        for block, sequence_hash in zip(ids, hashes, strict=True):
-            del by_hash[sequence_hash]
+    def evict(self, ids: Sequence[int], packed: bytes | None = None) -> None:
+        """As ``forget``; a place that has holders is a bug (I3)."""
+        if len(ids) >= bulk.BULK_MIN and self._forget_bulk(ids, packed):
+            return
+        if any(gather(self.refs, ids)):
+            block = next(block for block in ids if self.refs[block])
+            raise FoldError(f"pool {self.info.pool} place {block} has holders and cannot be evicted")
+        self._forget_each(ids)
+
+    def _forget_each(self, ids: Sequence[int]) -> None:
+        hash_of, content, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
+        by_hash, copies, away = self.by_hash, self.copies, self.quarantined
+        cached = 0
+        for block in ids:
+            key = hash_of[block]
+            if content[block] != READY or refs[block] or away or key in copies:
+                self._forget(block)
+                continue
+            cached += 1
+            del by_hash[key]
             hash_of[block] = EMPTY_HASH
             content[block] = FREE
             stored_at[block] = 0
+        self.counts[_CACHED] -= cached
+        self.counts[_EMPTY] += cached
+
+    def _forget_bulk(self, ids: Sequence[int], packed: bytes | None) -> bool:
+        gone = bulk.empty(self, packed or pack_ids(ids), READY)
+        if gone is None:
+            return False
+        if list(map(self.by_hash.pop, gone)) != list(ids):
+            raise FoldError(f"pool {self.info.pool}: the index does not name the places that lose their content")
         self.counts[_CACHED] -= len(ids)
         self.counts[_EMPTY] += len(ids)
         return True

@@ -70,7 +70,8 @@ def measure(
     """Time both sides in turns. ``items`` are what one call of ``work`` handles; times are per item."""
     work()
     reference_work()
-    calls, reference_calls = _calls(work), _calls(reference_work)
+    (calls, took), (reference_calls, reference_took) = _calls(work), _calls(reference_work)
+    turns = max(1, min(turns, TURNS * TURN_NS // max(took, reference_took)))
     ours, theirs = [], []
     gc.collect()
     gc.disable()
@@ -91,17 +92,19 @@ def measure(
     )
 
 
-def _calls(work: Work) -> int:
-    """How many calls fill one turn."""
+def _calls(work: Work) -> tuple[int, int]:
+    """How many calls fill one turn, and how long they take."""
     once = max(1, min(_time(work, 1) for _ in range(3)))
-    return max(1, TURN_NS // once)
+    calls = max(1, TURN_NS // once)
+    return calls, calls * once
 
 
 def _time(work: Work, count: int) -> int:
-    started = time.perf_counter_ns()
+    # The processor's time of this thread: what neighbours take does not count, and neither does a thread of our own.
+    started = time.thread_time_ns()
     for _ in range(count):
         work()
-    return time.perf_counter_ns() - started
+    return time.thread_time_ns() - started
 
 
 def human(nanoseconds: float, unit: str = "ns") -> str:

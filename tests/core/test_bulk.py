@@ -1,0 +1,109 @@
+"""Many places at once are changed as one after the other: columns, counts, index, and what is refused."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbm_console.core import bulk
+from kvbm_console.core.columns import pack_ids
+from kvbm_console.core.device_pool import DevicePool
+from kvbm_console.core.errors import FoldError, InternalError
+from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.core.tiers import READY, WRITING, PoolFacts, PoolInfo
+
+PLACES = 12
+PLACE = st.integers(0, PLACES - 1)
+SOME = st.lists(PLACE, min_size=2, max_size=8)
+STEP = st.one_of(
+    st.tuples(st.sampled_from(["ref", "unref", "forget", "evict"]), SOME),
+    st.tuples(st.just("store"), st.lists(st.tuples(PLACE, st.integers(0, 9)), min_size=2, max_size=8),
+              st.sampled_from([READY, WRITING])),
+    st.tuples(st.just("quarantine"), st.lists(PLACE, min_size=1, max_size=1)),
+)
+
+
+def facts() -> PoolFacts:
+    return PoolFacts(PoolInfo(0, 0, 0, 0, Tier.G2, "CPU_PINNED", PLACES, 16, Authority.LEADER))
+
+
+@contextmanager
+def bulk_from(count: int) -> Iterator[None]:
+    before = bulk.BULK_MIN
+    bulk.BULK_MIN = count  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        bulk.BULK_MIN = before  # type: ignore[misc]
+
+
+def carry_out(pool: PoolFacts, step: tuple[object, ...], number: int) -> str:
+    """What was said against it, empty when it was done."""
+    verb, items = step[0], step[1]
+    assert isinstance(items, list)
+    try:
+        if verb == "store":
+            pool.store([place for place, _ in items], [key for _, key in items], int(str(step[2])), number)
+        elif verb == "quarantine":
+            pool.quarantine(items, number)
+        else:
+            getattr(pool, str(verb))(items)
+    except (FoldError, KeyError, ValueError) as error:
+        return type(error).__name__
+    return ""
+
+
+def columns(pool: PoolFacts) -> tuple[object, ...]:
+    return (pool.hash_of, pool.content, pool.refs, pool.stored_at, pool.by_hash, pool.copies, pool.counts)
+
+
+@settings(max_examples=400)
+@given(st.lists(STEP, max_size=25))
+def test_in_bulk_as_one_after_the_other(steps: list[tuple[object, ...]]) -> None:
+    alone, together = facts(), facts()
+    for number, step in enumerate(steps, 1):
+        with bulk_from(1_000):
+            said = carry_out(alone, step, number)
+        with bulk_from(2):
+            said_too = carry_out(together, step, number)
+        assert bool(said) == bool(said_too)
+        if said:
+            return  # a state that refused an event is discarded
+        assert columns(alone) == columns(together)
+        assert together.counts == together.walk()
+
+
+def test_what_is_no_place_of_the_pool_is_not_written_elsewhere() -> None:
+    with bulk_from(2):
+        for wrong in ([0, PLACES], [3, -1], [2, 2]):
+            pool = facts()
+            packed = pack_ids(wrong)
+            assert bulk.take_holder(pool, packed, READY) is None
+            assert bulk.give_holder(pool, packed, READY) is None
+            assert bulk.empty(pool, packed, READY) is None
+            assert columns(pool) == columns(facts())
+
+
+def test_long_prompts_go_the_same_way_through_the_device_pool() -> None:
+    """Above the bound a request is stored, released and evicted at once; the audit recounts it."""
+    pool = DevicePool(64)
+    for turn in range(40):
+        count = 17 + turn % 30
+        ids = pool.allocate(count)
+        assert ids is not None
+        keys = [turn * 1_000 + at for at in range(1, count + 1)]
+        if turn % 5 == 4:
+            keys[-1] = keys[0]  # the same content twice in one request
+        full = count if turn % 3 else count - 2
+        pool.store(ids[:full], keys[:full])
+        assert pool.audit([ids]) == []
+        assert pool.match(keys[: full - 1]) == ids[: full - 1]
+        with pytest.raises(InternalError):
+            pool.store(ids[:full], keys[:full])
+        pool.release(ids)
+        assert pool.audit([]) == []
+        with pytest.raises(InternalError, match="no holder"):
+            pool.release(ids)
+        assert pool.free_blocks == 64

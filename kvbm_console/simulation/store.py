@@ -49,7 +49,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         require(self.gpu_blocks >= 1, "gpu_blocks", "at least 1", self.gpu_blocks)
         require(self.block_size >= 1, "block_size", "at least 1", self.block_size)
         check(self.cpu_blocks >= 0, "kv_cpu_blocks", "at least 0", self.cpu_blocks)
-        check_bandwidth(self.bandwidth)
+        if self.cpu_blocks or self.bandwidth != 0:  # without a host tier there is no link, and 0 says that nobody cares
+            check_bandwidth(self.bandwidth)
         check_latency(self.base_latency)
 
 
@@ -242,10 +243,13 @@ class KVStore:
     def _plan(self, request: str, tokens: Sequence[int], start: int, end: int, cached: Sequence[int]) -> _Plan:
         size = self.config.block_size
         owned = self.requests.get(request)
+        held = len(self.tokens_of.get(request, ()))
+        start = max(start, held)
         chain = [key for key, _ in self._chain(tokens)]
         resident = self.pool.match
         prefix = [block for key in chain for block in resident([key])]
-        reloads = self._continuation(chain, max(len(cached), len(owned or ())), prefix)
+        # The block that a running request has begun is its own: it is filled, and nothing is loaded behind it.
+        reloads = [] if held % size else self._continuation(chain, max(len(cached), len(owned or ())), prefix)
         known = set(reloads)
         reached = 0
         while reached < len(chain) and (chain[reached] in known or resident([chain[reached]])):
@@ -279,6 +283,8 @@ class KVStore:
         if plan.reloads:
             self.pool.reload(plan.reloads, plan.prefix)
             self._charge(plan.reloads)
+        if not (plan.claims or plan.tokens):
+            return
         blocks = self.requests.setdefault(request, [])
         written = self.tokens_of.setdefault(request, [])
         claimed = [self.pool.match([key])[0] for key in plan.claims]

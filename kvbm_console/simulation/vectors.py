@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.core.errors import UsageError
+from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.hashing import as_hash, blis_hash
 from kvbm_console.core.ids import EMPTY_HASH
 from kvbm_console.simulation.metrics import VECTORS
@@ -19,6 +19,7 @@ from kvbm_console.simulation.store import KVStore, StoreConfig
 
 SCHEMA: Final = "kv-vectors/1"
 FILE_BYTES_MAX: Final = 256 * 1024 * 1024
+_KINDS: Final = ("hash_vectors", "metric_vectors", "cli_vectors", "scenarios")
 CLOSE: Final = 1e-12
 """Rates are quotients of the same whole numbers, so they differ by rounding at most."""
 
@@ -72,13 +73,15 @@ class Scenario(msgspec.Struct):
 
 
 class Vectors(msgspec.Struct):
-    """A file of vectors."""
+    """A file of vectors. Each one is read by itself, so that one that is not understood does not hide the others."""
 
     schema: str
-    hash_vectors: list[HashVector] = []
-    metric_vectors: list[dict[str, Any]] = []
-    cli_vectors: list[CliVector] = []
-    scenarios: list[Scenario] = []
+    hash_vectors: list[msgspec.Raw] = []
+    metric_vectors: list[msgspec.Raw] = []
+    cli_vectors: list[msgspec.Raw] = []
+    scenarios: list[msgspec.Raw] = []
+    others: list[str] = []
+    """Kinds of vectors that the file has besides."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -100,7 +103,12 @@ def read_vectors(path: Path) -> Vectors:
         size = path.stat().st_size
         if size > FILE_BYTES_MAX:
             raise UsageError(f"--vectors {path} must have at most {FILE_BYTES_MAX} bytes, got {size}")
-        vectors = msgspec.json.decode(path.read_bytes(), type=Vectors)
+        data = path.read_bytes()
+        vectors = msgspec.json.decode(data, type=Vectors)
+        vectors.others = [
+            key for key, value in msgspec.json.decode(data, type=dict[str, Any]).items()
+            if isinstance(value, list) and key not in Vectors.__struct_fields__
+        ]
     except OSError as error:
         raise UsageError(f"--vectors {path} cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
@@ -115,15 +123,37 @@ def check_vectors(vectors: Vectors, refuses: Callable[[str], str]) -> Iterator[L
 
     ``refuses`` runs a command line and says what is wrong with the refusal, empty when it was refused as it must be.
     """
-    for index, vector in enumerate(vectors.hash_vectors):
-        got = blis_hash(vector.prev, vector.tokens)
-        yield Line(f"hash[{index}]", "hash", "" if got == vector.hash else f"{got} is not {vector.hash}")
-    for index, metric in enumerate(vectors.metric_vectors):
-        yield Line(f"metric[{index}] {metric.get('fn')}", "metric", _check_metric(metric))
-    for cli in vectors.cli_vectors:
-        yield Line(f"cli {cli.args}", "cli", refuses(cli.args))
-    for scenario in vectors.scenarios:
-        yield Line(scenario.name, scenario.status, check_scenario(scenario))
+    for index, raw in enumerate(vectors.hash_vectors):
+        yield _line(f"hash[{index}]", "hash", raw, HashVector, _check_hash)
+    for index, raw in enumerate(vectors.metric_vectors):
+        named = _named(raw, "fn")
+        yield _line(f"metric[{index}]{' ' if named else ''}{named}", "metric", raw, dict[str, Any], _check_metric)
+    for raw in vectors.cli_vectors:
+        yield _line(f"cli {_named(raw, 'args')}", "cli", raw, CliVector, lambda vector: refuses(vector.args))
+    for index, raw in enumerate(vectors.scenarios):
+        name = _named(raw, "name") or f"scenario[{index}]"
+        yield _line(name, _named(raw, "status") or "scenario", raw, Scenario, check_scenario)
+    for kind in vectors.others:
+        yield Line(kind, "unknown", f"vectors of this kind are not known, only {', '.join(_KINDS)}")
+
+
+def _named(raw: msgspec.Raw, key: str) -> str:
+    """What a vector says under this key, empty when it says nothing there."""
+    value = msgspec.json.decode(raw)
+    return str(value.get(key, "")) if isinstance(value, dict) else ""
+
+
+def _line(name: str, kind: str, raw: msgspec.Raw, of: Any, check: Callable[[Any], str]) -> Line:
+    """The verdict on one vector; one that cannot be read, or that breaks the store, is a failure that says so."""
+    try:
+        return Line(name, kind, check(msgspec.json.decode(raw, type=of)))
+    except (msgspec.DecodeError, UsageError) as error:
+        return Line(name, kind, f"it cannot be read: {error}")
+
+
+def _check_hash(vector: HashVector) -> str:
+    got = blis_hash(vector.prev, vector.tokens)
+    return "" if got == vector.hash else f"{got} is not {vector.hash}"
 
 
 def _check_metric(metric: dict[str, Any]) -> str:
@@ -133,8 +163,8 @@ def _check_metric(metric: dict[str, Any]) -> str:
         return f"the metric {metric.get('fn')!r} is not known"
     try:
         got = formula(**arguments)
-    except TypeError as error:
-        return str(error)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        return f"its arguments {arguments} are refused: {error}"
     return "" if _same(got, metric.get("expect")) else f"{got} is not {metric.get('expect')}"
 
 
@@ -165,6 +195,8 @@ def check_scenario(scenario: Scenario) -> str:
             result = run(store, operation)
         except IndexError:
             return f"{where} names an output token that {operation.req!r} does not have"
+        except InternalError as error:
+            return f"{where}: BC-9: {error}"
         broken = _broken_contract(store, operation, result, before)
         if broken:
             return f"{where}: {broken}"
@@ -182,9 +214,16 @@ def check_scenario(scenario: Scenario) -> str:
 def _alloc(store: KVStore, operation: Operation) -> dict[str, Any]:
     prompt = operation.input
     if operation.progress >= len(prompt):
-        return {"ok": store.decode(operation.req, operation.output[operation.start - len(prompt)])}
+        return {"ok": store.decode(operation.req, _output_token(operation, operation.start - len(prompt)))}
     cached = store.lookup(prompt) if operation.cached == "auto" else []
     return {"ok": store.allocate(operation.req, prompt, operation.start, operation.end, cached)}
+
+
+def _output_token(operation: Operation, index: int) -> int:
+    """This token of the request's output. Raises ``IndexError`` where it has none."""
+    if index < 0:
+        raise IndexError(index)
+    return operation.output[index]
 
 
 def _admit(store: KVStore, operation: Operation) -> dict[str, Any]:
@@ -207,7 +246,7 @@ def _clock(store: KVStore, operation: Operation) -> None:
 _RUN: Final[dict[str, Callable[[KVStore, Operation], dict[str, Any] | None]]] = {
     "alloc": _alloc,
     "admit": _admit,
-    "decode": lambda store, operation: {"ok": store.decode(operation.req, operation.output[operation.index])},
+    "decode": lambda store, operation: {"ok": store.decode(operation.req, _output_token(operation, operation.index))},
     "lookup": lambda store, operation: {"blocks": store.lookup(operation.tokens)},
     "release": _release,
     "mirror": _mirror,

@@ -16,6 +16,8 @@ from kvbm_console.simulation import vectors
 from kvbm_console.simulation.store import FifoPool, KVStore, StoreConfig
 from kvbm_console.simulation.vectors import Scenario, check_scenario, read_vectors
 
+VARIANTS = Path(__file__).with_name("variants.json")
+
 
 @pytest.fixture
 def file(shared: Path) -> Path:
@@ -39,6 +41,61 @@ def test_every_shared_vector_comes_out_as_it_must(file: Path) -> None:
     assert (kinds.count("normative"), kinds.count("bug_compat")) == (31, 12)
 
 
+def test_every_variant_of_our_own_comes_out_as_it_must() -> None:
+    """Scenarios of the same form that the shared file does not have: chunks, decoding, tiers, refusals, copies."""
+    result = run(str(VARIANTS), "--format", "json")
+    document = json.loads(result.stdout)
+    assert [line for line in document["lines"] if not line["ok"]] == []
+    assert (result.exit_code, document["failed"]) == (0, 0)
+    kinds = [line["kind"] for line in document["lines"]]
+    assert min(kinds.count("normative"), kinds.count("bug_compat")) >= 8
+    named = {bug for one in json.loads(VARIANTS.read_bytes())["scenarios"] for bug in one["bug"].split()}
+    assert named >= {"BUG-1", "BUG-2", "BUG-3", "BUG-4", "BUG-6", "BUG-7"}
+
+
+def test_every_variant_can_fail(tmp_path: Path) -> None:
+    """With one number of its last state changed, a normative one fails; as normative, one with a defect fails."""
+    data = json.loads(VARIANTS.read_bytes())
+    for scenario in data["scenarios"]:
+        if scenario["status"] == "normative":
+            scenario["ops"][-1]["state"]["misses"] += 1
+        else:
+            scenario["status"] = "normative"
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps(data))
+    lines = json.loads(run(str(changed), "--format", "json").stdout)["lines"]
+    assert [line["name"] for line in lines if line["ok"]] == []
+
+
+def test_what_is_not_understood_is_a_line_of_its_own(tmp_path: Path) -> None:
+    config = {"gpu_blocks": 4, "block_size": 2}
+    data = {
+        "schema": "kv-vectors/1", "source": "here", "hash_vectors": [{"prev": "", "tokens": "x", "hash": ""}],
+        "metric_vectors": [{"fn": "moon_phase", "expect": 1}, {"fn": "cache_hit_rate", "hits": "x", "expect": 0}, 7],
+        "cli_vectors": [{"args": "--kv-cpu-blocks 5"}, {}],
+        "scenarios": [
+            {"name": "odd", "status": "normative", "config": config, "ops": [{"op": "fly"}]},
+            {"name": "bad", "status": "normative", "config": {**config, "gpu_blocks": 0}, "ops": []},
+            {"name": "shape", "status": "normative", "config": config, "ops": {}},
+            {"name": "other", "status": "forbidden", "config": config, "ops": []}, {}, [],
+            {"name": "good", "status": "normative", "config": config,
+             "ops": [{"op": "lookup", "result": {"blocks": []}}]},
+        ],
+        "weather_vectors": [{"rain": True}],
+    }
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(data))
+    result = run(str(path))
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert lines[-1] == "14 vectors, 13 failed"
+    assert [line for line in lines if line.startswith("ok")] == ["ok   normative  good"]
+    said = "\n".join(lines)
+    for words in ("operation 0 (fly) is not known", "gpu_blocks must be at least 1, got 0", "cannot be read",
+                  "'forbidden' is neither", "'moon_phase' is not known", "was not refused", "weather_vectors"):
+        assert words in said
+
+
 def test_a_changed_vector_fails_with_its_place(file: Path, tmp_path: Path) -> None:
     data = json.loads(file.read_bytes())
     data["scenarios"][0]["ops"][0]["state"]["hits"] += 1
@@ -56,7 +113,8 @@ def test_a_changed_vector_fails_with_its_place(file: Path, tmp_path: Path) -> No
 def test_a_defect_that_we_had_too_would_be_seen(file: Path) -> None:
     """A bug_compat scenario fails when what was observed is what we do."""
     data = read_vectors(file)
-    normative = next(one for one in data.scenarios if one.status == "normative")
+    scenarios = [msgspec.json.decode(raw, type=Scenario) for raw in data.scenarios]
+    normative = next(one for one in scenarios if one.status == "normative")
     assert check_scenario(msgspec.structs.replace(normative, status="bug_compat"))
     assert not check_scenario(normative)
 
@@ -197,7 +255,7 @@ def test_contracts_hold_in_random_runs(data: some.DataObject) -> None:
 )
 def test_a_bad_configuration_names_its_field(field: str, value: float) -> None:
     with pytest.raises(UsageError, match=field.replace("_", "[-_]")):
-        StoreConfig(**{"gpu_blocks": 1, "block_size": 1, field: value})  # type: ignore[arg-type]
+        StoreConfig(**{"gpu_blocks": 1, "block_size": 1, "cpu_blocks": 1, field: value})  # type: ignore[arg-type]
 
 
 def test_pending_is_read_without_effect_and_consumed_once() -> None:

@@ -43,8 +43,7 @@ def test_the_theorem_holds_while_the_half_life_changes(refs: References) -> None
     for number, (at_ns, keys) in enumerate(zip(refs.at_ns, refs.keys, strict=True)):
         parent.update(zip(keys[1:], keys, strict=False))
         policy.touch(keys, at_ns)
-        policy._current = number * 5 % len(auto.RULES)
-        policy._follow(auto.RULES[policy._current])
+        policy._follow(number * 5 % len(auto.RULES))
         excess = len(policy.resident) - capacity
         if excess > 0:
             policy.forget(policy.victims(excess, None, keys) or ())

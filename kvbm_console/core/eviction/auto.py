@@ -15,21 +15,20 @@ hit of the prefix that ends with it.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from heapq import heappush
-from math import log2
+from math import log
 from typing import Any, Final
 
 import msgspec
 
 from kvbm_console.core.eviction.ranked import SECOND_NS, Lrfu
-from kvbm_console.core.eviction.shadows import AdaptiveShadow, LrfuShadow, Shadow
+from kvbm_console.core.eviction.shadows import AdaptiveShadow, Batch, LrfuShadow, RecencyShadow, Shadow
 
-SAMPLED_SHARE: Final = 7
+SAMPLED_SHARE: Final = 11
 """One block in so many is sampled: the shadows then cost about as much as the pool itself. A prime, so that ids in
 sequence are spread evenly."""
 _REMAINDER: Final = 3
 """Which ones; not 0, because traces like to call the block that every prompt begins with 0."""
-EPOCH_REFERENCES: Final = 256
+EPOCH_REFERENCES: Final = 160
 """Sampled references between two decisions."""
 MEMORY: Final = 0.975
 """Weight of the hits of earlier epochs, per epoch: long enough to see through loads that swing for a minute or two."""
@@ -43,14 +42,12 @@ RETURN: Final = 0.03
 Whoever is wrong about frequency keeps dead blocks for long; whoever is wrong about recency forgets it soon."""
 EVIDENCE: Final = 8
 """And by this many hits besides, so that a handful of lucky ones at the beginning does not count."""
-RECENCY_S: Final = 1e-3
-"""A half-life below the time between two requests: pure recency."""
-FOR_EVER_S: Final = 1e8
-"""A half-life above any run: pure frequency."""
+BATCHES: Final = 16
+"""The shadows look at touches in batches of one part in so many of their capacity: a call for each would cost more."""
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """How blocks are ranked: ``lrfu`` with a half-life, or ``adaptive_lru`` with a weight (1: ``lfu``)."""
+    """How blocks are ranked: ``lrfu`` with a half-life (0: recency), or ``adaptive_lru`` with a weight (1: ``lfu``)."""
 
     half_life_s: float | None = None
     weight: float = 0.0
@@ -66,15 +63,17 @@ class Rule(msgspec.Struct, frozen=True):
         """Seconds that a block which was never used again is set back, doubled."""
         return self.weight * self.credit_s
 
-    def shadow(self, capacity: int, ghosts_max: int) -> Shadow:
+    def shadow(self, capacity: int, stamps: dict[int, int]) -> Shadow:
         """A small cache under this rule."""
-        if self.half_life_s is not None:
-            return LrfuShadow(capacity, self.half_life_s, ghosts_max)
-        return AdaptiveShadow(capacity, self.recency, self.handicap)
+        if self.half_life_s is None:
+            return AdaptiveShadow(capacity, stamps, self.recency, self.handicap)
+        return LrfuShadow(capacity, stamps, self.half_life_s) if self.half_life_s else RecencyShadow(capacity)
 
 
+FOR_EVER_S: Final = 1e8
+"""A half-life above any run: pure frequency."""
 RULES: Final = (
-    *(Rule(half_life_s) for half_life_s in (RECENCY_S, 3.0, 10.0, 30.0, 100.0, 300.0, FOR_EVER_S)),
+    *(Rule(half_life_s) for half_life_s in (0.0, 3.0, 10.0, 30.0, 100.0, 300.0, FOR_EVER_S)),
     Rule(weight=0.3), Rule(weight=1.0),
 )
 """Half-lives between which agents (seconds) and people (minutes) come back, and the two that count residence only."""
@@ -86,10 +85,13 @@ class LrfuAuto(Lrfu):
     name = "lrfu_auto"
 
     def __init__(self, capacity: int) -> None:
-        super().__init__(capacity, RECENCY_S)
+        super().__init__(capacity, 0.0)
         share = max(1, capacity // SAMPLED_SHARE)
-        ghosts = max(1, self.ghosts_max // SAMPLED_SHARE)
-        self._shadows = [rule.shadow(share, ghosts) for rule in RULES]
+        self._batch_keys = max(1, share // BATCHES)
+        self._sample: dict[int, int] = {}
+        """Sampled key to its stamp, the last touched ones last; as many as ghosts and blocks are sampled."""
+        self._sample_max = max(1, (self.ghosts_max + capacity) // SAMPLED_SHARE)
+        self._shadows = [rule.shadow(share, self._sample) for rule in RULES]
         self._current = 0
         """Index of the rule in force."""
         self._scores = [0.0] * len(RULES)
@@ -98,73 +100,84 @@ class LrfuAuto(Lrfu):
         self._recent = [0.0] * len(RULES)
         self._recent_weight = 0.0
         """The same over the last few epochs."""
-        self._batch: list[tuple[Sequence[int], int]] = []
-        """Sampled touches since the last decision."""
-        self._sampled = 0
+        self._batch: Batch = []
+        """Sampled touches that the shadows have not seen."""
+        self._waiting = 0
         """References in them."""
+        self._hits = [0] * len(RULES)
+        self._sampled = 0
+        """References since the last decision."""
         self._changes = 0
         self._uses: Counter[int] = Counter()
         """Key to its touches, as long as it is known."""
+        self._residence = False
+        """Whether the rule in force counts uses while resident only."""
         self._before: dict[int, int] = {}
-        """Resident key to its touches before it became resident."""
-        self._last: dict[int, int] = {}
-        """Key to the time of its last touch."""
+        """Only then: resident key to its touches before it became resident; 0 for those that were before the rule."""
+        self._follow(0)
 
     def touch(self, keys: Sequence[int], at_ns: int) -> None:
         """One more use of each, here and in the shadows."""
-        queued, uses = self._queued, self._uses
-        for key in keys:
-            if key not in queued:
-                self._before[key] = uses[key]
-        uses.update(keys)
-        self._last.update(dict.fromkeys(keys, at_ns))
-        if RULES[self._current].half_life_s is not None:
-            super().touch(keys, at_ns)
-        else:
-            self._touch_resident(keys, RULES[self._current], at_ns)
-        sampled = [key for key in keys if key % SAMPLED_SHARE == _REMAINDER]
+        super().touch(keys, at_ns)
+        sampled = [key for key in reversed(keys) if key % SAMPLED_SHARE == _REMAINDER]
         if sampled:
-            self._batch.append((sampled, at_ns))
-            self._sampled += len(sampled)
-            if self._sampled >= EPOCH_REFERENCES:
-                self._decide(at_ns)
+            stamps, sample = self._stamp, self._sample
+            own = [stamps[key] for key in sampled]
+            for key in sampled:
+                sample.pop(key, None)
+            sample.update(zip(sampled, own, strict=True))
+            self._batch.append((sampled, own, at_ns))
+            self._waiting += len(sampled)
+            if self._waiting >= self._batch_keys:
+                self._look()
+
+    def _use(self, keys: Sequence[int], at_ns: int) -> None:
+        self._uses.update(keys)
+        if self.half_life_s:
+            super()._use(keys, at_ns)
+
+    def _enter(self, keys: Sequence[int]) -> None:
+        if self._residence:
+            uses, before = self._uses, self._before
+            for key in keys:
+                before[key] = uses[key] - 1
+        super()._enter(keys)
 
     def forget(self, keys: Iterable[int]) -> None:
         """These blocks are not resident any more."""
-        gone = list(keys)
-        super().forget(gone)
-        for key in gone:
-            self._before.pop(key, None)
-
-    def _touch_resident(self, keys: Sequence[int], rule: Rule, at_ns: int) -> None:
-        """Rank by a rule that counts residence."""
-        ranks, stamps, queued, heap, stamp = self._rank, self._stamp, self._queued, self._heap, self._clock
-        uses, before = self._uses, self._before
-        now, handicap = rule.recency * at_ns / SECOND_NS, rule.handicap
-        for key in reversed(keys):
-            stamp += 1
-            rank = ranks[key] = now - handicap / (uses[key] - before[key] + 1)
-            stamps[key] = stamp
-            if key not in queued:
-                queued[key] = stamp
-                heappush(heap, (rank, stamp, key))
-        self._clock = stamp
+        if self._residence:
+            keys = list(keys)
+            for key in keys:
+                self._before.pop(key, None)
+        super().forget(keys)
 
     # --- the choice ---
 
-    def _decide(self, at_ns: int) -> None:
+    def _look(self) -> None:
+        """The shadows see what has waited for them."""
         for index, shadow in enumerate(self._shadows):
-            hits = shadow.use(self._batch)
+            self._hits[index] += shadow.use(self._batch)
+        self._sampled += self._waiting
+        self._batch, self._waiting = [], 0
+        if len(self._sample) > self._sample_max:
+            for key in list(self._sample)[: len(self._sample) - self._sample_max // 8 * 7]:
+                for shadow in self._shadows:
+                    shadow.forget(key)
+                del self._sample[key]
+        if self._sampled >= EPOCH_REFERENCES:
+            self._decide()
+
+    def _decide(self) -> None:
+        for index, hits in enumerate(self._hits):
             self._scores[index] = self._scores[index] * MEMORY + hits
             self._recent[index] = self._recent[index] * RECENT_MEMORY + hits
         self._weight = self._weight * MEMORY + self._sampled
         self._recent_weight = self._recent_weight * RECENT_MEMORY + self._sampled
-        self._batch, self._sampled = [], 0
+        self._hits, self._sampled = [0] * len(RULES), 0
         best = self._best()
         if best != self._current:
-            self._current = best
             self._changes += 1
-            self._follow(RULES[best])
+            self._follow(best)
 
     def _best(self) -> int:
         """The rule to follow from now on."""
@@ -175,36 +188,38 @@ class LrfuAuto(Lrfu):
         bar = scores[current] + (CLOSE_MARGIN if current else MARGIN) * self._weight + EVIDENCE
         return best if scores[best] > bar and recent[best] >= recent[current] else current
 
-    def _follow(self, rule: Rule) -> None:
-        """Rank what is known anew, as if all touches of a block had been at the time of its last one.
+    def _follow(self, index: int) -> None:
+        """Rank by this rule from now on; a half-life as if all touches of a block had been at the time of its last one.
 
         Uses and last touch both grow from child to parent, so the order along a chain stays right.
         """
-        uses = self._uses
-        if rule.half_life_s is not None:
-            self.half_life_s = rule.half_life_s
-            scale = SECOND_NS * rule.half_life_s
-            self._rank = {key: last / scale + log2(uses[key]) for key, last in self._last.items()}
+        self._current = index
+        rule, stamps, uses, before = RULES[index], self._stamp, self._uses, self._before
+        half_life_s = self.half_life_s = rule.half_life_s or 0.0
+        self._residence = rule.half_life_s is None
+        self._first = None
+        self._value.clear()
+        before.clear()
+        if half_life_s:
+            scale = log(2.0) / SECOND_NS / half_life_s
+            self._value.update({key: stamp * scale + log(uses[key]) for key, stamp in stamps.items()})
+            self.rank = self._value.__getitem__
+        elif self._residence:
+            recency, handicap = rule.recency / SECOND_NS, rule.handicap
+            before.update(dict.fromkeys(self._queued, 0))
+            self.rank = lambda key: recency * stamps[key] - handicap / (uses[key] - before[key] + 1)
         else:
-            recency, handicap, before = rule.recency / SECOND_NS, rule.handicap, self._before
-            self._rank = {
-                key: last * recency - handicap / (uses[key] - before.get(key, 0) + 1)
-                for key, last in self._last.items()
-            }
+            self.rank = lambda key: 0.0
         self._rebuild()
 
     def _drop(self, key: int) -> None:
         super()._drop(key)
-        del self._uses[key]
-        del self._last[key]
-        self._before.pop(key, None)
+        self._uses.pop(key)
 
     def gauges(self) -> dict[str, float]:
         """Also the rule in force: its half-life (0: pure recency) or its weight, and how often it changed."""
         rule = RULES[self._current]
-        chosen = {"weight": rule.weight} if rule.half_life_s is None else {
-            "half_life_s": rule.half_life_s if self._current else 0.0
-        }
+        chosen = {"weight": rule.weight} if rule.half_life_s is None else {"half_life_s": rule.half_life_s}
         return {**super().gauges(), **chosen, "changes": self._changes}
 
     # --- keyframes ---
@@ -215,26 +230,25 @@ class LrfuAuto(Lrfu):
             **super().export(), "current": self._current, "changes": self._changes,
             "scores": list(self._scores), "weight": self._weight,
             "recent": list(self._recent), "recent_weight": self._recent_weight,
-            "batch": [[list(keys), at_ns] for keys, at_ns in self._batch],
-            "touched": [
-                [key, uses, self._before.get(key), self._last[key]] for key, uses in sorted(self._uses.items())
-            ],
+            "batch": [[list(part) for part in touch[:2]] + [touch[2]] for touch in self._batch],
+            "hits": list(self._hits), "sampled": self._sampled,
+            "uses": [[key, uses, self._before.get(key)] for key, uses in sorted(self._uses.items())],
+            "sample": [[key, stamp] for key, stamp in self._sample.items()],
             "shadows": [shadow.export() for shadow in self._shadows],
         }
 
     def restore(self, exported: Any) -> None:
         """Become what was exported."""
-        self._current, self._changes = exported["current"], exported["changes"]
-        half_life_s = RULES[self._current].half_life_s
-        if half_life_s is not None:
-            self.half_life_s = half_life_s
+        self._uses.update({key: uses for key, uses, _ in exported["uses"]})
+        self._follow(exported["current"])
+        self._changes = exported["changes"]
         self._scores, self._weight = list(exported["scores"]), exported["weight"]
         self._recent, self._recent_weight = list(exported["recent"]), exported["recent_weight"]
-        self._batch = [(keys, at_ns) for keys, at_ns in exported["batch"]]
-        self._sampled = sum(len(keys) for keys, _ in self._batch)
-        self._uses = Counter({key: uses for key, uses, _, _ in exported["touched"]})
-        self._before = {key: before for key, _, before, _ in exported["touched"] if before is not None}
-        self._last = {key: last for key, _, _, last in exported["touched"]}
+        self._batch = [(keys, stamps, at_ns) for keys, stamps, at_ns in exported["batch"]]
+        self._waiting = sum(len(keys) for keys, _, _ in self._batch)
+        self._hits, self._sampled = list(exported["hits"]), exported["sampled"]
+        self._before.update({key: before for key, _, before in exported["uses"] if before is not None})
+        self._sample.update(dict(exported["sample"]))
         for shadow, state in zip(self._shadows, exported["shadows"], strict=True):
             shadow.restore(state)
         super().restore(exported)

@@ -1,14 +1,20 @@
 """Policies that rank blocks by a number: ``lfu``, ``frequency_based``, ``adaptive_lru``, ``lrfu``.
 
-Law of this file: while a block is resident its rank only grows. Therefore a touch of a resident block costs no heap
-operation: a block enters the heap when it becomes resident, and an entry that comes to the top with an old rank is put
-back with the current one. The victim is the block with the smallest (rank, stamp); each block of each touch gets a
-stamp, deepest first, so ties are broken by recency, then by depth, totally.
+Law of this file: a rank is computed from what the last touch left (its stamp and one value, a count of uses for most)
+and while a block is resident it only grows. Therefore a touch is a few bulk operations on columns and no heap
+operation: a block enters the heap when it becomes resident, and an entry that comes to the top with an old stamp is put
+back with the current rank. The victim is the block with the smallest (rank, stamp). Each block of each touch gets a
+stamp, deepest first, so ties are broken by recency, then by depth, totally; a stamp is the time of the touch in
+nanoseconds, moved on by as little as makes it unique.
+
+Blocks that enter at their first use have ranks that only grow with time, so their entries stand in a queue that is in
+order by itself, and only those that were used again need a heap. Most blocks of most loads never are.
 """
 
 import math
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from kvbm_console.core.eviction.policy import ghosts_max
@@ -26,8 +32,8 @@ Entry = tuple[float, int, int]
 class Ranked:
     """What ranked policies share: residency, the lazy heap, and the memory of evicted blocks (ghosts).
 
-    ``_rank`` and ``_stamp`` are those of the last touch. A subclass with ``remembers`` keeps them for evicted keys too,
-    at most ``ghosts_max`` of these; those that were touched longest ago are forgotten first.
+    ``_stamp`` and ``_value`` are those of the last touch. A subclass with ``remembers`` keeps them for evicted keys
+    too, at most ``ghosts_max`` of these; those that were touched longest ago are forgotten first.
     """
 
     name = "ranked"
@@ -35,14 +41,22 @@ class Ranked:
 
     def __init__(self, capacity: int) -> None:
         self.ghosts_max = ghosts_max(capacity)
-        self._rank: dict[int, float] = {}
         self._stamp: dict[int, int] = {}
+        self._value: Counter[int] = Counter()
+        """Uses of each known key, unless a subclass says otherwise."""
+        self.rank: Callable[[int], float] = self._value.__getitem__
+        """Where a resident key stands; the smallest is evicted first. A function, since it is called most of all."""
         self._queued: dict[int, int] = {}
         """Resident key to the stamp of its one live heap entry."""
         self._heap: list[Entry] = []
+        self._fresh: deque[Entry] = deque()
+        """Entries of blocks that entered at their first use, in order."""
+        self._first: float | None = 1
+        """The value of a block at its first use; None when whatever enters has the highest rank of all."""
         self._offered: list[Entry] = []
         """Entries of the last victims: they go back into the heap unless these were forgotten meanwhile."""
-        self._clock = 0
+        self._clock = -1
+        """The last stamp."""
 
     @property
     def resident(self) -> KeysView[int]:
@@ -51,7 +65,29 @@ class Ranked:
 
     def touch(self, keys: Sequence[int], at_ns: int) -> None:
         """See ``EvictionPolicy.touch``."""
-        raise NotImplementedError
+        deepest_first = keys[::-1]
+        stamps, queued = self._stamp, self._queued
+        first = max(self._clock + 1, at_ns)
+        self._clock = first + len(keys) - 1
+        stamps.update(zip(deepest_first, range(first, first + len(keys)), strict=True))
+        self._use(deepest_first, at_ns)
+        entering = [key for key in deepest_first if key not in queued]
+        if entering:
+            self._enter(entering)
+
+    def _use(self, keys: Sequence[int], at_ns: int) -> None:
+        """The values after one more use of each of these keys, deepest first."""
+        self._value.update(keys)
+
+    def _enter(self, keys: Sequence[int]) -> None:
+        """These keys, which were just touched, become resident."""
+        stamps, values, queued, rank, first = self._stamp, self._value, self._queued, self.rank, self._first
+        for key in keys:
+            stamp = queued[key] = stamps[key]
+            if first is None or values[key] == first:
+                self._fresh.append((rank(key), stamp, key))
+            else:
+                heappush(self._heap, (rank(key), stamp, key))
 
     def forget(self, keys: Iterable[int]) -> None:
         """These blocks are not resident any more."""
@@ -65,13 +101,13 @@ class Ranked:
             for key in keys:
                 if queued.pop(key, None) is not None:
                     self._drop(key)
-        if len(self._heap) > 3 * len(queued) + _HEAP_SLACK:
+        if len(self._heap) + len(self._fresh) > 3 * len(queued) + _HEAP_SLACK:
             self._rebuild()
 
     def _drop(self, key: int) -> None:
         """Forget everything about this key."""
-        del self._rank[key]
         del self._stamp[key]
+        self._value.pop(key, None)  # a Counter deletes in Python, and pops in C
 
     def _prune(self) -> None:
         ghosts = sorted((stamp, key) for key, stamp in self._stamp.items() if key not in self._queued)
@@ -81,15 +117,16 @@ class Ranked:
     def _rebuild(self) -> None:
         """One entry for each resident key, with its current rank."""
         self._queued = {key: self._stamp[key] for key in self._queued}
-        self._heap = [(self._rank[key], stamp, key) for key, stamp in self._queued.items()]
+        self._heap = [(self.rank(key), stamp, key) for key, stamp in self._queued.items()]
         heapify(self._heap)
+        self._fresh.clear()
         self._offered = []
 
     def victims(
         self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
     ) -> list[int] | None:
         """The ``count`` lowest ranked keys that may go, lowest first; None when there are fewer."""
-        heap, queued, stamps, ranks = self._heap, self._queued, self._stamp, self._rank
+        heap, fresh, queued, stamps = self._heap, self._fresh, self._queued, self._stamp
         for entry in self._offered:
             if queued.get(entry[2]) == entry[1]:
                 heappush(heap, entry)
@@ -97,19 +134,21 @@ class Ranked:
         chosen: list[int] = []
         offered: list[Entry] = []
         kept: list[Entry] = []
-        while len(chosen) < count and heap:
-            entry = heap[0]
+        while len(chosen) < count:
+            if fresh and (not heap or fresh[0] < heap[0]):
+                entry = fresh.popleft()
+            elif heap:
+                entry = heappop(heap)
+            else:
+                break
             key = entry[2]
             if queued.get(key) != entry[1]:
-                heappop(heap)
                 continue
             stamp = stamps[key]
             if stamp != entry[1]:
                 queued[key] = stamp
-                heapreplace(heap, (ranks[key], stamp, key))
-                continue
-            heappop(heap)
-            if key in protected or (evictable is not None and not evictable(key)):
+                heappush(heap, (self.rank(key), stamp, key))
+            elif key in protected or (evictable is not None and not evictable(key)):
                 kept.append(entry)
             else:
                 chosen.append(key)
@@ -134,18 +173,18 @@ class Ranked:
     # --- keyframes ---
 
     def export(self) -> Any:
-        """Every known key by stamp: key, stamp, rank, whether it is resident."""
+        """Every known key by stamp: key, stamp, value, whether it is resident."""
         known = sorted((stamp, key) for key, stamp in self._stamp.items())
         return {
             "clock": self._clock,
-            "known": [[key, stamp, self._rank[key], key in self._queued] for stamp, key in known],
+            "known": [[key, stamp, self._value.get(key), key in self._queued] for stamp, key in known],
         }
 
     def restore(self, exported: Any) -> None:
         """Become what was exported."""
         self._clock = exported["clock"]
-        self._stamp = {key: stamp for key, stamp, _, _ in exported["known"]}
-        self._rank = {key: rank for key, _, rank, _ in exported["known"]}
+        self._stamp.update({key: stamp for key, stamp, _, _ in exported["known"]})
+        self._value.update({key: value for key, _, value, _ in exported["known"] if value is not None})
         self._queued = {key: stamp for key, stamp, _, resident in exported["known"] if resident}
         self._rebuild()
 
@@ -161,39 +200,12 @@ class Lfu(Ranked):
 
     name = "lfu"
 
-    def touch(self, keys: Sequence[int], at_ns: int) -> None:
-        """One more use of each."""
-        ranks, stamps, queued, heap, stamp = self._rank, self._stamp, self._queued, self._heap, self._clock
-        for key in reversed(keys):
-            stamp += 1
-            if key in queued:
-                ranks[key] += 1
-            else:
-                ranks[key] = 1
-                queued[key] = stamp
-                heappush(heap, (1, stamp, key))
-            stamps[key] = stamp
-        self._clock = stamp
-
 
 class FrequencyBased(Ranked):
     """Evicts the block with the fewest touches in its lifetime, those before an earlier eviction included."""
 
     name = "frequency_based"
     remembers = True
-
-    def touch(self, keys: Sequence[int], at_ns: int) -> None:
-        """One more use of each."""
-        ranks, stamps, queued, heap, stamp = self._rank, self._stamp, self._queued, self._heap, self._clock
-        known = ranks.get
-        for key in reversed(keys):
-            stamp += 1
-            rank = ranks[key] = known(key, 0) + 1
-            if key not in queued:
-                queued[key] = stamp
-                heappush(heap, (rank, stamp, key))
-            stamps[key] = stamp
-        self._clock = stamp
 
 
 class AdaptiveLru(Ranked):
@@ -206,49 +218,16 @@ class AdaptiveLru(Ranked):
 
     def __init__(self, capacity: int, frequency_weight: float, frequency_credit_s: float) -> None:
         super().__init__(capacity)
-        self._recency = 1.0 - frequency_weight
-        self._handicap = frequency_weight * frequency_credit_s if frequency_weight < 1.0 else 1.0
-        self._uses: dict[int, int] = {}
-
-    def touch(self, keys: Sequence[int], at_ns: int) -> None:
-        """One more use of each, now."""
-        ranks, stamps, queued, heap, stamp = self._rank, self._stamp, self._queued, self._heap, self._clock
-        uses, handicap = self._uses, self._handicap
-        recency = self._recency * (at_ns / SECOND_NS)
-        first = recency - handicap / 2
-        for key in reversed(keys):
-            stamp += 1
-            if key in queued:
-                count = uses[key] = uses[key] + 1
-                ranks[key] = recency - handicap / (count + 1)
-            else:
-                uses[key] = 1
-                ranks[key] = first
-                queued[key] = stamp
-                heappush(heap, (first, stamp, key))
-            stamps[key] = stamp
-        self._clock = stamp
-
-    def _drop(self, key: int) -> None:
-        super()._drop(key)
-        del self._uses[key]
-
-    def export(self) -> Any:
-        """As all, with the uses of each."""
-        return {**super().export(), "uses": sorted([key, count] for key, count in self._uses.items())}
-
-    def restore(self, exported: Any) -> None:
-        """Become what was exported."""
-        super().restore(exported)
-        self._uses = dict(exported["uses"])
+        stamps, uses, recency = self._stamp, self._value, (1.0 - frequency_weight) / SECOND_NS
+        handicap = frequency_weight * frequency_credit_s if frequency_weight < 1.0 else 1.0
+        self.rank = lambda key: recency * stamps[key] - handicap / (uses[key] + 1)
 
 
 class Lrfu(Ranked):
     """Combined recency and frequency: every touch counts, and counts half after each half-life.
 
-    The rank is the base-2 logarithm of that sum, referred to time 0, so that it is static between touches:
-    with y = time / half-life, rank' = log2(2^rank + 2^y) = max(rank, y) + log2(1 + 2^-abs(rank - y)). The history of
-    a block survives its eviction.
+    The value of a block is the natural logarithm of that sum, referred to time 0, so that it is static between touches:
+    with y = time x ln 2 / half-life, value' = ln(e^value + e^y). The history of a block survives its eviction.
     """
 
     name = "lrfu"
@@ -258,27 +237,20 @@ class Lrfu(Ranked):
         super().__init__(capacity)
         self.half_life_s = half_life_s
 
-    def touch(self, keys: Sequence[int], at_ns: int) -> None:
-        """One more use of each, now."""
-        ranks, stamps, queued, heap, stamp = self._rank, self._stamp, self._queued, self._heap, self._clock
-        now = at_ns / (SECOND_NS * self.half_life_s)
-        known, log2 = ranks.get, math.log2
+    def _use(self, keys: Sequence[int], at_ns: int) -> None:
+        values: Any = self._value
+        now = self._first = at_ns / SECOND_NS * math.log(2.0) / self.half_life_s
+        known, exp, log1p = values.get, math.exp, math.log1p
         child_before = child = -math.inf
-        for key in reversed(keys):
-            stamp += 1
+        for key in keys:
             before = known(key)
             if before is None:
-                rank = now
+                value = now
             else:
                 gap = before - now
-                rank = before + log2(1.0 + 2.0**-gap) if gap > 0.0 else now + log2(1.0 + 2.0**gap)
-                if rank < child and before >= child_before:
-                    rank = child  # a rounding error must not put a parent below its child
+                value = before + log1p(exp(-gap)) if gap > 0.0 else now + log1p(exp(gap))
+                if value < child and before >= child_before:
+                    value = child  # a rounding error must not put a parent below its child
                 child_before = before
-            child = rank
-            ranks[key] = rank
-            if key not in queued:
-                queued[key] = stamp
-                heappush(heap, (rank, stamp, key))
-            stamps[key] = stamp
-        self._clock = stamp
+            child = value
+            values[key] = value

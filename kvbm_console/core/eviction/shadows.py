@@ -1,18 +1,25 @@
 """Shadow caches: small caches over a sample of the blocks that only count their hits.
 
 Law of this file: each ranks as its full-sized namesake does (a test holds them against each other), but keeps no books
-for anybody else: nothing is protected, and it evicts as soon as a touch has made it too large.
+for anybody else: nothing is protected, and it evicts as soon as a batch of touches has made it too large. Stamps do not
+depend on what is resident where, so all shadows look at one column of them.
 """
 
-from collections.abc import Sequence
-from heapq import heapify, heappop, heappush, heapreplace
-from math import log2
-from typing import Any, Protocol
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, Final, Protocol
 
 from kvbm_console.core.eviction.ranked import SECOND_NS, Entry
 
-Batch = list[tuple[Sequence[int], int]]
-"""Touches: (keys of one prefix in prompt order, time)."""
+Batch = list[tuple[Sequence[int], Sequence[int], int]]
+"""Touches: (keys of one prefix, deepest first; their stamps; time). The column of stamps may be ahead of them."""
+_EXPONENT_MAX: Final = 500.0
+"""Half-lives until the sums of ``LrfuShadow`` are referred to another time; a float has room for 1,023."""
+
+
+_UNKNOWN: Final = -1
+"""The stamp of an entry that is put back when it comes to the top, as if its block had been touched since."""
 
 
 class Shadow(Protocol):
@@ -22,139 +29,190 @@ class Shadow(Protocol):
         """Look up and insert the blocks of several touches; returns the hits."""
         ...
 
+    def forget(self, key: int) -> None:
+        """Nobody knows this key any more."""
+        ...
+
     def export(self) -> Any:
         """Plain values in canonical order."""
         ...
 
     def restore(self, exported: Any) -> None:
-        """Become what was exported."""
+        """Become what was exported, over the same stamps."""
         ...
 
 
-class _Heap:
-    """Resident keys with the lazy heap of ``ranked``: ranks only grow while a key is resident."""
+class RecencyShadow:
+    """``simple_lru``."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._rank: dict[int, float] = {}
-        self._stamp: dict[int, int] = {}
-        self._queued: dict[int, int] = {}
-        self._heap: list[Entry] = []
-        self._clock = 0
+        self._order: OrderedDict[int, None] = OrderedDict()
 
-    def _shrink(self) -> list[int]:
-        """Evict down to the capacity; returns the victims."""
-        queued, heap, stamps, ranks = self._queued, self._heap, self._stamp, self._rank
-        gone: list[int] = []
-        while len(queued) > self.capacity:
-            top = heap[0][2]
-            latest = stamps[top]
-            if latest == heap[0][1]:
-                heappop(heap)
-                del queued[top]
-                gone.append(top)
-            else:
-                heapreplace(heap, (ranks[top], latest, top))
-        return gone
+    def use(self, batch: Batch) -> int:
+        """See ``Shadow.use``."""
+        order, hits = self._order, 0
+        for keys, _, _ in batch:
+            for key in keys:
+                if key in order:
+                    hits += 1
+                    order.move_to_end(key)
+                else:
+                    order[key] = None
+        while len(order) > self.capacity:
+            order.popitem(last=False)
+        return hits
+
+    def forget(self, key: int) -> None:
+        """See ``Shadow.forget``."""
+        self._order.pop(key, None)
 
     def export(self) -> Any:
-        """Every known key by stamp: key, stamp, rank, whether it is resident."""
-        known = sorted((stamp, key) for key, stamp in self._stamp.items())
-        return [self._clock, [[key, stamp, self._rank[key], key in self._queued] for stamp, key in known]]
+        """The keys, coldest first."""
+        return list(self._order)
 
     def restore(self, exported: Any) -> None:
         """Become what was exported."""
-        self._clock, known = exported[0], exported[1]
-        self._stamp = {key: stamp for key, stamp, _, _ in known}
-        self._rank = {key: rank for key, _, rank, _ in known}
-        self._queued = {key: stamp for key, stamp, _, resident in known if resident}
-        self._heap = [(self._rank[key], stamp, key) for key, stamp in self._queued.items()]
+        self._order = OrderedDict.fromkeys(exported)
+
+
+class _Heap:
+    """Resident keys with the queue and the lazy heap of ``ranked``: ranks only grow while a key is resident."""
+
+    def __init__(self, capacity: int, stamps: Mapping[int, int]) -> None:
+        self.capacity = capacity
+        self._stamps = stamps
+        self._value: dict[int, float] = {}
+        self._resident: dict[int, int] = {}
+        """Key to the stamp of its one live entry; an entry with an older one than the column's is put back."""
+        self._heap: list[Entry] = []
+        self._fresh: deque[Entry] = deque()
+
+    def rank(self, key: int) -> float:
+        """Of a resident key."""
+        return self._value[key]
+
+    def forget(self, key: int) -> None:
+        """See ``Shadow.forget``."""
+        self._resident.pop(key, None)
+        self._value.pop(key, None)
+
+    def _shrink(self, gone: Callable[[int], Any]) -> None:
+        """Evict down to the capacity; ``gone`` is told the victims."""
+        resident, stamps, heap, fresh = self._resident, self._stamps, self._heap, self._fresh
+        excess = len(resident) - self.capacity
+        while excess > 0:
+            entry = fresh.popleft() if fresh and (not heap or fresh[0] < heap[0]) else heappop(heap)
+            key = entry[2]
+            if resident.get(key) != entry[1]:
+                continue
+            stamp = stamps[key]
+            if stamp == entry[1]:
+                del resident[key]
+                gone(key)
+                excess -= 1
+            else:
+                resident[key] = stamp
+                heappush(heap, (self.rank(key), stamp, key))
+
+    def _rebuild(self) -> None:
+        self._resident = dict.fromkeys(self._resident, _UNKNOWN)
+        self._heap = [(self.rank(key), _UNKNOWN, key) for key in self._resident]
         heapify(self._heap)
+        self._fresh.clear()
+
+    def export(self) -> Any:
+        """The values, and which keys are resident."""
+        return [sorted([key, value] for key, value in self._value.items()), sorted(self._resident)]
+
+    def restore(self, exported: Any) -> None:
+        """Become what was exported, over the same stamps."""
+        self._value = dict(exported[0])
+        self._resident = dict.fromkeys(exported[1], _UNKNOWN)
+        self._rebuild()
 
 
 class LrfuShadow(_Heap):
-    """``lrfu`` with one half-life; remembers at most ``ghosts_max`` evicted keys."""
+    """``lrfu`` with one half-life. A value is the plain sum, referred to ``_base`` half-lives after time 0."""
 
-    def __init__(self, capacity: int, half_life_s: float, ghosts_max: int) -> None:
-        super().__init__(capacity)
+    def __init__(self, capacity: int, stamps: Mapping[int, int], half_life_s: float) -> None:
+        super().__init__(capacity, stamps)
         self.half_life_s = half_life_s
-        self.ghosts_max = ghosts_max
+        self._base = 0.0
 
     def use(self, batch: Batch) -> int:
-        """Look up and insert; returns the hits."""
-        ranks, stamps, queued, heap = self._rank, self._stamp, self._queued, self._heap
-        known, stamp, scale = ranks.get, self._clock, SECOND_NS * self.half_life_s
-        hits = 0
-        for keys, at_ns in batch:
-            now = at_ns / scale
-            for key in reversed(keys):
-                stamp += 1
-                rank = known(key)
-                if rank is None:
-                    rank = now
-                else:
-                    gap = rank - now
-                    rank = rank + log2(1.0 + 2.0**-gap) if gap > 0.0 else now + log2(1.0 + 2.0**gap)
-                ranks[key] = rank
-                stamps[key] = stamp
-                if key in queued:
+        """See ``Shadow.use``."""
+        resident, heap, fresh = self._resident, self._heap, self._fresh
+        values, hits, scale = self._value, 0, SECOND_NS * self.half_life_s
+        known = values.get
+        for keys, stamps, at_ns in batch:
+            exponent = at_ns / scale - self._base
+            if exponent > _EXPONENT_MAX:
+                self._refer(exponent)
+                values, resident, heap, known = self._value, self._resident, self._heap, self._value.get
+                exponent = 0.0
+            weight = 2.0**exponent
+            for key, stamp in zip(keys, stamps, strict=True):
+                before = known(key)
+                if key in resident:
                     hits += 1
+                    values[key] = (before or 0.0) + weight
+                    continue
+                resident[key] = stamp
+                if before is None:
+                    values[key] = weight
+                    fresh.append((weight, stamp, key))
                 else:
-                    queued[key] = stamp
-                    heappush(heap, (rank, stamp, key))
-            if len(queued) > self.capacity:
-                self._shrink()
-        self._clock = stamp
-        if len(ranks) - len(queued) > self.ghosts_max:
-            self._forget_oldest()
+                    value = values[key] = before + weight
+                    heappush(heap, (value, stamp, key))
+        self._shrink(_nothing)
         return hits
 
-    def _forget_oldest(self) -> None:
-        ghosts = sorted((stamp, key) for key, stamp in self._stamp.items() if key not in self._queued)
-        for _, key in ghosts[: len(ghosts) - self.ghosts_max // 8 * 7]:
-            del self._rank[key]
-            del self._stamp[key]
+    def _refer(self, exponent: float) -> None:
+        """Refer the sums to a time so many half-lives later; what is too old to count becomes 0, and stamps decide."""
+        self._base += exponent
+        factor = 2.0**-exponent
+        self._value = {key: value * factor for key, value in self._value.items()}
+        self._rebuild()
+
+    def export(self) -> Any:
+        """As all, with the reference."""
+        return [*super().export(), self._base]
+
+    def restore(self, exported: Any) -> None:
+        """Become what was exported."""
+        super().restore(exported[:2])
+        self._base = exported[2]
+
+
+def _nothing(key: int) -> None:
+    """An evicted block is remembered."""
 
 
 class AdaptiveShadow(_Heap):
     """``recency`` x last touch in seconds - ``handicap`` / (uses while resident + 1): ``adaptive_lru``, ``lfu``."""
 
-    def __init__(self, capacity: int, recency: float, handicap: float) -> None:
-        super().__init__(capacity)
-        self.recency = recency
+    def __init__(self, capacity: int, stamps: Mapping[int, int], recency: float, handicap: float) -> None:
+        super().__init__(capacity, stamps)
+        self.recency = recency / SECOND_NS
         self.handicap = handicap
-        self._uses: dict[int, int] = {}
+
+    def rank(self, key: int) -> float:
+        """Of a resident key."""
+        return self.recency * self._stamps[key] - self.handicap / (self._value[key] + 1)
 
     def use(self, batch: Batch) -> int:
-        """Look up and insert; returns the hits."""
-        ranks, stamps, queued, heap = self._rank, self._stamp, self._queued, self._heap
-        uses, handicap, stamp = self._uses, self.handicap, self._clock
-        hits = 0
-        for keys, at_ns in batch:
-            now = self.recency * at_ns / SECOND_NS
-            for key in reversed(keys):
-                stamp += 1
-                stamps[key] = stamp
-                if key in queued:
+        """See ``Shadow.use``."""
+        resident, fresh, uses = self._resident, self._fresh, self._value
+        recency, entering, hits = self.recency, self.handicap / 2, 0
+        for keys, stamps, _ in batch:
+            for key, stamp in zip(keys, stamps, strict=True):
+                if key in resident:
                     hits += 1
-                    count = uses[key] = uses[key] + 1
-                    ranks[key] = now - handicap / (count + 1)
+                    uses[key] += 1
                 else:
                     uses[key] = 1
-                    rank = ranks[key] = now - handicap / 2
-                    queued[key] = stamp
-                    heappush(heap, (rank, stamp, key))
-            if len(queued) > self.capacity:
-                for key in self._shrink():
-                    del ranks[key], stamps[key], uses[key]
-        self._clock = stamp
+                    resident[key] = stamp
+                    fresh.append((recency * stamp - entering, stamp, key))
+        self._shrink(uses.pop)
         return hits
-
-    def export(self) -> Any:
-        """As all, with the uses of each."""
-        return [*super().export(), sorted([key, count] for key, count in self._uses.items())]
-
-    def restore(self, exported: Any) -> None:
-        """Become what was exported."""
-        super().restore(exported)
-        self._uses = dict(exported[2])

@@ -25,7 +25,8 @@ WORKLOADS: Final[dict[str, tuple[str, tuple[int, ...]]]] = {
                (1_000, 4_000, 8_000, 12_000)),
     "agents-a": ("sessions=16,prompts=2,system=6000,user=500,output=120,turns=25,think=6,ramp=3,requests=700,seed=13",
                  (1_000, 4_000, 10_000)),
-    "agents-b": ("sessions=60,prompts=10,system=3000,user=250,output=80,turns=15,think=10,ramp=0.5,requests=900,seed=14",
+    "agents-b": ("sessions=60,prompts=10,system=3000,user=250,output=80,turns=15,think=10,ramp=0.5,"
+                 "requests=900,seed=14",
                  (1_000, 4_000, 10_000)),
     "agents-c": ("sessions=20,prompts=4,system=8000,user=350,output=100,turns=20,think=5,ramp=2,requests=600,seed=23",
                  (1_500, 5_000, 10_000)),

@@ -140,7 +140,8 @@ class _Port:
     def submit(
         self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
     ) -> "Outcome":
-        return self._dispatcher.submit_from(self._source, None, kind, *args, **kwargs)
+        dispatcher = self._dispatcher
+        return dispatcher.take(kind(dispatcher.n, dispatcher.stamp(), self._source, None, *args, **kwargs))
 
     def computed_tokens(self, request: str) -> int:
         state = self._dispatcher.leader.state
@@ -206,28 +207,39 @@ class Dispatcher:
         *args: P.args, **kwargs: P.kwargs,
     ) -> "Outcome":
         """Stamp, handle, publish, carry out. ``origin_ns`` is the sender's own time, None when it has none."""
-        self.at_ns = max(self.at_ns, self.clock())
-        stimulus = kind(self.n, self.at_ns, source, origin_ns, *args, **kwargs)
-        self.n += 1
-        outcome = self._handle(stimulus)
-        for other in self.more_hosts:
-            other.handle(stimulus)
-        if self.check_hosts and self.more_hosts:
-            compare_hosts(stimulus.n, self.leader, self.more_hosts)
-        if self.publish is not None:
-            self.publish(stimulus, outcome)
-        self._queue.extend(outcome.instructions)
-        if not self._running:
-            self._drain()
-        return outcome
+        return self.take(kind(self.n, self.stamp(), source, origin_ns, *args, **kwargs))
 
-    def _handle(self, stimulus: Stimulus) -> "Outcome":
+    def stamp(self) -> int:
+        """The time of the next stimulus: now, and never before the last one."""
+        now_ns = self.clock()
+        if now_ns > self.at_ns:
+            self.at_ns = now_ns
+        return self.at_ns
+
+    def take(self, stimulus: Stimulus) -> "Outcome":
+        """Handle, publish and carry out a stimulus that was numbered ``n`` and stamped just now."""
+        self.n += 1
         try:
-            return self.leader.handle(stimulus)
+            outcome = self.leader.handle(stimulus)
         except Exception as error:
             if self.recover is None:
                 raise
-            return self.recover(stimulus, error)
+            outcome = self.recover(stimulus, error)
+        if self.more_hosts:
+            self._take_on_other_hosts(stimulus)
+        if self.publish is not None:
+            self.publish(stimulus, outcome)
+        if outcome.instructions:
+            self._queue.extend(outcome.instructions)
+            if not self._running:
+                self._drain()
+        return outcome
+
+    def _take_on_other_hosts(self, stimulus: Stimulus) -> None:
+        for other in self.more_hosts:
+            other.handle(stimulus)
+        if self.check_hosts:
+            compare_hosts(stimulus.n, self.leader, self.more_hosts)
 
     def port(self, source: int) -> LeaderPort:
         """The entry points for the engine with this index (from 1)."""

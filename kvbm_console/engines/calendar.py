@@ -49,12 +49,12 @@ class Calendar:
         """
         if at_ns < self.now_ns:
             raise InternalError(f"an entry at {at_ns} ns lies before now, {self.now_ns} ns")
-        self._tickets += 1
-        self._live.add(self._tickets)
-        heapq.heappush(self._heap, (at_ns, self._tickets, action))
+        ticket = self._tickets = self._tickets + 1
+        self._live.add(ticket)
+        heapq.heappush(self._heap, (at_ns, ticket, action))
         if felt:
-            heapq.heappush(self._felt, (at_ns, self._tickets))
-        return self._tickets
+            heapq.heappush(self._felt, (at_ns, ticket))
+        return ticket
 
     def cancel(self, ticket: int) -> None:
         """Forget an entry; one that ran or is unknown is fine."""
@@ -95,11 +95,13 @@ class Calendar:
             return False
         self.now_ns = coming
         self._running = True
+        heap, live = self._heap, self._live
         try:
-            while self.next_ns == coming:
-                _, ticket, action = heapq.heappop(self._heap)
-                self._live.discard(ticket)
-                action()
+            while heap and heap[0][0] == coming:
+                _, ticket, action = heapq.heappop(heap)
+                if ticket in live:
+                    live.remove(ticket)
+                    action()
         finally:
             self._running = False
         return True

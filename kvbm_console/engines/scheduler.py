@@ -133,12 +133,17 @@ class Scheduler:
 
     def form(self, now_ns: int) -> Plan | None:
         """Schedule what can be; None when there is nothing to compute and nothing to tell."""
+        running, waiting, loaded = self.running, self.waiting, self.loaded
+        if not (running or waiting or loaded):
+            return None
         plan = Plan()
-        most = len(self.running) + self.config.max_batch_tokens // self.block_tokens + 1
-        plan.tell_at_once = bool(self.waiting or self.loaded) or self.pool.free_blocks < most
-        kept = self._kept_for_loaded()
-        budget = kept + self._schedule_running(plan, self.config.max_batch_tokens - kept, now_ns)
-        if not plan.preempted:
+        budget = self.config.max_batch_tokens
+        plan.tell_at_once = bool(waiting or loaded) or (
+            self.pool.free_blocks <= len(running) + budget // self.block_tokens
+        )
+        kept = self._kept_for_loaded() if loaded else 0
+        budget = kept + self._schedule_running(plan, budget - kept, now_ns)
+        if not plan.preempted and (waiting or loaded):
             budget = self._schedule_loaded(plan, budget)
             budget = self._admit(plan, budget)
             self._schedule_loaded(plan, budget)
@@ -173,14 +178,14 @@ class Scheduler:
         return -(-tokens // self.block_tokens)
 
     def _schedule_running(self, plan: Plan, budget: int, now_ns: int) -> int:
-        standing = self.port.standing
+        standing, running, tokens = self.port.standing, self.running, plan.tokens
         size, at = self.block_tokens, 0
-        while at < len(self.running):
-            work = self.running[at]
-            if work.decoding and budget > 0 and not work.skipped and work.computed < len(work.blocks) * size and (
-                work.name not in standing
+        while at < len(running):
+            work = running[at]
+            if work.decoding and budget > 0 and work.computed < len(work.blocks) * size and not work.skipped and (
+                not standing or work.name not in standing
             ):  # by far the most common: one more token, with a place for it
-                plan.tokens.append((work, 1))
+                tokens.append((work, 1))
                 plan.decoding += 1
                 work.starved_ns = None
                 budget -= 1
@@ -192,7 +197,7 @@ class Scheduler:
             elif self._room(plan, work, count, now_ns):
                 self._schedule(plan, work, count)
                 budget -= count
-            elif at < len(self.running) and self.running[at] is work:
+            elif at < len(running) and running[at] is work:
                 self._leave_out(plan, work)
             else:
                 break

@@ -110,12 +110,14 @@ class SimulatedEngine:
         if self._nudged:
             self._nudged = False
             self._begin_iteration()
-        while True:
-            coming = self.next_ns
+        calendar = self.calendar
+        while not self.paused:
+            coming = calendar.next_ns
             if coming is None or (until_ns is not None and coming > until_ns):
                 return
-            self.calendar.run_next()
-            self._begin_iteration()
+            calendar.run_next()
+            if self._current is None:
+                self._begin_iteration()
             if wall_budget_ns is not None and time.perf_counter_ns() - started >= wall_budget_ns:
                 return
 

@@ -21,6 +21,7 @@ from kvbm_console.core.tiers import PoolFacts
 _BYTE_MAX: Final = 255
 """With fewer holders than this no ref count needs a second byte."""
 COMPLETED: Final = (FinishReason.STOP, FinishReason.LENGTH)
+_REFERENCED, _WRITING = int(Condition.REFERENCED), int(Condition.WRITING)
 
 
 class RequestRecord(msgspec.Struct):
@@ -147,15 +148,17 @@ class Meter:
             self._area -= early * ((stimulus.at_ns - since_ns) // count)  # they last equally long
             self._window = (0, 0, 0)
         for event in outcome.events:
-            look = _LOOK.get(type(event))
+            look = _LOOK_AT(type(event))
             if look is not None:
                 look(self, event)
         device = self._device
         if device is not None:
-            self._area += self._used * (stimulus.at_ns - self._at_ns)
-            self._at_ns = stimulus.at_ns
+            at_ns = stimulus.at_ns
+            if at_ns != self._at_ns:
+                self._area += self._used * (at_ns - self._at_ns)
+                self._at_ns = at_ns
             counts = device.counts
-            self._used = used = counts[Condition.REFERENCED] + counts[Condition.WRITING]
+            self._used = used = counts[_REFERENCED] + counts[_WRITING]
             if used > self.peak_used:
                 self.peak_used = used
 
@@ -265,6 +268,7 @@ _LOOK: Final[dict[type[ev.Event], Callable[[Meter, Any], None]]] = {
     ev.IterationAdvanced: Meter._advanced,
 }
 """Event type to the method that looks at it; the others say nothing that is measured."""
+_LOOK_AT: Final = _LOOK.get
 
 
 def percentile(ordered: "array[int]", share: float) -> int | None:

@@ -107,11 +107,12 @@ class Leader(Decider):
         if self.state.draining:
             resets.finish_drain(self)
             settle(self)
-        if self.events:
-            self.recent.extend(self.events)
+        events = self.events
+        if events:
+            self.recent.extend(events)
         if self.check:
             self._verify()
-        return Outcome(result, self.events, self.instructions)
+        return Outcome(result, events, self.instructions)
 
     def _call_will(self, stimulus: st.Stimulus, request: str) -> None:
         """Only a lookup can stand still before it: the other entry points are told what has happened already."""

@@ -167,7 +167,8 @@ class Decider:
             room = len(slot.device_blocks) * self.config.block_tokens
             limit = slot.anchor_iteration + room - slot.anchor_tokens
             self.aids.place_limit[slot.slot] = limit
-            self.least_limit = min(self.least_limit, limit)
+            if limit < self.least_limit:
+                self.least_limit = limit
         else:
             self.aids.place_limit.pop(slot.slot, None)
 

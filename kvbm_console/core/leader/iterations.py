@@ -15,6 +15,7 @@ from kvbm_console.core.leader.frame import NO_LIMIT, Decider
 from kvbm_console.core.leader.lookups import assign, check_device_ids
 from kvbm_console.core.leader.requests import preempt
 from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.tiers import WRITING, PoolFacts
 
 _S = SlotState
 _MAY_START = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED)
@@ -41,10 +42,13 @@ def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationM
     if s.count < 1 or (s.iteration != state.iteration + 1 and state.slots and state.iteration):
         raise Refused(f"iteration {s.iteration} (count {s.count}) does not follow iteration {state.iteration}")
     last = s.iteration + s.count - 1
-    _check_lists(leader, s)
-    moves = _check_moves(leader, s)
+    moves: list[tuple[SlotFacts, SlotState]] = []
+    if s.new or s.progressed or s.first_tokens or s.resumed or s.preempted or s.skipped or s.unskipped or s.positions:
+        _check_lists(leader, s)
+        moves = _check_moves(leader, s)
     appended = _check_appended(leader, s)
-    _check_positions(leader, s, appended, {slot.slot: new for slot, new in moves})
+    if s.progressed or s.positions:
+        _check_positions(leader, s, appended, {slot.slot: new for slot, new in moves})
     _check_places(leader, s, appended, last)
     for request in s.preempted:
         slot = leader.live(request)
@@ -57,12 +61,14 @@ def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationM
     if appended.ids:
         pool = leader.device_pool(appended.slots[0].source)
         assign(leader, pool, appended.slots, appended.counts, appended.ids, 0, 0)
-    slots = tuple(leader.live(request).slot for request in s.progressed)
+    slots = tuple([leader.live(request).slot for request in s.progressed])
     leader.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions)
     for number in slots:
         leader.note_place(state.slots[number])
-    issued, leader.aids.issued = tuple(leader.aids.issued), []
-    return IterationMetadata(last, issued)
+    issued = leader.aids.issued
+    if issued:
+        leader.aids.issued = []
+    return IterationMetadata(last, tuple(issued))
 
 
 def _check_lists(leader: Decider, s: st.IterationScheduled) -> None:
@@ -71,11 +77,11 @@ def _check_lists(leader: Decider, s: st.IterationScheduled) -> None:
     Only ``appended`` may name one again, when several iterations are told at once: it is in the order of handing out.
     """
     started = (*s.new, *s.resumed)
-    if not (started or s.preempted or s.skipped or s.unskipped or s.first_tokens or s.progressed or s.appended):
-        return
     for names in (started, s.preempted, s.skipped, s.unskipped, s.first_tokens, s.progressed):
-        if len(set(names)) != len(names):
+        if len(names) > 1 and len(set(names)) != len(names):
             raise Refused("a request stands twice in a list of the iteration")
+    if not (s.skipped or s.preempted):
+        return
     taking_part = {*started, *s.unskipped, *s.first_tokens, *s.progressed}
     for request in (*s.skipped, *s.preempted):
         if request in taking_part or (request in s.preempted and request in (*s.skipped, *s.appended)):
@@ -127,16 +133,25 @@ def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
         raise Refused("a request stands twice in a list of the iteration")
     slots = [leader.live(request) for request in s.appended]
     at = 0
+    fresh = _nobody_holds(leader.device_pool(slots[0].source), ids)
     for slot, count in zip(slots, s.appended_counts, strict=True):
         if not slot.device_blocks:
             raise Refused(f"request {slot.request!r} has no device blocks to append to")
-        check_device_ids(leader, leader.device_pool(slot.source), slot, ids[at : at + count], 0)
+        if not fresh:
+            check_device_ids(leader, leader.device_pool(slot.source), slot, ids[at : at + count], 0)
         at += count
     if len(set(ids)) != len(ids):
         raise Refused("a block was appended twice in one iteration")
-    if len({slot.source for slot in slots}) > 1:
+    if len(slots) > 1 and len({slot.source for slot in slots}) > 1:
         raise Refused("an iteration appends blocks of one engine")
     return _Appended(slots, list(s.appended_counts), ids)
+
+
+def _nobody_holds(pool: PoolFacts, ids: list[int]) -> bool:
+    """Whether all of these are known places that may be given away: the usual case, asked in bulk."""
+    if min(ids) < 0 or max(ids) >= len(pool) or pool.quarantined or any(map(pool.refs.__getitem__, ids)):
+        return False
+    return WRITING not in map(pool.content.__getitem__, ids)
 
 
 def _more_blocks(appended: _Appended) -> dict[int, int]:
@@ -151,8 +166,6 @@ def _check_positions(
     leader: Decider, s: st.IterationScheduled, appended: _Appended, moves: dict[int, SlotState]
 ) -> None:
     """Positions of requests that take part go forward and have places."""
-    if not (s.progressed or s.positions):
-        return
     if len(s.progressed) != len(s.positions):
         raise Refused(f"{len(s.progressed)} progressed requests have {len(s.positions)} positions")
     more = _more_blocks(appended)
@@ -175,10 +188,12 @@ def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended
     size = leader.config.block_tokens
     more = {number: count * size for number, count in _more_blocks(appended).items()}
     out = {leader.live(request).slot for request in (*s.skipped, *s.preempted)}
-    for number, limit in leader.aids.place_limit.items():
-        if limit < last and number not in out and limit + more.get(number, 0) < last:
-            raise Refused(f"request {leader.state.slots[number].request!r} has no place for its next token")
-    leader.least_limit = min(leader.aids.place_limit.values(), default=NO_LIMIT)
+    limits = leader.aids.place_limit
+    if last > leader.least_limit:
+        for number, limit in limits.items():
+            if limit < last and number not in out and limit + more.get(number, 0) < last:
+                raise Refused(f"request {leader.state.slots[number].request!r} has no place for its next token")
+        leader.least_limit = min(limits.values(), default=NO_LIMIT)
     for request in (*s.first_tokens, *s.unskipped):
         slot = leader.live(request)
         if slot.state is _SKIPPED_PREFILL and request not in s.first_tokens:
@@ -199,24 +214,9 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     if s.iteration > leader.state.iteration:
         raise Refused(f"iteration {s.iteration} was not formed yet")
     slots = [leader.live(request) for request in s.requests]
-    if len({slot.source for slot in slots}) > 1:
+    if len(slots) > 1 and len({slot.source for slot in slots}) > 1:
         raise Refused("an iteration fills blocks of one engine")
-    at = 0
-    filled: dict[int, int] = {}
-    spans: list[tuple[SlotFacts, int, int]] = []
-    for slot, count in zip(slots, s.counts, strict=True):
-        first = filled.get(slot.slot, slot.filled_blocks)
-        filled[slot.slot] = first + count
-        spans.append((slot, first, first + count))
-        computed = slot.computed_tokens(leader.state.iteration)
-        if (first + count) * leader.config.block_tokens > computed:
-            raise Refused(f"request {slot.request!r} fills {first + count} blocks with {computed} computed tokens")
-        if slot.device_blocks[first : first + count] != ids[at : at + count] or not count:
-            raise Refused(f"request {slot.request!r} does not fill its next blocks with {ids[at : at + count]}")
-        known = slot.hashes[first : first + count]
-        if hashes[at : at + len(known)] != known or EMPTY_HASH in hashes[at : at + count]:
-            raise Refused(f"request {slot.request!r} fills block {first} with another content than its prompt")
-        at += count
+    spans = _check_filled(leader, slots, s.counts, ids, hashes)
     if not ids:
         return
     pool = leader.device_pool(slots[0].source)
@@ -234,6 +234,30 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
         below = lower.by_hash
         leader.aids.unsaved(pool, [place for place, key in zip(ids, hashes, strict=True) if key not in below])
         leader.mark_dirty(pool)
+
+
+def _check_filled(
+    leader: Decider, slots: list[SlotFacts], counts: tuple[int, ...], ids: list[int], hashes: list[int]
+) -> list[tuple[SlotFacts, int, int]]:
+    """Which blocks of each slot, from and up to; refuses what is not the next, not computed or not its content."""
+    size, iteration = leader.config.block_tokens, leader.state.iteration
+    at = 0
+    filled: dict[int, int] = {}
+    spans: list[tuple[SlotFacts, int, int]] = []
+    for slot, count in zip(slots, counts, strict=True):
+        first = filled.get(slot.slot, slot.filled_blocks)
+        end = filled[slot.slot] = first + count
+        spans.append((slot, first, end))
+        computed = slot.computed_tokens(iteration)
+        if end * size > computed:
+            raise Refused(f"request {slot.request!r} fills {end} blocks with {computed} computed tokens")
+        if slot.device_blocks[first:end] != ids[at : at + count] or not count:
+            raise Refused(f"request {slot.request!r} does not fill its next blocks with {ids[at : at + count]}")
+        known = slot.hashes[first:end]
+        if hashes[at : at + len(known)] != known or EMPTY_HASH in hashes[at : at + count]:
+            raise Refused(f"request {slot.request!r} fills block {first} with another content than its prompt")
+        at += count
+    return spans
 
 
 def link_chain(leader: Decider, slot: SlotFacts, first: int, end: int) -> None:

@@ -5,10 +5,11 @@ Law of this file: a copy makes no room by itself, and within a tier no block is 
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
-from kvbm_console.core.ids import CandidateStatus, EvictRule, Route, Site, SkipReason, SlotState
+from kvbm_console.core.ids import CandidateStatus, EvictRule, Route, Site, SkipReason, SlotState, Suspend
 from kvbm_console.core.instructions import PinDeviceBlocks, StartTransfer
 
 from .engine_model import BLOCK, WORD, hash_of
+from .oracle import tiers_of
 from .scenes import forget_g1, serve, stored
 from .script import Script
 
@@ -114,15 +115,18 @@ def test_a_candidate_that_was_overtaken_is_already_cached() -> None:
     assert [event.reason for event in script.told(ev.CandidateSkipped)] == [SkipReason.ALREADY_CACHED]
 
 
-def test_a_planned_block_that_is_evicted_meanwhile_is_source_evicted() -> None:
-    script = Script(g1=12, g2=2, g3=16, offload_threshold=0.0)
-    prefilled(script, "one", "a")
-    prefilled(script, "two", "m")
-    prefilled(script, "three", "x")
-    assert script.told(ev.CandidateSkipped)[0].reason is SkipReason.NO_CAPACITY
-    script.start(0)
-    script.done(0)
-    assert {event.route for event in script.told(ev.CandidatePlanned)} == {Route.G1_G2, Route.G2_G3}
+def test_a_planned_block_whose_place_the_engine_reuses_meanwhile_is_source_evicted() -> None:
+    """While a hold keeps the pipeline closed, the engine goes on and gives the planned places to another request."""
+    script = Script(g1=9, g2=16, offload_threshold=0.0)
+    script.arrive("still", "z")
+    script.stop_at(Site.TRANSITION_DID, SlotState.PREFILLING, request="still", suspend=Suspend.PIPELINE)
+    assert script.admit("still")
+    script.step()
+    prefilled(script, "a", "abcd")
+    script.preempt("a")
+    assert Route.G1_G2 in {event.route for event in script.ever(ev.CandidatePlanned) if event.slot is None}
+    forget_g1(script)
+    script.go_on()
     assert SkipReason.SOURCE_EVICTED in [event.reason for event in script.told(ev.CandidateSkipped)]
     script.move_all()
 
@@ -268,3 +272,17 @@ def test_after_a_copy_that_failed_only_its_failed_blocks_are_given_up() -> None:
     tried = {WORD[key] for event in script.ever(ev.CandidatePlanned)[1:] for key in unpack_hashes(event.hashes)}
     assert tried == {"abcd", "abcde"}
     script.move_all()
+
+
+def test_a_block_that_waits_for_its_copy_down_is_not_evicted_for_one_from_above() -> None:
+    """G2 has room for one of two prompts: the first goes on to G3 before the second takes its place."""
+    script = Script(g1=16, g2=4, g3=32, offload_threshold=0.0)
+    for name, word in (("a", "abcd"), ("b", "mnop")):
+        script.arrive(name, word)
+        assert script.admit(name)
+    script.step(2)
+    script.move_all()
+    saved = tiers_of(script.state)
+    assert saved["G3"] == {"a", "ab", "abc", "abcd", "m", "mn", "mno", "mnop"}
+    assert saved["G2"] == {"m", "mn", "mno", "mnop"}
+    assert SkipReason.SOURCE_EVICTED not in {event.reason for event in script.ever(ev.CandidateSkipped)}

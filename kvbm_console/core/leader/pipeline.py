@@ -153,8 +153,12 @@ def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: 
 
 
 def _victims(leader: Decider, pool: PoolFacts, missing: int, hashes: Sequence[int]) -> tuple[list[int], EvictRule]:
-    """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too."""
-    protected = resident_with_prefix(leader, pool, [*held_hashes(leader, pool), *hashes])
+    """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too.
+
+    A block that waits for its own copy down stays until that has ended: what was about to be saved is not given up.
+    """
+    waiting = [pool.hash_of[place] for place in leader.aids.pools[pool.info.pool].planned]
+    protected = resident_with_prefix(leader, pool, [*held_hashes(leader, pool), *waiting, *hashes])
     may_go = evictable(pool)
     cached = pool.counts[Condition.CACHED]
     if cached - len(protected) < missing:  # else there are enough, however many of these are cached

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvbm_console.cli import rec_more, recorder
+from kvbm_console.cli.merging import merge
 from kvbm_console.cli.output import duration, number, print_json, table
 from kvbm_console.cli.streams import capture
 
@@ -167,23 +168,7 @@ def cut(
                f"{duration(made.last_ns - made.first_ns)} of the engine, {number(made.bytes)} bytes{replays}")
 
 
-@rec.command()
-@click.argument("paths", metavar="DIR-or-FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--where", metavar="EXPRESSION", help="Only events this is true of; gaps are always told.")
-@click.option("--format", "format_", type=click.Choice(["text", "jsonl"]), default="text", show_default=True,
-              help="How to print an event.")
-def merge(paths: tuple[Path, ...], where: str | None, format_: str) -> None:
-    """Print the events of several recordings in one order, by the wall's clock.
-
-    The order between recordings is as good as the clocks of their machines agree. All runs of a directory are read.
-    """
-    from kvbm_console.cli.merging import lines_of
-
-    for line in lines_of(paths, where, form=format_):
-        click.echo(line)
-
-
-for _command in (recorder.start, recorder.stop, recorder.rotate, recorder.status, recorder.dump, *rec_more.MORE):
+for _command in (recorder.start, recorder.stop, recorder.rotate, recorder.status, recorder.dump, merge, *rec_more.MORE):
     rec.add_command(_command)
 
 

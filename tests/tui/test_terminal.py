@@ -20,7 +20,7 @@ import pytest
 
 from tests.cli.programs import PROGRAM, Daemon, environment, serving
 
-DEADLINE_S = 30
+DEADLINE_S = 100
 LEAVE_SCREEN = b"\x1b[?1049l"
 ENTER_SCREEN = b"\x1b[?1049h"
 MOUSE_OFF = b"\x1b[?1000l"

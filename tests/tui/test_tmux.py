@@ -13,7 +13,8 @@ import pytest
 
 from tests.cli.programs import PROGRAM, environment, serving
 
-DEADLINE_S = 40
+DEADLINE_S = 100
+"""Far more than a crowded machine takes; nothing waits so long that works."""
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
 
@@ -68,6 +69,7 @@ def screen(tmp_path: Path) -> Iterator[Screen]:
         one.close()
 
 
+@pytest.mark.timeout(400)
 def test_a_whole_session(tmp_path: Path, screen: Screen) -> None:
     with serving(tmp_path, "--workload", "multiturn", "--speed", "4", "--record", str(tmp_path / "run")) as daemon:
         screen.say(f"{PROGRAM} attach; echo left $((40 + 1))\n")
@@ -84,7 +86,7 @@ def test_a_whole_session(tmp_path: Path, screen: Screen) -> None:
         screen.say("to decoding once max 100s")
         screen.until("ok, would have hit")
         screen.type("Enter")
-        screen.until("held at breakpoint", "H go there")
+        screen.until("‖1")  # the badge stays, the announcement beside it leaves after some seconds
         screen.say("H")
         screen.until("HELD", "resumes in", "WAITS FOR")
         held = daemon.json("holds")

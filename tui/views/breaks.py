@@ -98,7 +98,8 @@ class Breaks(Page):
 
     def _breakpoint_line(self, desk: Desk, number: int, known: BreakpointFacts, width: int) -> Line:
         spec, chosen = known.spec, number == self.breakpoint
-        row = Row().put(desk.glyphs.select if chosen else " ", "selbar").right(str(number), 4, "strong")
+        focus = chosen and not self.on_holds
+        row = Row().put(desk.glyphs.select if focus else " ", "selbar").right(str(number), 4, "strong")
         row.put("  ").put("●" if known.enabled else "○", "ok" if known.enabled else "faint").to(9)
         row.put(spec.site.label, "text").to(26)
         match = plain(spec.request)
@@ -132,7 +133,7 @@ class Breaks(Page):
         for hold in list(state.holds.values())[:HOLDS_SHOWN]:
             slot = state.slots[hold.slot]
             chosen = slot.request == desk.selected
-            row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
+            row = Row().put(desk.glyphs.select if chosen and self.on_holds else " ", "selbar")
             row.put(desk.glyphs.held, "heldbox").put(f" {hold.hold} ", "muted").to(6)
             row.spans([words.request(slot.request, 14, "strong")]).to(21).spans(words.state(slot.state, desk.glyphs))
             row.right(duration(desk.mirror.hold_age_ns(hold.hold, mono)), 44, "caution").put("  ")
@@ -176,6 +177,9 @@ class Breaks(Page):
         numbers = listed(desk, state)
         if key in ("tab", "shift+tab"):
             self.on_holds = not self.on_holds
+            hold = self._chosen_hold(desk, state)
+            if self.on_holds and hold is not None:
+                desk.select(state.slots[hold.slot].request)
         elif key in MOVES and self.on_holds:
             self._move_hold(desk, state, key)
         elif key in MOVES and numbers:

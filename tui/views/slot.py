@@ -105,7 +105,7 @@ class SlotView(Page):
         state = desk.mirror.state
         if state is None:
             return
-        names = [state.slots[number].request for number in desk.order.numbers if number in state.slots]
+        names = [state.slots[number].request for number in desk.order.numbers or state.slots if number in state.slots]
         if names:
             at = names.index(request) if request in names else -step
             desk.select(names[(at + step) % len(names)])

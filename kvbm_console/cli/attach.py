@@ -7,7 +7,6 @@ that a lost target is the console's business.
 import asyncio
 import gc
 import os
-import shlex
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvbm_console.cli.look import look_options
-from kvbm_console.cli.output import require_terminal, warn
+from kvbm_console.cli.output import require_terminal
 from kvbm_console.cli.params import access_options, resolve_target, socket_address
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
 
@@ -54,7 +53,8 @@ def attach(
     With http:// or zmq:// it follows a real engine's KV events in a daemon of its own. It reconnects by itself when a
     daemon comes back; what was lost is counted and shown.
     """
-    from kvbm_console.cli.ask import check_target, run
+    from kvbm_console.cli.ask import access_flags, check_target, run
+    from kvbm_console.cli.web import in_browser, serve
 
     named = [*targets, *flags]
     engines = [name for name in named if name.startswith(ENGINES)]
@@ -68,10 +68,16 @@ def attach(
     addresses = addresses_of(named)
     for address in addresses:
         run(check_target(address))
-    if serve_web is not None:
-        web(serve_web, sys.argv[1:])
+    if serve_web is not None and not in_browser():
+        if record is not None:
+            raise click.UsageError("--record does not go with --serve-web: all visitors would write into it")
+        serve(serve_web, [
+            *addresses, *access_flags(), *(["--read-only"] if read_only else []), *(["--ascii"] if ascii else []),
+            *(["--no-color"] if no_color else []), "--theme", theme or "dark",
+        ])
         return
-    require_terminal("attach", "status or tail")
+    if not in_browser():
+        require_terminal("attach", "status or tail")
     if record is not None:
         from kvbm_console.cli.keep import require_directory
 
@@ -172,15 +178,3 @@ def explainer(*source: str) -> "Callable[[str], Awaitable[Explanation]]":
         return msgspec.json.decode(said, type=Explanation)
 
     return explain
-
-
-def web(port: int, arguments: Sequence[str]) -> None:
-    """The same console in a browser on this machine; each visitor gets a process of its own."""
-    try:
-        from textual_serve.server import Server  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise UsageError("--serve-web needs the extra `web`: pip install 'kvbm-console[web]'") from None
-    kept = [word for word in arguments if not word.startswith("--serve-web") and word != str(port)]
-    command = shlex.join([sys.executable, "-c", RUN_MAIN, *kept])
-    warn(f"the console is on http://127.0.0.1:{port}")
-    Server(command, host="127.0.0.1", port=port, title="kvbm-console").serve()

@@ -219,17 +219,3 @@ def test_what_is_seen_is_recorded_and_can_be_replayed(daemon: Daemon, tmp_path: 
     assert recording.last_seq > recording.first_seq
     assert recording.state_at(recording.last_seq).seq == recording.last_seq + 1
     assert not recording.gaps
-
-
-def test_serve_web_without_its_extra_is_one_sentence(daemon: Daemon) -> None:
-    try:
-        import textual_serve  # type: ignore[import-not-found] # noqa: F401
-    except ImportError:
-        console = Attached(daemon.directory, "attach", "--serve-web")
-        assert console.leave() == 2
-        assert b"needs the extra `web`" in console.drawn
-        console.close()
-    else:
-        pytest.skip("the extra is installed")
-
-

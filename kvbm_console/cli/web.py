@@ -1,0 +1,68 @@
+"""``attach --serve-web``: the same console in a browser on this machine; each visitor gets a process of its own.
+
+Law of this file: it listens on the loopback only, and answers only pages that it has served itself: a browser lets any
+page in the world open a websocket to this machine, and who holds one may continue holds.
+"""
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from kvbm_console.cli.output import warn
+from kvbm_console.core.errors import UsageError
+
+HOST: Final = "127.0.0.1"
+RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
+DRIVER_VARIABLE: Final = "TEXTUAL_DRIVER"
+
+
+def in_browser() -> bool:
+    """Whether this process draws for a browser: its stdin and stdout are pipes of the server then."""
+    return "WebDriver" in os.environ.get(DRIVER_VARIABLE, "")
+
+
+def serve(port: int, arguments: Sequence[str]) -> None:
+    """Serve ``kvbm-console attach`` with these arguments until it is told to end."""
+    try:
+        from aiohttp import web
+        from textual_serve.server import Server
+    except ImportError:
+        raise UsageError("--serve-web needs the extra `web`: pip install 'kvbm-console[web]'") from None
+    _require_free(port)
+    ours = own_hosts(port)
+
+    @web.middleware
+    async def only_ours(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        origin = request.headers.get("Origin")
+        if request.headers.get("Host") not in ours or origin not in (None, *(f"http://{host}" for host in ours)):
+            raise web.HTTPForbidden(text="only pages of this server are answered\n")
+        return await handler(request)
+
+    class Local(Server):  # type: ignore[misc,unused-ignore]
+        """The server with the check in front."""
+
+        async def _make_app(self) -> Any:
+            app = await super()._make_app()
+            app.middlewares.append(only_ours)
+            return app
+
+    command = shlex.join([sys.executable, "-c", RUN_MAIN, "attach", *arguments])
+    warn(f"the console is on http://{HOST}:{port}; ctrl-c ends it")
+    Local(command, host=HOST, port=port, title="kvbm-console").serve()
+
+
+def own_hosts(port: int) -> tuple[str, ...]:
+    """What a browser that looks at our own page sends as ``Host``."""
+    return f"{HOST}:{port}", f"localhost:{port}"
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise UsageError(f"--serve-web cannot listen on {HOST}:{port}: {error.strerror}") from None

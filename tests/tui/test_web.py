@@ -1,0 +1,131 @@
+"""``attach --serve-web`` with a real server and a client that speaks as a browser does.
+
+Law of this file: nothing waits for time; what the page or the console says is read until it is there.
+"""
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.cli.programs import PROGRAM, Daemon, environment, run, serving
+
+DEADLINE_S = 100
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with serving(tmp_path, "--workload", "multiturn", "--speed", "4") as one:
+        yield one
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def web(daemon: Daemon, *args: str) -> Iterator[str]:
+    """A console in a browser's reach; ends with it."""
+    port = free_port()
+    process = subprocess.Popen(
+        [PROGRAM, "attach", "--serve-web", str(port), *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, cwd=daemon.directory, env=environment(daemon.directory), text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert any("Press Ctrl+C" in line for line in process.stdout), "the server did not start"
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=DEADLINE_S)
+
+
+class Page:
+    """A terminal in a browser."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+
+    async def until(self, *wanted: str) -> None:
+        """Read until all of these were drawn."""
+        seen = ""
+        async with asyncio.timeout(DEADLINE_S):
+            while not all(word in seen for word in wanted):
+                message = await self.socket.receive()
+                assert message.type is aiohttp.WSMsgType.BINARY or message.type is aiohttp.WSMsgType.TEXT, message
+                if message.type is aiohttp.WSMsgType.BINARY:
+                    seen += message.data.decode(errors="replace")
+
+    async def type(self, keys: str) -> None:
+        """Press keys."""
+        await self.socket.send_str(json.dumps(["stdin", keys]))
+
+
+@asynccontextmanager
+async def page(host: str) -> AsyncIterator[Page]:
+    """The page is loaded, then the websocket that it names."""
+    async with aiohttp.ClientSession() as browser:
+        async with browser.get(f"http://{host}/") as reply:
+            assert reply.status == 200
+            text = await reply.text()
+        assert "kvbm-console" in text
+        address = re.search(r"ws://[^\"'\s]+/ws", text)
+        assert address is not None
+        async with browser.ws_connect(
+            f"{address[0]}?width=120&height=40", origin=f"http://{host}", max_msg_size=0
+        ) as socket:
+            yield Page(socket)
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(300)
+async def test_the_console_in_a_browser_shows_the_daemon_and_answers_keys(daemon: Daemon) -> None:
+    with web(daemon, "--read-only") as host:
+        async with page(host) as console:
+            await console.until("LIVE", "read-only", "G1 device")
+            await console.type("2")
+            await console.until("sorted by need")
+            await console.type("?")
+            await console.until("EVERYWHERE")
+        async with aiohttp.ClientSession() as browser:
+            for path in ("/", "/ws"):
+                for headers in ({"Origin": "https://elsewhere.example"}, {"Host": "elsewhere.example"}):
+                    async with browser.get(f"http://{host}{path}", headers=headers) as reply:
+                        assert reply.status == 403
+
+
+def test_a_port_that_is_taken_is_one_sentence(daemon: Daemon) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = run(daemon.directory, "attach", "--serve-web", str(port))
+    assert (done.returncode, done.stderr) == (
+        2, f"kvbm-console: --serve-web cannot listen on 127.0.0.1:{port}: Address already in use\n")
+
+
+def test_every_visitor_would_record_into_the_same_directory(daemon: Daemon) -> None:
+    done = run(daemon.directory, "attach", "--serve-web", "8000", "--record", "seen")
+    assert done.returncode == 2
+    assert "--record does not go with --serve-web" in done.stderr
+
+
+def test_without_the_extra_it_is_one_sentence(daemon: Daemon, tmp_path: Path) -> None:
+    hide = "import sys; sys.modules['textual_serve'] = None; from kvbm_console.cli.main import main; main()"
+    done = subprocess.run(
+        [str(Path(PROGRAM).parent / "python"), "-c", hide, "attach", "--serve-web"], capture_output=True, text=True,
+        cwd=tmp_path, env=environment(tmp_path), timeout=DEADLINE_S, check=False,
+    )
+    assert done.returncode == 2
+    assert "needs the extra `web`" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -4,15 +4,18 @@ Law of this file: it changes columns exactly as the loops of ``tiers`` do, or it
 loop decides, and names the place that is wrong. Nothing of numpy leaves it: what it returns are plain integers.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core.columns import HASH_BYTES, ID_BYTES
+from kvbm_console.core.ids import Condition
 
 if TYPE_CHECKING:
     from kvbm_console.core.tiers import PoolFacts
 
+_WRITING: Final = int(Condition.WRITING)
 BULK_MIN: Final = 96
 """From this many places on; for fewer, making the views costs more than the loop."""
 
@@ -52,6 +55,23 @@ def _split(contents: Any, ready: int) -> tuple[int, int]:
     """How many are without content, and how many are readable."""
     np = _numpy()
     return len(contents) - int(np.count_nonzero(contents)), int(np.count_nonzero(contents == ready))
+
+
+def may_give(pool: "PoolFacts", packed: bytes, prefix: Sequence[int], ready: int) -> bool:
+    """Whether these places may be given to a slot: the leading ones can be read and hold ``prefix``, the others have
+    no holder. False also when somebody else has to say what is wrong."""
+    if len(packed) < ID_BYTES * len(prefix):
+        return False
+    views = _views(pool, packed)
+    if views is None or pool.counts[_WRITING]:
+        return False
+    np = _numpy()
+    places, refs, content = views
+    own, others = places[: len(prefix)], places[len(prefix) :]
+    if refs[others].any() or not (content[own] == ready).all():
+        return False
+    hashes: list[int] = np.frombuffer(pool.hash_of, "u8")[own].tolist()
+    return hashes == prefix
 
 
 def take_holder(pool: "PoolFacts", packed: bytes, ready: int) -> tuple[int, int] | None:

@@ -6,9 +6,9 @@ wire and on disk, so that encoding is a memcpy and comparing is a memcmp.
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 ID_BYTES: Final = 4
 HASH_BYTES: Final = 8
@@ -51,6 +51,31 @@ def unpack_hashes(column: bytes) -> list[int]:
     if _SWAP:
         hashes.byteswap()
     return hashes.tolist()
+
+
+_Key = TypeVar("_Key")
+_FIRST_PART: Final = 2
+_GROWTH: Final = 16
+"""A prefix is looked up in parts, each so many times as long as the one before: a miss is found soon, a long prefix at
+once."""
+
+
+def prefix_of(place_of: Callable[[_Key], int | None], keys: Sequence[_Key]) -> list[int]:
+    """The places of the leading keys that have one.
+
+    >>> prefix_of({"a": 5, "b": 3, "d": 1}.get, ["a", "b", "c", "d"])
+    [5, 3]
+    """
+    found: list[int] = []
+    at, size = 0, _FIRST_PART
+    while at < len(keys):
+        part: list[Any] = list(map(place_of, keys[at : at + size]))
+        if None in part:
+            return found + part[: part.index(None)]
+        found += part
+        at += size
+        size *= _GROWTH
+    return found
 
 
 def gather(column: Sequence[int], ids: Sequence[int]) -> Sequence[int]:

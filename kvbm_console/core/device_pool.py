@@ -14,9 +14,9 @@ four to one.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
-from kvbm_console.core.columns import gather
+from kvbm_console.core.columns import gather, prefix_of
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import EMPTY_HASH
 
@@ -72,21 +72,11 @@ class DevicePool:
 
         The caller caps the prefix at prompt - 1 tokens, so that one token is left to compute.
         """
-        end = len(hashes) if limit is None else min(limit, len(hashes))
-        found: list[int] = []
-        place_of, at, size = self._index.get, 0, 1
-        while at < end:  # in growing parts: a miss is found soon, and a long prefix at once
-            part: list[Any] = list(map(place_of, hashes[at : min(at + size, end)]))
-            if None in part:
-                return found + part[: part.index(None)]
-            found += part
-            at += size
-            size *= BULK_MIN
-        return found
+        return prefix_of(self._index.get, hashes if limit is None else hashes[:limit])
 
     def fits(self, count: int, prefix: Sequence[int] = ()) -> bool:
         """Whether ``allocate(count, prefix)`` would succeed: the prefix must not pay for the new blocks."""
-        return count + len(prefix) - sum(map(bool, map(self.refs.__getitem__, prefix))) <= self._free
+        return count + gather(self.refs, prefix).count(0) <= self._free
 
     def free_order(self) -> list[int]:
         """The places without a holder, next to be reused first."""
@@ -112,76 +102,46 @@ class DevicePool:
     def touch(self, ids: Iterable[int]) -> None:
         """One more holder for each block; a free one leaves the free order."""
         refs, stamp, head = self.refs, self._stamp, self._head
+        taken = 0
         for block in ids:
             holders = refs[block]
             if not holders:
                 if stamp[block] < head:
                     self._unhashed.remove(block)
                 stamp[block] = -1
-                self._free -= 1
+                taken += 1
             refs[block] = holders + 1
+        self._free -= taken
 
     def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
         """The blocks are full and carry these hashes from now on. A block that has one, or no holder, is refused."""
-        hash_of, refs, index = self.hash_of, self.refs, self._index
-        if len(ids) < BULK_MIN or any(gather(hash_of, ids)) or not (all(hashes) and all(gather(refs, ids))):
-            for block, sequence_hash in zip(ids, hashes, strict=True):
-                if hash_of[block] != EMPTY_HASH or sequence_hash == EMPTY_HASH or not refs[block]:
-                    raise InternalError(f"device block {block} cannot take hash {sequence_hash:016x}")
-                hash_of[block] = sequence_hash
-                if sequence_hash in index:
-                    self._copies.setdefault(sequence_hash, []).append(block)
-                else:
-                    index[sequence_hash] = block
-            return
-        if len(set(ids)) != len(ids):
-            raise InternalError("a device block cannot take two hashes")
+        hash_of, refs, first_of = self.hash_of, self.refs, self._index.setdefault
         for block, sequence_hash in zip(ids, hashes, strict=True):
+            if hash_of[block] or not sequence_hash or not refs[block]:
+                raise InternalError(f"device block {block} cannot take hash {sequence_hash:016x}")
             hash_of[block] = sequence_hash
-        found = list(map(index.setdefault, hashes, ids))
-        if found != ids:
-            for block, sequence_hash, first in zip(ids, hashes, found, strict=True):
-                if block != first:
-                    self._copies.setdefault(sequence_hash, []).append(block)
+            if first_of(sequence_hash, block) != block:
+                self._copies.setdefault(sequence_hash, []).append(block)
 
     def release(self, ids: Sequence[int]) -> None:
         """One holder less for each block of a request, given in prompt order and released tail first."""
-        refs, stamp, ring, hash_of = self.refs, self._stamp, self._ring, self.hash_of
-        if len(ids) >= BULK_MIN and self._release_bulk(ids):
-            return
+        refs, stamp, ring, hash_of, unhashed = self.refs, self._stamp, self._ring, self.hash_of, self._unhashed
+        at, before = len(ring), len(ring) + len(unhashed)
         for block in reversed(ids):
             left = refs[block] - 1
-            if left < 0:
-                raise InternalError(f"device block {block} has no holder to give back")
-            refs[block] = left
             if left:
+                if left < 0:
+                    raise InternalError(f"device block {block} has no holder to give back")
+                refs[block] = left
                 continue
-            self._free += 1
-            if hash_of[block] == EMPTY_HASH:
-                self._unhashed.append(block)
-            else:
-                stamp[block] = len(ring)
-                ring.append(block)
-
-    def _release_bulk(self, ids: Sequence[int]) -> bool:
-        """As ``release``; False, and nothing done, unless these are different blocks with one holder each."""
-        refs, stamp, ring = self.refs, self._stamp, self._ring
-        if gather(refs, ids).count(1) != len(ids) or len(set(ids)) != len(ids):
-            return False
-        gone, hashes = ids[::-1], gather(self.hash_of, ids)
-        if EMPTY_HASH not in hashes:
-            for at, block in enumerate(gone, len(ring)):
-                refs[block] = 0
+            refs[block] = 0
+            if hash_of[block]:
                 stamp[block] = at
-            ring += gone
-        elif any(hashes):
-            return False
-        else:
-            for block in gone:
-                refs[block] = 0
-            self._unhashed += gone
-        self._free += len(ids)
-        return True
+                at += 1
+                ring.append(block)
+            else:
+                unhashed.append(block)
+        self._free += len(ring) + len(unhashed) - before
 
     # --- the free order ---
 

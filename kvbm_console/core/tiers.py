@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core import bulk
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Condition, Tier
 
@@ -106,6 +106,19 @@ class PoolFacts:
             if self.content[block] == READY:
                 return block
         return None
+
+    def ready_prefix(self, hashes: Sequence[int]) -> list[int]:
+        """Places where the leading ones of these hashes may be read."""
+        places = prefix_of(self.by_hash.get, hashes)
+        if not self.counts[_WRITING] and not self.quarantined:
+            return places  # all that has content can be read
+        ready: list[int] = []
+        for place, sequence_hash in zip(places, hashes, strict=False):
+            found = place if self.content[place] == READY else self.ready_place(sequence_hash)
+            if found is None:
+                break
+            ready.append(found)
+        return ready
 
     @property
     def resident_blocks(self) -> int:

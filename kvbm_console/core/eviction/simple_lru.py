@@ -5,7 +5,9 @@ touch of a whole prefix is two bulk operations, and a choice of victims is all o
 """
 
 from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
+from itertools import compress
 from itertools import count as numbers
+from operator import eq
 from typing import Any, Final
 
 _SLACK: Final = 5_000
@@ -80,8 +82,8 @@ class SimpleLru:
 
     def export(self) -> Any:
         """The keys, coldest first."""
-        at = self._at
-        return [key for place, key in enumerate(self._ring) if at.get(key) == place]
+        ring = self._ring
+        return list(compress(ring, map(eq, map(self._at.get, ring), numbers())))
 
     def restore(self, exported: Any) -> None:
         """Become what was exported."""

@@ -4,8 +4,9 @@ Law of this file: aids are rebuilt by rerunning stimuli, never folded; nothing h
 plain containers in deterministic order, so that a keyframe can carry them and a restored leader goes on identically.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Final
 
 import msgspec
@@ -144,15 +145,18 @@ class Aids(msgspec.Struct):
 
     def remember(self, hashes: list[int], why: MissReason) -> None:
         """These hashes are resident nowhere any more."""
-        history, parent_of = self.history, self.parent_of
-        for key in hashes:
-            history.pop(key, None)
-            history[key] = why
-            parent_of.pop(key, None)
+        history = self.history
+        _drop(history, hashes)
+        history.update(zip(hashes, repeat(why)))
+        _drop(self.parent_of, hashes)
         if len(history) > HISTORY_MAX:
             # Many at once: the first key of a dict is found behind all those that were deleted before it.
             for key in list(islice(history, len(history) - HISTORY_KEPT)):
                 del history[key]
+
+    def found_again(self, hashes: list[int]) -> None:
+        """These hashes are resident: nobody will ask why they are missing."""
+        _drop(self.history, hashes)
 
     def look_again(self, pool: PoolFacts, places: list[int]) -> None:
         """Holders of these places changed: move those without a copy below between ``exposed`` and ``covered``."""
@@ -183,6 +187,12 @@ class Aids(msgspec.Struct):
             if waiting:
                 for place in places:
                     waiting.pop(place, None)
+
+
+def _drop(memory: dict[int, int], keys: list[int]) -> None:
+    """Forget these keys, as far as they are known."""
+    if not memory.keys().isdisjoint(keys):
+        deque(map(memory.pop, keys, repeat(None)), 0)
 
 
 class AidsBox:

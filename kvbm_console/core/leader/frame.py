@@ -14,7 +14,7 @@ import msgspec
 from kvbm_console.core import events as ev
 from kvbm_console.core.breakpoints import Gate, HoldFacts
 from kvbm_console.core.candidates import CandidateFacts
-from kvbm_console.core.columns import pack_hashes, pack_ids
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InternalError, Refused
 from kvbm_console.core.ids import (
@@ -172,14 +172,14 @@ class Decider:
         else:
             self.aids.place_limit.pop(slot.slot, None)
 
-    def release_device_blocks(self, slot: SlotFacts, why: ReleaseReason) -> None:
-        """The slot gives up all device blocks, deepest first."""
+    def release_device_blocks(self, slot: SlotFacts, why: ReleaseReason, packed: bytes | None = None) -> None:
+        """The slot gives up all device blocks, deepest first; ``packed``: the same as a column, where there is one."""
         if not slot.device_blocks:
             return
         assert slot.device_pool is not None
         pool = self.state.pools[slot.device_pool]
         places = list(slot.device_blocks)
-        self.emit(ev.DeviceBlocksReleased, slot.slot, pack_ids(places), why)
+        self.emit(ev.DeviceBlocksReleased, slot.slot, packed or pack_ids(places), why)
         self.aids.look_again(pool, places)
 
     def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:
@@ -199,13 +199,13 @@ class Decider:
 
     # --- places ----------------------------------------------------------------------------------
 
-    def touch(self, pool: PoolFacts, places: list[int]) -> None:
-        """Places of one prefix were used."""
-        self.box.policies[pool.info.pool].touch([pool.hash_of[place] for place in places], self.at_ns)
+    def touch(self, pool: PoolFacts, hashes: list[int]) -> None:
+        """Blocks of one prefix were used."""
+        self.box.policies[pool.info.pool].touch(hashes, self.at_ns)
 
     def evict(self, pool: PoolFacts, places: list[int], for_slot: int | None, rule: EvictRule) -> None:
         """Give up the content of places that nobody holds."""
-        hashes = [pool.hash_of[place] for place in places]
+        hashes = list(gather(pool.hash_of, places))
         self.emit(ev.BlocksEvicted, pool.info.pool, pack_ids(places), pack_hashes(hashes), for_slot, rule)
         self.gave_up(pool, places, hashes)
 
@@ -225,7 +225,8 @@ class Decider:
         gone = hashes
         for other in self.state.pools:
             resident = other.by_hash
-            gone = [key for key in gone if key not in resident]
+            if not resident.keys().isdisjoint(gone):
+                gone = [key for key in gone if key not in resident]
         if gone:
             lowest = self.below(pool) is None
             self.aids.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)

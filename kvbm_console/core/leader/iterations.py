@@ -7,7 +7,7 @@ import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, SlotState
 from kvbm_console.core.instructions import IterationMetadata
@@ -220,16 +220,13 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     if not ids:
         return
     pool = leader.device_pool(slots[0].source)
-    if any(map(pool.hash_of.__getitem__, ids)):
+    if any(gather(pool.hash_of, ids)):
         raise Refused("a filled block has content already")
     leader.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
     lower = leader.below(pool)
     for slot, first, end in spans:
         link_chain(leader, slot, first, end)
-    history = leader.aids.history
-    if history:
-        for key in hashes:
-            history.pop(key, None)
+    leader.aids.found_again(hashes)
     if lower is not None:
         below = lower.by_hash
         leader.aids.unsaved(pool, [place for place, key in zip(ids, hashes, strict=True) if key not in below])

@@ -6,7 +6,8 @@ the engine refuses is never told here, and staging ends by allocation, abort, pr
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
+from kvbm_console.core.bulk import BULK_MIN, may_give
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import (
@@ -26,7 +27,6 @@ from kvbm_console.core.leader.aids import LoadPart
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import felt_pressure
 from kvbm_console.core.leader.pipeline import enqueue
-from kvbm_console.core.leader.prefixes import places_with_prefix
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import CAPACITY_MAX, READY, WRITING, PoolFacts
 
@@ -110,7 +110,7 @@ def match_requested(leader: Decider, s: st.MatchRequested) -> MatchAnswer:
     if not tokens and slot.state is SlotState.ONBOARD_STAGED:
         leader.move(slot, SlotState.INITIALIZED)
     if tokens:
-        _stage(leader, slot, found, tokens)
+        _stage(leader, slot, local, found, tokens)
         if leader.held_at(slot, WaitPoint.LOOKUP):
             return MatchAnswer(None, asynchronous)
     return MatchAnswer(tokens, asynchronous and tokens > 0)
@@ -132,15 +132,11 @@ def _match(
     why = MissReason.NONE
     for pool in leader.lower_pools():
         room = int(leader.config.staging_share * len(pool)) - leader.aids.pools[pool.info.pool].staged_blocks
-        places: list[int] = []
-        while at < limit and len(places) < room:
-            place = pool.ready_place(slot.hashes[at])
-            if place is None:
-                if pool.places_of(slot.hashes[at]):
-                    why = MissReason.WRITING
-                break
-            places.append(place)
-            at += 1
+        wanted = min(limit, at + max(0, room))
+        places = pool.ready_prefix(slot.hashes[at:wanted])
+        at += len(places)
+        if at < wanted and slot.hashes[at] in pool.by_hash:
+            why = MissReason.WRITING
         if places:
             found.append((pool, places))
         if why is MissReason.WRITING:
@@ -180,12 +176,19 @@ def _answer(
         )
 
 
-def _stage(leader: Decider, slot: SlotFacts, found: list[tuple[PoolFacts, list[int]]], tokens: int) -> None:
+def _stage(
+    leader: Decider, slot: SlotFacts, at: int, found: list[tuple[PoolFacts, list[int]]], tokens: int
+) -> None:
+    """Hold what was found from block ``at`` on; the prefix in front of it was used as well."""
     for pool, places in found:
+        resident = pool.by_hash
+        above = [key for key in slot.hashes[:at] if key in resident]
+        used = slot.hashes[at : at + len(places)]
+        at += len(places)
         leader.emit(ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places))
         leader.aids.pools[pool.info.pool].staged_blocks += len(places)
         leader.aids.look_again(pool, places)
-        leader.touch(pool, places_with_prefix(leader, pool, [pool.hash_of[place] for place in places]))
+        leader.touch(pool, above + used)
     leader.set_staging_deadline(slot)
     if slot.state is not SlotState.ONBOARD_STAGED:
         leader.move(slot, SlotState.ONBOARD_STAGED, detail=tokens)
@@ -209,10 +212,10 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
         raise Refused(f"external_tokens {s.external_tokens} was not found for {s.request!r}")
     if slot.outstanding and first:
         raise Refused(f"request {s.request!r} still has copies running and cannot be admitted")
-    reused = check_device_ids(leader, pool, slot, ids, slot.local_blocks if first else 0)
+    reused = check_device_ids(leader, pool, slot, ids, slot.local_blocks if first else 0, s.block_ids)
     if reused + external > len(ids):
         raise Refused(f"{len(ids)} blocks do not hold {reused} reused and {external} external ones")
-    assign(leader, pool, [slot], [len(ids)], ids, reused, s.external_tokens)
+    assign(leader, pool, [slot], [len(ids)], ids, reused, s.external_tokens, s.block_ids)
     if not first:
         return
     _score(leader, slot, reused, external)
@@ -222,21 +225,31 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
         leader.release_staging(slot, ReleaseReason.UNUSED)
 
 
-def check_device_ids(leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int) -> int:
+def check_device_ids(
+    leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int, packed: bytes = b""
+) -> int:
     """Refuse ids that the slot cannot be given; returns how many leading ones are its own prefix in G1."""
     capacity = len(pool) if pool.info.capacity_blocks is not None else CAPACITY_MAX
-    distinct = set(ids)
-    if len(distinct) != len(ids) or not distinct.isdisjoint(slot.device_blocks):
-        raise Refused(f"request {slot.request!r} was given a block twice")
-    if ids and not 0 <= min(ids) <= max(ids) < capacity:
-        raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(ids)} to {max(ids)}")
     if prefix > len(ids):
         raise Refused(f"{prefix} prefix blocks were reported but only {len(ids)} blocks allocated")
     if not ids:
         return prefix
-    if max(ids) < len(pool) and not pool.quarantined and not any(map(pool.refs.__getitem__, ids[prefix:])):
-        contents = bytes(map(pool.content.__getitem__, ids))
-        known = prefix == 0 or list(map(pool.hash_of.__getitem__, ids[:prefix])) == slot.hashes[:prefix]
+    if len(ids) >= BULK_MIN and not slot.device_blocks and may_give(pool, packed, slot.hashes[:prefix], READY):
+        return prefix
+    if len(ids) == 1:
+        low = top = ids[0]
+        twice = low in slot.device_blocks
+    else:
+        distinct = set(ids)
+        twice = len(distinct) != len(ids) or not distinct.isdisjoint(slot.device_blocks)
+        low, top = min(ids), max(ids)
+    if twice:
+        raise Refused(f"request {slot.request!r} was given a block twice")
+    if not 0 <= low <= top < capacity:
+        raise Refused(f"block ids must be from 0 to {capacity - 1}, got {low} to {top}")
+    if top < len(pool) and not pool.quarantined and not any(gather(pool.refs, ids[prefix:])):
+        contents = bytes(gather(pool.content, ids))
+        known = prefix == 0 or list(gather(pool.hash_of, ids[:prefix])) == slot.hashes[:prefix]
         if known and contents.count(READY, 0, prefix) == prefix and WRITING not in contents[prefix:]:
             return prefix  # the usual case, asked in bulk; below is what refuses
     for at, place in enumerate(ids[:prefix]):
@@ -252,16 +265,22 @@ def check_device_ids(leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: lis
 
 def assign(
     leader: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int], reused: int,
-    external_tokens: int,
+    external_tokens: int, packed: bytes | None = None,
 ) -> None:
     """Append checked device blocks to slots; what they held before is evicted for the first of them."""
     known, hash_of = len(pool), pool.hash_of
-    lost = [place for place in ids[reused:] if place < known and hash_of[place]]
+    lost = ids[reused:]
+    if len(lost) > 1 and max(lost) < known:
+        held = gather(hash_of, lost)
+        if not all(held):
+            lost = [place for place, key in zip(lost, held, strict=True) if key] if any(held) else []
+    else:
+        lost = [place for place in lost if place < known and hash_of[place]]
     if lost:
         leader.evict(pool, lost, slots[0].slot, EvictRule.REASSIGNED)
     leader.emit(
-        ev.DeviceBlocksAssigned, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts), pack_ids(ids),
-        reused, external_tokens,
+        ev.DeviceBlocksAssigned, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts),
+        packed or pack_ids(ids), reused, external_tokens,
     )
     leader.aids.look_again(pool, ids[:reused])
     lower = leader.below(pool)
@@ -272,11 +291,13 @@ def assign(
             pool,
             [place for place in ids[:reused] if pool.hash_of[place] not in lower.by_hash and place not in planned],
         )
-    owner = leader.aids.pools[pool.info.pool].owner
-    at = 0
-    for slot, count in zip(slots, counts, strict=True):
-        owner.update(dict.fromkeys(ids[at : at + count], slot.slot))
-        at += count
+    if lower is not None:
+        owner = leader.aids.pools[pool.info.pool].owner
+        at = 0
+        for slot, count in zip(slots, counts, strict=True):
+            owner.update(dict.fromkeys(ids[at : at + count], slot.slot))
+            at += count
+    for slot in slots:
         leader.note_place(slot)
 
 

@@ -23,7 +23,7 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
 from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.leader.prefixes import evictable, held_hashes, places_with_prefix, resident_with_prefix
+from kvbm_console.core.leader.prefixes import evictable, held_hashes, resident_with_prefix, with_prefix
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
@@ -191,7 +191,7 @@ def _promote(
         leader.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
         leader.aids.fences[number] = (source.info.source, "", sources)
     if target.info.authority is Authority.LEADER:
-        leader.touch(target, places_with_prefix(leader, target, hashes))
+        leader.touch(target, with_prefix(leader, target, hashes))
         leader.aids.saved(source, [place for key in hashes for place in source.places_of(key)])
     _strike(leader, Site.DISPATCH_WILL, leader.state.candidates[candidate.candidate])
 

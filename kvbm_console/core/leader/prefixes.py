@@ -24,7 +24,7 @@ def held_hashes(leader: Decider, pool: PoolFacts) -> list[int]:
 
 
 def resident_with_prefix(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> set[int]:
-    """Those of these blocks and of all of their prefix that stand in a pool; ``places_with_prefix`` without order."""
+    """Those of these blocks and of all of their prefix that stand in a pool; ``with_prefix`` without order."""
     seen: set[int] = set()
     parent_of = leader.aids.parent_of.get
     for first in hashes:
@@ -36,25 +36,28 @@ def resident_with_prefix(leader: Decider, pool: PoolFacts, hashes: Sequence[int]
     return {key for key in seen if key in resident}
 
 
-def places_with_prefix(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> list[int]:
-    """Where these blocks and all of their prefix stand in a pool, parents before children.
+def with_prefix(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> list[int]:
+    """Those of these blocks and of all of their prefix that stand in a pool, parents before children.
 
     A prefix is touched whenever its continuation is, so it is never colder and never evicted first (I13).
     """
-    order: dict[int, None] = {}
     parent_of, resident = leader.aids.parent_of.get, pool.by_hash
+    if list(map(parent_of, hashes[1:])) == hashes[:-1]:  # the usual case: one chain, in prompt order
+        above = []
+        key = parent_of(hashes[0]) if hashes else None
+        while key is not None:
+            above.append(key)
+            key = parent_of(key)
+        return [key for key in [*reversed(above), *hashes] if key in resident]
+    order: dict[int, None] = {}
     for first in hashes:
-        above = parent_of(first)
-        if above in order:  # the usual case: the blocks come in prompt order
-            order[first] = None
-            continue
-        key: int | None = first
+        key = first
         path = []
         while key is not None and key not in order:
             path.append(key)
             key = parent_of(key)
         order.update(dict.fromkeys(reversed(path)))
-    return [resident[key] for key in order if key in resident]
+    return [key for key in order if key in resident]
 
 
 def evictable(pool: PoolFacts) -> Callable[[int], bool]:

@@ -101,7 +101,7 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
     told = unpack_ids(s.block_ids)
-    if told and set(told) != set(slot.device_blocks):
+    if told and told != slot.device_blocks and set(told) != set(slot.device_blocks):
         raise Refused(f"request {s.request!r} does not hold the {len(told)} blocks it is said to give back")
     _drop_hold(leader, slot)
     _stop_candidates(leader, slot, cancel_stores=False)
@@ -116,7 +116,7 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
         leader.move(slot, SlotState.FINISHING, reason=s.reason)
         leader.aids.ending.append(slot.slot)
         return FinishAnswer(True)
-    leader.release_device_blocks(slot, ReleaseReason.FINISHED)
+    leader.release_device_blocks(slot, ReleaseReason.FINISHED, s.block_ids if told == slot.device_blocks else None)
     finish(leader, slot, s.reason)
     return FinishAnswer(False)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-import msgspec
 
 from kvbm_console.cli.params import resolve_target
 
@@ -63,16 +62,11 @@ def _copies(items: "list[Item]") -> "Callable[[], Iterator[Item]]":
 
 async def _collect(client: "Client") -> "tuple[list[Item], LeaderConfig | None, int]":
     """From the oldest facts that the daemon still has up to its next heartbeat, and the engine's time then."""
-    from kvbm_console.core.config import LeaderConfig
     from kvbm_console.core.errors import ConnectionLost
     from kvbm_console.stream.feed import EventsArrived, GapSeen, Heartbeat, SnapshotTaken
 
     hello = await client.hello()
     next_seq, _ = await client.digest()
-    try:
-        config: LeaderConfig | None = msgspec.convert(hello.config, LeaderConfig)
-    except msgspec.ValidationError:
-        config = None  # a newer daemon has a field that we do not know
     items: list[Item] = []
     reached = 0
     async with client.subscribe(history=True) as stream:
@@ -85,5 +79,5 @@ async def _collect(client: "Client") -> "tuple[list[Item], LeaderConfig | None, 
             elif isinstance(item, GapSeen):
                 items = []  # the daemon forgot more while we read: the evidence begins with its newer snapshot
             elif isinstance(item, Heartbeat) and items and reached >= next_seq:
-                return items, config, item.at_ns
+                return items, hello.leader_config, item.at_ns
     raise ConnectionLost(f"{client.target} ended before it had told its past")

@@ -39,8 +39,9 @@ class SeenKeeper:
             self.close()
             self._incarnation = mirror.connected.incarnation
             self.recorder = Recorder(
-                self.directory, config=config_of(self._state), incarnation=self._incarnation,
-                keyframe=self._keyframe, program=self.program, labels={"target": mirror.connected.target},
+                self.directory, config=mirror.connected.config or config_of(self._state),
+                incarnation=self._incarnation, keyframe=self._keyframe, program=self.program,
+                clock_anchor_ns=mirror.connected.clock_anchor_ns, labels={"target": mirror.connected.target},
             )
         elif isinstance(item, EventsArrived) and item.events and self.recorder is not None:
             self.recorder.offer(None, pack_events(item.events))
@@ -57,7 +58,10 @@ class SeenKeeper:
 
 
 def config_of(state: CacheState) -> LeaderConfig:
-    """What the facts tell of the leader's configuration: block size and the tiers below; the rest are defaults."""
+    """What the facts tell of the leader's configuration: block size and the tiers below; the rest are defaults.
+
+    For a daemon of a newer version, whose own word cannot be read.
+    """
     sizes = dict.fromkeys((Tier.G2, Tier.G3), 0)
     for pool in state.pools:
         if pool.info.tier in sizes:

@@ -95,10 +95,8 @@ def dump(path: Path, last: int, target: str | None, form: str) -> None:
 
 
 async def _dump(client: "Client", path: Path, last_ns: int) -> "Made":
-    import msgspec
-
+    from kvbm_console.cli.keep import config_of
     from kvbm_console.cli.versions import program_version
-    from kvbm_console.core.config import LeaderConfig
     from kvbm_console.core.errors import ConnectionLost
     from kvbm_console.core.events import Event
     from kvbm_console.core.state import CacheState
@@ -124,8 +122,8 @@ async def _dump(client: "Client", path: Path, last_ns: int) -> "Made":
     if state is None:
         raise ConnectionLost(f"{client.target} ended before it had told its facts")
     about = About(
-        program=program_version(), incarnation=hello.incarnation, config=msgspec.convert(hello.config, LeaderConfig),
-        clock_anchor_ns=hello.clock_wall_ns - hello.clock_at_ns, labels={"target": hello.target, "made_by": "rec dump"},
+        program=program_version(), incarnation=hello.incarnation, config=hello.leader_config or config_of(state),
+        clock_anchor_ns=hello.clock_anchor_ns, labels={"target": hello.target, "made_by": "rec dump"},
     )
     return write_dump(path, about, state, batches, last_ns)
 

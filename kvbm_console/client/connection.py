@@ -15,6 +15,7 @@ from kvbm_console.client.control import ControlSession
 from kvbm_console.client.errors import translating
 from kvbm_console.client.feeder import FeedClient
 from kvbm_console.client.subscription import Subscription
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, UsageError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import WaitPoint
@@ -48,6 +49,19 @@ class Hello(msgspec.Struct, frozen=True):
     config_digest: int
     block_bytes: int | None
     lease_ttl_ns: int
+
+    @property
+    def leader_config(self) -> LeaderConfig | None:
+        """What the leader decides with; None when a newer daemon has a field that we do not know."""
+        try:
+            return msgspec.convert(self.config, LeaderConfig)
+        except msgspec.ValidationError:
+            return None
+
+    @property
+    def clock_anchor_ns(self) -> int:
+        """The wall clock, in nanoseconds since 1970, at the engine's time 0."""
+        return self.clock_wall_ns - self.clock_at_ns
 
 
 class Client:

@@ -108,7 +108,7 @@ class LiveFeed:
             hello = await client.hello()
             await queue.put(Connected(
                 target=hello.target, incarnation=hello.incarnation, run=hello.run, control=hello.control,
-                block_bytes=hello.block_bytes,
+                block_bytes=hello.block_bytes, config=hello.leader_config, clock_anchor_ns=hello.clock_anchor_ns,
             ))
             resumes = self._position is not None and hello.incarnation == self._incarnation
             self._incarnation = hello.incarnation

@@ -293,7 +293,10 @@ class RecordingFeed:
             changed.set()
 
         self.playback.on_change = wake
-        yield Connected(recording.path.name, recording.incarnation, run, False, None, True)
+        yield Connected(
+            recording.path.name, recording.incarnation, run, False, None, True, recording.config,
+            recording.clock_anchor_ns,
+        )
         before_ns = looked_ns = self._clock()
         while True:
             for item in self.playback.take():

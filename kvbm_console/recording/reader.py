@@ -41,6 +41,8 @@ class Recording:
         self.runs = runs
         about = segments[0].about
         self.config = about.config
+        self.clock_anchor_ns = about.clock_anchor_ns
+        """The wall clock, in nanoseconds since 1970, at the engine's time 0."""
         self.incarnation = about.incarnation
         self._index()
 

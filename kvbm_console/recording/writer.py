@@ -51,7 +51,7 @@ CLOSE_TIMEOUT_S: Final = 3.0
 """A disk that hangs must not keep the daemon from ending; what is not written by then is as after a kill."""
 
 TakeKeyframe = Callable[[], tuple[int, bytes, bytes]]
-"""(number of the next event, facts, aids) of the leader, as of now."""
+"""(number of the next event, facts, aids) of the leader, as of now. Who only mirrors one has no aids."""
 
 
 class _Chunks(msgspec.Struct, frozen=True, gc=False):
@@ -310,7 +310,7 @@ class Recorder:
         if item.seq > self._next_seq:
             self._append_gap(segment, item.seq - 1)
         about = segment.about if first else None
-        data = fmt.encode_item(Keyframe(item.seq, True, item.facts, item.aids, about))
+        data = fmt.encode_item(Keyframe(item.seq, bool(item.aids), item.facts, item.aids, about))
         self._append(fmt.KEYFRAMES, 0, item.at_ns, item.at_ns, data, segment)
         self._written_keyframes += 1
 

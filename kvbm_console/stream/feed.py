@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.instructions import BreakpointVerdict
@@ -29,6 +29,10 @@ class Connected(msgspec.Struct, frozen=True):
     block_bytes: int | None
     """Bytes of one block by the configured geometry, None when unknown."""
     recording: bool = False
+    config: LeaderConfig | None = None
+    """What the leader decides with: policies, thresholds, bounds. None when it has a field of a newer version."""
+    clock_anchor_ns: int | None = None
+    """The wall clock, in nanoseconds since 1970, at the engine's time 0; None when unknown."""
 
 
 class SnapshotTaken(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvbm_console.cli.main import cli
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.growing import ActiveSegment
@@ -156,6 +157,7 @@ async def test_the_feed_of_a_follower_looks_by_itself(tmp_path: Path) -> None:
             break
     await feed.aclose()
     assert isinstance(items[0], Connected)
+    assert (items[0].config, items[0].clock_anchor_ns) == (LeaderConfig(), 10**18)
     assert [event.seq for event in items[-1].events] == list(range(10, 15))  # type: ignore[union-attr]
     recorder.close()
 

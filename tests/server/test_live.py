@@ -49,6 +49,8 @@ async def test_the_first_items_are_connected_and_a_snapshot() -> None:
         first, second = await anext(items), await anext(items)
         assert isinstance(first, Connected)
         assert (first.target, first.control, first.recording) == ("here", True, False)
+        assert first.config == daemon.service.config
+        assert first.clock_anchor_ns == daemon.service.started_wall_ns - daemon.service.started_at_ns
         assert isinstance(second, SnapshotTaken)
         await items.aclose()
         await published_subscribers(daemon, 0)

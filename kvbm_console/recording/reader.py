@@ -138,9 +138,8 @@ class Recording:
 
         Between two segments of which the second does not go on where the first one ends stands a ``Gap`` of ours.
         """
-        start = 0 if first_seq is None else max(0, bisect_right(self._starts, first_seq) - 1)
         end_seq: int | None = None
-        for segment, entry in self._places[start:]:
+        for segment, entry in self._from(first_seq):
             if end_seq is not None and entry.first_seq > end_seq:
                 yield _missing(end_seq, entry, segment.about.clock_anchor_ns)
             yield from segment.frames(entry)
@@ -148,11 +147,18 @@ class Recording:
 
     def events(self, first_seq: int | None = None) -> Iterator[list[Event]]:
         """Events from ``first_seq`` on (default: all) in batches, in order; a gap lies between two batches."""
-        for frame in self.frames(first_seq):
-            if frame.channel == fmt.EVENTS and (first_seq is None or frame.end_seq > first_seq):
-                events = decode_events(frame, self.path)
-                skipped = 0 if first_seq is None else max(0, first_seq - frame.first_seq)
-                yield events[skipped:] if skipped else events
+        for segment, entry in self._from(first_seq):
+            if not entry.events:
+                continue  # a keyframe on the way has megabytes
+            for frame in segment.frames(entry):
+                if frame.channel == fmt.EVENTS and (first_seq is None or frame.end_seq > first_seq):
+                    events = decode_events(frame, self.path)
+                    skipped = 0 if first_seq is None else max(0, first_seq - frame.first_seq)
+                    yield events[skipped:] if skipped else events
+
+    def _from(self, first_seq: int | None) -> list[tuple[Segment, IndexEntry]]:
+        """The entries from the one that holds ``first_seq`` on, all when None."""
+        return self._places[0 if first_seq is None else max(0, bisect_right(self._starts, first_seq) - 1) :]
 
     def stimuli(self) -> Iterator[list[Stimulus]]:
         """All stimuli, in batches, in order."""

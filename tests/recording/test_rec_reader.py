@@ -1,6 +1,7 @@
 """Reading is what was written, whatever the flushes, keyframes and segments; facts are the fold (a real run)."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from kvbm_console.core.errors import RecordingError
 from kvbm_console.core.events import SlotCloned, SlotOpened
 from kvbm_console.core.snapshots import digest, encode_facts
+from kvbm_console.recording.format import Frame, IndexEntry
 from kvbm_console.recording.growing import ActiveSegment
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.sealed import SealedSegment
 from tests.recording.helpers import Log, real_run, recorder_of, write_active
 
 SHAPES = st.tuples(
@@ -123,3 +126,22 @@ def test_a_missing_segment_is_a_gap(tmp_path: Path) -> None:
     assert recording.state_at(recording.last_seq).seq == recording.last_seq + 1
     with pytest.raises(RecordingError, match="unknown"):
         recording.state_at(firsts[2] - 2)
+
+
+def test_events_are_read_without_the_keyframes_between_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keyframe of a full cache is as large as all events of a window around it."""
+    run = real_run()
+    run.record(tmp_path, [17], keyframe_events=200)
+    recording = Recording.open(tmp_path)
+    read: list[IndexEntry] = []
+    frames = SealedSegment.frames
+
+    def counted(self: SealedSegment, entry: IndexEntry) -> Iterator[Frame]:
+        read.append(entry)
+        return frames(self, entry)
+
+    monkeypatch.setattr(SealedSegment, "frames", counted)
+    assert [event for batch in recording.events() for event in batch] == run.all_events
+    assert len(recording.keyframe_seqs) > 3
+    assert read
+    assert all(entry.events and not entry.keyframe for entry in read)

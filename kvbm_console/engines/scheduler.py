@@ -38,8 +38,8 @@ class Work:
     """
 
     __slots__ = (
-        "announced", "blocks", "computed", "decoding", "hashes", "loading_from", "name", "preempted", "prefilled",
-        "produced", "request", "skipped", "starved_ns", "stored", "total",
+        "announced", "blocks", "computed", "decoding", "hashes", "loading_from", "name", "output_tokens", "preempted",
+        "prefilled", "produced", "request", "skipped", "starved_ns", "stored", "total",
     )
 
     def __init__(self, request: Request) -> None:
@@ -47,6 +47,7 @@ class Work:
         self.name = request.request
         self.total = request.prompt_tokens
         """Tokens of the sequence so far: the prompt and what was produced."""
+        self.output_tokens = request.output_tokens
         self.hashes = request.hashes + request.output_hashes
         self.blocks: list[int] = []
         self.computed = 0

@@ -266,7 +266,7 @@ class SimulatedEngine:
                 work.produced += 1
                 work.total += 1
                 produced += 1
-                if work.produced == work.request.output_tokens:
+                if work.produced == work.output_tokens:
                     ended.append(work)
         self.totals.output_tokens += produced
         self.port.submit(
@@ -277,28 +277,31 @@ class SimulatedEngine:
 
     def _end_window(self, plan: Plan) -> None:
         """As ``_end_iteration`` for each iteration of a plan of several, in which everybody decodes."""
-        works = [work for work, _ in plan.tokens]
-        steps = plan.steps
+        steps, tokens = plan.steps, plan.tokens
         names: list[str] = []
         ids: list[int] = []
         hashes: list[int] = []
-        for work in filled(works, self.block_tokens, steps):
+        for work in filled(tokens, self.block_tokens, steps):
+            at = work.stored
             names.append(work.name)
-            ids.append(work.blocks[work.stored])
-            hashes.append(work.hashes[work.stored])
-            work.stored += 1
-        self.scheduler.pool.store(ids, hashes)
-        for work in works:
+            ids.append(work.blocks[at])
+            hashes.append(work.hashes[at])
+            work.stored = at + 1
+        if ids:
+            self.scheduler.pool.store(ids, hashes)
+        ended: list[Work] = []
+        for work, _ in tokens:
             work.computed += steps
             work.total += steps
             work.produced += steps
-        self.totals.output_tokens += steps * len(works)
+            if work.produced == work.output_tokens:
+                ended.append(work)
+        self.totals.output_tokens += steps * len(tokens)
         self.port.submit(
             IterationFinished, self._iteration, tuple(names), (1,) * len(names), pack_ids(ids), pack_hashes(hashes)
         )
-        for work in works:
-            if work.produced == work.request.output_tokens:
-                self._finish(work)
+        for work in ended:
+            self._finish(work)
 
     def _finish(self, work: Work) -> None:
         scheduler = self.scheduler

@@ -51,16 +51,21 @@ def steps_in_time(now_ns: int, lasts_ns: int, next_ns: int | None, felt_ns: int 
 
 def widen(scheduler: Scheduler, plan: Plan, steps: int, calm_blocks: int) -> None:
     """Make the plan up to ``steps`` iterations long and give its requests the blocks that they take."""
-    works = [work for work, _ in plan.tokens]
-    size = scheduler.block_tokens
-    steps = min(steps, min(work.request.output_tokens - work.produced for work in works))
-    if steps < 2:
-        return
-    first_needs = [len(work.blocks) * size - work.computed + 1 for work in works]
-    steps = _within(first_needs, size, scheduler.pool.free_blocks, steps)
+    size, tokens = scheduler.block_tokens, plan.tokens
+    first_needs: list[int] = []
+    for work, _ in tokens:
+        left = work.output_tokens - work.produced
+        if left < steps:
+            if left < 2:
+                return
+            steps = left
+        first_needs.append(len(work.blocks) * size - work.computed + 1)
+    most = len(tokens) * (steps // size + 1)  # blocks that could be needed at all
+    if scheduler.pool.free_blocks < most:
+        steps = _within(first_needs, size, scheduler.pool.free_blocks, steps)
     calm = calm_blocks - len(plan.appended_ids)
-    if calm < steps * len(works):  # as many blocks could be needed only if a block held one token
-        first_fill = min((work.stored + 1) * size - work.computed for work in works)
+    if calm < most:
+        first_fill = min([(work.stored + 1) * size - work.computed for work, _ in tokens])
         if first_fill < steps:
             steps = max(first_fill, _within(first_needs, size, calm, steps) if calm >= 0 else 0)
     if steps < 2:
@@ -71,9 +76,11 @@ def widen(scheduler: Scheduler, plan: Plan, steps: int, calm_blocks: int) -> Non
         return
     ids = scheduler.pool.allocate(len(needs))
     assert ids is not None
+    appended = plan.appended
     for (_, at), block in zip(needs, ids, strict=True):
-        works[at].blocks.append(block)
-        plan.appended.append(works[at].name)
+        work = tokens[at][0]
+        work.blocks.append(block)
+        appended.append(work.name)
     plan.appended_counts += [1] * len(ids)
     plan.appended_ids += ids
 
@@ -84,15 +91,18 @@ def in_order(firsts: Sequence[int], size: int, steps: int) -> list[tuple[int, in
     >>> in_order([3, 1], 2, 4)
     [(1, 1), (3, 0), (3, 1)]
     """
-    found = [(step, at) for at, first in enumerate(firsts) for step in range(first, steps + 1, size)]
+    end = steps + 1
+    found = [
+        (step, at) for at, first in enumerate(firsts) if first < end for step in range(first, end, size)
+    ]
     found.sort()
     return found
 
 
-def filled(works: Sequence[Work], size: int, steps: int) -> list[Work]:
+def filled(tokens: Sequence[tuple[Work, int]], size: int, steps: int) -> list[Work]:
     """Whose next block becomes full, block by block, while each computes ``steps`` tokens more; before they do."""
-    firsts = [(work.stored + 1) * size - work.computed for work in works]
-    return [works[at] for _, at in in_order(firsts, size, steps)]
+    firsts = [(work.stored + 1) * size - work.computed for work, _ in tokens]
+    return [tokens[at][0] for _, at in in_order(firsts, size, steps)]
 
 
 def _within(firsts: Sequence[int], size: int, blocks: int, steps: int) -> int:

@@ -103,8 +103,13 @@ class Leader(Decider):
             self.emit(ev.StimulusRejected, self.entry, request, str(error))
         if request is not None and ((self.gate is not None and self.gate.calls) or self.aids.announced):
             self._call_did(stimulus, request)
-        settle(self)
-        if self.state.draining:
+        state, aids = self.state, self.aids
+        if (
+            aids.dirty or aids.pending or aids.undispatched or aids.complete or aids.ending or aids.paused
+            or state.holds or state.frozen is not None
+        ):
+            settle(self)
+        if state.draining:
             resets.finish_drain(self)
             settle(self)
         events = self.events

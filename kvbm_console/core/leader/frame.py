@@ -69,6 +69,8 @@ class Decider:
         self.box = box or AidsBox(config.eviction)
         self.least_limit = 0
         """At most the smallest ``aids.place_limit``: derived, and put right when an iteration reaches it."""
+        self._last_device: tuple[list[PoolFacts], int, PoolFacts | None] = ([], -1, None)
+        """The G1 pool that was asked for last, of which pools and source: asked for with every call of an engine."""
         self.gate: Gate | None = None
         self.meter: Callable[[], int] | None = None
         """A clock of the shell: what conditions cost is counted with it, and nothing is decided by it."""
@@ -116,9 +118,13 @@ class Decider:
 
     def device_pool(self, source: int) -> PoolFacts:
         """The G1 pool of an engine; refuses when it has declared none."""
-        pool = self.state.pool_of(_G1, source)
-        if pool is None or pool.info.authority is Authority.STREAM:
-            raise Refused(f"source {source} has declared no G1 pool of its own")
+        pools, known, pool = self._last_device
+        if known != source or pools is not self.state.pools or pool is None:
+            pool = self.state.pool_of(_G1, source)
+            if pool is None or pool.info.authority is Authority.STREAM:
+                raise Refused(f"source {source} has declared no G1 pool of its own")
+            if pool.info.source == source:
+                self._last_device = (self.state.pools, source, pool)
         return pool
 
     def below(self, pool: PoolFacts) -> PoolFacts | None:
@@ -157,7 +163,8 @@ class Decider:
             slot.computed_tokens(now), self.aids.evaluated.get(slot.slot, 0), cached or slot.cached,
             len(slot.outstanding), detail, first, skipped, reason,
         )
-        self.note_place(slot)
+        if old is _DECODING or new is _DECODING:
+            self.note_place(slot)
         if asks and self.gate is not None:
             self.strike(_DID, slot, old, new, None, since_ns)
 

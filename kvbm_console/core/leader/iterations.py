@@ -64,7 +64,8 @@ def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationM
     slots = tuple([leader.live(request).slot for request in s.progressed])
     leader.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions)
     for number in slots:
-        leader.note_place(state.slots[number])
+        if state.slots[number].state is _DECODING:
+            leader.note_place(state.slots[number])
     issued = leader.aids.issued
     if issued:
         leader.aids.issued = []

@@ -44,6 +44,7 @@ HELP: Final = b"EVERYWHERE"
 REQUESTS: Final = 5_000
 """Requests of the recorded run: about seven hundred thousand events, and of the soak."""
 SAMPLE_S: Final = 2.0
+SOAK_LINES: Final = 10
 SOAK_LIMIT_S: Final = 7_200.0
 PROGRAM: Final = (sys.executable, "-c", "from kvbm_console.cli.main import main; main()")
 
@@ -145,7 +146,7 @@ class Terminal:
 @contextlib.contextmanager
 def daemon(scratch: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
     """A daemon that listens; it is ended behind the block."""
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         assert process.stdout is not None
         if not process.stdout.readline():
@@ -239,19 +240,18 @@ def soak(requests: int, scratch: Path) -> None:
         terminal = Terminal(address, 160, 50, scratch)
         try:
             terminal.read(b"ev/s", 20.0)
-            sizes: list[tuple[int, float]] = []
-            began = time.monotonic()
-            while (not sizes or sizes[-1][0] < requests) and time.monotonic() - began < SOAK_LIMIT_S:
+            began, told, highest = time.monotonic(), 0, 0.0
+            while told < SOAK_LINES and time.monotonic() - began < SOAK_LIMIT_S:
                 terminal.read(None, SAMPLE_S)
                 state = terminal.state()
-                sizes.append((state["requests"], state["rss_mb"]))
+                highest = max(highest, state["rss_mb"])
+                if state["requests"] >= requests * (told + 1) // SOAK_LINES:
+                    told = state["requests"] * SOAK_LINES // requests
+                    print(f"memory after {state['requests']:>7,} requests {state['rss_mb']:5.0f} MB, highest "
+                          f"{highest:.0f} MB; {time.monotonic() - began:.0f} s, {state['lost']:,} events lost",
+                          flush=True)
         finally:
             terminal.close()
-    for share in (0.1, 0.25, 0.5, 0.75, 1.0):
-        passed, size = next((one for one in sizes if one[0] >= share * requests), sizes[-1])
-        print(f"memory after {passed:>7,} requests {size:5.0f} MB", flush=True)
-    print(f"{len(sizes)} samples in {time.monotonic() - began:.0f} s, highest {max(size for _, size in sizes):.0f} MB, "
-          f"{state['lost']:,} events lost", flush=True)
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ proto: $(STAMP) ## kvbm_console/wire/v1 from the contract
 recordings: $(STAMP) ## the recordings of recordings/, made again byte for byte
 	@$(BIN)/python -m recordings.regenerate
 
-screens: $(STAMP) ## the pictures of recordings/screens/
+screens: $(STAMP) ## the pictures of recordings/screens/, drawn from its recording
 	@$(BIN)/python recordings/screens/make.py
 
 clean: ## remove what the targets made

@@ -1,107 +1,123 @@
-"""Draws the pictures of this directory: ``make screens``.
+"""Draws the pictures of this directory from ``run.mcap``: ``make screens``.
 
-The console folds a simulated run with one held request in virtual time and without a terminal; what is on the screen is
-saved as SVG, one file for each view.
+Each main view as a picture, and a short film of a first minute: the overview, a stop, the held request, the timeline.
+``--record`` makes the run itself again first; ``--check`` writes nothing and names the pictures that today's code would
+draw otherwise.
 
 Law of this file: nothing depends on the wall's clock, so that the same code draws the same pictures.
 """
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+import sys
 from pathlib import Path
 from typing import Final
 
-from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.events import Event
-from kvbm_console.core.ids import SlotState
-from kvbm_console.core.leader import Outcome
-from kvbm_console.core.snapshots import decode_facts, encode_facts
-from kvbm_console.core.stimuli import BreakpointsReplaced, Stimulus
-from kvbm_console.engines.embedded import build, default_engine_config, default_leader_config
-from kvbm_console.engines.workloads import parse_workload
-from kvbm_console.stream.feed import Connected, EventsArrived, FeedItem, Heartbeat, SnapshotTaken
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from recordings.screens.film import film
+from recordings.screens.tape import SECOND, Tape, record
 from tui.app import ConsoleApp
 from tui.source import Session
 
 HERE: Final = Path(__file__).resolve().parent
 SIZE: Final = (120, 40)
-SECOND: Final = 1_000_000_000
-RUN_NS: Final = 24 * SECOND
-STOP_NS: Final = 20 * SECOND
-"""When the breakpoint is set: late enough that every section of the overview has something to show."""
-STEP_NS: Final = SECOND // 20
-BEAT_STEPS: Final = 10
-"""A heartbeat every half second, as from a daemon."""
-_NAMES: Final = re.compile(r"terminal-\d+")
-"""Names of elements, different in every process."""
-SETTLE_NS: Final = SECOND // 2
-"""Time without an event before the pictures are drawn, so that nothing on them is older than what they show."""
+SHOWN_NS: Final = 12 * SECOND + SECOND // 2
+"""When the pictures are taken: three seconds into the hold."""
 VIEWS: Final = {
     "1": "console", "2": "slots", "3": "slot", "4": "timeline", "5": "transfers", "6": "tiers", "7": "breakpoints",
     "8": "record", "9": "log", "exclamation_mark": "warnings",
 }
 """Key to the name of the picture."""
+FILM_SIZE: Final = (100, 30)
+FRAME_S: Final = 0.8
+"""How long a frame of the film stays: long enough to read what changed."""
+FILM: Final[tuple[tuple[float, str], ...]] = (
+    *((7 + half / 2, "") for half in range(5)), (9.3, ""), (9.6, ""), (9.8, "2"), (10.2, "down"), (10.6, "H"),
+    (11.0, ""), (11.5, ""), (12.0, "4"), (12.2, "n"), (12.4, "right_square_bracket"), (12.6, "right_square_bracket"),
+    (12.9, "0"), (13.2, ""), (13.5, ""), (13.8, "1"), (14.0, ""),
+)
+"""The film: the second of the run, and the key that is pressed then."""
+_NAMES: Final = re.compile(r"terminal-\d+")
+"""Names of elements, different in every process."""
 _FONTS: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 """Fonts from elsewhere: a picture in a document may not load them, and should not."""
 
 
-class Run:
-    """A simulated machine, and a feed that folds it in steps of virtual time."""
-
-    def __init__(self) -> None:
-        workload = parse_workload("multiturn:seed=3")
-        self.events: list[Event] = []
-        self.rig = build(
-            default_leader_config(workload), default_engine_config(workload), workload, publish=self._publish
-        )
-        self.at_ns = 0
-        self.over = asyncio.Event()
-        """Everything has been folded."""
-
-    def _publish(self, _: Stimulus, outcome: Outcome) -> None:
-        self.events += outcome.events
-
-    def mono(self) -> int:
-        """The console's clock: virtual time itself."""
-        return self.at_ns
-
-    async def items(self) -> AsyncIterator[FeedItem]:
-        """As ``stream.feed.Feed``."""
-        yield Connected("multiturn", "0123456789abcdef", 1, True, 16 * 131_072)
-        yield SnapshotTaken(decode_facts(encode_facts(self.rig.leader.state)))
-        self.events.clear()
-        for step in range(1, RUN_NS // STEP_NS + 1):
-            self.at_ns = step * STEP_NS
-            if self.at_ns == STOP_NS:
-                spec = BreakpointSpec(to_state=SlotState.ONBOARDING, one_shot=True)
-                self.rig.dispatcher.submit(BreakpointsReplaced, "console-1", (spec,))
-            self.rig.run(self.at_ns)
-            if self.events:
-                batch, self.events = self.events, []
-                yield EventsArrived(batch)
-            if step % BEAT_STEPS == 0:
-                head = self.rig.leader.state.seq - 1
-                yield Heartbeat(head, self.at_ns, "recording", head, head - 20, 400_000_000, 0, 1)
-        self.over.set()
-        await asyncio.Event().wait()
+def picture(app: ConsoleApp, name: str) -> str:
+    """What is on the screen."""
+    return _FONTS.sub("", _NAMES.sub(name, app.export_screenshot(title="kvbm-console")))
 
 
-async def draw() -> None:
-    """All pictures."""
-    run = Run()
-    session = Session(run, None, socket="unix:kvbm-console.sock", mono=run.mono)
-    app = ConsoleApp(session, theme="dark")
+class Still(ConsoleApp):
+    """A console that draws when it is told to, and never by the wall's clock."""
+
+    def frame(self) -> None:
+        """Nothing: ``draw`` is called."""
+
+
+async def pictures() -> dict[str, str]:
+    """File name to content: all main views."""
+    tape, made = Tape(), {}
+    app = Still(Session(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono), theme="dark")
     async with app.run_test(size=SIZE) as pilot:
-        await run.over.wait()
-        run.at_ns += SETTLE_NS
+        at = 0
+        while at < SHOWN_NS:  # drawn all along, as lints look at what is drawn
+            at += SECOND // 4
+            await tape.until(at)
+            app.draw()
         for key, name in VIEWS.items():
             await pilot.press(key)
             app.draw()
             await pilot.pause()
-            picture = _FONTS.sub("", _NAMES.sub(name, app.export_screenshot(title="kvbm-console")))
-            (HERE / f"{name}.svg").write_text(picture, encoding="utf-8")
+            made[f"{name}.svg"] = picture(app, name)
+    return made
+
+
+async def moving() -> str:
+    """The film."""
+    tape, frames = Tape(), []
+    app = Still(Session(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono), theme="dark")
+    async with app.run_test(size=FILM_SIZE) as pilot:
+        at = 0
+        for second, key in FILM:
+            while at < second * SECOND:
+                at = min(at + SECOND // 4, int(second * SECOND))
+                await tape.until(at)
+                app.draw()
+            if key:
+                await pilot.press(key)
+            app.draw()
+            await pilot.pause()
+            frames.append(picture(app, "film"))
+    return film(frames, FRAME_S)
+
+
+def draw() -> dict[str, str]:
+    """File name to content of everything here."""
+    return {**asyncio.run(pictures()), "film.svg": asyncio.run(moving())}
+
+
+def stale() -> list[str]:
+    """The pictures that today's code draws otherwise."""
+    made = draw()
+    kept = {path.name for path in HERE.glob("*.svg")}
+    return sorted({name for name, text in made.items() if not (HERE / name).exists()
+                   or (HERE / name).read_text(encoding="utf-8") != text} | (kept - set(made)))
+
+
+def main(arguments: list[str]) -> int:
+    """Draw, or check."""
+    if "--record" in arguments:
+        record()
+    if "--check" in arguments:
+        old = stale()
+        print("\n".join(f"{name} is stale: make screens" for name in old), file=sys.stderr, end="\n" if old else "")
+        return 1 if old else 0
+    for name, text in draw().items():
+        (HERE / name).write_text(text, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    asyncio.run(draw())
+    sys.exit(main(sys.argv[1:]))

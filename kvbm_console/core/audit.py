@@ -23,7 +23,7 @@ RULES: Final[dict[str, str]] = {
     "I7": "an unfinished onboard candidate belongs to a slot that is onboarding, preempted or finishing",
     "I8": "a finished slot owns nothing",
     "I12": "a hold and its slot name each other",
-    "I15": "0 <= computed tokens, and every computed token has a place",
+    "I15": "0 <= computed tokens <= tokens that the sequence may have, and every computed token has a place",
     "I16": "the source of a copy is readable",
 }
 """Rules that the audit walks; the others are properties over time and are tested (see ARCHITECTURE.md)."""
@@ -139,8 +139,9 @@ def _audit_slots(state: CacheState) -> list[Violation]:
         if slot.state is SlotState.FINISHED and (slot.device_blocks or slot.staged or slot.outstanding):
             found.append(Violation("I8", f"slot {number} is finished and owns something", number))
         computed = slot.computed_tokens(state.iteration)
-        if computed < 0:
-            found.append(Violation("I15", f"slot {number} has {computed} computed tokens", number))
+        most = slot.most_tokens(slot.state)
+        if not 0 <= computed <= most:
+            found.append(Violation("I15", f"slot {number} has {computed} computed of at most {most} tokens", number))
         if slot.device_pool is None:
             continue
         pool = state.pools[slot.device_pool]

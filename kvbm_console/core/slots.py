@@ -86,6 +86,9 @@ TRANSITIONS: Final[dict[SlotState, dict[SlotState, str]]] = {
 
 WAITING_STATES: Final = frozenset({_S.INITIALIZED, _S.ONBOARD_STAGED, _S.PREEMPTED})
 """States in which the engine has no device blocks for the request."""
+PREFILL_STATES: Final = frozenset({_S.PREFILLING, _S.SKIPPED_PREFILL})
+NO_LIMIT: Final = 2**62
+"""Above every iteration and every number of tokens."""
 ADVANCING_STATES: Final = frozenset({_S.DECODING})
 """States in which every iteration computes one token by itself."""
 
@@ -116,6 +119,7 @@ class SlotFacts(msgspec.Struct, array_like=True):
     """Sequence hashes of its full blocks, prompt first; grows as blocks are filled."""
     prompt_tokens: int
     output_limit: int
+    """Most tokens that it may generate; 0: its engine does not tell."""
     priority: int
     session: str | None
     prompt_blocks: int
@@ -148,6 +152,16 @@ class SlotFacts(msgspec.Struct, array_like=True):
     skipped_since: int = 0
     preemptions: int = 0
     reason: FinishReason | None = None
+
+    @property
+    def token_limit(self) -> int:
+        """Most tokens that its sequence may have: those of the prompt and ``output_limit`` more (I15)."""
+        return self.prompt_tokens + self.output_limit if self.output_limit else NO_LIMIT
+
+    def most_tokens(self, state: SlotState) -> int:
+        """Most tokens that can be computed in a state: before the first token the prompt's, later ``token_limit``."""
+        first = state in PREFILL_STATES and not self.preemptions and self.parent is None
+        return self.prompt_tokens if first else self.token_limit
 
     def computed_tokens(self, iteration: int) -> int:
         """Tokens whose K/V exist after ``iteration``: a decoding slot adds one per iteration since its anchor."""

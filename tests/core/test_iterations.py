@@ -5,12 +5,14 @@ Law of this file: an iteration with one impossible line changes nothing.
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as hs
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
+from kvbm_console.core.audit import audit
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.ids import FinishReason, SlotState
 from kvbm_console.core.snapshots import decode_facts, encode_facts
@@ -285,3 +287,47 @@ def test_admitted_again_and_preempted_before_it_was_scheduled() -> None:
     assert script.admit("a")
     script.step()
     assert script.state_of("a") is SlotState.PREFILLING
+
+
+# --- I15: no more tokens than the sequence may have ---
+
+
+def test_a_sequence_ends_at_its_limit_i15() -> None:
+    script = Script(g1=8, g2=0)
+    script.arrive("a", "ab", tail=2, out=1)
+    script.admit("a")
+    script.step(2)
+    before = msgspec.json.encode(script.slot("a"))
+    assert not scheduled(script, 3)
+    assert script.why == "request 'a' has all of its 11 tokens", "there would be a place"
+    assert msgspec.json.encode(script.slot("a")) == before
+
+
+def test_before_its_first_token_a_sequence_is_its_prompt_i15() -> None:
+    script = Script(g1=8, g2=0)
+    script.arrive("a", "ab", tail=2)
+    script.admit("a")
+    assert not scheduled(script, 1, new=("a",), progressed=("a",), positions=(11,))
+    assert script.why == "request 'a' cannot reach position 11 of 10 tokens"
+    assert scheduled(script, 1, new=("a",), progressed=("a",), positions=(10,))
+
+
+def test_an_engine_that_does_not_tell_its_limit_has_none_i15() -> None:
+    script = Script(g1=40, g2=0)
+    script.arrive("a", "ab", out=0)
+    script.admit("a")
+    script.step(100)
+    assert script.slot("a").token_limit > 2**40
+    script.tell(st.RequestArrived, "b", b"", 3, -1, 0, None)
+    assert script.why == "output_limit must be at least 0, got -1"
+
+
+def test_the_audit_finds_a_sequence_beyond_its_limit_i15() -> None:
+    script = Script(g1=8, g2=0)
+    script.arrive("a", "ab", tail=1, out=1)
+    script.admit("a")
+    script.step(2)
+    facts = script.mirror
+    assert audit(facts) == []
+    facts.apply(ev.IterationAdvanced(facts.seq, script.now, 99, facts.iteration + 1, 1, 1, 0, (0,), (11,)))
+    assert [(found.rule, found.slot) for found in audit(facts)] == [("I15", 0)]

@@ -169,9 +169,11 @@ class Decider:
             self.strike(_DID, slot, old, new, None, since_ns)
 
     def note_place(self, slot: SlotFacts) -> None:
-        """Remember up to which iteration a decoding slot has a place for its token."""
+        """Remember up to which iteration a decoding slot has a place for its token, and may have one (I15)."""
         if slot.state is _DECODING:
             room = len(slot.device_blocks) * self.config.block_tokens
+            if slot.output_limit and slot.prompt_tokens + slot.output_limit < room:
+                room = slot.prompt_tokens + slot.output_limit
             limit = slot.anchor_iteration + room - slot.anchor_tokens
             self.aids.place_limit[slot.slot] = limit
             if limit < self.least_limit:

@@ -174,16 +174,19 @@ def _check_positions(
         slot = leader.live(request)
         room = (len(slot.device_blocks) + more.get(slot.slot, 0)) * leader.config.block_tokens
         computed = slot.computed_tokens(leader.state.iteration)
-        if moves.get(slot.slot, slot.state) not in _TAKES_PART:
+        state = moves.get(slot.slot, slot.state)
+        if state not in _TAKES_PART:
             raise Refused(f"request {request!r} is {slot.state.label} and computes nothing")
         if not computed <= position <= room:
             raise Refused(
                 f"request {request!r} cannot reach position {position} from {computed} with room for {room}"
             )
+        if computed < position > slot.most_tokens(state):
+            raise Refused(f"request {request!r} cannot reach position {position} of {slot.most_tokens(state)} tokens")
 
 
 def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended, last: int) -> None:
-    """Every token of a decoding slot has a place up to iteration ``last`` (I15)."""
+    """Every token of a decoding slot has a place up to iteration ``last``, and is within its limit (I15)."""
     if last <= leader.least_limit and not (s.first_tokens or s.unskipped or s.skipped or s.preempted):
         return
     size = leader.config.block_tokens
@@ -192,16 +195,25 @@ def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended
     limits = leader.aids.place_limit
     if last > leader.least_limit:
         for number, limit in limits.items():
-            if limit < last and number not in out and limit + more.get(number, 0) < last:
-                raise Refused(f"request {leader.state.slots[number].request!r} has no place for its next token")
+            if limit < last and number not in out:
+                slot = leader.state.slots[number]
+                _check_token(slot, last - slot.anchor_iteration, size, more.get(number, 0))
         leader.least_limit = min(limits.values(), default=NO_LIMIT)
     for request in (*s.first_tokens, *s.unskipped):
         slot = leader.live(request)
         if slot.state is _SKIPPED_PREFILL and request not in s.first_tokens:
             continue
-        room = len(slot.device_blocks) * size + more.get(slot.slot, 0)
-        if slot.anchor_tokens + s.count > room and slot.slot not in out:
-            raise Refused(f"request {request!r} has no place for its next token")
+        if slot.slot not in out:
+            _check_token(slot, s.count, size, more.get(slot.slot, 0))
+
+
+def _check_token(slot: SlotFacts, tokens: int, size: int, more: int) -> None:
+    """Refuse ``tokens`` computed after the slot's anchor that have no place, or that its sequence may not have."""
+    computed = slot.anchor_tokens + tokens
+    if computed > len(slot.device_blocks) * size + more:
+        raise Refused(f"request {slot.request!r} has no place for its next token")
+    if computed > slot.token_limit:
+        raise Refused(f"request {slot.request!r} has all of its {slot.token_limit} tokens")
 
 
 def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:

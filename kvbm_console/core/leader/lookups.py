@@ -65,6 +65,8 @@ def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
         raise Refused("the leader drains and takes no new request")
     if s.prompt_tokens < 1:
         raise Refused(f"prompt_tokens must be at least 1, got {s.prompt_tokens}")
+    if s.output_limit < 0:
+        raise Refused(f"output_limit must be at least 0, got {s.output_limit}")
     hashes = unpack_hashes(s.hashes)
     if len(hashes) > s.prompt_tokens // leader.config.block_tokens or EMPTY_HASH in hashes:
         raise Refused(f"{len(hashes)} hashes do not fit {s.prompt_tokens} prompt tokens")

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 @click.option("--hosts", type=int, default=1, show_default=True, metavar="N",
               help="Deciders of each engine, compared after every step.")
 @click.option("--cleanup", type=click.Choice(get_args(Cleanup)), default="end", show_default=True,
-              help="When the state of finished requests is given up; the output is the same.")
+              help="When what finished requests left is given up: at the end, never, or with each of them; the output "
+                   "is the same.")
 @click.option("--stats-every", type=int, default=10, show_default=True, metavar="N",
               help="A stats line on stderr every N iterations, and after reset, prefill, decode and clean-up; 0 for "
                    "none.")

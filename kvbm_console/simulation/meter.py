@@ -93,7 +93,8 @@ class Meter:
     """Called for every stimulus with what it led to (``Dispatcher.publish``).
 
     ``ttft_ns`` and ``latency_ns`` have one entry for each completed request. With ``keep_records`` every request keeps
-    its ``RequestRecord``; otherwise only live ones do. ``stats`` is told a line after every ``stats_every`` iterations.
+    its ``RequestRecord`` until ``free_finished``; otherwise only live ones do. ``stats`` is told a line after every
+    ``stats_every`` iterations.
     """
 
     def __init__(
@@ -127,6 +128,11 @@ class Meter:
         self._state = state
         self._device = device_of(state)
         self.point("reset")
+
+    def free_finished(self) -> None:
+        """Give up the records of the requests that have ended."""
+        live = {id(record) for record in self._live.values()}
+        self.records = [record for record in self.records if id(record) in live]
 
     def point(self, name: str) -> None:
         """Take the stats line of this moment."""

@@ -144,6 +144,8 @@ class SimulateOptions(CacheOptions, frozen=True, kw_only=True):
     instances: int = 1
     hosts: int = 1
     cleanup: Cleanup = "end"
+    """When what finished requests left is given up: their records when they end (``incremental``) or at the end of the
+    run, the content of the tiers at the end; or never (``none``). The output is the same."""
     stats_every: int = 10
     seed: int | None = None
     check: bool = False

@@ -29,10 +29,12 @@ Progress = Callable[[int], None]
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What a run gives: the report, and each request if records were kept."""
+    """What a run gives: the report, and each request if records were kept (or never given up: ``cleanup`` none)."""
 
     report: Report
     records: list[RequestRecord]
+    held_records: int
+    """Records of finished requests that were in memory when the last request ended."""
 
 
 def simulate(
@@ -50,7 +52,7 @@ def simulate(
     ]
     measures: list[InstanceMeasures] = []
     records: list[RequestRecord] = []
-    done = 0
+    held = done = 0
     for share in shares:
         before = done
 
@@ -59,19 +61,22 @@ def simulate(
                 progress(before + finished)
 
         meter = Meter(
-            keep_records=keep_records or options.cleanup == "none", stats_every=options.stats_every, stats=stats
+            keep_records=keep_records or options.cleanup != "incremental", stats_every=options.stats_every, stats=stats
         )
         rig = build_rig(options, share, meter, windows=windows)
         rig.run_to_end(progress=told)
         meter.point("decode")
         measures.append(measure(rig, meter))
+        held += len(meter.records)
         if options.cleanup != "none":
             rig.dispatcher.submit(ResetRequested, ResetMode.LOGICAL)
+            if not keep_records:
+                meter.free_finished()
         meter.point("cleanup")
         records += meter.records
         done += rig.engine.totals.finished
         told(0, done)
-    return Run(make_report(options, note_of(workload), measures), records)
+    return Run(make_report(options, note_of(workload), measures), records, held)
 
 
 def open_trace(options: SimulateOptions) -> Workload:

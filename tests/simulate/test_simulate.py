@@ -9,6 +9,8 @@ from click.testing import CliRunner, Result
 
 from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
+from kvbm_console.engines.embedded import Rig
+from kvbm_console.simulation import run as run_module
 from kvbm_console.simulation.cache_only import KEYS as CACHE_ONLY_KEYS
 from kvbm_console.simulation.meter import percentile
 from kvbm_console.simulation.options import Geometry, SimulateOptions, blocks_of_size, parse_size
@@ -106,6 +108,29 @@ def test_synchronous_loads_lengthen_the_step_that_asked_for_them() -> None:
 def test_cleaning_up_changes_no_output(cleanup: str) -> None:
     usual = run(*TIERED, "--format", "json").stdout
     assert run(*TIERED, "--cleanup", cleanup, "--format", "json").stdout == usual
+
+
+@pytest.mark.parametrize(("cleanup", "held", "left", "resident"), [
+    ("none", 24, 24, True), ("end", 24, 0, False), ("incremental", 0, 0, False),
+])
+def test_cleaning_up_gives_memory_back(
+    monkeypatch: pytest.MonkeyPatch, cleanup: Any, held: int, left: int, resident: bool
+) -> None:
+    """How many records stand when the last request ends, and after the run; and whether the tiers keep content."""
+    rigs: list[Rig] = []
+    build = run_module.build_rig
+
+    def kept(*args: Any, **named: Any) -> Rig:
+        rigs.append(build(*args, **named))
+        return rigs[-1]
+
+    monkeypatch.setattr(run_module, "build_rig", kept)
+    options = SimulateOptions(trace=CHATS, total_kv_blocks=40, kv_cpu_blocks=200, cleanup=cleanup)
+    ran = simulate(options)
+    assert (ran.held_records, len(ran.records)) == (held, left)
+    pools = rigs[0].leader.state.pools
+    assert [pool.resident_blocks > 0 for pool in pools] == [resident] * len(pools)
+    assert len(simulate(options, keep_records=True).records) == 24, "whoever asked for them gets them"
 
 
 def test_hosts_that_agree_and_checked_invariants_change_no_output() -> None:

@@ -248,7 +248,7 @@ def break_test(expression: str, recording: Path, show: int, form: str, condition
 
     spec = check(spec_of({**given, "condition": expression or condition}))
     try:
-        found = find_hits(recording, spec)
+        found = find_hits(recording, [spec])
     except Refused as error:
         raise click.UsageError(str(error)) from None
     if form == "json":

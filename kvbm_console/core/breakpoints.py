@@ -205,71 +205,104 @@ def hit_test(text: str) -> Callable[[int], bool] | None:
 
 
 class Watched:
-    """The breakpoints of one site and new state, by id, and a quick no for requests that none of them names."""
+    """The breakpoints of one site and new state, by id, and a quick no for moves and requests that none names."""
 
-    __slots__ = ("_everybody", "_prefixes", "armed")
+    __slots__ = ("_literals", "armed")
 
     def __init__(self, armed: list[Armed]) -> None:
         self.armed = armed
-        prefixes: dict[int, set[str]] = {}
-        for one in armed:
-            literal = _LITERAL.match(one.spec.request)
-            text = "" if literal is None else literal[0]
-            prefixes.setdefault(len(text), set()).add(text)
-        self._everybody = 0 in prefixes
-        self._prefixes = [(length, frozenset(texts)) for length, texts in sorted(prefixes.items())]
+        self._literals: list[_Literals | None] = [None] * STATES
+        """By old state; made when it is asked first: gates are built often, and most of their entries never asked."""
 
-    def names(self, request: str) -> bool:
-        """Whether the literal beginning of one of the patterns is that of this request.
+    def names(self, request: str, old: SlotState) -> bool:
+        """Whether a breakpoint for this old state has a pattern with the literal beginning of this request.
 
         Patterns have few different lengths, so a hundred breakpoints cost a look-up or two.
         """
-        if self._everybody:
-            return True
-        for length, texts in self._prefixes:  # noqa: SIM110 - a generator costs more than the question
+        literals = self._literals[old]
+        if literals is None:
+            literals = self._literals[old] = self._index(old)
+        for length, texts in literals:  # noqa: SIM110 - a generator costs more than the question
             if request[:length] in texts:
                 return True
         return False
+
+    def _index(self, old: SlotState) -> "_Literals":
+        lengths: dict[int, set[str]] = {}
+        for one in self.armed:
+            if one.spec.from_state is None or one.spec.from_state is old:
+                literal = _LITERAL.match(one.spec.request)
+                text = "" if literal is None else literal[0]
+                lengths.setdefault(len(text), set()).add(text)
+        return tuple((length, frozenset(texts)) for length, texts in sorted(lengths.items()))
+
+
+_Literals = tuple[tuple[int, frozenset[str]], ...]
+"""Literal beginnings of patterns, by their length."""
+STATES: Final = 16
+"""Room for states in the table of a gate: a site is shifted by four bits."""
+_CALLS: Final = (Site.CALL_WILL, Site.CALL_DID)
+_CANDIDATES: Final = tuple(site for site in POINT_OF_SITE if site is not Site.REQUEST_FINISH)
 
 
 class Gate:
     """The armed breakpoints, indexed by site and new state. Built anew whenever breakpoints change.
 
-    ``meter`` is a clock of the shell in nanoseconds: with it, ``condition_ns`` sums up by breakpoint what conditions
-    cost. The core decides nothing by it.
+    ``stops`` are sites at which somebody asked some slot to stop, by a step or an until. ``meter`` is a clock of the
+    shell in nanoseconds: with it, ``condition_ns`` sums up by breakpoint what conditions cost. The core decides
+    nothing by it.
     """
 
     def __init__(
         self, breakpoints: dict[int, BreakpointFacts], meter: Callable[[], int] | None = None,
-        condition_ns: dict[int, int] | None = None,
+        condition_ns: dict[int, int] | None = None, stops: frozenset[Site] = frozenset(),
     ) -> None:
         self._breakpoints = breakpoints
         self._meter = meter
         self._condition_ns = {} if condition_ns is None else condition_ns
         index: dict[int, list[Armed]] = {}
-        self.stops = False
-        """Whether somebody asked for some slot to stop; a superset: it may have stopped or ended meanwhile."""
-        self.calls = False
-        """Whether a call site is watched: entry points are the commonest sites, and hardly ever asked for."""
         for number in sorted(breakpoints):
             known = breakpoints[number]
             if not known.enabled:
                 continue
-            self.calls = self.calls or known.spec.site in (Site.CALL_WILL, Site.CALL_DID)
             armed = Armed(known)
             states = (known.spec.to_state,) if known.spec.to_state is not None else tuple(SlotState)
             for state in states:
                 index.setdefault(known.spec.site << 4 | state, []).append(armed)
         self.armed = bool(index)
         """Whether any breakpoint is enabled."""
-        self.table: list[Watched | None] = [None] * (len(Site) << 4)
+        self.stops = bool(stops)
+        """Whether somebody asked for some slot to stop; a superset: it may have stopped or ended meanwhile."""
+        everybody = Watched([])
+        self.table: list[Watched | None] = [None] * (len(Site) * STATES)
         """By site << 4 | new state: the first question at every site, and nearly always the last."""
+        for site in stops:
+            self.table[site * STATES : (site + 1) * STATES] = [everybody] * STATES
         for at, watching in index.items():
             self.table[at] = Watched(watching)
+        self.moves = [
+            will is not None or did is not None
+            for will, did in zip(self.row(Site.TRANSITION_WILL), self.row(Site.TRANSITION_DID), strict=True)
+        ]
+        """By new state, whether a move to it is watched: the commonest site, so it is asked without a call."""
+        self.finishes = self._watched((Site.REQUEST_FINISH,))
+        """Whether the ends of requests are watched."""
+        self.calls = self._watched(_CALLS)
+        """Whether a call site is watched: there are two for every stimulus, and they are hardly ever asked for."""
+        self.candidates = self._watched(_CANDIDATES)
+        """Whether a site of candidates is watched."""
 
-    def watches(self, site: Site, new: SlotState) -> bool:
-        """Whether a breakpoint could match at this site: the cheap question before ``ask``."""
-        return self.table[site << 4 | new] is not None
+    def row(self, site: Site) -> list[Watched | None]:
+        """The entries of one site, by new state."""
+        return self.table[site * STATES : (site + 1) * STATES]
+
+    def _watched(self, sites: tuple[Site, ...]) -> bool:
+        return any(entry is not None for site in sites for entry in self.row(site))
+
+    @property
+    def sites(self) -> frozenset[Site]:
+        """The sites that are watched."""
+        return frozenset(site for site in Site if self._watched((site,)))
 
     def ask(
         self, moment: Moment, slot: "SlotFacts", state: "CacheState"

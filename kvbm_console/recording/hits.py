@@ -6,9 +6,9 @@ as it would have live, conditions, ignored matches and hit conditions included, 
 Law of this file: looking changes nothing; the leader that is looked into decides what it decided.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -29,10 +29,6 @@ from kvbm_console.recording.reader import Recording
 
 Progress = Callable[[int, int], None]
 """``progress(done, total)`` in events."""
-PROBE: Final = 1
-"""Number of the breakpoint that is tried out, in a gate of its own."""
-
-
 class Hit(msgspec.Struct, frozen=True):
     """One hit: ``seq`` is the number of the event that follows it, ``at_ns`` the engine's time."""
 
@@ -46,16 +42,18 @@ class Hit(msgspec.Struct, frozen=True):
     old: SlotState
     new: SlotState
     message: str
+    spec: int = 0
+    """Which of the specifications it is a hit of."""
 
 
 class Hits(msgspec.Struct, frozen=True):
-    """All hits of a specification. ``matches`` counts also those that were ignored or left out by the hit condition."""
+    """All hits. ``matches`` counts also those that were ignored or left out by the hit condition."""
 
     hits: list[Hit]
     matches: int
     stimuli: int
     failed: str
-    """Why the condition failed, empty when it did not."""
+    """Why a condition failed, empty when none did."""
 
 
 class ProbedLeader(Leader):
@@ -63,67 +61,65 @@ class ProbedLeader(Leader):
 
     def __init__(self, config: LeaderConfig, *, check: bool = False, audit_every: int = 1) -> None:
         self.probe: Gate | None = None
-        self.spec = BreakpointSpec()
+        self.probed: dict[int, BreakpointFacts] = {}
+        """What is looked for, by its number in the second gate: 1 is the first specification."""
         self.hits: list[Hit] = []
-        self.matches = 0
-        self.failed = ""
+        self.seen: Counter[int] = Counter()
         super().__init__(config, check=check, audit_every=audit_every)
 
-    def look_for(self, spec: BreakpointSpec) -> None:
+    def look_for(self, specs: Sequence[BreakpointSpec]) -> None:
         """Begin to look. Raises ``Refused`` for a specification that cannot be evaluated."""
-        check_spec(spec)
-        self.spec = msgspec.structs.replace(spec, id=PROBE, enabled=True, depends_on=0)
-        self.probe = Gate({PROBE: BreakpointFacts(self.spec, "probe", True)})
+        numbers = {spec.id: at for at, spec in enumerate(specs, 1) if spec.id}
+        for at, spec in enumerate(specs, 1):
+            check_spec(spec)
+            alone = msgspec.structs.replace(spec, id=at, depends_on=numbers.get(spec.depends_on, 0))
+            self.probed[at] = BreakpointFacts(alone, "probe", alone.enabled)
+        self.probe = Gate(self.probed)
         self.rearm()
 
-    def rearm(self) -> None:
-        """The gate of the run, never absent while a probe looks, so that every site is passed."""
-        super().rearm()
-        if self.probe is not None:
-            if self.gate is None:
-                self.gate = Gate({})
-            self.gate.calls = self.gate.calls or self.probe.calls
+    def stops(self) -> frozenset[Site]:
+        """Where the run stops somebody, and where is looked."""
+        return super().stops() if self.probe is None else super().stops() | self.probe.sites
 
     def strike(
         self, site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None = None,
         since_ns: int | None = None,
     ) -> None:
         """A site is passed: look first, then do what the run did."""
-        if self.probe is not None and self.probe.watches(site, new):
-            self._look(slot, moment_of(site, slot, old, new, candidate, since_ns))
+        assert self.probe is not None
+        watched = self.probe.table[site << 4 | new]
+        if watched is not None and watched.names(slot.request, old):
+            self._look(self.probe, slot, moment_of(site, slot, old, new, candidate, since_ns))
         super().strike(site, slot, old, new, candidate, since_ns)
 
-    def _look(self, slot: SlotFacts, moment: Moment) -> None:
-        assert self.probe is not None
-        matched, failed = self.probe.ask(moment, slot, self.state)
-        if failed:
-            self.failed = failed[0][1]
-            self.probe = None
-            return
+    def _look(self, probe: Gate, slot: SlotFacts, moment: Moment) -> None:
+        matched, failed = probe.ask(moment, slot, self.state)
+        for number, message in failed:
+            self.probed[number].enabled, self.probed[number].message = False, message
         for armed in matched:
-            self.matches += 1
-            seen = self.matches - self.spec.ignore_count
+            known = armed.known
+            self.seen[armed.number] += 1
+            seen = self.seen[armed.number] - known.spec.ignore_count
             if seen <= 0 or (armed.counts is not None and not armed.counts(seen)):
                 continue
+            known.hits += 1
+            known.enabled = not known.spec.one_shot
             message = armed.message(slot, self.state, moment) if armed.message is not None else ""
             self.hits.append(Hit(
                 self.state.seq, self.at_ns, self.n, slot.slot, slot.request, moment.site, moment.old, moment.new,
-                message,
+                message, armed.number - 1,
             ))
-            if self.spec.one_shot:
-                self.probe = None
-                return
 
 
-def find_hits(path: Path, spec: BreakpointSpec, progress: Progress | None = None) -> Hits:
-    """Every hit that a breakpoint would have had, in order.
+def find_hits(path: Path, specs: Sequence[BreakpointSpec], progress: Progress | None = None) -> Hits:
+    """Every hit that breakpoints would have had, in order; dependencies are those between them.
 
     Raises ``RecordingError`` when the recording holds no stimuli behind a complete keyframe, and ``Refused`` for an
     expression that is not understood.
     """
     recording = Recording.open(path)
     leader = ProbedLeader(recording.config)
-    leader.look_for(spec)
+    leader.look_for(specs)
     stimuli = 0
     for part in _stretches(recording, leader):
         for stimulus in part:
@@ -136,7 +132,8 @@ def find_hits(path: Path, spec: BreakpointSpec, progress: Progress | None = None
             progress(leader.state.seq - recording.first_seq, recording.last_seq - recording.first_seq + 1)
     if not stimuli:
         raise RecordingError(f"{path} holds no stimuli that can be rerun, so a breakpoint cannot be tried on it")
-    return Hits(leader.hits, leader.matches, stimuli, leader.failed)
+    failed = "; ".join(known.message for known in leader.probed.values() if known.message)
+    return Hits(leader.hits, leader.seen.total(), stimuli, failed)
 
 
 def _stretches(recording: Recording, leader: ProbedLeader) -> Iterator[list[Stimulus]]:

@@ -33,10 +33,12 @@ def all_benches() -> Iterator[tuple[str, Callable[[], Figure]]]:
 def row(figure: Figure, baseline: dict[str, float]) -> tuple[list[str], bool]:
     """Cells of one line, and whether the ratio became worse."""
     before = baseline.get(figure.name)
+    extra = f" (+ {figure.extra_ns:.0f})" if figure.target.extra_ns is not None else ""
     worse = before is not None and figure.ratio > before * WORSE
     cells = [
         figure.name, human(figure.ns, figure.unit), figure.reference, human(figure.reference_ns, figure.unit),
-        f"{figure.ratio:.3g}x", "–" if before is None else f"{before:.3g}x", figure.target.words(figure.unit),
+        f"{figure.ratio:.3g}x", "–" if before is None else f"{before:.3g}x",
+        figure.target.words(figure.unit) + extra,
         "WORSE" if worse else "met" if figure.target.met(figure) else "missed",
     ]
     return cells, worse

@@ -65,7 +65,7 @@ def condition() -> Figure:
             written(slot, state)
 
     return measure(
-        "compiled condition", compiled, CALLS, "the same written in Python", by_hand, CALLS, Target(ns=300)
+        "compiled condition", compiled, CALLS, "the same written in Python", by_hand, CALLS, Target(ns=300),
     )
 
 

@@ -297,3 +297,13 @@ def test_an_expiry_survives_a_reset() -> None:
     assert house.paused == 0
     house.expire("expiry", number)
     assert not house.state.breakpoints[number].enabled
+
+
+def test_until_stops_at_a_call_although_no_breakpoint_watches_calls() -> None:
+    house = House()
+    house.stop_at(to=SlotState.INITIALIZED, one_shot=True)
+    house.arrive("r", "ab")
+    house.command(st.HoldContinued, house.hold.hold, "me", None, Site.CALL_DID)
+    assert not house.state.holds
+    house.lookup("r")
+    assert house.hold.site is Site.CALL_DID

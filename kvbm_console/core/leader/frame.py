@@ -32,7 +32,7 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import ClearDeadline, Instruction, Result, SetDeadline
 from kvbm_console.core.leader.aids import Aids, AidsBox
-from kvbm_console.core.leader.holds import end_hold, moment_of, pass_site
+from kvbm_console.core.leader.holds import STEPPED, end_hold, moment_of, pass_site
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -149,7 +149,8 @@ class Decider:
         old, since_ns = slot.state, slot.since_ns
         # A slot that comes back after its own hold has left it out does not arrive anywhere: it was there before.
         asks = not (self.aids.returning.pop(slot.slot, False) and new in _MOVING)
-        if asks and self.gate is not None:
+        asks = asks and self.gate is not None and self.gate.moves[new]
+        if asks:
             self.strike(_WILL, slot, old, new, None, since_ns)
         now = self.state.iteration
         first = skipped = None
@@ -262,9 +263,15 @@ class Decider:
 
     def rearm(self) -> None:
         """Build the gate anew; None when nothing is armed, so that a site costs one comparison."""
-        gate = Gate(self.state.breakpoints, self.meter, self.condition_ns)
-        gate.stops = bool(self.aids.stepping or self.aids.until or self.aids.until_site)
+        gate = Gate(self.state.breakpoints, self.meter, self.condition_ns, self.stops())
         self.gate = gate if gate.armed or gate.stops else None
+
+    def stops(self) -> frozenset[Site]:
+        """Sites at which somebody asked a slot to stop."""
+        sites = {site for site, _ in self.aids.until_site.values()}
+        if self.aids.until:
+            sites.add(_DID)
+        return STEPPED | sites if self.aids.stepping else frozenset(sites)
 
     def strike(
         self, site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None = None,
@@ -277,7 +284,7 @@ class Decider:
         gate = self.gate
         assert gate is not None
         watched = gate.table[site << 4 | new]
-        if gate.stops or (watched is not None and watched.names(slot.request)):
+        if watched is not None and (gate.stops or watched.names(slot.request, old)):
             pass_site(self, slot, moment_of(site, slot, old, new, candidate, since_ns))
 
     def held_at(self, slot: SlotFacts, point: WaitPoint) -> bool:

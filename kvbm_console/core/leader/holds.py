@@ -40,8 +40,8 @@ LOGS_PER_SECOND_MAX: Final = 1_000
 PRESSURE_WINDOW_NS: Final = 2 * SECOND_NS
 """An unheld request that suffers twice within this time makes the oldest hold go on (safety rule 7)."""
 _SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
-_UNSTEPPED: Final = (Site.TRANSITION_WILL, Site.CALL_WILL, Site.CALL_DID)
-"""Sites that a step does not stop at: the move follows in the same breath, and calls are not the slot's own doing."""
+STEPPED: Final = frozenset(Site) - {Site.TRANSITION_WILL, Site.CALL_WILL, Site.CALL_DID}
+"""Sites that a step stops at: not before a move, which follows in the same breath; calls are not the slot's doing."""
 
 
 def moment_of(
@@ -111,7 +111,7 @@ def _counts(leader: "Decider", armed: Armed) -> bool:
 def _asked(leader: "Decider", moment: Moment) -> str | None:
     """Who asked for this slot to stop here by a step or an until; None when nobody did."""
     aids, slot = leader.aids, moment.slot
-    if slot in aids.stepping and moment.site not in _UNSTEPPED:
+    if slot in aids.stepping and moment.site in STEPPED:
         return aids.stepping.pop(slot)
     at_site = aids.until_site.get(slot)
     if at_site is not None and at_site[0] is moment.site:

@@ -74,7 +74,7 @@ def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
     leader.emit(
         ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session
     )
-    if leader.gate is not None:
+    if leader.gate is not None and leader.gate.moves[SlotState.INITIALIZED]:
         slot = leader.state.slots[number]
         leader.strike(Site.TRANSITION_DID, slot, slot.state, slot.state)
 

@@ -34,8 +34,10 @@ def _slot(leader: Decider, candidate: CandidateFacts) -> SlotFacts | None:
 
 def _strike(leader: Decider, site: Site, candidate: CandidateFacts) -> None:
     """A candidate passes a site, each once: when its hold ends it goes on from there."""
+    if leader.gate is None or not leader.gate.candidates:
+        return
     slot = _slot(leader, candidate)
-    if leader.gate is None or slot is None:
+    if slot is None:
         return
     struck = leader.aids.struck.get(candidate.candidate, 0)
     if not struck >> site & 1:

@@ -109,7 +109,7 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
     if s.reason is not FinishReason.ABORTED:
         _guard(leader, slot)
         plan_last_offload(leader, slot)
-    if leader.gate is not None:
+    if leader.gate is not None and leader.gate.finishes:
         leader.strike(Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
     held = slot.hold is not None and leader.state.holds[slot.hold].point is WaitPoint.RELEASE
     if slot.outstanding or held:

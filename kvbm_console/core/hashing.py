@@ -13,9 +13,10 @@ Three algorithms, all chained over the whole prefix and the salt:
 """
 
 import hashlib
+import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -35,6 +36,8 @@ _TRACE_SEED: Final = 0x6D6F6F6E63616B65
 _GENERATED_SEED: Final = 0x67656E6572617465
 """Seed of the hashes of generated blocks that have no ids in a trace ("generate")."""
 _FIRST_DIGEST: Final = bytes(32)
+_TOKEN_BYTES: Final = 4
+_pair: Final = struct.Struct("<QQ").pack
 
 
 def salt_hash(salt: str | None = None, lora: str | None = None) -> int:
@@ -91,7 +94,7 @@ class Chain:
         self.salt = salt
         self.hashes: list[int] = []
         self._partial: list[int] = []
-        self._next: Callable[[Sequence[int]], int] = {
+        self._append: Callable[[Sequence[int]], list[int]] = {
             "dynamo": self._dynamo, "sha256": self._sha256, "blis": self._blis,
         }[algorithm]
         self._raw: int | None = None
@@ -107,29 +110,40 @@ class Chain:
         pending = [*self._partial, *tokens] if self._partial else tokens
         size = self.block_tokens
         full = len(pending) // size * size
-        new = [self._next(pending[at : at + size]) or 1 for at in range(0, full, size)]
+        new = self._append(pending[:full]) if full else []
         self._partial = list(pending[full:])
         self.hashes.extend(new)
         return new
 
-    def _dynamo(self, tokens: Sequence[int]) -> int:
-        block = dynamo_block_hash(tokens, self.salt)
-        if self._raw is None:
-            self._raw = block
-        else:
-            self._raw = xxhash.xxh3_64_intdigest(
-                self._raw.to_bytes(8, "little") + block.to_bytes(8, "little"), self.salt
-            )
-        return self._raw
+    def _blocks(self, tokens: Sequence[int]) -> Iterator[tuple[bytes]]:
+        """Whole blocks of tokens as bytes, converted at once."""
+        return struct.iter_unpack(f"{_TOKEN_BYTES * self.block_tokens}s", _token_bytes(tokens))
 
-    def _sha256(self, tokens: Sequence[int]) -> int:
-        salt = self.salt.to_bytes(8, "little")
-        self._digest = hashlib.sha256(self._digest + salt + _token_bytes(tokens)).digest()
-        return as_hash(self._digest)
+    def _dynamo(self, tokens: Sequence[int]) -> list[int]:
+        digest, salt, raw = xxhash.xxh3_64_intdigest, self.salt, self._raw
+        blocks = [digest(block, salt) for (block,) in self._blocks(tokens)]
+        new: list[int] = []
+        for block in blocks:
+            raw = block if raw is None else digest(_pair(raw, block), salt)
+            new.append(raw or 1)
+        self._raw = raw
+        return new
 
-    def _blis(self, tokens: Sequence[int]) -> int:
-        self._hex = blis_hash(self._hex, tokens)
-        return as_hash(bytes.fromhex(self._hex))
+    def _sha256(self, tokens: Sequence[int]) -> list[int]:
+        salt, sha256, digest = self.salt.to_bytes(8, "little"), hashlib.sha256, self._digest
+        new: list[int] = []
+        for (block,) in self._blocks(tokens):
+            digest = sha256(digest + salt + block).digest()
+            new.append(as_hash(digest))
+        self._digest = digest
+        return new
+
+    def _blis(self, tokens: Sequence[int]) -> list[int]:
+        new: list[int] = []
+        for at in range(0, len(tokens), self.block_tokens):
+            self._hex = blis_hash(self._hex, tokens[at : at + self.block_tokens])
+            new.append(as_hash(bytes.fromhex(self._hex)))
+        return new
 
 
 def sequence_hashes(

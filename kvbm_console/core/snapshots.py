@@ -73,7 +73,7 @@ def _unpack_pool(packed: _Pool) -> PoolFacts:
     )
     pool.hash_of = array("Q", packed.hash_of)
     pool.content = bytearray(packed.content)
-    pool.refs = array("i", packed.refs)
+    pool.refs = array("I", packed.refs)
     pool.stored_at = array("q", packed.stored_at)
     if not len(pool.hash_of) == len(pool.content) == len(pool.refs) == len(pool.stored_at):
         raise FoldError(f"pool {index} of the snapshot has columns of different lengths")

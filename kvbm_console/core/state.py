@@ -295,15 +295,15 @@ class CacheState:
         slot.staged = []
 
     def _device_blocks_assigned(self, e: ev.DeviceBlocksAssigned) -> None:
-        ids = unpack_ids(e.ids)
+        ids, column, counts = unpack_ids(e.ids), e.ids, e.counts
         pool = self._pool(e.pool)
-        pool.require_known(ids, e.ids)
-        if sum(e.counts) != len(ids):
-            raise FoldError(f"{len(ids)} blocks do not match counts of {sum(e.counts)}")
+        pool.require_known(ids, column)
+        if sum(counts) != len(ids) or len(counts) != len(e.slots):
+            raise FoldError(f"{len(ids)} blocks do not match counts of {sum(counts)}")
         at = 0
-        for number, count in zip(e.slots, e.counts, strict=True):
+        for number, count in zip(e.slots, counts):  # noqa: B905 (compared above)
             slot = self._slot(number)
-            part = ids[at : at + count]
+            part = ids if count == len(ids) else ids[at : at + count]
             at += count
             if not slot.device_blocks:
                 size = pool.info.block_tokens
@@ -314,7 +314,7 @@ class CacheState:
                 slot.device_blocks = part
             else:
                 slot.device_blocks.extend(part)
-        pool.ref(ids, e.ids)
+        pool.ref(ids, column)
 
     def _device_blocks_released(self, e: ev.DeviceBlocksReleased) -> None:
         slot = self._slot(e.slot)

@@ -63,7 +63,7 @@ class PoolFacts:
         places = info.capacity_blocks or 0
         self.hash_of = array("Q", bytes(8 * places))
         self.content = bytearray(places)
-        self.refs = array("i", bytes(4 * places))
+        self.refs = array("I", bytes(4 * places))  # never below zero, and written faster than "i"
         self.stored_at = array("q", bytes(8 * places))
         self.by_hash: dict[int, int] = {}
         self.copies: dict[int, list[int]] = {}
@@ -131,8 +131,13 @@ class PoolFacts:
 
     def require_known(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """Check that the ids are places of this pool; a pool of unknown capacity grows to hold them."""
-        if not ids:
-            return
+        if len(ids) < bulk.BULK_MIN:
+            places = len(self.content)
+            for block in ids:
+                if not 0 <= block < places:
+                    break
+            else:
+                return
         low, top = bulk.ends(packed) if packed is not None and len(ids) >= bulk.BULK_MIN else (min(ids), max(ids))
         if low < 0:
             raise FoldError(f"pool {self.info.pool} has no place {low}")
@@ -154,9 +159,11 @@ class PoolFacts:
 
     def ref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """One more holder for each place. ``packed``: the same ids as a column, where the caller has it."""
-        counts = self.counts
-        done = bulk.take_holder(self, packed or pack_ids(ids), READY) if len(ids) >= bulk.BULK_MIN else None
+        done = None
+        if len(ids) >= bulk.BULK_MIN:
+            done = bulk.take_holder(self, packed or pack_ids(ids), READY)
         empty, cached = self._ref_each(ids) if done is None else done
+        counts = self.counts
         counts[_EMPTY] -= empty
         counts[_CACHED] -= cached
         counts[_REFERENCED] += empty + cached
@@ -182,9 +189,11 @@ class PoolFacts:
 
     def unref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
-        counts = self.counts
-        done = bulk.give_holder(self, packed or pack_ids(ids), READY) if len(ids) >= bulk.BULK_MIN else None
+        done = None
+        if len(ids) >= bulk.BULK_MIN:
+            done = bulk.give_holder(self, packed or pack_ids(ids), READY)
         empty, cached = self._unref_each(ids) if done is None else done
+        counts = self.counts
         counts[_EMPTY] += empty
         counts[_CACHED] += cached
         counts[_REFERENCED] -= empty + cached
@@ -422,7 +431,7 @@ class PoolFacts:
         places = len(self.content)
         self.hash_of = array("Q", bytes(8 * places))
         self.content = bytearray(places)
-        self.refs = array("i", bytes(4 * places))
+        self.refs = array("I", bytes(4 * places))
         self.stored_at = array("q", bytes(8 * places))
         self.by_hash.clear()
         self.copies.clear()

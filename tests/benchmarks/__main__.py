@@ -20,8 +20,8 @@ from tests.benchmarks.harness import Figure, human
 BASELINE: Final = Path(__file__).with_name("baseline.json")
 WORSE: Final = 1.25
 """Medians of ratios move by up to a tenth between runs on a shared machine; a quarter is a change of the code."""
-MODULES: Final = ("bench_core", "bench_pool", "bench_fold", "bench_stream", "bench_recorder", "bench_tape",
-                  "bench_machine", "bench_kv_events", "bench_debug")
+MODULES: Final = ("bench_core", "bench_hashing", "bench_pool", "bench_leader", "bench_fold", "bench_stream",
+                  "bench_recorder", "bench_tape", "bench_machine", "bench_kv_events", "bench_debug")
 
 
 def all_benches() -> Iterator[tuple[str, Callable[[], Figure]]]:

@@ -21,13 +21,26 @@ BASELINE: Final = Path(__file__).with_name("baseline.json")
 WORSE: Final = 1.25
 """Medians of ratios move by up to a tenth between runs on a shared machine; a quarter is a change of the code."""
 MODULES: Final = ("bench_core", "bench_hashing", "bench_pool", "bench_leader", "bench_fold", "bench_stream",
-                  "bench_recorder", "bench_tape", "bench_machine", "bench_kv_events", "bench_debug")
+                  "bench_recorder", "bench_tape", "bench_machine", "bench_scaling", "bench_kv_events", "bench_debug")
 
 
 def all_benches() -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Every benchmark with its name."""
     for module in MODULES:
         yield from importlib.import_module(f"tests.benchmarks.{module}").BENCHES.items()
+
+
+def all_tables() -> Iterator[tuple[str, Callable[[], list[list[str]]]]]:
+    """Every table of points that figures stand for."""
+    for module in MODULES:
+        yield from getattr(importlib.import_module(f"tests.benchmarks.{module}"), "TABLES", {}).items()
+
+
+def show(rows: list[list[str]]) -> None:
+    """Print cells in columns."""
+    widths = [max(len(line[column]) for line in rows) for column in range(len(rows[0]))]
+    for line in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def row(figure: Figure, baseline: dict[str, float]) -> tuple[list[str], bool]:
@@ -62,9 +75,11 @@ def main() -> int:
         rows.append(cells)
         ratios[figure.name] = round(figure.ratio, 4)
         any_worse |= worse
-    widths = [max(len(line[column]) for line in rows) for column in range(len(headings))]
-    for line in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    show(rows)
+    for name, table in all_tables():
+        if chosen.only in name:
+            print()
+            show(table())
     machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     print(f"medians, {machine}; ratios are compared with {BASELINE.name}")
     if chosen.write_baseline:

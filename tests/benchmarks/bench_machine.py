@@ -1,51 +1,67 @@
-"""Figures of the whole machine: leader, engine, links and deadlines under virtual time, unobserved.
+"""Figures of ``simulate``: leader, engine, links and meter under virtual time, as the command runs them.
 
-Law of this file: the load is fixed (shape, rate, shared prefixes, sizes), because simulated speed depends on all of
-them. Half of each prompt is its tenant's. The reference is the device pool alone: it allocates, stores and releases
-as many blocks for as many requests.
+Law of this file: a load is fixed (shape, rate, shared prefixes, sizes), because simulated speed depends on all of them.
+Half of each prompt is its tenant's. The reference of a plain run is the device pool alone, which allocates, stores and
+releases as many blocks for as many requests; every other run has a run of its own kind beside it. BLIS, on like loads
+and a machine like the one on which the targets were set: 3,080 / 1,220 requests a second without / with a host tier,
+135 / 97 with prompts of 16,384 tokens, 1,111 / 47 with outputs of 2,048.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
-from kvbm_console.core.config import SECOND_NS, LeaderConfig
+import msgspec
+
+from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.device_pool import DevicePool
-from kvbm_console.engines.config import EngineConfig
-from kvbm_console.engines.embedded import build
+from kvbm_console.engines.embedded import Rig
 from kvbm_console.engines.workloads import Capacities, Request
+from kvbm_console.simulation.meter import Meter
+from kvbm_console.simulation.options import SimulateOptions
+from kvbm_console.simulation.run import build_rig
 from tests.benchmarks.harness import Figure, Target, measure
 
 BLOCK_TOKENS: Final = 16
-PROMPT_BLOCKS: Final = 80
-OUTPUT_TOKENS: Final = 64
 TENANTS: Final = 50
-PER_SECOND: Final = 20
-REQUESTS: Final = 300
-G1_BLOCKS: Final = 4_096
-G2_BLOCKS: Final = 16_384
 ROUNDS: Final = 3
 
 
+class Load(msgspec.Struct, frozen=True):
+    """What arrives, and on what; lengths in tokens."""
+
+    requests: int = 300
+    prompt: int = 1_280
+    output: int = 64
+    per_second: float = 20.0
+    g1_blocks: int = 4_096
+    g2_blocks: int = 16_384
+
+
+SHORT: Final = Load()
+LONG_PROMPTS: Final = Load(requests=60, prompt=16_384, per_second=5.0, g1_blocks=16_384, g2_blocks=65_536)
+LONG_OUTPUTS: Final = Load(requests=80, output=2_048, per_second=2.0, g1_blocks=8_192, g2_blocks=32_768)
+
+
 class Steady:
-    """``requests`` of 1,280 prompt and 64 output tokens, evenly spaced, from tenants in turn."""
+    """A ``Workload`` of requests of one shape, evenly spaced, from tenants in turn."""
 
     name = "steady"
     endless = False
-    capacities = Capacities(BLOCK_TOKENS, G1_BLOCKS, G2_BLOCKS, 0, 8_192)
+    capacities = Capacities(BLOCK_TOKENS, 4_096, 16_384, 0, 8_192)
 
-    def __init__(self, requests: int) -> None:
-        shared = PROMPT_BLOCKS // 2
-        own, more = PROMPT_BLOCKS - shared, OUTPUT_TOKENS // BLOCK_TOKENS
+    def __init__(self, load: Load) -> None:
+        blocks, more = load.prompt // BLOCK_TOKENS, load.output // BLOCK_TOKENS
+        shared = blocks // 2
+        own = blocks - shared
         tenants = [tuple(range(1 + at * shared, 1 + (at + 1) * shared)) for at in range(TENANTS)]
         key = 1 + TENANTS * shared
         self.requests = []
-        for at in range(requests):
+        for at in range(load.requests):
             hashes = tenants[at * 7 % TENANTS] + tuple(range(key, key + own))
             outputs = tuple(range(key + own, key + own + more))
             key += own + more
             self.requests.append(Request(
-                f"request-{at:06}", at * SECOND_NS // PER_SECOND, hashes, outputs, PROMPT_BLOCKS * BLOCK_TOKENS,
-                OUTPUT_TOKENS,
+                f"request-{at:06}", round(at * SECOND_NS / load.per_second), hashes, outputs, load.prompt, load.output,
             ))
 
     def begin(self, block_tokens: int) -> None:
@@ -60,42 +76,100 @@ class Steady:
         """Nothing follows."""
 
 
-def run_machine(workload: Steady, g2_blocks: int) -> int:
-    """Simulate to the end; the requests that finished."""
-    rig = build(
-        LeaderConfig(block_tokens=BLOCK_TOKENS, g2_blocks=g2_blocks), EngineConfig(g1_blocks=G1_BLOCKS), workload
-    )
-    rig.run_to_end()
-    return rig.engine.totals.finished
+class Run:
+    """A load that is simulated again and again; counts are those of the last time."""
 
+    def __init__(self, load: Load, *, tiers: bool) -> None:
+        self.load = load
+        self.workload = Steady(load)
+        self.options = SimulateOptions(
+            trace=self.workload.name, total_kv_blocks=load.g1_blocks, kv_cpu_blocks=load.g2_blocks if tiers else 0
+        )
+        self.steps = self.filled = self.moved = 0
+        """Iterations, blocks computed, blocks copied."""
+        self()
 
-def _simulate(name: str, g2_blocks: int, target: Target) -> Figure:
-    workload = Steady(REQUESTS)
-    assert run_machine(workload, g2_blocks) == REQUESTS
+    def __call__(self) -> Rig:
+        """Simulate to the end."""
+        rig = build_rig(self.options, self.workload, Meter())
+        rig.run_to_end()
+        totals, engine = rig.leader.state.totals, rig.engine.totals
+        assert engine.finished == self.load.requests
+        self.steps = engine.iterations
+        self.filled = (engine.prefill_tokens + engine.output_tokens) // BLOCK_TOKENS
+        self.moved = sum(totals.moved_blocks.values())
+        return rig
 
-    def pool_alone() -> None:
-        pool = DevicePool(G1_BLOCKS)
-        for request in workload.requests:
+    def pool_alone(self) -> None:
+        """As many blocks for as many requests through the device pool."""
+        pool = DevicePool(self.load.g1_blocks)
+        for request in self.workload.requests:
             hashes = request.hashes + request.output_hashes
             prefix = pool.match(hashes)
             ids = pool.allocate(len(hashes) - len(prefix), prefix) or []
             pool.store(ids, hashes[len(prefix):])
             pool.release(prefix + ids)
 
+
+def _per_request(name: str, load: Load, tiers: bool, per_second: int) -> Figure:
+    run = Run(load, tiers=tiers)
     return measure(
-        name, lambda: run_machine(workload, g2_blocks), REQUESTS, "the device pool alone", pool_alone, REQUESTS,
-        target, rounds=ROUNDS, turns=2,
+        name, run, load.requests, "the device pool alone", run.pool_alone, load.requests,
+        Target(ns=SECOND_NS / per_second), rounds=ROUNDS, turns=2,
     )
 
 
 def tiers_off() -> Figure:
-    """Only G1. BLIS: 3,080 requests a second."""
-    return _simulate("simulate a request, tiers off", 0, Target(ns=SECOND_NS / 8_000))
+    """Only G1."""
+    return _per_request("simulate a request, tiers off", SHORT, False, 8_000)
 
 
 def tiers_on() -> Figure:
-    """With a host tier. BLIS: 1,220 requests a second."""
-    return _simulate("simulate a request, tiers on", G2_BLOCKS, Target(ns=SECOND_NS / 5_500))
+    """With a host tier."""
+    return _per_request("simulate a request, tiers on", SHORT, True, 5_500)
 
 
-BENCHES: Final = {"simulate a request, tiers off": tiers_off, "simulate a request, tiers on": tiers_on}
+def long_prompts_off() -> Figure:
+    """1,024 blocks of prompt in a request."""
+    return _per_request("simulate a 16,384-token prompt, tiers off", LONG_PROMPTS, False, 600)
+
+
+def long_prompts_on() -> Figure:
+    """The same with a host tier."""
+    return _per_request("simulate a 16,384-token prompt, tiers on", LONG_PROMPTS, True, 400)
+
+
+def long_outputs() -> Figure:
+    """Per block filled, so that it tells what an iteration costs."""
+    run, short = Run(LONG_OUTPUTS, tiers=False), Run(SHORT, tiers=False)
+    return measure(
+        "simulate 2,048-token outputs, a block filled", run, run.filled, "64-token outputs", short, short.filled,
+        Target(ratio=1.5), rounds=ROUNDS, turns=2,
+    )
+
+
+def tiers_per_step() -> Figure:
+    """What the host tier adds to an iteration."""
+    run, without = Run(SHORT, tiers=True), Run(SHORT, tiers=False)
+    return measure(
+        "simulate an iteration with tiers", run, run.steps, "without", without, without.steps, Target(ratio=1.6),
+        rounds=ROUNDS, turns=2,
+    )
+
+
+def tiers_per_block() -> Figure:
+    """What the host tier adds, by the blocks that it moves: figure minus reference is that time."""
+    run, without = Run(SHORT, tiers=True), Run(SHORT, tiers=False)
+    return measure(
+        "simulate with tiers, a block moved", run, run.moved, "the same requests without", without, run.moved,
+        Target(extra_ns=1_000), rounds=ROUNDS, turns=2,
+    )
+
+
+BENCHES: Final = {
+    "simulate a request, tiers off": tiers_off, "simulate a request, tiers on": tiers_on,
+    "simulate a 16,384-token prompt, tiers off": long_prompts_off,
+    "simulate a 16,384-token prompt, tiers on": long_prompts_on,
+    "simulate 2,048-token outputs, a block filled": long_outputs,
+    "simulate an iteration with tiers": tiers_per_step, "simulate with tiers, a block moved": tiers_per_block,
+}

@@ -64,6 +64,11 @@ class Geometry(msgspec.Struct, frozen=True):
         """Bytes of K and V of one token: layers x heads x head dim x 2 x element bytes."""
         return self.layers * self.kv_heads * self.head_dim * 2 * self.element_bytes
 
+    @property
+    def text(self) -> str:
+        """As ``parse`` reads it."""
+        return f"{self.layers},{self.kv_heads},{self.head_dim},{self.element_bytes}"
+
     @classmethod
     def parse(cls, text: str) -> "Geometry":
         """``32,8,128,2``: layers, K/V heads, head dimension, bytes of an element.

@@ -48,7 +48,7 @@ KEYS: Final[dict[str, str]] = {
     "offloaded_blocks": "blocks copied down",
     "onboarded_blocks": "blocks copied up",
     "moved_blocks": "blocks copied, by route",
-    "moved_bytes": "moved_blocks x block size x bytes of a token, by route",
+    "moved_bytes": "moved_blocks x block size x bytes of a token (settings: kv_geometry, token_bytes), by route",
     "thrash_blocks": "blocks that came back within 1 ms after they were offloaded",
     "thrash_rate": "thrash_blocks / offloaded_blocks",
     "evicted_blocks": "blocks that lost their place, by tier",
@@ -184,7 +184,7 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
     said: dict[str, Any] = {
         "limit": options.limit, "seed": options.seed, "instances": options.instances,
         "total_kv_blocks": options.total_kv_blocks, "block_size": options.block_size,
-        "token_bytes": options.kv_geometry.token_bytes,
+        "kv_geometry": options.kv_geometry.text, "token_bytes": options.kv_geometry.token_bytes,
     }
     if options.tiered:
         said |= {
@@ -265,6 +265,8 @@ def text_of(document: Mapping[str, Any]) -> str:
         rows += [
             ("moved", f"{document['offloaded_blocks']:,} blocks offloaded, {document['onboarded_blocks']:,} onboarded"
                       + (f" ({moved})" if moved else "")),
+            ("geometry", f"{document['settings']['kv_geometry']} (layers, K/V heads, head dimension, bytes of an "
+                         f"element): {document['settings']['token_bytes']:,} bytes per token"),
             ("thrash", f"{_percent(document['thrash_rate'])} of the offloads, evictions "
                        f"{_percent(document['eviction_rate'])}"),
             ("policy", document["policy"]["policy"] + (f" ({gauges})" if gauges else "")),

@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,12 @@ def test_the_core_has_examples() -> None:
 def test_architecture_document_is_fresh() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert text == regenerated(text), "ARCHITECTURE.md is stale: run make docs"
+
+
+def test_the_table_of_invariants_names_files_that_exist() -> None:
+    table = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if re.match(r"\| I\d+ \|", line)]
+    assert [line.split("|")[1].strip() for line in table] == [f"I{number}" for number in range(1, 17)]
+    for line in table:
+        evidence = re.findall(r"`(tests/[^`]+)`", line.split("|")[4])
+        assert len(evidence) >= 2, line
+        assert all((ROOT / path).is_file() for path in evidence), line

@@ -117,6 +117,8 @@ class Actions(Protocol):
 
     explained: Explanation | None
     """The last explanation."""
+    unexplained: str
+    """Why there is none; empty while it is looked for."""
     hits: Hits
     """The hits on a recording."""
 

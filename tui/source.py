@@ -57,6 +57,7 @@ class Session(Verbs):
         self.keeper = keeper
         """Records what this session folds; None when nobody asked for it."""
         self.explained: Explanation | None = None
+        self.unexplained = ""
         self.mirror = Mirror()
         self.paused = False
         self.overflowed = False
@@ -206,19 +207,19 @@ class Session(Verbs):
         """Explain what a request missed, in a task: keys are answered meanwhile."""
         work, spawn = self.explain, self._spawn
         if work is None or spawn is None:
-            self._tell("no evidence here: why needs a recording or a daemon", "muted")
+            self.explained, self.unexplained = None, "No evidence here: why needs a recording or a daemon."
         elif self._searching:
             self._tell("still looking", "muted")
         else:
             self._searching = True
-            self.explained = None
+            self.explained, self.unexplained = None, ""
             spawn(self._explain(work, request), "why")
 
     async def _explain(self, work: Explain, request: str) -> None:
         try:
             self.explained = await work(request)
         except KvbmConsoleError as error:
-            self._tell(str(error), "fault")
+            self.unexplained = str(error)
         finally:
             self._searching = False
 

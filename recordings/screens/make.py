@@ -15,6 +15,8 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import msgspec
+
 from recordings.screens.film import film
 from recordings.screens.tape import SECOND, Tape, record
 from tui.app import ConsoleApp
@@ -29,6 +31,24 @@ VIEWS: Final = {
     "8": "record", "9": "log", "exclamation_mark": "warnings",
 }
 """Key to the name of the picture."""
+
+
+class Look(msgspec.Struct, frozen=True):
+    """How a set of pictures looks; ``views`` names some of them, empty is all."""
+
+    size: tuple[int, int]
+    theme: str = "dark"
+    ascii_only: bool = False
+    views: tuple[str, ...] = ()
+
+
+FEW: Final = ("console", "slots", "timeline", "tiers")
+LOOKS: Final = {
+    "80x24": Look((80, 24)), "80x24-light": Look((80, 24), "light", views=FEW),
+    "80x24-ansi": Look((80, 24), "ansi", views=FEW), "80x24-none": Look((80, 24), "none", views=FEW),
+    "80x24-ascii": Look((80, 24), "none", True, FEW), "200x60": Look((200, 60), views=FEW),
+}
+"""Further sets of pictures, which a test compares: a folder each."""
 FILM_SIZE: Final = (100, 30)
 FRAME_S: Final = 0.8
 """How long a frame of the film stays: long enough to read what changed."""
@@ -56,21 +76,24 @@ class Still(ConsoleApp):
         """Nothing: ``draw`` is called."""
 
 
-async def pictures() -> dict[str, str]:
-    """File name to content: all main views."""
+async def pictures(look: Look, folder: str = "") -> dict[str, str]:
+    """File name to content: the views in one look."""
     tape, made = Tape(), {}
-    app = Still(Session(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono), theme="dark")
-    async with app.run_test(size=SIZE) as pilot:
+    session = Session(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono)
+    app = Still(session, theme=look.theme, ascii_only=look.ascii_only)
+    async with app.run_test(size=look.size) as pilot:
         at = 0
         while at < SHOWN_NS:  # drawn all along, as lints look at what is drawn
             at += SECOND // 4
             await tape.until(at)
             app.draw()
         for key, name in VIEWS.items():
+            if look.views and name not in look.views:
+                continue
             await pilot.press(key)
             app.draw()
             await pilot.pause()
-            made[f"{name}.svg"] = picture(app, name)
+            made[f"{folder}{name}.svg"] = picture(app, name)
     return made
 
 
@@ -95,13 +118,16 @@ async def moving() -> str:
 
 def draw() -> dict[str, str]:
     """File name to content of everything here."""
-    return {**asyncio.run(pictures()), "film.svg": asyncio.run(moving())}
+    made = asyncio.run(pictures(Look(SIZE)))
+    for folder, look in LOOKS.items():
+        made |= asyncio.run(pictures(look, f"{folder}/"))
+    return {**made, "film.svg": asyncio.run(moving())}
 
 
 def stale() -> list[str]:
     """The pictures that today's code draws otherwise."""
     made = draw()
-    kept = {path.name for path in HERE.glob("*.svg")}
+    kept = {path.relative_to(HERE).as_posix() for path in HERE.rglob("*.svg")}
     return sorted({name for name, text in made.items() if not (HERE / name).exists()
                    or (HERE / name).read_text(encoding="utf-8") != text} | (kept - set(made)))
 
@@ -115,6 +141,7 @@ def main(arguments: list[str]) -> int:
         print("\n".join(f"{name} is stale: make screens" for name in old), file=sys.stderr, end="\n" if old else "")
         return 1 if old else 0
     for name, text in draw().items():
+        (HERE / name).parent.mkdir(exist_ok=True)
         (HERE / name).write_text(text, encoding="utf-8")
     return 0
 

@@ -99,7 +99,7 @@ class Tape:
         """As ``stream.feed.Feed``."""
         recording = self.recording
         events = [event for batch in recording.events(recording.first_seq) for event in batch]
-        yield Connected("multiturn", "0123456789abcdef", 1, True, BLOCK_BYTES)
+        yield Connected("multiturn", "0123456789abcdef", 1, True, BLOCK_BYTES, config=recording.config)
         yield SnapshotTaken(recording.state_at(recording.first_seq - 1))
         at = 0
         for step in range(1, RUN_NS // STEP_NS + 1):

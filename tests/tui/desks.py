@@ -60,6 +60,7 @@ class FakeActions:
         self.control = True
         self.hits = Hits()
         self.explained = None
+        self.unexplained = ""
         self.calls: list[tuple[object, ...]] = []
 
     def pause(self, paused: bool) -> None:

@@ -30,7 +30,7 @@ def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False) ->
     who = concerns(event, desk.mirror)
     row = Row().put(desk.glyphs.select if chosen else " ", "selbar").put(clock(event.at_ns, millis=True), "muted")
     row.right(count(event.seq), row.x + (11 if wide else 10), "faint")
-    row.put("  " if wide else " ").put(cut(type(event).__name__, 20 if wide else 17), "text").to(48 if wide else 42)
+    row.put("  " if wide else " ").put(cut(type(event).__name__, 20 if wide else 18), "text").to(48 if wide else 43)
     if who:
         row.spans([request(who, 20 if wide else 13, "strong" if who == desk.selected else "text")])
         row.to(row.x + 2 if wide else row.x + 1)

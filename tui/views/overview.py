@@ -4,6 +4,8 @@ Law of this file: the order of sections is fixed; what does not fit goes from th
 fold to one row, then trends, then routes without traffic.
 """
 
+from itertools import islice
+
 from kvbm_console.core.ids import Authority
 from kvbm_console.core.state import CacheState
 
@@ -31,6 +33,8 @@ from .warnings import open_warning
 NEEDS_SHORT = 4
 """Rows of warnings below 36 rows of screen."""
 NEEDS_TALL = 8
+EVENTS_MIN = 3
+"""Fewer rows of events say nothing."""
 SIDE = 76
 """Where the second column starts."""
 THIRD = 131
@@ -121,7 +125,7 @@ class Overview(Page):
             rows += [*gap, *waiting_section(desk, state, waiting, width - 1, with_state=True)]
         if chart_rows:
             rows += [*gap, *charts_section(desk, state, width, 2, chart_rows)]
-        return rows
+        return rows + _events(desk, width, height - len(rows), gap)
 
     def _three(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
         gap = [BLANK] if desk.tall else []
@@ -135,12 +139,7 @@ class Overview(Page):
         waiting = waiting_section(desk, state, max(12, len(left_rows) - 1), width - THIRD - 1, with_state=False)
         rows = beside(beside(left_rows, right, SIDE), waiting, THIRD)
         rows += [*gap, *charts_section(desk, state, width, 3, 6)]
-        left = height - len(rows) - len(gap) - 1
-        if left >= 3:
-            rows += [*gap, desk.title("EVENTS", "newest last")]
-            events = list(desk.mirror.log)[-left:]
-            rows += [event_line(desk, event, width) for event in events]
-        return rows
+        return rows + _events(desk, width, height - len(rows), gap)
 
     # --- what needs a person -----------------------------------------------------------------------------------------
 
@@ -160,6 +159,15 @@ class Overview(Page):
             lines.append(Row().put(f" +{len(warnings) - len(shown)} more", "muted").line())
         self.at = min(self.at, max(0, len(shown) - 1))
         return lines
+
+
+def _events(desk: Desk, width: int, height: int, gap: list[Line]) -> list[Line]:
+    """The newest events, in the rows that are left."""
+    left = height - len(gap) - 1
+    if left < EVENTS_MIN:
+        return []
+    newest = list(islice(reversed(desk.mirror.log), left))
+    return [*gap, desk.title("EVENTS", "newest last"), *(event_line(desk, event, width) for event in reversed(newest))]
 
 
 def _warning_line(desk: Desk, warning: Warning, width: int, who: int, what: int, chosen: bool) -> Line:

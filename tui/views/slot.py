@@ -303,7 +303,8 @@ def _story(
     now = desk.now_ns
     for event in list(reversed(life.story))[scroll : scroll + max(0, height - 1)]:
         row = Row().put(" " * margin).right(duration(now - event.at_ns), margin + 5, "muted").put("  ")
-        row.put(cut(type(event).__name__, 15).ljust(16), "muted")
+        name = 20 if width - margin >= 70 else 15
+        row.put(cut(type(event).__name__, name).ljust(name + 1), "muted")
         line = row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 1 - row.x)), "text").line()
         if event.seq == chosen:
             line = Row().spans([Span(span.text, f"{span.role}@sel") for span in line.spans]).line()

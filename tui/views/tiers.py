@@ -3,7 +3,7 @@
 Law of this file: the five conditions add up to the capacity; a hit rate is told with what was asked of this tier.
 """
 
-from kvbm_console.core.ids import Condition, Tier
+from kvbm_console.core.ids import Authority, Condition, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 
@@ -24,6 +24,11 @@ _ROLES = {
 _ORDER = (Condition.REFERENCED, Condition.WRITING, Condition.CACHED, Condition.QUARANTINED, Condition.EMPTY)
 
 
+CHART_ROWS = 7
+MAP_ROWS = 16
+"""Of a map beside others: more would only push its numbers away from its name."""
+
+
 class Tiers(Page):
     """View 6."""
 
@@ -42,17 +47,21 @@ class Tiers(Page):
         lines: list[Line] = []
         if width >= 190 and len(pools) >= 2:
             pitch = width // len(pools)
+            useful = max(-(-len(pool) // (pitch - 4)) for pool in pools)
+            maps = max(1, min(useful, MAP_ROWS, height - CHART_ROWS - 8))
             for index, pool in enumerate(pools):
-                lines = beside(lines, self._pool(desk, state, pool, pitch - 2, 8), index * pitch)
+                lines = beside(lines, self._pool(desk, state, pool, pitch - 2, maps), index * pitch)
             lines += gap
         else:
             for pool in pools:
                 lines += [*self._pool(desk, state, pool, width - 1, maps), *gap]
         left = height - len(lines)
         if desk.tall and left >= 8:
-            lines += _occupancy_charts(desk, pools, width, min(7, left - 2))
+            lines += _occupancy_charts(desk, pools, width, min(CHART_ROWS if width < 180 else 2 * CHART_ROWS, left - 4))
         elif left >= 1:
             lines.append(_occupancy_row(desk, pools, width))
+        if height - len(lines) > len(gap):
+            lines += [*gap, _bound(width)]
         return lines
 
     def _pool(self, desk: Desk, state: CacheState, pool: PoolFacts, width: int, rows: int) -> list[Line]:
@@ -65,8 +74,9 @@ class Tiers(Page):
         doubt = doubtful(desk, pool)
         head.put(f"  {count(pool.resident_blocks)}{'?' if doubt else ''}/{count(capacity)}",
                  "caution" if doubt else "text")
-        medium, authority = plain(pool.info.medium), pool.info.authority.label
-        told = (f"   {medium}, decided by the {authority}", f"   {medium}, by the {authority}", f"   {medium}", "")
+        medium, rule = plain(pool.info.medium), _rule(desk, pool)
+        told = (f"   {medium}, decided by the {pool.info.authority.label}{rule}", f"   {medium}{rule}", f"   {medium}",
+                "")
         if doubt:
             told = (f"   {medium}: reports were lost, counts are doubtful until it clears",
                     f"   {medium}: counts are doubtful", f"   {medium}: doubtful", "")
@@ -79,7 +89,7 @@ class Tiers(Page):
         for row in range(rows):
             part = table_slice(drawn, row * (width - 2), (row + 1) * (width - 2))
             lines.append(Row().put(" ").spans(part).line())
-        return [*lines, _conditions(pool, width), _numbers(desk, pool, width)]
+        return [*lines, _conditions(desk, pool, width), _numbers(desk, pool, width)]
 
     def _by_place(self, desk: Desk, pool: PoolFacts, per_cell: int, cells: int) -> list[Span]:
         """Cells in the order of places, each showing the most pressing condition in it."""
@@ -126,12 +136,31 @@ def table_slice(spans: list[Span], start: int, end: int) -> list[Span]:
     return result
 
 
-def _conditions(pool: PoolFacts, width: int) -> Line:
+def _rule(desk: Desk, pool: PoolFacts) -> str:
+    """What decides here what is kept, where the target tells: the policy below, the threshold of copying down in G1."""
+    known = desk.mirror.connected.config if desk.mirror.connected is not None else None
+    if known is None or pool.info.authority is Authority.STREAM:
+        return ""
+    if pool.info.tier is Tier.G1:
+        return f", copied down above {known.offload_threshold:.0%}" if known.offload_threshold else ", all copied down"
+    policy = known.eviction
+    return f", {policy.policy}" + (f", half-life {policy.half_life_s:g} s" if policy.policy == "lrfu" else "")
+
+
+def _bound(width: int) -> Line:
+    """The optimal bound is known for a trace only."""
+    row = Row().put(" BOUND", "title").put("   –", "text")
+    row.put("   how far from optimal is known for a trace: ", "muted")
+    return row.put("kvbm-console compare", "key").line("", width)
+
+
+def _conditions(desk: Desk, pool: PoolFacts, width: int) -> Line:
     row = Row().put(" ")
     for condition in _ORDER:
         number = pool.counts[condition]
         if condition is Condition.QUARANTINED and not number:
             continue
+        row.put(f"{desk.glyphs.map[condition]} ", _role(pool, condition))
         row.put(f"{condition.label} ", "muted").put(f"{count(number)}  ", "text")
     if pool.info.capacity_blocks and not pool.counts[Condition.EMPTY] and not pool.counts[Condition.CACHED]:
         row.put("! nothing evictable", "caution")
@@ -157,8 +186,9 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
     found = hits[tier - 1]
     row.put("hit ", "muted").put(f"{tenth(found, here)} %" if here > 0 else "–", "text")
     if here > 0:
-        asked_here = f" of {count(here)}{'' if tier is Tier.G1 else ' asked here'}"
-        row.put(asked_here if row.x + len(asked_here) <= width - 1 else f" of {count(here)}", "muted")
+        asked_here = (f" of {count(here)}{'' if tier is Tier.G1 else ' asked here'}", f" of {count(here)}",
+                      f" of {brief(here)}", "")
+        row.put(next(text for text in asked_here if not text or row.x + len(text) <= width - 1), "muted")
     return row.line("", width)
 
 

@@ -345,10 +345,17 @@ STAMPS: Final = (
 """The stamps after ``planned``, told as distances from it."""
 
 
+def _since(at_ns: int | None, planned_ns: int) -> str:
+    """A stamp as its distance from the plan: ``–`` before it, ``0`` in the same moment."""
+    if at_ns is None:
+        return "–"
+    return f"+{duration(at_ns - planned_ns)}" if at_ns > planned_ns else "0"
+
+
 def _stamp(name: str, field: str) -> Column[TransferRow]:
     def cell(row: TransferRow, cells: int) -> list[Span]:
         value: int | None = getattr(row.transfer, field)
-        return [Span("–" if value is None else f"+{duration(value - row.transfer.planned_ns)}", "muted")]
+        return [Span(_since(value, row.transfer.planned_ns), "muted")]
     return Column(name, 9, cell, right=True, from_width=180)
 
 
@@ -374,7 +381,7 @@ def _stamps(desk: Desk, transfer: Transfer, width: int) -> list[Line]:
     row = Row().put(f" {transfer.label}", "strong").put("  planned 0", "muted")
     for name, field in STAMPS:
         value: int | None = getattr(transfer, field)
-        text = "–" if value is None else f"+{duration(value - transfer.planned_ns)}"
+        text = _since(value, transfer.planned_ns)
         row.put(f"  {name} ", "muted").put(text, "text" if value is not None else "faint")
     now = desk.now_ns
     end = transfer.ended_ns if transfer.ended_ns is not None else now

@@ -29,7 +29,9 @@ class Why(Page):
         told = desk.actions.explained
         if told is None:
             name = plain(desk.selected or "")
-            return [desk.title("WHY", name), Row().put(" looking at the evidence …", "muted").line()]
+            missing = desk.actions.unexplained
+            row = Row().put(f" {plain(missing) or 'looking at the evidence …'}", "caution" if missing else "muted")
+            return [desk.title("WHY", name), row.line("", width)]
         lines, places = self._lines(desk, told, width)
         at = places[min(self.at, len(places) - 1)] if places else 0
         self.top = max(0, min(self.top, at), at - height + 4)

@@ -307,7 +307,7 @@ class PreemptLoop(Lint):
             within = spoken(e.at_ns - times[0][0])
             self._worst[e.slot] = Finding(
                 lint="preempt_loop", level=Level.CAUTION, who=slot.request, what=f"preempted {slot.preemptions} times",
-                because=f"{PREEMPTIONS} of them within {within}, {max(0, further):,} tokens further",
+                because=f"{PREEMPTIONS} of them within {within}, {plural(max(0, further), 'token')} further",
                 seq=first.seq if first is not None else times[0][1], evidence=tuple(seq for _, seq, _ in times),
                 request=slot.request, slot=str(e.slot), since_ns=first.since_ns if first is not None else times[0][0],
                 count=slot.preemptions, weight=slot.preemptions,

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Final
 
 from kvbm_console.core.events import Event
+from kvbm_console.recording.lints import Level
 
 from .contracts import Actions, View
 from .draw import frame
 from .draw.glyphs import UNICODE, Glyphs
 from .draw.spans import BLANK, Line, Span, crop, fit
 from .model.filters import Filter
-from .model.lints import Level, Lints, Warning
+from .model.lints import Lints, Warning
 from .model.marks import Mark, Marks, seq_at
 from .model.mirror import Mirror
 from .model.numbers import S, clock, count

@@ -5,12 +5,14 @@ from pathlib import Path
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Route, SlotState
+from kvbm_console.recording.lints import ABOUT, Level
+from kvbm_console.recording.lints.model import UNKNOWN_LIMIT_NS
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 from tests.tui.script import MS, S, Script, opening, story
 from tui.model.lint_more import DRAWN
 from tui.model.lint_texts import TEXTS
-from tui.model.lints import LEAVE_AFTER_NS, SHOW_AFTER_NS, STUCK_UNKNOWN_NS, Level, Lints, Warning, ended_text
+from tui.model.lints import LEAVE_AFTER_NS, SHOW_AFTER_NS, Lints, Warning, ended_text
 from tui.model.mirror import Mirror
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
@@ -49,16 +51,13 @@ def test_a_stuck_slot_shows_only_after_two_seconds_of_truth() -> None:
     slot = script.run("a", 4)
     script.plan(slot, 2)
     script.move(slot, SlotState.FINISHING)
-    script.wait(STUCK_UNKNOWN_NS + S)
+    script.wait(UNKNOWN_LIMIT_NS + S)
     mirror = folded(script)
     assert checked(mirror, 0, SHOW_AFTER_NS - 1) == []
     (warning, pending) = checked(mirror, 0, SHOW_AFTER_NS)
-    assert warning.level is Level.CAUTION
-    assert warning.what == "finishing 12.0s"
+    assert warning.level is Level.FAULT, "nobody takes a finishing request back"
+    assert warning.what == "finishing 12s"
     assert (pending.kind, pending.what) == ("pending", "1 waiting candidate")
-    script.wait(200 * S)
-    (warning, _) = checked(folded(script), 0, SHOW_AFTER_NS)
-    assert warning.level is Level.FAULT
 
 
 def test_held_time_does_not_count_against_a_slot() -> None:
@@ -96,16 +95,21 @@ def test_equal_ones_fold() -> None:
     for index in range(5):
         script.open(f"r{index}", 2)
         script.wait(10 * MS)
-    script.wait(STUCK_UNKNOWN_NS + S)
+    script.wait(UNKNOWN_LIMIT_NS + S)
     (warning,) = checked(folded(script), 0, SHOW_AFTER_NS)
     assert warning.who == "5 requests"
     assert warning.because == "longest r0; all in initialized"
+    assert warning.level is Level.CAUTION
+    script.wait(200 * S)
+    (warning,) = checked(folded(script), 0, SHOW_AFTER_NS)
+    assert warning.level is Level.FAULT, "a stay that is many times over its limit"
 
 
 def test_a_full_tier_and_a_degraded_recorder() -> None:
     script = Script()
     script.pools()
     script.admit(script.open("big", 64, 0))
+    script.wait(2 * S)
     mirror = folded(script)
     mirror.take(script.heartbeat(recorder="degraded", not_recorded=12_204), 0)
     warnings = {warning.kind: warning for warning in checked(mirror, 0, SHOW_AFTER_NS)}
@@ -127,13 +131,15 @@ def test_slow_transfers_are_those_older_than_four_times_p99() -> None:
         script.start(operation)
         script.wait(MS)
         script.complete(operation)
-    script.plan(slot, 2)
-    script.wait(100 * MS)
+    candidate = script.plan(slot, 2)
+    script.start(script.promote(candidate))
+    script.wait(150 * MS)
     mirror = folded(script)
     mirror.take(EventsArrived([]), 0)
     (warning,) = checked(mirror, 0, SHOW_AFTER_NS)
-    assert (warning.who, warning.what) == ("↓ G1→G2", "1 slow transfer")
-    assert warning.because == "older than 4 × p99, 1 queued"
+    assert (warning.who, warning.what, warning.kind) == ("↓ G1→G2", "1 slow copy", "slow")
+    assert warning.because.endswith("limit 100ms")
+    assert warning.action == ("enter", "show them")
 
 
 def test_what_the_library_finds_in_the_stream_is_drawn() -> None:
@@ -150,6 +156,7 @@ def test_what_the_library_finds_in_the_stream_is_drawn() -> None:
     assert "stuck finishing" in found
     assert "silent" not in found, "the stuck slot says it already"
     assert set(DRAWN) <= set(TEXTS)
+    assert set(ABOUT) - set(DRAWN) == {"held", "lost", "reports_lost", "recorder", "clock", "unfinished"}
 
 
 def test_equal_findings_of_the_library_fold() -> None:

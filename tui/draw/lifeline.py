@@ -8,8 +8,8 @@ from bisect import bisect_left, bisect_right
 from typing import Final
 
 from kvbm_console.core.ids import SlotState
+from kvbm_console.recording.lints import WATCHED, fault_after
 
-from ..model.lints import FAULT_FACTOR, FAULT_MIN_NS, WATCHED
 from ..model.lives import Life, Transfer
 from .glyphs import FILL, Glyphs
 from .spans import Span
@@ -87,7 +87,7 @@ def life_codes(life: Life, window: Window, limits: Limits) -> list[int]:
             limit = limits.get(move.state)
             if limit is not None:
                 held = life.held_ns(move.start_ns, end)
-                late, fault = limit + held, max(FAULT_MIN_NS, FAULT_FACTOR * limit) + held
+                late, fault = limit + held, fault_after(limit) + held
                 _paint(codes, weights, window, move.start_ns + late, min(stop, move.start_ns + fault), LATE)
                 _paint(codes, weights, window, move.start_ns + fault, stop, VERY_LATE)
     for stay in life.stays:

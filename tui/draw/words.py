@@ -4,8 +4,8 @@ Law of this file: only the mark, the state and the age of a row are coloured, ne
 """
 
 from kvbm_console.core.ids import Route, SlotState
+from kvbm_console.recording.lints import Level
 
-from ..model.lints import Level
 from ..model.numbers import cut_middle, plain
 from .glyphs import Glyphs, state_role
 from .spans import Span

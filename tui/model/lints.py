@@ -5,51 +5,31 @@ flickers (a hold and a loss show at once); equal ones fold; held time never coun
 """
 
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import Final
 
 import msgspec
 
 from kvbm_console.core.events import SlotHeld
-from kvbm_console.core.ids import Condition, SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
+from kvbm_console.recording.lints import Level
 
-from .flows import LIMIT_SAMPLES
 from .lint_more import library_findings
 from .mirror import Mirror
 from .numbers import S, count, duration, plural, spoken
-from .series import percentile
-from .waits import available, breakpoints_text, ranks_text, silent_ranks, waits_for
+from .waits import breakpoints_text
 
 SHOW_AFTER_NS: Final = 2 * S
 LEAVE_AFTER_NS: Final = 5 * S
 LOSS_SHOWN_NS: Final = 300 * S
 """A loss needs attention for five minutes; the status row keeps the count for the whole run."""
-STUCK_MIN_NS: Final = 2 * S
-"""No state counts as stuck before this, however fast it usually is."""
-STUCK_UNKNOWN_NS: Final = 10 * S
-"""The limit while too few stays were seen to know what is usual, and the least for requests that wait their turn."""
-FAULT_FACTOR: Final = 4
-"""A stay this many times over its limit is a fault, and at least half a minute."""
-FAULT_MIN_NS: Final = 30 * S
-THRASH_SHARE: Final = 10
-"""Percent of loaded blocks that may come back too soon."""
-THRASH_MIN_BLOCKS: Final = 100
 FOLDED_BY_REQUEST: Final = ("preempt_loop", "polled")
 FOLD_FROM: Final = 3
 """So many equal warnings make one line."""
-WATCHED: Final = (
-    SlotState.INITIALIZED, SlotState.ONBOARD_STAGED, SlotState.ONBOARDING, SlotState.PREEMPTED, SlotState.FINISHING,
-)
-"""States in which a slot waits for something else than its turn."""
-
-
-class Level(IntEnum):
-    """How bad: a fault, a slot somebody holds, a caution."""
-
-    FAULT = 0
-    HELD = 1
-    CAUTION = 2
+ACTIONS: Final = {
+    "slow": ("enter", "show them"), "pending": ("enter", "show them"), "full": ("6", "the tiers"),
+    "thrash": ("6", "the tiers"),
+}
+"""What to do about a lint of the library that is not about one request."""
 
 
 class Warning(msgspec.Struct, frozen=True):
@@ -76,27 +56,9 @@ class Warning(msgspec.Struct, frozen=True):
         return self.kind.partition(" ")[0]
 
 
-def state_limit(mirror: Mirror, state: SlotState, now_ns: int) -> int:
-    """Above this a stay in ``state`` is too long: four times its p99 of the last minute."""
-    times = mirror.times_in[state].window(now_ns)
-    if len(times) < LIMIT_SAMPLES:
-        return STUCK_UNKNOWN_NS
-    least = STUCK_UNKNOWN_NS if state is SlotState.INITIALIZED else STUCK_MIN_NS
-    return max(least, 4 * (percentile(times, 0.99) or 0))
-
-
-def slot_level(mirror: Mirror, slot: SlotFacts, now_ns: int, limits: dict[SlotState, int]) -> Level | None:
-    """The mark of one slot, from its state and age; None when nothing is wrong with it."""
-    if slot.hold is not None:
-        return Level.HELD
-    if slot.state not in limits:
-        return None
-    life = mirror.lives.get(slot.slot)
-    age = now_ns - slot.since_ns - (life.held_ns(slot.since_ns, now_ns) if life is not None else 0)
-    limit = limits[slot.state]
-    if age <= limit:
-        return None
-    return Level.FAULT if age > max(FAULT_MIN_NS, FAULT_FACTOR * limit) else Level.CAUTION
+def slot_level(mirror: Mirror, slot: SlotFacts, now_ns: int) -> Level | None:
+    """The mark of one slot: held, or what the library says of its stay; None when nothing is wrong with it."""
+    return Level.HELD if slot.hold is not None else mirror.stuck.level(slot, now_ns)
 
 
 class Lints:
@@ -161,14 +123,12 @@ def _all(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
     if mirror.state is None:
         return
     yield from _feed(mirror, mono_ns)
-    now = mirror.now_ns(mono_ns)
-    yield from _slots(mirror, mono_ns, now)
-    yield from _routes(mirror, now)
-    yield from _pools(mirror, now)
-    for found in library_findings(mirror, now):
+    yield from _holds(mirror, mono_ns)
+    for found in library_findings(mirror, mirror.now_ns(mono_ns)):
+        kind = f"stuck {found.what.partition(' ')[0]}" if found.lint == "stuck" else found.lint
+        action = ("enter", "its story") if found.request is not None else ACTIONS.get(found.lint, ("9", "the log"))
         yield Warning(
-            f"{found.lint} {found.who}", Level(found.level), found.who, found.what, found.because,
-            ("enter", "its story") if found.request is not None else ("9", "the log"), found.request, found.lint,
+            f"{kind} {found.who}", found.level, found.who, found.what, found.because, action, found.request, kind,
             order=found.weight, seq=found.seq,
         )
 
@@ -186,16 +146,12 @@ def _feed(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
                       f"{count(beat.not_recorded)} events not recorded; look at the disk", ("8", "the recorder"),
                       kind="recorder")
     assert mirror.state is not None
-    if mirror.state.totals.violations:
-        number = mirror.state.totals.violations
-        yield Warning("violations", Level.FAULT, "leader", plural(number, "broken invariant"),
-                      "a stimulus was refused, the facts are unchanged", ("9", "the log"), kind="violations")
     if mirror.state.all_held:
         yield Warning("all_held", Level.CAUTION, "everything", "held",
                       f"{len(mirror.state.holds)} slots; nothing else moves", ("C", "continue all"), kind="all_held")
 
 
-def _slots(mirror: Mirror, mono_ns: int, now: int) -> Iterator[Warning]:
+def _holds(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
     state = mirror.state
     assert state is not None
     for hold in state.holds.values():
@@ -207,23 +163,6 @@ def _slots(mirror: Mirror, mono_ns: int, now: int) -> Iterator[Warning]:
         age = mirror.hold_age_ns(hold.hold, mono_ns)
         yield Warning(f"held {hold.hold}", Level.HELD, slot.request, f"held {duration(age)}", because,
                       ("c", "continue now"), slot.request, "held", order=age, seq=_held_seq(mirror, hold.slot))
-    limits = {watched: state_limit(mirror, watched, now) for watched in WATCHED}
-    for slot in state.slots.values():
-        level = slot_level(mirror, slot, now, limits)
-        if level is None or level is Level.HELD:
-            continue
-        age = now - slot.since_ns
-        yield Warning(
-            f"stuck {slot.slot} {slot.state}", level, slot.request, f"{slot.state.label} {duration(age)}",
-            _why_stuck(mirror, slot, mono_ns), ("enter", "its story"), slot.request, f"stuck {slot.state.label}",
-            order=age, seq=_move_seq(mirror, slot.slot),
-        )
-
-
-def _move_seq(mirror: Mirror, slot: int) -> int | None:
-    """The event with which a slot entered its state."""
-    life = mirror.lives.get(slot)
-    return life.moves[-1].seq if life is not None and life.moves else None
 
 
 def _held_seq(mirror: Mirror, slot: int) -> int | None:
@@ -231,52 +170,6 @@ def _held_seq(mirror: Mirror, slot: int) -> int | None:
     life = mirror.lives.get(slot)
     story = life.story if life is not None else ()
     return next((event.seq for event in reversed(story) if type(event) is SlotHeld), None)
-
-
-def _why_stuck(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> str:
-    state = mirror.state
-    assert state is not None
-    for number in sorted(slot.outstanding):
-        transfer = mirror.transfers.get(number)
-        if transfer is not None and transfer.operation in state.operations:
-            silent = silent_ranks(mirror, state.operations[transfer.operation])
-            if silent:
-                return f"op {transfer.operation} has no report from {ranks_text(silent)}"
-    return "waits for " + waits_for(mirror, slot, mono_ns)
-
-
-def _routes(mirror: Mirror, now: int) -> Iterator[Warning]:
-    for route, flow in mirror.flows.routes.items():
-        limit = flow.limit(now)
-        if limit is None:
-            continue
-        here = [transfer for transfer in mirror.transfers.values() if transfer.route is route]
-        slow = [transfer for transfer in here if transfer.age(now) > limit]
-        if slow:
-            queued = sum(transfer.started_ns is None for transfer in here)
-            arrow = "↑" if route.is_load else "↓"
-            yield Warning(
-                f"slow {route.label}", Level.CAUTION, f"{arrow} {route.label.replace('>', '→')}",
-                plural(len(slow), "slow transfer"), f"older than 4 × p99, {queued} queued", ("enter", "show them"),
-                kind="slow", order=len(slow),
-            )
-
-
-def _pools(mirror: Mirror, now: int) -> Iterator[Warning]:
-    assert mirror.state is not None
-    for pool in mirror.state.pools:
-        tier = pool.info.tier
-        if pool.info.capacity_blocks and available(pool) == 0:
-            yield Warning(f"full {pool.info.pool}", Level.CAUTION, tier.name, "full",
-                          f"{count(pool.counts[Condition.REFERENCED])} referenced, nothing to evict; lower the batch",
-                          ("6", "the tiers"), kind="full")
-    for tier in (Tier.G2, Tier.G3, Tier.G4):
-        loaded = int(mirror.flows.loaded[tier].total(60, now))
-        back = int(mirror.flows.thrash[tier].total(60, now))
-        if loaded >= THRASH_MIN_BLOCKS and back * 100 > THRASH_SHARE * loaded:
-            yield Warning(f"thrash {tier.name}", Level.CAUTION, tier.name, f"thrash {back * 100 // loaded} %",
-                          f"of {count(loaded)} blocks loaded; too small for this reuse", ("6", "the tiers"),
-                          kind="thrash")
 
 
 def ended_text(warning: Warning) -> str:

@@ -12,7 +12,7 @@ from kvbm_console.core.errors import FoldError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.lints import Watch, stream_lints
+from kvbm_console.recording.lints import Stuck, Watch, stream_lints
 from kvbm_console.stream.feed import (
     Connected,
     Disconnected,
@@ -82,7 +82,10 @@ class Mirror:
         """Those that ended last, ENDED_MAX at most."""
         self._ended_candidates: dict[int, Transfer] = {}
         self._ended_operations: dict[int, Transfer] = {}
-        self.watch = Watch(stream_lints())
+        lints = stream_lints()
+        self.watch = Watch(lints)
+        self.stuck = next(lint for lint in lints if isinstance(lint, Stuck))
+        """What is usual for a state, and how bad a slot's stay is."""
         """The library's lints, looking on while events are folded."""
         self.flows = Flows()
         self.log: deque[Event] = deque(maxlen=LOG_MAX)

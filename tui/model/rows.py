@@ -10,9 +10,10 @@ import msgspec
 
 from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
+from kvbm_console.recording.lints import WATCHED, Level
 
 from .filters import Filter
-from .lints import WATCHED, Level, slot_level, state_limit
+from .lints import slot_level
 from .mirror import Mirror
 from .numbers import S
 from .waits import waits_for
@@ -41,7 +42,7 @@ class SlotRow(msgspec.Struct):
     """Blocks of the slot by tier: its device blocks, and what was found below at its admission."""
 
 
-def slot_row(mirror: Mirror, slot: SlotFacts, mono_ns: int, limits: dict[SlotState, int]) -> SlotRow:
+def slot_row(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> SlotRow:
     """What the list says of one slot."""
     now = mirror.now_ns(mono_ns)
     state = mirror.state
@@ -57,7 +58,7 @@ def slot_row(mirror: Mirror, slot: SlotFacts, mono_ns: int, limits: dict[SlotSta
     if slot.hold is not None:
         age = mirror.hold_age_ns(slot.hold, mono_ns)
     return SlotRow(
-        slot, slot_level(mirror, slot, now, limits), age, slot.computed_tokens(state.iteration),
+        slot, slot_level(mirror, slot, now), age, slot.computed_tokens(state.iteration),
         waits_for(mirror, slot, mono_ns), blocks,
     )
 
@@ -69,10 +70,9 @@ def block_tokens(mirror: Mirror) -> int:
     return 16
 
 
-def limits(mirror: Mirror, mono_ns: int) -> dict[SlotState, int]:
+def limits(mirror: Mirror) -> dict[SlotState, int]:
     """The limit of every watched state now."""
-    now = mirror.now_ns(mono_ns)
-    return {state: state_limit(mirror, state, now) for state in WATCHED}
+    return {state: mirror.stuck.limit(state) for state in WATCHED}
 
 
 class SlotOrder:
@@ -133,10 +133,9 @@ def _sort_key(mirror: Mirror, sort: str, mono_ns: int) -> Callable[[SlotFacts], 
     if sort == "arrival":
         return lambda slot: (slot.slot,)
     now = mirror.now_ns(mono_ns)
-    bounds = limits(mirror, mono_ns)
 
     def need(slot: SlotFacts) -> tuple[object, ...]:
-        level = slot_level(mirror, slot, now, bounds)
+        level = slot_level(mirror, slot, now)
         rank = int(level) if level is not None else _RANK[slot.state]
         return rank, slot.since_ns, slot.slot
 

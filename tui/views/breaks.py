@@ -234,7 +234,7 @@ def listed(desk: Desk, state: CacheState) -> list[int]:
 def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: int) -> list[Line]:
     """Who stopped it, its snapshot, and what led there."""
     slot = state.slots[hold.slot]
-    info = slot_row(desk.mirror, slot, desk.mono(), {})
+    info = slot_row(desk.mirror, slot, desk.mono())
     pins = ", ".join(f"{blocks} {tier}" for tier, blocks in pinned(desk.mirror, slot)) or "nothing"
     who = Row().put("      by ", "muted").put(breakpoints_text(hold.breakpoints), "text")
     who.put(f" at {hold.site.label}, {plain(hold.owner) or 'nobody'}", "muted").put(f"; pins {pins}", "caution")

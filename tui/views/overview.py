@@ -8,12 +8,13 @@ from itertools import islice
 
 from kvbm_console.core.ids import Authority
 from kvbm_console.core.state import CacheState
+from kvbm_console.recording.lints import Level
 
 from ..desk import Desk
 from ..draw import words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, beside
-from ..model.lints import Level, Warning, ended_text
+from ..model.lints import Warning, ended_text
 from ..model.numbers import cut, plain, plural
 from .event_rows import event_line
 from .page import Page

@@ -7,14 +7,14 @@ from kvbm_console.core.ids import Authority, Condition, Route, SlotState, Tier
 from kvbm_console.core.slots import WAITING_STATES
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.recording.lints import Level
 
 from ..desk import Desk
 from ..draw import bars, words
 from ..draw.glyphs import FILL, ORDER, state_role
 from ..draw.spans import BLANK, Line, Row, beside
-from ..model.lints import Level
 from ..model.numbers import count, cut, duration, flow, per_second, percent, plain, plural, shares, spoken, tenth
-from ..model.rows import limits, slot_row
+from ..model.rows import slot_row
 from ..model.series import resample
 
 MEDIA = {Tier.G1: "device", Tier.G2: "host", Tier.G3: "disk", Tier.G4: "remote"}
@@ -202,7 +202,6 @@ def engine_section(desk: Desk, state: CacheState, cells: int) -> list[Line]:
 def waiting_section(desk: Desk, state: CacheState, rows: int, width: int, *, with_state: bool) -> list[Line]:
     """The requests that have waited longest, and for what."""
     mono = desk.mono()
-    bounds = limits(desk.mirror, mono)
     found = [slot for slot in state.slots.values() if slot.hold is not None or slot.state not in
              (SlotState.PREFILLING, SlotState.DECODING, SlotState.FINISHED)]
     found.sort(key=lambda slot: (slot.since_ns, slot.slot))
@@ -210,7 +209,7 @@ def waiting_section(desk: Desk, state: CacheState, rows: int, width: int, *, wit
     lines = [head if with_state else Line(tuple(head.spans[1:]), head.ground)]
     names = min(24, max((len(slot.request) for slot in found[:rows]), default=0))
     for slot in found[:rows]:
-        row_data = slot_row(desk.mirror, slot, mono, bounds)
+        row_data = slot_row(desk.mirror, slot, mono)
         held = slot.hold is not None
         row = Row().put(" " if with_state else "")
         row.put(desk.glyphs.held if held else desk.glyphs.state[slot.state],

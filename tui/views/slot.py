@@ -6,6 +6,7 @@ Law of this file: states and operations share the axis; what it waits for says w
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.slots import SlotFacts
+from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
 from ..desk import Desk
@@ -15,7 +16,6 @@ from ..draw.glyphs import state_role
 from ..draw.lifeline import Lifelines, Window, runs, tick_ns, transfer_codes
 from ..draw.prompt_bar import parts, prompt_bar
 from ..draw.spans import BLANK, Line, Row, Span, beside
-from ..model.lints import Level
 from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.rows import block_tokens, limits, slot_row
@@ -176,7 +176,7 @@ def _standing(desk: Desk, life: Life, slot: SlotFacts | None, row: Row, width: i
         how = "its end fell into a gap" if life.lost else f"finished {ended} ago"
         return row.put(f"{glyphs.state[life.state]} {how}", "muted").line("", width - 1)
     if slot.hold is None:
-        info = slot_row(desk.mirror, slot, mono, limits(desk.mirror, mono))
+        info = slot_row(desk.mirror, slot, mono)
         row.spans(words.state(slot.state, glyphs)).put(f" {duration(info.age_ns)}", words.LEVEL_ROLE[info.level])
         return row.put(gap).put(info.waits, "text" if info.level is not None else "muted").line("", width - 1)
     hold = state.holds[slot.hold]
@@ -207,7 +207,7 @@ def _life(desk: Desk, life: Life, width: int, room: int) -> list[Line]:
     head = Row().put(" LIFE", "title").put(f"   {spoken(span)}, 1 cell = {spoken(window.cell_ns)}   ", "muted")
     head.put(f"queued {glyphs.queued}  wire {glyphs.wire}  held {glyphs.hatch}", "muted")
     lines = [head.line("", width - 1)]
-    bounds = limits(desk.mirror, desk.mono())
+    bounds = limits(desk.mirror)
     codes, busy = _LIFELINES.codes(life, window, bounds)
     row = Row().put(" states", "muted").to(LIFE_LEFT).spans(runs(codes, busy, glyphs))
     lines.append(row.right(duration(span), width - 1, "muted").line())

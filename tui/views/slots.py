@@ -5,6 +5,7 @@ Law of this file: a row says why it stands where it stands; the selected row nev
 
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
 from ..desk import SLOT, SLOTS, Desk
@@ -14,9 +15,8 @@ from ..draw.prompt_bar import prompt_bar
 from ..draw.spans import Line, Row, Span
 from ..draw.table import Column
 from ..model.filters import SLOTS as SCHEMA
-from ..model.lints import Level
 from ..model.numbers import brief, count, cut, duration, plain
-from ..model.rows import SORTS, SlotRow, limits, slot_row
+from ..model.rows import SORTS, SlotRow, slot_row
 from .moves import MOVES, moved
 from .page import Page
 from .slot import slot_panel
@@ -101,7 +101,6 @@ class Slots(Page):
         lines.append(table.header(places, sorts=_SORT_OF))
         if not numbers:
             return [*lines, self._empty(desk)]
-        bounds = limits(desk.mirror, mono)
         self.page = max(1, height - len(lines))
         selected = self._selected(desk)
         at = numbers.index(selected) if selected in numbers else None
@@ -111,7 +110,7 @@ class Slots(Page):
             if slot is None:
                 lines.append(_gone(desk, number, width))
                 continue
-            row = slot_row(desk.mirror, slot, mono, bounds)
+            row = slot_row(desk.mirror, slot, mono)
             lines.append(self._line(desk, row, places, width, chosen=number == selected))
         return lines
 
@@ -155,8 +154,7 @@ class Slots(Page):
         state, mono = desk.mirror.state, desk.mono()
         if state is None:
             return None
-        bounds = limits(desk.mirror, mono)
-        found = [slot_row(desk.mirror, state.slots[number], mono, bounds)
+        found = [slot_row(desk.mirror, state.slots[number], mono)
                  for number in self._numbers(desk) if number in state.slots]
         names = ["slot", "request", "state", "age_ns", "held", "computed_tokens", "prompt_tokens", "g1_blocks",
                  "g2_blocks", "g3_blocks", "outstanding", "preemptions", "waits_for"]

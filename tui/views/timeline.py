@@ -9,6 +9,7 @@ from typing import Final
 from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState
+from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
 from ..desk import SLOT, TIMELINE, TRANSFERS, Desk
@@ -18,7 +19,7 @@ from ..draw.glyphs import state_role
 from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, transfer_codes
 from ..draw.spans import Line, Row, Span
 from ..model.filters import LIVES
-from ..model.lints import Level, slot_level
+from ..model.lints import slot_level
 from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, duration
 from ..model.rows import SORT_EVERY_NS, limits
@@ -79,7 +80,7 @@ class Timeline(Page):
         now = desk.now_ns
         lives = self._lives(desk)
         self.window = window = self._window(desk, lives, cells, now)
-        bounds = limits(desk.mirror, desk.mono())
+        bounds = limits(desk.mirror)
         feet = self._feet(desk, width)
         room = height - 3 - len(feet)
         lines = [minimap(desk, window, width, left, now), axis(window, width, left, now, live=self.end_ns is None)]
@@ -108,12 +109,11 @@ class Timeline(Page):
         state = mirror.state
         assert state is not None
         now = desk.now_ns
-        bounds = limits(mirror, desk.mono())
         wanted = desk.filters.get(TIMELINE)
 
         def key(life: Life) -> tuple[int, int]:
             slot = state.slots.get(life.slot)
-            level = slot_level(mirror, slot, now, bounds) if slot is not None and not self.by_arrival else None
+            level = slot_level(mirror, slot, now) if slot is not None and not self.by_arrival else None
             return (9, -life.slot) if level is None else (int(level), life.slot)
 
         by_slot = {life.slot: life for life in mirror.past} | mirror.lives
@@ -173,7 +173,7 @@ class Timeline(Page):
         assert state is not None
         slot = state.slots.get(life.slot)
         chosen = life.request == desk.selected
-        level = slot_level(desk.mirror, slot, desk.now_ns, bounds) if slot is not None else None
+        level = slot_level(desk.mirror, slot, desk.now_ns) if slot is not None else None
         row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
         live = life.closed_ns is None
         if level is Level.HELD:

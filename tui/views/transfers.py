@@ -14,6 +14,7 @@ import msgspec
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import CandidateStatus, Route
 from kvbm_console.core.state import CacheState
+from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
 from ..desk import SLOT, TRANSFERS, Desk
@@ -22,7 +23,6 @@ from ..draw.frame import Hint
 from ..draw.spans import Line, Row, Span
 from ..draw.table import Column
 from ..model.filters import TRANSFERS as SCHEMA
-from ..model.lints import Level
 from ..model.lives import Transfer
 from ..model.mirror import Mirror
 from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken

@@ -4,6 +4,7 @@ Law of this file: a warning is never told without what it was measured against, 
 """
 
 from kvbm_console.core.expression import Schema
+from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
 from ..desk import SLOT, SLOTS, TRANSFERS, WARNINGS, Desk
@@ -12,7 +13,7 @@ from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
 from ..model.filters import WARNINGS as SCHEMA
 from ..model.lint_texts import TEXTS
-from ..model.lints import Level, Warning, ended_text
+from ..model.lints import Warning, ended_text
 from ..model.numbers import count, cut, plain, plural
 from .moves import MOVES, moved
 from .page import Page

@@ -17,7 +17,7 @@ from kvbm_console.recording.lints.copies import FailedCopies, Pending, Slow, Str
 from kvbm_console.recording.lints.model import ABOUT, About, Diagnosis, Finding, Level
 from kvbm_console.recording.lints.process import Bugs, Lost, Notes
 from kvbm_console.recording.lints.rule import Lint
-from kvbm_console.recording.lints.slots import Held, PinLeak, Polled, PreemptLoop, Stuck
+from kvbm_console.recording.lints.slots import WATCHED, Held, PinLeak, Polled, PreemptLoop, Stuck, fault_after
 from kvbm_console.recording.lints.streams import ReportsLost
 from kvbm_console.recording.lints.tiers import Full, Thrash
 from kvbm_console.recording.lints.watch import Watch
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from kvbm_console.recording.walk import Evidence, Progress
 
 __all__ = [
-    "ABOUT", "About", "Diagnosis", "Finding", "Level", "Lint", "Watch", "all_lints", "diagnose", "document", "ranked",
-    "stream_lints",
+    "ABOUT", "WATCHED", "About", "Diagnosis", "Finding", "Level", "Lint", "Stuck", "Watch", "all_lints", "diagnose",
+    "document", "fault_after", "ranked", "stream_lints",
 ]
 
 
@@ -46,8 +46,8 @@ def all_lints() -> list[Lint]:
 def stream_lints() -> list[Lint]:
     """Those for a stream that is watched all the time: none of them walks all places to find something."""
     return [
-        Polled(), PinLeak(walk_places=False), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
-        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Notes(), Bugs(),
+        Stuck(), Polled(), PinLeak(walk_places=False), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
+        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), Notes(), Bugs(),
     ]
 
 

@@ -46,6 +46,11 @@ PREEMPT_BLOCKS: Final = 2
 LEAK_LEAST_NS: Final = 2 * SECOND_NS
 
 
+def fault_after(limit_ns: int) -> int:
+    """From this age on a stay is a fault and not only a caution."""
+    return max(FAULT_LEAST_NS, FAULT_FACTOR * limit_ns)
+
+
 class _Stay(msgspec.Struct):
     since_ns: int
     seq: int
@@ -134,27 +139,35 @@ class Stuck(Lint):
             stay.held_ns += e.at_ns - stay.held_since_ns
             stay.held_since_ns = None
 
+    def level(self, slot: SlotFacts, at_ns: int) -> Level | None:
+        """How bad the stay of this slot is at this time; None while it is as usual, or while somebody holds it."""
+        stay = self._stays.get(slot.slot)
+        if stay is None or slot.state not in WATCHED or slot.hold is not None:
+            return None
+        age, limit = stay.age(at_ns), self.limit(slot.state)
+        if age <= limit:
+            return None
+        # Nobody takes a finishing request back: what it waits for is lost.
+        return Level.FAULT if slot.state is _S.FINISHING or age > fault_after(limit) else Level.CAUTION
+
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
         """Slots that are stuck now."""
         for number, stay in self._stays.items():
             slot = state.slots.get(number)
-            if slot is None or slot.state not in WATCHED or slot.hold is not None:
-                continue
-            age = stay.age(at_ns)
-            if age > self.limit(slot.state):
+            if slot is not None and self.level(slot, at_ns) is not None:
                 evidence = [seq for copy in sorted(slot.outstanding) for seq in self._copies.get(copy, ())]
                 yield self._finding(
-                    state, slot, stay, age, why_stuck(state, slot), None, tuple(evidence[:EVIDENCE_MAX])
+                    state, slot, stay, stay.age(at_ns), why_stuck(state, slot), None, tuple(evidence[:EVIDENCE_MAX])
                 )
 
     def _finding(
         self, state: CacheState, slot: SlotFacts, stay: _Stay, age: int, because: str, until_ns: int | None,
         evidence: tuple[int, ...],
     ) -> Finding:
-        over = age > max(FAULT_LEAST_NS, FAULT_FACTOR * self.limit(slot.state))
         never_ends = slot.state is _S.FINISHING and until_ns is None
+        fault = never_ends or age > fault_after(self.limit(slot.state))
         return Finding(
-            lint="stuck", level=Level.FAULT if over or never_ends else Level.CAUTION, who=slot.request,
+            lint="stuck", level=Level.FAULT if fault else Level.CAUTION, who=slot.request,
             what=f"{slot.state.label} {spoken(age)}", because=because, seq=stay.seq, evidence=evidence,
             request=slot.request, slot=str(slot.slot), since_ns=stay.since_ns, until_ns=until_ns, weight=age,
         )

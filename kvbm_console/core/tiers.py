@@ -55,11 +55,13 @@ class PoolFacts:
 
     __slots__ = (
         "_free", "_free_from", "by_hash", "content", "copies", "counts", "hash_of", "info", "quarantined", "refs",
-        "stored_at",
+        "stored_at", "tier",
     )
 
     def __init__(self, info: PoolInfo) -> None:
         self.info = info
+        self.tier = info.tier
+        """That of ``info``, for those who look for the pools of a tier often."""
         places = info.capacity_blocks or 0
         self.hash_of = array("Q", bytes(8 * places))
         self.content = bytearray(places)

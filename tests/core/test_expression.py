@@ -431,3 +431,14 @@ def test_every_field_is_documented(context: str) -> None:
     for name, kind, about in fields_of(CONTEXTS[context]):
         assert about.endswith("."), name
         assert kind
+
+
+@given(sign=some.sampled_from(["<", "<=", ">", ">="]), off=some.integers(-2, 2), decoding=some.booleans())
+def test_a_field_with_tests_of_its_own_compares_as_its_value_does(sign: str, off: int, decoding: bool) -> None:
+    slot, state = a_slot(state=SlotState.DECODING if decoding else SlotState.PREFILLING), a_state()
+    for field in CONDITION.fields.values():
+        if field.less is not None:
+            value = field.get(slot, state, A_MOMENT)
+            node = Comparison(field.name, sign, Literal(field.kind, value + off))
+            want = {"<": off > 0, "<=": off >= 0, ">": off < 0, ">=": off <= 0}[sign]
+            assert compile_tree(node, CONDITION)(slot, state, A_MOMENT) is want

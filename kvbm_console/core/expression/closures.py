@@ -10,11 +10,8 @@ from collections.abc import Callable
 from fnmatch import translate
 from typing import Any
 
-from kvbm_console.core.expression.schema import Field, Getter, Kind, Schema
+from kvbm_console.core.expression.schema import Field, Getter, Kind, Schema, Test
 from kvbm_console.core.expression.tree import And, Comparison, Flag, Literal, Node, Not, Or, Other
-
-Test = Callable[[Any, Any, Any], bool]
-"""``test(item, state, moment)``."""
 
 
 def compile_tree(node: Node, schema: Schema) -> Test:
@@ -103,6 +100,8 @@ def _unequal(get: Getter, value: Any) -> Test:
 
 def _ordered(field: Field, sign: str, value: Any) -> Test:
     get, compare = field.get, _ORDER[sign]
+    if field.less is not None and field.greater is not None:  # whole numbers, so ``<=`` is ``<`` of the next one
+        return field.less(value + (sign == "<=")) if sign in ("<", "<=") else field.greater(value - (sign == ">="))
     if field.optional:
         def test(item: Any, state: Any, moment: Any) -> bool:
             found = get(item, state, moment)

@@ -6,10 +6,12 @@ Law of this file: a getter reads facts, costs no more than a walk over one event
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvbm_console.core.expression.schema import YES_NO, Field, Getter, Kind, Schema
+from kvbm_console.core.expression.schema import YES_NO, Field, Getter, Kind, Schema, Test
 from kvbm_console.core.ids import CandidateStatus, Condition, Route, Site, SlotState, Tier, WaitPoint, Word
 
 _EMPTY, _CACHED = int(Condition.EMPTY), int(Condition.CACHED)
+assert (_EMPTY, _CACHED) == (0, 1), "written out below"
+_DECODING = SlotState.DECODING
 _REFERENCED, _WRITING = int(Condition.REFERENCED), int(Condition.WRITING)
 
 
@@ -22,6 +24,66 @@ def _count(name: str, get: Getter, about: str) -> Field:
     return Field(name, Kind.COUNT, get, about)
 
 
+def _available(name: str, tier: Tier) -> Field:
+    """What conditions ask most, written out three times: a call would cost as much as the sum."""
+    def get(_item: Any, state: Any, _moment: Any) -> int:
+        found = 0
+        for pool in state.pools:
+            if pool.tier is tier:
+                counts = pool.counts
+                found += counts[0] + counts[1]
+        return found
+
+    def less(value: int) -> Test:
+        def test(_item: Any, state: Any, _moment: Any) -> bool:
+            found = 0
+            for pool in state.pools:
+                if pool.tier is tier:
+                    counts = pool.counts
+                    found += counts[0] + counts[1]
+            return found < value
+
+        return test
+
+    def greater(value: int) -> Test:
+        def test(_item: Any, state: Any, _moment: Any) -> bool:
+            found = 0
+            for pool in state.pools:
+                if pool.tier is tier:
+                    counts = pool.counts
+                    found += counts[0] + counts[1]
+            return found > value
+
+        return test
+
+    about = f"Places of {tier.name} that are empty or cached."
+    return Field(name, Kind.COUNT, get, about, less=less, greater=greater)
+
+
+def _computed() -> Field:
+    """``SlotFacts.computed_tokens``, written out as well."""
+    def less(value: int) -> Test:
+        def test(item: Any, state: Any, _moment: Any) -> bool:
+            if item.state is _DECODING:
+                return item.anchor_tokens + state.iteration - item.anchor_iteration < value  # type: ignore[no-any-return]
+            return item.anchor_tokens < value  # type: ignore[no-any-return]
+
+        return test
+
+    def greater(value: int) -> Test:
+        def test(item: Any, state: Any, _moment: Any) -> bool:
+            if item.state is _DECODING:
+                return item.anchor_tokens + state.iteration - item.anchor_iteration > value  # type: ignore[no-any-return]
+            return item.anchor_tokens > value  # type: ignore[no-any-return]
+
+        return test
+
+    return Field(
+        "tokens.computed", Kind.COUNT, lambda i, s, m: i.computed_tokens(s.iteration), "Tokens whose K/V exist.",
+        less=less, greater=greater,
+    )
+
+
 def _tier_counts(tier: Tier) -> list[Field]:
     """``tiers.g2.available`` and its kin: sums over the pools of a tier; a tier without a pool has 0."""
     name = f"tiers.{tier.label}."
@@ -29,26 +91,18 @@ def _tier_counts(tier: Tier) -> list[Field]:
     def total(*conditions: int) -> Getter:
         def get(_item: Any, state: Any, _moment: Any) -> int:
             return sum(
-                pool.counts[condition] for pool in state.pools if pool.info.tier is tier for condition in conditions
+                pool.counts[condition] for pool in state.pools if pool.tier is tier for condition in conditions
             )
 
         return get
 
-    def available(_item: Any, state: Any, _moment: Any) -> int:
-        found = 0
-        for pool in state.pools:  # what conditions ask most: written out, it costs half of ``total``
-            if pool.info.tier is tier:
-                counts = pool.counts
-                found += counts[_EMPTY] + counts[_CACHED]
-        return found
-
     def capacity(_item: Any, state: Any, _moment: Any) -> int:
-        return sum(len(pool) for pool in state.pools if pool.info.tier is tier)
+        return sum(len(pool) for pool in state.pools if pool.tier is tier)
 
     label = tier.name
     return [
         _count(name + "capacity", capacity, f"Places of {label}."),
-        _count(name + "available", available, f"Places of {label} that are empty or cached."),
+        _available(name + "available", tier),
         _count(name + "resident", total(_CACHED, _REFERENCED, _WRITING), f"Places of {label} with content."),
         _count(name + "empty", total(_EMPTY), f"Empty places of {label}."),
         _count(name + "cached", total(_CACHED), f"Places of {label} with content and no holder."),
@@ -76,7 +130,7 @@ def slot_fields(now: Callable[[], int] | None = None, block_bytes: int | None = 
         Field("state", Kind.WORD, lambda i, s, m: i.state, "The slot's state.", words(SlotState), ordered=False),
         Field("age", Kind.DURATION, age("since_ns"), "How long it has been in its state."),
         Field("lifetime", Kind.DURATION, age("opened_ns"), "How long it has existed."),
-        _count("tokens.computed", lambda i, s, m: i.computed_tokens(s.iteration), "Tokens whose K/V exist."),
+        _computed(),
         _count("tokens.prompt", lambda i, s, m: i.prompt_tokens, "Tokens of the prompt."),
         _count("tokens.limit", lambda i, s, m: i.output_limit, "Tokens that may be generated."),
         _count("cached.g1", lambda i, s, m: i.cached[0], "Tokens found in G1 at its last admission."),

@@ -61,6 +61,8 @@ UNITS: Final[Mapping[Kind, Mapping[str, int]]] = {
 }
 """Units by kind, in the base unit: one, nanosecond, byte."""
 
+Test = Callable[[Any, Any, Any], bool]
+"""``test(item, state, moment)``."""
 Getter = Callable[[Any, Any, Any], Any]
 """``get(item, state, moment)``: the value, or None when there is none; for a ``many`` field a tuple."""
 
@@ -80,6 +82,10 @@ class Field(msgspec.Struct, frozen=True):
     """Whether ``get`` may return None; such a field may be compared with ``none``."""
     many: bool = False
     """Whether ``get`` returns a tuple: a comparison holds when it holds for one of them."""
+    less: Callable[[int], Test] | None = None
+    """For a field that conditions ask often: the test ``below this number`` in one call instead of two or three."""
+    greater: Callable[[int], Test] | None = None
+    """The same for ``above this number``."""
 
     @property
     def flag(self) -> bool:

@@ -281,10 +281,10 @@ class Gate:
         for at, watching in index.items():
             self.table[at] = Watched(watching)
         self.moves = [
-            will is not None or did is not None
+            Watched([*(will or everybody).armed, *(did or everybody).armed]) if will or did else None
             for will, did in zip(self.row(Site.TRANSITION_WILL), self.row(Site.TRANSITION_DID), strict=True)
         ]
-        """By new state, whether a move to it is watched: the commonest site, so it is asked without a call."""
+        """By new state, what watches a move before or after it: the commonest sites have one question together."""
         self.finishes = self._watched((Site.REQUEST_FINISH,))
         """Whether the ends of requests are watched."""
         self.calls = self._watched(_CALLS)

@@ -94,14 +94,14 @@ class Leader(Decider):
         request: str | None = stimulus.request if names_request else None  # type: ignore[attr-defined]
         result = None
         try:
-            if self.gate is not None and self.gate.calls and request is not None:
+            if self.calls and request is not None:
                 self._call_will(stimulus, request)
             result = handler(self, stimulus)
         except (Refused, ValueError) as error:
             if any(type(event) not in _OF_THE_GATE for event in self.events):
                 raise self.bug(f"{type(stimulus).__name__} was refused after its first event: {error}") from error
             self.emit(ev.StimulusRejected, self.entry, request, str(error))
-        if request is not None and ((self.gate is not None and self.gate.calls) or self.aids.announced):
+        if request is not None and (self.calls or self.aids.announced):
             self._call_did(stimulus, request)
         state, aids = self.state, self.aids
         if (

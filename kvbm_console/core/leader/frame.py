@@ -72,6 +72,8 @@ class Decider:
         self._last_device: tuple[list[PoolFacts], int, PoolFacts | None] = ([], -1, None)
         """The G1 pool that was asked for last, of which pools and source: asked for with every call of an engine."""
         self.gate: Gate | None = None
+        self.calls = False
+        """Whether the gate watches calls: asked twice for every stimulus."""
         self.meter: Callable[[], int] | None = None
         """A clock of the shell: what conditions cost is counted with it, and nothing is decided by it."""
         self.condition_ns: dict[int, int] = {}
@@ -149,8 +151,11 @@ class Decider:
         old, since_ns = slot.state, slot.since_ns
         # A slot that comes back after its own hold has left it out does not arrive anywhere: it was there before.
         asks = not (self.aids.returning.pop(slot.slot, False) and new in _MOVING)
-        asks = asks and self.gate is not None and self.gate.moves[new]
-        if asks:
+        gate = self.gate
+        if gate is not None and asks:
+            watched = gate.moves[new]
+            asks = watched is not None and (gate.stops or watched.names(slot.request, old))
+        if asks and gate is not None:
             self.strike(_WILL, slot, old, new, None, since_ns)
         now = self.state.iteration
         first = skipped = None
@@ -265,6 +270,7 @@ class Decider:
         """Build the gate anew; None when nothing is armed, so that a site costs one comparison."""
         gate = Gate(self.state.breakpoints, self.meter, self.condition_ns, self.stops())
         self.gate = gate if gate.armed or gate.stops else None
+        self.calls = self.gate is not None and gate.calls
 
     def stops(self) -> frozenset[Site]:
         """Sites at which somebody asked a slot to stop."""

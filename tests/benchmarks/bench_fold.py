@@ -6,13 +6,14 @@ requests of one block, so that an event names one slot and at most two blocks: i
 event. ``fold, ordinary`` is what the other benchmarks run on.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from kvbm_console.core.columns import ID_BYTES
 from kvbm_console.core.events import AnyEvent, Event
-from kvbm_console.core.state import CacheState
+from kvbm_console.core.state import APPLY, CacheState
 from tests.benchmarks import samples
 from tests.benchmarks.harness import Figure, Target, measure
 
@@ -55,4 +56,26 @@ def fold_blocks() -> Figure:
     return _fold("fold, blocks", events, blocks_named(events), Target(ns=200))
 
 
-BENCHES: Final = {"fold, small events": fold_small, "fold, ordinary": fold_ordinary, "fold, blocks": fold_blocks}
+def dispatch() -> Figure:
+    """Events of any kind from bytes to the handler that the table names, which does nothing."""
+    events = samples.events(BATCHES)
+    data = msgspec.msgpack.encode(events)
+    decoder = msgspec.msgpack.Decoder(list[AnyEvent])
+    nothing: dict[type[Event], Callable[[CacheState, Event], None]] = dict.fromkeys(APPLY, lambda state, event: None)
+    state = CacheState()
+
+    def work() -> None:
+        for event in decoder.decode(data):
+            nothing[type(event)](state, event)
+
+    count = len(events)
+    return measure(
+        "decode and dispatch an event", work, count, "msgpack decode alone", lambda: decoder.decode(data), count,
+        Target(ns=1e9 / 3e6),
+    )
+
+
+BENCHES: Final = {
+    "decode and dispatch": dispatch, "fold, small events": fold_small, "fold, ordinary": fold_ordinary,
+    "fold, blocks": fold_blocks,
+}

@@ -1,7 +1,7 @@
 """``kvbm-console status``: what is true of a daemon right now, once.
 
 Law of this file: the JSON is the daemon's own document, passed on as it is (its contract is in ARCHITECTURE.md, "JSON
-output"); the text shows the same values and adds none.
+output"); the text has the console's overview in front, and then the same values.
 """
 
 from typing import Any
@@ -17,22 +17,25 @@ from kvbm_console.cli.params import compiled, filter_option, format_option, reso
 @format_option("text", "json")
 @filter_option("Only slots for which this holds, as 'state = onboarding and age > 10 ms'.")
 def status(positional: str | None, target: str | None, form: str, expression: str) -> None:
-    """Slots, tiers, transfers, breakpoints and holds, once."""
+    """What needs a person, cache, tiers, flows, slots, transfers, breakpoints and holds, once."""
     from kvbm_console.cli.ask import fetch_status
 
     if expression:
         from kvbm_console.core.expression import compile_slot_filter
 
         compiled("--filter", compile_slot_filter, expression)
-    document = fetch_status(resolve_target(positional, target), expression)
+    address = resolve_target(positional, target)
+    document = fetch_status(address, expression)
     if form == "json":
         print_json(document)
-    else:
-        click.echo(render(document))
+        return
+    from kvbm_console.cli.glance import overview
+
+    click.echo("\n".join([*overview(address), "", render(document)]))
 
 
 def render(document: dict[str, Any]) -> str:
-    """The status document for people: sections with aligned columns."""
+    """The status document for people: sections with aligned columns; the hits are those since the run began."""
     sections = [_stream(document), _tiers(document["tiers"]), _slots(document["slots"])]
     if document["transfers"]:
         sections.append(_transfers(document["transfers"]))

@@ -48,8 +48,6 @@ def _moved(mirror: Mirror, e: ev.SlotMoved) -> None:
     life = _tell(mirror, e.slot, e)
     if life is None:
         return
-    start = life.starts[-1] if life.starts else e.at_ns
-    mirror.times_in[e.old].add(e.at_ns, e.at_ns - start - life.held_ns(start, e.at_ns))
     life.add(Move(e.at_ns, e.new, e.seq, e.entry, e.iteration, e.detail, e.cause))
 
 

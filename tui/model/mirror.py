@@ -28,7 +28,7 @@ from .flows import Flows
 from .gaps import Gap
 from .history import HISTORY, SKIMMED
 from .lives import Life, Move, Stay, Transfer
-from .series import Density, Gauge, Latencies
+from .series import Density, Gauge
 
 PAST_MAX: Final = 512
 """Finished lives kept for the timeline: ten screens of them."""
@@ -91,7 +91,6 @@ class Mirror:
         self.log: deque[Event] = deque(maxlen=LOG_MAX)
         self.log_total = 0
         self.density = Density()
-        self.times_in: dict[SlotState, Latencies] = {state: Latencies() for state in SlotState}
         """How long slots stayed in a state, held time left out."""
         self.steps: deque[tuple[int, int]] = deque(maxlen=STEPS_MAX)
         """(iteration, at_ns) of the last advances."""

@@ -13,13 +13,14 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.explain import Explanation
 
 from .draw.frame import Hint
 from .draw.spans import Line
 from .model.hits import Hits
 
 if TYPE_CHECKING:
+    from kvbm_console.recording.explain import Explanation
+
     from .desk import Desk
 
 

@@ -4,12 +4,14 @@ Law of this file: shapes only.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kvbm_console.recording.explain import Explanation
 from kvbm_console.stream.feed import FeedItem
 
 from .model.mirror import Mirror
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.explain import Explanation  # opens recordings: loaded when somebody asks
 
 
 class Spawner(Protocol):
@@ -18,7 +20,7 @@ class Spawner(Protocol):
     def __call__(self, work: Awaitable[None], name: str) -> None: ...
 
 
-Explain = Callable[[str], Awaitable[Explanation]]
+Explain = Callable[[str], Awaitable["Explanation"]]
 """Why a request missed what it missed; raises KvbmConsoleError with a sentence."""
 
 

@@ -8,11 +8,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
-from kvbm_console.recording.explain import Explanation
 from kvbm_console.stream.feed import (
     Controls,
     Disconnected,
@@ -30,6 +29,9 @@ from .model.mirror import Mirror
 from .model.numbers import count, plural
 from .model.pace import Pace
 from .verbs import Verbs
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.explain import Explanation
 
 BUFFER_MAX: Final = 200_000
 """Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""

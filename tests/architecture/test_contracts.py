@@ -57,6 +57,7 @@ def test_layers_are_kept() -> None:
         ("import server.daemon", {"textual", "rich"}),
         ("import kvbm_console.cli.main", {"grpc", "textual", "google.protobuf", "anyio"}),
         ("import kvbm_console.recording.reader", {"grpc", "textual"}),
+        ("import tui.app", {"grpc", "mcap", "numpy", "kvbm_console.core.leader", "kvbm_console.recording.reader"}),
     ],
 )
 def test_imports_stay_light(statement: str, forbidden: set[str]) -> None:

@@ -3,7 +3,7 @@
 Law of this file: it shows what the library explains and adds nothing; what the evidence cannot tell is said so.
 """
 
-from kvbm_console.recording.explain import Admission, Explanation, MissedRun
+from typing import TYPE_CHECKING
 
 from ..contracts import Table
 from ..desk import LOG, SLOT, Desk
@@ -14,6 +14,9 @@ from ..model.numbers import count, cut, duration, plain, plural, tenth
 from .moves import MOVES, moved
 from .page import Page
 from .warnings import wrap
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.explain import Admission, Explanation, MissedRun
 
 
 class Why(Page):
@@ -37,7 +40,7 @@ class Why(Page):
         self.top = max(0, min(self.top, at), at - height + 4)
         return lines[self.top : self.top + height]
 
-    def _lines(self, desk: Desk, told: Explanation, width: int) -> tuple[list[Line], list[int]]:
+    def _lines(self, desk: Desk, told: "Explanation", width: int) -> tuple[list[Line], list[int]]:
         """All lines, and where each miss stands."""
         head = Row().put(" WHY", "title").put(f"   {plain(told.request)}", "strong")
         head.put(f"  slot {told.slot}, {told.state}; {count(told.prompt_tokens)} tokens, "
@@ -75,7 +78,7 @@ class Why(Page):
             return False
         return True
 
-    def _open(self, desk: Desk, run: MissedRun) -> None:
+    def _open(self, desk: Desk, run: "MissedRun") -> None:
         if run.seq is None:
             desk.tell("no single event decided this", "muted")
             return
@@ -106,11 +109,11 @@ def _text(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def _runs(told: Explanation) -> list[MissedRun]:
+def _runs(told: "Explanation") -> "list[MissedRun]":
     return [run for admission in told.admissions for run in admission.misses]
 
 
-def _admission(one: Admission, width: int) -> Line:
+def _admission(one: "Admission", width: int) -> Line:
     found = ", ".join(f"G{at + 1} {count(hits)}" for at, hits in enumerate(one.hits) if hits) or "nothing"
     what = "admitted again" if one.after_preemption else "admitted" if one.admitted else "looked up, not admitted yet"
     row = Row().put(f" {what}", "text").put(f"  seq {count(one.seq)}   found {found}; ", "muted")
@@ -120,7 +123,7 @@ def _admission(one: Admission, width: int) -> Line:
     return row.line("", width - 1)
 
 
-def _run(desk: Desk, run: MissedRun, width: int, *, chosen: bool) -> list[Line]:
+def _run(desk: Desk, run: "MissedRun", width: int, *, chosen: bool) -> list[Line]:
     which = f"{run.tokens} tokens" if run.first is None else f"{run.first}" if run.blocks == 1 else (
         f"{run.first}–{run.last}")
     lines = []
@@ -133,7 +136,7 @@ def _run(desk: Desk, run: MissedRun, width: int, *, chosen: bool) -> list[Line]:
     return lines
 
 
-def _spent(desk: Desk, told: Explanation, width: int) -> list[Line]:
+def _spent(desk: Desk, told: "Explanation", width: int) -> list[Line]:
     spent = told.spent
     total = max(1, spent.total_ns)
     text = f"{duration(spent.total_ns)}" + ("" if spent.ended else " until here") + (

@@ -22,8 +22,6 @@ READY: Final = 2
 """Values of ``PoolFacts.content``: no content, being written, readable."""
 CAPACITY_MAX: Final = 2**31 - 1
 """Block ids are int32 on the wire."""
-GATHER_MIN: Final = 16
-"""From this many places on, they are asked in bulk whether they are the usual case (``bulk`` takes over above)."""
 _EMPTY, _CACHED, _REFERENCED, _WRITING = (
     int(Condition.EMPTY), int(Condition.CACHED), int(Condition.REFERENCED), int(Condition.WRITING)
 )
@@ -172,11 +170,6 @@ class PoolFacts:
 
     def _ref_each(self, ids: Sequence[int]) -> tuple[int, int]:
         refs, content, quarantined = self.refs, self.content, self.quarantined
-        if len(ids) >= GATHER_MIN and not quarantined and not any(gather(refs, ids)) and len(set(ids)) == len(ids):
-            for block in ids:
-                refs[block] = 1
-            contents = bytes(gather(content, ids))
-            return contents.count(FREE), contents.count(READY)
         empty = cached = 0
         for block in ids:
             before = refs[block]
@@ -202,11 +195,6 @@ class PoolFacts:
 
     def _unref_each(self, ids: Sequence[int]) -> tuple[int, int]:
         refs, content, quarantined = self.refs, self.content, self.quarantined
-        if len(ids) >= GATHER_MIN and not quarantined and gather(refs, ids).count(1) == len(ids) == len(set(ids)):
-            for block in ids:
-                refs[block] = 0
-            contents = bytes(gather(content, ids))
-            return contents.count(FREE), contents.count(READY)
         empty = cached = 0
         for block in ids:
             left = refs[block] - 1
@@ -252,14 +240,6 @@ class PoolFacts:
         """Places that have holders, and places that are away."""
         hash_of, contents, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
         quarantined = self.quarantined
-        if len(ids) >= GATHER_MIN and not quarantined and not any(gather(contents, ids)) and all(hashes) and (
-            len(set(ids)) == len(ids) == len(hashes)
-        ):
-            for block, sequence_hash in zip(ids, hashes, strict=True):
-                hash_of[block] = sequence_hash
-                contents[block] = content
-                stored_at[block] = at_ns
-            return len(ids) - gather(refs, ids).count(0), 0
         held = away = 0
         for block, sequence_hash in zip(ids, hashes, strict=True):
             if contents[block] or not sequence_hash:
@@ -309,19 +289,6 @@ class PoolFacts:
     def _forget_each(self, ids: Sequence[int]) -> None:
         hash_of, content, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
         by_hash, copies, away = self.by_hash, self.copies, self.quarantined
-        if len(ids) >= GATHER_MIN and not away and not any(gather(refs, ids)) and (
-            bytes(gather(content, ids)).count(READY) == len(ids)
-        ):
-            hashes = gather(hash_of, ids)
-            if (not copies or copies.keys().isdisjoint(hashes)) and list(map(by_hash.get, hashes)) == list(ids):
-                for block, key in zip(ids, hashes, strict=True):
-                    del by_hash[key]
-                    hash_of[block] = EMPTY_HASH
-                    content[block] = FREE
-                    stored_at[block] = 0
-                self.counts[_CACHED] -= len(ids)
-                self.counts[_EMPTY] += len(ids)
-                return
         cached = 0
         for block in ids:
             key = hash_of[block]

@@ -15,46 +15,72 @@ HASH_BYTES: Final = 8
 _SWAP: Final = sys.byteorder == "big"
 
 
+_SEEN_MAX: Final = 32
+_SEEN_BYTES: Final = 16_384
+"""A column is read several times on its way from a caller through an event into the facts: the numbers of the last
+ones are kept, as long as they are short, so that it is the same numbers again and no new ones."""
+_seen_ids: dict[bytes, list[int]] = {}
+_seen_hashes: dict[bytes, list[int]] = {}
+
+
+def _keep(seen: dict[bytes, list[int]], column: bytes, numbers: list[int]) -> None:
+    if len(seen) >= _SEEN_MAX:
+        seen.clear()
+    if len(column) <= _SEEN_BYTES:
+        seen[column] = numbers
+
+
 def pack_ids(ids: Iterable[int]) -> bytes:
     """A column of block ids.
 
     >>> unpack_ids(pack_ids([3, 1, 2]))
     [3, 1, 2]
     """
-    items = ids if isinstance(ids, list) else list(ids)
+    items = list(ids)
     try:
         column = array("I", items)  # the same bytes as of "i", in a third of the time
     except OverflowError:
         column = array("i", items)
     if _SWAP:
         column.byteswap()
-    return column.tobytes()
+    packed = column.tobytes()
+    _keep(_seen_ids, packed, items)
+    return packed
 
 
 def unpack_ids(column: bytes) -> list[int]:
     """The ids of a column; raises ValueError when its length is not a multiple of four."""
-    ids = array("i")
-    ids.frombytes(column)
-    if _SWAP:
-        ids.byteswap()
-    return ids.tolist()
+    known = _seen_ids.get(column)
+    if known is None:
+        ids = array("i", column)
+        if _SWAP:
+            ids.byteswap()
+        known = ids.tolist()
+        _keep(_seen_ids, column, known)
+    return known.copy()
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:
     """A column of sequence hashes."""
-    column = array("Q", hashes)
+    items = list(hashes)
+    column = array("Q", items)
     if _SWAP:
         column.byteswap()
-    return column.tobytes()
+    packed = column.tobytes()
+    _keep(_seen_hashes, packed, items)
+    return packed
 
 
 def unpack_hashes(column: bytes) -> list[int]:
     """The hashes of a column; raises ValueError when its length is not a multiple of eight."""
-    hashes = array("Q")
-    hashes.frombytes(column)
-    if _SWAP:
-        hashes.byteswap()
-    return hashes.tolist()
+    known = _seen_hashes.get(column)
+    if known is None:
+        hashes = array("Q", column)
+        if _SWAP:
+            hashes.byteswap()
+        known = hashes.tolist()
+        _keep(_seen_hashes, column, known)
+    return known.copy()
 
 
 _Key = TypeVar("_Key")

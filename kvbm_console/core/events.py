@@ -303,7 +303,11 @@ class BatchEnded(Event, tag=24):
 
 
 class IterationAdvanced(Event, tag=25):
-    """``count`` iterations up to ``iteration`` were formed; ``slots[i]`` will have ``positions[i]`` tokens computed."""
+    """``count`` iterations up to ``iteration`` were formed; ``slots[i]`` will have ``positions[i]`` tokens computed.
+
+    Of several engines the leader counts the iterations together, and decoding slots of the others stay where they are:
+    they are told with their position.
+    """
 
     iteration: int
     count: int

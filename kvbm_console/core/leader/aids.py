@@ -119,6 +119,9 @@ class Aids(msgspec.Struct):
     """Unheld slot to when it was last preempted or refused while held ones owned device blocks."""
     paused: list[int] = []
     """Engines that were asked to pause."""
+    iterations: dict[int, int] = {}
+    """Engine to the last iteration that it formed, as it numbers them; empty while there is one engine, whose numbers
+    are those of the facts."""
     run_for: tuple[str, int] = ("", 0)
     """(who asked, longest freeze) of the run that ends with the deadline ``run_for``."""
 

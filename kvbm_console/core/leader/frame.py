@@ -141,6 +141,11 @@ class Decider:
         pools = [pool for pool in self.state.pools if pool.info.authority is _LEADER]
         return sorted(pools, key=lambda pool: pool.info.tier)
 
+    def last_iteration(self, source: int) -> int:
+        """The last iteration that this engine formed, as it numbers them."""
+        own = self.aids.iterations
+        return own.get(source, 0) if own else self.state.iteration
+
     # --- slots -----------------------------------------------------------------------------------
 
     def move(
@@ -157,7 +162,7 @@ class Decider:
             asks = watched is not None and (gate.stops or watched.names(slot.request, old))
         if asks and gate is not None:
             self.strike(_WILL, slot, old, new, None, since_ns)
-        now = self.state.iteration
+        now = self.last_iteration(slot.source)
         first = skipped = None
         if new is _FINISHED:
             first = slot.first_iteration
@@ -166,7 +171,7 @@ class Decider:
                 skipped += now - slot.skipped_since + 1
         self.emit(
             ev.SlotMoved, slot.slot, old, new, self.entry, now if iteration is None else iteration,
-            slot.computed_tokens(now), self.aids.evaluated.get(slot.slot, 0), cached or slot.cached,
+            slot.computed_tokens(self.state.iteration), self.aids.evaluated.get(slot.slot, 0), cached or slot.cached,
             len(slot.outstanding), detail, first, skipped, reason,
         )
         if old is _DECODING or new is _DECODING:

@@ -39,9 +39,11 @@ _NOTHING = _Appended()
 def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationMetadata:
     """``build_connector_metadata``: move slots, append blocks, advance positions."""
     state = leader.state
-    if s.count < 1 or (s.iteration != state.iteration + 1 and state.slots and state.iteration):
-        raise Refused(f"iteration {s.iteration} (count {s.count}) does not follow iteration {state.iteration}")
-    last = s.iteration + s.count - 1
+    several = bool(leader.aids.iterations)
+    before = leader.last_iteration(s.source)
+    if s.count < 1 or (s.iteration != before + 1 and before and _has_slots(leader, s.source)):
+        raise Refused(f"iteration {s.iteration} (count {s.count}) does not follow iteration {before}")
+    last = state.iteration + s.count if several else s.iteration + s.count - 1
     moves: list[tuple[SlotFacts, SlotState]] = []
     if s.new or s.progressed or s.first_tokens or s.resumed or s.preempted or s.skipped or s.unskipped or s.positions:
         _check_lists(leader, s)
@@ -62,14 +64,43 @@ def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationM
         pool = leader.device_pool(appended.slots[0].source)
         assign(leader, pool, appended.slots, appended.counts, appended.ids, 0, 0)
     slots = tuple([leader.live(request).slot for request in s.progressed])
-    leader.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions)
+    if several:
+        slots = _advance_beside_others(leader, s, last, slots)
+    else:
+        leader.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions)
     for number in slots:
         if state.slots[number].state is _DECODING:
             leader.note_place(state.slots[number])
     issued = leader.aids.issued
     if issued:
         leader.aids.issued = []
-    return IterationMetadata(last, tuple(issued))
+    return IterationMetadata(s.iteration + s.count - 1, tuple(issued))
+
+
+def _has_slots(leader: Decider, source: int) -> bool:
+    slots = leader.state.slots
+    return any(slot.source == source for slot in slots.values()) if leader.aids.iterations else bool(slots)
+
+
+def _advance_beside_others(
+    leader: Decider, s: st.IterationScheduled, last: int, slots: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Several engines, each with numbers of its own: the leader counts the iterations of all of them.
+
+    An iteration computes a token of every decoding slot by itself; those of other engines are told to stay where they
+    are. The slots whose position was told.
+    """
+    others = [slot for slot in leader.state.slots.values() if slot.source != s.source]
+    standing = [slot for slot in others if slot.state is _DECODING]
+    positions = tuple(slot.computed_tokens(leader.state.iteration) for slot in standing)
+    waiting = sum(not slot.device_blocks for slot in others)
+    slots += tuple(slot.slot for slot in standing)
+    leader.emit(
+        ev.IterationAdvanced, last, s.count, s.running + len(others) - waiting, s.waiting + waiting, slots,
+        s.positions + positions,
+    )
+    leader.aids.iterations[s.source] = s.iteration + s.count - 1
+    return slots
 
 
 def _check_lists(leader: Decider, s: st.IterationScheduled) -> None:
@@ -197,6 +228,8 @@ def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended
         for number, limit in limits.items():
             if limit < last and number not in out:
                 slot = leader.state.slots[number]
+                if slot.source != s.source:
+                    continue  # it stays where it is
                 _check_token(slot, last - slot.anchor_iteration, size, more.get(number, 0))
         leader.least_limit = min(limits.values(), default=NO_LIMIT)
     for request in (*s.first_tokens, *s.unskipped):
@@ -219,12 +252,13 @@ def _check_token(slot: SlotFacts, tokens: int, size: int, more: int) -> None:
 def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     """Blocks are full and carry their hashes; from now on they may be copied. In the order in which they became full:
     after several iterations a request may stand there several times."""
-    if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= leader.state.iteration:
+    formed = leader.last_iteration(s.source)
+    if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= formed:
         return
     ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)
     if len(ids) != len(hashes) or len(s.requests) != len(s.counts) or sum(s.counts) != len(ids):
         raise Refused(f"{len(ids)} filled blocks do not match {len(hashes)} hashes and counts {s.counts}")
-    if s.iteration > leader.state.iteration:
+    if s.iteration > formed:
         raise Refused(f"iteration {s.iteration} was not formed yet")
     slots = [leader.live(request) for request in s.requests]
     if len(slots) > 1 and len({slot.source for slot in slots}) > 1:

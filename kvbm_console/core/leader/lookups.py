@@ -52,6 +52,22 @@ def pool_declared(leader: Decider, s: st.PoolDeclared) -> None:
         s.block_tokens, s.authority,
     )
     leader.box.add_pool(capacity or 0 if s.authority is Authority.LEADER else 0)
+    if s.tier is Tier.G1 and s.authority is Authority.ENGINE:
+        _count_iterations_apart(leader, s.source)
+
+
+def _count_iterations_apart(leader: Decider, source: int) -> None:
+    """From the second engine on, each has iterations of its own; those of the first one have been the leader's."""
+    engines = {
+        pool.info.source for pool in leader.state.pools
+        if pool.info.tier is Tier.G1 and pool.info.authority is Authority.ENGINE
+    }
+    if len(engines) > 1:
+        own = leader.aids.iterations
+        leader.aids.iterations = {
+            engine: own.get(engine, 0) if own or engine == source else leader.state.iteration
+            for engine in sorted(engines)
+        }
 
 
 def request_arrived(leader: Decider, s: st.RequestArrived) -> None:

@@ -111,6 +111,7 @@ def _start_aids_anew(leader: Decider) -> None:
     leader.aids.matches = old.matches
     leader.aids.logged = old.logged
     leader.aids.paused = old.paused
+    leader.aids.iterations = old.iterations
     leader.aids.next_deadline = old.next_deadline
     leader.aids.deadlines = {number: what for number, what in old.deadlines.items() if what[0] == "expiry"}
     leader.aids.deadline_of = {f"{kind} {key}": number for number, (kind, key) in leader.aids.deadlines.items()}

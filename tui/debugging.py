@@ -3,20 +3,23 @@
 Law of this file: nothing acts on a target without control, and what would stop more than one slot asks first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from fnmatch import translate
+from re import compile as compile_pattern
 from typing import Final, cast
 
+from kvbm_console.core.breakpoints import Moment
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.events import Event
+from kvbm_console.core.events import SlotMoved
+from kvbm_console.core.expression import compile_condition
 from kvbm_console.core.ids import Site, SlotState
 
 from .desk import BREAKS, Desk
 from .model.breaks import NEXT, complete_breakpoint, parse_breakpoint
-from .model.hits import count_hits, on_tape
 from .model.numbers import S, plural
 from .prompts import Prompt
-from .transport import along_slot, to_hit
+from .transport import along_slot, run_to_cursor, to_hit
 
 KEYS: Final = frozenset("bcCsSuXDF")
 VERDICT_NS: Final = 60 * S
@@ -69,6 +72,8 @@ def _on_recording(desk: Desk, key: str) -> None:
         along_slot(desk, back=key == "S")
     elif key == "b":
         edit_breakpoint(desk)
+    elif key == "u":
+        run_to_cursor(desk)
     elif key == "D":
         desk.actions.watch([])
         desk.tell("only the hits of the recorded run are looked for")
@@ -101,7 +106,6 @@ def edit_breakpoint(desk: Desk) -> None:
         try:
             spec = parse_breakpoint(typed)
             if desk.recording:
-                on_tape(spec)
                 desk.actions.watch([*desk.actions.hits.specs, spec])
                 desk.tell(f"looking for {spec.describe()}; c next hit, C previous")
             else:
@@ -121,21 +125,43 @@ def edit_breakpoint(desk: Desk) -> None:
 
 
 def verdict(desk: Desk, spec: BreakpointSpec) -> str:
-    """``ok, would have hit 3 times in the last 60 s``; raises UsageError when it cannot work here."""
-    if desk.recording:
-        on_tape(spec)
+    """``ok, would have hit 3 times in the last 60 s``, or of how many live slots the condition is true."""
+    state = desk.mirror.state
+    if desk.recording or state is None:
         return f"ok, {spec.describe()}"
-    if spec.site not in (Site.EVICT_WILL, Site.CALL_WILL, Site.CALL_DID) and not spec.condition:
-        recent: list[Event] = []
-        edge = desk.now_ns - VERDICT_NS
-        for event in reversed(desk.mirror.log):
-            if event.at_ns < edge:
-                break
-            recent.append(event)
-        recent.reverse()
-        found = count_hits(spec, desk.mirror, recent)
+    named = compile_pattern(translate(spec.request)).match
+    if spec.condition:
+        holds = compile_condition(spec.condition)
+        live = [slot for slot in state.slots.values() if named(slot.request)]
+        true = sum(
+            holds(slot, state, Moment(spec.site, slot.slot, slot.request, slot.state, spec.to_state or slot.state))
+            for slot in live
+        )
+        return f"ok, true now of {true} of {plural(len(live), 'live slot')} that it names"
+    if spec.site in (Site.TRANSITION_WILL, Site.TRANSITION_DID):
+        found = sum(1 for move in _recent_moves(desk) if (
+            (spec.from_state is None or move.old is spec.from_state)
+            and (spec.to_state is None or move.new is spec.to_state)
+            and named(_request_of(desk, move.slot))
+        ))
         return f"ok, would have hit {plural(found, 'time')} in the last 60 s"
     return f"ok, {spec.describe()}"
+
+
+def _recent_moves(desk: Desk) -> Iterator[SlotMoved]:
+    edge = desk.now_ns - VERDICT_NS
+    for event in reversed(desk.mirror.log):
+        if event.at_ns < edge:
+            return
+        if isinstance(event, SlotMoved):
+            yield event
+
+
+def _request_of(desk: Desk, slot: int) -> str:
+    life = desk.mirror.lives.get(slot)
+    if life is None:
+        life = next((past for past in desk.mirror.past if past.slot == slot), None)
+    return "" if life is None else life.request
 
 
 # --- holds -----------------------------------------------------------------------------------------------------------

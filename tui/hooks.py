@@ -1,11 +1,12 @@
-"""What is handed to a session from outside: who runs its tasks, keeps what it sees, explains a request.
+"""What is handed to a session from outside: who runs its tasks, keeps what it sees, explains a request, finds hits.
 
 Law of this file: shapes only.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.stream.feed import FeedItem
 
 from .model.mirror import Mirror
@@ -22,6 +23,10 @@ class Spawner(Protocol):
 
 Explain = Callable[[str], Awaitable["Explanation"]]
 """Why a request missed what it missed; raises KvbmConsoleError with a sentence."""
+
+
+FindHits = Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]
+"""The events behind which these breakpoints would have hit; raises KvbmConsoleError with a sentence."""
 
 
 class Keeper(Protocol):

@@ -23,8 +23,8 @@ from kvbm_console.stream.feed import (
 )
 
 from .contracts import Table, TransportControls
-from .hooks import Explain, Keeper, Spawner
-from .model.hits import Hits, Tracker
+from .hooks import Explain, FindHits, Keeper, Spawner
+from .model.hits import Hits, Tracker, recorded_hits
 from .model.mirror import Mirror
 from .model.numbers import count, plural
 from .model.pace import Pace
@@ -47,7 +47,7 @@ class Session(Verbs):
     def __init__(
         self, feed: Feed, controls: Controls | None = None, playback: TransportControls | None = None, *,
         socket: str = "", mono: Callable[[], int] = time.monotonic_ns, explain: Explain | None = None,
-        keeper: Keeper | None = None,
+        keeper: Keeper | None = None, find_hits: FindHits | None = None,
     ) -> None:
         super().__init__(controls)
         self.feed = feed
@@ -58,6 +58,8 @@ class Session(Verbs):
         """Explains a request; None when there is nothing to look at."""
         self.keeper = keeper
         """Records what this session folds; None when nobody asked for it."""
+        self.find_hits = find_hits
+        """Finds the hits of breakpoints on the recording; None: only those of the recorded run are known."""
         self.explained: Explanation | None = None
         self.unexplained = ""
         self.mirror = Mirror()
@@ -246,12 +248,15 @@ class Session(Verbs):
             spawn(self._search(playback, back), "hits")
 
     async def _search(self, playback: TransportControls, back: bool) -> None:
-        tape = playback.recording
         try:
-            state = tape.state_at(playback.first_seq)
-            while not await self.hits.search(tape, state, _yield):
-                pass
-        except RecordingError as error:
+            while not self.hits.complete:
+                generation, specs = self.hits.generation, list(self.hits.specs)
+                found = await recorded_hits(playback.recording, _yield)
+                if specs and self.find_hits is not None:
+                    found += await self.find_hits(specs)
+                if generation == self.hits.generation:
+                    self.hits.take(found)
+        except KvbmConsoleError as error:
             self._tell(str(error), "fault")
             return
         finally:
@@ -282,9 +287,7 @@ class Session(Verbs):
         try:
             for events in playback.recording.events(here + 1):
                 for event in events:
-                    for _ in tracker.moments(event):
-                        pass
-                    if event.seq > here and tracker.slot(event) == slot:
+                    if tracker.slot(event) == slot and event.seq > here:
                         playback.seek(event.seq)
                         return
                 await _yield()

@@ -50,3 +50,20 @@ def to_hit(desk: Desk, *, back: bool) -> None:
     """Continue to the next hit of a breakpoint, or back to the previous one."""
     if desk.actions.playback is not None:
         desk.actions.seek_hit(back)
+
+
+def run_to_cursor(desk: Desk) -> None:
+    """To the place of the cursor, or of the chosen event; forwards at most to the next hit that is known."""
+    playback, state = desk.actions.playback, desk.mirror.state
+    if playback is None or state is None:
+        return
+    place = desk.place()
+    if place is None or place[0] == state.seq - 1:
+        desk.tell("put the cursor on a place first: in the timeline, the story or the log", "muted")
+        return
+    here, target = playback.position_seq, place[0]
+    hit = desk.actions.hits.next(here)
+    if hit is not None and here < hit < target:
+        target = hit
+        desk.tell(f"stopped at a hit in front of the cursor, seq {count(hit)}")
+    playback.seek(target)

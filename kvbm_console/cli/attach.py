@@ -162,19 +162,27 @@ def explainer(*source: str) -> "Callable[[str], Awaitable[Explanation]]":
 
         from kvbm_console.recording.explain import Explanation
 
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", RUN_MAIN, "why", "--format", "json", *source[:-1], *(
-                (source[-1], "--", request) if source[0].startswith("--") else ("--", request, source[-1])),
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            said, complained = await process.communicate()
-        except asyncio.CancelledError:
-            process.kill()
-            raise
-        if process.returncode:
-            lines = complained.decode(errors="replace").strip().splitlines()
-            raise KvbmConsoleError(lines[-1] if lines else f"why ended with status {process.returncode}")
-        return msgspec.json.decode(said, type=Explanation)
+        said = await document_of("why", "--format", "json", *source[:-1], *(
+            (source[-1], "--", request) if source[0].startswith("--") else ("--", request, source[-1])))
+        return msgspec.convert(said, type=Explanation)
 
     return explain
+
+
+async def document_of(*arguments: str, statuses: tuple[int, ...] = (0,)) -> Any:
+    """The JSON that a command of ours prints, run in a process of its own. Raises its last sentence."""
+    import msgspec
+
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", RUN_MAIN, *arguments,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        said, complained = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        raise
+    if process.returncode not in statuses:
+        lines = complained.decode(errors="replace").strip().splitlines()
+        raise KvbmConsoleError(lines[-1] if lines else f"{arguments[0]} ended with status {process.returncode}")
+    return msgspec.json.decode(said)

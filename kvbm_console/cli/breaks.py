@@ -236,19 +236,26 @@ def break_load(file: Path, target: str | None) -> None:
 @click.argument("expression", metavar="[EXPR]", default="")
 @click.option("--on", "recording", required=True, type=click.Path(exists=True, path_type=Path), metavar="RECORDING",
               help="A recording: a directory or a file.")
+@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="Try the breakpoints of a file that `break save` wrote, all at once.")
 @click.option("--show", type=click.IntRange(0), default=SHOWN_HITS, show_default=True, metavar="N",
               help="Print the first N hits.")
 @spec_options
 @format_option("text", "json")
-def break_test(expression: str, recording: Path, show: int, form: str, condition: str, **given: Any) -> None:
+def break_test(
+    expression: str, recording: Path, file: Path | None, show: int, form: str, condition: str, **given: Any
+) -> None:
     """Count how often a breakpoint would have hit in a recording, and where. Exit 1 when it never would."""
     if expression and condition:
         raise click.UsageError("break test takes EXPR or --when, got both")
+    from kvbm_console.debug.files import read_specs
     from kvbm_console.recording.hits import find_hits
 
     spec = check(spec_of({**given, "condition": expression or condition}))
+    if file is not None and spec != BreakpointSpec():
+        raise click.UsageError(f"break test takes a breakpoint or --file, got both {spec.describe()} and {file}")
     try:
-        found = find_hits(recording, [spec])
+        found = find_hits(recording, [spec] if file is None else read_specs(file))
     except Refused as error:
         raise click.UsageError(str(error)) from None
     if form == "json":

@@ -1,7 +1,8 @@
 """``kvbm-console replay``: the console on a recording, or the state at one place of it."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -9,9 +10,15 @@ from kvbm_console.cli.attach import explainer
 from kvbm_console.cli.look import look_options
 from kvbm_console.cli.output import print_json
 from kvbm_console.cli.params import format_option
+from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvbm_console.core.config import BreakpointSpec
     from kvbm_console.recording.reader import Recording
+
+
+HITS_MAX: Final = 20_000
+"""Hits that are asked for; nobody looks at more of them one by one."""
 
 
 @click.command()
@@ -33,7 +40,6 @@ def replay(
     Hits and holds of the recorded run are shown and do not wait. With --format json the state at the place (without
     --at: at the end) is printed as the document of `status`.
     """
-    from kvbm_console.core.errors import UsageError
     from kvbm_console.recording.places import parse_place, seq_of
     from kvbm_console.recording.playback import Playback, RecordingFeed
     from kvbm_console.recording.reader import Recording
@@ -58,8 +64,32 @@ def replay(
     from tui.app import run_console
     from tui.source import Session
 
-    session = Session(RecordingFeed(playback), None, playback, explain=explainer(str(path)))
+    session = Session(
+        RecordingFeed(playback), None, playback, explain=explainer(str(path)), find_hits=hit_finder(path),
+    )
     run_console(session, theme=theme, ascii=ascii, no_color=no_color)
+
+
+def hit_finder(path: Path) -> "Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]":
+    """Tries breakpoints on a recording in a process of its own: running it again must not stop the screen."""
+    async def find(specs: "Sequence[BreakpointSpec]") -> list[int]:
+        import tempfile
+
+        from kvbm_console.cli.attach import document_of
+        from kvbm_console.debug.files import write_specs
+
+        with tempfile.TemporaryDirectory(prefix="kvbm-") as place:
+            file = Path(place) / "breakpoints.json"
+            write_specs(file, specs)
+            found = await document_of(
+                "break", "test", "--format", "json", "--show", str(HITS_MAX), "--file", str(file), "--on", str(path),
+                statuses=(0, 1),
+            )
+        if found["failed"]:
+            raise UsageError(f"the condition failed: {found['failed']}")
+        return [int(hit["seq"]) - 1 for hit in found["first"]]
+
+    return find
 
 
 def state_document(recording: "Recording", at_seq: int | None) -> dict[str, object]:

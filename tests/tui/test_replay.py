@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from kvbm_console.cli.replay import hit_finder
 from kvbm_console.core.snapshots import digest
 from kvbm_console.recording.playback import Playback, RecordingFeed
 from kvbm_console.recording.reader import Recording
@@ -27,7 +28,7 @@ class Replay:
         self.clock_ns = 0
         self.tick = asyncio.Event()
         feed = RecordingFeed(self.playback, clock=lambda: self.clock_ns, sleep=self._sleep)
-        self.session = Session(feed, None, self.playback, mono=Mono())
+        self.session = Session(feed, None, self.playback, mono=Mono(), find_hits=hit_finder(RECORDINGS / name))
         self.app = ConsoleApp(self.session)
         self.pilot: Pilot[int]
 
@@ -119,8 +120,8 @@ async def test_a_hold_of_the_recorded_run_is_shown_and_cannot_be_continued() -> 
         await command(replay, f"seek {held}")
         await replay.at(held)
         assert "held" in replay.text()
-        await replay.pilot.press("u")
-        assert "u: not here, a recording cannot be stopped" in replay.text()
+        await replay.pilot.press("X")
+        assert "X: not here, a recording cannot be stopped" in replay.text()
 
 
 @pytest.mark.asyncio

@@ -3,9 +3,8 @@
 import pytest
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.errors import UsageError
-from kvbm_console.core.ids import Route, Site, SlotState
+from kvbm_console.core.ids import SlotState
+from kvbm_console.recording.hits import find_hits
 from kvbm_console.recording.reader import Recording
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import S, connected, story
@@ -13,8 +12,8 @@ from tests.tui.test_replay import RECORDINGS, Replay, command, replaying
 from tui.commands import commands, matching
 from tui.desk import LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, WARNINGS
 from tui.keys import press
+from tui.model.breaks import parse_breakpoint
 from tui.model.causes import cause_of, effect_of
-from tui.model.hits import count_hits, on_tape
 from tui.model.lint_texts import TEXTS
 from tui.model.lints import Lints
 from tui.model.marks import MARKS_MAX, Mark, Marks
@@ -108,29 +107,6 @@ def test_a_bookmark_on_a_recording_is_listed_and_sought() -> None:
 # --- hits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("spec", "kind"), [
-    (BreakpointSpec(to_state=SlotState.DECODING), ev.SlotMoved),
-    (BreakpointSpec(site=Site.SKIP_DID), ev.CandidateSkipped),
-    (BreakpointSpec(site=Site.PROMOTE_WILL, route=Route.G1_G2), ev.CandidatePromoted),
-    (BreakpointSpec(site=Site.REQUEST_FINISH), ev.SlotClosed),
-    (BreakpointSpec(site=Site.DISPATCH_WILL, request="rag-*"), ev.OperationStarted),
-], ids=lambda value: value.describe() if isinstance(value, BreakpointSpec) else "")
-def test_what_would_have_hit_is_what_the_events_tell(spec: BreakpointSpec, kind: type[ev.Event]) -> None:
-    desk = desk_of()
-    expected = sum(
-        type(event) is kind and (not isinstance(event, ev.SlotMoved) or event.new is spec.to_state)
-        for event in desk.mirror.log)
-    if spec.request != "*":
-        expected = 2
-    assert count_hits(spec, desk.mirror, desk.mirror.log) == expected
-
-
-def test_what_events_do_not_tell_is_refused() -> None:
-    for spec in (BreakpointSpec(site=Site.EVICT_WILL), BreakpointSpec(condition="age > 3 s")):
-        with pytest.raises(UsageError, match="recording"):
-            on_tape(spec)
-
-
 async def settled(replay: Replay) -> None:
     """Until the search and the seek after it are over."""
     while not replay.session.hits.complete or replay.session.mirror.state is None or (
@@ -158,6 +134,32 @@ async def test_continue_and_reverse_continue_go_from_hit_to_hit() -> None:
         assert replay.playback.position_seq == wanted[0]
         await replay.pilot.press("C")
         assert f"no hit in front of seq {wanted[0]}" in replay.text()
+
+
+@pytest.mark.asyncio
+async def test_a_recording_takes_the_whole_specification_and_u_runs_to_the_cursor() -> None:
+    """As `break test` counts: condition, ignored matches and hit condition."""
+    said = "to decoding ignore 1 hits >=2 when tokens.computed > 1"
+    spec = parse_breakpoint(said)
+    wanted = [hit.seq - 1 for hit in find_hits(RECORDINGS / "preempt-and-resume.mcap", [spec]).hits]
+    async with replaying("preempt-and-resume.mcap") as replay:
+        await replay.pilot.press("b", "ctrl+u", *["space" if key == " " else key for key in said], "enter")
+        assert wanted
+        for seq in wanted:
+            await replay.pilot.press("c")
+            await settled(replay)
+            assert replay.playback.position_seq == seq
+        await replay.pilot.press("C")
+        if len(wanted) == 1:
+            assert f"no hit in front of seq {wanted[0]}" in replay.text()
+        before = next(event for event in replay.session.mirror.log if isinstance(event, ev.SlotMoved))
+        replay.app.desk.reveal(before)
+        await replay.pilot.press("u")
+        await settled(replay)
+        assert replay.playback.position_seq == before.seq
+        assert replay.same()
+        await replay.pilot.press("u")
+        assert "put the cursor on a place first" in replay.text()
 
 
 @pytest.mark.asyncio

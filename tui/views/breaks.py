@@ -161,7 +161,8 @@ class Breaks(Page):
     def hints(self, desk: Desk) -> list[Hint]:
         """Keys of the debugger."""
         if desk.recording:
-            return [("c", "next hit"), ("C", "previous hit"), ("b", "look for"), ("D", "forget those")]
+            return [("c", "next hit"), ("C", "previous hit"), ("b", "look for"), ("u", "to the cursor"),
+                    ("D", "forget those")]
         if not desk.may_control:
             return [("enter", "its slot")]
         hints = [("c", "continue"), ("s", "step"), ("b", "break"), ("D", "disarm all")]

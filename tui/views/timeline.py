@@ -245,7 +245,8 @@ class Timeline(Page):
         """Keys of the timeline."""
         hints = [("←→", "cursor"), ("+-", "zoom"), ("n", "next event"), ("[ ]", "cause, effect"), ("m", "mark"),
                  ("f", "follow"), ("0", "fit"), ("tab", "transfers")]
-        return [*hints, *([("b", "break here")] if desk.may_control else []), ("o", "order")]
+        here = [("u", "run to cursor")] if desk.recording else [("b", "break here")] if desk.may_control else []
+        return [*hints, *here, ("o", "order")]
 
     def press(self, desk: Desk, key: str) -> bool:
         """Move the cursor, zoom, walk events, mark, follow."""

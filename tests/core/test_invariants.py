@@ -4,18 +4,23 @@ Law of this file: what breaks an invariant is done to a copy of the facts, past 
 must refuse. That sound leaders never break one is the business of the state machine and of ``Script``.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 import pytest
 
 from kvbm_console.core import events as ev
+from kvbm_console.core import stimuli as st
 from kvbm_console.core.audit import RULES, audit, quick_audit
 from kvbm_console.core.columns import pack_hashes, pack_ids
-from kvbm_console.core.errors import FoldError, KvbmConsoleError
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import FoldError, InvariantViolation, KvbmConsoleError
 from kvbm_console.core.ids import CandidateStatus, EvictRule, ResetMode, SkipReason, SlotState
+from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, WRITING
+from kvbm_console.dispatch import Dispatcher, start_leader
 
 from . import oracle
 from .engine_model import BLOCK, hash_of
@@ -56,6 +61,18 @@ def test_i1_the_conditions_add_up_to_the_capacity(script: Script) -> None:
         facts.pools[0].counts[0] += change
         assert "I1" in rules(facts)
         assert [found.rule for found in quick_audit(facts)] == ["I1"], "the cheap part sees it too"
+
+
+def test_i1_the_cheap_part_is_always_on() -> None:
+    """A leader that nobody told to check itself notices within sixteen stimuli."""
+    leader = Leader(LeaderConfig(g2_blocks=4))
+    dispatcher = Dispatcher(leader, lambda: 0)
+    start_leader(dispatcher)
+    for _ in range(40):
+        dispatcher.submit(st.LeaseLost, "nobody")
+    leader.state.pools[0].counts[0] -= 1
+    with pytest.raises(InvariantViolation, match="I1"):
+        deque((dispatcher.submit(st.LeaseLost, "nobody") for _ in range(16)), maxlen=0)
 
 
 def test_i2_a_ref_count_is_the_number_of_references_and_is_never_clamped(script: Script) -> None:

@@ -80,6 +80,7 @@ class Timeline(Page):
         now = desk.now_ns
         lives = self._lives(desk)
         self.window = window = self._window(desk, lives, cells, now)
+        lives = self._in_sight(desk, lives)
         bounds = limits(desk.mirror)
         feet = self._feet(desk, width)
         room = height - 3 - len(feet)
@@ -102,6 +103,16 @@ class Timeline(Page):
         rows = rows[:room]
         rows += [Line()] * (room - len(rows))
         return [*lines, *rows, *feet]
+
+    def _in_sight(self, desk: Desk, lives: list[Life]) -> list[Life]:
+        """Without those that have nothing in a window that was chosen, but with the selected one."""
+        if self.cell_ns is None:
+            return lives
+        start, end = self.window.start_ns, self.window.end_ns
+        return [
+            life for life in lives if life.request == desk.selected
+            or (life.first_known_ns() < end and (life.closed_ns is None or life.closed_ns >= start))
+        ]
 
     def _lives(self, desk: Desk) -> list[Life]:
         """Rows: those that need a person, then by arrival, live ones and the recently finished."""
@@ -361,7 +372,7 @@ class Timeline(Page):
                 inside = known.index(self.inside) if self.inside in known else None
                 self.inside = known[moved(inside, key, len(known), OPERATIONS_MAX)]
             return
-        lives = self._lives(desk)
+        lives = self._in_sight(desk, self._lives(desk))
         if lives:
             at = next((i for i, life in enumerate(lives) if life.request == desk.selected), None)
             desk.select(lives[moved(at, key, len(lives), self.page)].request)

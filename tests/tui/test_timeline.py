@@ -59,7 +59,7 @@ def test_zoom_goes_from_an_hour_to_a_millisecond_in_round_steps_around_the_curso
 
 
 @pytest.mark.parametrize("zooms", [0, 4, 12])
-def test_n_and_N_meet_every_event_of_a_request_once_and_exactly(zooms: int) -> None:  # noqa: N802
+def test_n_and_N_meet_every_event_of_a_request_once_and_exactly(zooms: int) -> None:
     desk, view = timeline(story(), "rag-0002.7")
     life = desk.mirror.life_of("rag-0002.7")
     assert life is not None

@@ -287,7 +287,7 @@ def test_the_status_document_has_exactly_the_documented_keys() -> None:
         "holds": [{
             "id": "1", "slot": "0", "request": "r-1", "site": "transition.did", "point": "schedule", "owner": "me-1",
             "breakpoints": ["1"], "pending": True, "since_ns": 7, "deadline_ns": 1_007, "suspend": "slot",
-            "on_timeout": "continue",
+            "on_timeout": "continue", "age_ns": 0,
         }],
         "frozen": None,
         "stream": {"head_seq": service.state.seq - 1, "epoch": 0, "incarnation": "abc", "subscribers": 0},

@@ -1,8 +1,8 @@
 """The broadcaster: collects what was published, flushes it as chunks into the ring, and wakes who waits for them.
 
 Flush rule: at once when the last flush is older than the gap, else at last + gap; the gap follows what the last
-fan-out cost, between 1 and 20 ms. So one event a second is on the wire at once, and a million are sent in chunks that
-are worth their fixed cost.
+fan-out cost, and to how many, between 1 and 20 ms. So one event a second is on the wire at once, and a million are sent
+in chunks that are worth their fixed cost.
 
 Law of this file: ``publish`` never waits and never fails for a reader's sake. Readers come to the ring by themselves.
 """
@@ -22,7 +22,8 @@ GAP_NS_MIN: Final = 1_000_000
 GAP_NS_MAX: Final = 20_000_000
 """A console draws at most 30 times a second, so 20 ms of delay are not seen."""
 GAP_PER_FAN_OUT: Final = 4
-"""Fan-out takes at most a fifth of the time."""
+"""Fan-out to one reader takes at most a fifth of the time. With every further reader the gap grows by as much again, up
+to its bound: the more look on, the longer they may wait, not the engine."""
 
 OnFlush = Callable[[StimulusChunk | None, EventChunk | None], None]
 Later = Callable[[float, Callable[[], None]], object]
@@ -90,7 +91,7 @@ class Broadcaster:
         self._events_max = min(FLUSH_EVENTS_MAX, ring.chunk_events_max)
         self._last_ns = clock() - GAP_NS_MAX
         self._scheduled = False
-        self._outstanding = 0
+        self._outstanding = self._woken = 0
 
     @property
     def next_seq(self) -> int:
@@ -149,6 +150,7 @@ class Broadcaster:
     def _wake_readers(self) -> None:
         woken, self.idle = self.idle, set()
         self._outstanding += len(woken)
+        self._woken = len(woken)
         for subscriber in woken:
             subscriber.wake(self.flushes)
 
@@ -169,7 +171,7 @@ class Broadcaster:
 
     def _set_gap(self) -> None:
         took = self._clock() - self._last_ns
-        self.gap_ns = min(GAP_NS_MAX, max(GAP_NS_MIN, GAP_PER_FAN_OUT * took))
+        self.gap_ns = min(GAP_NS_MAX, max(GAP_NS_MIN, GAP_PER_FAN_OUT * self._woken * took))
 
     # --- the readers' side ---
 

@@ -104,11 +104,12 @@ def test_one_stimulus_with_more_events_than_a_chunk_is_split_for_the_ring_and_wh
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("took_ns", "gap_ns"), [(0, GAP_NS_MIN), (2 * MS, 8 * MS), (50 * MS, GAP_NS_MAX)],
+    ("count", "took_ns", "gap_ns"),
+    [(3, 0, GAP_NS_MIN), (1, 2 * MS, 8 * MS), (2, 2 * MS, 16 * MS), (3, 2 * MS, GAP_NS_MAX), (1, 50 * MS, GAP_NS_MAX)],
 )
-async def test_the_gap_follows_what_the_fan_out_costs(took_ns: int, gap_ns: int) -> None:
+async def test_the_gap_follows_what_the_fan_out_costs_and_to_how_many(count: int, took_ns: int, gap_ns: int) -> None:
     bench = Bench()
-    readers = [bench.broadcaster.subscribe(0) for _ in range(3)]
+    readers = [bench.broadcaster.subscribe(0) for _ in range(count)]
     waiting = [asyncio.create_task(reader.wait()) for reader in readers]
     await anyio.wait_all_tasks_blocked()
     bench.publish()

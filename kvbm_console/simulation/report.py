@@ -68,6 +68,33 @@ KEYS: Final[dict[str, str]] = {
 """Key to its definition, in the order of the document."""
 
 
+_SPREAD: Final = {
+    "mean": "sum / number", "p50": "the smallest value that half of them do not exceed", "p90": "the same of 90 %",
+    "p99": "the same of 99 %", "max": "the largest",
+}
+INNER: Final[dict[str, dict[str, str]]] = {
+    "settings": {
+        "limit": "--limit, null without", "seed": "--seed, null without", "instances": "--instances",
+        "total_kv_blocks": "--total-kv-blocks, of one instance", "block_size": "--block-size",
+        "kv_geometry": "layers, K/V heads, head dimension, bytes of an element",
+        "token_bytes": "bytes of K and V of a token: layers x heads x head dimension x 2 x bytes of an element",
+        "kv_cpu_blocks": "--kv-cpu-blocks, or --kv-cpu-size in blocks", "kv_disk_blocks": "--kv-disk-blocks",
+        "kv_offload_threshold": "--kv-offload-threshold", "kv_transfer_bandwidth": "--kv-transfer-bandwidth",
+        "kv_transfer_base_latency": "--kv-transfer-base-latency", "transfers": "--transfers",
+        "prefetch": "--prefetch",
+    },
+    "ttft_ms": _SPREAD,
+    "latency_ms": _SPREAD,
+    "stats": {
+        "point": "reset, prefill (the first token) or decode (the end)", "iteration": "iterations so far",
+        "active_slots": "requests that have arrived and not ended", "blocks_used": "device blocks held or written",
+        "blocks_free": "the others", "max_ref_count": "most holders of one device block",
+    },
+}
+"""Keys inside the object (or the objects of the list) under a key of ``KEYS``, in the same way. The keys of what goes
+by tier are ``G1`` to ``G3``, of what goes by route ``G1>G2`` and so on."""
+
+
 class InstanceMeasures(msgspec.Struct, frozen=True):
     """The sums of one instance."""
 

@@ -17,6 +17,11 @@ A trace runs through engine and tiers in virtual time; the same options give the
 took is told on stderr. Without a lower tier (`--kv-cpu-blocks 0 --kv-disk-blocks 0`, the default) nothing about tiers,
 links and policies is printed, whatever else was said.
 
+Stats lines go to stderr too: after the reset, the first prefill, the last decode and the clean-up, and every
+`--stats-every` iterations. `--cleanup` says how long records of finished requests stand (`incremental`: as long as they
+live, `end`: to the end of the run, `none`: for ever) and whether the tiers are cleared at the end; the report is the
+same. [example.toml](example.toml) is a configuration file with the flags of `simulate`, `compare` and `serve`.
+
 This file is generated: `python -m kvbm_console.simulation.documentation`.
 """
 

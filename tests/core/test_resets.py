@@ -82,6 +82,28 @@ def test_both_modes_lead_to_the_same_facts_and_only_one_zeroes() -> None:
     assert facts(scripts[ResetMode.LOGICAL]) == facts(scripts[ResetMode.PHYSICAL])
 
 
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_allocate_decode_reset_decode_is_the_same_in_both_modes(hosts: int) -> None:
+    seen = []
+    for mode in ResetMode:
+        script = Script(g1=16, g2=16, offload_threshold=0.0, hosts=hosts)
+        digests = []
+        for name in ("before", "after"):
+            script.arrive(name, "abcd")
+            assert script.admit(name)
+            script.step(6)
+            script.move_all()
+            digests.append((script.leader.digest(), script.leader.aids_digest()))
+            script.reset(mode)
+            digests.append((script.leader.digest(), script.leader.aids_digest()))
+        seen.append((digests, [type(event) for event in script.events], script.zeroed))
+    (logical, told, zeroed), (physical, told_too, zeroed_too) = seen
+    assert [one[1] for one in logical] == [one[1] for one in physical]
+    assert told == told_too
+    assert (zeroed, zeroed_too) == ([], [0, 1, 0, 1])
+    assert logical == physical, "the same commands, the same digests"
+
+
 def test_after_a_reset_all_goes_on_as_from_the_beginning() -> None:
     script, fresh = busy(), Script(g1=24, g2=16, offload_threshold=0.0)
     script.reset()
@@ -280,7 +302,7 @@ def decoding(tail: int) -> Script:
     return script
 
 
-@pytest.mark.parametrize("tail", range(BLOCK))
+@pytest.mark.parametrize("tail", range(BLOCK), ids=["at a boundary", "one after it", "between", "one before it"])
 def test_clones_share_full_blocks_and_own_their_partial_one(tail: int) -> None:
     script = decoding(tail)
     parent = list(script.slot("a").device_blocks)

@@ -23,7 +23,7 @@ CRC was.
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from mcap.data_stream import RecordBuilder
@@ -270,15 +270,23 @@ def encode_frame(frame: Frame) -> list[bytes]:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+def _decoded(decoder: Any, data: bytes | str) -> Any:
+    try:
+        return decoder.decode(data)
+    except UnicodeDecodeError as error:  # of text in it; no DecodeError by itself
+        raise msgspec.DecodeError(f"text that is not UTF-8: {error.reason}") from None
+
+
 def decode_keyframe(data: bytes) -> Keyframe:
     """The keyframe in a frame's data. Raises ``msgspec.DecodeError``."""
-    return _keyframes.decode(data)
+    keyframe: Keyframe = _decoded(_keyframes, data)
+    return keyframe
 
 
 def decode_mark(data: bytes) -> Mark | None:
     """The mark in a frame's data, None for a kind of a newer minor version. Raises ``msgspec.DecodeError``."""
     try:
-        mark: Mark = _marks.decode(data)
+        mark: Mark = _decoded(_marks, data)
         return mark
     except msgspec.ValidationError:
         return None
@@ -286,11 +294,13 @@ def decode_mark(data: bytes) -> Mark | None:
 
 def decode_index(data: bytes) -> list[IndexEntry]:
     """The entries of ``kvbm.index``. Raises ``msgspec.DecodeError``."""
-    return _index.decode(data)
+    entries: list[IndexEntry] = _decoded(_index, data)
+    return entries
 
 
 def decode_about(metadata: dict[str, str]) -> About:
     """The description in a preamble's metadata. Raises ``msgspec.DecodeError`` or ``ValueError`` when it is damaged."""
     if metadata.get("crc32") != _metadata_crc(metadata):
         raise ValueError("its checksum is wrong")
-    return _about.decode(metadata.get("about", ""))
+    about: About = _decoded(_about, metadata.get("about", ""))
+    return about

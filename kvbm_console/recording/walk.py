@@ -161,13 +161,22 @@ def _fold(
 ) -> None:
     for event in events:
         kind = type(event)
-        for handler in every:
-            handler(event, state)
-        for handler in before.get(kind, ()):
-            handler(event, state)
         try:
-            state.apply(event)
-        except FOLD_ERRORS as error:
-            raise CorruptRecording(f"{name}: event {event.seq} does not fit the facts: {error}") from None
+            for handler in every:
+                handler(event, state)
+            for handler in before.get(kind, ()):
+                handler(event, state)
+        except FOLD_ERRORS:
+            # It looks up what the event names, which only the fold checks: damage, or else a bug of ours.
+            _apply(name, state, event)
+            raise
+        _apply(name, state, event)
         for handler in after.get(kind, ()):
             handler(event, state)
+
+
+def _apply(name: str, state: CacheState, event: Event) -> None:
+    try:
+        state.apply(event)
+    except FOLD_ERRORS as error:
+        raise CorruptRecording(f"{name}: event {event.seq} does not fit the facts: {error}") from None

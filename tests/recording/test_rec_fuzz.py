@@ -15,7 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbm_console.core.errors import KvbmConsoleError
+from kvbm_console.core import events as ev
+from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError
+from kvbm_console.core.ids import CandidateStatus
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.cut import cut
 from kvbm_console.recording.format import Frame
@@ -31,7 +33,7 @@ from kvbm_console.recording.segment import SegmentWriter
 from kvbm_console.recording.verify import verify
 from kvbm_console.recording.walk import evidence_of
 from kvbm_console.wire.batches import pack_events, unpack_events
-from tests.recording.helpers import frames_of, real_run
+from tests.recording.helpers import Log, frames_of, real_run
 
 CASES = 4_000 if os.environ.get("KVBM_FULL") else 60
 SECONDS_MAX = 5.0
@@ -220,3 +222,35 @@ def test_f22_a_follower_of_a_file_that_becomes_anything_goes_on_or_stands_still(
         survives(follow, f"seed {seed}")
         assert playback.position_seq >= before, seed
         shutil.rmtree(place)
+
+
+def written(place: Path, *frames: Frame) -> Path:
+    """An active segment of a keyframe of nothing and these frames."""
+    log = Log()
+    segment = SegmentWriter(place, fmt.About())
+    seq, facts, aids = log.keyframe()
+    segment.append(Frame(fmt.KEYFRAMES, seq, 0, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, aids))))
+    for frame in frames:
+        segment.append(frame)
+    segment.file.close()
+    return segment.path
+
+
+def test_f22_a_mark_whose_text_is_no_text_ends_what_counts(tmp_path: Path) -> None:
+    data = bytearray(fmt.encode_item(fmt.Gap(0, 4, "a full disk")))
+    data[data.index(b"a full disk")] = 0x8F
+    recording = Recording.open(written(tmp_path, Frame(fmt.MARKS, 0, 5, 0, 0, bytes(data))))
+    assert recording.last_seq == -1
+    assert recording.segments[0].torn_bytes > 0
+
+
+@pytest.mark.parametrize("event", [
+    ev.CandidateEnded(0, 0, 0, 38, CandidateStatus.COMPLETED), ev.BlocksReserved(0, 0, 0, 9, 1, b"", b"abc"),
+    ev.SlotClosed(0, 0, 0, 7), ev.BlocksReady(0, 0, 0, 3, 1, b"abcd"),
+])
+def test_f22_an_event_that_names_what_is_not_there_is_damage_for_every_walk(tmp_path: Path, event: ev.Event) -> None:
+    """Who looks at an event before it is folded meets it unchecked; what he trips over is the recording's fault."""
+    chunk = pack_events([event])
+    path = written(tmp_path, Frame(fmt.EVENTS, 0, 1, 0, 0, chunk.data))
+    with pytest.raises(CorruptRecording, match="event 0 does not fit the facts"):
+        diagnose(evidence_of(Recording.open(path)))

@@ -36,7 +36,9 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     >>> unpack_ids(pack_ids([3, 1, 2]))
     [3, 1, 2]
     """
-    items = list(ids)
+    items = ids if isinstance(ids, list) else list(ids)
+    if len(items) == 1:
+        return items[0].to_bytes(ID_BYTES, "little", signed=True)
     try:
         column = array("I", items)  # the same bytes as of "i", in a third of the time
     except OverflowError:

@@ -94,9 +94,12 @@ class DevicePool:
         """
         if count < 0:
             raise InternalError(f"cannot allocate {count} blocks")
-        if not self.fits(count, prefix):
+        if prefix:
+            if not self.fits(count, prefix):
+                return None
+            self.touch(prefix)
+        elif count > self._free:
             return None
-        self.touch(prefix)
         return self._pop(count)
 
     def touch(self, ids: Iterable[int]) -> None:
@@ -156,19 +159,23 @@ class DevicePool:
     def _pop_few(self, count: int) -> list[int]:
         taken: list[int] = []
         unhashed = self._unhashed
-        while unhashed and len(taken) < count:
+        missing = count
+        while unhashed and missing:
             taken.append(unhashed.pop())
-        ring, stamp, head = self._ring, self._stamp, self._head
-        while len(taken) < count:
-            block = ring[head]
-            if stamp[block] == head:
-                taken.append(block)
-            head += 1
-        self._head = head
+            missing -= 1
+        if missing:
+            ring, stamp, head = self._ring, self._stamp, self._head
+            while missing:
+                block = ring[head]
+                if stamp[block] == head:
+                    taken.append(block)
+                    missing -= 1
+                head += 1
+            self._head = head
         refs, hash_of = self.refs, self.hash_of
         for block in taken:
             refs[block] = 1
-            if hash_of[block] != EMPTY_HASH:
+            if hash_of[block]:
                 self._forget(block)
         return taken
 

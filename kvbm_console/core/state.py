@@ -317,9 +317,9 @@ class CacheState:
         pool.ref(ids, column)
 
     def _device_blocks_released(self, e: ev.DeviceBlocksReleased) -> None:
-        slot = self._slot(e.slot)
+        column = e.ids
+        slot, ids = self._slot(e.slot), unpack_ids(column)
         pool = self._device(slot)
-        ids = unpack_ids(e.ids)
         if len(ids) == len(slot.device_blocks):
             slot.device_blocks = []
             slot.filled_blocks = 0
@@ -327,7 +327,7 @@ class CacheState:
             gone = set(ids)
             slot.device_blocks = [block for block in slot.device_blocks if block not in gone]
             slot.filled_blocks = min(slot.filled_blocks, len(slot.device_blocks))
-        pool.unref(ids, e.ids)
+        pool.unref(ids, column)
 
     def _blocks_filled(self, e: ev.BlocksFilled) -> None:
         ids, hashes = unpack_ids(e.ids), unpack_hashes(e.hashes)

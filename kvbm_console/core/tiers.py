@@ -163,10 +163,11 @@ class PoolFacts:
         if len(ids) >= bulk.BULK_MIN:
             done = bulk.take_holder(self, packed or pack_ids(ids), READY)
         empty, cached = self._ref_each(ids) if done is None else done
-        counts = self.counts
-        counts[_EMPTY] -= empty
-        counts[_CACHED] -= cached
-        counts[_REFERENCED] += empty + cached
+        if empty or cached:
+            counts = self.counts
+            counts[_EMPTY] -= empty
+            counts[_CACHED] -= cached
+            counts[_REFERENCED] += empty + cached
 
     def _ref_each(self, ids: Sequence[int]) -> tuple[int, int]:
         refs, content, quarantined = self.refs, self.content, self.quarantined
@@ -188,10 +189,11 @@ class PoolFacts:
         if len(ids) >= bulk.BULK_MIN:
             done = bulk.give_holder(self, packed or pack_ids(ids), READY)
         empty, cached = self._unref_each(ids) if done is None else done
-        counts = self.counts
-        counts[_EMPTY] += empty
-        counts[_CACHED] += cached
-        counts[_REFERENCED] -= empty + cached
+        if empty or cached:
+            counts = self.counts
+            counts[_EMPTY] += empty
+            counts[_CACHED] += cached
+            counts[_REFERENCED] -= empty + cached
 
     def _unref_each(self, ids: Sequence[int]) -> tuple[int, int]:
         refs, content, quarantined = self.refs, self.content, self.quarantined

@@ -36,7 +36,7 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     >>> unpack_ids(pack_ids([3, 1, 2]))
     [3, 1, 2]
     """
-    items = ids if isinstance(ids, list) else list(ids)
+    items = list(ids)
     if len(items) == 1:
         return items[0].to_bytes(ID_BYTES, "little", signed=True)
     try:

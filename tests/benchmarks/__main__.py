@@ -46,7 +46,7 @@ def show(rows: list[list[str]]) -> None:
 
 def row(figure: Figure, baseline: dict[str, float]) -> tuple[list[str], bool]:
     """Cells of one line, and whether the ratio became worse."""
-    before = baseline.get(figure.name)
+    before = baseline.get(figure.name) if figure.compared else None
     extra = f" (+ {figure.extra_ns:.0f})" if figure.target.extra_ns is not None else ""
     worse = before is not None and figure.ratio > before * WORSE
     cells = [
@@ -66,7 +66,8 @@ def main() -> int:
     chosen = parser.parse_args()
     baseline: dict[str, float] = msgspec.json.decode(BASELINE.read_bytes())["ratios"] if BASELINE.exists() else {}
     headings = ["figure", "per item", "reference", "per item", "ratio", "committed", "target", ""]
-    rows, ratios, any_worse = [headings], dict(baseline), False
+    ratios = dict(baseline) if chosen.only else {}
+    rows, any_worse = [headings], False
     for name, bench in all_benches():
         if chosen.only not in name:
             continue
@@ -74,7 +75,8 @@ def main() -> int:
         figure = bench()
         cells, worse = row(figure, baseline)
         rows.append(cells)
-        ratios[figure.name] = round(figure.ratio, 4)
+        if figure.compared:
+            ratios[figure.name] = round(figure.ratio, 4)
         any_worse |= worse
     show(rows)
     for name, table in all_tables():

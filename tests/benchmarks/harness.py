@@ -63,6 +63,8 @@ class Figure(msgspec.Struct, frozen=True):
     """What ``ns`` counts; ``B``: bytes."""
     extra_ns: float = 0.0
     """Median difference of two neighbouring turns, per item: what a neighbour takes, it takes from both."""
+    compared: bool = True
+    """Whether its ratio is compared with the committed one: not that of a latency, which is the machine's as well."""
 
 
 def measure(

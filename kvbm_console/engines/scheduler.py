@@ -375,12 +375,15 @@ class Scheduler:
         if kept == ids:
             self.pool.release(kept)
             return
-        named = Counter(ids)
-        freed: list[int] = []
-        left: list[int] = []
-        for block in kept:
-            (freed if named[block] > 0 else left).append(block)
-            named[block] -= 1
+        if len(set(kept)) == len(kept):
+            given = set(ids)
+            freed = [block for block in kept if block in given]
+            left = [block for block in kept if block not in given] if len(freed) < len(kept) else []
+        else:  # several copies read a block
+            named, freed, left = Counter(ids), [], []
+            for block in kept:
+                (freed if named[block] > 0 else left).append(block)
+                named[block] -= 1
         self.pool.release(freed)
         if left:
             self.withheld[name] = left

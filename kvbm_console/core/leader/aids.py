@@ -165,7 +165,7 @@ class Aids(msgspec.Struct):
         """Holders of these places changed: move those without a copy below between ``exposed`` and ``covered``."""
         mine = self.pools[pool.info.pool]
         covered, exposed, refs = mine.covered, mine.exposed, pool.refs
-        if not (covered or exposed):
+        if covered.keys().isdisjoint(places) and exposed.keys().isdisjoint(places):
             return
         for place in reversed(places):
             if place in covered:
@@ -187,7 +187,7 @@ class Aids(msgspec.Struct):
         """These places have a copy below, or lost their content."""
         mine = self.pools[pool.info.pool]
         for waiting in (mine.exposed, mine.covered):
-            if waiting:
+            if not waiting.keys().isdisjoint(places):
                 for place in places:
                     waiting.pop(place, None)
 

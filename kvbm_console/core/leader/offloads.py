@@ -86,11 +86,12 @@ def _coldest(leader: Decider, pool: PoolFacts, count: int) -> dict[int | None, l
     mine = leader.aids.pools[pool.info.pool]
     ours = pool.info.authority is Authority.LEADER
     chosen: dict[int | None, list[int]] = {}
+    held: dict[int, set[int]] = {}
     taken = 0
     for place in chain(mine.exposed, mine.covered):
-        owner = None if ours or not pool.refs[place] else _holder(leader, pool, place)
         if place in mine.planned or pool.content[place] != READY:
             continue
+        owner = None if ours or not pool.refs[place] else _holder(leader, pool, place, held)
         if owner is not None and leader.state.slots[owner].state is SlotState.ONBOARDING:
             continue  # if another part of its load fails, what is behind that is dropped
         chosen.setdefault(owner, []).append(place)
@@ -100,18 +101,25 @@ def _coldest(leader: Decider, pool: PoolFacts, count: int) -> dict[int | None, l
     return chosen
 
 
-def _holder(leader: Decider, pool: PoolFacts, place: int) -> int | None:
-    """A live slot that holds this device place and is not about to lose it."""
+def _holder(leader: Decider, pool: PoolFacts, place: int, held: dict[int, set[int]]) -> int | None:
+    """A live slot that holds this device place and is not about to lose it. ``held``: blocks of slots asked before."""
     owner = leader.aids.pools[pool.info.pool].owner
     number = owner.get(place)
     slot = None if number is None else leader.state.slots.get(number)
-    if slot is not None and slot.device_pool == pool.info.pool and place in slot.device_blocks:
+    if slot is not None and place in _blocks_of(pool, slot, held):
         return slot.slot
     for other in leader.state.slots.values():
-        if other.device_pool == pool.info.pool and place in other.device_blocks:
+        if place in _blocks_of(pool, other, held):
             owner[place] = other.slot
             return other.slot
     return None
+
+
+def _blocks_of(pool: PoolFacts, slot: SlotFacts, held: dict[int, set[int]]) -> set[int]:
+    blocks = held.get(slot.slot)
+    if blocks is None:
+        blocks = held[slot.slot] = set(slot.device_blocks) if slot.device_pool == pool.info.pool else set()
+    return blocks
 
 
 def _plan(leader: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None, places: list[int]) -> None:
@@ -120,7 +128,8 @@ def _plan(leader: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None,
     slot = None if owner is None else leader.state.slots[owner]
     first = None
     if slot is not None:
-        at = [slot.device_blocks.index(place) for place in places]
+        position = dict(zip(slot.device_blocks, range(len(slot.device_blocks)), strict=True))
+        at = [position[place] for place in places]
         order = sorted(range(len(places)), key=at.__getitem__)
         places = [places[i] for i in order]
         first = min(at)
@@ -143,12 +152,12 @@ def plan_last_offload(leader: Decider, slot: SlotFacts) -> None:
     pool = leader.state.pools[slot.device_pool]
     lower = leader.below(pool)
     mine = leader.aids.pools[pool.info.pool]
-    if lower is None or mine.blocked:
-        return
-    places = [place for place in slot.device_blocks if place in mine.covered and pool.refs[place] == 1]
     batch = leader.config.offload_batch_blocks
     room = 4 * batch - len(mine.planned)
-    if places and room > 0 and pressure(leader, pool) > 0:
+    if lower is None or mine.blocked or not mine.covered or room <= 0 or pressure(leader, pool) <= 0:
+        return
+    places = [place for place in slot.device_blocks if place in mine.covered and pool.refs[place] == 1]
+    if places:
         places = places[:room]
         for at in range(0, len(places), batch):
             _plan(leader, pool, lower, slot.slot, places[at : at + batch])

@@ -240,25 +240,24 @@ def end_operation(leader: Decider, operation: OperationFacts) -> None:
         return
     leader.aids.complete.remove(operation.operation)
     target = leader.state.pools[operation.target_pool]
-    good = len(operation.targets)
     if candidate.route.is_load and slot is not None and candidate.first_block is not None:
         good = _good_prefix(leader, slot, candidate.first_block, operation)
-        kept = list(range(good))
+        kept, lost = operation.targets[:good], operation.targets[good:]
+    elif operation.failed:
+        kept = [place for at, place in enumerate(operation.targets) if at not in operation.failed]
+        lost = [place for at, place in enumerate(operation.targets) if at in operation.failed]
     else:
-        kept = [at for at in range(good) if at not in operation.failed]
-    lost = [at for at in range(len(operation.targets)) if at not in set(kept)]
+        kept, lost = list(operation.targets), []
     if kept:
-        leader.emit(
-            ev.BlocksReady, target.info.pool, operation.operation, pack_ids(operation.targets[at] for at in kept)
-        )
+        leader.emit(ev.BlocksReady, target.info.pool, operation.operation, pack_ids(kept))
     if lost:
-        drop(leader, target, operation, [operation.targets[at] for at in lost])
+        drop(leader, target, operation, lost)
     if slot is not None and candidate.route.is_load and operation.failed and candidate.first_block is not None:
         _lose(leader, slot, candidate.first_block + min(operation.failed))
     end_candidate(
         leader, operation, CandidateStatus.FAILED if operation.failed else CandidateStatus.COMPLETED
     )
-    _save_ready(leader, target, [operation.targets[at] for at in kept])
+    _save_ready(leader, target, kept)
     leader.mark_dirty(target)
 
 

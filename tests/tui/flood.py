@@ -16,7 +16,7 @@ from kvbm_console.core.ids import Note
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import Noted
 from kvbm_console.recording.reader import Recording
-from kvbm_console.service import LeaderService, Snapshot
+from kvbm_console.service import HEARTBEAT_S, LeaderService, Snapshot
 from kvbm_console.stream.ring import Ring
 from kvbm_console.wire.protocol import SERVER_OPTIONS
 from server.options import Endpoint
@@ -51,6 +51,13 @@ class Tape(LeaderService):
         self._snapshot = Snapshot(0, 0, 0, b"")
         self._since_base.clear()
 
+    async def beat(self) -> None:
+        """Heartbeats and scheduled flushes; nothing that would submit events of its own."""
+        self.broadcaster.later = asyncio.get_running_loop().call_later
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self.broadcaster.beat()
+
     async def play(self) -> None:
         """Publish all events of the recording, each at its time."""
         state, broadcaster = self.leader.state, self.broadcaster
@@ -79,7 +86,7 @@ async def serve(path: Path, rate: int, address: str) -> None:
     endpoint = Endpoint(address)
     endpoint.bind(server)
     await server.start()
-    running = asyncio.create_task(service.run())
+    running = asyncio.create_task(service.beat())
     print("ready", flush=True)
     await service.met.wait()
     await service.play()

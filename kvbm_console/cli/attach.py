@@ -36,8 +36,8 @@ RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
               help="unix:PATH or HOST:PORT, several times for several; default KVBM_CONSOLE_TARGET, else the default "
                    "socket.")
 @click.option("--read-only", is_flag=True, help="Never set a breakpoint or continue a hold from this console.")
-@click.option("--record", type=click.Path(path_type=Path), metavar="DIR",
-              help="Record into this directory what the console sees; with several targets, one directory for each.")
+@click.option("--record", type=click.Path(path_type=Path), metavar="PLACE",
+              help="Record what the console sees into this new file (*.mcap) or directory; one for each target.")
 @click.option("--serve-web", is_flag=False, flag_value=8000, default=None, type=click.IntRange(1, 65_535),
               metavar="[PORT]", help="Offer the console to a browser on this machine instead; needs the extra `web`.")
 @click.option("--seconds", type=click.FloatRange(0, 1e6, min_open=True), metavar="N",
@@ -79,9 +79,10 @@ def attach(
     if not in_browser():
         require_terminal("attach", "status or tail")
     if record is not None:
-        from kvbm_console.cli.keep import require_directory
+        from kvbm_console.cli.keep import place_of, require_place
 
-        require_directory(record)
+        for number in range(1, len(addresses) + 1):
+            require_place(place_of(record, number, len(addresses)))
     raise SystemExit(run(console(
         addresses, read_only=read_only, record=record, theme=theme, ascii_only=ascii, no_color=no_color)))
 
@@ -114,7 +115,7 @@ async def console(
     theme: str | None = None, ascii_only: bool = False, no_color: bool = False,
 ) -> int:
     """The console on these targets, on the running event loop."""
-    from kvbm_console.cli.keep import SeenKeeper
+    from kvbm_console.cli.keep import SeenKeeper, place_of
     from tui.app import ConsoleApp, choose_theme
 
     keepers: list[SeenKeeper] = []
@@ -122,7 +123,7 @@ async def console(
     for number, address in enumerate(addresses):
         keeper = None
         if record is not None:
-            keeper = SeenKeeper(record if len(addresses) == 1 else record / f"target-{number + 1}")
+            keeper = SeenKeeper(place_of(record, number + 1, len(addresses)))
             keepers.append(keeper)
         sessions.append(live_session(address, keeper=keeper))
     app = ConsoleApp(

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
-from kvbm_console.cli.keep import SeenKeeper
+import pytest
+
+from kvbm_console.cli.keep import SeenKeeper, require_place
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import UsageError
 from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
@@ -54,3 +57,33 @@ def test_of_a_newer_daemon_the_facts_tell_the_configuration(tmp_path: Path) -> N
     run = real_run()
     config = seen(run, tmp_path, None).config
     assert (config.block_tokens, config.g2_blocks) == (run.config.block_tokens, run.config.g2_blocks)
+
+
+def test_a_file_is_complete_when_it_has_its_name_and_never_replaces_another(tmp_path: Path) -> None:
+    run = real_run()
+    keeper, mirror = SeenKeeper(tmp_path / "seen.mcap"), Mirror()
+    for incarnation in ("run-1", "run-2"):
+        for item in (
+            Connected("here", incarnation, 1, True, None, config=run.config, clock_anchor_ns=ANCHOR_NS),
+            SnapshotTaken(decode_facts(encode_facts(run.state_after(99)))), EventsArrived(run.all_events[100:200]),
+        ):
+            mirror.take(item, 0)
+            keeper.take(item, mirror)
+        assert [path.name for path in keeper.made] == ["seen.mcap"][: len(keeper.made)]
+    keeper.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["seen-2.mcap", "seen.mcap"]
+    for path, incarnation in ((tmp_path / "seen.mcap", "run-1"), (tmp_path / "seen-2.mcap", "run-2")):
+        recording = Recording.open(path)
+        assert (recording.incarnation, recording.first_seq, recording.last_seq) == (incarnation, 100, 199)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("there.mcap", "must name a new file"), ("left.mcap", "exists"), ("no/where.mcap", "directory that exists"),
+    ("plain", "a directory or a new file"),
+])
+def test_a_place_that_cannot_be_is_refused_before_the_screen_changes(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "there.mcap").touch()
+    (tmp_path / "plain").touch()
+    (tmp_path / "left.mcap.parts").mkdir()
+    with pytest.raises(UsageError, match=said):
+        require_place(tmp_path / name)

@@ -207,15 +207,18 @@ def test_two_targets_are_tabs(daemon: Daemon, tmp_path: Path) -> None:
             assert console.leave() == 0
 
 
-def test_what_is_seen_is_recorded_and_can_be_replayed(daemon: Daemon, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["seen", "seen.mcap"])
+def test_what_is_seen_is_recorded_and_can_be_replayed(daemon: Daemon, tmp_path: Path, place: str) -> None:
     from kvbm_console.recording.reader import Recording
 
-    with attached(daemon, "attach", "--record", "seen") as console:
+    with attached(daemon, "attach", "--record", place) as console:
         console.type(b"9")
         console.until(b"SlotMoved")
         console.type(b"q")
         assert console.leave() == 0
-    recording = Recording.open(tmp_path / "seen")
+    recording = Recording.open(tmp_path / place)
+    assert (tmp_path / place).is_file() is place.endswith(".mcap")
+    assert not (tmp_path / "seen.mcap.parts").exists()
     assert recording.last_seq > recording.first_seq
     assert recording.state_at(recording.last_seq).seq == recording.last_seq + 1
     assert not recording.gaps

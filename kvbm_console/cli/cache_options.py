@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 import click
 
 from kvbm_console.cli.output import warn
+from kvbm_console.core.config import Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import POLICIES, PRESETS, PolicyConfig
 from kvbm_console.simulation.options import (
     BLOCK_TOKENS,
     Geometry,
-    Prefetch,
     Transfers,
     blocks_of_size,
     check,
@@ -47,6 +47,10 @@ def trace_options(command: F) -> F:
 def policy_options(command: F) -> F:
     """The parameters of the policies."""
     for option in (
+        click.option("--disk-admission", type=int, metavar="K",
+                     help="Write a block to disk only when K requests have used it.  [default: 0, at once]"),
+        click.option("--priority-ttl-s", type=float, metavar="S",
+                     help="How long the blocks of a request with a priority are kept before others.  [default: 60]"),
         click.option("--pin-ttl-s", type=float, metavar="S", help="How long a pin lasts.  [default: 60]"),
         click.option("--pin-tail-tokens", type=int, metavar="N",
                      help="Keep finished sequences up to N tokens from their end for a while.  [default: 0]"),
@@ -91,6 +95,10 @@ def cache_options(command: F) -> F:
         policy_options,
         click.option("--prefetch", type=click.Choice(get_args(Prefetch)),
                      help="Predictor that stages blocks of the disk tier in the host tier.  [default: chain]"),
+        click.option("--prefetch-stop", type=click.Choice(get_args(PrefetchStop)),
+                     help="Whether a lookup waits for what is being fetched for it.  [default: best_effort]"),
+        click.option("--prefetch-timeout-s", type=float, metavar="S",
+                     help="With --prefetch-stop timeout: seconds from the arrival.  [default: 1]"),
     )):
         command = option(command)
     return command
@@ -130,11 +138,13 @@ def sized(said: dict[str, Any], **defaults: Any) -> dict[str, Any]:
 
 POLICY_FLAGS: Final[tuple[str, ...]] = (
     "policy", "preset", "frequency_weight", "frequency_credit_s", "half_life_s", "pin_tail_tokens", "pin_ttl_s",
+    "priority_ttl_s", "disk_admission",
 )
 """Flags that together make a ``PolicyConfig``."""
 CACHE_FLAGS: Final[tuple[str, ...]] = (
     "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", "kv_cpu_size", "kv_geometry",
     "kv_offload_threshold", "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch",
+    "prefetch_stop", "prefetch_timeout_s",
 )
 """The parameters that ``cache_options`` adds to a command."""
 

@@ -6,7 +6,7 @@ value, so that nothing below has to check again.
 
 import math
 import re
-from typing import Final
+from typing import Final, Literal, get_args
 
 import msgspec
 import xxhash
@@ -40,6 +40,10 @@ TEMPLATE_CHARS_MAX: Final = 256
 HIT_CONDITION: Final = re.compile(r"(==|>=|%)\s*([1-9][0-9]{0,8})")
 """Which of the matches take effect: the n-th, all from the n-th on, every n-th."""
 RANKS_MAX: Final = 1024
+PREFETCH_TIMEOUT_MAX_NS: Final = 3_600 * SECOND_NS
+"""Nobody waits an hour for a cache."""
+Prefetch = Literal["chain", "ngram", "session", "none"]
+PrefetchStop = Literal["best_effort", "wait_complete", "timeout"]
 
 
 def require(ok: bool, field: str, bound: str, value: object) -> None:
@@ -82,6 +86,12 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     0: any block. Simulated engines run at their limit all the time, so their machines set it higher."""
     eviction: PolicyConfig = PolicyConfig()
     """The policy of the lower tiers; without a word of it (recordings of before) it is ``simple_lru``."""
+    prefetch: Prefetch = "none"
+    """Which predictor names blocks of the disk tier that are copied to the host tier before they are asked for."""
+    prefetch_stop: PrefetchStop = "best_effort"
+    """Whether a lookup waits for what is being fetched for its request: never, until it is there, or for a time."""
+    prefetch_timeout_ns: int = SECOND_NS
+    """How long after its arrival, in engine time, with ``timeout``."""
 
     def __post_init__(self) -> None:
         require(1 <= self.block_tokens <= 65_536, "block_tokens", "from 1 to 65536", self.block_tokens)
@@ -97,6 +107,12 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         require(self.staging_deadline_ns > 0, "staging_deadline_ns", "above 0", self.staging_deadline_ns)
         require(1 <= self.ranks <= RANKS_MAX, "ranks", f"from 1 to {RANKS_MAX}", self.ranks)
         require(self.thrash_window_ns >= 0, "thrash_window_ns", "at least 0", self.thrash_window_ns)
+        known = get_args(Prefetch)
+        require(self.prefetch in known, "prefetch", f"one of {', '.join(known)}", self.prefetch)
+        stops = get_args(PrefetchStop)
+        require(self.prefetch_stop in stops, "prefetch_stop", f"one of {', '.join(stops)}", self.prefetch_stop)
+        require(0 < self.prefetch_timeout_ns <= PREFETCH_TIMEOUT_MAX_NS, "prefetch_timeout_ns",
+                f"above 0 and at most {PREFETCH_TIMEOUT_MAX_NS}", self.prefetch_timeout_ns)
         require(self.hold_budget_min >= 1, "hold_budget_min", "at least 1", self.hold_budget_min)
 
     def digest(self) -> int:

@@ -52,7 +52,7 @@ class SimulatedEngine:
 
     def __init__(
         self, config: EngineConfig, port: LeaderPort, calendar: Calendar, workload: Workload, block_tokens: int, *,
-        take_latency_ns: Callable[[], int] = lambda: 0,
+        take_latency_ns: Callable[[], int] = lambda: 0, arrivals_felt: bool = False,
     ) -> None:
         self.config = config
         self.port = port
@@ -62,6 +62,8 @@ class SimulatedEngine:
         self.totals = EngineTotals()
         self.scheduler = Scheduler(config, DevicePool(config.g1_blocks), port, block_tokens)
         self._take_latency_ns = take_latency_ns
+        self._arrivals_felt = arrivals_felt
+        """Whether an arrival can start a copy, which then ends within an iteration that is under way."""
         self._iteration = 0
         self._current: Plan | None = None
         self._end_ticket = 0
@@ -174,7 +176,7 @@ class SimulatedEngine:
                 self._expect_next()
             self._arrive(request)
 
-        self.calendar.at(at_ns, arrive, felt=False)
+        self.calendar.at(at_ns, arrive, felt=self._arrivals_felt)
 
     def _follow(self, request: Request) -> None:
         follower = self.workload.finished(request, self.calendar.now_ns)

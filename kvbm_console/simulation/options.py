@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.config import SECOND_NS, LeaderConfig, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Route
@@ -18,7 +18,6 @@ from kvbm_console.transfers.link import LinkSpec
 
 Transfers = Literal["async", "sync"]
 Cleanup = Literal["end", "none", "incremental"]
-Prefetch = Literal["chain", "ngram", "session", "none"]
 
 BLOCKS_MAX: Final = 2**24
 """16 million blocks, as for the daemon: far beyond what a host has."""
@@ -98,6 +97,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     transfers: Transfers = "async"
     policy: PolicyConfig = PolicyConfig()
     prefetch: Prefetch = "chain"
+    prefetch_stop: PrefetchStop = "best_effort"
+    prefetch_timeout_s: float = 1.0
 
     def __post_init__(self) -> None:
         whole = f"from 0 to {BLOCKS_MAX}"
@@ -109,6 +110,14 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         check_threshold(self.kv_offload_threshold)
         check_bandwidth(self.kv_transfer_bandwidth)
         check_latency(self.kv_transfer_base_latency)
+        timeout = self.prefetch_timeout_s
+        check(math.isfinite(timeout) and 1e-9 <= timeout <= 3_600, "prefetch_timeout_s", "above 0 and at most 3600",
+              timeout)
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether there are tiers between which something can be fetched."""
+        return self.prefetch != "none" and self.kv_cpu_blocks > 0 and self.kv_disk_blocks > 0
 
     @property
     def tiered(self) -> bool:
@@ -137,7 +146,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         return LeaderConfig(
             block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
             offload_threshold=self.kv_offload_threshold, asynchronous=self.transfers == "async",
-            eviction=self.policy, **more,
+            eviction=self.policy, prefetch=self.prefetch if self.prefetches else "none",
+            prefetch_stop=self.prefetch_stop, prefetch_timeout_ns=round(self.prefetch_timeout_s * SECOND_NS), **more,
         )
 
 

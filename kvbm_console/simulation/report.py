@@ -54,7 +54,11 @@ KEYS: Final[dict[str, str]] = {
     "evicted_blocks": "blocks that lost their place, by tier",
     "eviction_rate": "evicted blocks of the lower tiers / offloaded_blocks",
     "policy": "policy of the lower tiers and its gauges by tier, null without a lower tier",
-    "prefetch": "predictor, null without a lower tier; precision, coverage, timeliness and wasted bytes",
+    "prefetch": "null where nothing is fetched ahead, else predictor, stop rule and, over blocks copied from disk to "
+                "host ahead of a lookup: fetched_blocks that arrived; used_blocks, of these found there by a lookup; "
+                "late_blocks, looked up while on their way; disk_blocks, taken from disk by lookups, the late ones "
+                "included; precision = used / fetched; coverage = used / (used + disk); timeliness = used / (used + "
+                "late); wasted_bytes = (fetched - used) x block size x bytes of a token",
     "blocks_total": "places of all device pools",
     "blocks_used_peak": "most device blocks that requests and copies held at once, summed over instances",
     "blocks_used_mean": "the same, averaged over virtual time",
@@ -112,6 +116,7 @@ class InstanceMeasures(msgspec.Struct, frozen=True):
     preemptions: int
     requests_preempted: int
     gauges: dict[str, dict[str, float]]
+    prefetch: dict[str, int]
     peak_used: int
     mean_used: float
     points: tuple[StatsLine, ...]
@@ -132,7 +137,8 @@ def measure(rig: Rig, meter: Meter) -> InstanceMeasures:
         prompt_blocks=totals.prompt_blocks, hit_blocks=list(totals.hit_blocks), lost_blocks=totals.lost_blocks,
         evicted_blocks=list(totals.evicted_blocks), moved_blocks=dict(totals.moved_blocks),
         thrash_blocks=totals.thrash_blocks, preemptions=totals.preemptions,
-        requests_preempted=totals.requests_preempted, gauges=_gauges(rig), peak_used=meter.peak_used,
+        requests_preempted=totals.requests_preempted, gauges=_gauges(rig),
+        prefetch=rig.leader.aids.prefetch.gauges(), peak_used=meter.peak_used,
         mean_used=meter.mean_used, points=tuple(meter.points),
     )
 
@@ -191,7 +197,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "evicted_blocks": {tier.name: evicted[tier - 1] for tier in tiers},
         "eviction_rate": _rate(sum(evicted[1:]), offloaded),
         "policy": _policy(options, parts),
-        "prefetch": None,
+        "prefetch": _prefetch(options, parts),
         "blocks_total": options.total_kv_blocks * options.instances,
         "blocks_used_peak": sum(part.peak_used for part in parts),
         "blocks_used_mean": sum(part.mean_used for part in parts),
@@ -219,8 +225,12 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
             "kv_offload_threshold": options.kv_offload_threshold,
             "kv_transfer_bandwidth": options.kv_transfer_bandwidth,
             "kv_transfer_base_latency": options.kv_transfer_base_latency, "transfers": options.transfers,
-            "prefetch": options.prefetch,
+            "prefetch": options.prefetch if options.prefetches else "none",
         }
+        if options.prefetches and options.prefetch_stop != "best_effort":
+            said["prefetch_stop"] = options.prefetch_stop
+            if options.prefetch_stop == "timeout":
+                said["prefetch_timeout_s"] = options.prefetch_timeout_s
     return said
 
 
@@ -233,6 +243,19 @@ def _policy(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> dict
     if not options.tiered:
         return None
     return {**msgspec.structs.asdict(options.policy), "gauges": parts[0].gauges}
+
+
+def _prefetch(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> dict[str, Any] | None:
+    if not options.prefetches:
+        return None
+    total = _sum_by_key(part.prefetch for part in parts)
+    fetched, used, late, disk = (total[name] for name in ("fetched", "used", "late", "from_disk"))
+    return {
+        "predictor": options.prefetch, "stop": options.prefetch_stop, "fetched_blocks": fetched, "used_blocks": used,
+        "late_blocks": late, "disk_blocks": disk, "precision": _rate(used, fetched),
+        "coverage": _rate(used, used + disk), "timeliness": _rate(used, used + late),
+        "wasted_bytes": (fetched - used) * options.block_bytes,
+    }
 
 
 def _columns(lists: Any) -> list[int]:
@@ -298,8 +321,19 @@ def text_of(document: Mapping[str, Any]) -> str:
                        f"{_percent(document['eviction_rate'])}"),
             ("policy", document["policy"]["policy"] + (f" ({gauges})" if gauges else "")),
         ]
+    if document["prefetch"] is not None:
+        rows.append(("prefetch", _prefetch_text(document["prefetch"])))
     rows.append(("steps", f"{document['steps']:,}"))
     return "\n".join(f"{name:<12} {words}" for name, words in rows)
+
+
+def _prefetch_text(values: Mapping[str, Any]) -> str:
+    return (
+        f"{values['predictor']}, {values['stop']}: {values['fetched_blocks']:,} blocks fetched from disk, "
+        f"{values['used_blocks']:,} used (precision {_percent(values['precision'])}), coverage "
+        f"{_percent(values['coverage'])} of what lookups had from disk, timeliness {_percent(values['timeliness'])}, "
+        f"{values['wasted_bytes']:,} bytes wasted"
+    )
 
 
 def _also(count: int, what: str) -> str:

@@ -51,7 +51,11 @@ CACHE: Final[list[tuple[str, Any, str]]] = [
     ("frequency-credit-s", -1, "from 0 to 1000000000"), ("frequency-credit-s", "inf", "from 0 to 1000000000"),
     ("half-life-s", 0, "from 0.000001 to 1000000000"), ("half-life-s", "nan", "from 0.000001 to"),
     ("pin-tail-tokens", -1, "from 0 to 2147483647"), ("pin-ttl-s", -1, "from 0 to 1000000000"),
-    ("prefetch", "magic", "'chain', 'ngram'"),
+    ("priority-ttl-s", -1, "from 0 to 1000000000"), ("disk-admission", -1, "from 0 to 255"),
+    ("disk-admission", 256, "from 0 to 255"),
+    ("prefetch", "magic", "'chain', 'ngram'"), ("prefetch-stop", "never", "'best_effort', 'wait_complete', 'timeout'"),
+    ("prefetch-timeout-s", 0, "above 0 and at most 3600"), ("prefetch-timeout-s", 3_601, "above 0 and at most 3600"),
+    ("prefetch-timeout-s", "nan", "above 0 and at most 3600"),
 ]
 """Flag of the cache, a value that it refuses, and words of the bound."""
 OWN: Final[dict[str, list[tuple[str, Any, str]]]] = {

@@ -81,7 +81,9 @@ def load_of(dice: random.Random, block: int) -> Load:
         hashes = [*range(family, family + shared), *range(key, key + total - shared)]
         key += total
         requests.append(
-            Request(f"r{number}", at_ns, tuple(hashes[:full]), tuple(hashes[full:]), prompt, produced)
+            Request(
+                f"r{number}", at_ns, tuple(hashes[:full]), tuple(hashes[full:]), prompt, produced, f"s{number % 5}"
+            )
         )
         if dice.random() < 0.7:
             at_ns += dice.randint(0, 2 * gap_ns) if dice.random() < 0.8 else gap_ns
@@ -108,6 +110,13 @@ class Machine:
             max_waiting=dice.choice([3, 100_000, 100_000]), patience_ns=dice.choice([0, 20_000_000]),
             token_bytes=dice.choice([1_000, 131_072, 2_000_000]),
         )
+        if leader.g3_blocks and dice.random() < 0.7:
+            leader = msgspec.structs.replace(
+                leader, g2_blocks=dice.choice([20, 50, 300]), prefetch=dice.choice(["chain", "ngram", "session"]),
+                prefetch_stop=dice.choice(["best_effort", "wait_complete", "timeout"]),
+                prefetch_timeout_ns=dice.choice([1_000_000, 40_000_000]),
+                eviction=PolicyConfig(policy=dice.choice(POLICIES), disk_admission=dice.choice([0, 0, 2])),
+            )
         self.log: list[Any] = []
         self.iterations: list[int] = []
         self.meter = Meter(keep_records=True)
@@ -163,6 +172,7 @@ def facts_of(rig: Rig) -> dict[str, Any]:
         "next": (state.next_slot, state.next_candidate, state.next_operation), "late": state.late,
         "open": (state.slots, state.candidates, state.operations, state.batches),
         "history": list(box.aids.history.items()), "parents": box.aids.parent_of,
+        "prefetch": msgspec.to_builtins(box.aids.prefetch), "named": box.aids.named,
     }
     for at, (here, mine) in enumerate(zip(state.pools, box.aids.pools, strict=True)):
         lower = here.info.source == 0

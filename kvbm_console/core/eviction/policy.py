@@ -22,6 +22,8 @@ POLICIES: Final = ("simple_lru", "lfu", "frequency_based", "adaptive_lru", "lrfu
 """Policies that need no knowledge of the future; ``belady`` exists only where the future is known."""
 SECONDS_MAX: Final = 1e9
 """Thirty years: far above any run, and far below where a float loses whole seconds."""
+DISK_ADMISSION_MAX: Final = 255
+"""No filter is stricter: counts of uses are halved from time to time."""
 GHOSTS_MIN: Final = 200_000
 GHOSTS_PER_BLOCK: Final = 8
 """A policy with history remembers this many evicted blocks per place, and at least ``GHOSTS_MIN``: less than that
@@ -93,6 +95,9 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority_ttl_s: float = 60.0
     """How long after its end the blocks of a request with a priority above 0 are kept before those of lower ones."""
 
+    disk_admission: int = 0
+    """Above 1, a block is written to the disk tier only when so many requests have named or computed it."""
+
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise UsageError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
@@ -100,6 +105,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _within("frequency_credit_s", self.frequency_credit_s, 0.0, SECONDS_MAX, f"from 0 to {SECONDS_MAX:.0f}")
         _within("half_life_s", self.half_life_s, 1e-6, SECONDS_MAX, f"from 0.000001 to {SECONDS_MAX:.0f}")
         _within("pin_tail_tokens", self.pin_tail_tokens, 0, 2**31 - 1, "from 0 to 2147483647")
+        _within("disk_admission", self.disk_admission, 0, DISK_ADMISSION_MAX, f"from 0 to {DISK_ADMISSION_MAX}")
         for field in ("pin_ttl_s", "priority_ttl_s"):
             _within(field, getattr(self, field), 0.0, SECONDS_MAX, f"from 0 to {SECONDS_MAX:.0f}")
 

@@ -27,6 +27,8 @@ class PoolPolicy:
         self.evicted = 0
         self.as_recency = 0
         """Of these, recency alone would have chosen so many too."""
+        self.not_admitted = 0
+        """Blocks that were to be written here and were used too rarely for that."""
         self._recency = None if isinstance(self.policy, SimpleLru) else SimpleLru()
         self._guards: dict[int, tuple[int, int]] = {}
         """Key to (level, until); in the order in which they were set."""
@@ -149,7 +151,7 @@ class PoolPolicy:
         """The policy's own, evictions, those that recency would have chosen too, and guarded blocks."""
         return {
             **self.policy.gauges(), "evicted": self.evicted, "evicted_as_recency": self.as_recency,
-            "guarded": len(self._guards),
+            "guarded": len(self._guards), "not_admitted": self.not_admitted,
         }
 
     # --- keyframes ---
@@ -159,7 +161,7 @@ class PoolPolicy:
         return {
             "policy": self.policy.export(), "recency": None if self._recency is None else self._recency.export(),
             "guards": [[key, level, until_ns] for key, (level, until_ns) in self._guards.items()],
-            "evicted": self.evicted, "as_recency": self.as_recency,
+            "evicted": self.evicted, "as_recency": self.as_recency, "not_admitted": self.not_admitted,
         }
 
     def restore(self, exported: Any) -> None:
@@ -170,3 +172,4 @@ class PoolPolicy:
             self._link(self._recency.resident)
         self._guards = {key: (level, until_ns) for key, level, until_ns in exported["guards"]}
         self.evicted, self.as_recency = exported["evicted"], exported["as_recency"]
+        self.not_admitted = exported.get("not_admitted", 0)

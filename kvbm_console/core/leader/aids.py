@@ -15,12 +15,15 @@ import xxhash
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.ids import Authority, MissReason, Site, SlotState
+from kvbm_console.core.leader.foresight import PrefetchAids
 from kvbm_console.core.tiers import PoolFacts
 
 HISTORY_MAX: Final = 200_000
 """Hashes whose fate is remembered to explain a miss: 8 MB at most, and longer than any tier keeps a block."""
 HISTORY_KEPT: Final = HISTORY_MAX * 7 // 8
 """What is left when the bound is reached."""
+NAMED_MAX: Final = 400_000
+"""Blocks whose uses are counted for admission to the disk tier: 40 MB at most, and as many as a large disk tier has."""
 
 
 class PoolAids(msgspec.Struct):
@@ -90,8 +93,8 @@ class Aids(msgspec.Struct):
     place_limit: dict[int, int] = {}
     """Decoding slot to the last iteration for whose token it has a place."""
     deadlines: dict[int, tuple[str, int]] = {}
-    """Deadline to (``staging``, slot), (``hold``, hold), (``expiry``, breakpoint), or ``drain``, ``freeze`` and
-    ``run_for`` with 0."""
+    """Deadline to (``staging``, slot), (``hold``, hold), (``expiry``, breakpoint), (``wait``, slot), (``prefetch``,
+    session), or ``drain``, ``freeze`` and ``run_for`` with 0."""
     deadline_of: dict[str, int] = {}
     """``kind key`` of a purpose to its deadline."""
     next_deadline: int = 1
@@ -122,8 +125,20 @@ class Aids(msgspec.Struct):
     iterations: dict[int, int] = {}
     """Engine to the last iteration that it formed, as it numbers them; empty while there is one engine, whose numbers
     are those of the facts."""
+    prefetch: PrefetchAids = msgspec.field(default_factory=PrefetchAids)
+    named: dict[int, int] = {}
+    """Sequence hash to how many requests have named or computed it; only with admission to the disk tier by count."""
     run_for: tuple[str, int] = ("", 0)
     """(who asked, longest freeze) of the run that ends with the deadline ``run_for``."""
+
+    def name(self, hashes: Sequence[int]) -> None:
+        """One more request has named or computed these blocks."""
+        named = self.named
+        for key in hashes:
+            named[key] = named.get(key, 0) + 1
+        if len(named) > NAMED_MAX:
+            # All counts are halved, so that what was popular long ago makes way.
+            self.named = {key: count // 2 for key, count in named.items() if count > 1}
 
     def deadline(self, kind: str, key: int) -> int:
         """A new deadline for this purpose."""

@@ -24,6 +24,7 @@ from kvbm_console.core.ids import (
     WaitPoint,
 )
 from kvbm_console.core.instructions import BreakpointVerdict, SetDeadline
+from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import expire_hold, freeze, skip_candidates, thaw
 from kvbm_console.core.leader.pipeline import advance
@@ -268,7 +269,7 @@ def lease_lost(leader: Decider, s: st.LeaseLost) -> None:
 
 
 def deadline_passed(leader: Decider, s: st.DeadlinePassed) -> None:
-    """Staging goes back to its pool, a hold or a breakpoint expires, a drain or a run ends.
+    """Staging goes back to its pool, a hold or a breakpoint expires, a session may be back, a drain or a run ends.
 
     An unknown deadline came too late and is ignored.
     """
@@ -290,6 +291,8 @@ def deadline_passed(leader: Decider, s: st.DeadlinePassed) -> None:
         leader.release_staging(slot, ReleaseReason.DEADLINE)
         if slot.state is SlotState.ONBOARD_STAGED:
             leader.move(slot, SlotState.INITIALIZED)
+    elif kind == "prefetch":
+        prefetch.due(leader, key)
     elif kind == "drain" and leader.state.draining:
         reset(leader, ResetMode.LOGICAL)
 

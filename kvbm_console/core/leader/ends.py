@@ -43,4 +43,6 @@ def forget_slot(leader: Decider, slot: SlotFacts) -> None:
     leader.aids.announced.pop(slot.slot, None)
     leader.aids.returning.pop(slot.slot, None)
     leader.aids.pressed.pop(slot.slot, None)
+    leader.aids.prefetch.forget(slot.slot)
     leader.clear_deadline("staging", slot.slot)
+    leader.clear_deadline("wait", slot.slot)

@@ -239,6 +239,8 @@ class Decider:
                 planned.pop(place, None)
         if pool.info.authority is _LEADER:
             self.box.policies[index].forget(hashes)
+            if pool.info.tier is Tier.G2:
+                self.aids.prefetch.gave_up(hashes)
             self.free_places(pool, [place for place in places if place not in pool.quarantined])
         # A copy that was evicted below is not made again: the block is as cold above. It counts as given up, until it
         # is used again (``lookups.assign``).

@@ -273,6 +273,8 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     lower = leader.below(pool)
     for slot, first, end in spans:
         link_chain(leader, slot, first, end)
+        if leader.config.eviction.disk_admission > 1:  # prompts were counted when they arrived
+            leader.aids.name(slot.hashes[max(first, slot.prompt_blocks) : end])
     leader.aids.found_again(hashes)
     if lower is not None:
         below = lower.by_hash

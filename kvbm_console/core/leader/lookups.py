@@ -23,6 +23,7 @@ from kvbm_console.core.ids import (
     WaitPoint,
 )
 from kvbm_console.core.instructions import MatchAnswer
+from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.aids import LoadPart
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import felt_pressure
@@ -90,9 +91,12 @@ def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
     leader.emit(
         ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session
     )
+    slot = leader.state.slots[number]
     if leader.gate is not None and leader.gate.moves[SlotState.INITIALIZED]:
-        slot = leader.state.slots[number]
         leader.strike(Site.TRANSITION_DID, slot, slot.state, slot.state)
+    if leader.config.eviction.disk_admission > 1:
+        leader.aids.name(hashes)
+    prefetch.arrived(leader, slot)
 
 
 def match_requested(leader: Decider, s: st.MatchRequested) -> MatchAnswer:
@@ -116,6 +120,9 @@ def match_requested(leader: Decider, s: st.MatchRequested) -> MatchAnswer:
         if local == slot.local_blocks:
             return MatchAnswer(_staged_blocks(slot) * size, asynchronous)
         leader.release_staging(slot, ReleaseReason.UNUSED)
+    if prefetch.must_wait(leader, slot):
+        _answer(leader, slot, local, (0, 0, 0), None, MissReason.WRITING, None)
+        return MatchAnswer(None, asynchronous)
     found, first_miss, why = _match(leader, slot, local)
     if why is MissReason.WRITING and not _stands_still(leader, slot.hashes[first_miss or 0]):
         _answer(leader, slot, local, (0, 0, 0), first_miss, why, None)
@@ -153,7 +160,7 @@ def _match(
         wanted = min(limit, at + max(0, room))
         places = pool.ready_prefix(slot.hashes[at:wanted])
         at += len(places)
-        if at < wanted and slot.hashes[at] in pool.by_hash:
+        if at < wanted and slot.hashes[at] in pool.by_hash and not prefetch.on_its_way(leader, pool, slot.hashes[at]):
             why = MissReason.WRITING
         if places:
             found.append((pool, places))
@@ -207,9 +214,22 @@ def _stage(
         leader.aids.pools[pool.info.pool].staged_blocks += len(places)
         leader.aids.look_again(pool, places)
         leader.touch(pool, above + used)
+        prefetch.found(leader, pool, used)
+        if leader.config.eviction.disk_admission > 1:
+            _offer_again(leader, pool, places)
     leader.set_staging_deadline(slot)
     if slot.state is not SlotState.ONBOARD_STAGED:
         leader.move(slot, SlotState.ONBOARD_STAGED, detail=tokens)
+
+
+def _offer_again(leader: Decider, pool: PoolFacts, places: list[int]) -> None:
+    """Blocks that were used too rarely to be written below have been used again."""
+    lower = leader.below(pool)
+    if lower is not None:
+        planned = leader.aids.pools[pool.info.pool].planned
+        leader.aids.unsaved(
+            pool, [place for place in places if pool.hash_of[place] not in lower.by_hash and place not in planned]
+        )
 
 
 def _staged_blocks(slot: SlotFacts) -> int:

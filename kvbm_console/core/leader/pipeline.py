@@ -24,6 +24,7 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.prefixes import evictable, held_hashes, resident_with_prefix, with_prefix
+from kvbm_console.core.leader.sources import admitted, choose, pools_of
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
@@ -50,22 +51,6 @@ def _waits(leader: Decider, candidate: CandidateFacts, point: WaitPoint) -> bool
     return slot is not None and leader.held_at(slot, point)
 
 
-def pools_of(leader: Decider, candidate: CandidateFacts) -> tuple[PoolFacts, PoolFacts]:
-    """The source and the target pool of a candidate."""
-    drawn_from = leader.aids.drawn_from.get(candidate.candidate)
-    if drawn_from is not None:
-        source_pool: PoolFacts | None = leader.state.pools[drawn_from]
-        target_pool = leader.below(leader.state.pools[drawn_from])
-    else:
-        slot = _slot(leader, candidate)
-        source = 0 if slot is None else slot.source
-        source_pool = leader.state.pool_of(candidate.route.source, source)
-        target_pool = leader.state.pool_of(candidate.route.target, source)
-    if source_pool is None or target_pool is None:
-        raise leader.bug(f"candidate {candidate.candidate} has no pools for {candidate.route.label}", candidate.slot)
-    return source_pool, target_pool
-
-
 def enqueue(leader: Decider, candidate: CandidateFacts) -> None:
     """A planned candidate waits for its evaluation, at the end of this stimulus."""
     leader.emit(ev.CandidateEnqueued, candidate.candidate)
@@ -85,7 +70,7 @@ def advance(leader: Decider, candidate: CandidateFacts) -> None:
         _strike(leader, Site.EVALUATE_WILL, candidate)
         if _waits(leader, candidate, WaitPoint.EVALUATE):
             return
-        sources, _, filtered = choice = _choose(leader, candidate)
+        sources, _, filtered = choice = choose(leader, candidate)
         leader.emit(ev.CandidateEvaluated, candidate.candidate, len(sources), filtered)
         if not sources:
             skip(leader, candidate, filtered or SkipReason.ALREADY_CACHED)
@@ -95,40 +80,13 @@ def advance(leader: Decider, candidate: CandidateFacts) -> None:
         _strike(leader, Site.PROMOTE_WILL, candidate)
     if not _waits(leader, candidate, WaitPoint.PROMOTE):
         # What was found may have changed while the slot was held: then choose again.
-        sources, hashes, filtered = choice or _choose(leader, candidate)
+        sources, hashes, filtered = choice or choose(leader, candidate)
         if not sources:
             skip(leader, candidate, filtered or SkipReason.ALREADY_CACHED)
-        elif candidate.route.is_load:
+        elif candidate.route.is_load and candidate.slot is not None:
             _promote(leader, candidate, sources, candidate.targets, hashes)
         else:
             _make_room_and_promote(leader, candidate, sources, hashes)
-
-
-def _choose(leader: Decider, candidate: CandidateFacts) -> tuple[list[int], list[int], SkipReason | None]:
-    """Source places and hashes that can be moved, and the reason that left out the others."""
-    source, target = pools_of(leader, candidate)
-    if candidate.route.is_load:
-        slot = leader.state.slots[candidate.slot if candidate.slot is not None else -1]
-        staged = [place for index, places in slot.staged if index == source.info.pool for place in places]
-        return staged[: len(candidate.hashes)], candidate.hashes, None
-    sources: list[int] = []
-    hashes: list[int] = []
-    filtered: SkipReason | None = None
-    planned, number = leader.aids.pools[source.info.pool].planned, candidate.candidate
-    place_of, content, below = source.by_hash, source.content, target.by_hash
-    for key in candidate.hashes:
-        # A hash may stand in several places; only those of the plan are held by the slot, or known to be free.
-        place = place_of.get(key)
-        if place is not None and planned.get(place) != number:
-            place = next((other for other in source.places_of(key) if planned.get(other) == number), None)
-        if key in below:
-            filtered = filtered or SkipReason.ALREADY_CACHED
-        elif place is None or content[place] != READY:
-            filtered = SkipReason.SOURCE_EVICTED
-        else:
-            sources.append(place)
-            hashes.append(key)
-    return sources, hashes, filtered
 
 
 def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: list[int], hashes: list[int]) -> None:
@@ -147,7 +105,8 @@ def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: 
             leader.evict(target, victims, candidate.slot, rule)
     if not hashes:
         source, _ = pools_of(leader, candidate)
-        leader.aids.pools[source.info.pool].blocked = True
+        if not candidate.route.is_load:
+            leader.aids.pools[source.info.pool].blocked = True
         skip(leader, candidate, SkipReason.NO_CAPACITY)
         return
     targets = [heapq.heappop(mine.free) for _ in hashes]
@@ -222,6 +181,8 @@ def skip(leader: Decider, candidate: CandidateFacts, reason: SkipReason) -> None
     leader.aids.pending.remove(candidate.candidate)
     leader.emit(ev.CandidateSkipped, candidate.candidate, reason)
     _forget_plan(leader, source, candidate)
+    if candidate.slot is None and candidate.route.is_load:
+        leader.aids.prefetch.ended(candidate.candidate, candidate.hashes, ())
     _strike(leader, Site.SKIP_DID, candidate)
     _end_batch(leader, candidate)
     if slot is not None and candidate.route.is_load:
@@ -252,6 +213,8 @@ def end_operation(leader: Decider, operation: OperationFacts) -> None:
         leader.emit(ev.BlocksReady, target.info.pool, operation.operation, pack_ids(kept))
     if lost:
         drop(leader, target, operation, lost)
+    if candidate.slot is None and candidate.route.is_load:
+        leader.aids.prefetch.ended(candidate.candidate, candidate.hashes, [target.hash_of[place] for place in kept])
     if slot is not None and candidate.route.is_load and operation.failed and candidate.first_block is not None:
         _lose(leader, slot, candidate.first_block + min(operation.failed))
     end_candidate(
@@ -307,8 +270,8 @@ def _forget_plan(
 ) -> None:
     """Places that were planned to be copied are unsaved again unless a copy of them stands below by now.
 
-    Those whose copy ``failed`` are not: a dead disk would be asked for ever. A block that is used again is copied again
-    (``lookups.assign``).
+    Those whose copy ``failed`` are not: a dead disk would be asked for ever; nor those that are used too rarely to be
+    admitted below. A block that is used again is copied again (``lookups.assign``, ``lookups.stage``).
     """
     if candidate.route.is_load:
         return
@@ -323,7 +286,7 @@ def _forget_plan(
             [
                 place for place in places
                 if source.content[place] == READY and source.hash_of[place] not in lower.by_hash
-                and place not in failed
+                and place not in failed and admitted(leader, lower, source.hash_of[place])
             ],
         )
     leader.mark_dirty(source)

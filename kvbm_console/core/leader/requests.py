@@ -22,6 +22,7 @@ from kvbm_console.core.ids import (
     WaitPoint,
 )
 from kvbm_console.core.instructions import CancelTransfer, CloneAnswer, FencedBlocks, FinishAnswer
+from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.ends import finish
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import felt_pressure
@@ -108,6 +109,7 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
     leader.release_staging(slot, ReleaseReason.FINISHED)
     if s.reason is not FinishReason.ABORTED:
         _guard(leader, slot)
+        prefetch.ended(leader, slot)
         plan_last_offload(leader, slot)
     if leader.gate is not None and leader.gate.finishes:
         leader.strike(Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)

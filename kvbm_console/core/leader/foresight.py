@@ -1,0 +1,138 @@
+"""What predictors remember, and what became of their guesses.
+
+Law of this file: plain containers in deterministic order, all bounded; it names hashes and counts, and never decides
+what is copied (``prefetch`` does).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, pairwise
+from typing import Final
+
+import msgspec
+
+SUCCESSORS: Final = 3
+"""Blocks that are remembered to follow one block, the likeliest first."""
+CONTEXTS_MAX: Final = 100_000
+"""Blocks whose followers are remembered, the last seen ones: 30 MB at most."""
+STEPS: Final = 32
+"""How far a guess is followed beyond the prompt: the length of a long turn."""
+SESSIONS_MAX: Final = 1_024
+SESSION_BLOCKS_MAX: Final = 4_096
+"""Sessions that are remembered, those that ended last, and how many of the last blocks of each: 32 MB at most."""
+GAP_WEIGHT: Final = 8
+"""The mean time until a session comes back moves by one part in so many towards each new one."""
+
+
+class Session(msgspec.Struct):
+    """The end of a session's last turn."""
+
+    number: int
+    hashes: list[int]
+    ended_ns: int
+
+
+class PrefetchAids(msgspec.Struct):
+    """What predictors remember and what became of their guesses. Counts are blocks."""
+
+    asked: dict[int, int] = {}
+    """Hash on its way to the host tier to its candidate."""
+    unused: dict[int, None] = {}
+    """Hash that stands in the host tier because it was fetched, and that no lookup has found since."""
+    waits: dict[int, list[int]] = {}
+    """Slot that has not been looked up to the candidates that fetch for it."""
+    arrived_ns: dict[int, int] = {}
+    """When the slots of ``waits`` arrived."""
+    successors: dict[int, dict[int, int]] = {}
+    """Hash to what followed it in prompts and how often, the last seen ones last."""
+    sessions: dict[str, Session] = {}
+    next_session: int = 1
+    gap_ns: int = 0
+    """Mean time from the end of a session's turn to its next request; 0: none came back yet."""
+    fetched: int = 0
+    """Arrived in the host tier."""
+    used: int = 0
+    """Of these, found there by a lookup."""
+    late: int = 0
+    """Found in the disk tier by a lookup while they were on their way."""
+    from_disk: int = 0
+    """Found in the disk tier by a lookup, the late ones included."""
+    evicted: int = 0
+    """Fetched, and evicted from the host tier before any lookup found them."""
+
+    def gauges(self) -> dict[str, int]:
+        """The counts, and what is remembered against its bounds."""
+        return {
+            "fetched": self.fetched, "used": self.used, "late": self.late, "from_disk": self.from_disk,
+            "evicted_unused": self.evicted, "unused": len(self.unused), "asked": len(self.asked),
+            "contexts": len(self.successors), "sessions": len(self.sessions),
+        }
+
+    # --- what became of a guess ---
+
+    def ended(self, candidate: int, hashes: Iterable[int], arrived: Sequence[int]) -> None:
+        """A candidate is over, and these of its blocks have arrived; whoever waited for it waits no longer."""
+        for key in hashes:
+            if self.asked.get(key) == candidate:
+                del self.asked[key]
+        self.fetched += len(arrived)
+        self.unused.update(dict.fromkeys(arrived))
+        for slot, numbers in list(self.waits.items()):
+            if candidate in numbers:
+                numbers.remove(candidate)
+                if not numbers:
+                    self.forget(slot)
+
+    def forget(self, slot: int) -> None:
+        """This slot waits for nothing any more."""
+        self.waits.pop(slot, None)
+        self.arrived_ns.pop(slot, None)
+
+    def found_below(self, hashes: Iterable[int]) -> None:
+        """A lookup has found these blocks in the disk tier."""
+        for key in hashes:
+            self.from_disk += 1
+            self.late += key in self.asked
+
+    def found(self, hashes: Iterable[int]) -> None:
+        """A lookup has found these blocks in the host tier."""
+        if self.unused:
+            for key in hashes:
+                if key in self.unused:
+                    del self.unused[key]
+                    self.used += 1
+
+    def gave_up(self, hashes: Iterable[int]) -> None:
+        """These blocks have left the host tier."""
+        if self.unused:
+            for key in hashes:
+                if key in self.unused:
+                    del self.unused[key]
+                    self.evicted += 1
+
+    # --- what followed what ---
+
+    def learn(self, hashes: Sequence[int]) -> None:
+        """A prompt was seen."""
+        successors = self.successors
+        for key, following in pairwise(hashes):
+            known = successors.pop(key, None) or {}
+            if following in known or len(known) < SUCCESSORS:
+                known[following] = known.get(following, 0) + 1
+            else:  # the rarest gives way and leaves its count, so that what is frequent from now on comes up
+                known[following] = known.pop(min(known, key=known.__getitem__)) + 1
+            successors[key] = known
+        if len(successors) > CONTEXTS_MAX:
+            for key in list(islice(successors, len(successors) - CONTEXTS_MAX * 7 // 8)):
+                del successors[key]
+
+    def likely(self, hashes: Sequence[int]) -> Iterator[list[int]]:
+        """Ways on from the end of a prompt that were seen before, the likeliest first."""
+        for first in self._followers(hashes[-1]) if hashes else ():
+            way = [first]
+            while len(way) < STEPS and (following := self._followers(way[-1])):
+                way.append(following[0])
+            yield way
+
+    def _followers(self, key: int) -> list[int]:
+        known = self.successors.get(key, {})
+        return sorted(known, key=lambda following: (-known[following], following))

@@ -45,6 +45,8 @@ def damaged(whole: bytes, dice: random.Random) -> bytes:
     """The file with a few places changed."""
     data = bytearray(whole)
     for _ in range(dice.randrange(1, 5)):
+        if not data:
+            break
         at, size = dice.randrange(len(data)), dice.choice([1, 1, 4, 8, 30, 500])
         what = dice.randrange(6)
         if what == 0:

@@ -107,10 +107,15 @@ class Broadcaster:
 
     def publish(self, stimulus: Stimulus, events: Sequence[Event]) -> None:
         """Take one stimulus with the events that it caused. The objects must not change afterwards."""
-        stimuli, pending = self._stimuli, self._events
+        stimuli = self._stimuli
         stimuli.append(stimulus)
-        pending += events
-        if len(pending) >= self._events_max or len(stimuli) >= FLUSH_EVENTS_MAX:
+        if events:
+            pending = self._events
+            pending += events
+            if len(pending) >= self._events_max:
+                self.flush()
+                return
+        if len(stimuli) >= FLUSH_EVENTS_MAX:
             self.flush()
         elif not self._scheduled:
             self._flush_or_schedule()

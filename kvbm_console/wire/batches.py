@@ -15,6 +15,7 @@ from kvbm_console.core.events import AnyEvent, Event
 from kvbm_console.core.newer import UnknownKind
 from kvbm_console.core.stimuli import AnyStimulus, Stimulus
 from kvbm_console.wire import convert
+from kvbm_console.wire.frames import varint
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 SCHEMA_ID: Final = 1
@@ -27,6 +28,9 @@ BATCH_COUNT_MAX: Final = 1_000_000
 MSGPACK: Final = int(pb.ENCODING_MSGPACK)
 PROTOBUF: Final = int(pb.ENCODING_PROTOBUF)
 
+_EVENTS_TAG: Final = bytes([pb.EventBatch.PAYLOAD_FIELD_NUMBER << 3 | 2])
+_STIMULI_TAG: Final = bytes([pb.StimulusBatch.PAYLOAD_FIELD_NUMBER << 3 | 2])
+"""The number of the payload and wire type 2; only the items of the other encoding stand behind it in a message."""
 _encoder = msgspec.msgpack.Encoder()
 _events = msgspec.msgpack.Decoder(list[AnyEvent])
 _event = msgspec.msgpack.Decoder(AnyEvent)
@@ -81,11 +85,12 @@ def pack_events(events: Sequence[Event], lost_before: int = 0, encoding: int = M
         lost_before=lost_before, encoding=cast(Any, encoding),
     )
     if encoding == MSGPACK:
-        batch.payload = _encoder.encode(events)
+        data = _with_payload(batch, _EVENTS_TAG, _encoder.encode(events))
     else:
         for event in events:
             convert.EVENTS.to_message(event, batch.events.add())
-    return EventChunk(first.seq, len(events), first.at_ns, last.at_ns, batch.SerializeToString())
+        data = batch.SerializeToString()
+    return EventChunk(first.seq, len(events), first.at_ns, last.at_ns, data)
 
 
 def pack_stimuli(stimuli: Sequence[Stimulus], encoding: int = MSGPACK) -> StimulusChunk:
@@ -96,11 +101,17 @@ def pack_stimuli(stimuli: Sequence[Stimulus], encoding: int = MSGPACK) -> Stimul
         encoding=cast(Any, encoding),
     )
     if encoding == MSGPACK:
-        batch.payload = _encoder.encode(stimuli)
+        data = _with_payload(batch, _STIMULI_TAG, _encoder.encode(stimuli))
     else:
         for stimulus in stimuli:
             convert.STIMULI.to_message(stimulus, batch.stimuli.add())
-    return StimulusChunk(first.n, len(stimuli), first.at_ns, last.at_ns, batch.SerializeToString())
+        data = batch.SerializeToString()
+    return StimulusChunk(first.n, len(stimuli), first.at_ns, last.at_ns, data)
+
+
+def _with_payload(head: Any, tag: bytes, payload: bytes) -> bytes:
+    """The message with its last field, byte for byte as generated code would write it, but copied once, not thrice."""
+    return b"".join((head.SerializeToString(), tag, varint(len(payload)), payload))
 
 
 def event_chunk(data: bytes) -> EventChunk:

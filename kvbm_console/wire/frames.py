@@ -15,7 +15,8 @@ _BATCH_TAG: Final = bytes([pb.SubscribeReply.BATCH_FIELD_NUMBER << 3 | 2])
 """Wire type 2 (length-delimited) and the number of ``SubscribeReply.batch``."""
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -26,7 +27,7 @@ def _varint(value: int) -> bytes:
 
 def batch_frame(data: bytes) -> bytes:
     """An encoded ``EventBatch`` as an item of the stream: a few bytes in front of the same bytes."""
-    return b"".join((_BATCH_TAG, _varint(len(data)), data))
+    return b"".join((_BATCH_TAG, varint(len(data)), data))
 
 
 def batch_of(frame: bytes) -> bytes:

@@ -145,6 +145,14 @@ def test_a_batch_frame_is_what_the_generated_code_writes(payload: bytes) -> None
     assert frames.batch_of(frame) == data
 
 
+@given(count=st.integers(1, 40), at_ns=st.integers(0, 2**62), lost=st.sampled_from([0, 7]))
+def test_a_packed_batch_is_what_the_generated_code_writes(count: int, at_ns: int, lost: int) -> None:
+    events = [SlotClosed(3 + at, at_ns, 0, at) for at in range(count)]
+    stimuli = [MatchRequested(at, at_ns, 1, None, "r" * at, at) for at in range(count)]
+    for chunk, kind in ((pack_events(events, lost), pb.EventBatch), (pack_stimuli(stimuli), pb.StimulusBatch)):
+        assert kind.FromString(chunk.data).SerializeToString() == chunk.data
+
+
 @given(st.binary(max_size=100_000))
 def test_long_batches_too(payload: bytes) -> None:
     data = pb.EventBatch(payload=payload * 3).SerializeToString()

@@ -19,6 +19,7 @@ import msgspec
 
 from kvbm_console.core import instructions as ins
 from kvbm_console.core import stimuli as st
+from kvbm_console.core.breakpoints import points_of
 from kvbm_console.core.columns import pack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import StimulusRejected
@@ -42,7 +43,7 @@ class FeedSink:
     """What the leader asks of one engine, as messages for its writer. Also a ``Mover`` for engines that move bytes."""
 
     def __init__(
-        self, service: LeaderService, source: int, *, pausable: bool = False,
+        self, service: LeaderService, source: int, *, name: str = "", pausable: bool = False,
         points: frozenset[WaitPoint] = frozenset(WaitPoint),
     ) -> None:
         self._service = service
@@ -54,6 +55,10 @@ class FeedSink:
         self._outbox: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._standing: frozenset[str] = frozenset()
+        self._lookups: frozenset[str] = frozenset()
+        self.name = name
+        self.cost: pb.FeedCost | None = None
+        """What the reporting has cost the engine, of one that is watched."""
         self._held: frozenset[int] = frozenset()
         self.overflowed = False
         self.closing = False
@@ -81,6 +86,7 @@ class FeedSink:
     def look(self) -> None:
         """After every publication: tell the engine when other requests of it must stand still, or are held."""
         self._look_at_holds()
+        self._look_at_breakpoints()
         standing = self._service.state.standing
         if not standing and not self._standing:
             return
@@ -88,6 +94,19 @@ class FeedSink:
         if mine != self._standing:
             self._standing = mine
             self.put(pb.FeedReply(standing=pb.StandingRequests(requests=sorted(mine))))
+
+    def _look_at_breakpoints(self) -> None:
+        """An engine that is watched must ask before a lookup that somebody may want to hold."""
+        leader = self._service.leader
+        if self._source not in leader.watched or not (leader.state.breakpoints or self._lookups):
+            return
+        globs = frozenset(
+            known.spec.request for known in leader.state.breakpoints.values()
+            if known.enabled and WaitPoint.LOOKUP in points_of(known.spec)
+        )
+        if globs != self._lookups:
+            self._lookups = globs
+            self.put(pb.FeedReply(lookups=pb.LookupGlobs(globs=sorted(globs))))
 
     def _look_at_holds(self) -> None:
         state = self._service.state
@@ -176,7 +195,10 @@ class FeedMethod:
             raise Refused("the bytes are moved by another feed already")
         source = service.new_source()
         points = frozenset(WaitPoint(point) for point in request.open.points if point in tuple(WaitPoint))
-        sink = FeedSink(service, source, pausable=request.open.pauses, points=points or frozenset(WaitPoint))
+        sink = FeedSink(
+            service, source, name=request.open.name, pausable=request.open.pauses,
+            points=points or frozenset(WaitPoint),
+        )
         service.dispatcher.engines[source] = sink
         service.listeners.add(sink.look)
         service.feeds.add(sink)
@@ -214,6 +236,9 @@ class FeedMethod:
     async def _read(self, sink: FeedSink, source: int, context: Context) -> None:
         while (data := await context.read()) is not END:
             request = parse("Feed", pb.FeedRequest, data)
+            if request.WhichOneof("item") == "cost":
+                sink.cost = request.cost
+                continue
             if request.WhichOneof("item") != "batch":
                 raise Malformed("a feed message behind open must be a batch")
             try:
@@ -255,11 +280,11 @@ class FeedMethod:
         service = self._service
         live = [slot for slot in service.state.slots.values() if slot.source == source]
         for slot in live:
-            if slot.state not in (SlotState.FINISHING, SlotState.FINISHED):
+            if slot.state not in (SlotState.FINISHING, SlotState.FINISHED) and source not in service.leader.watched:
                 service.dispatcher.submit_from(
                     source, None, st.RequestFinished, slot.request, pack_ids(slot.device_blocks), FinishReason.ABORTED
                 )
-        service.dispatcher.submit_from(source, None, st.SourceRestarted)
+        service.dispatcher.submit_from(source, None, st.SourceRestarted, True)
 
 
 def answer_of(outcome: Outcome) -> pb.Answer:
@@ -285,6 +310,8 @@ def answer_of(outcome: Outcome) -> pb.Answer:
         answer.metadata.iteration = result.iteration
         answer.metadata.operations.extend(result.operations)
         answer.metadata.SetInParent()
+    elif isinstance(result, ins.PoolAnswer):
+        answer.pool = result.pool
     elif isinstance(result, ins.CloneAnswer):
         answer.clones.slots.extend(result.slots)
         answer.clones.SetInParent()

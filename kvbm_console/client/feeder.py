@@ -57,6 +57,8 @@ class FeedClient:
         self.standing: frozenset[str] = frozenset()
         self.held: dict[str, Hold] = {}
         """The holds of this engine's requests."""
+        self.lookups: tuple[str, ...] = ()
+        """Globs of requests whose lookup may be held; a watched engine asks before it."""
         self.paused = False
         """Whether the leader asks for no iteration to be formed."""
         self.computed_tokens: dict[str, int] = {}
@@ -132,6 +134,19 @@ class FeedClient:
                 await self._call.write(pb.FeedRequest(batch=batch).SerializeToString())
         return list(await asyncio.gather(*futures))
 
+    async def tell_cost(
+        self, calls: int, dropped: int, call_ns: int, steps: int, step_ns: int, errors: int
+    ) -> None:
+        """What watching has cost the engine since it began. Raises ``ConnectionLost``."""
+        cost = pb.FeedCost(
+            calls=calls, dropped=dropped, call_ns=call_ns, steps=steps, step_ns=step_ns, errors=errors
+        )
+        async with self._writing:
+            if self._ended is not None:
+                raise self._ended
+            with translating(self._target):
+                await self._call.write(pb.FeedRequest(cost=cost).SerializeToString())
+
     async def orders(self) -> AsyncIterator[Order]:
         """What the leader asks, in order, until the feed ends (then ``ConnectionLost``)."""
         while True:
@@ -175,6 +190,9 @@ class FeedClient:
             self.held = {
                 one.request: Hold(one.hold, Site(one.site), one.max_hold_ns) for one in reply.held.held
             }
+            self._changed()
+        elif kind == "lookups":
+            self.lookups = tuple(reply.lookups.globs)
             self._changed()
         elif kind in ("pause", "resume"):
             self.paused = kind == "pause"
@@ -225,7 +243,7 @@ class FeedClient:
         return self._ended is None
 
     async def changed(self) -> None:
-        """Until other requests are held than now, or the feed ends."""
+        """Until other requests are held than now, other lookups may be, or the feed ends."""
         if self._ended is None:
             await self._holds_changed.wait()
 
@@ -244,4 +262,6 @@ def result_of(answer: pb.Answer) -> Any:
         return ins.IterationMetadata(answer.metadata.iteration, tuple(answer.metadata.operations))
     if kind == "clones":
         return ins.CloneAnswer(tuple(answer.clones.slots))
+    if kind == "pool":
+        return ins.PoolAnswer(answer.pool)
     return Refused(answer.rejected) if kind == "rejected" else None

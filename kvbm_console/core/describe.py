@@ -167,6 +167,8 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
                 f"{len(event.removed) // 8} removed"
             )
         case ev.SourceLost():
+            if event.gone:
+                return f"source {event.source} ended"
             return f"source {event.source} {'restarted' if event.restarted else f'lost {event.first} to {event.last}'}"
         case ev.Noted():
             return f"{event.note.label}: {event.detail}"

@@ -464,12 +464,16 @@ class BlocksSeen(Event, tag=41):
 
 
 class SourceLost(Event, tag=42):
-    """Reports of a source were lost, or (``restarted``) it began again; what it holds is unknown."""
+    """Reports of a source were lost, or (``restarted``) it began again; what it holds is unknown.
+
+    ``gone``: the source ended. Nothing more is heard of it, and what its pools hold is no fact any more.
+    """
 
     source: int
     first: int
     last: int
     restarted: bool
+    gone: bool = False
 
 
 class Noted(Event, tag=43):

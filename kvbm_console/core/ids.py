@@ -102,6 +102,8 @@ class Authority(Word):
     LEADER = 0
     ENGINE = 1
     STREAM = 2
+    OBSERVED = 3
+    """An engine that is only watched: it has decided already, and what it reports is never refused."""
 
 
 class Condition(Word):

@@ -150,5 +150,14 @@ class CloneAnswer(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
-Result = MatchAnswer | FencedBlocks | FinishAnswer | IterationMetadata | CloneAnswer | tuple[BreakpointVerdict, ...]
+class PoolAnswer(msgspec.Struct, frozen=True):
+    """The index of the pool that was declared: what ``BlocksReported`` names it by."""
+
+    pool: int
+
+
+Result = (
+    PoolAnswer | MatchAnswer | FencedBlocks | FinishAnswer | IterationMetadata | CloneAnswer
+    | tuple[BreakpointVerdict, ...]
+)
 """What ``Outcome.result`` may be; None when the entry point returns nothing or refused."""

@@ -18,6 +18,7 @@ from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import (
     Authority,
     CandidateStatus,
+    Condition,
     FinishReason,
     HoldEnd,
     ReleaseReason,
@@ -31,6 +32,8 @@ from kvbm_console.core.slots import SlotFacts, check_move
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts, PoolInfo
 
 _SKIPPED: Final = frozenset({SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE})
+GONE: Final = -1
+"""Of ``CacheState.lost_sources``: the source ended."""
 _PREFILLING, _PREEMPTED = SlotState.PREFILLING, SlotState.PREEMPTED
 
 
@@ -96,7 +99,8 @@ class CacheState:
         self.frozen: FreezeFacts | None = None
         self.leases: dict[str, bool] = {}
         self.lost_sources: dict[int, int] = {}
-        """Sources of which reports were lost since they were last known whole: how often. Their counts are no facts."""
+        """Sources of which reports were lost since they were last known whole: how often, ``GONE`` for one that ended.
+        Their counts are no facts."""
         self.totals = Totals()
         self.next_slot = 0
         self.next_candidate = 0
@@ -430,7 +434,7 @@ class CacheState:
         operation = self.operations[e.operation]
         operation.reported = {*operation.reported, e.rank}
         if not e.ok:
-            failed = unpack_ids(e.failed) or range(len(operation.targets))
+            failed = unpack_ids(e.failed) or range(max(len(operation.sources), len(operation.targets)))
             operation.failed = {*operation.failed, *failed}
             operation.error = e.error
 
@@ -443,7 +447,8 @@ class CacheState:
         self.pools[operation.target_pool].unref(operation.targets)
         self._close_candidate(e.candidate, e.status)
         if e.status in (CandidateStatus.COMPLETED, CandidateStatus.FAILED):
-            moved = len(operation.targets) - len(operation.failed)
+            # Of an engine that is watched only one side is known by place.
+            moved = max(len(operation.sources), len(operation.targets)) - len(operation.failed)
             by_route = self.totals.moved_blocks
             by_route[candidate.route.label] = by_route.get(candidate.route.label, 0) + moved
         members = self.batches[operation.batch]
@@ -571,8 +576,8 @@ class CacheState:
         if self.slots or self.candidates or self.operations or self.holds:
             raise FoldError("a reset left slots, candidates, operations or holds behind")
         for pool in self.pools:
-            if pool.info.authority is not Authority.STREAM:
-                pool.clear()  # what a stream describes is not ours to reset: its engine still holds it
+            if pool.info.authority in (Authority.LEADER, Authority.ENGINE):
+                pool.clear()  # what is only watched is not ours to reset: its engine still holds it
         self.batches.clear()
         self.epoch = e.epoch
         self.running = self.waiting = 0
@@ -618,8 +623,15 @@ class CacheState:
         ]
 
     def _source_lost(self, e: ev.SourceLost) -> None:
+        if e.gone:
+            for pool in self.pools:
+                if pool.info.source == e.source and pool.info.authority is not Authority.LEADER:
+                    pool.forget([place for place in range(len(pool)) if pool.condition(place) is Condition.CACHED])
+            self.lost_sources[e.source] = GONE
+            return
         if not e.restarted:
-            self.lost_sources[e.source] = self.lost_sources.get(e.source, 0) + 1
+            if self.lost_sources.get(e.source) != GONE:
+                self.lost_sources[e.source] = self.lost_sources.get(e.source, 0) + 1
             return
         for pool in self._stream_pools(e.source):
             pool.clear()  # the engine that filled it is gone

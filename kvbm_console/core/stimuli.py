@@ -128,6 +128,8 @@ class RequestFinished(Stimulus, tag=9):
     request: str
     block_ids: bytes
     reason: FinishReason
+    delayed: bool = False
+    """Of an engine that is watched: it keeps the blocks until their copy has ended (``CopiesObserved.sent``)."""
 
 
 # --- from the mover ---
@@ -178,7 +180,34 @@ class SourceGapped(Stimulus, tag=14):
 
 
 class SourceRestarted(Stimulus, tag=15):
-    """The source began again: a new incarnation."""
+    """The source began again: a new incarnation; or (``gone``) it ended, and nothing more is heard of it."""
+
+    gone: bool = False
+
+
+# --- from an engine that is only watched (``Authority.OBSERVED``) ---
+
+
+class LookupObserved(Stimulus, tag=38):
+    """A connector answered a lookup: ``tokens`` beyond ``computed_tokens`` found in ``tier``, None for "ask again"."""
+
+    request: str
+    computed_tokens: int
+    tokens: int | None
+    asynchronous: bool
+    tier: Tier
+
+
+class CopiesObserved(Stimulus, tag=39):
+    """A connector's copies ended: loads and stores by request; ``failed`` requests' loads brought not all.
+
+    ``failed_ids`` are the device blocks (int32 column) that did not arrive.
+    """
+
+    loaded: tuple[str, ...]
+    sent: tuple[str, ...]
+    failed: tuple[str, ...]
+    failed_ids: bytes
 
 
 # --- from clients ---
@@ -317,6 +346,7 @@ AnyStimulus = (
     | RequestPreempted | RequestCloned | RequestFinished | TransferStarted | TransferFinished | TransferFailed
     | BlocksReported | SourceGapped | SourceRestarted | BreakpointsReplaced | HoldContinued | SlotStepped | Disarmed
     | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested | Noted
+    | LookupObserved | CopiesObserved
     | CallAnnounced | PipelineStepped | RunForRequested | CandidateSkipRequested | Frozen | Thawed | BreakpointOverran
 )
 """The closed union of stimuli; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyStimulus])``."""
@@ -348,6 +378,8 @@ ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
     DrainRequested: "drain",
     Noted: "note",
     CallAnnounced: "call_announced",
+    LookupObserved: "lookup_observed",
+    CopiesObserved: "copies_observed",
     PipelineStepped: "step_pipeline",
     RunForRequested: "run_for",
     CandidateSkipRequested: "skip_candidate",

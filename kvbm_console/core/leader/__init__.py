@@ -15,7 +15,7 @@ from kvbm_console.core.audit import Violation, audit, quick_audit
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InvariantViolation, Refused
 from kvbm_console.core.ids import Site
-from kvbm_console.core.leader import debugger, iterations, lookups, reports, requests, resets
+from kvbm_console.core.leader import debugger, iterations, lookups, observed, reports, requests, resets
 from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.leader.frame import Decider, Outcome
 from kvbm_console.core.leader.offloads import calm_blocks
@@ -51,6 +51,8 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.DrainRequested: resets.drain_requested,
     st.Noted: debugger.noted,
     st.CallAnnounced: debugger.call_announced,
+    st.LookupObserved: observed.not_watched,
+    st.CopiesObserved: observed.not_watched,
     st.PipelineStepped: debugger.pipeline_stepped,
     st.RunForRequested: debugger.run_for_requested,
     st.CandidateSkipRequested: debugger.candidate_skip_requested,
@@ -92,7 +94,10 @@ class Leader(Decider):
         at_ns, now_ns = stimulus.at_ns, self.state.at_ns
         self.at_ns = at_ns if at_ns > now_ns else now_ns
         self.source = stimulus.source
-        self.entry, handler, names_request = _ROUTES[type(stimulus)]
+        kind = type(stimulus)
+        self.entry, handler, names_request = _ROUTES[kind]
+        if self.watched and self.source in self.watched:
+            handler = observed.HANDLERS.get(kind, handler)
         self.events = []
         self.instructions = []
         request: str | None = stimulus.request if names_request else None  # type: ignore[attr-defined]
@@ -179,5 +184,6 @@ class Leader(Decider):
         leader = cls(config)
         leader.state = decode_facts(facts)
         leader.box = AidsBox.restore(aids, leader.state.pools)
+        leader.look_at_pools()
         leader.rearm()
         return leader

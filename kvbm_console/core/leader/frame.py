@@ -74,6 +74,8 @@ class Decider:
         self.gate: Gate | None = None
         self.calls = False
         """Whether the gate watches calls: asked twice for every stimulus."""
+        self.watched: frozenset[int] = frozenset()
+        """Sources that are only watched: derived from the pools."""
         self.meter: Callable[[], int] | None = None
         """A clock of the shell: what conditions cost is counted with it, and nothing is decided by it."""
         self.condition_ns: dict[int, int] = {}
@@ -84,6 +86,7 @@ class Decider:
         self.events: list[ev.Event] = []
         self.instructions: list[Instruction] = []
         self.recent: deque[ev.Event] = deque(maxlen=STORY_EVENTS_MAX)
+        self.look_at_pools()
         self.rearm()
 
     @property
@@ -109,6 +112,12 @@ class Decider:
         """Ask the shell; executed after this stimulus, in order."""
         self.instructions.append(instruction)
 
+    def look_at_pools(self) -> None:
+        """After the pools changed: which sources are only watched."""
+        self.watched = frozenset(
+            pool.info.source for pool in self.state.pools if pool.info.authority is Authority.OBSERVED
+        )
+
     # --- look-ups that refuse --------------------------------------------------------------------
 
     def live(self, request: str) -> SlotFacts:
@@ -129,8 +138,14 @@ class Decider:
                 self._last_device = (self.state.pools, source, pool)
         return pool
 
+    def block_tokens_of(self, source: int) -> int:
+        """Tokens in a block of this engine: an engine that is only watched has a size of its own."""
+        return self.device_pool(source).info.block_tokens if source in self.watched else self.config.block_tokens
+
     def below(self, pool: PoolFacts) -> PoolFacts | None:
         """The pool that this one is copied down to: the next lower tier that the leader decides."""
+        if pool.info.authority is Authority.OBSERVED:
+            return None  # what is only watched is not copied by us
         for candidate in self.state.pools:
             if candidate.info.tier > pool.info.tier and candidate.info.authority is _LEADER:
                 return candidate
@@ -181,7 +196,7 @@ class Decider:
 
     def note_place(self, slot: SlotFacts) -> None:
         """Remember up to which iteration a decoding slot has a place for its token, and may have one (I15)."""
-        if slot.state is _DECODING:
+        if slot.state is _DECODING and slot.source not in self.watched:
             room = len(slot.device_blocks) * self.config.block_tokens
             if slot.output_limit and slot.prompt_tokens + slot.output_limit < room:
                 room = slot.prompt_tokens + slot.output_limit

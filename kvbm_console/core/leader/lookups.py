@@ -22,39 +22,46 @@ from kvbm_console.core.ids import (
     Tier,
     WaitPoint,
 )
-from kvbm_console.core.instructions import MatchAnswer
+from kvbm_console.core.instructions import MatchAnswer, PoolAnswer
 from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.aids import LoadPart
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import felt_pressure
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
+from kvbm_console.core.state import GONE
 from kvbm_console.core.tiers import CAPACITY_MAX, READY, WRITING, PoolFacts
 
 
-def pool_declared(leader: Decider, s: st.PoolDeclared) -> None:
+def pool_declared(leader: Decider, s: st.PoolDeclared) -> PoolAnswer:
     """A pool exists; a second one for the same place in the house, or another block size, is refused."""
     capacity = s.capacity_blocks
-    if s.block_tokens != leader.config.block_tokens and s.authority is not Authority.STREAM:
+    if s.block_tokens != leader.config.block_tokens and s.authority in (Authority.LEADER, Authority.ENGINE):
         raise Refused(f"block_tokens {s.block_tokens} is not the configured {leader.config.block_tokens}")
     if capacity is not None and not 0 < capacity <= CAPACITY_MAX:
         raise Refused(f"capacity_blocks must be from 1 to {CAPACITY_MAX}, got {capacity}")
     ours = s.authority is Authority.LEADER
     if ours and (s.source or s.dp_rank or s.group or s.tier is Tier.G1 or capacity is None):
         raise Refused("a pool that the leader decides is below G1, of source 0, rank 0, group 0, and has a capacity")
+    decided = {Authority.ENGINE: Authority.OBSERVED, Authority.OBSERVED: Authority.ENGINE}.get(s.authority)
     for pool in leader.state.pools:
         info = pool.info
+        if info.authority is decided and leader.state.lost_sources.get(info.source) != GONE:
+            raise Refused("one leader either decides for engines or watches them: iterations are counted in one row")
         if (info.source, info.dp_rank, info.group, info.tier) == (s.source, s.dp_rank, s.group, s.tier) and (
             info.authority is not Authority.STREAM or info.medium == s.medium  # a stream's media may share a tier
         ):
             raise Refused(f"source {s.source} has declared its {s.tier.name} pool before")
+    number = len(leader.state.pools)
     leader.emit(
-        ev.PoolKnown, len(leader.state.pools), s.source, s.dp_rank, s.group, s.tier, s.medium, capacity,
+        ev.PoolKnown, number, s.source, s.dp_rank, s.group, s.tier, s.medium, capacity,
         s.block_tokens, s.authority,
     )
     leader.box.add_pool(capacity or 0 if s.authority is Authority.LEADER else 0)
     if s.tier is Tier.G1 and s.authority is Authority.ENGINE:
         _count_iterations_apart(leader, s.source)
+    leader.look_at_pools()
+    return PoolAnswer(number)
 
 
 def _count_iterations_apart(leader: Decider, source: int) -> None:
@@ -85,7 +92,8 @@ def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
     if s.output_limit < 0:
         raise Refused(f"output_limit must be at least 0, got {s.output_limit}")
     hashes = unpack_hashes(s.hashes)
-    if len(hashes) > s.prompt_tokens // leader.config.block_tokens or EMPTY_HASH in hashes:
+    size = leader.block_tokens_of(s.source)
+    if len(hashes) > s.prompt_tokens // size or EMPTY_HASH in hashes:
         raise Refused(f"{len(hashes)} hashes do not fit {s.prompt_tokens} prompt tokens")
     number = leader.state.next_slot
     leader.emit(

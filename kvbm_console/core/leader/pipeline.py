@@ -319,7 +319,7 @@ def _lose(leader: Decider, slot: SlotFacts, block: int) -> None:
         high = part.first + part.count if before is None else min(part.first + part.count, before)
         counted = min(high, slot.prompt_blocks) - min(low, slot.prompt_blocks)
         if high > low:
-            position = block * leader.config.block_tokens
+            position = block * leader.block_tokens_of(slot.source)
             leader.emit(ev.HitsLost, slot.slot, Tier(part.tier), max(0, counted), position)
 
 

@@ -153,4 +153,4 @@ def source_gapped(leader: Decider, s: st.SourceGapped) -> None:
 
 def source_restarted(leader: Decider, s: st.SourceRestarted) -> None:
     """The source began again: what its stream said is void."""
-    leader.emit(ev.SourceLost, s.source, 0, 0, True)
+    leader.emit(ev.SourceLost, s.source, 0, 0, True, s.gone)

@@ -32,6 +32,7 @@ class Authority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     AUTHORITY_LEADER: _ClassVar[Authority]
     AUTHORITY_ENGINE: _ClassVar[Authority]
     AUTHORITY_STREAM: _ClassVar[Authority]
+    AUTHORITY_OBSERVED: _ClassVar[Authority]
 
 class SlotState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -212,6 +213,7 @@ TIER_G4: Tier
 AUTHORITY_LEADER: Authority
 AUTHORITY_ENGINE: Authority
 AUTHORITY_STREAM: Authority
+AUTHORITY_OBSERVED: Authority
 SLOT_STATE_INITIALIZED: SlotState
 SLOT_STATE_ONBOARD_STAGED: SlotState
 SLOT_STATE_ONBOARDING: SlotState
@@ -828,12 +830,30 @@ class BreakpointVerdict(_message.Message):
     def __init__(self, id: _Optional[int] = ..., verified: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
 
 class FeedRequest(_message.Message):
-    __slots__ = ("open", "batch")
+    __slots__ = ("open", "batch", "cost")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
     open: OpenFeed
     batch: StimulusBatch
-    def __init__(self, open: _Optional[_Union[OpenFeed, _Mapping]] = ..., batch: _Optional[_Union[StimulusBatch, _Mapping]] = ...) -> None: ...
+    cost: FeedCost
+    def __init__(self, open: _Optional[_Union[OpenFeed, _Mapping]] = ..., batch: _Optional[_Union[StimulusBatch, _Mapping]] = ..., cost: _Optional[_Union[FeedCost, _Mapping]] = ...) -> None: ...
+
+class FeedCost(_message.Message):
+    __slots__ = ("calls", "dropped", "call_ns", "steps", "step_ns", "errors")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    CALL_NS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    calls: int
+    dropped: int
+    call_ns: int
+    steps: int
+    step_ns: int
+    errors: int
+    def __init__(self, calls: _Optional[int] = ..., dropped: _Optional[int] = ..., call_ns: _Optional[int] = ..., steps: _Optional[int] = ..., step_ns: _Optional[int] = ..., errors: _Optional[int] = ...) -> None: ...
 
 class OpenFeed(_message.Message):
     __slots__ = ("name", "moves", "pauses", "points")
@@ -848,7 +868,7 @@ class OpenFeed(_message.Message):
     def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ..., pauses: _Optional[bool] = ..., points: _Optional[_Iterable[_Union[WaitPoint, str]]] = ...) -> None: ...
 
 class FeedReply(_message.Message):
-    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume", "held")
+    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume", "held", "lookups")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
@@ -862,6 +882,7 @@ class FeedReply(_message.Message):
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
     opened: FeedOpened
     answers: Answers
     wake: WakeRequest
@@ -875,7 +896,14 @@ class FeedReply(_message.Message):
     pause: PauseEngine
     resume: ResumeEngine
     held: HeldRequests
-    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., held: _Optional[_Union[HeldRequests, _Mapping]] = ...) -> None: ...
+    lookups: LookupGlobs
+    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., held: _Optional[_Union[HeldRequests, _Mapping]] = ..., lookups: _Optional[_Union[LookupGlobs, _Mapping]] = ...) -> None: ...
+
+class LookupGlobs(_message.Message):
+    __slots__ = ("globs",)
+    GLOBS_FIELD_NUMBER: _ClassVar[int]
+    globs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, globs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FeedOpened(_message.Message):
     __slots__ = ("source", "incarnation")
@@ -894,20 +922,22 @@ class Answers(_message.Message):
     def __init__(self, first_n: _Optional[int] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("match", "fenced", "finish", "metadata", "clones", "rejected")
+    __slots__ = ("match", "fenced", "finish", "metadata", "clones", "rejected", "pool")
     MATCH_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     CLONES_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     match: MatchAnswer
     fenced: FencedBlocks
     finish: FinishAnswer
     metadata: IterationMetadata
     clones: CloneAnswer
     rejected: str
-    def __init__(self, match: _Optional[_Union[MatchAnswer, _Mapping]] = ..., fenced: _Optional[_Union[FencedBlocks, _Mapping]] = ..., finish: _Optional[_Union[FinishAnswer, _Mapping]] = ..., metadata: _Optional[_Union[IterationMetadata, _Mapping]] = ..., clones: _Optional[_Union[CloneAnswer, _Mapping]] = ..., rejected: _Optional[str] = ...) -> None: ...
+    pool: int
+    def __init__(self, match: _Optional[_Union[MatchAnswer, _Mapping]] = ..., fenced: _Optional[_Union[FencedBlocks, _Mapping]] = ..., finish: _Optional[_Union[FinishAnswer, _Mapping]] = ..., metadata: _Optional[_Union[IterationMetadata, _Mapping]] = ..., clones: _Optional[_Union[CloneAnswer, _Mapping]] = ..., rejected: _Optional[str] = ..., pool: _Optional[int] = ...) -> None: ...
 
 class MatchAnswer(_message.Message):
     __slots__ = ("tokens", "asynchronous")
@@ -1535,16 +1565,18 @@ class Event(_message.Message):
         cleared: bool
         def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ...) -> None: ...
     class SourceLost(_message.Message):
-        __slots__ = ("source", "first", "last", "restarted")
+        __slots__ = ("source", "first", "last", "restarted", "gone")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
         FIRST_FIELD_NUMBER: _ClassVar[int]
         LAST_FIELD_NUMBER: _ClassVar[int]
         RESTARTED_FIELD_NUMBER: _ClassVar[int]
+        GONE_FIELD_NUMBER: _ClassVar[int]
         source: int
         first: int
         last: int
         restarted: bool
-        def __init__(self, source: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., restarted: _Optional[bool] = ...) -> None: ...
+        gone: bool
+        def __init__(self, source: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., restarted: _Optional[bool] = ..., gone: _Optional[bool] = ...) -> None: ...
     class Noted(_message.Message):
         __slots__ = ("note", "detail")
         NOTE_FIELD_NUMBER: _ClassVar[int]
@@ -1706,7 +1738,7 @@ class Event(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., cause: _Optional[int] = ..., pool_known: _Optional[_Union[Event.PoolKnown, _Mapping]] = ..., slot_opened: _Optional[_Union[Event.SlotOpened, _Mapping]] = ..., slot_moved: _Optional[_Union[Event.SlotMoved, _Mapping]] = ..., slot_closed: _Optional[_Union[Event.SlotClosed, _Mapping]] = ..., slot_cloned: _Optional[_Union[Event.SlotCloned, _Mapping]] = ..., lookup_answered: _Optional[_Union[Event.LookupAnswered, _Mapping]] = ..., blocks_staged: _Optional[_Union[Event.BlocksStaged, _Mapping]] = ..., staging_released: _Optional[_Union[Event.StagingReleased, _Mapping]] = ..., device_blocks_assigned: _Optional[_Union[Event.DeviceBlocksAssigned, _Mapping]] = ..., device_blocks_released: _Optional[_Union[Event.DeviceBlocksReleased, _Mapping]] = ..., blocks_filled: _Optional[_Union[Event.BlocksFilled, _Mapping]] = ..., blocks_evicted: _Optional[_Union[Event.BlocksEvicted, _Mapping]] = ..., blocks_reserved: _Optional[_Union[Event.BlocksReserved, _Mapping]] = ..., blocks_ready: _Optional[_Union[Event.BlocksReady, _Mapping]] = ..., blocks_dropped: _Optional[_Union[Event.BlocksDropped, _Mapping]] = ..., candidate_planned: _Optional[_Union[Event.CandidatePlanned, _Mapping]] = ..., candidate_enqueued: _Optional[_Union[Event.CandidateEnqueued, _Mapping]] = ..., candidate_evaluated: _Optional[_Union[Event.CandidateEvaluated, _Mapping]] = ..., candidate_skipped: _Optional[_Union[Event.CandidateSkipped, _Mapping]] = ..., candidate_promoted: _Optional[_Union[Event.CandidatePromoted, _Mapping]] = ..., operation_started: _Optional[_Union[Event.OperationStarted, _Mapping]] = ..., operation_reported: _Optional[_Union[Event.OperationReported, _Mapping]] = ..., candidate_ended: _Optional[_Union[Event.CandidateEnded, _Mapping]] = ..., batch_ended: _Optional[_Union[Event.BatchEnded, _Mapping]] = ..., iteration_advanced: _Optional[_Union[Event.IterationAdvanced, _Mapping]] = ..., prefix_scored: _Optional[_Union[Event.PrefixScored, _Mapping]] = ..., hits_lost: _Optional[_Union[Event.HitsLost, _Mapping]] = ..., breakpoints_changed: _Optional[_Union[Event.BreakpointsChanged, _Mapping]] = ..., breakpoint_hit: _Optional[_Union[Event.BreakpointHit, _Mapping]] = ..., slot_held: _Optional[_Union[Event.SlotHeld, _Mapping]] = ..., hold_parked: _Optional[_Union[Event.HoldParked, _Mapping]] = ..., hold_released: _Optional[_Union[Event.HoldReleased, _Mapping]] = ..., hold_denied: _Optional[_Union[Event.HoldDenied, _Mapping]] = ..., lease_changed: _Optional[_Union[Event.LeaseChanged, _Mapping]] = ..., reset_begun: _Optional[_Union[Event.ResetBegun, _Mapping]] = ..., reset_done: _Optional[_Union[Event.ResetDone, _Mapping]] = ..., drain_begun: _Optional[_Union[Event.DrainBegun, _Mapping]] = ..., stimulus_rejected: _Optional[_Union[Event.StimulusRejected, _Mapping]] = ..., completion_refused: _Optional[_Union[Event.CompletionRefused, _Mapping]] = ..., invariant_violated: _Optional[_Union[Event.InvariantViolated, _Mapping]] = ..., blocks_seen: _Optional[_Union[Event.BlocksSeen, _Mapping]] = ..., source_lost: _Optional[_Union[Event.SourceLost, _Mapping]] = ..., noted: _Optional[_Union[Event.Noted, _Mapping]] = ..., blocks_quarantined: _Optional[_Union[Event.BlocksQuarantined, _Mapping]] = ..., breakpoint_stopped: _Optional[_Union[Event.BreakpointStopped, _Mapping]] = ..., slot_captured: _Optional[_Union[Event.SlotCaptured, _Mapping]] = ..., frozen: _Optional[_Union[Event.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Event.Thawed, _Mapping]] = ...) -> None: ...
 
 class Stimulus(_message.Message):
-    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "pipeline_stepped", "run_for_requested", "candidate_skip_requested", "frozen", "thawed", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "breakpoint_overran", "reset_requested", "drain_requested", "noted", "call_announced")
+    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "pipeline_stepped", "run_for_requested", "candidate_skip_requested", "frozen", "thawed", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "breakpoint_overran", "reset_requested", "drain_requested", "noted", "call_announced", "lookup_observed", "copies_observed")
     class PoolDeclared(_message.Message):
         __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority")
         DP_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -1816,14 +1848,16 @@ class Stimulus(_message.Message):
         partial_ids: bytes
         def __init__(self, request: _Optional[str] = ..., clones: _Optional[_Iterable[str]] = ..., partial_ids: _Optional[bytes] = ...) -> None: ...
     class RequestFinished(_message.Message):
-        __slots__ = ("request", "block_ids", "reason")
+        __slots__ = ("request", "block_ids", "reason", "delayed")
         REQUEST_FIELD_NUMBER: _ClassVar[int]
         BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
         REASON_FIELD_NUMBER: _ClassVar[int]
+        DELAYED_FIELD_NUMBER: _ClassVar[int]
         request: str
         block_ids: bytes
         reason: FinishReason
-        def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+        delayed: bool
+        def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., delayed: _Optional[bool] = ...) -> None: ...
     class TransferStarted(_message.Message):
         __slots__ = ("operation", "epoch")
         OPERATION_FIELD_NUMBER: _ClassVar[int]
@@ -1872,8 +1906,10 @@ class Stimulus(_message.Message):
         last: int
         def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
     class SourceRestarted(_message.Message):
-        __slots__ = ()
-        def __init__(self) -> None: ...
+        __slots__ = ("gone",)
+        GONE_FIELD_NUMBER: _ClassVar[int]
+        gone: bool
+        def __init__(self, gone: _Optional[bool] = ...) -> None: ...
     class BreakpointsReplaced(_message.Message):
         __slots__ = ("owner", "specs", "by")
         OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -1980,6 +2016,30 @@ class Stimulus(_message.Message):
         breakpoint: int
         message: str
         def __init__(self, breakpoint: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    class LookupObserved(_message.Message):
+        __slots__ = ("request", "computed_tokens", "tokens", "asynchronous", "tier")
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        TOKENS_FIELD_NUMBER: _ClassVar[int]
+        ASYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
+        TIER_FIELD_NUMBER: _ClassVar[int]
+        request: str
+        computed_tokens: int
+        tokens: int
+        asynchronous: bool
+        tier: Tier
+        def __init__(self, request: _Optional[str] = ..., computed_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., asynchronous: _Optional[bool] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+    class CopiesObserved(_message.Message):
+        __slots__ = ("loaded", "sent", "failed", "failed_ids")
+        LOADED_FIELD_NUMBER: _ClassVar[int]
+        SENT_FIELD_NUMBER: _ClassVar[int]
+        FAILED_FIELD_NUMBER: _ClassVar[int]
+        FAILED_IDS_FIELD_NUMBER: _ClassVar[int]
+        loaded: _containers.RepeatedScalarFieldContainer[str]
+        sent: _containers.RepeatedScalarFieldContainer[str]
+        failed: _containers.RepeatedScalarFieldContainer[str]
+        failed_ids: bytes
+        def __init__(self, loaded: _Optional[_Iterable[str]] = ..., sent: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., failed_ids: _Optional[bytes] = ...) -> None: ...
     class CallAnnounced(_message.Message):
         __slots__ = ("request", "entry")
         REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -2023,6 +2083,8 @@ class Stimulus(_message.Message):
     DRAIN_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     NOTED_FIELD_NUMBER: _ClassVar[int]
     CALL_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    COPIES_OBSERVED_FIELD_NUMBER: _ClassVar[int]
     n: int
     at_ns: int
     source: int
@@ -2059,4 +2121,6 @@ class Stimulus(_message.Message):
     drain_requested: Stimulus.DrainRequested
     noted: Stimulus.Noted
     call_announced: Stimulus.CallAnnounced
-    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., pipeline_stepped: _Optional[_Union[Stimulus.PipelineStepped, _Mapping]] = ..., run_for_requested: _Optional[_Union[Stimulus.RunForRequested, _Mapping]] = ..., candidate_skip_requested: _Optional[_Union[Stimulus.CandidateSkipRequested, _Mapping]] = ..., frozen: _Optional[_Union[Stimulus.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Stimulus.Thawed, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., breakpoint_overran: _Optional[_Union[Stimulus.BreakpointOverran, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ..., call_announced: _Optional[_Union[Stimulus.CallAnnounced, _Mapping]] = ...) -> None: ...
+    lookup_observed: Stimulus.LookupObserved
+    copies_observed: Stimulus.CopiesObserved
+    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., pipeline_stepped: _Optional[_Union[Stimulus.PipelineStepped, _Mapping]] = ..., run_for_requested: _Optional[_Union[Stimulus.RunForRequested, _Mapping]] = ..., candidate_skip_requested: _Optional[_Union[Stimulus.CandidateSkipRequested, _Mapping]] = ..., frozen: _Optional[_Union[Stimulus.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Stimulus.Thawed, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., breakpoint_overran: _Optional[_Union[Stimulus.BreakpointOverran, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ..., call_announced: _Optional[_Union[Stimulus.CallAnnounced, _Mapping]] = ..., lookup_observed: _Optional[_Union[Stimulus.LookupObserved, _Mapping]] = ..., copies_observed: _Optional[_Union[Stimulus.CopiesObserved, _Mapping]] = ...) -> None: ...

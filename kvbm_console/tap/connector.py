@@ -1,0 +1,288 @@
+"""A connector class around another one, made from the engine's own base class at run time.
+
+The base class changes with every release of the engine. So nothing of it is written down here but the calls that are
+recorded: every other public method, property, class method and static method is found by looking, and goes to the
+connector inside exactly as it came.
+
+Law of this file: what the inner connector returns or raises reaches the engine unchanged, except that a held request's
+lookup is answered with "ask again".
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, Recorder
+
+_now = time.monotonic_ns
+_tick = time.perf_counter_ns
+
+
+class Engine(Protocol):
+    """What an engine's binding knows (``vllm`` has vLLM's)."""
+
+    def inner(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The connector inside, from the arguments of the constructor; one that does nothing when none is named."""
+        ...
+
+    def inner_class(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+        """For a call on the class: the class inside, and the arguments as it shall see them."""
+        ...
+
+    def recorder(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | None:
+        """Where calls are recorded; None in a process that does not schedule."""
+        ...
+
+
+def make_tap(name: str, bases: tuple[type, ...], engine: Engine) -> type:
+    """A class ``name`` on top of the engine's connector classes ``bases``, the base class of connectors first."""
+    members: dict[str, Any] = {"__doc__": "Reports to kvbm-console; set up by kv_connector_extra_config.",
+                               "__module__": __name__}
+    for base in reversed(bases):
+        for attribute in dir(base):
+            if not attribute.startswith("_"):
+                members[attribute] = _forwarding(base, attribute, engine)
+    for attribute, tapped in TAPPED.items():
+        if attribute in members:
+            members[attribute] = functools.wraps(getattr(bases[0], attribute, tapped))(tapped)
+
+    def __init__(self: Any, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        arguments = (vllm_config, role, kv_cache_config)
+        base: Any = bases[0]
+        base.__init__(self, *arguments)
+        self._tapped = engine.inner(self, arguments, {})
+        self._recorder = engine.recorder(self, arguments, {}) or Recorder()
+
+    def __getattr__(self: Any, attribute: str) -> Any:
+        if attribute.startswith("__") or attribute in ("_tapped", "_recorder"):
+            raise AttributeError(attribute)
+        return getattr(self._tapped, attribute)
+
+    members.update(__init__=__init__, __getattr__=__getattr__)
+    made = type(name, bases, members)
+    made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    return made
+
+
+def _forwarding(base: type, attribute: str, engine: Engine) -> Any:
+    """What stands for one public member of the base class."""
+    for owner in base.__mro__:
+        if attribute in owner.__dict__:
+            raw = owner.__dict__[attribute]
+            break
+    else:
+        raw = getattr(base, attribute)
+    if isinstance(raw, (classmethod, staticmethod)):
+        @functools.wraps(raw.__func__)
+        def of_class(*args: Any, **kwargs: Any) -> Any:
+            inside, args, kwargs = engine.inner_class(args, kwargs)
+            return getattr(inside, attribute)(*args, **kwargs)
+
+        return staticmethod(of_class)
+    if callable(raw):
+        @functools.wraps(raw)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(self._tapped, attribute)(*args, **kwargs)
+
+        return method
+
+    def read(self: Any) -> Any:
+        return getattr(self._tapped, attribute)
+
+    def write(self: Any, value: Any) -> None:
+        setattr(self._tapped, attribute, value)
+
+    return property(read, write, doc=getattr(raw, "__doc__", None))
+
+
+# --- the recorded calls: our part, the inner connector's, our part ---
+
+
+def bind_kv_cache_manager(self: Any, kv_cache_manager: Any) -> Any:
+    """Kept, so that all blocks can be told when somebody begins to listen."""
+    self._kv_cache_manager = kv_cache_manager
+    return self._tapped.bind_kv_cache_manager(kv_cache_manager)
+
+
+def on_new_request(self: Any, request: Any) -> Any:
+    """A request arrived."""
+    began = _tick()
+    recorder = self._recorder
+    try:
+        _arrived(recorder, request)
+    except Exception:
+        recorder.failed()
+    recorder.spent(_tick() - began)
+    return self._tapped.on_new_request(request)
+
+
+def _arrived(recorder: Recorder, request: Any) -> None:
+    if len(recorder.live) < LIVE_MAX:
+        recorder.live[request.request_id] = request
+        if recorder.on:
+            recorder.put(("new", _now(), request))
+
+
+def get_num_new_matched_tokens(self: Any, request: Any, num_computed_tokens: int) -> Any:
+    """A lookup: held ones are asked for again, the others' answers are recorded when they change."""
+    began = _tick()
+    recorder = self._recorder
+    try:
+        if request.request_id not in recorder.live:
+            _arrived(recorder, request)  # engines of before told of no arrival
+        if recorder.gated and recorder.must_wait(request.request_id, num_computed_tokens):
+            recorder.spent(_tick() - began)
+            return None, False
+    except Exception:
+        recorder.failed()
+    called = _tick()
+    answer = self._tapped.get_num_new_matched_tokens(request, num_computed_tokens)
+    ended = _tick()
+    try:
+        if recorder.on:
+            name, told = request.request_id, (num_computed_tokens, *answer)
+            if recorder.answers.get(name) != told:
+                recorder.answers[name] = told
+                recorder.put(("lookup", _now(), name, *told))
+    except Exception:
+        recorder.failed()
+    recorder.spent(_tick() - ended + called - began)
+    return answer
+
+
+def update_state_after_alloc(self: Any, request: Any, blocks: Any, num_external_tokens: int) -> Any:
+    """Device blocks were allocated."""
+    began = _tick()
+    recorder = self._recorder
+    try:
+        if recorder.on:
+            recorder.forget(request.request_id)
+            recorder.put(("alloc", _now(), request.request_id, blocks.get_block_ids(), num_external_tokens))
+    except Exception:
+        recorder.failed()
+    recorder.spent(_tick() - began)
+    return self._tapped.update_state_after_alloc(request, blocks, num_external_tokens)
+
+
+def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
+    """A step was formed."""
+    began = _tick()
+    recorder = self._recorder
+    try:
+        now = _now()
+        if scheduler_output.num_scheduled_tokens:
+            recorder.stepped(now)
+        if recorder.on:
+            if recorder.want_full:
+                _tell_all(self, recorder, scheduler_output, now)
+            else:
+                preempted = getattr(scheduler_output, "preempted_req_ids", None)
+                recorder.put(("step", now, scheduler_output, tuple(preempted) if preempted else ()))
+    except Exception:
+        recorder.failed()
+    recorder.spent(_tick() - began)
+    return self._tapped.build_connector_meta(scheduler_output)
+
+
+def _tell_all(self: Any, recorder: Recorder, scheduler_output: Any, now: int) -> None:
+    """Every live request with its blocks, as they are after this step: what a listener begins with."""
+    if len(recorder.queue) > QUEUE_MAX // 2:
+        return  # the sender is behind: at a later step
+    recorder.want_full = False
+    recorder.answers.clear()
+    manager = getattr(self, "_kv_cache_manager", None)
+    scheduled = scheduler_output.num_scheduled_tokens
+    rows = []
+    for name, request in recorder.live.items():
+        ids = manager.get_block_ids(name) if manager is not None else ()
+        rows.append((request, ids, request.num_computed_tokens + scheduled.get(name, 0), name in scheduled))
+    recorder.put(("all", now, rows, 1, recorder.dropped))
+
+
+def update_connector_output(self: Any, connector_output: Any) -> Any:
+    """Copies ended. The connector inside may be the one that says so: it adds to what the workers told."""
+    answer = self._tapped.update_connector_output(connector_output)
+    began = _tick()
+    recorder = self._recorder
+    try:
+        if recorder.on:
+            told = tuple(tuple(getattr(connector_output, field, None) or ()) for field in _COPIES)
+            if any(told):
+                recorder.put(("copies", _now(), *told))
+    except Exception:
+        recorder.failed()
+    recorder.spent(_tick() - began)
+    return answer
+
+
+_COPIES: Final = ("finished_recving", "finished_sending", "failed_recving", "invalid_block_ids")
+
+
+def request_finished(self: Any, request: Any, block_ids: Any) -> Any:
+    """The end, in engines without hybrid memory."""
+    answer = self._tapped.request_finished(request, block_ids)
+    _finished(self._recorder, request, answer)
+    return answer
+
+
+def request_finished_all_groups(self: Any, request: Any, block_ids: Any) -> Any:
+    """The end. An inner connector that knows one group of blocks is told of the first, as the engine would."""
+    inside = getattr(self._tapped, "request_finished_all_groups", None)
+    answer = self._tapped.request_finished(request, block_ids[0]) if inside is None else inside(request, block_ids)
+    _finished(self._recorder, request, answer)
+    return answer
+
+
+def _finished(recorder: Recorder, request: Any, answer: Any) -> None:
+    began = _tick()
+    try:
+        recorder.live.pop(request.request_id, None)
+        recorder.forget(request.request_id)
+        if recorder.on:
+            recorder.put(("finish", _now(), request, bool(answer[0])))
+    except Exception:
+        recorder.failed()
+    recorder.spent(_tick() - began)
+
+
+def take_events(self: Any) -> Any:
+    """What the inner connector stored and removed."""
+    events = self._tapped.take_events()
+    recorder = self._recorder
+    if recorder.on:
+        events = tuple(events or ())  # it may be a generator, which can be read once
+    began = _tick()
+    try:
+        if recorder.on and events:
+            recorder.put(("events", _now(), events))
+    except Exception:
+        recorder.failed()
+    recorder.spent(_tick() - began)
+    return events
+
+
+def reset_cache(self: Any) -> Any:
+    """The engine forgets what its connector holds."""
+    recorder = self._recorder
+    if recorder.on:
+        recorder.put(("reset", _now()))
+    return self._tapped.reset_cache()
+
+
+def shutdown(self: Any) -> Any:
+    """The engine ends."""
+    self._recorder.ending = True
+    return self._tapped.shutdown()
+
+
+TAPPED: Final[dict[str, Callable[..., Any]]] = {
+    tapped.__name__: tapped for tapped in (
+        bind_kv_cache_manager, on_new_request, get_num_new_matched_tokens, update_state_after_alloc,
+        build_connector_meta, update_connector_output, request_finished, request_finished_all_groups, take_events,
+        reset_cache, shutdown,
+    )
+}
+"""The calls that are recorded, by name."""

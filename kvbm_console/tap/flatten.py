@@ -1,0 +1,246 @@
+"""From queued records, which hold the engine's own objects, to plain values that can be sent.
+
+A step of an engine names every request; what is sent names those whose course changes: a decoding request that goes on
+by one token is left out. Run by the sender's thread, never by the scheduler's.
+
+Messages, each a list (times in nanoseconds on the monotonic clock of the machine):
+``new``     time, request, hashes, prompt tokens, output limit, priority, session
+``will``    time, request, computed tokens
+``lookup``  time, request, computed tokens, tokens or null, asynchronous
+``alloc``   time, request, block ids, external tokens
+``step``    time, new, resumed, going on (each [request, block ids or null, computed, scheduled, its tokens]),
+            preempted, skipped, unskipped, running, fills (each [request, first block, hashes])
+``fill``    time, fills
+``copies``  time, loaded, sent, failed, failed block ids
+``finish``  time, request, status, delayed
+``events``  time, [[kind, hashes, medium, group]]
+``all``     time, [[request..., as in new], [block ids, computed, status, tokens, scheduled,
+            hashes of full blocks]], whether it has ever formed a step, records dropped so far
+``reset``   time
+
+Law of this file: it reads the engine's objects and changes none; a hash is the last eight bytes of the engine's own,
+which is also what its event stream says.
+"""
+
+from typing import Any, Final
+
+from kvbm_console.tap.recorder import LIVE_MAX, Record, Recorder
+
+SESSION_CHARS_MAX: Final = 256
+_MASK: Final = 2**64 - 1
+
+
+def hash_of(block_hash: Any) -> int:
+    """The 64-bit form of an engine's block hash.
+
+    >>> hash_of(b"\\0" * 31 + b"\\x07"), hash_of(-1)
+    (7, 18446744073709551615)
+    """
+    if isinstance(block_hash, (bytes, bytearray)):
+        return int.from_bytes(block_hash[-8:], "big") or 1
+    if not isinstance(block_hash, int):
+        block_hash = getattr(block_hash, "hash_value", block_hash)
+        return hash_of(block_hash) if isinstance(block_hash, (bytes, int)) else hash(block_hash) & _MASK or 1
+    return block_hash & _MASK or 1
+
+
+class Flattener:
+    """Keeps of every live request what the next step is compared with. ``group`` is the group of blocks that is told.
+
+    ``block_tokens`` is the size of that group's blocks, ``hash_tokens`` what one hash of a request covers.
+    """
+
+    def __init__(self, *, group: int = 0, block_tokens: int = 16, hash_tokens: int | None = None) -> None:
+        self.group = group
+        self.block_tokens = block_tokens
+        self.stride = max(1, block_tokens // (hash_tokens or block_tokens))
+        self._requests: dict[str, Any] = {}
+        self._next: dict[str, int] = {}
+        """Position at which a request goes on by one token without being named."""
+        self._filled: dict[str, int] = {}
+        """Leading blocks whose hashes were told."""
+        self._due: dict[str, int] = {}
+        """Leading blocks that are full as soon as their hashes are there."""
+        self._active: set[str] = set()
+        self._skipped: set[str] = set()
+
+    def messages(self, record: Record) -> list[Any]:
+        """What a record comes to; one list for each message."""
+        return getattr(self, f"_{record[0]}")(*record[1:])  # type: ignore[no-any-return]
+
+    # --- one method for each kind ---
+
+    def _new(self, now: int, request: Any) -> list[Any]:
+        if len(self._requests) >= LIVE_MAX:
+            return []
+        self._requests[request.request_id] = request
+        return [["new", now, *self._about(request)]]
+
+    def _about(self, request: Any) -> list[Any]:
+        prompt = request.num_prompt_tokens
+        hashes = self._hashes(request, 0, prompt // self.block_tokens)
+        session = getattr(request, "session_id", None)
+        return [
+            request.request_id, hashes, prompt, getattr(request, "max_tokens", 0) or 0,
+            getattr(request, "priority", 0) or 0, None if session is None else str(session)[:SESSION_CHARS_MAX],
+        ]
+
+    def _hashes(self, request: Any, first: int, end: int) -> list[int]:
+        """Of the request's full blocks from ``first`` on, as far as the engine has made them."""
+        stride = self.stride
+        own = getattr(request, "block_hashes", None) or ()
+        end = min(end, len(own) // stride)
+        return [hash_of(own[(at + 1) * stride - 1]) for at in range(first, end)]
+
+    def _will(self, now: int, request: str, computed: int) -> list[Any]:
+        return [["will", now, request, computed]]
+
+    def _lookup(self, now: int, request: str, computed: int, tokens: int | None, asynchronous: Any) -> list[Any]:
+        return [["lookup", now, request, computed, tokens, bool(asynchronous)]]
+
+    def _alloc(self, now: int, request: str, ids: Any, external: int) -> list[Any]:
+        return [["alloc", now, request, self._ids(ids), external]]
+
+    def _ids(self, ids: Any) -> list[int]:
+        """Of the group that is told; engines of before had one group and no tuple."""
+        if ids and not isinstance(ids[0], int):
+            ids = ids[self.group]
+        return list(ids or ())
+
+    def _step(self, now: int, output: Any, preempted: tuple[str, ...]) -> list[Any]:
+        scheduled = output.num_scheduled_tokens
+        new: list[Any] = []
+        resumed: list[Any] = []
+        going: list[Any] = []
+        fills: list[Any] = []
+        for name in preempted:
+            for memory in (self._next, self._filled, self._due):
+                memory.pop(name, None)
+        self._fill(fills)
+        for one in output.scheduled_new_reqs:
+            new.append(self._start(one.req_id, one.block_ids, one.num_computed_tokens, scheduled[one.req_id]))
+        cached = output.scheduled_cached_reqs
+        again = getattr(cached, "resumed_req_ids", None) or ()
+        expected, due = self._next, self._due
+        size = self.block_tokens
+        for name, ids, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
+            count = scheduled[name]
+            if ids is None and count == 1 and expected.get(name) == computed:
+                expected[name] = computed + 1
+                if not (computed + 1) % size:
+                    due[name] = (computed + 1) // size
+                continue
+            if name in again:
+                resumed.append(self._start(name, ids, computed, count))
+                continue
+            going.append([name, None if ids is None else self._ids(ids), computed, count, 0])
+            self._go_on(name, computed, count)
+        self._fill(fills)
+        skipped, unskipped = self._left_out(scheduled, preempted)
+        return [["step", now, new, resumed, going, list(preempted), skipped, unskipped, len(scheduled), fills]]
+
+    def _start(self, name: str, ids: Any, computed: int, count: int) -> list[Any]:
+        """A request is scheduled for the first time, or again after it was preempted."""
+        request = self._requests.get(name)
+        self._filled[name] = computed // self.block_tokens
+        self._go_on(name, computed, count)
+        return [name, self._ids(ids), computed, count, 0 if request is None else request.num_tokens]
+
+    def _go_on(self, name: str, computed: int, count: int) -> None:
+        after = computed + count
+        if count == 1:
+            self._next[name] = after
+        else:
+            self._next.pop(name, None)
+        if after // self.block_tokens > self._filled.get(name, 0):
+            self._due[name] = after // self.block_tokens
+
+    def _fill(self, fills: list[Any]) -> None:
+        """Blocks that are full: told as soon as the engine has their hashes."""
+        for name, end in list(self._due.items()):
+            request = self._requests.get(name)
+            first = self._filled.get(name, 0)
+            hashes = [] if request is None else self._hashes(request, first, end)
+            if hashes:
+                fills.append([name, first, hashes])
+                self._filled[name] = first + len(hashes)
+            if request is None or first + len(hashes) >= end:
+                del self._due[name]
+
+    def _left_out(self, scheduled: dict[str, int], preempted: tuple[str, ...]) -> tuple[list[str], list[str]]:
+        names = scheduled.keys()
+        self._active.difference_update(preempted)
+        self._skipped.difference_update(preempted)
+        skipped = self._active - names
+        unskipped = self._skipped & names
+        self._skipped = (self._skipped | skipped) - unskipped
+        self._active = set(names)
+        return sorted(skipped), sorted(unskipped)
+
+    def _copies(
+        self, now: int, loaded: Any, sent: Any, failed: Any, invalid: Any
+    ) -> list[Any]:
+        return [["copies", now, list(loaded), list(sent), list(failed), list(invalid)]]
+
+    def _finish(self, now: int, request: Any, delayed: bool) -> list[Any]:
+        name = request.request_id
+        fills: list[Any] = []
+        self._fill(fills)
+        known = self._requests.pop(name, None)
+        for memory in (self._next, self._filled, self._due):
+            memory.pop(name, None)
+        self._active.discard(name)
+        self._skipped.discard(name)
+        if known is None:
+            return []
+        status = getattr(request.status, "name", str(request.status))
+        told: list[Any] = [["fill", now, fills]] if fills else []
+        return [*told, ["finish", now, name, status, delayed]]
+
+    def _events(self, now: int, events: Any) -> list[Any]:
+        rows = []
+        for event in events:
+            hashes = [hash_of(one) for one in getattr(event, "block_hashes", None) or ()]
+            medium = getattr(event, "medium", None) or ""
+            rows.append([type(event).__name__, hashes, medium, getattr(event, "group_idx", None) or 0])
+        return [["events", now, rows]]
+
+    def _all(self, now: int, rows: Any, steps: int, dropped: int) -> list[Any]:
+        for memory in (self._requests, self._next, self._filled, self._due, self._active, self._skipped):
+            memory.clear()
+        told = []
+        for request, ids, computed, scheduled in rows[:LIVE_MAX]:
+            name = request.request_id
+            self._requests[name] = request
+            blocks = self._ids(ids)
+            full = min(computed // self.block_tokens, len(blocks))
+            hashes = self._hashes(request, 0, full)
+            self._filled[name] = len(hashes)
+            if len(hashes) < full:
+                self._due[name] = full
+            status = getattr(request.status, "name", str(request.status))
+            if scheduled:
+                self._active.add(name)
+            elif status == "RUNNING":
+                self._skipped.add(name)
+            told.append([self._about(request), [blocks, computed, status, request.num_tokens, scheduled, hashes]])
+        return [["all", now, told, steps, dropped]]
+
+    def _reset(self, now: int) -> list[Any]:
+        return [["reset", now]]
+
+
+def drain(recorder: Recorder, flattener: Flattener, most: int) -> list[Any]:
+    """The messages of at most ``most`` records."""
+    found: list[Any] = []
+    queue = recorder.queue
+    for _ in range(min(most, len(queue))):
+        try:
+            record = queue.popleft()
+        except IndexError:
+            break  # it was cleared meanwhile
+        try:
+            found += flattener.messages(record)
+        except Exception:
+            recorder.failed()
+    return found

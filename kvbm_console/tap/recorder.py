@@ -1,0 +1,142 @@
+"""What runs in the scheduler's own thread: calls go into a bounded queue, and lookups are asked for.
+
+Law of this file: nothing here waits, allocates without bound or raises into the engine; only the standard library is
+imported. Other threads replace whole objects (``held``, ``globs``) or add to sets, so no lock is needed.
+"""
+
+import re
+import time
+from collections import deque
+from fnmatch import translate
+from typing import Any, Final
+
+QUEUE_MAX: Final = 16_384
+"""Records that wait for the sender: minutes of steps, and at most some tens of megabytes of references."""
+ASK_NS: Final = 100_000_000
+"""How long a lookup that a breakpoint may match is put off without a verdict; then the request goes on."""
+ERRORS_MAX: Final = 100
+"""Errors of our own that are swallowed; then the tap is off for good, since something does not fit this engine."""
+LIVE_MAX: Final = 65_536
+"""Requests that are remembered; beyond it new ones are not reported."""
+
+Record = tuple[Any, ...]
+"""(what, nanoseconds on the monotonic clock, fields...), see ``flatten``."""
+
+
+class Recorder:
+    """The queue of one engine and what the daemon has told it. ``on`` says whether anybody listens."""
+
+    __slots__ = (
+        "_pattern", "answers", "asked", "call_ns", "calls", "cleared", "dropped", "ending", "errors", "gated", "held",
+        "held_back", "live", "on", "queue", "step_ns", "stepped_ns", "steps", "want_full",
+    )
+
+    def __init__(self) -> None:
+        self.queue: deque[Record] = deque()
+        self.on = False
+        self.ending = False
+        """The engine shuts down: what is queued is sent, and nothing more comes."""
+        self.want_full = False
+        """Somebody began to listen, or records were dropped: tell everything once, at the next step."""
+        self.live: dict[str, Any] = {}
+        """Requests by id, from arrival to end."""
+        self.answers: dict[str, Any] = {}
+        """The last answer of each lookup: schedulers ask at every step."""
+        self.gated = False
+        self.held: dict[str, int] = {}
+        """Requests that a daemon holds, to the moment when they go on whatever it says."""
+        self._pattern: re.Pattern[str] | None = None
+        self.asked: dict[str, int] = {}
+        """Requests whose verdict is awaited, to when it was asked for."""
+        self.cleared: set[str] = set()
+        """Requests that have their verdict: they go on until their next lookup."""
+        self.calls = self.dropped = self.errors = self.held_back = 0
+        self.call_ns = self.steps = self.step_ns = self.stepped_ns = 0
+
+    # --- the scheduler's thread ---
+
+    def put(self, record: Record) -> None:
+        """Queue a record; when there is no room it is dropped, and everything is told anew later."""
+        if len(self.queue) < QUEUE_MAX:
+            self.queue.append(record)
+        else:
+            self.dropped += 1
+            self.want_full = True
+
+    def spent(self, ns: int) -> None:
+        """A call has cost the engine this much."""
+        self.calls += 1
+        self.call_ns += ns
+
+    def stepped(self, now: int) -> None:
+        """A step was formed."""
+        if self.stepped_ns:
+            self.steps += 1
+            self.step_ns += now - self.stepped_ns
+        self.stepped_ns = now
+
+    def failed(self) -> None:
+        """An error of ours was swallowed."""
+        self.errors += 1
+        self.want_full = True
+        if self.errors >= ERRORS_MAX:
+            self.off()
+
+    def must_wait(self, request: str, computed: int) -> bool:
+        """Whether this lookup has to be answered with "ask again"."""
+        now = time.monotonic_ns()
+        until = self.held.get(request)
+        if until is not None:
+            self.held_back += 1
+            return now < until
+        if request in self.cleared:
+            return False
+        asked = self.asked.get(request)
+        if asked is None:
+            if self._pattern is None or self._pattern.match(request) is None:
+                return False
+            self.asked[request] = now
+            self.put(("will", now, request, computed))
+            return True
+        if now - asked < ASK_NS:
+            return True
+        self.cleared.add(request)  # nobody answered in time
+        return False
+
+    def forget(self, request: str) -> None:
+        """Its lookup is over, or the request is."""
+        self.answers.pop(request, None)
+        self.asked.pop(request, None)
+        self.cleared.discard(request)
+
+    # --- the sender's thread ---
+
+    def listen(self) -> None:
+        """Somebody listens from now on."""
+        if self.errors >= ERRORS_MAX:
+            return
+        self.want_full = True
+        self.on = True
+        if not self.live and not self.stepped_ns:
+            # An engine that has done nothing yet: who arrives from now on stands behind this in the queue.
+            self.want_full = False
+            self.queue.appendleft(("all", time.monotonic_ns(), [], 0, 0))
+
+    def off(self) -> None:
+        """Nobody listens any more: whoever was held goes on."""
+        self.on = False
+        self.gated = False
+        self.held = {}
+        self._pattern = None
+        self.asked = {}
+        self.cleared = set()
+        self.answers = {}
+        self.queue.clear()
+
+    def told(self, held: dict[str, int], globs: list[str], go: list[str]) -> None:
+        """The daemon's word: what it holds (to when), what it may hold, and who may go on."""
+        self.cleared.update(go)
+        self.cleared.update(request for request in self.held if request not in held)
+        self.held = held
+        self._pattern = re.compile("|".join(map(translate, globs))) if globs else None
+        self.gated = bool(held or globs)

@@ -1,0 +1,244 @@
+"""The process beside the engine: what its tap tells goes to a daemon, what the daemon holds goes back.
+
+It looks for the daemon again and again, says so to the tap when it is there and when it is gone, and ends with the
+engine. With ``serve`` it starts a daemon where none listens.
+
+Law of this file: what it has not delivered it does not read on: a slow daemon fills the tap's queue and nothing else.
+"""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.client import Access, Client
+from kvbm_console.client.feeder import FeedClient
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
+from kvbm_console.core.ids import WaitPoint
+from kvbm_console.core.instructions import MatchAnswer, PoolAnswer
+from kvbm_console.tap.sender import LENGTH, Answer, Settings
+from kvbm_console.tap.translator import Call, Translator
+
+FRAME_MAX: Final = 64 * 2**20
+"""One burst of the tap: the hashes of a few prompts of a million tokens."""
+BATCH_CALLS: Final = 512
+LOOK_AGAIN_S: Final = 1.0
+"""How often a daemon is looked for."""
+SLACK_NS: Final = 1_000_000_000
+"""How much longer than its longest time a hold may last on the engine's side when the daemon freezes."""
+
+
+class Reporter:
+    """One engine and its daemon."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: Settings) -> None:
+        self._reader, self._writer = reader, writer
+        self._settings = settings
+        self._translator = Translator(settings)
+        self._waiting: set[str] = set()
+        """Requests that the tap has asked for and that are held."""
+        self._served: subprocess.Popen[bytes] | None = None
+        self._task: asyncio.Task[list[Any] | None] | None = None
+        self.ended = False
+        """Whether the engine has ended."""
+        self.sessions = 0
+
+    async def run(self) -> None:
+        """Until the engine ends."""
+        while not self.ended:
+            try:
+                await self._session()
+            except KvbmConsoleError:
+                await self._say(Answer(listens=False))
+                self._serve()
+                await self._pass_over(LOOK_AGAIN_S)
+
+    async def _say(self, answer: Answer) -> None:
+        data = msgspec.msgpack.encode(answer)
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(LENGTH.pack(len(data)) + data)
+            await self._writer.drain()
+
+    async def _read(self) -> list[Any] | None:
+        """The next messages of the tap, None at its end."""
+        try:
+            (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+            if size > FRAME_MAX:
+                return None
+            return msgspec.msgpack.decode(await self._reader.readexactly(size), type=list[list[Any]])
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            return None
+
+    def _reading(self) -> "asyncio.Task[list[Any] | None]":
+        """The read that is under way: it is never cancelled, since a frame must not be read in halves."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._read(), name="kvbm-tap-read")
+        return self._task
+
+    def _taken(self) -> list[Any] | None:
+        """What the read has brought; the tap's end when that is None."""
+        assert self._task is not None
+        messages = self._task.result()
+        self._task = None
+        self.ended = messages is None
+        return messages
+
+    async def _pass_over(self, seconds: float) -> None:
+        """While nobody listens the tap says little; what it says is void."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while not self.ended and (left := until - loop.time()) > 0:
+            done, _ = await asyncio.wait((self._reading(),), timeout=left)
+            if done:
+                self._taken()
+
+    # --- a daemon ---
+
+    def _serve(self) -> None:
+        """Start a daemon of our own, once, if that was asked for; it ends with us."""
+        if not self._settings.serve or (self._served is not None and self._served.poll() is None):
+            return
+        self._served = subprocess.Popen(
+            [sys.executable, "-P", "-c", "from kvbm_console.cli.main import main; main()", "serve",
+             "--listen", self._settings.target or default_target(),
+             "--block-tokens", str(self._settings.block_tokens), "--g2-blocks", "0", "--g3-blocks", "0"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+
+    def close(self) -> None:
+        """The engine ended."""
+        if self._served is not None:
+            self._served.terminate()
+            self._served.wait()
+
+    async def _session(self) -> None:
+        settings = self._settings
+        access = Access.load(
+            Path(settings.tls_ca) if settings.tls_ca else None,
+            Path(settings.token_file) if settings.token_file else None,
+        )
+        async with (
+            Client(settings.target or default_target(), access=access) as client,
+            client.feed(settings.name, points=(WaitPoint.LOOKUP,)) as feed,
+        ):
+            self.sessions += 1
+            self._waiting.clear()
+            self._translator.begin()
+            await self._submit(feed)
+            await self._say(Answer(listens=True))
+            watching = asyncio.ensure_future(self._watch(feed))
+            try:
+                while (messages := await self._read_while(feed)) is not None:
+                    for message in messages:
+                        self._translator.take(message)
+                        if len(self._translator.calls) >= BATCH_CALLS:
+                            await self._submit(feed)
+                    await self._submit(feed)
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    async def _read_while(self, feed: FeedClient) -> list[Any] | None:
+        """The next messages; a feed that ends meanwhile raises ``ConnectionLost``."""
+        reading = self._reading()
+        ended = asyncio.ensure_future(_end_of(feed))
+        try:
+            await asyncio.wait((reading, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise ConnectionLost(f"{self._settings.target} ended the feed")
+            return self._taken()
+        finally:
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+
+    async def _submit(self, feed: FeedClient) -> None:
+        """Deliver what has come together; verdicts go back at once."""
+        translator = self._translator
+        calls, translator.calls = translator.calls, []
+        go: list[str] = []
+        at = 0
+        while at < len(calls):
+            end = at + 1
+            if not _declares(calls[at]):
+                while end < len(calls) and not _declares(calls[end]):
+                    end += 1
+            part = calls[at:end]
+            for call in part:
+                if isinstance(call.stimulus, st.BlocksReported):
+                    call.stimulus.pool = translator.pools[call.medium]
+            results = await feed.submit_all([call.stimulus for call in part])
+            for call, result in zip(part, results, strict=True):
+                self._answered(call, result, go)
+            at = end
+        if translator.cost is not None:
+            cost, translator.cost = translator.cost, None
+            await feed.tell_cost(*cost)
+        if translator.wants_all:
+            translator.wants_all = False
+            await self._say(Answer(full=True))
+        if go:
+            await self._tell(feed, go)
+
+    def _answered(self, call: Call, result: Any, go: list[str]) -> None:
+        if isinstance(result, PoolAnswer):
+            self._translator.pools[call.medium] = result.pool
+        elif isinstance(result, Refused):
+            if isinstance(call.stimulus, st.PoolDeclared):
+                raise result
+            self._translator.wants_all = True
+        if call.asks:
+            if isinstance(result, MatchAnswer) and result.tokens is None:
+                self._waiting.add(call.asks)
+            else:
+                go.append(call.asks)
+
+    async def _watch(self, feed: FeedClient) -> None:
+        """Whenever holds or breakpoints change, the tap hears it."""
+        while feed.alive:
+            changed = asyncio.ensure_future(feed.changed())
+            await self._tell(feed, [])
+            await changed
+
+    async def _tell(self, feed: FeedClient, go: list[str]) -> None:
+        held = {name: hold.max_hold_ns + SLACK_NS for name, hold in feed.held.items()}
+        released = [name for name in self._waiting if name not in held]
+        self._waiting.difference_update(released)
+        await self._say(Answer(held=held, globs=list(feed.lookups), go=[*go, *released]))
+
+
+async def _end_of(feed: FeedClient) -> None:
+    while feed.alive:
+        await feed.changed()
+
+
+def _declares(call: Call) -> bool:
+    return isinstance(call.stimulus, st.PoolDeclared)
+
+
+def default_target() -> str:
+    """The socket where a daemon of this user listens."""
+    import os
+
+    from platformdirs import user_runtime_path
+
+    return os.environ.get("KVBM_CONSOLE_TARGET") or f"unix:{user_runtime_path('kvbm-console') / 'default.sock'}"
+
+
+async def main(number: int, settings: Settings) -> None:
+    """Serve the tap at the other end of this socket until it ends."""
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=number), limit=2**20)
+    reporter = Reporter(reader, writer, settings)
+    try:
+        await reporter.run()
+    finally:
+        reporter.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Settings)))

@@ -1,0 +1,200 @@
+"""The thread between the engine and our own process: it empties the queue and hears what may go on.
+
+Its process speaks to the daemon, so that neither gRPC nor anything that it needs is ever imported into the engine. When
+that process ends it is started again, later each time.
+
+Law of this file: the thread holds no lock that the scheduler could want, works in short bursts, and ends whatever it
+does with ``Recorder.off`` when nobody listens.
+"""
+
+import contextlib
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.tap.flatten import Flattener, drain
+from kvbm_console.tap.recorder import Recorder
+
+LENGTH: Final = struct.Struct(">I")
+BURST: Final = 64
+"""Records that are turned into messages in one go: some tens of microseconds each, with the engine's lock held."""
+PAUSE_S: Final = 0.002
+"""How long the thread sleeps when there is nothing to do; a verdict takes at most this much longer."""
+UNSENT_MAX: Final = 8 * 2**20
+"""Bytes that wait for the socket; beyond them the queue fills, and then records are dropped."""
+ANSWER_MAX: Final = 4 * 2**20
+RESTART_FIRST_S: Final = 1.0
+RESTART_MOST_S: Final = 60.0
+COST_EVERY_S: Final = 1.0
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the process of our own is told on its command line."""
+
+    target: str
+    """The daemon; empty: the default socket."""
+    name: str
+    """For people."""
+    block_tokens: int
+    capacity_blocks: int | None
+    dp_rank: int = 0
+    medium: str = ""
+    """Where the connector inside keeps blocks; empty when there is none."""
+    serve: bool = False
+    """Whether a daemon is started when none listens."""
+    token_file: str = ""
+    tls_ca: str = ""
+
+
+class Sender:
+    """Owns the thread and the process. ``start`` returns at once."""
+
+    def __init__(
+        self, recorder: Recorder, flattener: Flattener, settings: Settings, *, python: str = ""
+    ) -> None:
+        self.recorder = recorder
+        self.flattener = flattener
+        self.settings = settings
+        self.python = python or sys.executable
+        self.process: subprocess.Popen[bytes] | None = None
+        self.restarts = 0
+        self._socket: socket.socket | None = None
+        self._unsent = bytearray()
+        self._heard = bytearray()
+        self._told = 0.0
+        self._wait_s = RESTART_FIRST_S
+        self._thread = threading.Thread(target=self._run, name="kvbm-tap", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread, after ``recorder.ending``."""
+        self._thread.join(timeout_s)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while not self.recorder.ending:
+            began = time.monotonic()
+            with contextlib.suppress(Exception):
+                self._begin()
+                self._exchange()
+            self._end()
+            if self.recorder.ending:
+                return
+            if time.monotonic() - began > RESTART_MOST_S:
+                self._wait_s = RESTART_FIRST_S
+            until = time.monotonic() + self._wait_s
+            while time.monotonic() < until and not self.recorder.ending:
+                time.sleep(min(0.05, self._wait_s))
+            self._wait_s = min(2 * self._wait_s, RESTART_MOST_S)
+            self.restarts += 1
+
+    def _begin(self) -> None:
+        mine, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [self.python, "-P", "-m", "kvbm_console.tap.reporter", str(theirs.fileno()),
+                 msgspec.json.encode(self.settings).decode()],
+                pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        mine.setblocking(False)
+        self._socket = mine
+
+    def _end(self) -> None:
+        self.recorder.off()
+        self._unsent.clear()
+        self._heard.clear()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self.process is not None:
+            try:
+                self.process.wait(timeout=5.0)  # it ends when its socket does
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+
+    def _exchange(self) -> None:
+        assert self._socket is not None
+        recorder = self.recorder
+        while not recorder.ending or recorder.queue or self._unsent:
+            if len(self._unsent) < UNSENT_MAX:
+                self._pack(drain(recorder, self.flattener, BURST))
+                if time.monotonic() - self._told >= COST_EVERY_S:
+                    self._told = time.monotonic()
+                    self._pack([self._cost()])
+            busy = bool(recorder.queue)
+            wanted = [self._socket] if self._unsent else []
+            readable, writable, _ = select.select([self._socket], wanted, [], 0.0 if busy else PAUSE_S)
+            if writable:
+                sent = self._socket.send(self._unsent)
+                del self._unsent[:sent]
+            if readable and not self._hear():
+                return
+            if recorder.ending and not wanted and not readable and not recorder.queue:
+                return
+
+    def _cost(self) -> list[Any]:
+        recorder = self.recorder
+        return ["cost", recorder.calls, recorder.dropped, recorder.call_ns, recorder.steps, recorder.step_ns,
+                recorder.errors]
+
+    def _pack(self, messages: list[Any]) -> None:
+        if messages:
+            data = msgspec.msgpack.encode(messages)
+            self._unsent += LENGTH.pack(len(data))
+            self._unsent += data
+
+    def _hear(self) -> bool:
+        """Take what the process says; False when it has ended."""
+        assert self._socket is not None
+        data = self._socket.recv(65_536)
+        if not data:
+            return False
+        self._heard += data
+        while len(self._heard) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self._heard)
+            if size > ANSWER_MAX:
+                return False
+            if len(self._heard) < LENGTH.size + size:
+                break
+            answer = msgspec.msgpack.decode(bytes(self._heard[LENGTH.size : LENGTH.size + size]), type=Answer)
+            del self._heard[: LENGTH.size + size]
+            self._obey(answer)
+        return True
+
+    def _obey(self, answer: "Answer") -> None:
+        recorder = self.recorder
+        if answer.listens is True:
+            recorder.listen()
+        elif answer.listens is False:
+            recorder.off()
+        elif answer.full:
+            recorder.want_full = True
+        else:
+            now = time.monotonic_ns()
+            recorder.told({name: now + left for name, left in answer.held.items()}, answer.globs, answer.go)
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the process tells the engine: whether anybody listens, that everything is wanted anew, or who is held."""
+
+    listens: bool | None = None
+    full: bool = False
+    held: dict[str, int] = {}
+    """Requests that stand still, to the nanoseconds after which they go on whatever else is said."""
+    globs: list[str] = []
+    go: list[str] = []
+    """Requests that were asked for and may go on."""

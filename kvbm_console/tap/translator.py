@@ -1,0 +1,266 @@
+"""From the tap's messages to stimuli of a leader that only watches.
+
+A session begins with ``all``, the engine as it is; what came before it is passed over. Requests that were live then,
+and everything after records were dropped, are told as what they are, and the source as one of which reports were lost.
+
+Law of this file: nothing here waits or knows a socket; it keeps of each live request what the next message needs.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import pack_hashes, pack_ids
+from kvbm_console.core.ids import Authority, FinishReason, Tier
+from kvbm_console.dispatch import MEDIUM_OF
+from kvbm_console.engines.kv_events.decoder import tier_of
+from kvbm_console.tap.sender import Settings
+
+REASONS: Final = {
+    "FINISHED_STOPPED": FinishReason.STOP, "FINISHED_REPETITION": FinishReason.STOP,
+    "FINISHED_LENGTH_CAPPED": FinishReason.LENGTH, "FINISHED_ABORTED": FinishReason.ABORTED,
+    "FINISHED_IGNORED": FinishReason.TOO_LARGE, "FINISHED_ERROR": FinishReason.ERROR,
+}
+"""vLLM's words for the end of a request; another one counts as an error."""
+POOLS_MAX: Final = 16
+"""Media that one connector may name."""
+_RUNS: Final = "RUNNING"
+
+
+class _Request(msgspec.Struct):
+    """What is known of a live request."""
+
+    prompt: int
+    target: int = 0
+    """Position from which it produces tokens."""
+    position: int = 0
+    blocks: list[int] = []
+    filled: int = 0
+    """Leading blocks whose content was told."""
+    local: int = 0
+    prefilling: bool = False
+    allocated: list[int] | None = None
+    """Of a tap beside other connectors: blocks whose loaded share is known when it is scheduled."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A stimulus to submit; ``asks`` names the request whose verdict it fetches, ``medium`` the pool it declares."""
+
+    stimulus: st.Stimulus
+    asks: str = ""
+    medium: str = ""
+
+
+class Translator:
+    """One engine's messages, in order. ``calls`` is what they come to, for the caller to take and submit."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._requests: dict[str, _Request] = {}
+        self.pools: dict[str, int] = {}
+        """Index of the pool of each medium below the device, as the leader has answered."""
+        self.started = False
+        self.wants_all = False
+        """Whether a message did not fit, so that everything should be told anew."""
+        self._dropped = 0
+        self._at = 0
+        self.calls: list[Call] = []
+        self.cost: tuple[int, ...] | None = None
+
+    def begin(self) -> None:
+        """A new session with a daemon: declare the pools."""
+        self._requests.clear()
+        self.pools.clear()
+        self.started = False
+        settings = self._settings
+        self._call(
+            st.PoolDeclared, settings.dp_rank, 0, Tier.G1, MEDIUM_OF[Tier.G1], settings.capacity_blocks,
+            settings.block_tokens, Authority.OBSERVED,
+        )
+        if settings.medium:
+            self.declare(settings.medium)
+
+    def declare(self, medium: str) -> None:
+        """A medium below the device, where the connector inside keeps blocks."""
+        self.calls.append(Call(self._stimulus(
+            st.PoolDeclared, self._settings.dp_rank, 0, tier_of(medium), medium, None, self._settings.block_tokens,
+            Authority.STREAM,
+        ), medium=medium))
+        self.pools[medium] = -1
+
+    def take(self, message: list[Any]) -> None:
+        """One message. One that does not fit raises nothing: everything is asked for anew."""
+        if message[0] == "cost":
+            self.cost = tuple(message[1:])
+            return
+        if not self.started and message[0] != "all":
+            return
+        self._at = message[1]
+        try:
+            _TAKERS[message[0]](self, *message[2:])
+        except (KeyError, TypeError, ValueError, IndexError):
+            self.wants_all = True
+
+    # --- helpers ---
+
+    def _stimulus(self, kind: Callable[..., st.Stimulus], *fields: Any) -> st.Stimulus:
+        return kind(0, self._at, 0, None, *fields)
+
+    def _call(self, kind: Callable[..., st.Stimulus], *fields: Any) -> None:
+        self.calls.append(Call(self._stimulus(kind, *fields)))
+
+    # --- one method for each message ---
+
+    def _new(
+        self, name: str, hashes: list[int], prompt: int, output: int, priority: int, session: str | None
+    ) -> None:
+        self._requests[name] = _Request(prompt)
+        self._call(st.RequestArrived, name, pack_hashes(hashes), prompt, output, priority, session)
+
+    def _will(self, name: str, computed: int) -> None:
+        self.calls.append(Call(self._stimulus(st.MatchRequested, name, computed), asks=name))
+
+    def _lookup(self, name: str, computed: int, tokens: int | None, asynchronous: bool) -> None:
+        request = self._requests[name]
+        request.local = computed
+        request.blocks = []
+        tier = tier_of(self._settings.medium) if self._settings.medium else Tier.G1
+        self._call(st.LookupObserved, name, computed, tokens, asynchronous, tier)
+
+    def _alloc(self, name: str, ids: list[int], external: int) -> None:
+        request = self._requests[name]
+        if not self._settings.medium and not request.blocks:
+            request.allocated = ids  # what others load is seen when it is scheduled
+            return
+        self._allocate(name, request, ids, external)
+
+    def _allocate(self, name: str, request: _Request, ids: list[int], external: int) -> None:
+        request.allocated = None
+        if not request.blocks:
+            request.filled = (request.local + external) // self._settings.block_tokens
+        request.blocks = list(ids)
+        self._call(st.BlocksAllocated, name, pack_ids(ids), external)
+
+    def _step(
+        self, new: list[Any], resumed: list[Any], going: list[Any], preempted: list[str], skipped: list[str],
+        unskipped: list[str], running: int, fills: list[Any],
+    ) -> None:
+        progressed: dict[str, int] = {}
+        for name, ids, computed, count, tokens in (*new, *resumed):
+            request = self._requests[name]
+            known = request.allocated or request.blocks
+            if request.allocated is not None or known != ids:
+                whole = ids if len(ids) >= len(known) else known
+                self._allocate(name, request, whole, max(0, computed - request.local))
+            request.target = tokens or request.prompt
+            request.position = progressed[name] = computed + count
+            request.prefilling = True
+        began = {row[0] for row in (*new, *resumed)}
+        first = [
+            name for name, request in self._requests.items()
+            if request.prefilling and name not in began and request.position >= request.target and name not in skipped
+            and name not in preempted
+        ]
+        appended: dict[str, list[int]] = {}
+        for name, ids, computed, count, _ in going:
+            request = self._requests[name]
+            if ids:
+                appended[name] = ids
+                request.blocks += ids
+            request.position = progressed[name] = computed + count
+            if request.prefilling and computed >= request.target and name not in first:
+                first.append(name)
+        for name in first:
+            self._requests[name].prefilling = False
+        for name in preempted:
+            lost = self._requests.get(name)
+            if lost is not None:
+                lost.blocks, lost.local, lost.prefilling = [], 0, False
+        self._call(
+            st.IterationScheduled, 0, 1, tuple(row[0] for row in new), tuple(row[0] for row in resumed),
+            tuple(preempted), tuple(skipped), tuple(unskipped), tuple(first), tuple(progressed),
+            tuple(progressed.values()), tuple(appended), tuple(map(len, appended.values())),
+            pack_ids(place for ids in appended.values() for place in ids), running,
+            max(0, len(self._requests) - running),
+        )
+        self._fill(fills)
+
+    def _fill(self, fills: list[Any]) -> None:
+        rows = [(name, self._requests[name].blocks[first : first + len(hashes)], hashes)
+                for name, first, hashes in fills if name in self._requests]
+        rows = [row for row in rows if row[2] and len(row[1]) == len(row[2])]
+        for name, _, hashes in rows:
+            self._requests[name].filled += len(hashes)
+        if rows:
+            self._call(
+                st.IterationFinished, 0, tuple(row[0] for row in rows), tuple(len(row[1]) for row in rows),
+                pack_ids(place for row in rows for place in row[1]), pack_hashes(key for row in rows for key in row[2]),
+            )
+
+    def _copies(self, loaded: list[str], sent: list[str], failed: list[str], invalid: list[int]) -> None:
+        self._call(st.CopiesObserved, tuple(loaded), tuple(sent), tuple(failed), pack_ids(invalid))
+
+    def _finish(self, name: str, status: str, delayed: bool) -> None:
+        del self._requests[name]
+        self._call(st.RequestFinished, name, b"", REASONS.get(status, FinishReason.ERROR), delayed)
+
+    def _events(self, rows: list[Any]) -> None:
+        for kind, hashes, medium, _ in rows:
+            if kind == "AllBlocksCleared":
+                self._clear()
+            elif medium not in ("", "GPU") and (medium in self.pools or len(self.pools) < POOLS_MAX):
+                if medium not in self.pools:
+                    self.declare(medium)
+                stored = pack_hashes(hashes) if kind == "BlockStored" else b""
+                removed = pack_hashes(hashes) if kind == "BlockRemoved" else b""
+                if stored or removed:
+                    self.calls.append(Call(
+                        self._stimulus(st.BlocksReported, 0, stored, removed, False), medium=medium
+                    ))
+
+    def _clear(self) -> None:
+        for medium in self.pools:
+            self.calls.append(Call(self._stimulus(st.BlocksReported, 0, b"", b"", True), medium=medium))
+
+    def _reset(self) -> None:
+        """The connector's cache; what it then removes it tells by its own events, if it has any."""
+
+    def _all(self, rows: list[Any], steps: int, dropped: int) -> None:
+        """Everything as it is. Live requests that are not in it have ended unseen."""
+        if self.started or rows or steps:
+            self._call(st.SourceGapped, 0, max(0, dropped - self._dropped - 1))
+        self._dropped = dropped
+        self.started, self.wants_all = True, False
+        live = {row[0][0] for row in rows}
+        for name in [name for name in self._requests if name not in live]:
+            self._finish(name, "FINISHED_ABORTED", False)
+        running = 0
+        for about, (blocks, computed, status, tokens, scheduled, hashes) in rows:
+            name = about[0]
+            if name not in self._requests:
+                self._new(*about)
+            request = self._requests[name]
+            running += bool(scheduled)
+            if not blocks:
+                continue
+            if not request.blocks:
+                request.local = min(len(about[1]), len(hashes)) * self._settings.block_tokens
+                self._call(st.LookupObserved, name, request.local, 0, False, Tier.G1)
+            if request.blocks != blocks:
+                self._allocate(name, request, blocks, 0)
+            self._fill([[name, request.filled, hashes[request.filled :]]])
+            if status == _RUNS or scheduled:
+                request.target, request.position, request.prefilling = tokens, computed, True
+                self._call(
+                    st.IterationScheduled, 0, 1, (name,), (), (), (), (), (), (name,), (computed,), (), (), b"",
+                    running, max(0, len(rows) - running),
+                )
+
+
+_TAKERS: Final[dict[str, Callable[..., None]]] = {
+    "new": Translator._new, "will": Translator._will, "lookup": Translator._lookup, "alloc": Translator._alloc,
+    "step": Translator._step, "fill": Translator._fill, "copies": Translator._copies, "finish": Translator._finish,
+    "events": Translator._events, "all": Translator._all, "reset": Translator._reset,
+}

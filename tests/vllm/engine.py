@@ -1,0 +1,164 @@
+"""vLLM's own scheduler with a fake executor: a step takes no time, and tokens follow from the request's name.
+
+Law of this file: nothing of the scheduler, its block pool, its connectors or its events is replaced; only the model is.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVEventsConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+BLOCK = 16
+MODEL = {
+    "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "ffn_dim": 128, "vocab_size": 1000, "max_position_embeddings": 4096,
+    "word_embed_proj_dim": 64, "torch_dtype": "float16",
+}
+TAP = {"kv_connector": "KvbmTap", "kv_connector_module_path": "kvbm_console.tap.vllm", "kv_role": "kv_both"}
+PAGE = 16 * 1024
+
+
+def offloading(chunks: int, **more: Any) -> dict[str, Any]:
+    """The entry of vLLM's own connector with a host tier of so many blocks."""
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": chunks * PAGE, "self_describing_kv_events": True, **more}}
+
+
+def tap(inside: dict[str, Any] | None = None, **extra: Any) -> dict[str, Any]:
+    """The tap's entry, around another connector's if one is given."""
+    return {**TAP, "kv_connector_extra_config": {**extra, **({} if inside is None else {"connector": inside})}}
+
+
+class Engine:
+    """One scheduler. ``steps`` of work are done by ``step``; ``batches`` are the KV events of each step."""
+
+    def __init__(
+        self, directory: Path, connector: dict[str, Any], *, blocks: int = 96, running: int = 8, tokens: int = 256,
+        publish: str | None = None, load_steps: int = 2,
+    ) -> None:
+        (directory / "config.json").write_text(json.dumps(MODEL))
+        model = ModelConfig(model=str(directory), dtype="float16", seed=0, skip_tokenizer_init=True)
+        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
+        cache.num_gpu_blocks = blocks
+        events = {"publisher": "null"} if publish is None else {"publisher": "zmq", "endpoint": publish}
+        config = VllmConfig(
+            model_config=model, cache_config=cache, device_config=DeviceConfig("cpu"),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=running, max_num_batched_tokens=tokens, max_model_len=2048, enable_chunked_prefill=True,
+                is_encoder_decoder=False,
+            ),
+            kv_transfer_config=KVTransferConfig(**connector),
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, **events),
+        )
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=128, dtype=torch.float32)
+        kv_cache = KVCacheConfig(
+            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        )
+        self.scheduler = Scheduler(
+            vllm_config=config, kv_cache_config=kv_cache, log_stats=True,
+            structured_output_manager=StructuredOutputManager(config), block_size=BLOCK,
+        )
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK, sha256)
+        self.batches: list[Any] = []
+        publisher = self.scheduler.kv_event_publisher
+        send = publisher.publish
+
+        def publish_and_keep(batch: Any) -> None:
+            self.batches.append(batch)
+            send(batch)
+
+        publisher.publish = publish_and_keep
+        self.load_steps = load_steps
+        self._jobs: list[tuple[int, int, str | None]] = []
+        self.finished: list[str] = []
+        self.steps = 0
+
+    @property
+    def connector(self) -> Any:
+        """The scheduler's connector: the tap."""
+        return self.scheduler.connector
+
+    def add(self, name: str, prompt: list[int], output: int) -> Request:
+        """A request arrives."""
+        request = Request(
+            name, prompt, SamplingParams(max_tokens=output, ignore_eos=True), None, block_hasher=self._hasher
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def schedule(self) -> Any:
+        """Form a step."""
+        return self.scheduler.schedule()
+
+    def step(self) -> Any:
+        """Form a step, run it, and take its result."""
+        output = self.scheduler.schedule()
+        self.finish(output)
+        return output
+
+    def finish(self, output: Any) -> None:
+        """The executor's part: one token for each request whose known tokens are all computed."""
+        self.steps += 1
+        names = list(output.num_scheduled_tokens)
+        sampled = []
+        for name in names:
+            request = self.scheduler.requests[name]
+            done = request.num_computed_tokens >= request.num_tokens
+            sampled.append([random.Random(f"{name} {request.num_tokens}").randrange(1000)] if done else [])
+        result = ModelRunnerOutput(
+            req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)}, sampled_token_ids=sampled,
+            kv_connector_output=self._copied(output.kv_connector_metadata),
+        )
+        outputs = self.scheduler.update_from_output(output, result)
+        for one in outputs.values():
+            self.finished += [each.request_id for each in one.outputs if each.finish_reason is not None]
+
+    def _copied(self, metadata: Any) -> KVConnectorOutput | None:
+        """The worker's side of the offloading connector: a copy ends some steps after it was asked for."""
+        flushed: set[int] = set()
+        for part in (metadata, *getattr(metadata, "metadata", ())):
+            flushed |= getattr(part, "jobs_to_flush", None) or set()
+            for job, about in (getattr(part, "store_jobs", None) or {}).items():
+                self._jobs.append((self.steps + self.load_steps, job, None))
+            for job, about in (getattr(part, "load_jobs", None) or {}).items():
+                wait, name = (0, None) if about.sync else (self.load_steps, about.req_id)
+                self._jobs.append((self.steps + wait, job, name))
+        due = [one for one in self._jobs if one[0] <= self.steps or one[1] in flushed]
+        self._jobs = [one for one in self._jobs if one not in due]
+        if not due:
+            return None
+        worker: Any = OffloadingWorkerMetadata()
+        for _, job, _ in due:
+            worker.mark_completed(job)
+        if hasattr(metadata, "metadata"):
+            worker = MultiKVConnectorWorkerMetadata(metadata=(worker, None))
+        return KVConnectorOutput(
+            kv_connector_worker_meta=worker, finished_recving={name for _, _, name in due if name is not None} or None
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything left to do."""
+        return self.scheduler.has_requests() or bool(self._jobs)

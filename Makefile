@@ -8,7 +8,7 @@ STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo test check bench bench-tui bench-baseline test-full recordings screens docs proto clean
+.PHONY: help setup demo test test-vllm check bench bench-tui bench-baseline test-full recordings screens docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -30,6 +30,18 @@ test: $(STAMP) ## the tests
 
 test-full: $(STAMP) ## the tests with the long ones
 	@KVBM_FULL=1 $(BIN)/python -m pytest -q
+
+.venv-vllm/.stamp: tests/vllm/requirements.txt
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r tests/vllm/requirements.txt
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/vllm/engines.txt
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e '.[engines]' \
+		pytest pytest-asyncio pytest-timeout hypothesis
+	@touch $@
+
+test-vllm: .venv-vllm/.stamp ## the tap and the event stream in vLLM's own scheduler (3 GB, in an environment of its own)
+	@.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -W ignore -o filterwarnings=default \
+		-o asyncio_default_fixture_loop_scope=function tests/vllm
 
 check: $(STAMP) ## format, lint, types, import contracts, proto and documents fresh, tests, recordings
 	@$(BIN)/ruff check --quiet .
@@ -61,4 +73,4 @@ screens: $(STAMP) ## the pictures of recordings/screens/, drawn from its recordi
 	@$(BIN)/python recordings/screens/make.py
 
 clean: ## remove what the targets made
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

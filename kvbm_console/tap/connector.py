@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol
 from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, Recorder
 
 _now = time.monotonic_ns
-_tick = time.perf_counter_ns
 
 
 class Engine(Protocol):
@@ -109,13 +108,13 @@ def bind_kv_cache_manager(self: Any, kv_cache_manager: Any) -> Any:
 
 def on_new_request(self: Any, request: Any) -> Any:
     """A request arrived."""
-    began = _tick()
+    began = _now()
     recorder = self._recorder
     try:
         _arrived(recorder, request)
     except Exception:
         recorder.failed()
-    recorder.spent(_tick() - began)
+    recorder.spent(_now() - began)
     return self._tapped.on_new_request(request)
 
 
@@ -124,97 +123,122 @@ def _arrived(recorder: Recorder, request: Any) -> None:
         recorder.live[request.request_id] = request
         if recorder.on:
             recorder.put(("new", _now(), request))
+        else:
+            recorder.unheard = True
 
 
 def get_num_new_matched_tokens(self: Any, request: Any, num_computed_tokens: int) -> Any:
     """A lookup: held ones are asked for again, the others' answers are recorded when they change."""
-    began = _tick()
+    began = _now()
     recorder = self._recorder
     try:
         if request.request_id not in recorder.live:
             _arrived(recorder, request)  # engines of before told of no arrival
         if recorder.gated and recorder.must_wait(request.request_id, num_computed_tokens):
-            recorder.spent(_tick() - began)
+            recorder.spent(_now() - began)
             return None, False
     except Exception:
         recorder.failed()
-    called = _tick()
+    called = _now()
     answer = self._tapped.get_num_new_matched_tokens(request, num_computed_tokens)
-    ended = _tick()
+    ended = _now()
     try:
         if recorder.on:
             name, told = request.request_id, (num_computed_tokens, *answer)
             if recorder.answers.get(name) != told:
                 recorder.answers[name] = told
-                recorder.put(("lookup", _now(), name, *told))
+                recorder.put(("lookup", ended, name, *told))
     except Exception:
         recorder.failed()
-    recorder.spent(_tick() - ended + called - began)
+    recorder.spent(_now() - ended + called - began)
     return answer
 
 
 def update_state_after_alloc(self: Any, request: Any, blocks: Any, num_external_tokens: int) -> Any:
     """Device blocks were allocated."""
-    began = _tick()
+    began = _now()
     recorder = self._recorder
     try:
         if recorder.on:
             recorder.forget(request.request_id)
-            recorder.put(("alloc", _now(), request.request_id, blocks.get_block_ids(), num_external_tokens))
+            # The lists are the engine's own and go on growing: how long they are now is what is told.
+            groups = getattr(blocks, "blocks", None)
+            told = blocks.get_block_ids() if groups is None else tuple((group, len(group)) for group in groups)
+            recorder.put(("alloc", began, request.request_id, told, num_external_tokens))
     except Exception:
         recorder.failed()
-    recorder.spent(_tick() - began)
+    recorder.spent(_now() - began)
     return self._tapped.update_state_after_alloc(request, blocks, num_external_tokens)
 
 
 def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
     """A step was formed."""
-    began = _tick()
+    began = _now()
     recorder = self._recorder
     try:
-        now = _now()
         if scheduler_output.num_scheduled_tokens:
-            recorder.stepped(now)
+            recorder.stepped(began)
         if recorder.on:
-            if recorder.want_full:
-                _tell_all(self, recorder, scheduler_output, now)
+            if recorder.want_full or recorder.unheard:
+                _tell_all(self, recorder, scheduler_output, began)
             else:
                 preempted = getattr(scheduler_output, "preempted_req_ids", None)
-                recorder.put(("step", now, scheduler_output, tuple(preempted) if preempted else ()))
+                recorder.put((
+                    "step", began, scheduler_output, tuple(preempted) if preempted else (),
+                    _lengths(recorder, scheduler_output),
+                ))
     except Exception:
         recorder.failed()
-    recorder.spent(_tick() - began)
+    recorder.spent(_now() - began)
     return self._tapped.build_connector_meta(scheduler_output)
+
+
+_NONE: Final[dict[str, int]] = {}
+
+
+def _lengths(recorder: Recorder, scheduler_output: Any) -> dict[str, int]:
+    """Tokens of the requests that start in this step: they grow before the sender looks."""
+    if not scheduler_output.scheduled_new_reqs and not getattr(
+        scheduler_output.scheduled_cached_reqs, "resumed_req_ids", None
+    ):
+        return _NONE
+    live = recorder.live
+    starting = [one.req_id for one in scheduler_output.scheduled_new_reqs]
+    starting += getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", None) or ()
+    return {name: live[name].num_tokens for name in starting if name in live}
 
 
 def _tell_all(self: Any, recorder: Recorder, scheduler_output: Any, now: int) -> None:
     """Every live request with its blocks, as they are after this step: what a listener begins with."""
     if len(recorder.queue) > QUEUE_MAX // 2:
         return  # the sender is behind: at a later step
-    recorder.want_full = False
+    recorder.want_full = recorder.unheard = False
     recorder.answers.clear()
     manager = getattr(self, "_kv_cache_manager", None)
     scheduled = scheduler_output.num_scheduled_tokens
     rows = []
     for name, request in recorder.live.items():
         ids = manager.get_block_ids(name) if manager is not None else ()
-        rows.append((request, ids, request.num_computed_tokens + scheduled.get(name, 0), name in scheduled))
-    recorder.put(("all", now, rows, 1, recorder.dropped))
+        rows.append((
+            request, ids, request.num_computed_tokens + scheduled.get(name, 0), name in scheduled, request.status,
+            request.num_tokens,
+        ))
+    recorder.put(("all", now, rows, int(bool(recorder.stepped_ns)), recorder.dropped))
 
 
 def update_connector_output(self: Any, connector_output: Any) -> Any:
     """Copies ended. The connector inside may be the one that says so: it adds to what the workers told."""
     answer = self._tapped.update_connector_output(connector_output)
-    began = _tick()
+    began = _now()
     recorder = self._recorder
     try:
         if recorder.on:
             told = tuple(tuple(getattr(connector_output, field, None) or ()) for field in _COPIES)
             if any(told):
-                recorder.put(("copies", _now(), *told))
+                recorder.put(("copies", began, *told))
     except Exception:
         recorder.failed()
-    recorder.spent(_tick() - began)
+    recorder.spent(_now() - began)
     return answer
 
 
@@ -237,15 +261,15 @@ def request_finished_all_groups(self: Any, request: Any, block_ids: Any) -> Any:
 
 
 def _finished(recorder: Recorder, request: Any, answer: Any) -> None:
-    began = _tick()
+    began = _now()
     try:
         recorder.live.pop(request.request_id, None)
         recorder.forget(request.request_id)
         if recorder.on:
-            recorder.put(("finish", _now(), request, bool(answer[0])))
+            recorder.put(("finish", began, request, bool(answer[0])))
     except Exception:
         recorder.failed()
-    recorder.spent(_tick() - began)
+    recorder.spent(_now() - began)
 
 
 def take_events(self: Any) -> Any:
@@ -254,13 +278,13 @@ def take_events(self: Any) -> Any:
     recorder = self._recorder
     if recorder.on:
         events = tuple(events or ())  # it may be a generator, which can be read once
-    began = _tick()
+    began = _now()
     try:
         if recorder.on and events:
-            recorder.put(("events", _now(), events))
+            recorder.put(("events", began, events))
     except Exception:
         recorder.failed()
-    recorder.spent(_tick() - began)
+    recorder.spent(_now() - began)
     return events
 
 

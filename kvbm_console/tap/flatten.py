@@ -57,6 +57,8 @@ class Flattener:
         self._requests: dict[str, Any] = {}
         self._next: dict[str, int] = {}
         """Position at which a request goes on by one token without being named."""
+        self._target: dict[str, int] = {}
+        """Position from which a request produces tokens: what it had when it was scheduled first, or again."""
         self._filled: dict[str, int] = {}
         """Leading blocks whose hashes were told."""
         self._due: dict[str, int] = {}
@@ -99,6 +101,9 @@ class Flattener:
         return [["lookup", now, request, computed, tokens, bool(asynchronous)]]
 
     def _alloc(self, now: int, request: str, ids: Any, external: int) -> list[Any]:
+        if ids and isinstance(ids[0], tuple):
+            group, count = ids[self.group]
+            return [["alloc", now, request, [block.block_id for block in group[:count]], external]]
         return [["alloc", now, request, self._ids(ids), external]]
 
     def _ids(self, ids: Any) -> list[int]:
@@ -107,31 +112,32 @@ class Flattener:
             ids = ids[self.group]
         return list(ids or ())
 
-    def _step(self, now: int, output: Any, preempted: tuple[str, ...]) -> list[Any]:
+    def _step(self, now: int, output: Any, preempted: tuple[str, ...], lengths: dict[str, int]) -> list[Any]:
         scheduled = output.num_scheduled_tokens
         new: list[Any] = []
         resumed: list[Any] = []
         going: list[Any] = []
         fills: list[Any] = []
         for name in preempted:
-            for memory in (self._next, self._filled, self._due):
+            for memory in (self._next, self._target, self._filled, self._due):
                 memory.pop(name, None)
         self._fill(fills)
         for one in output.scheduled_new_reqs:
-            new.append(self._start(one.req_id, one.block_ids, one.num_computed_tokens, scheduled[one.req_id]))
+            name, computed = one.req_id, one.num_computed_tokens
+            new.append(self._start(name, one.block_ids, computed, scheduled[name], lengths.get(name, 0)))
         cached = output.scheduled_cached_reqs
         again = getattr(cached, "resumed_req_ids", None) or ()
-        expected, due = self._next, self._due
+        expected, due, next_of = self._next, self._due, self._next.get
         size = self.block_tokens
         for name, ids, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
-            count = scheduled[name]
-            if ids is None and count == 1 and expected.get(name) == computed:
-                expected[name] = computed + 1
-                if not (computed + 1) % size:
-                    due[name] = (computed + 1) // size
+            if ids is None and next_of(name) == computed and scheduled[name] == 1:  # most, nearly always
+                expected[name] = computed = computed + 1
+                if not computed % size:
+                    due[name] = computed // size
                 continue
+            count = scheduled[name]
             if name in again:
-                resumed.append(self._start(name, ids, computed, count))
+                resumed.append(self._start(name, ids, computed, count, lengths.get(name, 0)))
                 continue
             going.append([name, None if ids is None else self._ids(ids), computed, count, 0])
             self._go_on(name, computed, count)
@@ -139,17 +145,17 @@ class Flattener:
         skipped, unskipped = self._left_out(scheduled, preempted)
         return [["step", now, new, resumed, going, list(preempted), skipped, unskipped, len(scheduled), fills]]
 
-    def _start(self, name: str, ids: Any, computed: int, count: int) -> list[Any]:
+    def _start(self, name: str, ids: Any, computed: int, count: int, tokens: int) -> list[Any]:
         """A request is scheduled for the first time, or again after it was preempted."""
-        request = self._requests.get(name)
+        self._target[name] = tokens
         self._filled[name] = computed // self.block_tokens
         self._go_on(name, computed, count)
-        return [name, self._ids(ids), computed, count, 0 if request is None else request.num_tokens]
+        return [name, self._ids(ids), computed, count, tokens]
 
     def _go_on(self, name: str, computed: int, count: int) -> None:
         after = computed + count
-        if count == 1:
-            self._next[name] = after
+        if count == 1 and computed >= self._target.get(name, after):
+            self._next[name] = after  # it decodes, and was named once as doing so
         else:
             self._next.pop(name, None)
         if after // self.block_tokens > self._filled.get(name, 0):
@@ -169,6 +175,8 @@ class Flattener:
 
     def _left_out(self, scheduled: dict[str, int], preempted: tuple[str, ...]) -> tuple[list[str], list[str]]:
         names = scheduled.keys()
+        if not preempted and not self._skipped and names == self._active:
+            return [], []
         self._active.difference_update(preempted)
         self._skipped.difference_update(preempted)
         skipped = self._active - names
@@ -187,7 +195,7 @@ class Flattener:
         fills: list[Any] = []
         self._fill(fills)
         known = self._requests.pop(name, None)
-        for memory in (self._next, self._filled, self._due):
+        for memory in (self._next, self._target, self._filled, self._due):
             memory.pop(name, None)
         self._active.discard(name)
         self._skipped.discard(name)
@@ -206,24 +214,25 @@ class Flattener:
         return [["events", now, rows]]
 
     def _all(self, now: int, rows: Any, steps: int, dropped: int) -> list[Any]:
-        for memory in (self._requests, self._next, self._filled, self._due, self._active, self._skipped):
+        for memory in (self._requests, self._next, self._target, self._filled, self._due, self._active, self._skipped):
             memory.clear()
         told = []
-        for request, ids, computed, scheduled in rows[:LIVE_MAX]:
+        for request, ids, computed, scheduled, state, tokens in rows[:LIVE_MAX]:
             name = request.request_id
             self._requests[name] = request
+            self._target[name] = tokens
             blocks = self._ids(ids)
             full = min(computed // self.block_tokens, len(blocks))
             hashes = self._hashes(request, 0, full)
             self._filled[name] = len(hashes)
             if len(hashes) < full:
                 self._due[name] = full
-            status = getattr(request.status, "name", str(request.status))
+            status = getattr(state, "name", str(state))
             if scheduled:
                 self._active.add(name)
             elif status == "RUNNING":
                 self._skipped.add(name)
-            told.append([self._about(request), [blocks, computed, status, request.num_tokens, scheduled, hashes]])
+            told.append([self._about(request), [blocks, computed, status, tokens, scheduled, hashes]])
         return [["all", now, told, steps, dropped]]
 
     def _reset(self, now: int) -> list[Any]:

@@ -28,7 +28,7 @@ class Recorder:
 
     __slots__ = (
         "_pattern", "answers", "asked", "call_ns", "calls", "cleared", "dropped", "ending", "errors", "gated", "held",
-        "held_back", "live", "on", "queue", "step_ns", "stepped_ns", "steps", "want_full",
+        "held_back", "live", "on", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full",
     )
 
     def __init__(self) -> None:
@@ -38,6 +38,8 @@ class Recorder:
         """The engine shuts down: what is queued is sent, and nothing more comes."""
         self.want_full = False
         """Somebody began to listen, or records were dropped: tell everything once, at the next step."""
+        self.unheard = False
+        """Whether a request arrived that nobody was told of: then everything is told at the next step."""
         self.live: dict[str, Any] = {}
         """Requests by id, from arrival to end."""
         self.answers: dict[str, Any] = {}
@@ -115,12 +117,12 @@ class Recorder:
         """Somebody listens from now on."""
         if self.errors >= ERRORS_MAX:
             return
-        self.want_full = True
-        self.on = True
-        if not self.live and not self.stepped_ns:
-            # An engine that has done nothing yet: who arrives from now on stands behind this in the queue.
-            self.want_full = False
+        self.unheard = False
+        fresh = not self.live and not self.stepped_ns
+        if fresh:  # an engine that has done nothing yet: who arrives from now on stands behind this in the queue
             self.queue.appendleft(("all", time.monotonic_ns(), [], 0, 0))
+        self.want_full = not fresh
+        self.on = True
 
     def off(self) -> None:
         """Nobody listens any more: whoever was held goes on."""

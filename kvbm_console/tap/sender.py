@@ -33,6 +33,7 @@ ANSWER_MAX: Final = 4 * 2**20
 RESTART_FIRST_S: Final = 1.0
 RESTART_MOST_S: Final = 60.0
 COST_EVERY_S: Final = 1.0
+END_S: Final = 0.5
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -120,7 +121,7 @@ class Sender:
             self._socket = None
         if self.process is not None:
             try:
-                self.process.wait(timeout=5.0)  # it ends when its socket does
+                self.process.wait(timeout=END_S)  # it ends when its socket does, unless a frozen daemon keeps it
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -35,7 +35,6 @@ class _Request(msgspec.Struct):
     prompt: int
     target: int = 0
     """Position from which it produces tokens."""
-    position: int = 0
     blocks: list[int] = []
     filled: int = 0
     """Leading blocks whose content was told."""
@@ -155,25 +154,19 @@ class Translator:
                 whole = ids if len(ids) >= len(known) else known
                 self._allocate(name, request, whole, max(0, computed - request.local))
             request.target = tokens or request.prompt
-            request.position = progressed[name] = computed + count
+            progressed[name] = computed + count
             request.prefilling = True
-        began = {row[0] for row in (*new, *resumed)}
-        first = [
-            name for name, request in self._requests.items()
-            if request.prefilling and name not in began and request.position >= request.target and name not in skipped
-            and name not in preempted
-        ]
+        first: list[str] = []
         appended: dict[str, list[int]] = {}
         for name, ids, computed, count, _ in going:
             request = self._requests[name]
             if ids:
                 appended[name] = ids
                 request.blocks += ids
-            request.position = progressed[name] = computed + count
-            if request.prefilling and computed >= request.target and name not in first:
+            progressed[name] = computed + count
+            if request.prefilling and computed >= request.target:
+                request.prefilling = False
                 first.append(name)
-        for name in first:
-            self._requests[name].prefilling = False
         for name in preempted:
             lost = self._requests.get(name)
             if lost is not None:
@@ -244,6 +237,9 @@ class Translator:
             request = self._requests[name]
             running += bool(scheduled)
             if not blocks:
+                if request.blocks:
+                    self._call(st.RequestPreempted, name)
+                    request.blocks, request.local, request.prefilling = [], 0, False
                 continue
             if not request.blocks:
                 request.local = min(len(about[1]), len(hashes)) * self._settings.block_tokens
@@ -252,7 +248,7 @@ class Translator:
                 self._allocate(name, request, blocks, 0)
             self._fill([[name, request.filled, hashes[request.filled :]]])
             if status == _RUNS or scheduled:
-                request.target, request.position, request.prefilling = tokens, computed, True
+                request.target, request.prefilling = tokens, True
                 self._call(
                     st.IterationScheduled, 0, 1, (name,), (), (), (), (), (), (name,), (computed,), (), (), b"",
                     running, max(0, len(rows) - running),

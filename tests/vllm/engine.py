@@ -140,7 +140,7 @@ class Engine:
         flushed: set[int] = set()
         for part in (metadata, *getattr(metadata, "metadata", ())):
             flushed |= getattr(part, "jobs_to_flush", None) or set()
-            for job, about in (getattr(part, "store_jobs", None) or {}).items():
+            for job in getattr(part, "store_jobs", None) or {}:
                 self._jobs.append((self.steps + self.load_steps, job, None))
             for job, about in (getattr(part, "load_jobs", None) or {}).items():
                 wait, name = (0, None) if about.sync else (self.load_steps, about.req_id)

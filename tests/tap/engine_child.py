@@ -1,0 +1,88 @@
+"""An engine in a process of its own, with a tap: it steps until it is told to end, and says what it did.
+
+It obeys lines of JSON on stdin and answers each with a line on stdout: ``add`` (name, prompt, output), ``steps`` (how
+many), ``until`` (a request has finished), ``end``. Each answer tells what finished, how long the slowest step took, and
+what the tap counts.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+from kvbm_console.tap.connector import make_tap
+from kvbm_console.tap.flatten import Flattener
+from kvbm_console.tap.recorder import Recorder
+from kvbm_console.tap.sender import Sender, Settings
+from tests.tap.fake_engine import BLOCK, Base, Inner, Request, Scheduler
+
+BLOCKS = 400
+
+
+class Binding:
+    """A tap whose sender is real."""
+
+    def __init__(self, target: str, serve: bool) -> None:
+        self.settings = Settings(target, "child", BLOCK, BLOCKS, serve=serve)
+
+    def inner(self, tap: Any, args: Any, kwargs: Any) -> Any:
+        return Inner()
+
+    def inner_class(self, args: Any, kwargs: Any) -> Any:
+        return Inner, args, kwargs
+
+    def recorder(self, tap: Any, args: Any, kwargs: Any) -> Recorder:
+        recorder = Recorder()
+        tap.sender = Sender(recorder, Flattener(block_tokens=BLOCK), self.settings)
+        tap.sender.start()
+        return recorder
+
+
+def main(settings: dict[str, Any]) -> None:
+    tap = make_tap("Tap", (Base,), Binding(settings["target"], settings.get("serve", False)))(None, None)
+    engine = Scheduler(tap, blocks=BLOCKS, budget=64)
+    recorder = tap._recorder
+    known: set[str] = set()
+    finished: list[str] = []
+    slowest = 0.0
+
+    def step() -> None:
+        nonlocal slowest
+        began = time.perf_counter()
+        output = engine.step()
+        engine.sample(output)
+        slowest = max(slowest, time.perf_counter() - began)
+        finished.extend(name for name in list(known) if name not in engine.requests)
+        known.intersection_update(engine.requests)
+        time.sleep(0.0005)
+
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "add" in order:
+            for name, prompt, output in order["add"]:
+                known.add(name)
+                engine.add(Request(name, prompt, output))
+        for _ in range(order.get("steps", 0)):
+            step()
+        while "until" in order and order["until"] not in finished:
+            step()
+        while "listened" in order and recorder.on is not order["listened"]:
+            step()
+        while "gated" in order and not recorder.gated:
+            step()
+        while "drained" in order and recorder.queue:
+            time.sleep(0.001)
+        print(json.dumps({
+            "finished": finished, "slowest_s": slowest, "on": recorder.on, "dropped": recorder.dropped,
+            "errors": recorder.errors, "queue": len(recorder.queue), "held_back": recorder.held_back,
+            "live": len(engine.requests), "calls": recorder.calls,
+        }), flush=True)
+        slowest = 0.0
+        if order.get("end"):
+            break
+    tap.shutdown()
+    tap.sender.join(5.0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,170 @@
+"""The tap between real processes: an engine, its reporter, and a daemon that comes late, is killed or frozen."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbm_console.client import Client
+from kvbm_console.core.config import BreakpointSpec, LeaderConfig
+from kvbm_console.core.ids import Authority, Site, SlotState
+from server.daemon import Daemon
+from tests.server.daemons import daemon_at, options_for, published, running, socket_directory
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = list(range(30))
+
+
+class Child:
+    """The engine's process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def do(self, **order: Any) -> dict[str, Any]:
+        """Give an order, wait for its end."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        await self.process.stdin.drain()
+        line = await self.process.stdout.readline()
+        assert line, "the engine has ended"
+        return json.loads(line)  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def engine(target: str, **settings: Any) -> AsyncIterator[Child]:
+    """An engine whose tap reports to ``target``."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.tap.engine_child", json.dumps({"target": target, **settings}),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
+    )
+    try:
+        yield Child(process)
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        await process.wait()
+
+
+def requests(daemon: Daemon) -> dict[str, Any]:
+    return {slot.request: slot for slot in daemon.service.state.slots.values()}
+
+
+@pytest.mark.asyncio
+async def test_requests_become_slots_and_an_engine_that_ends_leaves_nothing_live() -> None:
+    async with daemon_at(config=LeaderConfig()) as daemon:
+        async with engine(daemon.address) as child:
+            await child.do(listened=True)
+            await child.do(add=[["one", PROMPT, 40], ["two", [*PROMPT, 7], 40]], steps=6)
+            await published(daemon, lambda: {one.state for one in requests(daemon).values()} == {SlotState.DECODING})
+            state = daemon.service.state
+            assert set(requests(daemon)) == {"one", "two"}
+            assert state.lost_sources == {}
+            (pool,) = (one for one in state.pools if one.info.authority is Authority.OBSERVED)
+            assert pool.resident_blocks > 0
+            assert state.totals.hit_blocks[0] == 0
+            told = await child.do(until="two")
+            assert told["dropped"] == told["errors"] == 0
+            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 2)
+            await child.do(add=[["three", PROMPT, 4000]], steps=2)
+            await published(daemon, lambda: "three" in requests(daemon))
+            assert daemon.service.state.totals.hit_blocks[0] == len(PROMPT) // 4
+        await published(daemon, lambda: not daemon.service.state.slots)
+        assert pool.resident_blocks == 0
+        assert pool.info.source in daemon.service.state.lost_sources
+
+
+@pytest.mark.asyncio
+async def test_a_breakpoint_at_the_lookup_holds_one_request_and_others_go_on() -> None:
+    async with (
+        daemon_at(config=LeaderConfig()) as daemon, engine(daemon.address) as child, Client(daemon.address) as client,
+        client.control() as control,
+    ):
+        await child.do(listened=True)
+        verdict = await control.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL, request="held*"))
+        assert verdict.verified
+        never = await control.add_breakpoint(BreakpointSpec(site=Site.PROMOTE_WILL, request="*"))
+        assert not never.verified
+        assert "promote" in never.message
+        await child.do(gated=True)
+        told = await child.do(add=[["held", PROMPT, 4], ["free", PROMPT, 4]], until="free")
+        assert told["finished"] == ["free"]
+        await published(daemon, lambda: bool(daemon.service.state.holds))
+        (hold,) = daemon.service.state.holds.values()
+        assert daemon.service.state.slots[hold.slot].request == "held"
+        told = await child.do(steps=50)
+        assert told["finished"] == ["free"]
+        assert told["held_back"] > 0
+        await control.continue_hold(hold.hold)
+        told = await child.do(until="held")
+        assert told["finished"] == ["free", "held"]
+
+
+@pytest.mark.fault
+@pytest.mark.asyncio
+async def test_a_daemon_that_comes_late_is_told_of_what_lives_and_its_death_is_not_felt() -> None:
+    with socket_directory() as place:
+        target = f"unix:{place}/d.sock"
+        async with engine(target) as child:
+            told = await child.do(add=[["early", PROMPT, 100_000]], steps=20)
+            assert (told["on"], told["queue"], told["dropped"]) == (False, 0, 0)
+            async with running(options_for(None, target, config=LeaderConfig())) as daemon:
+                await child.do(listened=True)
+                await child.do(steps=3)
+                await published(daemon, lambda: "early" in requests(daemon))
+                assert daemon.service.state.lost_sources  # what was before it came is not known
+            await child.do(listened=False)
+            told = await child.do(add=[["late", PROMPT, 3]], until="late")
+            assert told["errors"] == 0
+            assert told["queue"] == 0
+
+
+@pytest.mark.fault
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_held_request_goes_on_when_the_daemon_dies_or_freezes(how: signal.Signals) -> None:
+    with socket_directory() as place:
+        target = f"unix:{place}/d.sock"
+        daemon = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).parent / "kvbm-console"), "serve", "--listen", target, "--g2-blocks", "0",
+            "--g3-blocks", "0", "--block-tokens", "4", stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert daemon.stderr is not None
+        try:
+            assert b"serving on" in await daemon.stderr.readline()
+            async with engine(target) as child:
+                async with Client(target) as client, client.control(lease=False) as control:
+                    await child.do(listened=True)
+                    await control.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL, request="held", max_hold_ns=10**9))
+                    await child.do(gated=True)
+                    await child.do(add=[["held", PROMPT, 2]], steps=200)
+                os.kill(daemon.pid, how)
+                told = await child.do(until="held")
+                assert told["errors"] == 0
+        finally:
+            with_end = signal.SIGKILL
+            if daemon.returncode is None:
+                os.kill(daemon.pid, with_end)
+            await daemon.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_a_daemon_of_its_own_is_started_where_none_listens() -> None:
+    with socket_directory() as place:
+        target = f"unix:{place}/d.sock"
+        async with engine(target, serve=True) as child:
+            await child.do(listened=True)
+            await child.do(add=[["one", PROMPT, 4000]], steps=10)
+            async with Client(target) as client:
+                document = await client.status()
+                assert document["slots"] or (await client.status())["slots"]

@@ -248,11 +248,20 @@ class Translator:
                 self._allocate(name, request, blocks, 0)
             self._fill([[name, request.filled, hashes[request.filled :]]])
             if status == _RUNS or scheduled:
-                request.target, request.prefilling = tokens, True
-                self._call(
-                    st.IterationScheduled, 0, 1, (name,), (), (), (), (), (), (name,), (computed,), (), (), b"",
-                    running, max(0, len(rows) - running),
-                )
+                request.target, request.prefilling = tokens, computed <= request.prompt
+                self._at_work(name, min(computed, request.prompt), running, len(rows), new=(name,))
+                if computed > request.prompt:
+                    self._at_work(name, computed, running, len(rows), first=(name,))
+
+    def _at_work(
+        self, name: str, position: int, running: int, live: int, *, new: tuple[str, ...] = (),
+        first: tuple[str, ...] = (),
+    ) -> None:
+        """A step that tells where one request is."""
+        self._call(
+            st.IterationScheduled, 0, 1, new, (), (), (), (), first, (name,), (position,), (), (), b"", running,
+            max(0, live - running),
+        )
 
 
 _TAKERS: Final[dict[str, Callable[..., None]]] = {

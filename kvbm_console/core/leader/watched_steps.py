@@ -139,7 +139,7 @@ def _advance(leader: Decider, s: st.IterationScheduled) -> None:
                 continue
             position = slot.computed_tokens(state.iteration) + (s.count if slot.source == s.source else 0)
         room = len(slot.device_blocks) * leader.block_tokens_of(slot.source)
-        position = min(position, room)  # after lost reports the blocks are not all known
+        position = min(position, room, slot.most_tokens(slot.state))  # after lost reports the blocks are not all known
         expected = slot.anchor_tokens
         if slot.state is _S.DECODING:
             expected += last - slot.anchor_iteration

@@ -27,11 +27,12 @@ class Recorder:
     """The queue of one engine and what the daemon has told it. ``on`` says whether anybody listens."""
 
     __slots__ = (
-        "_pattern", "answers", "asked", "call_ns", "calls", "cleared", "dropped", "ending", "errors", "gated", "held",
-        "held_back", "live", "on", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full",
+        "_ask_ns", "_pattern", "answers", "asked", "call_ns", "calls", "cleared", "dropped", "ending", "errors", "gated",
+        "held", "held_back", "live", "on", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, ask_ns: int = ASK_NS) -> None:
+        self._ask_ns = ask_ns
         self.queue: deque[Record] = deque()
         self.on = False
         self.ending = False
@@ -100,7 +101,7 @@ class Recorder:
             self.asked[request] = now
             self.put(("will", now, request, computed))
             return True
-        if now - asked < ASK_NS:
+        if now - asked < self._ask_ns:
             return True
         self.cleared.add(request)  # nobody answered in time
         return False

@@ -27,8 +27,8 @@ class Recorder:
     """The queue of one engine and what the daemon has told it. ``on`` says whether anybody listens."""
 
     __slots__ = (
-        "_ask_ns", "_pattern", "answers", "asked", "call_ns", "calls", "cleared", "dropped", "ending", "errors", "gated",
-        "held", "held_back", "live", "on", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full",
+        "_ask_ns", "_pattern", "answers", "asked", "call_ns", "calls", "cleared", "dropped", "ending", "errors",
+        "gated", "held", "held_back", "live", "on", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full",
     )
 
     def __init__(self, *, ask_ns: int = ASK_NS) -> None:

@@ -58,12 +58,12 @@ def test_loading_it_costs_nothing(pytester: pytest.Pytester) -> None:
 # --- the documented example ------------------------------------------------------------------------------------------
 
 
-def test_the_documented_example_runs_as_it_is_printed(pytester: pytest.Pytester) -> None:
+def test_the_documented_examples_run_as_they_are_printed(pytester: pytest.Pytester) -> None:
     text = (ROOT / "tests" / "PLUGIN.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    pytester.makepyfile(test_chat=example)
+    chat, race = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    pytester.makepyfile(test_chat=chat, test_race=race)
     shutil.copy(RECORDINGS / "stuck-slot.mcap", pytester.path)
-    run_pytest(pytester, "-W", "error").assert_outcomes(passed=3)
+    run_pytest(pytester, "-W", "error").assert_outcomes(passed=4)
 
 
 # --- keeping ---------------------------------------------------------------------------------------------------------

@@ -208,7 +208,7 @@ class Desk:
             from .views.help import help_lines
 
             return help_lines(self, width, height)
-        gone = self._gone_line(width)
+        gone = self._gone_line(width) or self._all_held_line(width)
         if self.mirror.state is None:
             return [gone] if gone is not None else [Line((Span(" Connecting …", "muted"),))]
         room = height - (gone is not None)
@@ -233,6 +233,15 @@ class Desk:
         else:
             text += f" {gone.reason}"
         return frame.message_line(text, ("key", "r"), width)
+
+    def _all_held_line(self, width: int) -> Line | None:
+        """Nothing moves because somebody looks at all of it: said on every view."""
+        state = self.mirror.state
+        if state is None or self.recording or not state.all_held:
+            return None
+        left = min(max(0, self.mirror.hold_left_ns(hold, self.mono()) or 0) for hold in state.holds)
+        text = f"Everything in flight is held ({len(state.holds)}). Resumes by itself in {left // S} s."
+        return frame.message_line(text + ("  C  continue all" if self.may_control else ""), ("key", "C"), width)
 
     def _retry_left(self) -> int | None:
         gone = self.mirror.disconnected

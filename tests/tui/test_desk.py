@@ -306,3 +306,19 @@ def test_without_colour_trouble_is_bold_and_selection_is_reverse() -> None:
     assert theme.style("mark.caution").bold
     assert theme.style("text", "sel").reverse
     assert theme.style("pill.ok").reverse
+
+
+def test_when_everything_in_flight_is_held_every_view_says_so() -> None:
+    script = story()
+    desk = desk_of(script)
+    assert "Everything in flight" not in everything(desk), "one of three stands still"
+    for slot in [slot for slot in script.state.slots.values() if slot.hold is None]:
+        script.hold(slot.slot)
+    desk = desk_of(script)
+    assert len(script.state.holds) == 3
+    for view in "123456789":
+        press(desk, view)
+        assert screen(desk)[2].startswith(" Everything in flight is held (3). Resumes by itself in "), view
+        assert "C  continue all" in screen(desk)[2]
+    script.release(next(iter(script.state.holds)), S)
+    assert "Everything in flight" not in everything(desk_of(script))

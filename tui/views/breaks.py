@@ -50,11 +50,6 @@ class Breaks(Page):
         assert state is not None
         gap = [BLANK] if desk.tall else []
         lines = [self._head(desk, state, width), *self._breakpoints(desk, state, width), *gap]
-        if state.all_held:
-            left = min((desk.mirror.hold_left_ns(hold, desk.mono()) or 0) for hold in state.holds)
-            row = Row().put(f" Everything in flight is held ({len(state.holds)}).", "caution")
-            row.put(f" Resumes by itself in {max(0, left) // S} s.", "text")
-            lines.append(row.put("  C", "key", ("key", "C")).put("  continue all", "muted").line())
         lines += [self._budget(desk, state), *self._holds(desk, state, width)]
         chosen = self._chosen_hold(desk, state)
         if chosen is not None:

@@ -8,18 +8,22 @@ from fnmatch import translate
 from re import compile as compile_pattern
 from typing import Final, cast
 
+import msgspec
+
 from kvbm_console.core.breakpoints import Moment
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import SlotMoved
-from kvbm_console.core.expression import compile_condition
-from kvbm_console.core.ids import Site, SlotState
+from kvbm_console.core.expression import ExpressionError, compile_condition
+from kvbm_console.core.ids import CandidateStatus, Site, SlotState
 
-from .desk import BREAKS, Desk
+from .desk import BREAKS, LOG, Desk
 from .model.breaks import NEXT, complete_breakpoint, parse_breakpoint
+from .model.filters import FilterError
 from .model.numbers import S, plural
 from .prompts import Prompt
 from .transport import along_slot, run_to_cursor, to_hit
+from .views.transfers import Transfers
 
 KEYS: Final = frozenset("bcCsSuXDF")
 VERDICT_NS: Final = 60 * S
@@ -96,15 +100,33 @@ def confirm(desk: Desk, question: str, act: Callable[[], None], otherwise: str) 
 
 
 def edit_breakpoint(desk: Desk) -> None:
-    """A prompt with a breakpoint on the selected slot, its verdict below."""
+    """A prompt with a breakpoint on what is selected, its verdict below."""
+    ask_for_breakpoint(desk, _on_selection(desk), 0)
+
+
+def _on_selection(desk: Desk) -> str:
+    """On the chosen candidate, the chosen move, the selected slot; else on every slot that is loaded."""
+    transfer = desk.mirror.transfer_of(candidate=desk.view.selected) if isinstance(desk.view, Transfers) and (
+        desk.view.selected is not None) else None
+    if transfer is not None:
+        site = Site.COMPLETE_WILL if transfer.started_ns is not None else (
+            Site.EVALUATE_WILL if transfer.status is CandidateStatus.PENDING_EVALUATION else Site.DISPATCH_WILL)
+        who = f" request {transfer.request}" if transfer.request else ""
+        return f"site {site.label} route {transfer.route.label}{who}"
+    event = desk.mirror.event(desk.event) if desk.event is not None and desk.current == LOG else None
+    if isinstance(event, SlotMoved):
+        return f"from {event.old.label} to {event.new.label}"
     state = desk.mirror.state
     slot = state.slot_named(desk.selected) if state is not None and desk.selected else None
     target = NEXT[slot.state] if slot is not None else SlotState.ONBOARDING
-    text = f"to {target.label} request {slot.request if slot is not None else '*'}"
+    return f"to {target.label} request {slot.request if slot is not None else '*'}"
 
+
+def ask_for_breakpoint(desk: Desk, text: str, number: int) -> None:
+    """The editor with this text; ``number`` is the breakpoint that gets a new form, 0 sets one more."""
     def submit(typed: str) -> None:
         try:
-            spec = parse_breakpoint(typed)
+            spec = msgspec.structs.replace(parse_breakpoint(typed), id=number)
             if desk.recording:
                 desk.actions.watch([*desk.actions.hits.specs, spec])
                 desk.tell(f"looking for {spec.describe()}; c next hit, C previous")
@@ -115,8 +137,9 @@ def edit_breakpoint(desk: Desk) -> None:
 
     def check(typed: str) -> str:
         try:
-            spec = parse_breakpoint(typed)
-            return verdict(desk, spec)
+            return verdict(desk, parse_breakpoint(typed))
+        except ExpressionError as error:
+            raise FilterError(error.column - 1, error.message) from None
         except UsageError as error:
             raise ValueError(str(error)) from None
 

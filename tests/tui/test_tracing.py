@@ -1,9 +1,12 @@
 """Cause and effect, marks, hits on recordings, the palette, warnings, copies: what the keys behind them do."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import BreakpointAction, CandidateStatus, OnTimeout, Route, Site, SlotState, Suspend, Tier
 from kvbm_console.recording.hits import find_hits
 from kvbm_console.recording.reader import Recording
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
@@ -12,7 +15,7 @@ from tests.tui.test_replay import RECORDINGS, Replay, command, replaying
 from tui.commands import commands, matching
 from tui.desk import LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, WARNINGS
 from tui.keys import press
-from tui.model.breaks import parse_breakpoint
+from tui.model.breaks import parse_breakpoint, spell
 from tui.model.causes import cause_of, effect_of
 from tui.model.lint_texts import TEXTS
 from tui.model.lints import Lints
@@ -220,6 +223,73 @@ def test_the_editor_says_what_would_have_hit() -> None:
     for key in " when ag > 3 s":
         press(desk, "space" if key == " " else key)
     assert "no field `ag`" in screen(desk)[-1]
+
+
+NAMES = some.text(some.characters(categories=("L", "N", "P", "S", "Zs")), max_size=12)
+
+
+@given(spec=some.builds(
+    BreakpointSpec, site=some.sampled_from(Site), request=some.sampled_from(["*", "chat-*", "a b", 'say "x"', "\\"]),
+    from_state=some.sampled_from([None, *SlotState]), to_state=some.sampled_from([None, *SlotState]),
+    tier=some.sampled_from([None, *Tier]), route=some.sampled_from([None, *Route]),
+    status=some.sampled_from([None, *CandidateStatus]), action=some.sampled_from(BreakpointAction),
+    one_shot=some.booleans(), persist=some.booleans(), ignore_count=some.integers(0, 9), name=NAMES,
+    hit_condition=some.sampled_from(["", "==2", ">=3", "%4"]), log=some.sampled_from(["", "at {site}", '"{request}"']),
+    condition=some.sampled_from(["", "age > 5 ms", 'request ~ "a b" and not held']),
+    suspend=some.sampled_from(Suspend), on_timeout=some.sampled_from(OnTimeout), depends_on=some.integers(0, 9),
+    max_hold_ns=some.integers(1, 120 * S), expires_ns=some.integers(1, 3_600 * S), id=some.just(0),
+))
+def test_what_is_spelled_is_the_same_breakpoint_again(spec: BreakpointSpec) -> None:
+    assert parse_breakpoint(spell(spec)) == spec
+
+
+def test_a_wrong_condition_is_told_at_its_column_of_the_whole_line() -> None:
+    desk = desk_of()
+    press(desk, "b")
+    for key in ("ctrl+u", *"to decoding when tokns > 3"):
+        press(desk, "space" if key == " " else key)
+    assert desk.prompt is not None
+    assert desk.prompt.wrong_column == len("to decoding when ")
+    assert "no field `tokns`; the nearest is `tokens." in screen(desk)[-1]
+    press(desk, "enter")
+    assert desk.prompt is not None, "it is not taken"
+    for key in ("ctrl+u", *"to decoding when live > 0"):
+        press(desk, "space" if key == " " else key)
+    assert "ok, true now of 3 of 3 live slots that it names" in screen(desk)[-1]
+
+
+def test_b_breaks_on_the_chosen_candidate_and_on_the_chosen_move() -> None:
+    desk = desk_of()
+    for key in ("5", "down", "b"):
+        screen(desk)
+        press(desk, key)
+    assert desk.prompt is not None
+    spec = parse_breakpoint(desk.prompt.text)
+    transfer = desk.mirror.transfer_of(candidate=desk.view.selected)  # type: ignore[attr-defined]
+    assert transfer is not None
+    assert (spec.route, spec.request) == (transfer.route, transfer.request or "*")
+    assert spec.site in (Site.EVALUATE_WILL, Site.DISPATCH_WILL, Site.COMPLETE_WILL)
+    press(desk, "escape")
+    press(desk, "9")
+    move = next(event for event in reversed(desk.mirror.log) if isinstance(event, ev.SlotMoved))
+    desk.event = move.seq
+    press(desk, "b")
+    assert desk.prompt is not None
+    assert parse_breakpoint(desk.prompt.text) == BreakpointSpec(from_state=move.old, to_state=move.new)
+
+
+def test_enter_edits_the_chosen_breakpoint() -> None:
+    actions = FakeActions()
+    desk = desk_of(actions=actions)
+    for key in ("7", "down", "enter"):
+        press(desk, key)
+    assert desk.prompt is not None
+    assert desk.prompt.text == "to decoding"
+    for key in (*" once", "enter"):
+        press(desk, "space" if key == " " else key)
+    (verb, spec) = actions.calls.pop()
+    assert verb == "add_breakpoint"
+    assert spec == BreakpointSpec(id=1, to_state=SlotState.DECODING, one_shot=True)
 
 
 # --- palette ---------------------------------------------------------------------------------------------------------

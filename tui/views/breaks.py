@@ -14,6 +14,7 @@ from ..desk import BREAKS, SLOT, Desk
 from ..draw import bars, table, words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, beside
+from ..model.breaks import spell
 from ..model.filters import BREAKPOINTS
 from ..model.numbers import S, count, cut, duration, plain, plural
 from ..model.rows import slot_row
@@ -81,7 +82,10 @@ class Breaks(Page):
         at = numbers.index(self.breakpoint) if self.breakpoint in numbers else None
         self.top = table.window(len(numbers), at, self.top, BREAKPOINTS_SHOWN)
         for number in numbers[self.top : self.top + BREAKPOINTS_SHOWN]:
-            lines.append(self._breakpoint_line(desk, number, state.breakpoints[number], width))
+            known = state.breakpoints[number]
+            lines.append(self._breakpoint_line(desk, number, known, width))
+            if known.message:
+                lines.append(Row().put(cut(f"      {plain(known.message)}", width - 2), "caution").line())
         more = len(numbers) - BREAKPOINTS_SHOWN
         if more > 0:
             lines.append(Row().put(f" +{more} more", "muted").line())
@@ -105,11 +109,13 @@ class Breaks(Page):
         for scope in (spec.tier, spec.route):
             match += f" {scope.name.replace('_', '→')}" if scope is not None else ""
         row.put(cut(match, 22), "text" if known.enabled else "muted")
-        when = "once" if spec.one_shot else f"after {spec.ignore_count}" if spec.ignore_count else "–"
+        when = spec.condition or spec.hit_condition or (
+            "once" if spec.one_shot else f"after {spec.ignore_count}" if spec.ignore_count else "–")
         if width >= WHEN_WIDTH:
-            row.to(50).put(when, "muted")
+            row.to(50).put(cut(plain(when), max(4, width - 50 - 19)), "muted")
         row.right(count(known.hits), width - 11, "text").to(width - 9)
-        row.put("log" if spec.action is BreakpointAction.LOG else f"hold {spec.max_hold_ns // S}s", "text")
+        held = spec.action is BreakpointAction.HOLD
+        row.put(f"hold {spec.max_hold_ns // S}s" if held else spec.action.label, "text")
         row.zone(0, ("row", number), width)
         return row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width)
 
@@ -162,7 +168,7 @@ class Breaks(Page):
             return [("enter", "its slot")]
         hints = [("c", "continue"), ("s", "step"), ("b", "break"), ("D", "disarm all")]
         hints += [("u", "until…"), ("S", "step pipeline"), ("X", "skip candidate")]
-        chosen = [("B", "arm/mute"), ("x", "delete")] if self.breakpoint is not None else []
+        chosen = [("B", "arm/mute"), ("x", "delete"), ("enter", "edit")] if self.breakpoint is not None else []
         return [*hints[:2], *chosen, *hints[2:], ("tab", "list")]
 
     def press(self, desk: Desk, key: str) -> bool:
@@ -190,6 +196,10 @@ class Breaks(Page):
             else:
                 desk.actions.remove_breakpoint(self.breakpoint)
                 self.breakpoint = None
+        elif key == "enter" and desk.may_control and not self.on_holds and self.breakpoint in state.breakpoints:
+            from ..debugging import ask_for_breakpoint  # which draws on the views
+
+            ask_for_breakpoint(desk, spell(state.breakpoints[self.breakpoint].spec), self.breakpoint)
         elif key == "enter":
             hold = self._chosen_hold(desk, state)
             if hold is None:

@@ -5,7 +5,7 @@ Law of this file: nothing here waits; what needs the target answers later, throu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kvbm_console.core.config import BreakpointSpec
@@ -24,8 +24,37 @@ if TYPE_CHECKING:
     from .desk import Desk
 
 
+class Missing(Protocol):
+    """A gap of a recording, or one that a console saw."""
+
+    @property
+    def first(self) -> int:
+        """The first event that is missing."""
+        ...
+
+    @property
+    def last(self) -> int:
+        """The last one."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        ...
+
+
 class Tape(Protocol):
     """What came before a place on a recording, as ``recording.reader.Recording`` tells it."""
+
+    @property
+    def gaps(self) -> Sequence[Missing]:
+        """The events that are not on it."""
+        ...
 
     def state_at(self, seq: int) -> CacheState:
         """The facts after event ``seq``; raises RecordingError where they are unknown."""

@@ -308,7 +308,7 @@ class Desk:
         else:
             state = f"PLAY {playback.speed:g}×" if playback.playing else "PAUSED"
         marks = [(seq, self.glyphs.held, "held") for seq in self.actions.hits.seqs[:HITS_MARKED_MAX]]
-        marks += [(gap.first, self.glyphs.gap, "gap") for gap in self.mirror.gaps]
+        marks += [(gap.first, self.glyphs.gap, "gap") for gap in playback.recording.gaps if gap.count]
         holds = [stay for life in self.mirror.lives.values() for stay in life.stays if stay.end_ns is None]
         known = self.actions.hits
         hits = len(known.seqs) + known.dropped if known.complete else (

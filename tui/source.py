@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
+from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import (
     Controls,
     Disconnected,
     EventsArrived,
     Feed,
     FeedItem,
+    GapSeen,
     Refreshing,
     SnapshotTaken,
 )
@@ -31,7 +33,8 @@ from .model.pace import Pace
 from .verbs import Verbs
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.explain import Explanation
+    from kvbm_console.core.state import CacheState
+from kvbm_console.recording.explain import Explanation
 
 BUFFER_MAX: Final = 200_000
 """Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""
@@ -160,17 +163,33 @@ class Session(Verbs):
             self.mirror.take(item, self.mono())
             return
         self.mirror.take(SnapshotTaken(before), self.mono())
-        following = before.seq
         for events in playback.recording.events(before.seq):
-            wanted = [event for event in events if following <= event.seq < target]
-            if not wanted or wanted[0].seq != following:
-                break
-            following = wanted[-1].seq + 1
+            wanted = [event for event in events if self.mirror.next_seq <= event.seq < target]
+            if not wanted:
+                if events[-1].seq >= target:
+                    break
+                continue
+            if wanted[0].seq != self.mirror.next_seq:
+                self._over_gap(playback, wanted[0].seq)
+                wanted = [event for event in wanted if event.seq >= self.mirror.next_seq]
             for first in range(0, len(wanted), SLICE_EVENTS):
                 self.mirror.take(EventsArrived(wanted[first : first + SLICE_EVENTS]), self.mono())
                 await breathe()
-        if following != target:
+        if self.mirror.next_seq < target:
+            self._over_gap(playback, target, item.state)
+        if self.mirror.next_seq != target:
             self.mirror.take(item, self.mono())
+
+    def _over_gap(self, playback: TransportControls, seq: int, state: CacheState | None = None) -> None:
+        """Over what is not on the tape, to the facts before event ``seq``: a stretch that stays blank."""
+        first = self.mirror.next_seq
+        reason = next((gap.reason for gap in playback.recording.gaps if gap.first <= first <= gap.last), "not recorded")
+        try:
+            found = state if state is not None else playback.recording.state_at(seq - 1)
+        except RecordingError:
+            return
+        self.mirror.take(GapSeen(first, seq - 1, reason), self.mono())
+        self.mirror.take(SnapshotTaken(found), self.mono())
 
     def _keep(self, item: FeedItem) -> None:
         """Keep an item of a paused view."""

@@ -18,6 +18,8 @@ from tui.views import all_views
 class FakeTape:
     """What ``Transport`` remembers of a recording."""
 
+    gaps = ()
+
     def state_at(self, seq: int) -> CacheState:
         raise NotImplementedError
 

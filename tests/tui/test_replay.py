@@ -131,3 +131,27 @@ async def test_a_recording_without_a_live_request_says_how_to_go_on() -> None:
         assert "No live request at seq" in text
         assert "space plays" in text
         assert "Waiting for the first request" not in text
+
+
+@pytest.mark.asyncio
+async def test_behind_a_gap_the_past_is_shown_with_the_gap_in_it() -> None:
+    async with replaying("gap.mcap") as replay:
+        (gap,) = [one for one in replay.recording.gaps if one.count]
+        for place in (replay.playback.last_seq, gap.last + 5, replay.playback.last_seq):
+            replay.playback.seek(place)
+            await replay.at(place)
+            assert replay.same()
+            mirror = replay.session.mirror
+            assert [(one.first, one.last) for one in mirror.gaps] == [(gap.first, gap.last)]
+            assert mirror.lost_events == gap.count
+            assert mirror.past or mirror.lives
+            assert mirror.log[0].seq < gap.first < mirror.log[-1].seq
+        await replay.pilot.press("4")
+        assert f"gap {gap.count}" in replay.text()
+        await replay.pilot.press("8")
+        assert f"{gap.count} events, {gap.first} to {gap.last}" in replay.text()
+        await replay.pilot.press("9", "pageup")
+        assert f"gap {gap.count}: {gap.first} to {gap.last}" in replay.text()
+        replay.playback.seek(gap.first - 1)
+        await replay.at(gap.first - 1)
+        assert not replay.session.mirror.gaps

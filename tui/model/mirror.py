@@ -229,6 +229,9 @@ class Mirror:
         if before is None or (gap is None and not follows) or state.seq < before.seq or state.at_ns < before.at_ns:
             self._clear_history()
             self.clock.reset()
+            if recording:  # another place of the tape: what lies before it is told again
+                self.gaps.clear()
+                self.lost_events = 0
         if gap is not None:
             gap.end_ns = state.at_ns
             self.flows.blank(state.at_ns)
@@ -313,8 +316,13 @@ class Mirror:
         return self.clock.now(mono_ns)
 
     def lost_age_ns(self, mono_ns: int) -> int | None:
-        """Local time since the last loss; None when nothing was lost."""
-        return mono_ns - self.gaps[-1].seen_mono_ns if self.gaps else None
+        """Local time since the last loss, on a recording the target's; None when nothing was lost."""
+        if not self.gaps:
+            return None
+        gap = self.gaps[-1]
+        if self.connected is not None and self.connected.recording:
+            return max(0, self.now_ns(mono_ns) - (gap.end_ns if gap.end_ns is not None else gap.start_ns))
+        return mono_ns - gap.seen_mono_ns
 
     def hold_left_ns(self, hold: int, mono_ns: int) -> int | None:
         """Until a hold resumes by itself. On a recording by the target's time, else by the wall clock."""

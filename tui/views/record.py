@@ -5,7 +5,7 @@ Law of this file: what is on disk (synced) and what is only written are told apa
 
 from kvbm_console.core.state import Totals
 
-from ..contracts import Table
+from ..contracts import Missing, Table
 from ..desk import Desk
 from ..draw import bars, table
 from ..draw.frame import Hint, bar_at
@@ -133,8 +133,13 @@ class Record(Page):
 
 
 def _gaps(desk: Desk, width: int) -> list[Line]:
-    gaps = list(desk.mirror.gaps)
-    lines = [desk.title("GAPS", "none seen by this console" if not gaps else plural(len(gaps), "gap"))]
+    """On a recording those of the whole tape, live those that this console saw."""
+    playback = desk.actions.playback
+    gaps: list[Missing] = list(desk.mirror.gaps)
+    if playback is not None:
+        gaps = [gap for gap in playback.recording.gaps if gap.count]
+    none = "none on this recording" if playback is not None else "none seen by this console"
+    lines = [desk.title("GAPS", plural(len(gaps), "gap") if gaps else none)]
     for gap in gaps[-6:]:
         row = Row().put(f" {desk.glyphs.gap * 2} ", "gap").put(f" {count(gap.count)} events", "caution")
         row.put(f", {count(gap.first)} to {count(gap.last)}, {plain(gap.reason)}", "muted")

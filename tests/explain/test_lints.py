@@ -86,6 +86,14 @@ def pending(wait_ns: int = 11 * S) -> Evidence:
     return tale.evidence()
 
 
+def queued(wait_ns: int = 11 * S) -> Evidence:
+    """Promoted at once, and its link never begins."""
+    tale = Tale()
+    tale.promote(tale.plan(Route.G1_G2))
+    tale.wait(wait_ns)
+    return tale.evidence()
+
+
 def slow(took_ns: int = S, before: int = FEW) -> Evidence:
     tale = Tale()
     for _ in range(before):
@@ -228,6 +236,12 @@ def found(what: Evidence, lint: str) -> list[Finding]:
     return [finding for finding in diagnose(what).findings if finding.lint == lint]
 
 
+def test_a_promoted_copy_whose_link_does_not_begin_it_waits_as_well() -> None:
+    (finding,) = found(queued(), "pending")
+    assert (finding.who, finding.what) == ("↓ G1→G2", "1 waiting candidate")
+    assert finding.because.startswith("longest 11s")
+
+
 def test_every_lint_is_brought_about() -> None:
     assert set(BROUGHT_ABOUT) == set(ABOUT)
 
@@ -248,6 +262,7 @@ def test_a_lint_speaks_with_evidence(lint: str) -> None:
 
 @pytest.mark.parametrize(("lint", "below"), [
     ("preempt_loop", lambda: preempted_three_times(2)), ("pending", lambda: pending(9 * S)),
+    ("pending", lambda: queued(9 * S)),
     ("slow", lambda: slow(90 * MS)), ("slow", lambda: slow(9 * S, before=FEW - 1)),
     ("straggler", lambda: straggling(90 * MS)), ("duplicate", lambda: duplicated(63)),
     ("staged", lambda: staged_in_vain(2)), ("never_loaded", lambda: stored_for_nothing(999)),

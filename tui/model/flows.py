@@ -12,8 +12,6 @@ from kvbm_console.core.state import CacheState
 from .series import Gauge, Latencies, Sums, percentile
 
 TIERS: Final = (Tier.G1, Tier.G2, Tier.G3, Tier.G4)
-LIMIT_SAMPLES: Final = 20
-"""Fewer latencies than this give no limit: a p99 of five samples is their maximum."""
 
 
 class RouteFlow:
@@ -38,13 +36,6 @@ class RouteFlow:
         """(p50, p99) of the last minute."""
         ordered = self.latencies.window(now_ns)
         return percentile(ordered, 0.5), percentile(ordered, 0.99)
-
-    def limit(self, now_ns: int) -> int | None:
-        """Four times the p99: what is older is slow. None without enough samples."""
-        ordered = self.latencies.window(now_ns)
-        if len(ordered) < LIMIT_SAMPLES:
-            return None
-        return 4 * (percentile(ordered, 0.99) or 0) or None
 
 
 class Flows:

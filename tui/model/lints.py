@@ -14,6 +14,7 @@ from kvbm_console.core.slots import SlotFacts
 from kvbm_console.recording.lints import Level
 
 from .lint_more import library_findings
+from .lives import Transfer
 from .mirror import Mirror
 from .numbers import S, count, duration, plural, spoken
 from .waits import breakpoints_text
@@ -59,6 +60,14 @@ class Warning(msgspec.Struct, frozen=True):
 def slot_level(mirror: Mirror, slot: SlotFacts, now_ns: int) -> Level | None:
     """The mark of one slot: held, or what the library says of its stay; None when nothing is wrong with it."""
     return Level.HELD if slot.hold is not None else mirror.stuck.level(slot, now_ns)
+
+
+def copy_level(mirror: Mirror, transfer: Transfer, now_ns: int) -> Level | None:
+    """The mark of one open copy: whether it waits, or is on the wire, for longer than the library calls usual."""
+    route, started_ns = transfer.route, transfer.started_ns
+    if started_ns is None:
+        return Level.CAUTION if transfer.age(now_ns) > mirror.pending.limit(route) else None
+    return Level.CAUTION if now_ns - started_ns > mirror.slow.limit(route) else None
 
 
 class Lints:

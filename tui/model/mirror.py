@@ -12,7 +12,7 @@ from kvbm_console.core.errors import FoldError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.lints import Stuck, Watch, stream_lints
+from kvbm_console.recording.lints import Pending, Slow, Stuck, Watch, stream_lints
 from kvbm_console.stream.feed import (
     Connected,
     Disconnected,
@@ -86,6 +86,9 @@ class Mirror:
         self.watch = Watch(lints)
         self.stuck = next(lint for lint in lints if isinstance(lint, Stuck))
         """What is usual for a state, and how bad a slot's stay is."""
+        self.pending = next(lint for lint in lints if isinstance(lint, Pending))
+        self.slow = next(lint for lint in lints if isinstance(lint, Slow))
+        """What is usual for a route, before a copy begins and on the wire."""
         """The library's lints, looking on while events are folded."""
         self.flows = Flows()
         self.log: deque[Event] = deque(maxlen=LOG_MAX)

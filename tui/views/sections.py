@@ -13,6 +13,7 @@ from ..desk import Desk
 from ..draw import bars, words
 from ..draw.glyphs import FILL, ORDER, state_role
 from ..draw.spans import BLANK, Line, Row, beside
+from ..model.lints import copy_level
 from ..model.numbers import count, cut, duration, flow, per_second, percent, plain, plural, shares, spoken, tenth
 from ..model.rows import slot_row
 from ..model.series import resample
@@ -133,10 +134,7 @@ def flows_section(desk: Desk, width: int, *, trends: bool = True, busy_only: boo
             continue
         queued, moving = route_numbers(desk, route)
         p50, p99 = known.times(now) if known is not None else (None, None)
-        limit = known.limit(now) if known is not None else None
-        slow = limit is not None and any(
-            t.route is route and t.age(now) > limit for t in mirror.transfers.values()
-        )
+        slow = any(t.route is route and copy_level(mirror, t, now) is not None for t in mirror.transfers.values())
         row = Row().put(" ").spans([words.route(route, desk.glyphs)])
         row.right(flow(known.blocks.rate(now) if known else 0, block_bytes), 21)
         row.right(str(queued), 29, "caution" if slow else "text").right(str(moving), 37)

@@ -23,6 +23,7 @@ from ..draw.frame import Hint
 from ..draw.spans import Line, Row, Span
 from ..draw.table import Column
 from ..model.filters import TRANSFERS as SCHEMA
+from ..model.lints import copy_level
 from ..model.lives import Transfer
 from ..model.mirror import Mirror
 from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
@@ -225,13 +226,12 @@ def transfer_rows(
     state = mirror.state
     assert state is not None
     wanted = desk.filters.get(TRANSFERS)
-    limits = {route: known.limit(now) for route, known in mirror.flows.routes.items()}
     before: dict[Route, int] = {}
     rows: list[TransferRow] = []
     for transfer in mirror.transfers.values():
         ahead = before.get(transfer.route, 0)
         before[transfer.route] = ahead + 1
-        rows.append(_open_row(mirror, state, transfer, now, limits.get(transfer.route), ahead))
+        rows.append(_open_row(mirror, state, transfer, now, ahead))
     rows.sort(key=lambda row: (9 if row.level is None else int(row.level), -row.age_ns))
     skipped: dict[str, int] = {}
     most = len(rows) + ENDED_ROWS_MAX
@@ -255,12 +255,10 @@ def transfer_rows(
     return rows[:ROWS_MAX], skipped
 
 
-def _open_row(
-    mirror: Mirror, state: CacheState, transfer: Transfer, now: int, limit: int | None, ahead: int
-) -> TransferRow:
+def _open_row(mirror: Mirror, state: CacheState, transfer: Transfer, now: int, ahead: int) -> TransferRow:
     age = transfer.age(now)
     slot = state.slots.get(transfer.slot) if transfer.slot is not None else None
-    level = Level.CAUTION if limit is not None and age > limit else None
+    level = copy_level(mirror, transfer, now)
     copy = state.operations.get(transfer.operation) if transfer.operation is not None else None
     if slot is not None and slot.hold is not None and transfer.started_ns is None:
         hold = state.holds[slot.hold]

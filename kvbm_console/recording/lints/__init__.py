@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from kvbm_console.recording.walk import Evidence, Progress
 
 __all__ = [
-    "ABOUT", "WATCHED", "About", "Diagnosis", "Finding", "Level", "Lint", "Stuck", "Watch", "all_lints", "diagnose",
-    "document", "fault_after", "ranked", "stream_lints",
+    "ABOUT", "WATCHED", "About", "Diagnosis", "Finding", "Level", "Lint", "Pending", "Slow", "Stuck", "Watch",
+    "all_lints", "diagnose", "document", "fault_after", "ranked", "stream_lints",
 ]
 
 

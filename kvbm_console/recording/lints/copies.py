@@ -51,7 +51,7 @@ class _Slowness(msgspec.Struct):
 
 
 class Pending(Lint):
-    """Candidates that nobody decides."""
+    """Candidates that nobody decides, and copies that wait for their link."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,9 @@ class Pending(Lint):
         self._seq: dict[int, int] = {}
         self._excused: set[int] = set()
         """Candidates that a hold or a freeze kept waiting."""
-        self.before = {ev.CandidatePromoted: self._decided, ev.CandidateSkipped: self._decided}
+        self.before = {
+            ev.OperationStarted: self._started, ev.CandidateSkipped: self._decided, ev.CandidateEnded: self._decided,
+        }
         self.after = {
             ev.CandidatePlanned: self._planned, ev.SlotHeld: self._held, ev.Frozen: self._frozen,
         }
@@ -77,17 +79,29 @@ class Pending(Lint):
     def _frozen(self, e: ev.Frozen, state: CacheState) -> None:
         self._excused |= state.candidates.keys()
 
-    def _decided(self, e: ev.CandidatePromoted | ev.CandidateSkipped, state: CacheState) -> None:
-        candidate = state.candidates[e.candidate]
+    def _started(self, e: ev.OperationStarted, state: CacheState) -> None:
+        self._over(state.operations[e.operation].candidate, e, state)
+
+    def _decided(self, e: ev.CandidateSkipped | ev.CandidateEnded, state: CacheState) -> None:
+        if state.candidates[e.candidate].started_ns is None:
+            self._over(e.candidate, e, state)
+
+    def _over(self, number: int, e: ev.Event, state: CacheState) -> None:
+        """It does not wait any more."""
+        candidate = state.candidates[number]
         waited = e.at_ns - candidate.planned_ns
-        seq = self._seq.pop(e.candidate, e.seq)
-        if e.candidate in self._excused:
-            self._excused.discard(e.candidate)
+        seq = self._seq.pop(number, e.seq)
+        if number in self._excused:
+            self._excused.discard(number)
             return
         if waited > limit_of(self.usual.get(candidate.route), PENDING_LEAST_NS):
             self._late.setdefault(candidate.route, _Slowness()).add(seq, candidate.planned_ns, e.at_ns, waited)
-        if isinstance(e, ev.CandidatePromoted):
+        if isinstance(e, ev.OperationStarted):
             self.usual.setdefault(candidate.route, Histogram()).add(waited)
+
+    def limit(self, route: Route) -> int:
+        """Above this a copy has waited too long to begin."""
+        return limit_of(self.usual.get(route), PENDING_LEAST_NS)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
         """Per route: those that wait now, else those that did."""
@@ -96,9 +110,9 @@ class Pending(Lint):
             slot = None if state is None or candidate.slot is None else state.slots[candidate.slot]
             age = at_ns - candidate.planned_ns
             if (
-                candidate.status is CandidateStatus.PENDING_EVALUATION and candidate.candidate not in self._excused
+                candidate.started_ns is None and candidate.candidate not in self._excused
                 and not (slot is not None and slot.hold is not None)
-                and age > limit_of(self.usual.get(candidate.route), PENDING_LEAST_NS)
+                and age > self.limit(candidate.route)
             ):
                 seq = self._seq.get(candidate.candidate, 0)
                 waiting.setdefault(candidate.route, _Slowness()).add(seq, candidate.planned_ns, at_ns, age)

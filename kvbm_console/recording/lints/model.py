@@ -86,9 +86,10 @@ ABOUT: Final[dict[str, About]] = {
         "run fewer requests at once, or give the device tier more blocks",
     ),
     "pending": About(
-        "a candidate not promoted for more than 4 × p99 of its route, at least 2 s; 10 s while fewer than 20 were seen",
+        "a copy not begun for more than 4 × p99 of its route, at least 2 s; 10 s while fewer than 20 were seen",
         "blocks that should be saved or loaded wait in line",
-        "look at what stands in front of it; a closed pipeline or a full tier below holds all of them",
+        "look at what stands in front of it: a closed pipeline or a full tier below holds all of them, a busy link "
+        "those that are promoted",
     ),
     "slow": About(
         "a copy on the wire for more than 4 × p99 of its route, at least 100 ms; 10 s while fewer than 20 were seen",

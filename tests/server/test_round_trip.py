@@ -245,6 +245,32 @@ async def fill_two_blocks(feed: FeedClient) -> None:
 
 
 @pytest.mark.asyncio
+async def test_two_engines_feed_one_daemon_and_number_their_iterations_themselves() -> None:
+    async with (
+        daemon_at(None) as daemon, Client(daemon.address) as client,
+        client.feed("rank 0") as zero, client.feed("rank 1") as one,
+    ):
+        for name, feed in (("r-0", zero), ("r-1", one)):
+            await feed.submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 32, 16, Authority.ENGINE)
+            await feed.submit(st.RequestArrived, name, pack_hashes([]), 10, 99, 0, None)
+            await feed.submit(st.MatchRequested, name, 0)
+            await feed.submit(st.BlocksAllocated, name, pack_ids([0, 1, 2]), 0)
+            scheduled = await feed.submit(
+                st.IterationScheduled, 1, 1, (name,), (), (), (), (), (), (name,), (10,), (), (), b"", 1, 0
+            )
+            assert scheduled.iteration == 1
+            for number, first in ((2, (name,)), (3, ())):
+                await feed.submit(
+                    st.IterationScheduled, number, 1, (), (), (), (), (), first, (), (), (), (), b"", 1, 0
+                )
+                await feed.submit(st.IterationFinished, number, (), (), b"", b"")
+        await zero.submit(st.IterationScheduled, 4, 5, (), (), (), (), (), (), (), (), (), (), b"", 1, 0)
+        slots = {slot["request"]: slot["computed_tokens"] for slot in (await client.status())["slots"]}
+        assert slots == {"r-0": 10 + 2 + 5, "r-1": 10 + 2}
+        assert daemon.service.state.totals.rejected == 0
+
+
+@pytest.mark.asyncio
 async def test_an_engine_that_moves_bytes_is_asked_to_and_reports() -> None:
     async with (
         daemon_at(None, config=CONFIG) as daemon, Client(daemon.address) as client,

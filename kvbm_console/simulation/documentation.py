@@ -20,7 +20,9 @@ links and policies is printed, whatever else was said.
 Stats lines go to stderr too: after the reset, the first prefill, the last decode and the clean-up, and every
 `--stats-every` iterations. `--cleanup` says how long records of finished requests stand (`incremental`: as long as they
 live, `end`: to the end of the run, `none`: for ever) and whether the tiers are cleared at the end; the report is the
-same. [example.toml](example.toml) is a configuration file with the flags of `simulate`, `compare` and `serve`.
+same. Iterations between two decisions of the engine (an arrival that could be admitted, an end, a copy) are taken at
+once; report and stats lines are those of iterations taken one by one. [example.toml](example.toml) is a
+configuration file with the flags of `simulate`, `compare` and `serve`.
 
 This file is generated: `python -m kvbm_console.simulation.documentation`.
 """

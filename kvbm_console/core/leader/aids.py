@@ -65,7 +65,8 @@ class Aids(msgspec.Struct):
     pools: list[PoolAids] = []
     eviction: PolicyConfig = PolicyConfig()
     parent_of: dict[int, int] = {}
-    """Sequence hash to the hash of its prefix without the last block, for every hash that is resident somewhere."""
+    """Sequence hash to the hash of its prefix without the last block, for every hash that is resident somewhere. Empty
+    without a tier below: only there a prefix is kept for the sake of what continues it."""
     history: dict[int, int] = {}
     """Sequence hash that is resident nowhere to the ``MissReason`` a lookup for it gets, oldest first."""
     pending: list[int] = []
@@ -209,7 +210,7 @@ class Aids(msgspec.Struct):
 
 def _drop(memory: dict[int, int], keys: list[int]) -> None:
     """Forget these keys, as far as they are known."""
-    if not memory.keys().isdisjoint(keys):
+    if memory and not memory.keys().isdisjoint(keys):
         deque(map(memory.pop, keys, repeat(None)), 0)
 
 

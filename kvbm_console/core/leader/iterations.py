@@ -161,7 +161,7 @@ def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
     fits = len(s.appended) == len(s.appended_counts) and sum(s.appended_counts) == len(ids)
     if not fits or min(s.appended_counts, default=1) < 1:
         raise Refused(f"{len(ids)} appended blocks do not match counts {s.appended_counts}")
-    if s.count == 1 and len(set(s.appended)) != len(s.appended):
+    if s.count == 1 and len(s.appended) > 1 and len(set(s.appended)) != len(s.appended):
         raise Refused("a request stands twice in a list of the iteration")
     slots = [leader.live(request) for request in s.appended]
     at = 0
@@ -172,7 +172,7 @@ def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
         if not fresh:
             check_device_ids(leader, leader.device_pool(slot.source), slot, ids[at : at + count], 0)
         at += count
-    if len(set(ids)) != len(ids):
+    if len(ids) > 1 and len(set(ids)) != len(ids):
         raise Refused("a block was appended twice in one iteration")
     if len(slots) > 1 and len({slot.source for slot in slots}) > 1:
         raise Refused("an iteration appends blocks of one engine")
@@ -271,12 +271,13 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
         raise Refused("a filled block has content already")
     leader.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
     lower = leader.below(pool)
-    for slot, first, end in spans:
-        link_chain(leader, slot, first, end)
-        if leader.config.eviction.disk_admission > 1:  # prompts were counted when they arrived
+    if leader.config.eviction.disk_admission > 1:  # prompts were counted when they arrived
+        for slot, first, end in spans:
             leader.aids.name(slot.hashes[max(first, slot.prompt_blocks) : end])
     leader.aids.found_again(hashes)
     if lower is not None:
+        for slot, first, end in spans:
+            link_chain(leader, slot, first, end)
         below = lower.by_hash
         leader.aids.unsaved(pool, [place for place, key in zip(ids, hashes, strict=True) if key not in below])
         leader.mark_dirty(pool)

@@ -35,10 +35,18 @@ from kvbm_console.recording.walk import evidence_of
 from kvbm_console.wire.batches import pack_events, unpack_events
 from tests.recording.helpers import Log, frames_of, real_run
 
-CASES = 4_000 if os.environ.get("KVBM_FULL") else 60
+FULL = bool(os.environ.get("KVBM_FULL"))
+CASES = 1_500 if FULL else 60
 SECONDS_MAX = 5.0
 """Of processor time for everything that is done with one case of 60 kB; a believed length would take minutes."""
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(3_600 if FULL else 120)]
+
+
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of files that nobody needs: do not wait for the real disk."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
 
 
 def damaged(whole: bytes, dice: random.Random) -> bytes:
@@ -102,6 +110,11 @@ def everything(path: Path, place: Path, dice: random.Random) -> None:
     diagnose(evidence_of(recording))
     verify(path)
     merge(sources_of([path, path]), place / "merged.mcap")
+
+
+def folded(path: Path) -> None:
+    """Every event is folded where the facts are known."""
+    diagnose(evidence_of(Recording.open(path)))
 
 
 def survives(work: Callable[[], object], told: str) -> bool:
@@ -188,7 +201,7 @@ def test_f22_what_is_salvaged_or_indexed_again_reads(tmp_path: Path, wholes: dic
                 rebuild_index(path)
 
         if survives(mend, f"seed {seed}") and list(place.glob("0*1-*.active")) + list(place.glob("0*.mcap")):
-            mended += survives(partial(verify, place), f"seed {seed}")
+            mended += survives(partial(folded, place), f"seed {seed}")
         shutil.rmtree(place)
     assert mended > CASES // 3
 

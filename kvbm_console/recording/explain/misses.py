@@ -178,7 +178,7 @@ class Judge:
             tries = [one for one in reversed(life) if one.candidate is not None and one.what in TRIES]
             ruled_out = [one for one in tries if one.why in FILTERS]
             tried = next(iter([*ruled_out, *tries]), None)
-            reason, filter_, candidate, operation, why = _copy_down(tried)
+            reason, filter_, candidate, operation, why = _copy_down(tried, self.config)
             text += f" before a copy of it stood below: {why}"
         return self._run(
             block, reason, text, seq=last.seq, at_ns=last.at_ns, event=last.kind, tier=_name(last.tier),
@@ -244,10 +244,15 @@ def _absent(entry: Entry) -> bool:
     return entry.what in GONE | {"gap"} and not entry.left
 
 
-def _copy_down(tried: Entry | None) -> tuple[Missed, str | None, int | None, int | None, str]:
+def _copy_down(
+    tried: Entry | None, config: LeaderConfig | None,
+) -> tuple[Missed, str | None, int | None, int | None, str]:
     """(reason, filter, candidate, operation, in words) of why a block never got a copy below."""
     if tried is None:
-        return Missed.NOT_OFFLOADED, None, None, None, "no copy of it was planned"
+        told = "no copy of it was planned"
+        if config is not None and config.offload_threshold:
+            told += f" (copying down begins at {config.offload_threshold:.0%}: offload_threshold)"
+        return Missed.NOT_OFFLOADED, None, None, None, told
     which = f"candidate {tried.candidate}"
     if tried.why in FILTERS:
         told = f"{which} was left out by {tried.why} (event {tried.seq:,})"

@@ -14,7 +14,7 @@ import click
 from kvbm_console.cli.output import warn
 from kvbm_console.core.config import Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.eviction.policy import POLICIES, PRESETS, PolicyConfig
+from kvbm_console.core.eviction.policy import DEFAULT_POLICY, POLICIES, PRESETS, PolicyConfig
 from kvbm_console.simulation.options import (
     BLOCK_TOKENS,
     Geometry,
@@ -89,7 +89,8 @@ def cache_options(command: F) -> F:
         click.option("--transfers", type=click.Choice(get_args(Transfers)),
                      help="Loads run beside the engine, or lengthen the step that asked for them.  [default: async]"),
         click.option("--policy", metavar="NAME",
-                     help=f"Of the lower tiers: {', '.join(POLICIES)}; with --cache-only also belady."),
+                     help=f"Of the lower tiers: {', '.join(POLICIES)}; with --cache-only also belady.  "
+                          f"[default: {DEFAULT_POLICY}]"),
         click.option("--preset", type=click.Choice(list(PRESETS)),
                      help="Policy and parameters for a kind of work."),
         policy_options,
@@ -151,7 +152,7 @@ CACHE_FLAGS: Final[tuple[str, ...]] = (
 
 def policy_config(policy: str | None, preset: str | None, **parameters: Any) -> PolicyConfig:
     """The configuration of a preset with what was said on the command line in its place."""
-    said = {} if preset is None else dict(PRESETS[preset])
+    said = {"policy": DEFAULT_POLICY} if preset is None else dict(PRESETS[preset])
     if policy is not None:
         said["policy"] = policy
     said |= {name: value for name, value in parameters.items() if value is not None}

@@ -12,7 +12,7 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS, LeaderConfig, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.eviction.policy import PolicyConfig
+from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
 from kvbm_console.core.ids import Route
 from kvbm_console.transfers.link import LinkSpec
 
@@ -95,7 +95,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per tick: 100 are 10^8 tokens a second."""
     kv_transfer_base_latency: float = 0.0
     transfers: Transfers = "async"
-    policy: PolicyConfig = PolicyConfig()
+    policy: PolicyConfig = PolicyConfig(policy=DEFAULT_POLICY)
     prefetch: Prefetch = "chain"
     prefetch_stop: PrefetchStop = "best_effort"
     prefetch_timeout_s: float = 1.0

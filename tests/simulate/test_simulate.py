@@ -317,7 +317,7 @@ def test_cache_only_prints_its_own_document_and_how_it_counts() -> None:
     assert shown["prefix_hit_rate"] == shown["hits"] / shown["references"]
     text = run("--cache-only", "--total-kv-blocks", "60").stdout
     assert "partial last one included" in text
-    assert "simple_lru" in text
+    assert "lrfu_auto" in text
 
 
 # --- parts ---

@@ -23,21 +23,21 @@ import msgspec
 from kvbm_console.core.eviction.ranked import SECOND_NS, Lrfu
 from kvbm_console.core.eviction.shadows import AdaptiveShadow, Batch, LrfuShadow, RecencyShadow, Shadow
 
-SAMPLED_SHARE: Final = 11
+SAMPLED_SHARE: Final = 7
 """One block in so many is sampled: the shadows then cost about as much as the pool itself. A prime, so that ids in
 sequence are spread evenly."""
 _REMAINDER: Final = 3
 """Which ones; not 0, because traces like to call the block that every prompt begins with 0."""
-EPOCH_REFERENCES: Final = 160
+EPOCH_REFERENCES: Final = 256
 """Sampled references between two decisions."""
-MEMORY: Final = 0.975
+MEMORY: Final = 0.985
 """Weight of the hits of earlier epochs, per epoch: long enough to see through loads that swing for a minute or two."""
-MARGIN: Final = 0.02
+MARGIN: Final = 0.01
 CLOSE_MARGIN: Final = 0.01
 """To be taken, a rule must have had more hits than recency by the first share of the references, more than any other
 current rule by the second: those are nearer to each other."""
 RECENT_MEMORY: Final = 0.6
-RETURN: Final = 0.03
+RETURN: Final = 0.02
 """The way back to recency is shorter: it is taken when recency was better by this share over the last few epochs.
 Whoever is wrong about frequency keeps dead blocks for long; whoever is wrong about recency forgets it soon."""
 EVIDENCE: Final = 8

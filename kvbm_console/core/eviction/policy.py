@@ -20,6 +20,9 @@ from kvbm_console.core.errors import UsageError
 
 POLICIES: Final = ("simple_lru", "lfu", "frequency_based", "adaptive_lru", "lrfu", "lrfu_auto")
 """Policies that need no knowledge of the future; ``belady`` exists only where the future is known."""
+DEFAULT_POLICY: Final = "lrfu_auto"
+"""Of ``simulate``, ``serve`` and ``demo``: never more than a point below the best of the simple ones, and mostly above
+(``tests/eviction/test_auto_default.py``). Without a history it is ``simple_lru``."""
 SECONDS_MAX: Final = 1e9
 """Thirty years: far above any run, and far below where a float loses whole seconds."""
 DISK_ADMISSION_MAX: Final = 255
@@ -81,6 +84,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Which policy a pool is ruled by, and its parameters. Policies ignore the parameters of others."""
 
     policy: str = "simple_lru"
+    """What a recording from before there were policies was made with; users get ``DEFAULT_POLICY``."""
     frequency_weight: float = 0.3
     """``adaptive_lru``: share of frequency in the rank; 0 is pure recency, 1 pure frequency."""
     frequency_credit_s: float = 1_000.0

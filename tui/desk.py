@@ -73,6 +73,8 @@ class Desk:
         self.copied = 0
         """What ``y`` copied last: the request, its row, the view."""
         self.copied_mono = -COPY_AGAIN_NS
+        self.kept: dict[str, tuple[tuple[object, ...], list[Line]]] = {}
+        """Sections that were drawn, by name, with what they depend on: a handful."""
         self.shown: list[Line] = []
         """The rows of the last frame."""
         self.width = 80

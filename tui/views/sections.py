@@ -3,6 +3,8 @@
 Law of this file: a section is a list of rows for a width; it knows nothing of what stands above or beside it.
 """
 
+from collections.abc import Callable
+
 from kvbm_console.core.ids import Authority, Condition, Route, SlotState, Tier
 from kvbm_console.core.slots import WAITING_STATES
 from kvbm_console.core.state import CacheState
@@ -14,7 +16,7 @@ from ..draw import bars, words
 from ..draw.glyphs import FILL, ORDER, state_role
 from ..draw.spans import BLANK, Line, Row, beside
 from ..model.lints import copy_level
-from ..model.numbers import count, cut, duration, flow, per_second, percent, plain, plural, shares, spoken, tenth
+from ..model.numbers import S, count, cut, duration, flow, per_second, percent, plain, plural, shares, spoken, tenth
 from ..model.rows import slot_row
 from ..model.series import resample
 
@@ -68,8 +70,23 @@ def doubtful(desk: Desk, pool: PoolFacts) -> bool:
     return state is not None and pool.info.source in state.lost_sources
 
 
+def kept(
+    desk: Desk, state: CacheState, name: str, shape: tuple[object, ...], make: Callable[[], list[Line]]
+) -> list[Line]:
+    """A section that follows the facts: drawn again when they or its shape have changed, else four times a second."""
+    key = (id(state), state.seq, desk.mono() // (S // 4), desk.tall, *shape)
+    found = desk.kept.get(name)
+    if found is None or found[0] != key:
+        found = desk.kept[name] = (key, make())
+    return list(found[1])
+
+
 def tiers_section(desk: Desk, state: CacheState, width: int, *, trends: bool = True) -> list[Line]:
     """Occupancy, evictions and thrash of every pool."""
+    return kept(desk, state, "tiers", (width, trends), lambda: _tiers(desk, state, width, trends=trends))
+
+
+def _tiers(desk: Desk, state: CacheState, width: int, *, trends: bool) -> list[Line]:
     bar, spark = (16, 12) if width >= 79 else (10, 8)
     end = 11 + bar
     head = Row().put(" TIERS", "title").right("used", end + 6, "faint").right("blocks", end + 21, "faint")
@@ -151,6 +168,11 @@ def slots_section(
     desk: Desk, state: CacheState, margin: int, cells: int, pitch: int, *, folded: bool = False
 ) -> list[Line]:
     """Slots by state, as a bar and as counts ``pitch`` cells apart; ``folded`` has the counts in one row."""
+    shape = (margin, cells, pitch, folded)
+    return kept(desk, state, "slots", shape, lambda: _slots(desk, state, margin, cells, pitch, folded=folded))
+
+
+def _slots(desk: Desk, state: CacheState, margin: int, cells: int, pitch: int, *, folded: bool) -> list[Line]:
     numbers = dict.fromkeys(SlotState, 0)
     for slot in state.slots.values():
         numbers[slot.state] += 1
@@ -225,6 +247,10 @@ def waiting_section(desk: Desk, state: CacheState, rows: int, width: int, *, wit
 
 def charts_section(desk: Desk, state: CacheState, width: int, number: int, rows: int) -> list[Line]:
     """Occupancy of the near pools and the hit rate, side by side."""
+    return kept(desk, state, "charts", (width, number, rows), lambda: _charts(desk, state, width, number, rows))
+
+
+def _charts(desk: Desk, state: CacheState, width: int, number: int, rows: int) -> list[Line]:
     flows = desk.mirror.flows
     pitch = -(-(width + 1) // number)
     cells = pitch - 11

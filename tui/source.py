@@ -20,6 +20,7 @@ from kvbm_console.stream.feed import (
     Feed,
     FeedItem,
     GapSeen,
+    Heartbeat,
     Refreshing,
     SnapshotTaken,
 )
@@ -138,8 +139,9 @@ class Session(Verbs):
         began = time.thread_time_ns()
         mirror.take(item, self.mono())
         cost, now = time.thread_time_ns() - began, self.mono()
-        if isinstance(item, EventsArrived) and isinstance(self.feed, Refreshing) and self.keeper is None:
-            pace.worked(len(item.events), cost, now)
+        events = len(item.events) if isinstance(item, EventsArrived) else 0
+        if (events or isinstance(item, Heartbeat)) and isinstance(self.feed, Refreshing) and self.keeper is None:
+            pace.worked(events, cost, now)
             mirror.sampling = pace.sampling
             if mirror.sampled and (mirror.wants_facts or pace.due(now)):
                 mirror.wants_facts = False

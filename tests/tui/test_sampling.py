@@ -115,6 +115,8 @@ def test_pace_samples_above_its_share_and_folds_again_well_below() -> None:
     assert second(20_000, 800)  # folding would cost 10 %: between the two bounds it stays as it is
     assert not second(10_000, 800)
     assert not second(20_000, 5_000)
+    assert second(100_000, 5_000)
+    assert not second(0, 0)  # the flood is over: heartbeats alone say so
 
 
 def test_snapshots_come_less_often_the_more_they_cost() -> None:
@@ -150,7 +152,11 @@ class Tape:
                 self.wanted = False
                 self.refreshes += 1
                 yield SnapshotTaken(self.tape.state_at(batch[-1].seq))
-        await asyncio.sleep(0)
+        for _ in range(40):  # nothing more happens: two seconds of heartbeats, which are all that is heard
+            yield Heartbeat(self.tape.last_seq, 0, None, None, None, None, 0, 1)
+            if self.wanted:
+                self.wanted = False
+                yield SnapshotTaken(self.tape.state_at(self.tape.last_seq))
 
 
 async def breathe() -> None:
@@ -189,3 +195,6 @@ async def test_a_session_that_is_flooded_asks_for_facts_and_loses_nothing(
         assert Keeper.seqs == list(range(tape.first_seq + 1, tape.last_seq + 1))
     else:
         assert feed.refreshes > 1
+    assert not mirror.sampled, "behind the flood the facts are exact again"
+    assert mirror.state is not None
+    assert digest(mirror.state) == digest(tape.state_at(tape.last_seq))

@@ -45,10 +45,11 @@ class Pace:
         self._cpu += cpu_ns
         self._events += events
         passed = mono_ns - self._began
-        if passed < WINDOW_NS or not self._events:
+        if passed < WINDOW_NS:
             return
         if not self.sampling:
-            self._cost_ns = self._cpu / self._events
+            if self._events:
+                self._cost_ns = self._cpu / self._events
             self.sampling = self._cpu > SHARE_MAX * passed
         else:
             self.sampling = self._cost_ns * self._events > SHARE_BACK * passed

@@ -150,7 +150,8 @@ def embed(
     dispatcher.engine_deadlines = EngineDeadlines(calendar, dispatcher)
     simulated = SimulatedEngine(
         engine, dispatcher.port(SOURCE), calendar, workload, config.block_tokens,
-        take_latency_ns=mover.take_latency_ns, arrivals_felt=config.prefetch != "none",
+        take_latency_ns=mover.take_latency_ns,
+        arrivals_felt=config.prefetch != "none" and min(config.g2_blocks, config.g3_blocks) > 0,
     )
     dispatcher.engines[SOURCE] = simulated
     return Rig(dispatcher, calendar, simulated, mover, workload)

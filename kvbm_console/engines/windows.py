@@ -6,7 +6,8 @@ is therefore taken only if
 
 1. every running request decodes, and nobody who waits could be admitted between two of its iterations;
 2. no request ends before its last iteration;
-3. a request arrives no earlier than in its last iteration, where it can only queue;
+3. a request arrives no earlier than in its last iteration, where it can only queue, and where the leader fetches
+   nothing for it;
 4. the device pool has the blocks for all of it without taking one from a request;
 5. blocks are handed out, and become full, in the order (iteration, running order);
 6. the leader would copy nothing down in between: at most ``calm_blocks`` of the port are given before the last block

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "kvbm-console.compare/1"
 ALL: Final = ",".join((*POLICIES, "belady"))
+REQUEST_KEYS: Final = ("request", "blocks", "hits_a", "hits_b", "why_a", "why_b")
 SHOWN_REQUESTS: Final = 20
 """Requests that ``--per-request`` lists: a screen full."""
 
@@ -102,9 +103,7 @@ def compare(
     started = time.perf_counter()
     with progress_bar("compare", len(settings)) as progress:
         cells = run_grid(settings, workers=workers, keep_requests=wanted is not None, progress=progress)
-    _print(cells, options, cache_only, form)
-    if wanted is not None:
-        _print_requests(cells[wanted[0]], cells[wanted[1]], form)
+    _print(cells, None if wanted is None else (cells[wanted[0]], cells[wanted[1]]), options, cache_only, form)
     if plot is not None:
         from kvbm_console.cli.plot import draw
 
@@ -141,25 +140,36 @@ def _wanted(named: tuple[str, str] | None, settings: "list[Setting]") -> tuple[i
 # --- printing ---
 
 
-def _print(cells: "list[Cell]", options: SimulateOptions, cache_only: bool, form: str) -> None:
+def _print(
+    cells: "list[Cell]", pair: "tuple[Cell, Cell] | None", options: SimulateOptions, cache_only: bool, form: str
+) -> None:
+    """The grid and, of two of its settings, the requests: one JSON document, or CSV with an empty line between."""
     from kvbm_console.simulation.compare import rows_of
 
     rows = rows_of(cells)
+    requests = None if pair is None else _requests(*pair)
     if form == "json":
         print_json({
             "schema": SCHEMA, "trace": options.trace, "limit": options.limit, "seed": options.seed,
             "cache_only": cache_only, "block_size": None if cache_only else options.block_size,
             "kv_disk_blocks": options.kv_disk_blocks, "cells": rows,
+            "per_request": None if pair is None else {"a": _named(pair[0]), "b": _named(pair[1]), "requests": requests},
         })
     elif form == "csv":
-        text = io.StringIO()
-        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
-        click.echo(text.getvalue(), nl=False)
+        click.echo("\n".join(map(_csv, [rows] if requests is None else [rows, requests])), nl=False)
     else:
         headings = ("device", "host", "policy", "hits", "hit rate", "", "below belady", "gap closed", "ttft ms")
         click.echo("\n".join(table(headings, map(_text_row, rows), right=(0, 1, 3, 4, 6, 7, 8))))
+        if pair is not None and requests is not None:
+            click.echo("\n" + "\n".join(_requests_table(pair, requests)))
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0] if rows else REQUEST_KEYS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    return text.getvalue()
 
 
 def _text_row(row: dict[str, Any]) -> list[str]:
@@ -174,25 +184,26 @@ def _percent(value: float | None) -> str:
     return ABSENT if value is None else f"{100 * value:.2f} %"
 
 
-def _print_requests(one: "Cell", other: "Cell", form: str) -> None:
+def _named(cell: "Cell") -> str:
+    return f"{cell.label}@{cell.total_kv_blocks + cell.kv_cpu_blocks}"
+
+
+def _requests(one: "Cell", other: "Cell") -> list[dict[str, Any]]:
+    """The requests whose hits differ most, with the keys of ``REQUEST_KEYS``."""
     from kvbm_console.simulation.compare import differences
 
-    pairs = differences(one, other, SHOWN_REQUESTS)
-    names = [f"{cell.label}@{cell.total_kv_blocks + cell.kv_cpu_blocks}" for cell in (one, other)]
-    if form == "json":
-        print_json({
-            "a": names[0], "b": names[1],
-            "requests": [
-                {"request": mine.request, "blocks": mine.blocks, "hits_a": mine.hits, "hits_b": theirs.hits,
-                 "why_a": mine.why, "why_b": theirs.why}
-                for mine, theirs in pairs
-            ],
-        })
-        return
-    click.echo("")
-    headings = ("request", "blocks", names[0], names[1], f"why no more in {names[0]}", f"why no more in {names[1]}")
-    rows = [
-        [mine.request, number(mine.blocks), number(mine.hits), number(theirs.hits), mine.why, theirs.why]
-        for mine, theirs in pairs
+    return [
+        dict(zip(
+            REQUEST_KEYS, (mine.request, mine.blocks, mine.hits, theirs.hits, mine.why, theirs.why), strict=True
+        ))
+        for mine, theirs in differences(one, other, SHOWN_REQUESTS)
     ]
-    click.echo("\n".join(table(headings, rows, right=(1, 2, 3))))
+
+
+def _requests_table(pair: "tuple[Cell, Cell]", requests: list[dict[str, Any]]) -> list[str]:
+    names = [_named(cell) for cell in pair]
+    headings = ("request", "blocks", *names, *(f"why no more in {name}" for name in names))
+    rows = [
+        [number(value) if isinstance(value, int) else value for value in request.values()] for request in requests
+    ]
+    return list(table(headings, rows, right=(1, 2, 3)))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from kvbm_console.simulation.compare import Cell
 
 LIBRARY: Final = "matplotlib"
+TICKS_MAX: Final = 12
+"""Capacities that have a label of their own; more would overlap."""
 SUFFIXES: Final = (".svg", ".png")
 
 
@@ -44,6 +46,9 @@ def draw(path: Path, cells: "list[Cell]", title: str) -> None:
         style: dict[str, Any] = {"linestyle": "--", "color": "black"} if label == "belady" else {}
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=label, **style)
     axes.set_xscale("log")
+    ticks = sorted({x for points in curves.values() for x, _ in points})[:TICKS_MAX]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.minorticks_off()
     axes.set_xlabel("blocks")
     axes.set_ylabel("prefix hit rate, %")
     axes.set_title(title, fontsize=9)

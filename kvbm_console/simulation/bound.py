@@ -5,13 +5,18 @@ the whole future known, no time passes, and nothing is held or copied; a machine
 but for what an engine gets from requests that run at the same time.
 
 A hit is counted as in the machine: full blocks of the prompt, one token left to compute; what a request generates is
-stored too.
+stored too, and a request that the device can never hold is refused and counted nowhere.
 """
 
 from kvbm_console.core.eviction.belady import Belady
 from kvbm_console.engines.workloads import Workload
 from kvbm_console.simulation.options import SimulateOptions
 from kvbm_console.simulation.references import in_order
+
+
+def request_blocks(prompt_tokens: int, output_tokens: int, block_tokens: int) -> int:
+    """Device blocks that a request needs in the end; the last token that it generates needs no place."""
+    return -(-(prompt_tokens + output_tokens - 1) // block_tokens)
 
 
 def bound_of(workload: Workload, options: SimulateOptions) -> tuple[list[str], list[int], list[int], int]:
@@ -22,6 +27,8 @@ def bound_of(workload: Workload, options: SimulateOptions) -> tuple[list[str], l
     stored: list[tuple[int, ...]] = []
     blocks_of: list[int] = []
     for request in in_order(workload, options.block_size):
+        if request_blocks(request.prompt_tokens, request.output_tokens, options.block_size) > options.total_kv_blocks:
+            continue
         names.append(request.request)
         blocks_of.append(len(request.hashes))
         lookups.append(request.hashes[: (request.prompt_tokens - 1) // options.block_size])

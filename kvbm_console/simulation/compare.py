@@ -17,6 +17,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PRESETS, PolicyConfig
 from kvbm_console.simulation.bound import bound_of
 from kvbm_console.simulation.cache_only import COMPARED, Miss, policy_named, replay
+from kvbm_console.simulation.meter import RequestRecord
 from kvbm_console.simulation.options import SimulateOptions, check
 from kvbm_console.simulation.references import References, references_of
 from kvbm_console.simulation.run import open_trace, simulate
@@ -200,13 +201,16 @@ def _simulated(setting: Setting, keep_requests: bool) -> Cell:
         sum(document["hit_blocks"].values()), document["prompt_blocks"], document["prefix_hit_rate"],
         document["ttft_ms"]["mean"], sum(document["evicted_blocks"].values()), sum(document["moved_bytes"].values()),
         [
-            RequestOutcome(
-                record.request, sum(record.hits), record.prompt_blocks,
-                "all found" if record.first_miss is None else f"block {record.first_miss} {record.why_missed}",
-            )
+            RequestOutcome(record.request, sum(record.hits), record.prompt_blocks, _why_of(record))
             for record in run.records
         ] if keep_requests else [],
     )
+
+
+def _why_of(record: RequestRecord) -> str:
+    if not record.prompt_blocks and record.reason:
+        return f"never admitted: {record.reason}"
+    return "all found" if record.first_miss is None else f"block {record.first_miss} {record.why_missed}"
 
 
 # --- what a grid says ---

@@ -96,7 +96,7 @@ def test_the_table_and_csv_say_the_same() -> None:
 def test_per_request_tells_which_and_why() -> None:
     args = ("--cache-only", "--total-kv-blocks", "20,40", "--policies", "simple_lru,belady")
     result = run(*args, "--per-request", "belady@20", "simple_lru@20", "--format", "json")
-    listed = json.loads(result.stdout.splitlines()[1])
+    listed = json.loads(result.stdout)["per_request"]
     assert (listed["a"], listed["b"]) == ("belady@20", "simple_lru@20")
     requests = listed["requests"]
     gaps = [abs(row["hits_a"] - row["hits_b"]) for row in requests]
@@ -107,10 +107,33 @@ def test_per_request_tells_which_and_why() -> None:
     assert "why no more in simple_lru@20" in run(*args, "--per-request", "belady@20", "simple_lru@20").stdout
 
 
+def test_per_request_in_csv_is_a_second_table() -> None:
+    args = ("--cache-only", "--total-kv-blocks", "20", "--policies", "simple_lru,belady", "--per-request", "belady",
+            "simple_lru")
+    cells_csv, _, requests_csv = run(*args, "--format", "csv").stdout.partition("\n\n")
+    assert len(list(csv.DictReader(io.StringIO(cells_csv)))) == 2
+    told = json.loads(run(*args, "--format", "json").stdout)["per_request"]["requests"]
+    listed = list(csv.DictReader(io.StringIO(requests_csv)))
+    assert [row["request"] for row in listed] == [row["request"] for row in told]
+    assert list(listed[0]) == list(told[0])
+
+
+def test_the_bound_leaves_out_what_the_device_refuses() -> None:
+    """Requests that never fit are no lookups, in the machine and in the bound."""
+    rows = cells("--total-kv-blocks", "14", "--kv-cpu-blocks", "60", "--policies", "simple_lru,belady",
+                 "--kv-offload-threshold", "0")
+    refused = run("--total-kv-blocks", "14,500", "--policies", "simple_lru", "--per-request", "simple_lru@500",
+                  "simple_lru@14").stdout
+    assert "never admitted: too_large" in refused
+    assert rows[0]["lookups"] < cells("--total-kv-blocks", "500", "--policies", "simple_lru")[0]["lookups"]
+    assert rows[1]["lookups"] <= rows[0]["lookups"]
+    assert rows[1]["below_belady"] == 0.0 <= rows[0]["below_belady"]
+
+
 def test_per_request_with_an_engine() -> None:
     args = ("--total-kv-blocks", "40", "--kv-cpu-blocks", "0,200", "--policies", "simple_lru")
     result = run(*args, "--per-request", "simple_lru@40", "simple_lru@240", "--format", "json")
-    requests = json.loads(result.stdout.splitlines()[1])["requests"]
+    requests = json.loads(result.stdout)["per_request"]["requests"]
     assert any(row["hits_b"] > row["hits_a"] for row in requests)
     assert all(row["why_a"] for row in requests)
 

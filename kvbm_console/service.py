@@ -200,11 +200,16 @@ class LeaderService:
         recorder = None if self.recorder is None else self.recorder.status()
         return status_document(
             self.state, at_ns=self.at_ns, incarnation=self.incarnation,
-            subscribers=len(self.broadcaster.subscribers), slot_filter=slot_filter,
+            subscribers=len(self.broadcaster.subscribers), slot_filter=slot_filter, engines=self.costs(),
             recorder=None if recorder is None else {
                 "state": recorder.state, "written_seq": recorder.written_seq, "synced_seq": recorder.synced_seq,
             },
         )
+
+    def costs(self) -> list[Document]:
+        """What watching has cost the engines that are watched, one row for each."""
+        rows = [getattr(feed, "cost_row", None) for feed in self.feeds]
+        return sorted((row for row in rows if row is not None), key=lambda row: int(row["source"]))
 
     def digest(self) -> tuple[int, int]:
         """(number of the next event, digest of the facts)."""

@@ -115,7 +115,7 @@ class Daemon:
             subscribers=len(service.broadcaster.subscribers), ring_bytes=service.ring.bytes,
             recorder=None if service.recorder is None else service.recorder.status(),
             streams=() if self.streams is None else self.streams.rows(),
-            spans={} if self.spans is None else self.spans.counts(),
+            taps=service.costs(), spans={} if self.spans is None else self.spans.counts(),
         )))
 
     def summary(self) -> Summary:

@@ -63,6 +63,14 @@ class FeedSink:
         self.overflowed = False
         self.closing = False
 
+    @property
+    def cost_row(self) -> dict[str, Any] | None:
+        """What watching has cost this engine (``stream.document``); None when it has told nothing."""
+        if self.cost is None:
+            return None
+        counts = {field.name: getattr(self.cost, field.name) for field in pb.FeedCost.DESCRIPTOR.fields}
+        return {"source": str(self._source), "name": self.name, **counts}
+
     def put(self, reply: pb.FeedReply) -> None:
         """Leave a message for the writer."""
         if len(self._outbox) >= OUTBOX_MAX:

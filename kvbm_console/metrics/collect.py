@@ -62,6 +62,8 @@ class View(msgspec.Struct):
     recorder: Any | None
     """A ``RecorderStatus``, None when nothing is recorded."""
     streams: Sequence[StreamRow]
+    taps: Sequence[Mapping[str, Any]] = ()
+    """What watching has cost the engines that are watched (``LeaderService.costs``)."""
     spans: Mapping[str, int] = {}
     """Spans of request timelines by what became of them; empty when none are exported."""
 
@@ -236,6 +238,20 @@ def _recorder(families: _Families, view: View) -> None:
     lost.add(status.not_recorded)
 
 
+_TAP_COUNTERS: Final = (
+    ("kvbm_tap_calls_total", "calls", 1), ("kvbm_tap_dropped_total", "dropped", 1),
+    ("kvbm_tap_errors_total", "errors", 1), ("kvbm_tap_call_seconds_total", "call_ns", SECOND_NS),
+    ("kvbm_tap_steps_total", "steps", 1), ("kvbm_tap_step_seconds_total", "step_ns", SECOND_NS),
+)
+
+
+def _taps(families: _Families, view: View) -> None:
+    for name, field, unit in _TAP_COUNTERS:
+        family = families.make(name)
+        for row in view.taps:
+            family.add(row[field] / unit, {"source": row["source"], "engine": row["name"]})
+
+
 def _spans(families: _Families, view: View) -> None:
     spans = families.make("kvbm_otlp_spans_total")
     for result, count in view.spans.items():
@@ -259,5 +275,5 @@ def _memory_peak_bytes() -> int:
 
 
 _PARTS: Final[tuple[Callable[[_Families, View], None], ...]] = (
-    _tiers, _reuse, _transfers, _slots, _holds, _streams, _recorder, _self, _spans,
+    _tiers, _reuse, _transfers, _slots, _holds, _streams, _taps, _recorder, _self, _spans,
 )

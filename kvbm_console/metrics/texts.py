@@ -185,6 +185,30 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
         "1 when reports of this publisher were lost since it was last known whole: its counts may be "
         "wrong.",
     ),
+    "kvbm_tap_calls_total": (
+        "counter",
+        "Connector calls of a watched engine that its tap has seen. Flat while requests run: the engine hangs.",
+    ),
+    "kvbm_tap_dropped_total": (
+        "counter",
+        "Records that a tap had to drop, the daemon being too slow. Growing: what is shown of that engine has gaps.",
+    ),
+    "kvbm_tap_errors_total": (
+        "counter",
+        "Errors of a tap that were swallowed. Any: it does not fit this engine; after 100 it is off.",
+    ),
+    "kvbm_tap_call_seconds_total": (
+        "counter",
+        "Time of the engine's own thread spent in its tap. Above 2 % of kvbm_tap_step_seconds_total: too much.",
+    ),
+    "kvbm_tap_steps_total": (
+        "counter",
+        "Steps that a watched engine has formed. Flat while requests wait: the engine hangs.",
+    ),
+    "kvbm_tap_step_seconds_total": (
+        "counter",
+        "Time between the steps of a watched engine. Growing faster than kvbm_tap_steps_total: steps become slower.",
+    ),
     "kvbm_recorder_state": (
         "gauge",
         "1 at the recorder's state. Degraded: events are lost to the recording; look at the disk.",

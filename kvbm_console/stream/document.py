@@ -15,12 +15,13 @@ exactly these keys, and new ones are only added:
                  on_timeout, age_ns}; the longest time of a hold runs on the wall, so deadline_ns is right at speed 1
 ``frozen``       {by, since_ns, max_hold_ns}, null when nothing is frozen
 ``stream``       {head_seq, epoch, incarnation, subscribers}
+``engines``      list of {source, name, calls, dropped, errors, call_ns, steps, step_ns}: what a tap has cost its engine
 ``recorder``     {state, written_seq, synced_seq}, null when nothing is recorded
 
 Law of this file: it reads facts and changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvbm_console.core.breakpoints import BreakpointFacts, HoldFacts
@@ -35,7 +36,7 @@ Document = dict[str, Any]
 
 def status_document(
     state: CacheState, *, at_ns: int, incarnation: str, subscribers: int, recorder: Document | None,
-    slot_filter: str = "",
+    slot_filter: str = "", engines: Sequence[Document] = (),
 ) -> Document:
     """The document of facts as of ``at_ns``, the engine's clock now.
 
@@ -57,6 +58,7 @@ def status_document(
             "head_seq": state.seq - 1, "epoch": state.epoch, "incarnation": incarnation, "subscribers": subscribers,
         },
         "recorder": recorder,
+        "engines": list(engines),
     }
 
 

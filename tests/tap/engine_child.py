@@ -16,7 +16,7 @@ from kvbm_console.tap.recorder import Recorder
 from kvbm_console.tap.sender import Sender, Settings
 from tests.tap.fake_engine import BLOCK, Base, Inner, Request, Scheduler
 
-BLOCKS = 400
+BLOCKS = 100_000
 
 
 class Binding:

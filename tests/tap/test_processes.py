@@ -48,6 +48,9 @@ async def engine(target: str, **settings: Any) -> AsyncIterator[Child]:
     )
     try:
         yield Child(process)
+    except BaseException:
+        process.kill()  # it may step for ever
+        raise
     finally:
         if process.stdin is not None:
             process.stdin.close()
@@ -73,6 +76,11 @@ async def test_requests_become_slots_and_an_engine_that_ends_leaves_nothing_live
             assert state.totals.hit_blocks[0] == 0
             told = await child.do(until="two")
             assert told["dropped"] == told["errors"] == 0
+            while not (rows := daemon.service.costs()) or not rows[0]["calls"]:
+                await child.do(steps=1)  # told once a second
+            assert rows[0]["name"] == "child"
+            assert rows[0]["call_ns"] > 0
+            assert rows[0]["dropped"] == rows[0]["errors"] == 0
             await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 2)
             await child.do(add=[["three", PROMPT, 4000]], steps=2)
             await published(daemon, lambda: "three" in requests(daemon))

@@ -33,6 +33,8 @@ class Watching:
         self.mirror = CacheState()
         self.events: list[ev.Event] = []
         self.rejected: list[str] = []
+        self.kept: list[Any] = []
+        """Every message, for who wants to keep them."""
         self.translator.begin()
         self._submit()
         recorder.listen()
@@ -47,12 +49,18 @@ class Watching:
         self.events = []
         while self.recorder.queue:
             self.now += 1_000
-            for message in msgspec.msgpack.decode(msgspec.msgpack.encode(drain(self.recorder, self.flattener, 64))):
-                self.translator.take(message)
-            self._submit()
+            sent = msgspec.msgpack.encode(drain(self.recorder, self.flattener, 64))
+            self.take(msgspec.msgpack.decode(sent))
         if self.translator.wants_all:
             self.recorder.want_full = True
         assert audit(self.leader.state) == []
+
+    def take(self, messages: list[Any]) -> None:
+        """Messages as the process beside the engine gets them."""
+        self.kept += messages
+        for message in messages:
+            self.translator.take(message)
+        self._submit()
 
     def _submit(self) -> None:
         calls, self.translator.calls = self.translator.calls, []

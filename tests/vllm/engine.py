@@ -55,13 +55,15 @@ class Engine:
 
     def __init__(
         self, directory: Path, connector: dict[str, Any], *, blocks: int = 96, running: int = 8, tokens: int = 256,
-        publish: str | None = None, load_steps: int = 2,
+        publish: tuple[str, str] | None = None, load_steps: int = 2,
     ) -> None:
         (directory / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=str(directory), dtype="float16", seed=0, skip_tokenizer_init=True)
         cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
         cache.num_gpu_blocks = blocks
-        events = {"publisher": "null"} if publish is None else {"publisher": "zmq", "endpoint": publish}
+        events: dict[str, Any] = {"publisher": "null"}
+        if publish is not None:
+            events = {"publisher": "zmq", "endpoint": publish[0], "replay_endpoint": publish[1], "topic": "kv"}
         config = VllmConfig(
             model_config=model, cache_config=cache, device_config=DeviceConfig("cpu"),
             scheduler_config=SchedulerConfig(

@@ -1,6 +1,10 @@
 """The tap in vLLM's real scheduler: every transition against the scheduler's own truth. Run by ``make test-vllm``."""
 
+import json
 import random
+import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ pytest.importorskip("vllm", reason="make test-vllm runs these")
 
 from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.tap import vllm as binding
+from kvbm_console.tap.flatten import drain
 from tests.tap.watching import Watching
 from tests.vllm.engine import Engine, offloading, tap
 from tests.vllm.truth import compare, evicted, removed_by_engine
@@ -18,7 +23,7 @@ from tests.vllm.truth import compare, evicted, removed_by_engine
 pytestmark = pytest.mark.timeout(600)
 
 
-class _Kept:
+class Kept:
     """Stands for the sender: keeps what it was made of, and starts nothing."""
 
     def __init__(self, recorder: Any, flattener: Any, settings: Any, **_: Any) -> None:
@@ -31,7 +36,7 @@ class _Kept:
 @pytest.fixture
 def unsent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Taps start no thread and no process."""
-    monkeypatch.setattr(binding, "Sender", _Kept)
+    monkeypatch.setattr(binding, "Sender", Kept)
 
 
 def watching(connector: Any) -> Watching:
@@ -151,3 +156,55 @@ def test_the_same_tokens_with_and_without(unsent: None, tmp_path: Path) -> None:
                         {name: engine.scheduler.kv_cache_manager.get_block_ids(name)
                          for name in engine.scheduler.requests if not engine.scheduler.requests[name].is_finished()}))
     assert plain == tapped
+
+
+def test_with_the_event_stream_over_zeromq(unsent: None, tmp_path: Path) -> None:
+    """vLLM's own publisher, a capture in another process, and what both say of the device in the end."""
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        ports = one.getsockname()[1], two.getsockname()[1]
+    engine = Engine(tmp_path, tap(offloading(40)), blocks=48, running=4,
+                    publish=(f"tcp://*:{ports[0]}", f"tcp://*:{ports[1]}"))
+    watch = watching(engine.connector)
+    program = Path(sys.executable).with_name("kvbm-console")
+    drive(engine, watch, workload(5, 5, 3), every=5)
+    capture = subprocess.run(
+        [program, "rec", "capture", f"zmq://127.0.0.1:{ports[0]}?replay={ports[1]}&topic=kv", "--out",
+         tmp_path / "capture", "--batches", str(len(engine.batches))],
+        capture_output=True, text=True, timeout=120,
+    )
+    assert capture.returncode == 0, capture.stderr
+    made = subprocess.run(
+        [program, "rec", "import", "kv-events", tmp_path / "capture", "--out", tmp_path / "made", "--format", "json"],
+        capture_output=True, text=True, timeout=120,
+    )
+    assert made.returncode == 0, made.stderr
+    found = json.loads(made.stdout)
+    assert (found["lost_batches"], found["unknown_events"], found["malformed_events"]) == (0, 0, 0)
+    blocks = engine.scheduler.kv_cache_manager.block_pool.blocks
+    assert found["resident_blocks"]["GPU"] == sum(block.block_hash is not None for block in blocks)
+    host = next(pool for pool in watch.leader.state.pools if pool.info.medium == "CPU")
+    assert found["resident_blocks"]["CPU"] == host.resident_blocks
+    assert subprocess.run([program, "rec", "verify", tmp_path / "made"], timeout=120).returncode == 0
+    engine.scheduler.shutdown()
+
+
+def test_a_step_with_64_decodes_costs_less_than_two_hundredths(unsent: None, tmp_path: Path) -> None:
+    """The scheduler's thread: what the tap's calls take, of a step that takes as long as a small model's."""
+    engine = Engine(tmp_path, tap(), blocks=2_000, running=64, tokens=8192)
+    watch = watching(engine.connector)
+    for number in range(64):
+        engine.add(f"r{number}", [number + 1] * 40, 200)
+    for _ in range(20):
+        engine.step()
+    watch.pump()
+    recorder = watch.recorder
+    calls, spent = recorder.calls, recorder.call_ns
+    for _ in range(100):
+        engine.step()
+        drain(recorder, watch.flattener, 64)
+    per_step = (recorder.call_ns - spent) / 100
+    print(f"{per_step / 1e3:.1f} us a step, {(recorder.call_ns - spent) / (recorder.calls - calls):.0f} ns a call")
+    assert per_step < 0.02 * 6_560_000
+    assert (recorder.call_ns - spent) / (recorder.calls - calls) < 5_000

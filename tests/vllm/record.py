@@ -1,0 +1,82 @@
+"""Makes ``recordings/vllm``: what the tap and the event stream said of vLLM's own scheduler, with its truth beside it.
+
+``python -m tests.vllm.record`` in the environment of ``make test-vllm``. Each file is zstd-compressed msgpack: the
+settings of the tap, and for each step its messages and what the scheduler held then (requests with their blocks and
+positions, and the hash of every full block). The ordinary tests bring the messages to a leader and compare.
+
+Law of this file: the truth is read from the scheduler, never from the tap.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import zstandard
+from vllm.v1.core.kv_cache_utils import get_block_hash
+from vllm.v1.request import RequestStatus
+
+from kvbm_console.tap import vllm as binding
+from tests.tap.watching import Watching
+from tests.vllm.engine import Engine, offloading, tap
+from tests.vllm.test_tap import Kept, workload
+from tests.vllm.truth import short
+
+HERE: Final = Path(__file__).resolve().parents[2] / "recordings" / "vllm"
+RUNS: Final[dict[str, Any]] = {
+    "alone": (tap(), {"blocks": 36}, (1, 6, 4)),
+    "offload": (tap(offloading(40)), {"blocks": 48, "running": 4}, (2, 6, 4)),
+}
+"""Name to connector, sizes, and (seed, sessions, turns) of the workload."""
+
+
+def truth(engine: Engine) -> dict[str, Any]:
+    """What the scheduler holds after it has formed a step."""
+    manager = engine.scheduler.kv_cache_manager
+    requests = {
+        name: [manager.get_block_ids(name)[0], request.num_computed_tokens, request.status is RequestStatus.RUNNING]
+        for name, request in engine.scheduler.requests.items() if not request.is_finished()
+    }
+    hashes = {
+        block.block_id: short(get_block_hash(block.block_hash)) for block in manager.block_pool.blocks
+        if block.block_hash is not None and not block.is_null
+    }
+    return {"requests": requests, "hashes": hashes}
+
+
+def record(name: str) -> bytes:
+    """One run, compressed."""
+    connector, sizes, shape = RUNS[name]
+    steps: list[Any] = []
+    with tempfile.TemporaryDirectory() as directory:
+        engine = Engine(Path(directory), connector, **sizes)
+        sender = engine.connector.sender
+        watch = Watching(sender.recorder, sender.flattener, sender.settings)
+        waiting = workload(*shape)
+        while waiting or engine.busy:
+            while waiting and waiting[0][0] <= engine.steps:
+                _, request, prompt, output = waiting.pop(0)
+                engine.add(request, prompt, output)
+            output = engine.schedule()
+            watch.pump()
+            steps.append([watch.kept, truth(engine)])
+            watch.kept = []
+            engine.finish(output)
+            watch.pump()
+        steps.append([watch.kept, truth(engine)])
+    data = msgspec.msgpack.encode({"settings": msgspec.to_builtins(sender.settings), "steps": steps})
+    return zstandard.ZstdCompressor(level=19).compress(data)
+
+
+def main() -> None:
+    """Write all."""
+    binding.Sender = Kept  # type: ignore[misc,assignment]
+    HERE.mkdir(exist_ok=True)
+    for name in RUNS:
+        path = HERE / f"{name}.tap.zst"
+        path.write_bytes(record(name))
+        print(path.name, path.stat().st_size)
+
+
+if __name__ == "__main__":
+    main()

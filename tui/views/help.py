@@ -3,6 +3,8 @@
 Law of this file: only keys that exist are listed.
 """
 
+from kvbm_console.core.ids import SlotState
+
 from ..desk import Desk
 from ..draw.frame import TABS
 from ..draw.spans import BLANK, Line, Row
@@ -21,6 +23,12 @@ RECORDING = (
     ("b", "look for a breakpoint"), ("< >", "slower, faster"),
 )
 
+PILLS = (
+    ("LIVE −2s", "so far behind"), ("SAMPLED", "facts by snapshot"), ("PAUSED", "this view only"),
+    ("STALE", "the target is silent"),
+)
+"""What the first word on the screen says about the rest."""
+
 
 def help_lines(desk: Desk, width: int, height: int) -> list[Line]:
     """Two columns: this view, everywhere; then what the colours mean."""
@@ -37,6 +45,7 @@ def help_lines(desk: Desk, width: int, height: int) -> list[Line]:
     if len(desk.targets) > 1:
         others.append(("{ }", "previous, next target"))
     mine = [hint for hint in mine if hint[0] not in {key for key, _ in others}]
+    mine += [("", ""), *PILLS]
     for index in range(max(len(mine), len(others))):
         row = Row().put(" ")
         if index < len(mine):
@@ -45,10 +54,11 @@ def help_lines(desk: Desk, width: int, height: int) -> list[Line]:
             row.to(41).put(others[index][0], "key").to(53).put(others[index][1], "muted")
         lines.append(row.line())
     lines.append(BLANK)
+    staged = desk.glyphs.state[SlotState.ONBOARD_STAGED]
     row = Row().put(" COLOURS   ", "title")
     for label in ("prefilling", "decoding", "onboarding", "preempted"):
         state = next(one for one in desk.glyphs.state if one.label == label)
         row.put(desk.glyphs.state[state], f"state.{label}").put(f" {label}  ", "muted")
-    row.put(desk.glyphs.held, "heldbox").put(" held", "muted").put("   hollow waits", "muted")
+    row.put(desk.glyphs.held, "heldbox").put(" held", "muted").put(f"  {staged} waits", "muted")
     lines.append(row.line())
     return lines[:height]

@@ -76,6 +76,10 @@ class IterationScheduled(Stimulus, tag=5):
     ``progressed[i]`` will have ``positions[i]`` computed tokens when the iteration ends (prefills; a decoding request
     advances by one token an iteration by itself). ``appended[i]`` got ``appended_counts[i]`` of ``appended_ids``.
     ``first_tokens`` are requests whose prompt is complete and which produce tokens from this iteration on.
+
+    Several iterations may be told at once when all that happens after the first is that requests decode: ``appended``
+    is then in the order of handing out, and names a request for each of its blocks. They end with one
+    ``IterationFinished``, in the order in which blocks became full.
     """
 
     iteration: int

@@ -10,7 +10,7 @@ import click
 
 from kvbm_console.cli.evidence import RUN
 from kvbm_console.cli.output import number, print_json
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import compiled, filter_option, format_option
 from kvbm_console.cli.progress import progress
 
 
@@ -21,8 +21,9 @@ from kvbm_console.cli.progress import progress
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
               help="Where to; parquet makes a directory. jsonl goes to stdout without it.")
 @RUN
+@filter_option("With --to jsonl: only events for which this holds, as 'kind = SlotMoved and to = preempted'.")
 @format_option("text", "json")
-def export_command(path: Path, to: str, out: Path | None, run: str | None, form: str) -> None:
+def export_command(path: Path, to: str, out: Path | None, run: str | None, expression: str, form: str) -> None:
     """Write a recording for other programs.
 
     perfetto opens in ui.perfetto.dev: a track for each slot with its states, lanes for copies, flows from plan to
@@ -33,14 +34,21 @@ def export_command(path: Path, to: str, out: Path | None, run: str | None, form:
     from kvbm_console.recording.reader import Recording
     from kvbm_console.recording.walk import evidence_of
 
+    wanted = None
+    if expression:
+        from kvbm_console.core.expression import compile_event_filter
+
+        if to != "jsonl":
+            raise click.UsageError(f"--filter chooses events for --to jsonl, not for {to}; rec cut --where cuts")
+        wanted = compiled("--filter", compile_event_filter, expression)
     evidence = evidence_of(Recording.open(path, run))
     if out is None:
         if to != "jsonl":
             raise click.UsageError(f"--to {to} needs --out")
-        write_lines(evidence, sys.stdout.buffer, progress())
+        write_lines(evidence, sys.stdout.buffer, progress(), wanted)
         sys.stdout.buffer.flush()
         return
-    made = export(evidence, to, out, progress())
+    made = export(evidence, to, out, progress(), wanted)
     if form == "json":
         print_json(made)
     else:

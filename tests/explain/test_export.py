@@ -50,6 +50,21 @@ def test_jsonl_has_every_event_and_every_gap(name: str) -> None:
     assert sum(line["kind"] == "Gap" for line in lines) == len(Recording.open(RECORDINGS / f"{name}.mcap").gaps)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_jsonl_takes_the_expressions_of_tail(name: str) -> None:
+    """Also where only the facts know whose event it is."""
+    path = RECORDINGS / f"{name}.mcap"
+    moves = [json.loads(line) for line in run(
+        path, "--to", "jsonl", "--filter", "kind = SlotMoved and to = decoding").stdout.splitlines()]
+    wanted = [e.seq for e in events_of(name) if isinstance(e, ev.SlotMoved) and e.new.label == "decoding"]
+    assert [line["seq"] for line in moves if line["kind"] != "Gap"] == wanted
+    opened = next((event for event in events_of(name) if isinstance(event, ev.SlotOpened)), None)
+    if opened is not None and name != "gap":
+        about = run(path, "--to", "jsonl", "--filter", f'request = "{opened.request}" and kind = SlotMoved')
+        seqs = [json.loads(line)["seq"] for line in about.stdout.splitlines()]
+        assert seqs == [e.seq for e in events_of(name) if isinstance(e, ev.SlotMoved) and e.slot == opened.slot]
+
+
 # --- traces ----------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +250,8 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         ((RECORDINGS / "gap.mcap", "--to", "csv", "--out", tmp_path / "o"), "csv"),
         ((RECORDINGS / "gap.mcap", "--to", "chrome", "--out", tmp_path / "no" / "o"), "is not a directory"),
         ((tmp_path / "none", "--to", "jsonl"), "does not exist"),
+        ((RECORDINGS / "gap.mcap", "--to", "jsonl", "--filter", "knd = x"), "--filter, column 1: an event has no"),
+        ((RECORDINGS / "gap.mcap", "--to", "chrome", "--out", tmp_path / "o", "--filter", "seq > 1"), "not for chrome"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2, result.output

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
 
@@ -18,6 +18,9 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.recording.export.rows import Consumer, Rows
 from kvbm_console.recording.requests import Requests
 from kvbm_console.recording.walk import Evidence, Progress, walk
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.export.jsonl import EventFilter
 
 __all__ = ["FORMATS", "Exported", "export", "write_lines"]
 
@@ -34,8 +37,10 @@ class Exported(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def export(evidence: Evidence, form: str, path: Path, progress: Progress | None = None) -> Exported:
-    """Write the evidence to a new file, or directory for parquet.
+def export(
+    evidence: Evidence, form: str, path: Path, progress: Progress | None = None, wanted: "EventFilter | None" = None
+) -> Exported:
+    """Write the evidence to a new file, or directory for parquet; ``wanted`` chooses events of JSON lines.
 
     Raises ``UsageError`` (the name is taken, a library is missing), ``RecordingError``, ``OSError``.
     """
@@ -50,7 +55,7 @@ def export(evidence: Evidence, form: str, path: Path, progress: Progress | None 
             items = _tables(evidence, draft, progress)
         else:
             with draft.open("xb") as file:
-                items = _stream(evidence, form, file, progress)
+                items = _stream(evidence, form, file, progress, wanted)
         draft.rename(path)
     except FileExistsError:
         raise UsageError(f"{draft} exists: somebody else is writing it, or an export was killed") from None
@@ -60,16 +65,20 @@ def export(evidence: Evidence, form: str, path: Path, progress: Progress | None 
     return Exported(str(path), form, items, _size(path))
 
 
-def write_lines(evidence: Evidence, file: IO[bytes], progress: Progress | None = None) -> int:
+def write_lines(
+    evidence: Evidence, file: IO[bytes], progress: Progress | None = None, wanted: "EventFilter | None" = None
+) -> int:
     """JSON lines to an open file."""
     from kvbm_console.recording.export.jsonl import write_jsonl
 
-    return write_jsonl(evidence, file, progress)
+    return write_jsonl(evidence, file, progress, wanted)
 
 
-def _stream(evidence: Evidence, form: str, file: IO[bytes], progress: Progress | None) -> int:
+def _stream(
+    evidence: Evidence, form: str, file: IO[bytes], progress: Progress | None, wanted: "EventFilter | None"
+) -> int:
     if form == "jsonl":
-        return write_lines(evidence, file, progress)
+        return write_lines(evidence, file, progress, wanted)
     trace = _TRACES[form](file)
     _tell(evidence, trace, progress)
     return int(trace.written)  # type: ignore[attr-defined]

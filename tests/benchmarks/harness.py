@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-ROUNDS: Final = 15
+ROUNDS: Final = 9
 """Odd, so that the median is a measurement; more rounds cost seconds and move it by less than a percent."""
 TURN_NS: Final = 2_000_000
 """How long one side runs before the other has its turn: far above the clock's grain, and so short that a neighbour who

@@ -11,8 +11,11 @@ from kvbm_console.core import bulk
 from kvbm_console.core.columns import pack_ids
 from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.errors import FoldError, InternalError
+from kvbm_console.core.events import BlocksEvicted
 from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.core.leader import Leader, lookups
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts, PoolInfo
+from tests.benchmarks import samples
 
 PLACES = 12
 PLACE = st.integers(0, PLACES - 1)
@@ -107,3 +110,15 @@ def test_long_prompts_go_the_same_way_through_the_device_pool() -> None:
         with pytest.raises(InternalError, match="no holder"):
             pool.release(ids)
         assert pool.free_blocks == 64
+
+
+def test_a_leader_decides_the_same_however_many_places_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for many in (2, 10_000):
+        monkeypatch.setattr(bulk, "BULK_MIN", many)
+        monkeypatch.setattr(lookups, "BULK_MIN", many)
+        leader = Leader(samples.CONFIG, check=True)
+        events = [event for stimulus in samples.traffic(6, 5, 96) for event in leader.handle(stimulus).events]
+        assert any(isinstance(event, BlocksEvicted) for event in events)
+        told.append((events, leader.digest(), leader.aids_digest()))
+    assert told[0] == told[1]

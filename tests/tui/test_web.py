@@ -5,9 +5,11 @@ Law of this file: nothing waits for time; what the page or the console says is r
 
 import asyncio
 import json
+import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -33,6 +35,17 @@ def free_port() -> int:
         return port
 
 
+def listening(port: int) -> None:
+    """Knock until somebody opens."""
+    ends = time.monotonic() + DEADLINE_S
+    while time.monotonic() < ends:
+        with socket.socket() as knock:
+            if knock.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        os.sched_yield()
+    raise AssertionError(f"nobody listens on {port}")
+
+
 @contextmanager
 def web(daemon: Daemon, *args: str) -> Iterator[str]:
     """A console in a browser's reach; ends with it."""
@@ -44,6 +57,7 @@ def web(daemon: Daemon, *args: str) -> Iterator[str]:
     try:
         assert process.stdout is not None
         assert any("Press Ctrl+C" in line for line in process.stdout), "the server did not start"
+        listening(port)  # it says so a little before it listens
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()

@@ -244,5 +244,7 @@ def _blocks(listener: "Listener") -> str:
         media[place.medium] = media.get(place.medium, 0) + count
     resident = ", ".join(f"{medium} {number(count)}" for medium, count in media.items()) or "no block"
     lost = f"; {number(listener.lost_batches)} batches lost, so counts are not certain" if listener.lost_batches else ""
+    if not lost and listener.doubts:
+        lost = "; the publisher was away for a while, so counts are not certain"
     unread = f"; {number(listener.unreadable)} could not be read" if listener.unreadable else ""
     return f"{resident} resident{lost}{unread}"

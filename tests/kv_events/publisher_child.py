@@ -20,7 +20,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 def serve(settings: dict) -> None:
     context = zmq.Context()
     pub = context.socket(zmq.PUB)
-    pub.set_hwm(1_000)
+    pub.set_hwm(settings.get("hwm", 1_000))
     pub.setsockopt(zmq.LINGER, 0)
     if settings.get("connect"):
         pub.connect(settings["connect"])
@@ -53,7 +53,7 @@ def serve(settings: dict) -> None:
             command = json.loads(inbox.recv())
             if command["do"] == "end":
                 return
-            for events in command["batches"]:
+            for events in command["batches"] * command.get("times", 1):
                 payload = bytes.fromhex(events) if isinstance(events, str) else msgspec.msgpack.encode([1.0, events, 0])
                 if command["do"] == "publish":
                     pub.send_multipart([topic, seq.to_bytes(8, "big"), payload])

@@ -44,15 +44,19 @@ class Engine:
         answer: dict[str, int] = json.loads(self.process.stdout.readline())
         return answer
 
-    def _do(self, what: str, batches: tuple[Any, ...]) -> int:
+    def _do(self, what: str, batches: tuple[Any, ...], times: int = 1) -> int:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": what, "batches": batches}) + "\n")
+        self.process.stdin.write(json.dumps({"do": what, "batches": batches, "times": times}) + "\n")
         self.process.stdin.flush()
         return self._answer()["next"]
 
     def publish(self, *batches: Any) -> int:
         """Send batches (lists of events, or hex of a payload); returns the next number."""
         return self._do("publish", batches)
+
+    def flood(self, times: int, batch: Any) -> int:
+        """Send one batch many times."""
+        return self._do("publish", (batch,), times)
 
     def hide(self, *batches: Any) -> int:
         """Count and buffer batches that are never sent."""
@@ -260,6 +264,51 @@ async def test_back_and_silent_is_asked_who_it_is(engines: Callable[..., Engine]
         await following.until(lambda: 6 in house.dispatcher.leader.state.pools[0].by_hash)
     state = house.dispatcher.leader.state
     assert (facts_of(state), state.lost_sources) == ({(0, 0, "GPU"): {6: 1}}, {})
+
+
+@pytest.mark.asyncio
+async def test_back_and_silent_without_replay_is_in_doubt(engines: Callable[..., Engine]) -> None:
+    """Nobody can say whether it is the same publisher, or what it said meanwhile."""
+    engine = engines()
+    house = House()
+    async with Following(engine.publisher(replay=False), house) as following:
+        await reach(following, engine, [cleared()])
+        engine.publish([stored(1)])
+        state = house.dispatcher.leader.state
+        await following.until(lambda: bool(state.pools) and 1 in state.pools[0].by_hash)
+        assert state.lost_sources == {}
+        engine.end()
+        await following.until(lambda: not following.source.status.connected)
+        engines(port=engine.port, replay_port=engine.replay_port)
+        await following.until(lambda: SOURCE in state.lost_sources)
+        assert following.source.status.connects == 2
+
+
+@pytest.mark.asyncio
+async def test_a_queue_that_overflows_loses_the_newest_and_says_which(
+    engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The follower stands still while more comes than the sockets hold: what is missing is told, and nothing is sure."""
+    monkeypatch.setattr("kvbm_console.engines.kv_events.zmq_source.QUEUE_MESSAGES_MAX", 20)
+    engine = engines(hwm=20)
+    house = House(snapshots=False)
+    block = stored(*range(1, 11), token_ids=list(range(60_000)))  # the network's own buffers hold few of them
+    async with Following(engine.publisher(replay=False), house) as following:
+        await reach(following, engine, [cleared()])
+        state = house.dispatcher.leader.state
+        await following.until(lambda: following.stream.next_seq > 0)
+        async with following.source._taking:  # nothing is taken meanwhile
+            last = engine.flood(200, [block])
+        before = following.stream.counts.lost_batches
+        engine.publish(*[[] for _ in range(5)])
+        async with asyncio.timeout(PATIENCE_S):
+            while following.stream.next_seq < last:
+                engine.publish([])
+                await asyncio.sleep(0.05)
+        counts = following.stream.counts
+        assert counts.lost_batches > before
+        assert SOURCE in state.lost_sources
+        assert counts.batches + counts.lost_batches == following.stream.next_seq
 
 
 @pytest.mark.asyncio

@@ -20,6 +20,8 @@ class Listener:
         self.residency = Residency()
         self.lost_batches = 0
         self.restarts = 0
+        self.doubts = 0
+        """Times that the publisher was away and could not be asked."""
         self.unreadable = 0
         """Messages or events that could not be read; they are in the file all the same."""
         self._next = 0
@@ -60,6 +62,10 @@ class Listener:
             return
         self.unreadable += batch.malformed
         self.residency.apply(batch)
+
+    def doubt(self) -> None:
+        """The publisher was away and cannot be asked what it said meanwhile."""
+        self.doubts += self._next > 0
 
     def restart(self) -> None:
         """The publisher began again."""

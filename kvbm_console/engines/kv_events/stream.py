@@ -156,6 +156,11 @@ class EventStream:
         self.counts.lost_batches += last - first + 1
         self._gap(first, last)
 
+    def doubt(self) -> None:
+        """The publisher was away and cannot be asked what it said meanwhile."""
+        if self._next is not None:
+            self._gap(self._next, self._next)
+
     def restart(self) -> None:
         """The publisher began again: what it held is gone."""
         self.counts.restarts += 1

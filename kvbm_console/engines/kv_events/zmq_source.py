@@ -76,6 +76,10 @@ class Taker(Protocol):
         """The publisher began again."""
         ...
 
+    def doubt(self) -> None:
+        """Messages may have been missed, and nobody can say."""
+        ...
+
 
 class SourceStatus(msgspec.Struct):
     """How the connection fares."""
@@ -194,12 +198,20 @@ class ZmqSource:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.status.connected = True
                 self.status.connects += 1
-                if self.status.connects > 1 and self._may_replay():
+                if self.status.connects > 1:
                     async with self._taking:
-                        await self._catch_up(self._lines[b""])
+                        if self._may_replay():
+                            await self._catch_up(self._lines[b""])
+                        else:
+                            self._doubt()
             elif event == zmq.EVENT_DISCONNECTED:
                 self.status.connected = False
                 self.status.disconnects += 1
+
+    def _doubt(self) -> None:
+        """A publisher was away and cannot be asked: what it said meanwhile, or whether it is another, is unknown."""
+        for line in self._lines.values():
+            line.taker.doubt()
 
     # --- messages ---
 
@@ -269,6 +281,8 @@ class ZmqSource:
         want = taker.next_seq
         replay = await self._fetch(max(0, want - 1))
         first = replay.messages[0] if replay.messages else None
+        if want > 0 and first is None and not replay.complete:
+            taker.doubt()
         if want > 0 and (replay.complete if first is None else first[0] == want - 1 and not taker.is_last(*first)):
             taker.restart()  # the message before is gone, or has other bytes: not the publisher that we knew
             replay = await self._fetch(0)

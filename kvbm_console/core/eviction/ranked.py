@@ -126,37 +126,36 @@ class Ranked:
         self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
     ) -> list[int] | None:
         """The ``count`` lowest ranked keys that may go, lowest first; None when there are fewer."""
-        heap, fresh, queued, stamps = self._heap, self._fresh, self._queued, self._stamp
+        heap, fresh, queued, stamps, rank = self._heap, self._fresh, self._queued, self._stamp, self.rank
+        live, oldest = queued.get, fresh.popleft
         for entry in self._offered:
-            if queued.get(entry[2]) == entry[1]:
+            if live(entry[2]) == entry[1]:
                 heappush(heap, entry)
-        self._offered = []
-        chosen: list[int] = []
-        offered: list[Entry] = []
+        self._offered = offered = []
         kept: list[Entry] = []
-        while len(chosen) < count:
+        left = count
+        while left > 0:
             if fresh and (not heap or fresh[0] < heap[0]):
-                entry = fresh.popleft()
+                entry = oldest()
             elif heap:
                 entry = heappop(heap)
             else:
                 break
-            key = entry[2]
-            if queued.get(key) != entry[1]:
+            _, stamp, key = entry
+            if live(key) != stamp:
                 continue
-            stamp = stamps[key]
-            if stamp != entry[1]:
-                queued[key] = stamp
-                heappush(heap, (self.rank(key), stamp, key))
+            latest = stamps[key]
+            if latest != stamp:
+                queued[key] = latest
+                heappush(heap, (rank(key), latest, key))
             elif key in protected or (evictable is not None and not evictable(key)):
                 kept.append(entry)
             else:
-                chosen.append(key)
                 offered.append(entry)
+                left -= 1
         for entry in kept:
             heappush(heap, entry)
-        self._offered = offered
-        return chosen if len(chosen) >= count else None
+        return [entry[2] for entry in offered] if left <= 0 else None
 
     def recency_agrees(self, victims: Collection[int]) -> bool:
         """Whether recency alone ranks every one of these below each resident key that is not among them."""

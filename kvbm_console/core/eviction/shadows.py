@@ -97,23 +97,26 @@ class _Heap:
         self._resident.pop(key, None)
         self._value.pop(key, None)
 
-    def _shrink(self, gone: Callable[[int], Any]) -> None:
+    def _shrink(self, gone: Callable[[int], Any] | None = None) -> None:
         """Evict down to the capacity; ``gone`` is told the victims."""
+        excess = len(self._resident) - self.capacity
+        if excess <= 0:
+            return
         resident, stamps, heap, fresh = self._resident, self._stamps, self._heap, self._fresh
-        excess = len(resident) - self.capacity
+        live, oldest, rank = resident.get, fresh.popleft, self.rank
         while excess > 0:
-            entry = fresh.popleft() if fresh and (not heap or fresh[0] < heap[0]) else heappop(heap)
-            key = entry[2]
-            if resident.get(key) != entry[1]:
+            _, stamp, key = oldest() if fresh and (not heap or fresh[0] < heap[0]) else heappop(heap)
+            if live(key) != stamp:
                 continue
-            stamp = stamps[key]
-            if stamp == entry[1]:
+            latest = stamps[key]
+            if latest == stamp:
                 del resident[key]
-                gone(key)
+                if gone is not None:
+                    gone(key)
                 excess -= 1
             else:
-                resident[key] = stamp
-                heappush(heap, (self.rank(key), stamp, key))
+                resident[key] = latest
+                heappush(heap, (rank(key), latest, key))
 
     def _rebuild(self) -> None:
         self._resident = dict.fromkeys(self._resident, _UNKNOWN)
@@ -165,7 +168,7 @@ class LrfuShadow(_Heap):
                 else:
                     value = values[key] = before + weight
                     heappush(heap, (value, stamp, key))
-        self._shrink(_nothing)
+        self._shrink()
         return hits
 
     def _refer(self, exponent: float) -> None:
@@ -183,10 +186,6 @@ class LrfuShadow(_Heap):
         """Become what was exported."""
         super().restore(exported[:2])
         self._base = exported[2]
-
-
-def _nothing(key: int) -> None:
-    """An evicted block is remembered."""
 
 
 class AdaptiveShadow(_Heap):

@@ -288,7 +288,8 @@ async def test_back_and_silent_without_replay_is_in_doubt(engines: Callable[...,
 async def test_a_queue_that_overflows_loses_the_newest_and_says_which(
     engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The follower stands still while more comes than the sockets hold: what is missing is told, and nothing is sure."""
+    """The follower stands still while more comes than the sockets hold: what is missing is told, and nothing is sure.
+    """
     monkeypatch.setattr("kvbm_console.engines.kv_events.zmq_source.QUEUE_MESSAGES_MAX", 20)
     engine = engines(hwm=20)
     house = House(snapshots=False)

@@ -115,6 +115,7 @@ def test_pace_samples_above_its_share_and_folds_again_well_below() -> None:
     assert second(20_000, 800)  # folding would cost 10 %: between the two bounds it stays as it is
     assert not second(10_000, 800)
     assert not second(20_000, 5_000)
+    assert not second(2_000, 100_000)  # dear, because the machine is crowded: sampling would save nothing
     assert second(100_000, 5_000)
     assert not second(0, 0)  # the flood is over: heartbeats alone say so
 
@@ -170,6 +171,7 @@ async def test_a_session_that_is_flooded_asks_for_facts_and_loses_nothing(
 ) -> None:
     monkeypatch.setattr(pace, "SHARE_MAX", 0.0)
     monkeypatch.setattr(pace, "SHARE_BACK", 0.0)
+    monkeypatch.setattr(pace, "RATE_MIN", 0)
     tape = Recording.open(RECORDINGS / "offload-pressure.mcap")
     feed, mono = Tape(tape), Mono(0)
 

@@ -17,6 +17,9 @@ SHARE_MAX: Final = 0.12
 """Share of a core above which facts are sampled: drawing takes as much again, both together less than a quarter."""
 SHARE_BACK: Final = 0.07
 """Share that folding every event may cost at the present rate before sampling ends; well below, or it would flap."""
+RATE_MIN: Final = 5_000
+"""Events a second below which every one is folded: batches are then so small that sampling would save nothing, and a
+crowded machine makes everything look dear."""
 REFRESH_NS: Final = SECOND_NS // 4
 """Facts are at most about this old while they are sampled."""
 SNAPSHOT_FACTOR: Final = 30
@@ -53,6 +56,7 @@ class Pace:
             self.sampling = self._cpu > SHARE_MAX * passed
         else:
             self.sampling = self._cost_ns * self._events > SHARE_BACK * passed
+        self.sampling = self.sampling and self._events * SECOND_NS >= RATE_MIN * passed
         self._began, self._cpu, self._events = mono_ns, 0, 0
 
     def snapshot(self, cpu_ns: int, mono_ns: int) -> None:

@@ -81,7 +81,7 @@ def linear_in_prompt() -> Figure:
     first, last = by_prompt()[0], by_prompt()[-1]
     return _growth(
         f"simulate a block of {last.size:,}-token prompts", last.seconds / last.blocks,
-        f"of {first.size:,}-token prompts", first.seconds / first.blocks, 1 / 0.8,
+        f"{first.size:,}-token prompts", first.seconds / first.blocks, 1 / 0.8,
     )
 
 

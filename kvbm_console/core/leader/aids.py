@@ -196,6 +196,9 @@ class Aids(msgspec.Struct):
         """These full places have no copy below."""
         mine = self.pools[pool.info.pool]
         covered, exposed, refs = mine.covered, mine.exposed, pool.refs
+        if all(map(refs.__getitem__, places)):  # the usual case: their requests hold them
+            covered.update(dict.fromkeys(places))
+            return
         for place in places:
             (covered if refs[place] else exposed)[place] = None
 

@@ -279,7 +279,9 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
         for slot, first, end in spans:
             link_chain(leader, slot, first, end)
         below = lower.by_hash
-        leader.aids.unsaved(pool, [place for place, key in zip(ids, hashes, strict=True) if key not in below])
+        if not below.keys().isdisjoint(hashes):
+            ids = [place for place, key in zip(ids, hashes, strict=True) if key not in below]
+        leader.aids.unsaved(pool, ids)
         leader.mark_dirty(pool)
 
 

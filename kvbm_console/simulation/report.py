@@ -54,11 +54,7 @@ KEYS: Final[dict[str, str]] = {
     "evicted_blocks": "blocks that lost their place, by tier",
     "eviction_rate": "evicted blocks of the lower tiers / offloaded_blocks",
     "policy": "policy of the lower tiers and its gauges by tier, null without a lower tier",
-    "prefetch": "null where nothing is fetched ahead, else predictor, stop rule and, over blocks copied from disk to "
-                "host ahead of a lookup: fetched_blocks that arrived; used_blocks, of these found there by a lookup; "
-                "late_blocks, looked up while on their way; disk_blocks, taken from disk by lookups, the late ones "
-                "included; precision = used / fetched; coverage = used / (used + disk); timeliness = used / (used + "
-                "late); wasted_bytes = (fetched - used) x block size x bytes of a token",
+    "prefetch": "what was copied from disk to host ahead of a lookup, null where nothing can be",
     "blocks_total": "places of all device pools",
     "blocks_used_peak": "most device blocks that requests and copies held at once, summed over instances",
     "blocks_used_mean": "the same, averaged over virtual time",
@@ -85,7 +81,18 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "kv_cpu_blocks": "--kv-cpu-blocks, or --kv-cpu-size in blocks", "kv_disk_blocks": "--kv-disk-blocks",
         "kv_offload_threshold": "--kv-offload-threshold", "kv_transfer_bandwidth": "--kv-transfer-bandwidth",
         "kv_transfer_base_latency": "--kv-transfer-base-latency", "transfers": "--transfers",
-        "prefetch": "--prefetch",
+        "prefetch": "--prefetch, none without both lower tiers",
+        "prefetch_stop": "--prefetch-stop, where it is not best_effort",
+        "prefetch_timeout_s": "--prefetch-timeout-s, where it counts",
+    },
+    "prefetch": {
+        "predictor": "--prefetch", "stop": "--prefetch-stop", "fetched_blocks": "blocks that arrived in the host tier",
+        "used_blocks": "of these, found there by a lookup before they were evicted",
+        "late_blocks": "found on disk by a lookup while they were on their way",
+        "disk_blocks": "found on disk by a lookup, the late ones included",
+        "precision": "used_blocks / fetched_blocks", "coverage": "used_blocks / (used_blocks + disk_blocks)",
+        "timeliness": "used_blocks / (used_blocks + late_blocks)",
+        "wasted_bytes": "(fetched_blocks - used_blocks) x block size x bytes of a token",
     },
     "ttft_ms": _SPREAD,
     "latency_ms": _SPREAD,

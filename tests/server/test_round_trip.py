@@ -36,7 +36,9 @@ async def test_hello_status_and_digest() -> None:
         assert hello.config_digest == daemon.options.config.digest()
         assert hello.block_bytes == 4096
         status = await client.status()
-        assert set(status) == {"slots", "tiers", "transfers", "breakpoints", "holds", "frozen", "stream", "recorder"}
+        assert set(status) == {
+            "slots", "tiers", "transfers", "breakpoints", "holds", "frozen", "stream", "recorder", "engines",
+        }
         seq, digest = await client.digest()
         assert seq >= 0
         assert 0 <= digest < 2**64

@@ -36,7 +36,8 @@ def summary_text(document: Mapping[str, Any]) -> str:
 
 def live_line(state: CacheState) -> str:
     """One line about now."""
-    if any(pool.info.authority is Authority.STREAM for pool in state.pools) or state.lost_sources:
+    told = any(pool.info.authority is Authority.STREAM for pool in state.pools) or state.lost_sources
+    if told and not state.totals.slots_opened:  # a tap tells of requests as well
         return _stream_line(state)
     totals = state.totals
     live: dict[str, int] = {}

@@ -54,7 +54,9 @@ class _Streams(Visitor):
     seen = False
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
-        self.seen = state is not None and any(pool.info.authority is Authority.STREAM for pool in state.pools)
+        self.seen = state is not None and not state.totals.slots_opened and any(
+            pool.info.authority is Authority.STREAM for pool in state.pools
+        )
 
 
 def _only_streams(evidence: Evidence) -> bool:

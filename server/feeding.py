@@ -19,10 +19,10 @@ import msgspec
 
 from kvbm_console.core import instructions as ins
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.breakpoints import points_of
 from kvbm_console.core.columns import pack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import StimulusRejected
+from kvbm_console.core.holds import points_of
 from kvbm_console.core.ids import FinishReason, SlotState, WaitPoint
 from kvbm_console.core.leader import Outcome
 from kvbm_console.service import LeaderService

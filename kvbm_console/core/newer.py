@@ -9,7 +9,8 @@ Law of this file: no kind of ours is ever made one of these.
 from typing import Any
 
 from kvbm_console.core.events import Event
-from kvbm_console.core.state import APPLY, CacheState
+from kvbm_console.core.folding import APPLY
+from kvbm_console.core.state import CacheState
 
 
 class UnknownKind(Event, tag=-1):

@@ -10,9 +10,9 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
-from kvbm_console.core.breakpoints import BreakpointFacts, FreezeFacts, HoldFacts
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.errors import FoldError
+from kvbm_console.core.holds import BreakpointFacts, FreezeFacts, HoldFacts
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Tier, WaitPoint
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState, Totals

@@ -27,6 +27,9 @@ _EMPTY, _CACHED, _REFERENCED, _WRITING = (
 )
 """``Condition`` as plain integers: an index that is a member takes several times as long."""
 
+GONE: Final = -1
+"""Of ``CacheState.lost_sources``: the source ended."""
+
 
 class PoolInfo(msgspec.Struct, frozen=True):
     """What a pool is. ``capacity_blocks`` is None when its engine does not tell."""

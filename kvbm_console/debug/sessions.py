@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.breakpoints import points_of
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import StimulusRejected
+from kvbm_console.core.holds import points_of
 from kvbm_console.core.ids import BreakpointAction, HoldEnd, Site, SlotState, Suspend, WaitPoint
 from kvbm_console.core.instructions import BreakpointVerdict
 from kvbm_console.core.leader import Outcome

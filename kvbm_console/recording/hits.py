@@ -12,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from kvbm_console.core.breakpoints import BreakpointFacts, Gate, Moment
+from kvbm_console.core.breakpoints import Gate, Moment
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.errors import InternalError, RecordingError
+from kvbm_console.core.holds import BreakpointFacts
 from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.leader.aids import AidsBox

@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.breakpoints import FreezeFacts
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import Event
+from kvbm_console.core.holds import FreezeFacts
 from kvbm_console.core.slots import ADVANCING_STATES, SlotFacts
 from kvbm_console.core.state import CacheState, Totals
 from kvbm_console.core.tiers import FREE, PoolFacts

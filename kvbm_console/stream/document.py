@@ -24,9 +24,9 @@ Law of this file: it reads facts and changes nothing.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvbm_console.core.breakpoints import BreakpointFacts, HoldFacts
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.expression import compile_slot_filter
+from kvbm_console.core.holds import BreakpointFacts, HoldFacts
 from kvbm_console.core.ids import Condition, Tier, Word
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState

@@ -16,12 +16,11 @@ from tests.architecture.generate import DOCUMENT, regenerated
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("kvbm_console", "server", "tui")
 GENERATED = "kvbm_console/wire/v1/"
-LINES_MAX = 460
+LINES_MAX = 420
 TEST_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 LONG_FILES = {
     "kvbm_console/core/events.py": "the whole schema of events is one list",
-    "kvbm_console/core/state.py": "the one mutator: a handler for each kind of event",
 }
 """Files that may be longer, with the reason."""
 LONG_FUNCTIONS = {"_describe": "the one cold match over all kinds of events"}

@@ -13,7 +13,8 @@ import msgspec
 
 from kvbm_console.core.columns import ID_BYTES
 from kvbm_console.core.events import AnyEvent, Event
-from kvbm_console.core.state import APPLY, CacheState
+from kvbm_console.core.folding import APPLY
+from kvbm_console.core.state import CacheState
 from tests.benchmarks import samples
 from tests.benchmarks.harness import Figure, Target, measure
 

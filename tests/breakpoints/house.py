@@ -8,7 +8,7 @@ from typing import Any
 from kvbm_console.core import events as ev
 from kvbm_console.core import instructions as ins
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.breakpoints import HoldFacts
+from kvbm_console.core.holds import HoldFacts
 from kvbm_console.core.ids import HoldEnd, SlotState
 from tests.core.script import ENGINE, Script
 

@@ -4,8 +4,8 @@ import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.breakpoints import POINT_OF_SITE, POINT_OF_STATE
 from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.holds import POINT_OF_SITE, POINT_OF_STATE
 from kvbm_console.core.ids import CandidateStatus, HoldEnd, Route, Site, SkipReason, SlotState, Tier, WaitPoint
 
 from .house import House

@@ -15,16 +15,17 @@ from hypothesis import strategies as some
 from kvbm_console.core import events as ev
 from kvbm_console.core import instructions as ins
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.breakpoints import POINT_OF_SITE, POINT_OF_STATE, wait_point
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.config import MAX_HOLD_NS_MAX, BreakpointSpec, LeaderConfig
 from kvbm_console.core.describe import describe, kind
 from kvbm_console.core.errors import FoldError, InvalidTransition, UsageError
+from kvbm_console.core.folding import APPLY
+from kvbm_console.core.holds import POINT_OF_SITE, POINT_OF_STATE, wait_point
 from kvbm_console.core.ids import Route, Site, SlotState, Tier, WaitPoint, Word
 from kvbm_console.core.leader import HANDLERS
 from kvbm_console.core.slots import TRANSITIONS, check_move
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
-from kvbm_console.core.state import APPLY, CacheState
+from kvbm_console.core.state import CacheState
 from kvbm_console.dispatch import _CARRY_OUT
 
 from .script import Script

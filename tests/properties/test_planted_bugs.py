@@ -13,10 +13,11 @@ from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.errors import FoldError, InvariantViolation
+from kvbm_console.core.folding import APPLY
 from kvbm_console.core.ids import ResetMode, Site, SkipReason, SlotState
 from kvbm_console.core.leader import Leader, Outcome, pipeline, requests, resets
 from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.state import APPLY, CacheState
+from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.dispatch import HostsDiverged
 from tests.core.engine_model import BLOCK
@@ -98,7 +99,7 @@ def test_nondeterministic_allocation_is_caught() -> None:
 
 
 def test_clone_without_increment_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    clone = CacheState._slot_cloned
+    clone = APPLY[ev.SlotCloned]
 
     def without(self: CacheState, event: ev.SlotCloned) -> None:
         clone(self, event)
@@ -118,7 +119,7 @@ def test_share_partial_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         script.clone("a", "c")
         script.step()
 
-    cloned = CacheState._slot_cloned
+    cloned = APPLY[ev.SlotCloned]
 
     def shares(self: CacheState, event: ev.SlotCloned) -> None:
         """The clone lists the parent's own last block where it should have one of its own."""
@@ -134,7 +135,7 @@ def test_share_partial_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_double_free_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = CacheState._device_blocks_released
+    release = APPLY[ev.DeviceBlocksReleased]
 
     def twice(self: CacheState, event: ev.DeviceBlocksReleased) -> None:
         slot = self.slots[event.slot]
@@ -157,7 +158,7 @@ def test_clamp_at_zero_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stale_row_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = CacheState._device_blocks_released
+    release = APPLY[ev.DeviceBlocksReleased]
 
     def stale(self: CacheState, event: ev.DeviceBlocksReleased) -> None:
         slot = self.slots[event.slot]

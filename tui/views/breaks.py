@@ -3,9 +3,10 @@
 Law of this file: a hold tells when it resumes by itself, and what it pins until then.
 """
 
-from kvbm_console.core.breakpoints import BreakpointFacts, HoldFacts, hold_budget
+from kvbm_console.core.breakpoints import hold_budget
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.expression import Schema
+from kvbm_console.core.holds import BreakpointFacts, HoldFacts
 from kvbm_console.core.ids import BreakpointAction
 from kvbm_console.core.state import CacheState
 

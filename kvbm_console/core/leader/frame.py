@@ -12,11 +12,12 @@ from typing import Concatenate, Final, ParamSpec
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.breakpoints import Gate, HoldFacts
+from kvbm_console.core.breakpoints import Gate
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.columns import gather, pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InternalError, Refused
+from kvbm_console.core.holds import HoldFacts
 from kvbm_console.core.ids import (
     Authority,
     Clock,

@@ -6,11 +6,12 @@ Law of this file: the order is fixed (``core.breakpoints``), and nothing here ra
 from typing import TYPE_CHECKING, Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.breakpoints import Armed, FreezeFacts, HoldFacts, Moment, hold_budget, wait_point
+from kvbm_console.core.breakpoints import Armed, Moment, hold_budget
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.expression import SLOT, variables
 from kvbm_console.core.expression.template import MESSAGE_CHARS_MAX
+from kvbm_console.core.holds import FreezeFacts, HoldFacts, wait_point
 from kvbm_console.core.ids import (
     Authority,
     BreakpointAction,

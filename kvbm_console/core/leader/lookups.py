@@ -29,8 +29,7 @@ from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import felt_pressure
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
-from kvbm_console.core.state import GONE
-from kvbm_console.core.tiers import CAPACITY_MAX, READY, WRITING, PoolFacts
+from kvbm_console.core.tiers import CAPACITY_MAX, GONE, READY, WRITING, PoolFacts
 
 
 def pool_declared(leader: Decider, s: st.PoolDeclared) -> PoolAnswer:

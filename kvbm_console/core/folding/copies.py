@@ -1,0 +1,136 @@
+"""Copies: candidates, their operations and batches.
+
+Law of this file: a candidate reaches one terminal status, once; an operation holds its references until then.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.candidates import CandidateFacts, OperationFacts
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.errors import FoldError
+from kvbm_console.core.ids import CandidateStatus
+
+if TYPE_CHECKING:
+    from kvbm_console.core.state import CacheState
+
+
+def _candidate_planned(state: "CacheState", e: ev.CandidatePlanned) -> None:
+    state.candidates[e.candidate] = CandidateFacts(
+        candidate=e.candidate, slot=e.slot, route=e.route, hashes=unpack_hashes(e.hashes),
+        targets=unpack_ids(e.targets), first_block=e.first_block, status=CandidateStatus.PENDING_EVALUATION,
+        planned_ns=e.at_ns,
+    )
+    state.next_candidate = e.candidate + 1
+    if e.slot is not None:
+        slot = state.known_slot(e.slot)
+        slot.outstanding = {*slot.outstanding, e.candidate}
+
+
+def _candidate(state: "CacheState", number: int) -> CandidateFacts:
+    try:
+        return state.candidates[number]
+    except KeyError:
+        raise FoldError(f"no open candidate {number}") from None
+
+
+def _candidate_enqueued(state: "CacheState", e: ev.CandidateEnqueued) -> None:
+    candidate = _candidate(state, e.candidate)
+    candidate.enqueued = True
+    candidate.enqueued_ns = e.at_ns
+
+
+def _candidate_evaluated(state: "CacheState", e: ev.CandidateEvaluated) -> None:
+    candidate = _candidate(state, e.candidate)
+    candidate.found = e.found
+    candidate.evaluated_ns = e.at_ns
+
+
+def _close_candidate(state: "CacheState", number: int, status: CandidateStatus) -> None:
+    candidate = state.candidates.pop(number)
+    if candidate.slot is not None and candidate.slot in state.slots:
+        slot = state.slots[candidate.slot]
+        slot.outstanding = slot.outstanding - {number}
+    state.totals.candidates_ended[status] += 1
+
+
+def _candidate_skipped(state: "CacheState", e: ev.CandidateSkipped) -> None:
+    if _candidate(state, e.candidate).status is not CandidateStatus.PENDING_EVALUATION:
+        raise FoldError(f"candidate {e.candidate} was promoted and cannot be skipped")
+    _close_candidate(state, e.candidate, CandidateStatus.SKIPPED)
+    state.totals.skipped[e.reason] += 1
+
+
+def _candidate_promoted(state: "CacheState", e: ev.CandidatePromoted) -> None:
+    candidate = _candidate(state, e.candidate)
+    sources, targets = unpack_ids(e.sources), unpack_ids(e.targets)
+    state.operations[e.operation] = OperationFacts(
+        operation=e.operation, candidate=e.candidate, batch=e.batch, epoch=state.epoch,
+        source_pool=e.source_pool, target_pool=e.target_pool, sources=sources, targets=targets,
+    )
+    state.known_pool(e.source_pool).ref(sources, e.sources)
+    state.known_pool(e.target_pool).ref(targets, e.targets)
+    candidate.status = CandidateStatus.PROMOTED
+    candidate.operation = e.operation
+    candidate.promoted_ns = e.at_ns
+    state.batches.setdefault(e.batch, set()).add(e.candidate)
+    state.totals.thrash_blocks += e.thrash
+    state.next_operation = e.operation + 1
+
+
+def _operation_started(state: "CacheState", e: ev.OperationStarted) -> None:
+    operation = state.operations[e.operation]
+    operation.started = True
+    state.candidates[operation.candidate].started_ns = e.at_ns
+
+
+def _operation_reported(state: "CacheState", e: ev.OperationReported) -> None:
+    operation = state.operations[e.operation]
+    operation.reported = {*operation.reported, e.rank}
+    if not e.ok:
+        failed = unpack_ids(e.failed) or range(max(len(operation.sources), len(operation.targets)))
+        operation.failed = {*operation.failed, *failed}
+        operation.error = e.error
+
+
+def _candidate_ended(state: "CacheState", e: ev.CandidateEnded) -> None:
+    candidate = _candidate(state, e.candidate)
+    if candidate.operation is None:
+        raise FoldError(f"candidate {e.candidate} has no operation that could end")
+    operation = state.operations.pop(candidate.operation)
+    state.pools[operation.source_pool].unref(operation.sources)
+    state.pools[operation.target_pool].unref(operation.targets)
+    _close_candidate(state, e.candidate, e.status)
+    if e.status in (CandidateStatus.COMPLETED, CandidateStatus.FAILED):
+        # Of an engine that is watched only one side is known by place.
+        moved = max(len(operation.sources), len(operation.targets)) - len(operation.failed)
+        by_route = state.totals.moved_blocks
+        by_route[candidate.route.label] = by_route.get(candidate.route.label, 0) + moved
+    members = state.batches[operation.batch]
+    members.discard(e.candidate)
+
+
+def _batch_ended(state: "CacheState", e: ev.BatchEnded) -> None:
+    if state.batches.pop(e.batch):
+        raise FoldError(f"batch {e.batch} still has members in flight")
+
+
+def _completion_refused(state: "CacheState", e: ev.CompletionRefused) -> None:
+    state.totals.completions_refused += 1
+    if e.operation in state.late:
+        state.late[e.operation].add(e.rank)
+
+
+FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
+    ev.CandidatePlanned: _candidate_planned,
+    ev.CandidateEnqueued: _candidate_enqueued,
+    ev.CandidateEvaluated: _candidate_evaluated,
+    ev.CandidateSkipped: _candidate_skipped,
+    ev.CandidatePromoted: _candidate_promoted,
+    ev.OperationStarted: _operation_started,
+    ev.OperationReported: _operation_reported,
+    ev.CandidateEnded: _candidate_ended,
+    ev.BatchEnded: _batch_ended,
+    ev.CompletionRefused: _completion_refused,
+}

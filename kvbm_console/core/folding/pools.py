@@ -1,0 +1,129 @@
+"""Pools: places that fill, empty and are kept apart, by our decision or as an engine reports.
+
+Law of this file: a place changes here only together with its hash and condition (`PoolFacts` keeps the counts).
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.errors import FoldError
+from kvbm_console.core.ids import Authority, Condition, ReleaseReason
+from kvbm_console.core.tiers import GONE, READY, WRITING, PoolFacts, PoolInfo
+
+if TYPE_CHECKING:
+    from kvbm_console.core.state import CacheState
+
+
+def _pool_known(state: "CacheState", e: ev.PoolKnown) -> None:
+    if e.pool != len(state.pools):
+        raise FoldError(f"pool {e.pool} does not follow pool {len(state.pools) - 1}")
+    state.pools.append(
+        PoolFacts(
+            PoolInfo(
+                e.pool, e.source, e.dp_rank, e.group, e.tier, e.medium, e.capacity_blocks, e.block_tokens,
+                e.authority,
+            )
+        )
+    )
+
+
+def _blocks_filled(state: "CacheState", e: ev.BlocksFilled) -> None:
+    ids, hashes = unpack_ids(e.ids), unpack_hashes(e.hashes)
+    state.known_pool(e.pool).store(ids, hashes, READY, e.at_ns, (e.ids, e.hashes))
+    at = 0
+    for number, count in zip(e.slots, e.counts, strict=True):
+        slot = state.known_slot(number)
+        slot.filled_blocks += count
+        beyond = slot.filled_blocks - len(slot.hashes)
+        if beyond > 0:
+            slot.hashes.extend(hashes[at + count - beyond : at + count])
+        at += count
+
+
+def _blocks_evicted(state: "CacheState", e: ev.BlocksEvicted) -> None:
+    pool = state.known_pool(e.pool)
+    ids = unpack_ids(e.ids)
+    pool.evict(ids, e.ids)
+    state.totals.evicted_blocks[pool.info.tier - 1] += len(ids)
+
+
+def _blocks_reserved(state: "CacheState", e: ev.BlocksReserved) -> None:
+    state.known_pool(e.pool).store(unpack_ids(e.ids), unpack_hashes(e.hashes), WRITING, e.at_ns, (e.ids, e.hashes))
+
+
+def _blocks_ready(state: "CacheState", e: ev.BlocksReady) -> None:
+    state.known_pool(e.pool).make_ready(unpack_ids(e.ids), e.at_ns)
+
+
+def _blocks_dropped(state: "CacheState", e: ev.BlocksDropped) -> None:
+    pool = state.known_pool(e.pool)
+    if e.why is ReleaseReason.EPOCH:
+        pool.lift(e.operation)
+        state.late.pop(e.operation, None)
+    else:
+        pool.forget(unpack_ids(e.ids))
+
+
+def _blocks_quarantined(state: "CacheState", e: ev.BlocksQuarantined) -> None:
+    state.known_pool(e.pool).quarantine(unpack_ids(e.ids), e.operation)
+    state.late[e.operation] = set(e.reported)
+
+
+def _blocks_seen(state: "CacheState", e: ev.BlocksSeen) -> None:
+    """Cleared, then removed, then stored. A hash that is stored twice has two places, and is gone after two."""
+    pool = state.known_pool(e.pool)
+    if e.cleared:
+        pool.clear()
+        _known_again(state, pool.info.source)
+    evicted = sum(map(pool.forget_copy, unpack_hashes(e.removed)))
+    state.totals.evicted_blocks[pool.info.tier - 1] += evicted
+    stored = unpack_hashes(e.stored)
+    if stored:
+        places = pool.take_free(len(stored))
+        pool.require_known(places)
+        pool.store(places, stored, READY, e.at_ns)
+
+
+def _known_again(state: "CacheState", source: int) -> None:
+    """A publisher clears all its pools one after the other: with the last of them nothing is unknown any more."""
+    if source in state.lost_sources and not any(
+        pool.resident_blocks for pool in _stream_pools(state, source)
+    ):
+        del state.lost_sources[source]
+
+
+def _stream_pools(state: "CacheState", source: int) -> list[PoolFacts]:
+    return [
+        pool for pool in state.pools if pool.info.source == source and pool.info.authority is Authority.STREAM
+    ]
+
+
+def _source_lost(state: "CacheState", e: ev.SourceLost) -> None:
+    if e.gone:
+        for pool in state.pools:
+            if pool.info.source == e.source and pool.info.authority is not Authority.LEADER:
+                pool.forget([place for place in range(len(pool)) if pool.condition(place) is Condition.CACHED])
+        state.lost_sources[e.source] = GONE
+        return
+    if not e.restarted:
+        if state.lost_sources.get(e.source) != GONE:
+            state.lost_sources[e.source] = state.lost_sources.get(e.source, 0) + 1
+        return
+    for pool in _stream_pools(state, e.source):
+        pool.clear()  # the engine that filled it is gone
+    state.lost_sources.pop(e.source, None)
+
+
+FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
+    ev.PoolKnown: _pool_known,
+    ev.BlocksFilled: _blocks_filled,
+    ev.BlocksEvicted: _blocks_evicted,
+    ev.BlocksReserved: _blocks_reserved,
+    ev.BlocksReady: _blocks_ready,
+    ev.BlocksDropped: _blocks_dropped,
+    ev.BlocksQuarantined: _blocks_quarantined,
+    ev.BlocksSeen: _blocks_seen,
+    ev.SourceLost: _source_lost,
+}

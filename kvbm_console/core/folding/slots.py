@@ -1,0 +1,221 @@
+"""Slots: opened, moved, given blocks and closed.
+
+Law of this file: a slot changes here and nowhere else; what it owns is referenced in a pool by the same event.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.errors import FoldError
+from kvbm_console.core.holds import POINT_OF_SITE, POINT_OF_STATE
+from kvbm_console.core.ids import SlotState, WaitPoint
+from kvbm_console.core.slots import SlotFacts, check_move
+
+if TYPE_CHECKING:
+    from kvbm_console.core.state import CacheState
+
+_SKIPPED: Final = frozenset({SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE})
+_PREFILLING, _PREEMPTED = SlotState.PREFILLING, SlotState.PREEMPTED
+
+
+def _slot_opened(state: "CacheState", e: ev.SlotOpened) -> None:
+    if e.slot != state.next_slot or e.request in state.slot_of:
+        raise FoldError(f"slot {e.slot} of request {e.request!r} cannot open")
+    hashes = unpack_hashes(e.hashes)
+    state.slots[e.slot] = SlotFacts(
+        slot=e.slot, request=e.request, source=e.source, state=SlotState.INITIALIZED, since_ns=e.at_ns,
+        opened_ns=e.at_ns, hashes=hashes, prompt_tokens=e.prompt_tokens, output_limit=e.output_limit,
+        priority=e.priority, session=e.session, prompt_blocks=len(hashes),
+    )
+    state.slot_of[e.request] = e.slot
+    state.next_slot = e.slot + 1
+    state.totals.slots_opened += 1
+
+
+def _slot_cloned(state: "CacheState", e: ev.SlotCloned) -> None:
+    parent = state.known_slot(e.parent)
+    if e.slot != state.next_slot or e.request in state.slot_of:
+        raise FoldError(f"clone {e.slot} of request {e.request!r} cannot open")
+    ids = unpack_ids(e.ids)
+    state.slots[e.slot] = SlotFacts(
+        slot=e.slot, request=e.request, source=parent.source, state=parent.state, since_ns=e.at_ns,
+        opened_ns=e.at_ns, hashes=list(parent.hashes), prompt_tokens=parent.prompt_tokens,
+        output_limit=parent.output_limit, priority=parent.priority, session=parent.session,
+        prompt_blocks=parent.prompt_blocks, parent=e.parent, anchor_tokens=parent.computed_tokens(state.iteration),
+        anchor_iteration=state.iteration, evaluated_blocks=parent.evaluated_blocks, device_pool=parent.device_pool,
+        device_blocks=ids, filled_blocks=parent.filled_blocks, cached=parent.cached,
+        first_iteration=parent.first_iteration, skipped_since=state.iteration,
+    )
+    pool = state.device_pool_of(parent)
+    pool.require_known(ids)
+    pool.ref(ids)
+    state.slot_of[e.request] = e.slot
+    state.next_slot = e.slot + 1
+    state.totals.slots_opened += 1
+
+
+def _slot_moved(state: "CacheState", e: ev.SlotMoved) -> None:
+    slot = state.known_slot(e.slot)
+    old, new = e.old, e.new
+    if slot.state is not old:
+        raise FoldError(f"slot {e.slot} is {slot.state.label}, not {old.label}")
+    check_move(old, new)
+    slot.state = new
+    slot.since_ns = e.at_ns
+    slot.anchor_tokens = e.computed_tokens
+    slot.anchor_iteration = state.iteration
+    slot.evaluated_blocks = e.evaluated_blocks
+    slot.cached = e.cached
+    if slot.hold is not None:
+        _repoint(state, slot)
+    if new in _SKIPPED:
+        slot.skipped_since = e.iteration
+    elif old in _SKIPPED:
+        # Back in an iteration: that one is not skipped. Otherwise the last one that was formed is.
+        back = new is _PREFILLING or new is SlotState.DECODING
+        slot.skipped_iterations += e.iteration - slot.skipped_since + (not back)
+    if new is _PREFILLING:
+        if slot.first_iteration is None:
+            slot.first_iteration = e.iteration
+    elif new is _PREEMPTED:
+        state.totals.preemptions += 1
+        state.totals.requests_preempted += slot.preemptions == 0
+        slot.preemptions += 1
+        slot.last_answer = None
+        slot.local_blocks = 0
+    reason = e.reason
+    if reason is not None and slot.reason is None:
+        slot.reason = reason
+        state.totals.finished[reason] += 1
+
+
+def _repoint(state: "CacheState", slot: SlotFacts) -> None:
+    """A pending hold whose slot moved on waits at the next point of its new state, unless its site fixes one."""
+    assert slot.hold is not None
+    hold = state.holds[slot.hold]
+    point = POINT_OF_STATE[slot.state]
+    if hold.parked or hold.site in POINT_OF_SITE or hold.point is WaitPoint.CALL or point is None:
+        return
+    hold.point = point
+    if point is WaitPoint.SCHEDULE:
+        state.standing.add(slot.request)
+    else:
+        state.standing.discard(slot.request)
+
+
+def _slot_closed(state: "CacheState", e: ev.SlotClosed) -> None:
+    slot = state.known_slot(e.slot)
+    if slot.state is not SlotState.FINISHED or slot.device_blocks or slot.staged or slot.outstanding or slot.hold:
+        raise FoldError(f"slot {e.slot} is {slot.state.label} and still owns something")
+    del state.slots[e.slot]
+    del state.slot_of[slot.request]
+
+
+def _lookup_answered(state: "CacheState", e: ev.LookupAnswered) -> None:
+    slot = state.known_slot(e.slot)
+    slot.local_blocks = e.local_blocks
+    slot.last_answer = (e.answer, e.local_blocks, e.first_miss)
+
+
+def _blocks_staged(state: "CacheState", e: ev.BlocksStaged) -> None:
+    ids = unpack_ids(e.ids)
+    pool = state.known_pool(e.pool)
+    pool.require_known(ids, e.ids)
+    pool.ref(ids, e.ids)
+    slot = state.known_slot(e.slot)
+    slot.staged = [*slot.staged, (e.pool, ids)]
+
+
+def _staging_released(state: "CacheState", e: ev.StagingReleased) -> None:
+    slot = state.known_slot(e.slot)
+    for index, ids in slot.staged:
+        state.pools[index].unref(ids)
+    slot.staged = []
+
+
+def _device_blocks_assigned(state: "CacheState", e: ev.DeviceBlocksAssigned) -> None:
+    ids, column, counts = unpack_ids(e.ids), e.ids, e.counts
+    pool = state.known_pool(e.pool)
+    pool.require_known(ids, column)
+    if sum(counts) != len(ids) or len(counts) != len(e.slots):
+        raise FoldError(f"{len(ids)} blocks do not match counts of {sum(counts)}")
+    at = 0
+    for number, count in zip(e.slots, counts):  # noqa: B905 (compared above)
+        slot = state.known_slot(number)
+        part = ids if count == len(ids) else ids[at : at + count]
+        at += count
+        if not slot.device_blocks:
+            size = pool.info.block_tokens
+            slot.device_pool = e.pool
+            slot.filled_blocks = e.reused + e.external_tokens // size
+            slot.anchor_tokens = e.reused * size + e.external_tokens
+            slot.anchor_iteration = state.iteration
+            slot.device_blocks = part
+        else:
+            slot.device_blocks.extend(part)
+    pool.ref(ids, column)
+
+
+def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> None:
+    column = e.ids
+    slot, ids = state.known_slot(e.slot), unpack_ids(column)
+    pool = state.device_pool_of(slot)
+    if len(ids) == len(slot.device_blocks):
+        slot.device_blocks = []
+        slot.filled_blocks = 0
+    else:
+        gone = set(ids)
+        slot.device_blocks = [block for block in slot.device_blocks if block not in gone]
+        slot.filled_blocks = min(slot.filled_blocks, len(slot.device_blocks))
+    pool.unref(ids, column)
+
+
+def _iteration_advanced(state: "CacheState", e: ev.IterationAdvanced) -> None:
+    state.iteration = e.iteration
+    state.running = e.running
+    state.waiting = e.waiting
+    if e.slots or e.positions:
+        for number, position in zip(e.slots, e.positions, strict=True):
+            slot = state.known_slot(number)
+            slot.anchor_tokens = position
+            slot.anchor_iteration = e.iteration
+
+
+def _prefix_scored(state: "CacheState", e: ev.PrefixScored) -> None:
+    state.known_slot(e.slot).hits = e.hits
+    state.totals.prompt_blocks += e.prompt_blocks
+    found = state.totals.hit_blocks
+    for tier, blocks in enumerate(e.hits):
+        if blocks:
+            found[tier] += blocks
+
+
+def _hits_lost(state: "CacheState", e: ev.HitsLost) -> None:
+    slot = state.known_slot(e.slot)
+    hits = list(slot.hits)
+    hits[e.tier - 1] -= e.blocks
+    slot.hits = (hits[0], hits[1], hits[2], hits[3])
+    slot.anchor_tokens = e.position
+    slot.anchor_iteration = state.iteration
+    if slot.device_pool is not None:
+        slot.filled_blocks = e.position // state.pools[slot.device_pool].info.block_tokens
+    state.totals.hit_blocks[e.tier - 1] -= e.blocks
+    state.totals.lost_blocks += e.blocks
+
+
+FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
+    ev.SlotOpened: _slot_opened,
+    ev.SlotCloned: _slot_cloned,
+    ev.SlotMoved: _slot_moved,
+    ev.SlotClosed: _slot_closed,
+    ev.LookupAnswered: _lookup_answered,
+    ev.BlocksStaged: _blocks_staged,
+    ev.StagingReleased: _staging_released,
+    ev.DeviceBlocksAssigned: _device_blocks_assigned,
+    ev.DeviceBlocksReleased: _device_blocks_released,
+    ev.IterationAdvanced: _iteration_advanced,
+    ev.PrefixScored: _prefix_scored,
+    ev.HitsLost: _hits_lost,
+}

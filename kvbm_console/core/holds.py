@@ -1,0 +1,101 @@
+"""Facts of the debugger, and where a slot can stand still.
+
+Law of this file: a hold waits at a waitable point, never at a line of code; which one follows from its site, else from
+the state of its slot.
+"""
+
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import OnTimeout, Site, SlotState, Suspend, WaitPoint
+
+_W = WaitPoint
+POINT_OF_STATE: Final[dict[SlotState, WaitPoint | None]] = {
+    SlotState.INITIALIZED: _W.LOOKUP,
+    SlotState.ONBOARD_STAGED: _W.LOOKUP,
+    SlotState.PREEMPTED: _W.LOOKUP,
+    SlotState.PREFILLING: _W.SCHEDULE,
+    SlotState.SKIPPED_PREFILL: _W.SCHEDULE,
+    SlotState.DECODING: _W.SCHEDULE,
+    SlotState.SKIPPED_DECODE: _W.SCHEDULE,
+    SlotState.ONBOARDING: _W.DISPATCH,
+    SlotState.FINISHING: _W.RELEASE,
+    SlotState.FINISHED: None,
+}
+"""The waitable point that a slot reaches next from each state; None: it can only be logged."""
+
+POINT_OF_SITE: Final[dict[Site, WaitPoint]] = {
+    Site.CANDIDATE_ENQUEUE: _W.EVALUATE,
+    Site.EVALUATE_WILL: _W.EVALUATE,
+    Site.EVALUATE_DID: _W.PROMOTE,
+    Site.PROMOTE_WILL: _W.PROMOTE,
+    Site.SKIP_DID: _W.PROMOTE,
+    Site.EVICT_WILL: _W.PROMOTE,
+    Site.DISPATCH_WILL: _W.DISPATCH,
+    Site.COMPLETE_WILL: _W.COMPLETION,
+    Site.REQUEST_FINISH: _W.RELEASE,
+}
+"""Sites whose waitable point does not depend on the state."""
+
+
+def wait_point(site: Site, state: SlotState) -> WaitPoint | None:
+    """Where a slot in ``state`` (after the move) stands still when ``site`` stops it; None: nowhere.
+
+    >>> wait_point(Site.TRANSITION_DID, SlotState.ONBOARDING).label
+    'dispatch'
+    """
+    return POINT_OF_SITE[site] if site in POINT_OF_SITE else POINT_OF_STATE[state]
+
+
+def points_of(spec: BreakpointSpec) -> frozenset[WaitPoint]:
+    """The points at which slots that this breakpoint holds may come to stand still."""
+    if spec.site in POINT_OF_SITE:
+        return frozenset({POINT_OF_SITE[spec.site]})
+    states = SlotState if spec.to_state is None else (spec.to_state,)
+    return frozenset(point for point in map(POINT_OF_STATE.__getitem__, states) if point is not None)
+
+
+class BreakpointFacts(msgspec.Struct, array_like=True):
+    """One breakpoint as the leader keeps it."""
+
+    spec: BreakpointSpec
+    owner: str
+    enabled: bool
+    hits: int = 0
+    """Times that it took effect."""
+    message: str = ""
+    """Why it was disabled without being asked to, or who else has muted it; empty when neither."""
+    away: bool = False
+    """Whether its owner's lease is lost, and nobody has touched it since: it is as before when the owner comes back."""
+
+    @property
+    def armed_at_home(self) -> bool:
+        """Whether it would be armed if its owner were here."""
+        return self.spec.enabled and not self.message and not (self.spec.one_shot and self.hits)
+
+
+class HoldFacts(msgspec.Struct, array_like=True):
+    """One slot that waits, or will at its next waitable point."""
+
+    hold: int
+    slot: int
+    site: Site
+    point: WaitPoint
+    breakpoints: tuple[int, ...]
+    owner: str
+    since_ns: int
+    max_hold_ns: int
+    parked: bool = False
+    """Whether the slot has reached the point and stands still; until then the hold is pending."""
+    suspend: Suspend = Suspend.SLOT
+    on_timeout: OnTimeout = OnTimeout.CONTINUE
+
+
+class FreezeFacts(msgspec.Struct, array_like=True):
+    """Everything stands still."""
+
+    by: str
+    since_ns: int
+    max_hold_ns: int

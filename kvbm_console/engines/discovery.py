@@ -1,8 +1,8 @@
 """Ask an engine's HTTP server where it publishes its KV events.
 
-vLLM answers ``GET /kv_event_sources`` with a list, one publisher for each data-parallel rank; SGLang tells of one base
-port in ``GET /server_info``, or of every rank's address. What a server binds to (``*``) is reached at the host that
-was asked.
+vLLM answers ``GET /kv_event_sources`` with the publisher of each data-parallel rank, by its number or in a list;
+SGLang tells of one base port in ``GET /server_info``, or of every rank's address. What a server binds to (``*``) is
+reached at the host that was asked.
 
 Law of this file: an answer is typed and limited, redirections are not followed, and only ``tcp://`` addresses are
 taken from it.
@@ -29,6 +29,8 @@ class _VllmSource(msgspec.Struct):
     replay_endpoint: str | None = None
     topic: str | None = None
     data_parallel_rank: int | None = None
+    publisher: str = "zmq"
+    enable_kv_cache_events: bool = True
 
 
 class _SglangRank(msgspec.Struct):
@@ -120,10 +122,12 @@ def _decode(url: str, path: str, body: bytes, kind: Any) -> Any:
 
 
 def _vllm(url: str, host: str, body: bytes) -> list[Publisher]:
-    sources: list[_VllmSource] = _decode(url, "/kv_event_sources", body, list[_VllmSource])
+    kind = list[_VllmSource] | dict[int, _VllmSource]
+    sources: list[_VllmSource] | dict[int, _VllmSource] = _decode(url, "/kv_event_sources", body, kind)
+    ranked = sources.items() if isinstance(sources, dict) else ((one.data_parallel_rank or 0, one) for one in sources)
     return [
-        _publisher(host, one.endpoint, one.replay_endpoint or None, one.topic or "", one.data_parallel_rank or 0)
-        for one in sources
+        _publisher(host, one.endpoint, one.replay_endpoint or None, one.topic or "", rank) for rank, one in ranked
+        if one.publisher == "zmq" and one.enable_kv_cache_events
     ]
 
 

@@ -57,6 +57,20 @@ def test_vllm_names_every_rank(server: Server) -> None:
     ]
 
 
+def test_vllm_names_its_ranks_by_their_numbers(server: Server) -> None:
+    """As vLLM 0.33 answers: what each rank's ``--kv-events-config`` has become."""
+    common = {"enable_kv_cache_events": True, "publisher": "zmq", "buffer_steps": 10_000, "hwm": 100_000, "topic": "kv"}
+    url = server({"/kv_event_sources": {
+        "0": {**common, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"},
+        "1": {**common, "endpoint": "tcp://*:5558", "replay_endpoint": None},
+        "2": {**common, "endpoint": "tcp://*:5559", "publisher": "null"},
+        "3": {**common, "endpoint": "tcp://*:5560", "enable_kv_cache_events": False},
+    }})
+    assert rows(url) == [
+        ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657", "kv", 0), ("tcp://127.0.0.1:5558", None, "kv", 1),
+    ]
+
+
 def test_sglang_tells_a_base_port(server: Server) -> None:
     url = server({"/server_info": {"version": "x", "kv_events": {
         "publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv", "block_size": 64,
@@ -85,6 +99,8 @@ def test_sglang_tells_each_rank_or_only_its_flag(server: Server) -> None:
 @pytest.mark.parametrize(("answers", "sentence"), [
     ({}, "answers neither"),
     ({"/kv_event_sources": []}, "publishes no KV events"),
+    ({"/kv_event_sources": {}}, "publishes no KV events"),
+    ({"/kv_event_sources": {"x": {"endpoint": "tcp://*:1"}}}, "is not understood"),
     ({"/kv_event_sources": b"away"}, "answers neither"),
     ({"/server_info": {"kv_events": None}}, "publishes no KV events"),
     ({"/server_info": {"kv_events": {"publisher": "null", "endpoint_port_base": 1}}}, "publishes no KV events"),

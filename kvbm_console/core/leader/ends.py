@@ -38,7 +38,7 @@ def forget_slot(leader: Decider, slot: SlotFacts) -> None:
         memory.pop(slot.slot, None)
     aids = leader.aids
     wanted = [memory.pop(slot.slot, None) for memory in (aids.stepping, aids.until, aids.until_site)]
-    if leader.gate is not None and any(one is not None for one in wanted):
+    if leader.gate is not None and wanted != [None, None, None]:
         leader.rearm()
     leader.aids.announced.pop(slot.slot, None)
     leader.aids.returning.pop(slot.slot, None)

@@ -31,6 +31,9 @@ from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import CAPACITY_MAX, GONE, READY, WRITING, PoolFacts
 
+_INITIALIZED, _ONBOARD_STAGED = SlotState.INITIALIZED, SlotState.ONBOARD_STAGED
+"""Looked up once: each access to a member through its class takes Python 3.11 a tenth of a microsecond."""
+
 
 def pool_declared(leader: Decider, s: st.PoolDeclared) -> PoolAnswer:
     """A pool exists; a second one for the same place in the house, or another block size, is refused."""
@@ -99,7 +102,7 @@ def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
         ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session
     )
     slot = leader.state.slots[number]
-    if leader.gate is not None and leader.gate.moves[SlotState.INITIALIZED]:
+    if leader.gate is not None and leader.gate.moves[_INITIALIZED]:
         leader.strike(Site.TRANSITION_DID, slot, slot.state, slot.state)
     if leader.config.eviction.disk_admission > 1:
         leader.aids.name(hashes)
@@ -139,8 +142,8 @@ def match_requested(leader: Decider, s: st.MatchRequested) -> MatchAnswer:
         matched[pool.info.tier - 2] += len(places)
     tokens = sum(matched) * size
     _answer(leader, slot, local, (matched[0], matched[1], matched[2]), first_miss, why, tokens)
-    if not tokens and slot.state is SlotState.ONBOARD_STAGED:
-        leader.move(slot, SlotState.INITIALIZED)
+    if not tokens and slot.state is _ONBOARD_STAGED:
+        leader.move(slot, _INITIALIZED)
     if tokens:
         _stage(leader, slot, local, found, tokens)
         if leader.held_at(slot, WaitPoint.LOOKUP):
@@ -225,7 +228,7 @@ def _stage(
         if leader.config.eviction.disk_admission > 1:
             _offer_again(leader, pool, places)
     leader.set_staging_deadline(slot)
-    if slot.state is not SlotState.ONBOARD_STAGED:
+    if slot.state is not _ONBOARD_STAGED:
         leader.move(slot, SlotState.ONBOARD_STAGED, detail=tokens)
 
 

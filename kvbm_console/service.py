@@ -145,6 +145,8 @@ class LeaderService:
         self.listeners: set[Callable[[], None]] = set()
         """Called after every publication; they must not submit."""
         self.feeds: set[Closing] = set()
+        self.publishers: Callable[[], list[Document]] = list
+        """Rows of the event streams that are followed (``stream.document``)."""
         """Engines in other processes, told when the service ends."""
         self._sources = 0
         self.recoveries = 0
@@ -201,6 +203,7 @@ class LeaderService:
         return status_document(
             self.state, at_ns=self.at_ns, incarnation=self.incarnation,
             subscribers=len(self.broadcaster.subscribers), slot_filter=slot_filter, engines=self.costs(),
+            publishers=self.publishers(),
             recorder=None if recorder is None else {
                 "state": recorder.state, "written_seq": recorder.written_seq, "synced_seq": recorder.synced_seq,
             },

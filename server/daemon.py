@@ -273,6 +273,7 @@ class Daemon:
             from kvbm_console.engines.kv_events.streams import Streams
 
             self.streams = Streams(self.options.publishers, self.service.dispatcher, self.service.new_source)
+            self.service.publishers = self.streams.documents
             self.streams.open()
 
     async def _drive(self) -> None:

@@ -213,8 +213,10 @@ class Desk:
         gone = self._gone_line(width) or self._all_held_line(width)
         if self.mirror.state is None:
             return [gone] if gone is not None else [Line((Span(" Connecting …", "muted"),))]
+        from .views.engines import body_of
+
         room = height - (gone is not None)
-        lines = fit(self.view.body(self, width, room), room)
+        lines = fit(body_of(self, width, room), room)
         if self._stale():
             lines = [Line(tuple(Span(s.text, "stale") for s in line.spans), line.ground, line.zones) for line in lines]
         return [gone, *lines] if gone is not None else lines

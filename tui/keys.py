@@ -14,6 +14,7 @@ from .model.causes import cause_of, effect_of
 from .model.filters import Filter, completions, plain_text
 from .model.marks import Mark, distance
 from .model.numbers import count, plain
+from .model.sources import blocks_only
 from .prompts import Prompt
 from .transport import transport_key
 from .views.slot import shown_request
@@ -132,6 +133,10 @@ def _trace(desk: Desk, *, back: bool) -> None:
 def _why(desk: Desk) -> None:
     """Ask why the selected request missed what it missed."""
     request = shown_request(desk)
+    state = desk.mirror.state
+    if request is None and state is not None and blocks_only(state):
+        desk.go(WHY)  # the panel says what would give requests
+        return
     if request is None:
         desk.tell("choose a request first", "muted")
         return

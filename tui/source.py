@@ -5,6 +5,7 @@ calls to the target run in tasks and answer with a notice, and a paused view kee
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import (
+    Accounting,
     Controls,
     Disconnected,
     EventsArrived,
@@ -31,6 +33,7 @@ from .model.hits import Hits, Tracker, recorded_hits
 from .model.mirror import Mirror
 from .model.numbers import count, plural
 from .model.pace import Pace
+from .model.sources import watched
 from .verbs import Verbs
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ BUFFER_MAX: Final = 200_000
 """Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""
 SLICE_EVENTS: Final = 400
 """Events folded before keys get a turn: about 4 ms."""
+ACCOUNTS_EVERY_S: Final = 2.0
+"""How often a target with real engines is asked for their accounts: its answer has every open copy in it."""
 BACKFILL_EVENTS: Final = 6_000
 """Events before a place on a recording that are folded for its history: a tenth of a second of work for a seek."""
 
@@ -100,6 +105,8 @@ class Session(Verbs):
 
     async def run(self, breathe: Callable[[], Awaitable[None]]) -> None:
         """Fold the feed until it ends. ``breathe`` lets the application answer keys between slices."""
+        if isinstance(self.feed, Accounting) and self._spawn is not None:
+            self._spawn(self._account(self.feed), "accounts")
         while True:
             self._resubscribe = False
             async for item in self.feed.items():
@@ -113,6 +120,16 @@ class Session(Verbs):
             if not self._resubscribe:
                 self.ended = True
                 return
+
+    async def _account(self, feed: Accounting) -> None:
+        """Ask what is no event: names of engines and what watching them costs. A lost answer is asked for again."""
+        while not self.ended:
+            state = self.mirror.state
+            if state is not None and watched(state) and not self.paused:
+                with contextlib.suppress(KvbmConsoleError):
+                    self.mirror.sources.tell(await feed.accounts())
+                    self.mirror.version += 1
+            await asyncio.sleep(ACCOUNTS_EVERY_S if state is not None else ACCOUNTS_EVERY_S / 8)
 
     async def _take(self, item: FeedItem, breathe: Callable[[], Awaitable[None]]) -> None:
         mirror = self.mirror

@@ -11,7 +11,7 @@ and a snapshot.
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -35,6 +35,9 @@ JITTER: Final = 0.25
 QUEUE_ITEMS_MAX: Final = 64
 """Batches between reading and drawing: some tens of thousands of events at most."""
 
+NO_SLOT: Final = "tokens.computed < 0"
+"""Leaves every slot out of a status document of which none is wanted."""
+
 
 class LiveFeed:
     """A ``stream.feed.Feed`` on a live target. One iteration at a time; a new one begins with a snapshot.
@@ -56,6 +59,15 @@ class LiveFeed:
         self._position: int | None = None
         self._failures = 0
         self._refresh = False
+        self._connection: Client | None = None
+
+    async def accounts(self) -> dict[str, Any]:
+        """``engines`` and ``publishers`` of the status document, over the connection of the feed."""
+        client = self._connection
+        if client is None:
+            raise ConnectionLost(f"{self.target} is not connected")
+        status = await client.status(NO_SLOT)
+        return {key: status.get(key) or [] for key in ("engines", "publishers")}
 
     def refresh(self) -> None:
         """Yield a snapshot soon, in its place among the events: none is left out and none comes twice."""
@@ -93,6 +105,7 @@ class LiveFeed:
                 reason = await self._follow(queue)
             except KvbmConsoleError as error:
                 reason = str(error)
+            self._connection = None
             wait_s = self._back_off_s()
             await queue.put(Disconnected(reason, wait_s))
             self._retry.clear()
@@ -106,6 +119,7 @@ class LiveFeed:
         """One connection, to its end; returns why it ended."""
         async with Client(self.target, name=self.name, access=self._access) as client:
             hello = await client.hello()
+            self._connection = client
             await queue.put(Connected(
                 target=hello.target, incarnation=hello.incarnation, run=hello.run, control=hello.control,
                 block_bytes=hello.block_bytes, config=hello.leader_config, clock_anchor_ns=hello.clock_anchor_ns,

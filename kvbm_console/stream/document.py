@@ -16,6 +16,8 @@ exactly these keys, and new ones are only added:
 ``frozen``       {by, since_ns, max_hold_ns}, null when nothing is frozen
 ``stream``       {head_seq, epoch, incarnation, subscribers}
 ``engines``      list of {source, name, calls, dropped, errors, call_ns, steps, step_ns}: what a tap has cost its engine
+``publishers``   list of {source, name, connected, batches, gaps, lost_batches, restarts, last_batch_ns}: event streams
+                 that are followed; last_batch_ns is null before the first batch
 ``recorder``     {state, written_seq, synced_seq}, null when nothing is recorded
 
 Law of this file: it reads facts and changes nothing.
@@ -36,7 +38,7 @@ Document = dict[str, Any]
 
 def status_document(
     state: CacheState, *, at_ns: int, incarnation: str, subscribers: int, recorder: Document | None,
-    slot_filter: str = "", engines: Sequence[Document] = (),
+    slot_filter: str = "", engines: Sequence[Document] = (), publishers: Sequence[Document] = (),
 ) -> Document:
     """The document of facts as of ``at_ns``, the engine's clock now.
 
@@ -59,6 +61,7 @@ def status_document(
         },
         "recorder": recorder,
         "engines": list(engines),
+        "publishers": list(publishers),
     }
 
 

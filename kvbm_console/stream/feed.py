@@ -5,7 +5,7 @@ and after either the next ``SnapshotTaken`` is exact again.
 """
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -105,6 +105,15 @@ class Refreshing(Protocol):
 
     def refresh(self) -> None:
         """Yield a ``SnapshotTaken`` soon, in its place among the events: none is left out and none comes twice."""
+        ...
+
+
+@runtime_checkable
+class Accounting(Protocol):
+    """A feed whose target can be asked what is no event: names of engines, and what watching costs them."""
+
+    async def accounts(self) -> dict[str, Any]:
+        """``engines`` and ``publishers`` of the status document (``stream.document``). Raises ``ConnectionLost``."""
         ...
 
 

@@ -5,12 +5,14 @@ import asyncio
 import pytest
 
 from kvbm_console.client import Client, Ended, FeedClient
+from kvbm_console.client.live import LiveFeed
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
 from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Route, SlotState, Tier
 from kvbm_console.core.instructions import FinishAnswer, MatchAnswer, StartTransfer
+from kvbm_console.stream.feed import SnapshotTaken
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF
 from tests.server.daemons import (
     Mirror,
@@ -38,6 +40,7 @@ async def test_hello_status_and_digest() -> None:
         status = await client.status()
         assert set(status) == {
             "slots", "tiers", "transfers", "breakpoints", "holds", "frozen", "stream", "recorder", "engines",
+            "publishers",
         }
         seq, digest = await client.digest()
         assert seq >= 0
@@ -311,3 +314,25 @@ async def test_copies_of_a_mover_that_is_gone_have_failed() -> None:
         state = daemon.service.state
         assert (state.operations, state.candidates) == ({}, {})
         assert state.totals.candidates_ended[CandidateStatus.FAILED] == 1
+
+
+@pytest.mark.asyncio
+async def test_a_feed_tells_what_watching_its_engines_costs() -> None:
+    async with daemon_at() as daemon:
+        feed = LiveFeed(daemon.address)
+        with pytest.raises(ConnectionLost, match="is not connected"):
+            await feed.accounts()
+        async with Client(daemon.address) as client, client.feed("vllm-a") as engine:
+            await engine.tell_cost(calls=10, dropped=2, call_ns=30, steps=4, step_ns=500, errors=1)
+            items = feed.items()
+            async for item in items:
+                if isinstance(item, SnapshotTaken):
+                    break
+            told = {"engines": []}
+            while not told["engines"]:  # the cost is on its way
+                told = await feed.accounts()
+            assert told == {"publishers": [], "engines": [{
+                "source": "1", "name": "vllm-a", "calls": 10, "dropped": 2, "call_ns": 30, "steps": 4, "step_ns": 500,
+                "errors": 1,
+            }]}
+            await items.aclose()

@@ -293,6 +293,7 @@ def test_the_status_document_has_exactly_the_documented_keys() -> None:
         "stream": {"head_seq": service.state.seq - 1, "epoch": 0, "incarnation": "abc", "subscribers": 0},
         "recorder": None,
         "engines": [],
+        "publishers": [],
     }
     service.dispatcher.port(1).submit(st.RequestFinished, "r-1", BLOCKS, FinishReason.ABORTED)
     assert service.status()["slots"] == service.status()["holds"] == []

@@ -16,7 +16,8 @@ import pytest
 from textual.pilot import Pilot
 
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.events import PoolKnown
+from kvbm_console.core.ids import Authority, SlotState, Tier
 from kvbm_console.recording.explain import explain
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.walk import evidence_of
@@ -96,6 +97,16 @@ def busy() -> Script:
 
 
 @cache
+def watched() -> Script:
+    """The story beside so many engines that are followed that the tiers scroll."""
+    script = story()
+    for rank in range(12):
+        number = len(script.state.pools)
+        script.emit(PoolKnown, number, 2 + rank, rank, 0, Tier.G1, "GPU", None, 16, Authority.STREAM)
+    return script
+
+
+@cache
 def explained() -> Any:
     """Why a real request missed what it missed, with several runs of blocks."""
     return explain(evidence_of(Recording.open(RECORDINGS / "preempt-and-resume.mcap")), "long-b")
@@ -103,7 +114,7 @@ def explained() -> Any:
 
 def fresh(view: int, *, recording: bool = False) -> tuple[Desk, FakeActions]:
     """A desk that shows a view, something selected where the view is about one request."""
-    script, mono = busy(), Mono()
+    script, mono = watched() if view == 5 else busy(), Mono()
     actions = FakeActions(FakeTransport() if recording else None)
     items: list[FeedItem] | None = [connected(recording=True, control=False), script.snapshot()] if recording else None
     desk = desk_of(script, mono=mono, items=items, actions=actions)

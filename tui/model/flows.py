@@ -6,7 +6,7 @@ facts are sampled.
 
 from typing import Final
 
-from kvbm_console.core.ids import Route, Tier
+from kvbm_console.core.ids import Authority, Route, Tier
 from kvbm_console.core.state import CacheState
 
 from .series import Gauge, Latencies, Sums, percentile
@@ -48,6 +48,8 @@ class Flows:
         self.hits = {tier: Sums() for tier in TIERS}
         self.evicted: dict[int, Sums] = {}
         """Blocks evicted, by pool."""
+        self.stored: dict[int, Sums] = {}
+        """Blocks that became readable, by pool."""
         self.occupancy: dict[int, Gauge] = {}
         """Resident share from 0 to 1, by pool."""
         self.hit_rate = Gauge()
@@ -73,19 +75,29 @@ class Flows:
             found = self.evicted[pool] = Sums()
         return found
 
+    def stores(self, pool: int) -> Sums:
+        """Blocks that became readable in one pool."""
+        found = self.stored.get(pool)
+        if found is None:
+            found = self.stored[pool] = Sums()
+        return found
+
     def evicted_between(self, before: CacheState, after: CacheState) -> None:
-        """What was evicted between two snapshots whose events were not folded, for tiers with a single pool."""
+        """What was evicted between two snapshots whose events were not folded, for tiers with a single pool.
+
+        Of an event stream every report is folded, so it is left out.
+        """
         totals = zip(before.totals.evicted_blocks, after.totals.evicted_blocks, strict=True)
         for tier, (was, now) in zip(TIERS, totals, strict=True):
             pools = [pool.info.pool for pool in after.pools if pool.info.tier is tier]
-            if now > was and len(pools) == 1:
+            if now > was and len(pools) == 1 and after.pools[pools[0]].info.authority is not Authority.STREAM:
                 self.evictions(pools[0]).add(after.at_ns, now - was)
 
     def sums(self) -> list[Sums]:
         """Every series of amounts, for what concerns all of them."""
         return [
             self.asked, self.events, self.tokens, *self.hits.values(), *self.thrash.values(), *self.loaded.values(),
-            *self.evicted.values(), *(flow.blocks for flow in self.routes.values()),
+            *self.evicted.values(), *self.stored.values(), *(flow.blocks for flow in self.routes.values()),
         ]
 
     def blank(self, at_ns: int) -> None:

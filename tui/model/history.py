@@ -73,9 +73,35 @@ def _evicted(mirror: Mirror, e: ev.BlocksEvicted) -> None:
     _tell(mirror, e.for_slot, e)
 
 
+def _filled(mirror: Mirror, e: ev.BlocksFilled) -> None:
+    mirror.flows.stores(e.pool).add(e.at_ns, len(e.hashes) // HASH_BYTES)
+
+
+def _ready(mirror: Mirror, e: ev.BlocksReady) -> None:
+    mirror.flows.stores(e.pool).add(e.at_ns, len(e.ids) // ID_BYTES)
+
+
 def _seen(mirror: Mirror, e: ev.BlocksSeen) -> None:
     if e.removed:
         mirror.flows.evictions(e.pool).add(e.at_ns, len(e.removed) // HASH_BYTES)
+    if e.stored:
+        mirror.flows.stores(e.pool).add(e.at_ns, len(e.stored) // HASH_BYTES)
+    state = mirror.state
+    if state is None or e.pool >= len(state.pools):
+        return  # a pool that came while facts were sampled
+    source = state.pools[e.pool].info.source
+    seen = mirror.sources.of(source)
+    seen.last_ns = e.at_ns
+    if e.cleared and e.pool == next(pool.info.pool for pool in state.pools if pool.info.source == source):
+        seen.clears += 1  # a publisher clears all its pools, one after the other
+
+
+def _source_lost(mirror: Mirror, e: ev.SourceLost) -> None:
+    seen = mirror.sources.of(e.source)
+    if e.restarted:
+        seen.restarts += 1
+    elif not e.gone:
+        seen.gaps += 1
 
 
 def _planned(mirror: Mirror, e: ev.CandidatePlanned) -> None:
@@ -244,6 +270,9 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], None]]] = {
     ev.DeviceBlocksReleased: _of_slot,
     ev.BlocksEvicted: _evicted,
     ev.BlocksSeen: _seen,
+    ev.BlocksFilled: _filled,
+    ev.BlocksReady: _ready,
+    ev.SourceLost: _source_lost,
     ev.CandidatePlanned: _planned,
     ev.CandidateEnqueued: _enqueued,
     ev.CandidateEvaluated: _evaluated,
@@ -268,10 +297,11 @@ SKIMMED: Final[dict[type[ev.Event], Callable[[Mirror, Any], None]]] = {
     kind: HISTORY[kind] for kind in (
         ev.SlotOpened, ev.SlotCloned, ev.SlotMoved, ev.SlotClosed, ev.CandidatePlanned, ev.CandidateSkipped,
         ev.CandidatePromoted, ev.OperationStarted, ev.CandidateEnded, ev.PrefixScored, ev.HitsLost, ev.BreakpointHit,
-        ev.HoldDenied, ev.IterationAdvanced, ev.ResetDone,
+        ev.HoldDenied, ev.IterationAdvanced, ev.ResetDone, ev.BlocksFilled, ev.BlocksReady, ev.BlocksSeen,
+        ev.SourceLost,
     )
 } | {ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released)}
 """What is taken from events while facts are sampled: moves, holds and copies, none of them missing, and the hit rate.
 
-The rest (evictions, stamps of candidates, ranks) is brought by the next snapshot.
+The rest (evictions by leaders, stamps of candidates, ranks) is brought by the next snapshot.
 """

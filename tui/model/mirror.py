@@ -29,6 +29,7 @@ from .gaps import Gap
 from .history import HISTORY, SKIMMED
 from .lives import Life, Move, Stay, Transfer
 from .series import Density, Gauge
+from .sources import Sources
 
 PAST_MAX: Final = 512
 """Finished lives kept for the timeline: ten screens of them."""
@@ -91,6 +92,7 @@ class Mirror:
         """What is usual for a route, before a copy begins and on the wire."""
         """The library's lints, looking on while events are folded."""
         self.flows = Flows()
+        self.sources = Sources()
         self.log: deque[Event] = deque(maxlen=LOG_MAX)
         self.log_total = 0
         self.density = Density()

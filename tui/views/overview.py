@@ -6,7 +6,6 @@ fold to one row, then trends, then routes without traffic.
 
 from itertools import islice
 
-from kvbm_console.core.ids import Authority
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.lints import Level
 
@@ -16,6 +15,8 @@ from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, beside
 from ..model.lints import Warning, ended_text
 from ..model.numbers import cut, plain, plural
+from ..model.sources import blocks_only
+from .engines import engines_section
 from .event_rows import event_line
 from .page import Page
 from .sections import (
@@ -25,7 +26,6 @@ from .sections import (
     flows_section,
     nothing_yet,
     slots_section,
-    streams_section,
     tiers_section,
     waiting_section,
 )
@@ -53,8 +53,10 @@ class Overview(Page):
         state = desk.mirror.state
         assert state is not None
         if not state.slots and not state.totals.slots_opened:
-            if any(pool.info.authority is Authority.STREAM for pool in state.pools):
-                return streams_section(desk, state, width)
+            if blocks_only(state):
+                needs = self._needs(desk, width)
+                rows = [*needs, *([BLANK] if desk.tall else []), *engines_section(desk, state, width)]
+                return rows + _events(desk, width, height - len(rows), [BLANK])
             return nothing_yet(desk, state)
         gap = [BLANK] if desk.tall else []
         needs = self._needs(desk, width)

@@ -14,11 +14,12 @@ from kvbm_console.recording.lints import Level
 from ..desk import Desk
 from ..draw import bars, words
 from ..draw.glyphs import FILL, ORDER, state_role
-from ..draw.spans import BLANK, Line, Row, beside
+from ..draw.spans import Line, Row, beside
 from ..model.lints import copy_level
-from ..model.numbers import S, count, cut, duration, flow, per_second, percent, plain, plural, shares, spoken, tenth
+from ..model.numbers import S, count, cut, duration, flow, per_second, percent, plain, shares, spoken, tenth
 from ..model.rows import slot_row
 from ..model.series import resample
+from ..model.sources import WATCHED, uncertain
 
 MEDIA = {Tier.G1: "device", Tier.G2: "host", Tier.G3: "disk", Tier.G4: "remote"}
 
@@ -50,8 +51,14 @@ def cache_section(desk: Desk, width: int, *, trends: bool = True) -> list[Line]:
     return lines
 
 
-def pool_name(pool: PoolFacts) -> str:
-    """``G1 device``; of a stream the medium as its engine names it."""
+def pool_name(pool: PoolFacts, state: CacheState) -> str:
+    """``G1 device``; of a stream the medium as its engine names it; of several engines which one: ``G1 e2 r1``."""
+    info = pool.info
+    if info.authority in WATCHED and any(
+        other.info.tier is info.tier and other.info.authority is info.authority and other is not pool
+        for other in state.pools
+    ):
+        return cut(f"{info.tier.name} e{info.source}" + (f" r{info.dp_rank}" if info.dp_rank else ""), 10)
     if pool.info.authority is Authority.STREAM:
         return cut(f"{pool.info.tier.name} {plain(pool.info.medium)}", 10)
     return f"{pool.info.tier.name} {MEDIA[pool.info.tier]}"
@@ -67,7 +74,7 @@ def used_role(pool: PoolFacts) -> str:
 def doubtful(desk: Desk, pool: PoolFacts) -> bool:
     """Whether reports of the pool's source were lost, so that its counts may be wrong until it clears or restarts."""
     state = desk.mirror.state
-    return state is not None and pool.info.source in state.lost_sources
+    return state is not None and uncertain(state, pool.info.source)
 
 
 def kept(
@@ -103,7 +110,7 @@ def _tier_line(desk: Desk, pool: PoolFacts, bar: int, spark: int) -> Line:
     flows, now, tier = desk.mirror.flows, desk.now_ns, pool.info.tier
     capacity, resident = pool.info.capacity_blocks, pool.resident_blocks
     end = 11 + bar
-    row = Row().put(" ").put(pool_name(pool), "text").to(11)
+    row = Row().put(" ").put(pool_name(pool, desk.mirror.state or CacheState()), "text").to(11)
     row.spans(bars.level(resident / capacity if capacity else None, bar, desk.glyphs, tier.name.lower()))
     row.right(percent(resident, capacity), end + 6, used_role(pool))
     doubt = doubtful(desk, pool)
@@ -271,20 +278,6 @@ def _charts(desk: Desk, state: CacheState, width: int, number: int, rows: int) -
     for index, chart in enumerate(charts[1:], 1):
         lines = beside(lines, chart, index * pitch)
     return lines
-
-
-def streams_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
-    """What the event streams of engines tell: blocks by tier, and what they cannot tell."""
-    sources = {pool.info.source for pool in state.pools if pool.info.authority is Authority.STREAM}
-    doubt = len(sources & set(state.lost_sources))
-    lines = tiers_section(desk, state, width)
-    lines.append(BLANK)
-    row = Row().put(f" KV events of {plural(len(sources), 'publisher')}", "text")
-    if doubt:
-        row.put(f"   reports of {count(doubt)} were lost: counts with ? are doubtful until they clear", "caution")
-    lines.append(row.line("", width))
-    told = " An event stream names blocks, not requests: views 2 to 5 stay empty."
-    return [*lines, Row().put(told, "muted").line("", width)]
 
 
 def nothing_yet(desk: Desk, state: CacheState) -> list[Line]:

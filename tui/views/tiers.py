@@ -14,6 +14,9 @@ from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..model.flows import TIERS as ALL_TIERS
 from ..model.numbers import brief, count, cut, per_second, percent, plain, tenth
 from ..model.series import known_seconds, resample, window_text
+from ..model.sources import WATCHED, ended, watched
+from .engines import engines_section, legend
+from .moves import MOVES, moved
 from .page import Page
 from .sections import doubtful, pool_name, used_role
 
@@ -25,6 +28,7 @@ _ORDER = (Condition.REFERENCED, Condition.WRITING, Condition.CACHED, Condition.Q
 
 
 CHART_ROWS = 7
+SCROLL_PAGE = 10
 MAP_ROWS = 16
 """Of a map beside others: more would only push its numbers away from its name."""
 
@@ -34,14 +38,32 @@ class Tiers(Page):
 
     def __init__(self) -> None:
         self.by_place = False
+        self.top = 0
+        self.spare = 0
+        """Rows that do not fit: how far it scrolls."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
-        """One block for each pool, side by side from 200 columns; then occupancy over ten minutes."""
+        """Real engines, then one block for each pool with places of its own; scrolled where that is too much."""
         state = desk.mirror.state
         assert state is not None
-        pools = sorted(state.pools, key=lambda pool: (pool.info.tier, pool.info.pool))
-        if not pools:
+        if not state.pools:
             return [Row().put(" No pool is known yet.", "muted").line()]
+        lines = engines_section(desk, state, width)
+        pools = [pool for pool in state.pools if pool.info.authority is not Authority.STREAM]
+        if pools:
+            lines += [BLANK] if lines and desk.tall else []
+            lines += self._pools(desk, state, pools, width, height - len(lines))
+        if watched(state) and len(lines) < height:
+            lines.append(legend(width))
+        self.spare = max(0, len(lines) - height)
+        self.top = min(self.top, self.spare)
+        return lines[self.top : self.top + height]
+
+    def _pools(
+        self, desk: Desk, state: CacheState, pools: list[PoolFacts], width: int, height: int
+    ) -> list[Line]:
+        """One block for each pool, side by side from 200 columns; then occupancy over ten minutes."""
+        pools = sorted(pools, key=lambda pool: (pool.info.tier, pool.info.pool))
         gap = [BLANK] if desk.tall else []
         maps = 3 if desk.tall else 1
         lines: list[Line] = []
@@ -69,17 +91,21 @@ class Tiers(Page):
         places = max(1, len(pool))
         cells = (width - 2) * rows
         per_cell = max(1, -(-places // cells))
-        head = Row().put(" ").put(pool_name(pool), "strong").to(11)
-        head.put(f" {percent(pool.resident_blocks, capacity)}", used_role(pool))
-        doubt = doubtful(desk, pool)
+        doubt, over = doubtful(desk, pool), ended(state, pool.info.source)
+        head = Row().put(" ").put(pool_name(pool, state), "stale" if over else "strong").to(11)
+        head.put(f" {percent(pool.resident_blocks, capacity)}", "stale" if over else used_role(pool))
         head.put(f"  {count(pool.resident_blocks)}{'?' if doubt else ''}/{count(capacity)}",
-                 "caution" if doubt else "text")
+                 "stale" if over else "caution" if doubt else "text")
         medium, rule = plain(pool.info.medium), _rule(desk, pool)
-        told = (f"   {medium}, decided by the {pool.info.authority.label}{rule}", f"   {medium}{rule}", f"   {medium}",
+        who = "engine" if pool.info.authority is Authority.OBSERVED else pool.info.authority.label
+        told = (f"   {medium}, decided by the {who}{rule}", f"   {medium}{rule}", f"   {medium}",
                 "")
         if doubt:
             told = (f"   {medium}: reports were lost, counts are doubtful until it clears",
                     f"   {medium}: counts are doubtful", f"   {medium}: doubtful", "")
+        if over:
+            told = (f"   {medium}: its engine ended, nothing more is heard of it", f"   {medium}: its engine ended",
+                    "   ended", "")
         cell = f"1 cell = {per_cell} block{'s' if per_cell > 1 else ''}"
         head.put(next(text for text in told if not text or head.x + len(text) + len(cell) + 2 <= width), "muted")
         if head.x + len(cell) + 2 <= width:
@@ -103,14 +129,17 @@ class Tiers(Page):
 
     def hints(self, desk: Desk) -> list[Hint]:
         """Keys of the tiers."""
-        return [("o", "by kind" if self.by_place else "by place"),
+        return [("o", "by kind" if self.by_place else "by place"), *([("↑↓", "scroll")] if self.spare else []),
                 ("space", "play" if desk.recording else "pause view")]
 
     def press(self, desk: Desk, key: str) -> bool:
-        """o changes the order of the map."""
-        if key != "o":
+        """o changes the order of the map; the arrows scroll."""
+        if key == "o":
+            self.by_place = not self.by_place
+        elif key in MOVES:
+            self.top = moved(self.top, key, self.spare + 1, SCROLL_PAGE)
+        else:
             return False
-        self.by_place = not self.by_place
         return True
 
 
@@ -139,7 +168,7 @@ def table_slice(spans: list[Span], start: int, end: int) -> list[Span]:
 def _rule(desk: Desk, pool: PoolFacts) -> str:
     """What decides here what is kept, where the target tells: the policy below, the threshold of copying down in G1."""
     known = desk.mirror.connected.config if desk.mirror.connected is not None else None
-    if known is None or pool.info.authority is Authority.STREAM:
+    if known is None or pool.info.authority in WATCHED:
         return ""
     if pool.info.tier is Tier.G1:
         return f", copied down above {known.offload_threshold:.0%}" if known.offload_threshold else ", all copied down"

@@ -47,6 +47,17 @@ class Streams:
             for source in self.sources for taker in source.takers if isinstance(taker, EventStream)
         ]
 
+    def documents(self) -> list[dict[str, Any]]:
+        """The same as rows of the status document."""
+        return [
+            {
+                "source": str(row.source), "name": row.label, "connected": row.status.connected,
+                "batches": row.counts.batches, "gaps": row.counts.gaps, "lost_batches": row.counts.lost_batches,
+                "restarts": row.counts.restarts, "last_batch_ns": row.counts.last_batch_ns,
+            }
+            for row in self.rows()
+        ]
+
     def open(self) -> None:
         """Connect or bind all. Raises ``UsageError``."""
         self._context = new_context()

@@ -1,0 +1,138 @@
+"""The console on an engine with a tap: its name, its blocks, and what watching costs it."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+
+from kvbm_console.core.errors import ConnectionLost
+from kvbm_console.core.events import Event, SourceLost
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
+from kvbm_console.tap.flatten import Flattener
+from kvbm_console.tap.recorder import Recorder
+from kvbm_console.tap.sender import Settings
+from tests.tap.watching import Watching
+from tests.tui.desks import desk_of, everything
+from tests.tui.script import Mono, ScriptedFeed, connected
+from tui.app import ConsoleApp
+from tui.desk import TIERS
+from tui.source import Session
+
+KEPT = Path(__file__).resolve().parents[2] / "recordings" / "vllm" / "offload.tap.zst"
+UNPACKED_MAX = 64 * 2**20
+COST = {"calls": 2_000, "dropped": 0, "errors": 0, "call_ns": 3_000_000, "steps": 100, "step_ns": 1_000_000_000}
+
+
+def told(**changed: int) -> dict[str, Any]:
+    """As ``Accounting.accounts`` answers."""
+    return {"engines": [{"source": "1", "name": "vllm-a", **COST, **changed}], "publishers": []}
+
+
+@pytest.fixture(scope="module")
+def events() -> list[Event]:
+    """vLLM's own scheduler with a host tier, half way through what it did."""
+    data = zstandard.ZstdDecompressor().decompress(KEPT.read_bytes(), UNPACKED_MAX)
+    kept: Any = msgspec.msgpack.decode(data, strict=False)
+    watch = Watching(Recorder(), Flattener(), msgspec.convert(kept["settings"], Settings))
+    for messages, _ in kept["steps"][: len(kept["steps"]) // 2]:
+        watch.now += 10**7
+        watch.take(messages)
+    return watch.events
+
+
+def items(events: list[Event]) -> list[FeedItem]:
+    return [connected(), SnapshotTaken(CacheState()), EventsArrived(events)]
+
+
+def test_requests_and_blocks_are_there_and_the_cost_is_said_when_told(events: list[Event]) -> None:
+    one = desk_of(items=items(events), late_ns=0)
+    for view in range(9):
+        one.go(view)
+        assert "(level 1)" not in everything(one)
+    one.go(TIERS)
+    state = one.mirror.state
+    assert state is not None
+    assert state.slots
+    assert "tap: what it costs its engine the daemon has not told" in everything(one)
+    row = next(line.split() for line in everything(one, 120, 40).splitlines() if line.startswith("   G1"))
+    assert row[2] == str(state.pools[0].resident_blocks)
+    assert row[3] == str(100 * len(state.pools[0].by_hash) // state.pools[0].resident_blocks)
+    one.mirror.sources.tell(told())
+    text = everything(one, 80, 24)
+    assert " vllm-a   rank 0" in text
+    assert "tap: 1.5 µs a call, 0.30 % of a step" in text
+    assert "step 10 ms" in text
+    assert "2,000 calls" in text
+    assert "0 dropped   0 errors" in text
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_what_a_tap_dropped_stands_out(events: list[Event], size: tuple[int, int]) -> None:
+    one = desk_of(items=items(events), late_ns=0)
+    one.go(TIERS)
+    one.mirror.sources.tell(told(dropped=7))
+    spans = [span for line in one.draw(*size) for span in line.spans]
+    assert next(span.role for span in spans if "7 dropped" in span.text) == "caution"
+
+
+def test_before_the_first_call_nothing_is_divided(events: list[Event]) -> None:
+    one = desk_of(items=items(events), late_ns=0)
+    one.go(TIERS)
+    one.mirror.sources.tell(told(calls=0, call_ns=0, steps=0, step_ns=0))
+    assert "tap: – a call, – of a step   0 dropped   0 errors   step –" in everything(one, 80, 24)
+
+
+def test_a_recording_says_that_it_has_no_cost(events: list[Event]) -> None:
+    one = desk_of(items=[connected(recording=True), *items(events)[1:]], late_ns=0)
+    one.go(TIERS)
+    assert "tap: what it costs its engine a recording does not hold" in everything(one)
+
+
+def test_a_tap_that_ended_stays_grey(events: list[Event]) -> None:
+    state = CacheState()
+    for event in events:
+        state.apply(event)
+    over = SourceLost(state.seq, state.at_ns, 0, 1, 0, 0, False, True)
+    one = desk_of(items=[*items(events), EventsArrived([over])], late_ns=0)
+    one.go(TIERS)
+    text = everything(one, 120, 40)
+    assert "ended, nothing more is heard of it" in text
+    assert "its engine ended" in text
+    roles = {
+        span.role for line in one.draw(120, 40) if line.text.startswith((" engine 1", "   G1"))
+        for span in line.spans if span.text.strip()
+    }
+    assert roles == {"stale"}
+    assert "title" in {span.role for line in one.shown for span in line.spans}
+
+
+class TellingFeed(ScriptedFeed):
+    """Answers for its engines; the first question finds no connection."""
+
+    def __init__(self, events: list[Event]) -> None:
+        super().__init__(items(events))
+        self.asked = 0
+
+    async def accounts(self) -> dict[str, Any]:
+        """As ``LiveFeed.accounts``."""
+        self.asked += 1
+        if self.asked == 1:
+            raise ConnectionLost("not connected")
+        return told(dropped=3)
+
+
+@pytest.mark.asyncio
+async def test_a_live_console_asks_for_the_costs(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.source.ACCOUNTS_EVERY_S", 0.01)
+    feed = TellingFeed(events)
+    app = ConsoleApp(Session(feed, mono=Mono()))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("6")
+        while 1 not in app.session.mirror.sources.told:
+            await pilot.pause()
+        app.draw()
+        assert "3 dropped" in "\n".join(line.text for line in app.canvas.lines)
+    assert feed.asked >= 2

@@ -1,0 +1,153 @@
+"""Sources: what is known of each engine that reports: losses, restarts, its name, and what watching it costs.
+
+Law of this file: what was seen in the events and what the daemon tells are kept apart; a count that neither told is
+None and never 0.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.core.ids import Authority, Condition
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import GONE, PoolFacts
+
+SOURCES_MAX: Final = 1_024
+"""Engines that are kept: sixteen times the publishers of a large deployment; what comes beyond is counted."""
+WATCHED: Final = frozenset({Authority.STREAM, Authority.OBSERVED})
+"""Pools that a real engine reports; those of the simulated one are told by the leader."""
+COMPARED_MAX: Final = 200_000
+"""Blocks of a pool that are compared with nearer ones: some ten milliseconds; of more the answer is not known."""
+
+
+class TapCost(msgspec.Struct, frozen=True):
+    """What a tap has cost its engine since it began, as the status document says it."""
+
+    calls: int
+    dropped: int
+    errors: int
+    call_ns: int
+    steps: int
+    step_ns: int
+
+
+class Following(msgspec.Struct, frozen=True):
+    """A publisher that the daemon follows, as the status document says it."""
+
+    connected: bool
+    batches: int
+    gaps: int
+    lost_batches: int
+    restarts: int
+    last_batch_ns: int | None
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What the daemon last told of one source."""
+
+    name: str
+    cost: TapCost | None = None
+    following: Following | None = None
+
+
+class Seen(msgspec.Struct):
+    """What this console saw in the events of one source."""
+
+    gaps: int = 0
+    restarts: int = 0
+    clears: int = 0
+    last_ns: int | None = None
+    """When it reported last."""
+
+
+class Sources:
+    """All engines of one target, by number."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Seen] = {}
+        self.told: dict[int, Told] = {}
+        """Kept when a source ends: its last costs stay readable."""
+        self.left_out = 0
+        """Sources beyond the limit."""
+
+    def of(self, source: int) -> Seen:
+        """What was seen of a source; beyond the limit what is added to it is not kept."""
+        found = self.seen.get(source)
+        if found is None:
+            found = Seen()
+            if len(self.seen) < SOURCES_MAX:
+                self.seen[source] = found
+            else:
+                self.left_out += 1
+        return found
+
+    def tell(self, document: Mapping[str, Any]) -> None:
+        """Take ``engines`` and ``publishers`` of a status document; a row that does not fit is left out."""
+        for row in document.get("engines") or ():
+            self._take(row, lambda name, row: Told(name, cost=msgspec.convert(row, TapCost)))
+        for row in document.get("publishers") or ():
+            self._take(row, lambda name, row: Told(name, following=msgspec.convert(row, Following)))
+
+    def _take(self, row: Mapping[str, Any], read: Callable[[str, Mapping[str, Any]], Told]) -> None:
+        try:
+            source, told = int(row["source"]), read(str(row["name"]), row)
+        except (KeyError, ValueError, TypeError, msgspec.ValidationError):
+            self.left_out += 1
+            return
+        if source in self.told or len(self.told) < SOURCES_MAX:
+            self.told[source] = told
+        else:
+            self.left_out += 1
+
+
+def watched(state: CacheState) -> list[int]:
+    """Real engines that report, and others that ended, in the order of their numbers."""
+    found = {pool.info.source for pool in state.pools if pool.info.authority in WATCHED}
+    return sorted(found | {source for source in state.lost_sources if source})
+
+
+def ended(state: CacheState, source: int) -> bool:
+    """Whether nothing more is heard of a source."""
+    return state.lost_sources.get(source) == GONE
+
+
+def uncertain(state: CacheState, source: int) -> bool:
+    """Whether reports of a source were lost, so that its counts may be wrong until it clears or restarts."""
+    return source in state.lost_sources and not ended(state, source)
+
+
+def blocks_only(state: CacheState) -> bool:
+    """Whether all that is known are blocks of event streams: no engine ever told of a request."""
+    if state.slots or state.totals.slots_opened:
+        return False
+    engines = {pool.info.authority for pool in state.pools if pool.info.source}
+    return engines == {Authority.STREAM}
+
+
+def pools_of(state: CacheState, source: int) -> list[PoolFacts]:
+    """Pools of one source: by rank, group, then near ones first."""
+    mine = [pool for pool in state.pools if pool.info.source == source]
+    return sorted(mine, key=lambda pool: (pool.info.dp_rank, pool.info.group, pool.info.tier, pool.info.pool))
+
+
+def reusable(pool: PoolFacts) -> int | None:
+    """Resident blocks that a look-up can find: full, ready, and of several copies one; None when it costs too much."""
+    if not pool.counts[Condition.WRITING]:
+        return len(pool.by_hash)
+    if len(pool.by_hash) > COMPARED_MAX:
+        return None
+    return sum(pool.ready_place(key) is not None for key in pool.by_hash)
+
+
+def only_here(state: CacheState, pool: PoolFacts) -> int | None:
+    """Of those, blocks that no nearer pool of the same engine, rank and group has; None when there are too many."""
+    info = pool.info
+    if len(pool.by_hash) > COMPARED_MAX:
+        return None
+    rest = set(pool.by_hash)
+    for other in state.pools:
+        near = other.info
+        if near.tier < info.tier and (near.source, near.dp_rank, near.group) == (info.source, info.dp_rank, info.group):
+            rest -= other.by_hash.keys()
+    return len(rest)

@@ -1,0 +1,214 @@
+"""Engines: what real engines report, each by its name: blocks by medium, what of them is of use, losses, restarts.
+
+Law of this file: a count that may be wrong has a question mark, one that nobody told is a dash, and an engine that
+ended stays, grey, until a new one takes its number.
+"""
+
+from typing import NamedTuple
+
+from kvbm_console.core.ids import Authority
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import PoolFacts
+
+from ..desk import SLOT, SLOTS, TIMELINE, TRANSFERS, WHY, Desk
+from ..draw import bars
+from ..draw.spans import Line, Row
+from ..model.numbers import UNKNOWN, count, cut, cut_middle, per_second, percent, plain, plural, spoken, tenth
+from ..model.series import Sums, resample
+from ..model.sources import blocks_only, ended, only_here, pools_of, reusable, uncertain, watched
+from .sections import kept
+
+NAME_WIDTH = 32
+TREND_CELLS = 12
+TAP = (
+    "--kv-transfer-config '{\"kv_connector\": \"KvbmTap\",",
+    "  \"kv_connector_module_path\": \"kvbm_console.tap.vllm\", \"kv_role\": \"kv_both\",",
+    "  \"kv_connector_extra_config\": {\"daemon\": \"unix:PATH\"}}'",
+)
+"""What loads the tap; beside or around another connector: the README."""
+
+
+class Piece(NamedTuple):
+    """A few words of a row that may stand on the next one."""
+
+    text: str
+    role: str = "muted"
+
+
+def engines_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
+    """Every engine with its pools; nothing where no real engine was ever heard of."""
+    if not watched(state):
+        return []
+    return kept(desk, state, "engines", (width, len(desk.mirror.sources.told)), lambda: _engines(desk, state, width))
+
+
+def _engines(desk: Desk, state: CacheState, width: int) -> list[Line]:
+    numbers = watched(state)
+    head = Row().put(" ENGINES", "title").put(f"   {count(len(numbers))}", "muted")
+    for name, end, least in _COLUMNS:
+        if width > least:
+            head.right(name, end, "faint")
+    lines = [head.line("" if desk.tall else "bar", width)]
+    for source in numbers:
+        lines += _engine(desk, state, source, width)
+    return lines
+
+
+_COLUMNS = (("blocks", 31, 0), ("reusable", 41, 0), ("only here", 52, 0), ("stored/s", 62, 63), ("evict/s", 71, 72))
+"""Name, end, and the width below which it is left out."""
+
+
+def engine_name(desk: Desk, source: int) -> str:
+    """Its name as the daemon tells it, else its number; on a recording only that is known."""
+    told = desk.mirror.sources.told.get(source)
+    return plain(told.name) if told is not None and told.name else f"engine {source}"
+
+
+def rank_of(state: CacheState, source: int) -> int | None:
+    """Its data-parallel rank; None when it has none or speaks for several."""
+    ranks = {pool.info.dp_rank for pool in pools_of(state, source)}
+    return ranks.pop() if len(ranks) == 1 else None
+
+
+def _engine(desk: Desk, state: CacheState, source: int, width: int) -> list[Line]:
+    over = ended(state, source)
+    pieces = [Piece(cut_middle(engine_name(desk, source), NAME_WIDTH), "strong")]
+    rank = rank_of(state, source)
+    if rank is not None:
+        pieces.append(Piece(f"rank {rank}", "text"))
+    pieces += _history(desk, state, source)
+    lines = _wrapped(pieces, width, "stale" if over else "")
+    pools = pools_of(state, source)
+    if any(pool.info.authority is Authority.OBSERVED for pool in pools):
+        lines += _wrapped(_cost(desk, source), width, "stale" if over else "", indent=3)
+    return lines + [_pool(desk, state, pool, width, told=rank is None) for pool in pools]
+
+
+def _history(desk: Desk, state: CacheState, source: int) -> list[Piece]:
+    """Whether it is to be believed, what was lost, and when it reported last."""
+    seen, told = desk.mirror.sources.of(source), desk.mirror.sources.told.get(source)
+    following = told.following if told is not None else None
+    pieces = []
+    if ended(state, source):
+        pieces.append(Piece("ended, nothing more is heard of it"))
+    elif uncertain(state, source):
+        pieces.append(Piece("? reports were lost: doubtful until it clears or restarts", "caution"))
+    gaps = max(seen.gaps, state.lost_sources.get(source, 0))
+    restarts = seen.restarts
+    if following is not None:
+        lost = f", {plural(following.lost_batches, 'report')} lost" if following.gaps else ""
+        gaps, restarts = following.gaps, following.restarts
+        pieces.append(Piece((plural(gaps, "gap") if gaps else "no gap") + lost, "caution" if gaps else "muted"))
+        pieces.append(Piece(f"incarnation {restarts + 1}", "caution" if restarts else "muted"))
+        if not following.connected:
+            pieces.append(Piece("not connected", "caution"))
+    else:
+        pieces.append(Piece(f"{plural(gaps, 'gap')} seen" if gaps else "no gap seen", "caution" if gaps else "muted"))
+        if restarts:
+            pieces.append(Piece(f"{plural(restarts, 'restart')} seen", "caution"))
+    if seen.clears:
+        pieces.append(Piece(f"cleared {seen.clears} ×"))
+    if seen.last_ns is not None:
+        pieces.append(Piece(f"last report {spoken(max(0, desk.now_ns - seen.last_ns))} ago"))
+    return pieces
+
+
+def _cost(desk: Desk, source: int) -> list[Piece]:
+    """What the tap costs its engine, and what it had to drop."""
+    told = desk.mirror.sources.told.get(source)
+    cost = told.cost if told is not None else None
+    if cost is None:
+        why = "a recording does not hold" if desk.recording else "the daemon has not told"
+        return [Piece(f"tap: what it costs its engine {why}")]
+    call = f"{cost.call_ns / cost.calls / 1_000:.1f} µs a call" if cost.calls else f"{UNKNOWN} a call"
+    part = f"{100 * cost.call_ns / cost.step_ns:.2f} % of a step" if cost.step_ns else f"{UNKNOWN} of a step"
+    step = f"step {spoken(cost.step_ns // cost.steps)}" if cost.steps else f"step {UNKNOWN}"
+    return [
+        Piece(f"tap: {call}, {part}", "text"),
+        Piece(f"{count(cost.dropped)} dropped", "caution" if cost.dropped else "muted"),
+        Piece(plural(cost.errors, "error"), "caution" if cost.errors else "muted"),
+        Piece(step), Piece(plural(cost.calls, "call")),
+    ]
+
+
+def legend(width: int) -> Line:
+    """What the shares mean."""
+    text = " reusable: full blocks, each hash once; only here: on no nearer medium"
+    more = "; whether the blocks in front of one are there, too, no report says"
+    return Row().put(text + (more if width > len(text + more) else ""), "faint").line("", width)
+
+
+def _wrapped(pieces: list[Piece], width: int, role: str, indent: int = 1) -> list[Line]:
+    """Pieces in a row, those that do not fit in the next one."""
+    lines: list[Line] = []
+    row = Row().put(" " * indent)
+    start = row.x
+    for piece in pieces:
+        gap = 3 if row.x > start else 0
+        if gap and row.x + gap + len(piece.text) > width - 1:
+            lines.append(row.line("", width))
+            row, gap = Row().put(" " * (indent + 2)), 0
+            start = row.x
+        row.put(" " * gap).put(cut(piece.text, max(1, width - 1 - row.x)), role or piece.role)
+    return [*lines, row.line("", width)]
+
+
+def medium_name(pool: PoolFacts, *, rank: bool) -> str:
+    """``G2 CPU_PINNED``, with the rank where an engine speaks for several and the group where a model has some."""
+    info = pool.info
+    name = f"{info.tier.name} {plain(info.medium)}"
+    return name + (f" rank {info.dp_rank}" if rank else "") + (f" group {info.group}" if info.group else "")
+
+
+def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: bool) -> Line:
+    flows, now, source = desk.mirror.flows, desk.now_ns, pool.info.source
+    over, doubt = ended(state, source), uncertain(state, source)
+    role = "stale" if over else "caution" if doubt else "text"
+    row = Row().put("   ").put(cut(medium_name(pool, rank=told), 20), "stale" if over else "text")
+    mark = "?" if doubt else ""
+    resident = pool.resident_blocks
+    found, own = reusable(pool), only_here(state, pool)
+    stored, evicted = flows.stored.get(pool.info.pool), flows.evicted.get(pool.info.pool)
+    heard = desk.mirror.sources.of(source).last_ns is not None or (
+        pool.info.authority is Authority.OBSERVED and len(desk.mirror.steps) > 0)
+
+    def rate(of: Sums | None) -> str:
+        """Nothing stored or evicted while it reported is 0; before its first report it is unknown."""
+        return per_second((of.rate(now) or 0.0) if of is not None else 0.0 if heard else None) if not over else UNKNOWN
+
+    values = (
+        UNKNOWN if over else count(resident) + mark,
+        UNKNOWN if over or found is None or not resident else percent(found, resident) + mark,
+        UNKNOWN if over or own is None or not resident else f"{tenth(own, resident)} %{mark}",
+        rate(stored), rate(evicted),
+    )
+    for value, (_, end, least) in zip(values, _COLUMNS, strict=True):
+        if width > least:
+            row.right(value, end, role)
+    if width >= 74 + TREND_CELLS and stored is not None and not over:
+        row.to(74).spans(bars.trend(resample(stored.last(60, now), TREND_CELLS), desk.glyphs))
+    return row.line("", width)
+
+
+def body_of(desk: Desk, width: int, height: int) -> list[Line]:
+    """The view on the screen; in place of one that needs requests, where none can ever come, what would give them."""
+    state, what = desk.mirror.state, NEED_REQUESTS.get(desk.current)
+    if what is None or state is None or not blocks_only(state):
+        return desk.view.body(desk, width, height)
+    texts = [
+        (f" {what}", "strong"),
+        (" This target follows KV-event streams (level 1): they name blocks and no", "text"),
+        (" request.", "text"),
+        (" The tap (level 2) reports every request of vLLM, and can hold one:", "text"),
+        ("", "text"), *((f"   {text}", "key") for text in TAP), ("", "text"),
+        (" What a stream does tell stands in 1 Overview, 6 Tiers, 8 Record and 9 Log.", "muted"),
+    ]
+    rows = [Row() for _ in texts]
+    return [row.put(text, role).line("", width) for row, (text, role) in zip(rows, texts, strict=True)]
+
+
+NEED_REQUESTS = {
+    SLOTS: "Slots are requests.", SLOT: "A slot is one request.", TIMELINE: "The timeline shows requests over time.",
+    TRANSFERS: "Transfers are copies for requests.", WHY: "Why explains what a request missed.",
+}
+"""Views that stay empty without requests, and what they would show."""

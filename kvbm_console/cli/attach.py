@@ -110,6 +110,13 @@ def addresses_of(named: Sequence[str]) -> list[str]:
     return found
 
 
+def load_console() -> None:
+    """Import what a console needs."""
+    import kvbm_console.client  # noqa: F401
+    import tui.app
+    import tui.source  # noqa: F401
+
+
 async def console(
     addresses: Sequence[str], *, read_only: bool = False, record: Path | None = None, seconds: float | None = None,
     theme: str | None = None, ascii_only: bool = False, no_color: bool = False,

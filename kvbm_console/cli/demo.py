@@ -84,10 +84,14 @@ async def _with_lines(options: "DaemonOptions", seconds: float, form: str, name:
 
 
 async def _with_console(options: "DaemonOptions", seconds: float | None, look: dict[str, Any]) -> int:
-    """Daemon and console on one loop; the daemon ends in order when the console is left."""
-    from kvbm_console.cli.attach import console
+    """Daemon and console on one loop; the daemon ends in order when the console is left.
+
+    The console is loaded before the daemon begins: it takes some tenths of a second, in which a loop would stand still.
+    """
+    from kvbm_console.cli.attach import console, load_console
     from server.daemon import run_daemon
 
+    load_console()
     ready: asyncio.Future[Daemon] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(run_daemon(options, on_ready=ready.set_result))
     await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)

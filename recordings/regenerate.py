@@ -4,11 +4,14 @@ Each is one scenario, driven through the real leader, simulated engine and recor
 this again gives the same stimuli, events and keyframes byte for byte. With ``--check`` nothing is written; exit 1 and
 what differs for each recording that today's code would make differently.
 
+The event streams of real engines in ``kv-events`` are imported anew from what was captured.
+
 Law of this file: a scenario says what it must show, and refuses to be written when it or its replay does not.
 """
 
 import sys
 import tempfile
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +22,10 @@ from kvbm_console.core.events import BlocksEvicted, Event
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.embedded import build
+from kvbm_console.engines.kv_events.capture import read_frames
+from kvbm_console.engines.kv_events.captured import CaptureStreams
 from kvbm_console.recording.diff import diff
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
@@ -36,6 +42,14 @@ FLUSH_STIMULI: Final = 16
 KEYFRAME_EVENTS: Final = 250
 """Far closer than in life, so that these small files hold several."""
 BYTES_MAX: Final = 50_000
+CAPTURES: Final = {
+    "multiturn": "vLLM 0.33's scheduler: 6 sessions, device memory that is too small, cleared at the end",
+    "offload_lru": "vLLM's OffloadingConnector: a host tier that tells its tokens, evictions on both tiers",
+    "offload_arc_placeholder": "the same with ARC and a host tier that names hashes alone",
+    "connector": "vLLM beside a connector that loads late and frees late",
+    "sglang": "SGLang 0.5.23's publisher: signed hashes, pinned host memory",
+}
+"""Frames that engines' own publishers sent, by file in ``kv-events``, and what is in them."""
 LOST_FLUSH: Final = 6
 """Of the recording with a gap: in the middle, behind the first eviction."""
 
@@ -124,6 +138,36 @@ def record(scenario: Scenario, directory: Path) -> Path:
     return path
 
 
+def from_capture(name: str, directory: Path) -> Path:
+    """Feed what an engine published to a leader and record it into an empty directory, as an import does.
+
+    Refuses a capture of which anything is unknown or lost, and a recording that does not replay.
+    """
+    frames = list(read_frames(HERE / "kv-events" / f"{name}.bin"))
+    streams, tape, numbers = CaptureStreams(), Tape(), count(1)
+    config = LeaderConfig()
+    leader = Leader(config, check=True, audit_every=1)
+    dispatcher = Dispatcher(leader, lambda: streams.now_ns, publish=tape.publish)
+    tape.recorder = Recorder(
+        directory, config=config, incarnation=name, keyframe=lambda: tape.keyframe(leader),
+        clock_anchor_ns=round(frames[0].received * 1e9), keyframe_events=KEYFRAME_EVENTS,
+        labels={"shows": CAPTURES[name]},
+    )
+    for frame in frames:
+        streams.take(frame, dispatcher, lambda: next(numbers))
+    tape.flush()
+    tape.recorder.close()
+    (path,) = directory.glob("*.mcap")
+    lost = [
+        (one.unknown_events, one.malformed_events, one.bad_payloads, one.gaps, one.restarts, one.refused_blocks)
+        for one in (stream.counts for stream in streams.streams.values())
+    ]
+    report = verify(path)
+    if not report.ok or any(map(any, lost)):
+        raise RuntimeError(f"{name}: {report.first_difference}; {lost} of its publishers were not understood")
+    return path
+
+
 def check(scenario: Scenario, path: Path) -> None:
     """Refuse a recording that does not show what it should, replays otherwise than it should, or is too large."""
     events = [event for batch in Recording.open(path).events() for event in batch]
@@ -167,6 +211,15 @@ def main(arguments: list[str]) -> int:
             print(f"{scenario.name:20} {state}, {kept.stat().st_size if kept.exists() else 0:,} bytes")
             for line in changes:
                 print(f"    {line}")
+    for name, shows in CAPTURES.items():
+        with tempfile.TemporaryDirectory() as directory:
+            made = from_capture(name, Path(directory))
+            kept = HERE / "kv-events" / f"{name}.mcap"
+            equal = same(made, kept)
+            different += not equal
+            if not equal and not only_check:
+                kept.write_bytes(made.read_bytes())
+            print(f"kv-events/{name}: {'unchanged' if equal else 'would change' if only_check else 'written'}, {shows}")
     return 1 if only_check and different else 0
 
 

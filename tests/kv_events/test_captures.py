@@ -11,13 +11,14 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.engines.kv_events.capture import CaptureWriter, Frame, pack_frame, read_frames
 from kvbm_console.engines.kv_events.decoder import decode_batch
 from kvbm_console.engines.kv_events.residency import Place, Residency
+from kvbm_console.recording.reader import Recording
 from tests.kv_events.payloads import Recount, batch, stored
 from tests.kv_events.test_stream import House, facts_of
 
 NAMES = ["connector", "multiturn", "offload_arc_placeholder", "offload_lru", "sglang"]
 
 
-KEPT = Path(__file__).with_name("captures")
+KEPT = Path(__file__).resolve().parents[2] / "recordings" / "kv-events"
 """Frames that engines' own code published on synthetic workloads: four of vLLM 0.33, one of SGLang 0.5.23."""
 
 
@@ -51,6 +52,8 @@ def test_a_capture_decodes_and_folds_to_the_recount(capture: Path) -> None:
         Place(*place): sum(here.values()) for place, here in left.items()
     }
     assert state.lost_sources == {}
+    tape = Recording.open(capture.with_suffix(".mcap"))
+    assert facts_of(tape.state_at(tape.last_seq)) == left
     counts = house.stream.counts
     assert (counts.gaps, counts.restarts, counts.unknown_events, counts.malformed_events) == (0, 0, 0, 0)
     assert counts.stored_blocks > 0

@@ -82,7 +82,7 @@ def test_ranks_are_told_apart_by_name(house: House) -> None:
     assert "rank 1" in " ".join(line(one, "engine 2", 80, 24))
     one.mirror.sources.tell({"publishers": [
         {"source": str(number), "name": f"10.0.0.1:{5556 + number}", "connected": number == 1, "batches": 4,
-         "gaps": number - 1, "lost_batches": 3, "restarts": 2 * (number - 1), "last_batch_ns": None}
+         "gaps": number - 1, "lost_batches": 3 * (number - 1), "restarts": 2 * (number - 1), "last_batch_ns": None}
         for number in (1, 2)
     ]})
     first, second = " ".join(line(one, "10.0.0.1:5557", 200, 60)), " ".join(line(one, "10.0.0.1:5558", 200, 60))

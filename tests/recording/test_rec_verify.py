@@ -173,7 +173,7 @@ def test_a_broken_invariant_in_the_events_is_found(tmp_path: Path) -> None:
 
 def shipped() -> list[Path]:
     """The recordings of the repository."""
-    return sorted(RECORDINGS.glob("*.mcap"))
+    return sorted([*RECORDINGS.glob("*.mcap"), *RECORDINGS.glob("kv-events/*.mcap")])
 
 
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
@@ -189,7 +189,10 @@ def test_shipped_recordings_replay_by_state_and_by_decision(path: Path) -> None:
 
 def test_shipped_recordings_are_described_and_made_by_the_command() -> None:
     readme = (RECORDINGS / "README.md").read_text()
-    assert {path.stem for path in shipped()} == {scenario.name for scenario in regenerate.SCENARIOS}
+    made = {scenario.name for scenario in regenerate.SCENARIOS} | set(regenerate.CAPTURES)
+    assert {path.stem for path in shipped()} == made
+    for name, shows in regenerate.CAPTURES.items():
+        assert f"| `kv-events/{name}.mcap` | {shows} |" in readme
     for scenario in regenerate.SCENARIOS:
         assert f"| `{scenario.name}.mcap` | {scenario.shows} |" in readme
     for path in (RECORDINGS / "versions").glob("*.mcap"):
@@ -215,6 +218,7 @@ def test_what_would_change_is_shown_readably(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "two-hosts.mcap").write_bytes((RECORDINGS / "offload-pressure.mcap").read_bytes())
     monkeypatch.setattr(regenerate, "HERE", tmp_path)
     monkeypatch.setattr(regenerate, "SCENARIOS", [one for one in regenerate.SCENARIOS if one.name == "two-hosts"])
+    monkeypatch.setattr(regenerate, "CAPTURES", {})
     assert regenerate.main(["--check"]) == 1
     printed = capsys.readouterr().out
     assert "would change" in printed

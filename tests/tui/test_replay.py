@@ -9,6 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from kvbm_console.cli.replay import hit_finder
+from kvbm_console.core.ids import Authority
 from kvbm_console.core.snapshots import digest
 from kvbm_console.recording.playback import Playback, RecordingFeed
 from kvbm_console.recording.reader import Recording
@@ -155,3 +156,25 @@ async def test_behind_a_gap_the_past_is_shown_with_the_gap_in_it() -> None:
         replay.playback.seek(gap.first - 1)
         await replay.at(gap.first - 1)
         assert not replay.session.mirror.gaps
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("kv-events/*.mcap")), ids=lambda path: path.stem)
+async def test_what_an_engine_published_is_shown_in_every_view(path: Path) -> None:
+    async with replaying(f"kv-events/{path.name}") as replay:
+        last = replay.recording.last_seq
+        await command(replay, f"seek {last}")
+        await replay.at(last)
+        assert replay.same()
+        for view in range(1, 10):
+            await replay.pilot.press(str(view))
+            text = replay.text()
+            assert ("(level 1)" in text) is (view in (2, 3, 4, 5))
+            assert ("engine 1   rank 0   no gap seen" in text) is (view in (1, 6))
+        await replay.pilot.press("6")
+        shown = [row.split() for row in replay.text().splitlines() if row.startswith("   G")]
+        state = replay.recording.state_at(last)
+        assert {(tier, medium, int(blocks)) for tier, medium, blocks, *_ in shown} == {
+            (pool.info.tier.name, pool.info.medium, pool.resident_blocks) for pool in state.pools
+            if pool.info.authority is Authority.STREAM
+        }

@@ -96,7 +96,7 @@ def _history(desk: Desk, state: CacheState, source: int) -> list[Piece]:
     gaps = max(seen.gaps, state.lost_sources.get(source, 0))
     restarts = seen.restarts
     if following is not None:
-        lost = f", {plural(following.lost_batches, 'report')} lost" if following.gaps else ""
+        lost = f", {plural(following.lost_batches, 'report')} lost" if following.lost_batches else ""
         gaps, restarts = following.gaps, following.restarts
         pieces.append(Piece((plural(gaps, "gap") if gaps else "no gap") + lost, "caution" if gaps else "muted"))
         pieces.append(Piece(f"incarnation {restarts + 1}", "caution" if restarts else "muted"))

@@ -119,6 +119,7 @@ def test_an_engine_that_ended_is_grey_and_said_to_be(house: House, view: int) ->
     assert "title" in {span.role for row in lines for span in row.spans}
     assert all(row.text.split()[2:] == ["–"] * 5 for row in rows[1:])
     assert "doubtful" not in everything(one, 120, 40)
+    assert "restart seen" not in everything(one, 120, 40)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])

@@ -79,6 +79,28 @@ def test_history_is_the_same_whether_events_are_folded_or_sampled(name: str, dat
     assert {route: flow.moved_blocks for route, flow in sampled.flows.routes.items()} == moved
 
 
+@pytest.mark.parametrize("name", ["multiturn", "offload_lru"])
+@pytest.mark.parametrize("step", [1, 7, 1_000])
+def test_the_flow_of_event_streams_is_the_same_sampled(name: str, step: int) -> None:
+    tape = Recording.open(RECORDINGS / "kv-events" / f"{name}.mcap")
+    events = events_of(tape)
+    exact, sampled = begun(tape), begun(tape)
+    exact.take(EventsArrived(events), 0)
+    sampled.sampling = True
+    for first in range(0, len(events), step):
+        sampled.take(EventsArrived(events[first : first + step]), 0)
+        sampled.take(SnapshotTaken(tape.state_at(sampled.next_seq - 1)), 0)
+    assert exact.state is not None
+
+    def flow(mirror: Mirror) -> list[dict[int, float]]:
+        at = events[-1].at_ns
+        return [{pool: one.total(600, at) for pool, one in kind.items()}
+                for kind in (mirror.flows.stored, mirror.flows.evicted)]
+
+    assert flow(sampled) == flow(exact)
+    assert sum(flow(exact)[1].values()) == sum(exact.state.totals.evicted_blocks) > 0
+
+
 def test_the_screen_says_that_facts_are_sampled_and_how_old_they_are() -> None:
     tape = Recording.open(RECORDINGS / "offload-pressure.mcap")
     events, mirror, mono = events_of(tape), begun(tape), Mono(0)

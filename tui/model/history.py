@@ -97,11 +97,11 @@ def _seen(mirror: Mirror, e: ev.BlocksSeen) -> None:
 
 
 def _source_lost(mirror: Mirror, e: ev.SourceLost) -> None:
+    if e.gone:
+        return  # the facts say that it ended; such an event says that it restarted, too
     seen = mirror.sources.of(e.source)
-    if e.restarted:
-        seen.restarts += 1
-    elif not e.gone:
-        seen.gaps += 1
+    seen.restarts += e.restarted
+    seen.gaps += not e.restarted
 
 
 def _planned(mirror: Mirror, e: ev.CandidatePlanned) -> None:

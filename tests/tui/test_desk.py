@@ -3,6 +3,9 @@
 
 import pytest
 
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything, screen
@@ -322,3 +325,21 @@ def test_when_everything_in_flight_is_held_every_view_says_so() -> None:
         assert "C  continue all" in screen(desk)[2]
     script.release(next(iter(script.state.holds)), S)
     assert "Everything in flight" not in everything(desk_of(script))
+
+
+def test_beside_requests_the_pools_of_several_engines_are_told_apart_and_an_end_is_said() -> None:
+    script = story()
+    first = len(script.state.pools)
+    for number in range(2):
+        script.emit(ev.PoolKnown, first + number, 5 + number, number, 0, Tier.G1, "GPU", None, 16, Authority.STREAM)
+    for number in range(2):
+        script.emit(ev.BlocksSeen, first + number, pack_hashes(range(1, 4 + number)), b"", False)
+    script.emit(ev.SourceLost, 5, 0, 0, False, True)
+    desk = desk_of(script, late_ns=0)
+    rows = {row.text.split()[1]: row for row in desk.draw(120, 40) if row.text.startswith(" G1 e")}
+    assert set(rows) == {"e5", "e6"}
+    assert "its engine ended" in rows["e5"].text
+    assert "stale" in {span.role for span in rows["e5"].spans}
+    assert " e6 r1" in rows["e6"].text
+    assert " 4/–" in rows["e6"].text
+    assert "stale" not in {span.role for span in rows["e6"].spans}

@@ -19,7 +19,7 @@ from ..model.lints import copy_level
 from ..model.numbers import S, count, cut, duration, flow, per_second, percent, plain, shares, spoken, tenth
 from ..model.rows import slot_row
 from ..model.series import resample
-from ..model.sources import WATCHED, uncertain
+from ..model.sources import WATCHED, ended, uncertain
 
 MEDIA = {Tier.G1: "device", Tier.G2: "host", Tier.G3: "disk", Tier.G4: "remote"}
 
@@ -110,11 +110,16 @@ def _tier_line(desk: Desk, pool: PoolFacts, bar: int, spark: int) -> Line:
     flows, now, tier = desk.mirror.flows, desk.now_ns, pool.info.tier
     capacity, resident = pool.info.capacity_blocks, pool.resident_blocks
     end = 11 + bar
-    row = Row().put(" ").put(pool_name(pool, desk.mirror.state or CacheState()), "text").to(11)
+    state = desk.mirror.state
+    over = state is not None and ended(state, pool.info.source)
+    row = Row().put(" ").put(pool_name(pool, state or CacheState()), "stale" if over else "text").to(11)
     row.spans(bars.level(resident / capacity if capacity else None, bar, desk.glyphs, tier.name.lower()))
     row.right(percent(resident, capacity), end + 6, used_role(pool))
     doubt = doubtful(desk, pool)
-    row.right(f"{count(resident)}{'?' if doubt else ''}/{count(capacity)}", end + 21, "caution" if doubt else "text")
+    row.right(f"{count(resident)}{'?' if doubt else ''}/{count(capacity)}", end + 21,
+              "stale" if over else "caution" if doubt else "text")
+    if over:
+        return row.to(end + 23).put("its engine ended", "stale").line()
     evicted = flows.evicted.get(pool.info.pool)
     row.right(per_second(evicted.rate(now)) if evicted is not None else "0", end + 30, "text")
     loaded, back = int(flows.loaded[tier].total(60, now)), int(flows.thrash[tier].total(60, now))

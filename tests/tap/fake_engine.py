@@ -255,6 +255,7 @@ class Scheduler:
             more = self.grow(request, count, preempted)
             if more is None:
                 continue
+            self.name(request, count)
             budget -= count
             scheduled[request.request_id] = count
             cached.req_ids.append(request.request_id)
@@ -269,7 +270,7 @@ class Scheduler:
         output = Output(new, cached, scheduled, preempted)
         self.connector.build_connector_meta(output)
         for name, count in scheduled.items():
-            self.advance(self.requests[name], count)
+            self.requests[name].num_computed_tokens += count
         return output
 
     def grow(self, request: Request, count: int, preempted: set[str]) -> list[int] | None:
@@ -311,6 +312,7 @@ class Scheduler:
             self.owned[name] = prefix + fresh
             self.connector.update_state_after_alloc(request, Blocks(self.owned[name]), 0)
             request.num_computed_tokens = computed
+            self.name(request, count)
             self.running.append(request)
             scheduled[name] = count
             budget -= count
@@ -325,10 +327,9 @@ class Scheduler:
         self.waiting.extendleft(reversed(skipped))
         return new
 
-    def advance(self, request: Request, count: int) -> None:
-        """Scheduled is computed; full blocks carry their hash, once each."""
-        request.num_computed_tokens += count
-        for at in range(request.num_computed_tokens // BLOCK):
+    def name(self, request: Request, count: int) -> None:
+        """Blocks that are full after this step carry their hash at once: the next request may already use them."""
+        for at in range((request.num_computed_tokens + count) // BLOCK):
             block = self.owned[request.request_id][at]
             if block not in self.hash_of:
                 self.hash_of[block] = request.block_hashes[at]

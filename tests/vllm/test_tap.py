@@ -98,6 +98,14 @@ def test_alone_under_reuse_and_pressure(unsent: None, tmp_path: Path) -> None:
     assert watch.mirror.totals == totals
 
 
+def test_requests_of_one_step_use_each_others_blocks(unsent: None, tmp_path: Path) -> None:
+    """A block is named when it is given out: the next request of the same step may already have it as its prefix."""
+    engine = Engine(tmp_path, tap(), blocks=64, tokens=2048)
+    watch = watching(engine.connector)
+    drive(engine, watch, [(at // 4, name, *rest) for at, (_, name, *rest) in enumerate(workload(9, 8, 3))])
+    assert watch.leader.state.totals.hit_blocks[0] > 0
+
+
 def test_around_the_offloading_connector(unsent: None, tmp_path: Path) -> None:
     engine = Engine(tmp_path, tap(offloading(40)), blocks=48, running=4)
     watch = watching(engine.connector)

@@ -27,6 +27,7 @@ from kvbm_console.core.leader.watched_steps import (
     append,
     check_ids,
     contradicted,
+    fill_for,
     give_up,
     iteration_finished,
     iteration_scheduled,
@@ -149,10 +150,10 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
 
 def _make_reusable(leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> None:
     """The engine says that these blocks hold the request's prefix: so they do."""
-    wrong = [
-        (place, key) for place, key in zip(ids[:reused], slot.hashes[:reused], strict=True)
-        if place >= len(pool) or pool.hash_of[place] != key or pool.content[place] != READY
-    ]
+    wrong = _unlike(pool, slot, ids, reused)
+    if wrong:
+        fill_for(leader, pool, ids[:reused], slot.hashes[:reused])
+        wrong = _unlike(pool, slot, ids, reused)
     if not wrong:
         return
     contradicted(leader, slot.source)
@@ -162,6 +163,14 @@ def _make_reusable(leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[
     places, hashes = pack_ids(place for place, _ in wrong), pack_hashes(key for _, key in wrong)
     leader.emit(ev.BlocksReserved, pool.info.pool, TOLD, places, hashes)
     leader.emit(ev.BlocksReady, pool.info.pool, TOLD, places)
+
+
+def _unlike(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> list[tuple[int, int]]:
+    """(place, hash it should hold) of what is not known to hold the prefix."""
+    return [
+        (place, key) for place, key in zip(ids[:reused], slot.hashes[:reused], strict=True)
+        if place >= len(pool) or pool.hash_of[place] != key or pool.content[place] != READY
+    ]
 
 
 # --- ends ---

@@ -163,23 +163,58 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
         part = range(at, at + count)
         at += count
         slot = leader.state.slot_named(request)
+        if slot is not None:
+            part = part[_filled_before(pool, slot, ids[part.start : part.stop], hashes[part.start : part.stop]) :]
+            if count and not part:
+                continue
         if slot is not None and _fills(pool, slot, [ids[i] for i in part], [hashes[i] for i in part]):
             slots.append(slot)
-            counts.append(count)
+            counts.append(len(part))
             filled += part
         else:
             contradicted(leader, s.source)
-    if not filled:
-        return
-    keys = [hashes[i] for i in filled]
+    if filled:
+        _fill(leader, pool, slots, counts, [ids[i] for i in filled], [hashes[i] for i in filled])
+
+
+def fill_for(leader: Decider, pool: PoolFacts, ids: list[int], hashes: list[int]) -> None:
+    """These blocks are used again as the prefix with these hashes: so whoever fills them has been scheduled to.
+
+    An engine names a block when it gives it out, and a request of the same step may already use it.
+    """
+    for at in reversed(range(len(ids))):
+        for slot in leader.state.slots.values():
+            first = slot.filled_blocks
+            if slot.device_pool != pool.info.pool or slot.device_blocks[at : at + 1] != [ids[at]] or first > at:
+                continue
+            places, keys = slot.device_blocks[first : at + 1], slot.hashes[first : at + 1]
+            if keys[-1:] == [hashes[at]] and _fills(pool, slot, places, keys):
+                _fill(leader, pool, [slot], [len(places)], places, keys)
+
+
+def _fill(
+    leader: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int], keys: list[int]
+) -> None:
     leader.emit(
-        ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts),
-        pack_ids(ids[i] for i in filled), pack_hashes(keys),
+        ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts), pack_ids(ids),
+        pack_hashes(keys),
     )
     for slot, count in zip(slots, counts, strict=True):
         link_chain(leader, slot, slot.filled_blocks - count, slot.filled_blocks)
     for key in keys:
         leader.aids.history.pop(key, None)
+
+
+def _filled_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> int:
+    """How many of these, at their beginning, are known to be full: ``fill_for`` has told them."""
+    last = slot.device_blocks[: slot.filled_blocks]
+    if not ids or ids[0] not in last:
+        return 0
+    known = last[last.index(ids[0]) :][: len(ids)]
+    told = ids[: len(known)] == known and all(
+        pool.hash_of[place] == key for place, key in zip(known, hashes, strict=False)
+    )
+    return len(known) if told else 0
 
 
 def _fills(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> bool:

@@ -18,16 +18,16 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorWorkerMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
+from tests.vllm.executor import LOAD_STEPS, Copies
 
 BLOCK = 16
 MODEL = {
@@ -55,7 +55,7 @@ class Engine:
 
     def __init__(
         self, directory: Path, connector: dict[str, Any], *, blocks: int = 96, running: int = 8, tokens: int = 256,
-        publish: tuple[str, str] | None = None, load_steps: int = 2,
+        publish: tuple[str, str] | None = None, load_steps: int = LOAD_STEPS,
     ) -> None:
         (directory / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=str(directory), dtype="float16", seed=0, skip_tokenizer_init=True)
@@ -92,8 +92,7 @@ class Engine:
             send(batch)
 
         publisher.publish = publish_and_keep
-        self.load_steps = load_steps
-        self._jobs: list[tuple[int, int, str | None]] = []
+        self._copies = Copies(load_steps)
         self.finished: list[str] = []
         self.steps = 0
 
@@ -131,36 +130,13 @@ class Engine:
             sampled.append([random.Random(f"{name} {request.num_tokens}").randrange(1000)] if done else [])
         result = ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)}, sampled_token_ids=sampled,
-            kv_connector_output=self._copied(output.kv_connector_metadata),
+            kv_connector_output=self._copies.step(output.kv_connector_metadata),
         )
         outputs = self.scheduler.update_from_output(output, result)
         for one in outputs.values():
             self.finished += [each.request_id for each in one.outputs if each.finish_reason is not None]
 
-    def _copied(self, metadata: Any) -> KVConnectorOutput | None:
-        """The worker's side of the offloading connector: a copy ends some steps after it was asked for."""
-        flushed: set[int] = set()
-        for part in (metadata, *getattr(metadata, "metadata", ())):
-            flushed |= getattr(part, "jobs_to_flush", None) or set()
-            for job in getattr(part, "store_jobs", None) or {}:
-                self._jobs.append((self.steps + self.load_steps, job, None))
-            for job, about in (getattr(part, "load_jobs", None) or {}).items():
-                wait, name = (0, None) if about.sync else (self.load_steps, about.req_id)
-                self._jobs.append((self.steps + wait, job, name))
-        due = [one for one in self._jobs if one[0] <= self.steps or one[1] in flushed]
-        self._jobs = [one for one in self._jobs if one not in due]
-        if not due:
-            return None
-        worker: Any = OffloadingWorkerMetadata()
-        for _, job, _ in due:
-            worker.mark_completed(job)
-        if hasattr(metadata, "metadata"):
-            worker = MultiKVConnectorWorkerMetadata(metadata=(worker, None))
-        return KVConnectorOutput(
-            kv_connector_worker_meta=worker, finished_recving={name for _, _, name in due if name is not None} or None
-        )
-
     @property
     def busy(self) -> bool:
         """Whether there is anything left to do."""
-        return self.scheduler.has_requests() or bool(self._jobs)
+        return self.scheduler.has_requests() or bool(self._copies.jobs)

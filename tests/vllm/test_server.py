@@ -1,0 +1,168 @@
+"""vLLM's OpenAI server as a process, with tap and event stream, driven over HTTP. Run by ``make test-vllm``.
+
+Everything is the real thing but the device (``tests.vllm.executor``): the server, its engine process, its scheduler and
+its connectors, two daemons of ours. What they say is compared with the server's own answers and metrics.
+"""
+
+import asyncio
+import json
+import random
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="make test-vllm runs these")
+
+from kvbm_console.client import Client
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.ids import Tier
+from kvbm_console.core.state import CacheState
+from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.requests import Requests
+from kvbm_console.recording.visitor import Visitor
+from kvbm_console.recording.walk import evidence_of, walk
+from tests.server.daemons import Mirror, follow_until, socket_directory
+from tests.vllm.engine import BLOCK, offloading, tap
+from tests.vllm.serving import complete, engine, free_ports, get, make_model, words
+
+pytestmark = pytest.mark.timeout(600)
+
+PROGRAM = str(Path(sys.executable).with_name("kvbm-console"))
+SESSIONS, TURNS, OUTPUT, HOST = 8, 4, 40, 60
+"""At once, one after the other, tokens of an answer, blocks of the host tier."""
+TIERS = ("--g2-blocks", "0", "--g3-blocks", "0")
+
+
+def session(url: str, number: int, system: list[int]) -> dict[str, dict[str, Any]]:
+    """A conversation: each prompt is the one before, its answer, and more. Request name to the server's answer."""
+    dice = random.Random(number)
+    prompt = [*system, *(dice.randrange(2, 1000) for _ in range(dice.randrange(30, 90)))]
+    found = {}
+    for turn in range(TURNS):
+        name = f"s{number}t{turn}"
+        found[name] = complete(url, name, prompt, OUTPUT)
+        prompt += words(found[name]["choices"][0]["text"])
+        prompt += [dice.randrange(2, 1000) for _ in range(dice.randrange(10, 50))]
+    return found
+
+
+def metrics(url: str) -> Counter[str]:
+    """The sums of the server's own counters, by name."""
+    found: Counter[str] = Counter()
+    for line in get(f"{url}/metrics").splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            found[name.partition("{")[0]] += float(value)  # type: ignore[assignment]
+    return found
+
+
+def residents(state: CacheState) -> dict[str, Counter[int]]:
+    """Medium to the hashes that are there, with how often."""
+    found: dict[str, Counter[int]] = {}
+    for pool in state.pools:
+        held = found.setdefault("CPU" if pool.info.medium == "CPU" else "GPU", Counter())
+        held.update({key: len(pool.places_of(key)) for key in pool.by_hash})
+    return found
+
+
+def serve_arguments(model: Path, url: str, ports: list[int], target: str) -> list[str]:
+    connector = tap(offloading(HOST), daemon=target)
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv",
+              "endpoint": f"tcp://*:{ports[1]}", "replay_endpoint": f"tcp://127.0.0.1:{ports[2]}"}
+    return [
+        "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "m", "--host", "127.0.0.1",
+        "--port", str(ports[0]), "--distributed-executor-backend", "tests.vllm.executor.FakeExecutor",
+        "--load-format", "dummy", "--num-gpu-blocks-override", "64", "--block-size", str(BLOCK),
+        "--max-model-len", "640", "--max-num-seqs", str(SESSIONS), "--enable-prompt-tokens-details",
+        "--generation-config", "vllm", "--kv-transfer-config", json.dumps(connector),
+        "--kv-events-config", json.dumps(events),
+    ]
+
+
+class Told(Visitor):
+    """Of a recording: what each slot's first admission found, what was evicted for whom, what an engine removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[int, tuple[int, int, int, int]] = {}
+        self.evicted: list[tuple[int, int | None]] = []
+        self.removed: list[int] = []
+        self.before = {ev.BlocksEvicted: self._evicted, ev.BlocksSeen: self._seen}
+        self.after = {ev.PrefixScored: self._scored}
+
+    def _scored(self, event: ev.PrefixScored, state: CacheState) -> None:
+        self.first.setdefault(event.slot, event.hits)
+
+    def _evicted(self, event: ev.BlocksEvicted, state: CacheState) -> None:
+        if state.pools[event.pool].info.medium != "CPU":
+            self.evicted += [(key, event.for_slot) for key in unpack_hashes(event.hashes)]
+
+    def _seen(self, event: ev.BlocksSeen, state: CacheState) -> None:
+        if state.pools[event.pool].info.medium != "CPU":
+            self.removed += unpack_hashes(event.removed)
+
+
+@pytest.mark.asyncio
+async def test_every_http_request_is_a_slot_and_hits_are_those_of_the_server(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    ports = free_ports(3)
+    url = f"http://127.0.0.1:{ports[0]}"
+    system = [random.Random(7).randrange(2, 1000) for _ in range(70)]
+    by_tap, by_stream = Mirror(), Mirror()
+    with (
+        socket_directory() as place,
+        engine("-P", PROGRAM, "serve", "--listen", f"unix:{place}/tap", "--record", str(tmp_path / "tap"), *TIERS,
+               ready="serving on"),
+        engine(*serve_arguments(model, url, ports, f"unix:{place}/tap"), ready="startup complete",
+               VLLM_TARGET_DEVICE="cpu", VLLM_NO_USAGE_STATS="1"),
+        engine("-P", PROGRAM, "serve", "--listen", f"unix:{place}/stream", "--record", str(tmp_path / "stream"),
+               "--engine", url, ready="serving on"),
+    ):
+        with ThreadPoolExecutor(SESSIONS) as pool:
+            futures = [pool.submit(session, url, number, system) for number in range(SESSIONS)]
+            answers = {
+                name: answer for one in futures for name, answer in (await asyncio.wrap_future(one)).items()
+            }
+        counted = metrics(url)
+
+        def settled() -> bool:
+            tapped, streamed = by_tap.state, by_stream.state
+            if tapped is None or streamed is None:
+                return False
+            return sum(tapped.totals.finished) == len(answers) and residents(tapped) == residents(streamed)
+
+        async with (
+            Client(f"unix:{place}/tap") as one, Client(f"unix:{place}/stream") as other,
+            one.subscribe() as first, other.subscribe() as second,
+        ):
+            await asyncio.gather(follow_until(first, by_tap, settled), follow_until(second, by_stream, settled))
+        assert by_tap.state is not None
+        assert by_stream.state is not None
+        assert by_tap.state.lost_sources == by_stream.state.lost_sources == {}
+    requests, told, removed = Requests(), Told(), Told()
+    walk(evidence_of(Recording.open(tmp_path / "tap")), (requests, told))
+    walk(evidence_of(Recording.open(tmp_path / "stream")), (removed,))
+    slots = {one.request.removeprefix("cmpl-").split("-")[0]: one for one in requests.all}
+    assert len(requests.all) == len(answers)
+    assert slots.keys() == answers.keys()
+    for name, answer in answers.items():
+        slot, usage = slots[name], answer["usage"]
+        assert slot.complete, name
+        assert slot.prompt_tokens == usage["prompt_tokens"], name
+        assert (slot.states[0], slot.states[-1], slot.reason) == ("initialized", "finished", "length"), name
+        assert {"prefilling", "decoding"} < set(slot.states), name
+        assert sum(told.first[slot.slot]) * BLOCK == usage["prompt_tokens_details"]["cached_tokens"], name
+    for tier, name in ((Tier.G1, "vllm:prefix_cache"), (Tier.G2, "vllm:external_prefix_cache")):
+        found = sum(hits[tier - 1] for hits in told.first.values())
+        assert found > 0
+        assert found * BLOCK == counted[f"{name}_hits_total"]
+    assert counted["vllm:prefix_cache_queries_total"] == sum(one.prompt_tokens for one in requests.all)
+    assert counted["vllm:num_preemptions_total"] == sum(one.preemptions for one in requests.all) > 0
+    # Each eviction is one that the engine published, and names the request that caused it.
+    assert sorted(key for key, _ in told.evicted) == sorted(removed.removed) != []
+    assert all(slot is not None for _, slot in told.evicted)

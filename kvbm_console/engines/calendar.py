@@ -69,6 +69,11 @@ class Calendar:
         return heap[0][0] if heap else None
 
     @property
+    def remembered(self) -> int:
+        """Entries in memory, those that ran or were cancelled and are not let go of yet among them."""
+        return len(self._heap) + len(self._felt)
+
+    @property
     def next_felt_ns(self) -> int | None:
         """The time of the next entry that an iteration under way would feel, None when there is none."""
         heap, live = self._felt, self._live
@@ -104,6 +109,9 @@ class Calendar:
                     action()
         finally:
             self._running = False
+        felt = self._felt  # also where nobody asks for them: what has passed is let go of
+        while felt and felt[0][1] not in live:
+            heapq.heappop(felt)
         return True
 
 

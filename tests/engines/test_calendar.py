@@ -84,3 +84,19 @@ def test_deadlines_pass_once_can_be_moved_and_cleared() -> None:
         pass
     assert passed == [(3, 10), (1, 70)]
     assert len(deadlines) == 0
+
+
+def test_what_has_passed_is_not_kept_though_nobody_asks_what_is_felt() -> None:
+    calendar = Calendar()
+    for at in range(10_000):
+        calendar.at(at + 1, lambda: None)
+        assert calendar.run_next()
+        assert calendar.remembered == len(calendar) == 0
+
+
+def test_an_entry_that_was_cancelled_is_let_go_of_when_its_time_has_come() -> None:
+    calendar = Calendar()
+    calendar.cancel(calendar.at(10, lambda: None))
+    calendar.at(20, lambda: None)
+    assert calendar.run_next()
+    assert calendar.remembered == 0

@@ -39,7 +39,7 @@ test-full: $(STAMP) ## the tests with the long ones
 		pytest pytest-asyncio pytest-timeout hypothesis
 	@touch $@
 
-test-vllm: .venv-vllm/.stamp ## vLLM's own scheduler, with tap and event stream, and SGLang's publisher (3 GB, no GPU)
+test-vllm: .venv-vllm/.stamp ## vLLM's own scheduler, with tap and event stream; SGLang's publisher, Dynamo's mocker (3 GB, no GPU)
 	@.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -W ignore -o filterwarnings=default \
 		-o asyncio_default_fixture_loop_scope=function tests/vllm
 

@@ -4,7 +4,6 @@ Both are processes of their own that find each other through a directory, so nei
 mocker publishes as vLLM does. Its events are counted a second time here, from its replay socket, without our decoder.
 """
 
-import importlib.util
 import json
 import random
 import subprocess
@@ -17,12 +16,12 @@ import msgspec
 import pytest
 import zmq
 
+pytest.importorskip("vllm", reason="make test-vllm runs these")
+pytest.importorskip("dynamo", reason="make test-vllm runs these")
+
 from tests.vllm.serving import complete, engine, free_ports, make_model
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(importlib.util.find_spec("dynamo") is None, reason="make test-vllm runs these"),
-]
+pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = str(Path(sys.executable).with_name("kvbm-console"))
 BLOCK, BLOCKS = 16, 40

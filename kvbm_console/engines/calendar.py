@@ -6,7 +6,7 @@ the same work gives the same order of events however fast or slow the wall's clo
 
 import heapq
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.stimuli import DeadlinePassed
@@ -63,10 +63,7 @@ class Calendar:
     @property
     def next_ns(self) -> int | None:
         """The time of the next entry, None when there is none."""
-        heap, live = self._heap, self._live
-        while heap and heap[0][1] not in live:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        return self._first_ns(self._heap)
 
     @property
     def remembered(self) -> int:
@@ -76,7 +73,11 @@ class Calendar:
     @property
     def next_felt_ns(self) -> int | None:
         """The time of the next entry that an iteration under way would feel, None when there is none."""
-        heap, live = self._felt, self._live
+        return self._first_ns(self._felt)
+
+    def _first_ns(self, heap: list[Any]) -> int | None:
+        """The time of the first entry of a heap that is to come; what ran or was cancelled before it is let go of."""
+        live = self._live
         while heap and heap[0][1] not in live:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
@@ -109,9 +110,7 @@ class Calendar:
                     action()
         finally:
             self._running = False
-        felt = self._felt  # also where nobody asks for them: what has passed is let go of
-        while felt and felt[0][1] not in live:
-            heapq.heappop(felt)
+        self._first_ns(self._felt)  # what has passed is let go of, also where nobody asks what is felt
         return True
 
 

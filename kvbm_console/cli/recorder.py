@@ -135,8 +135,8 @@ def _tell(status: "RecorderStatus | None", form: str) -> None:
     if status is None:
         click.echo("nothing is being recorded")
         return
-    line = (f"{status.state}  segment {status.segment}  {number(status.bytes)} bytes  written "
-            f"{number(status.written_seq)}  synced {number(status.synced_seq)}")
+    line = (f"{status.state}  segment {status.segment}  {number(status.bytes)} bytes  written up to event "
+            f"{number(status.written_seq)}  synced up to {number(status.synced_seq)}")
     if status.not_recorded:
         line += f"  {number(status.not_recorded)} events not recorded"
     if status.reason:

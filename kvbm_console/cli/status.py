@@ -55,8 +55,8 @@ def _stream(document: dict[str, Any]) -> list[str]:
     if recorder is None:
         lines.append("recorder  off")
     else:
-        lines.append(f"recorder  {recorder['state']}  written {number(recorder['written_seq'])}  "
-                     f"synced {number(recorder['synced_seq'])}")
+        lines.append(f"recorder  {recorder['state']}  written up to event {number(recorder['written_seq'])}  "
+                     f"synced up to {number(recorder['synced_seq'])}")
     return [*lines, *map(_engine, document["engines"])]
 
 

@@ -82,6 +82,7 @@ def _recorder(recorder: Mapping[str, Any] | None) -> str:
         return "off"
     lost = f", {number(recorder['not_recorded'])} events not recorded" if recorder["not_recorded"] else ""
     return (
-        f"{recorder['state']}, written {number(recorder['written_seq'])}, synced {number(recorder['synced_seq'])}"
+        f"{recorder['state']}, written up to event {number(recorder['written_seq'])}, "
+        f"synced up to {number(recorder['synced_seq'])}"
         f"{lost}, in {recorder['path']}"
     )

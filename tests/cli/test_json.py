@@ -87,7 +87,7 @@ def test_text_shows_what_the_document_says(document: dict[str, Any]) -> None:
 
 def test_status_names_every_recorder_watermark(document: dict[str, Any]) -> None:
     document["recorder"] = {"state": "recording", "written_seq": 1_234, "synced_seq": 1_200}
-    assert "recording  written 1,234  synced 1,200" in render(document)
+    assert "recording  written up to event 1,234  synced up to 1,200" in render(document)
 
 
 def test_events_are_documents_with_names_and_string_identifiers() -> None:

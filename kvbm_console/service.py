@@ -34,7 +34,7 @@ from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.recording.notes import RecorderNotes
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.document import Document, status_document
-from kvbm_console.stream.ring import Ring
+from kvbm_console.stream.ring import Cursor, Ring
 from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_stimuli
 
 HEARTBEAT_S: Final = 0.5
@@ -223,6 +223,12 @@ class LeaderService:
         if self.state.seq - self._snapshot.seq > SNAPSHOT_REUSE_EVENTS or self._snapshot.seq < self.ring.first_seq:
             self._take_base()
         return self._snapshot
+
+    def go_on_from(self, cursor: Cursor) -> Snapshot:
+        """Facts from which a reader that fell behind goes on; its cursor is moved, and what lies between is lost to it."""
+        snapshot = self.snapshot()
+        self.ring.skip_to(cursor, snapshot.seq)
+        return snapshot
 
     def oldest_snapshot(self) -> Snapshot:
         """The oldest facts from which the ring goes on."""

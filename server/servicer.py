@@ -235,8 +235,7 @@ class ConsoleServicer:
         while True:
             item = subscriber.read()
             if isinstance(item, Lost):
-                snapshot = service.snapshot()
-                service.ring.skip_to(subscriber.cursor, snapshot.seq)
+                snapshot = service.go_on_from(subscriber.cursor)
                 await context.write(frames.gap_frame(item.first, snapshot.seq - 1, FELL_BEHIND))
                 await self._write_snapshot(snapshot, context)
             elif item is not None:

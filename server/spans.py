@@ -145,8 +145,7 @@ class SpanExport:
         assert subscriber is not None
         while not self._broken and (item := subscriber.read()) is not None:
             if isinstance(item, Lost):
-                snapshot = self._service.snapshot()
-                self._service.ring.skip_to(subscriber.cursor, snapshot.seq)
+                snapshot = self._service.go_on_from(subscriber.cursor)
                 await self._take(GapSeen(item.first, snapshot.seq - 1, "the exporter fell behind"))
                 await self._take(snapshot)
             else:

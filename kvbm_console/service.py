@@ -225,7 +225,7 @@ class LeaderService:
         return self._snapshot
 
     def go_on_from(self, cursor: Cursor) -> Snapshot:
-        """Facts from which a reader that fell behind goes on; its cursor is moved, and what lies between is lost to it."""
+        """Facts from which a reader that fell behind goes on: moves its cursor; what lies between is lost to it."""
         snapshot = self.snapshot()
         self.ring.skip_to(cursor, snapshot.seq)
         return snapshot

@@ -47,7 +47,7 @@ class ConsoleApp(App[int]):
 
     def __init__(
         self, session: Session, *, theme: str = "dark", ascii_only: bool = False, read_only: bool = False,
-        views: list[View] | None = None, more: Sequence[Session] = (),
+        views: list[View] | None = None, more: Sequence[Session] = (), utc: bool = False,
     ) -> None:
         self.look = Theme(theme)
         super().__init__(ansi_color=not self.look.rich)
@@ -56,6 +56,7 @@ class ConsoleApp(App[int]):
             Desk(
                 one.mirror, one, one.mono, views if views is not None and one is session else all_views(),
                 glyphs=ASCII if ascii_only else UNICODE, read_only=read_only, socket=one.socket,
+                wall=one.wall, utc=utc,
             ) for one in self.sessions
         ]
         self.shown = 0
@@ -254,10 +255,11 @@ def choose_theme(theme: str | None, no_color: bool, environment: dict[str, str] 
 
 def run_console(
     session: Session, *, theme: str | None = None, ascii: bool = False, no_color: bool = False, read_only: bool = False,
-    more: Sequence[Session] = (),
+    more: Sequence[Session] = (), utc: bool = False,
 ) -> int:
     """Run the console until it is left; returns the exit status. The terminal is restored whatever happens."""
-    app = ConsoleApp(session, theme=choose_theme(theme, no_color), ascii_only=ascii, read_only=read_only, more=more)
+    app = ConsoleApp(
+        session, theme=choose_theme(theme, no_color), ascii_only=ascii, read_only=read_only, more=more, utc=utc)
     gc.freeze()  # what was loaded by now stays: no collection needs to walk it again
     result = app.run()
     return result if result is not None else (app.return_code or 0)

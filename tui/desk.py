@@ -4,6 +4,7 @@ Law of this file: it is plain state and pure drawing. A key is answered at once 
 target is handed to the session, which answers later with a notice. Every frame has exactly the height of the screen.
 """
 
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -18,8 +19,10 @@ from .model.filters import Filter
 from .model.lints import Lints, Warning
 from .model.marks import Mark, Marks, seq_at
 from .model.mirror import Mirror
-from .model.numbers import S, clock, count
+from .model.numbers import S, count
 from .model.rows import SlotOrder
+from .model.stops import Stops
+from .model.times import Times
 from .model.wording import concerns
 from .prompts import Prompt
 
@@ -28,8 +31,6 @@ TALL_ROWS: Final = 36
 WIDTH_MIN: Final = 60
 HEIGHT_MIN: Final = 16
 NOTICE_NS: Final = 4 * S
-STOP_NS: Final = 8 * S
-"""How long a stop announcement replaces the keys."""
 HITS_MARKED_MAX: Final = 500
 """Hits drawn on the bar of a recording: more than the bar has cells."""
 STALE_NS: Final = 2 * S
@@ -41,11 +42,12 @@ OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG, WARNINGS
 
 
 class Desk:
-    """State of one console. ``mono`` is the local monotonic clock in ns."""
+    """State of one console. ``mono`` and ``wall`` are the local clocks in ns, monotonic and since 1970."""
 
     def __init__(
         self, mirror: Mirror, actions: Actions, mono: Callable[[], int], views: list[View], *,
         glyphs: Glyphs = UNICODE, read_only: bool = False, socket: str = "",
+        wall: Callable[[], int] = time.time_ns, utc: bool = False,
     ) -> None:
         self.mirror = mirror
         self.actions = actions
@@ -54,6 +56,8 @@ class Desk:
         self.glyphs = glyphs
         self.read_only = read_only
         self.socket = socket
+        self.wall = wall
+        self.times = Times(utc=utc)
         self.lints = Lints()
         self.order = SlotOrder()
         self.current = OVERVIEW
@@ -82,9 +86,7 @@ class Desk:
         self._notice: tuple[str, str, int] | None = None
         self._linted = -LINT_EVERY_NS
         self.warnings: list[Warning] = []
-        self._announced = 0
-        self._stop_since: int | None = None
-        self._stop_holds: list[int] = []
+        self._stops = Stops()
 
     # --- what views ask ----------------------------------------------------------------------------------------------
 
@@ -230,7 +232,7 @@ class Desk:
         target = self.mirror.connected
         text = f"{'Daemon gone' if target is not None else 'No daemon'} {since // S} s ago."
         if self.mirror.state is not None:
-            text += f" Shown: seq {count(self.mirror.state.seq - 1)}, {clock(self.mirror.state.at_ns)}."
+            text += f" Shown: seq {count(self.mirror.state.seq - 1)}, {self.times.text(self.mirror.state.at_ns)}."
         left = self._retry_left()
         if left is not None:
             text += f" Next try in {left} s.  r  now"
@@ -264,6 +266,8 @@ class Desk:
         mono = self.mono()
         if self.mirror.disconnected is not None or self.mirror.connected is None:
             left = self._retry_left()
+            if self.mirror.disconnected is None:
+                return "CONNECTING", "pill.caution"
             return ("RETRY" if left is None else f"RETRY {left}s"), "pill.fault"
         if self.recording:
             return "REPLAY", "pill.replay"
@@ -292,7 +296,7 @@ class Desk:
         return frame.Status(
             pill=pill, pill_role=role, target=target.target if target else "–", note=note,
             run=target.run if target else 0, iteration=state.iteration if state else None,
-            at_ns=self.now_ns if state else None, socket=self.socket,
+            clock=self.times.head(self.now_ns, date=self.recording) if state else "", socket=self.socket,
             rate=None if state is None else mirror.progress.rate(mono),
             lag=None if state is None or self.recording else mirror.progress.lag_events(mirror.next_seq),
             lost=None if self.recording else mirror.lost_events, lost_age_ns=mirror.lost_age_ns(mono),
@@ -321,7 +325,8 @@ class Desk:
             marks.append((self.mirror.state.seq, self.glyphs.held, "held"))
         marks += [(mark.seq, self.glyphs.mark, "strong") for mark in self.marks.places]
         return frame.Transport(
-            state, playback.at_ns, playback.position_seq, playback.first_seq, playback.last_seq, hits, marks
+            state, self.times.text(playback.at_ns, millis=True), playback.position_seq, playback.first_seq,
+            playback.last_seq, hits, marks,
         )
 
     # --- the key row -------------------------------------------------------------------------------------------------
@@ -330,44 +335,24 @@ class Desk:
         mono = self.mono()
         if self._notice is not None and mono < self._notice[2]:
             return frame.notice_line(self._notice[0], self._notice[1], width)
-        stop = self._stop_text()
+        stop = self._stops.text(self.mirror, mono)
         if stop is not None:
             return frame.notice_line(stop, "held", width, hint=("H", "go there"))
         return frame.keys_line(self.view.hints(self), width)
 
-    def _stop_text(self) -> str | None:
-        state, mono = self.mirror.state, self.mono()
-        if self._stop_since is None or state is None or mono - self._stop_since > STOP_NS:
-            return None
-        holds = [state.holds[number] for number in self._stop_holds if number in state.holds]
-        if not holds:
-            return None
-        hold = holds[-1]
-        slot = state.slots[hold.slot]
-        left = max(0, self.mirror.hold_left_ns(hold.hold, mono) or 0) // S
-        more = f" and {len(holds) - 1} more" if len(holds) > 1 else ""
-        place = f"entering {slot.state.label}" if hold.site.label.startswith("transition") else f"at {hold.site.label}"
-        points = ", ".join(map(str, hold.breakpoints)) or "a step"
-        return f"‖ {slot.request}{more} held at breakpoint {points}, {place}; {left} s left"
-
     def _watch(self) -> None:
-        """Lints a few times a second, and stops that are new."""
-        mono = self.mono()
+        """Lints a few times a second, stops that are new, and what the wall shows."""
+        mono, target, beat = self.mono(), self.mirror.connected, self.mirror.heartbeat
+        if target is not None:
+            at_ns = beat.at_ns if beat is not None else 0
+            self.times.look(target.clock_anchor_ns, target.recording, beat, at_ns, self.wall())
         if mono - self._linted >= LINT_EVERY_NS:
             self._linted = mono
             if self.mirror.disconnected is None and not self.actions.paused:
                 self.lints.check(self.mirror, mono)
                 self.warnings = self.lints.warnings(mono)
-        state = self.mirror.state
-        if state is None:
-            return
-        fresh = [number for number in state.holds if number >= self._announced]
-        if fresh:
-            if self._stop_since is None or mono - self._stop_since > S:
-                self._stop_holds = []
-            self._stop_since = mono
-            self._stop_holds.extend(fresh)
-        self._announced = max(self._announced, state.next_hold)
+        if self.mirror.state is not None:
+            self._stops.watch(self.mirror.state, mono)
 
     def notice_gone(self, mono_ns: int) -> bool:
         """Whether the notice is over (the frame needs a redraw)."""

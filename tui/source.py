@@ -55,13 +55,14 @@ class Session(Verbs):
     def __init__(
         self, feed: Feed, controls: Controls | None = None, playback: TransportControls | None = None, *,
         socket: str = "", mono: Callable[[], int] = time.monotonic_ns, explain: Explain | None = None,
-        keeper: Keeper | None = None, find_hits: FindHits | None = None,
+        keeper: Keeper | None = None, find_hits: FindHits | None = None, wall: Callable[[], int] = time.time_ns,
     ) -> None:
         super().__init__(controls)
         self.feed = feed
         self.playback = playback
         self.socket = socket
         self.mono = mono
+        self.wall = wall
         self.explain = explain
         """Explains a request; None when there is nothing to look at."""
         self.keeper = keeper

@@ -46,7 +46,7 @@ RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
 @look_options
 def attach(
     targets: tuple[str, ...], flags: tuple[str, ...], read_only: bool, record: Path | None, serve_web: int | None,
-    seconds: float | None, theme: str | None, ascii: bool, no_color: bool,
+    seconds: float | None, theme: str | None, ascii: bool, no_color: bool, utc: bool,
 ) -> None:
     """The console on a running daemon, or on several as tabs.
 
@@ -61,7 +61,8 @@ def attach(
     if engines:
         if len(engines) < len(named):
             raise UsageError(f"attach follows engines or daemons, not both at once: {', '.join(named)}")
-        follow_engines(engines, record, seconds, {"theme": theme, "ascii_only": ascii, "no_color": no_color})
+        look = {"theme": theme, "ascii_only": ascii, "no_color": no_color, "utc": utc}
+        follow_engines(engines, record, seconds, look)
         return
     if seconds is not None:
         raise click.UsageError("--seconds needs the address of an event stream: zmq://HOST:PORT or http://HOST:PORT")
@@ -73,7 +74,7 @@ def attach(
             raise click.UsageError("--record does not go with --serve-web: all visitors would write into it")
         serve(serve_web, [
             *addresses, *access_flags(), *(["--read-only"] if read_only else []), *(["--ascii"] if ascii else []),
-            *(["--no-color"] if no_color else []), "--theme", theme or "dark",
+            *(["--no-color"] if no_color else []), *(["--utc"] if utc else []), "--theme", theme or "dark",
         ])
         return
     if not in_browser():
@@ -84,7 +85,7 @@ def attach(
         for number in range(1, len(addresses) + 1):
             require_place(place_of(record, number, len(addresses)))
     raise SystemExit(run(console(
-        addresses, read_only=read_only, record=record, theme=theme, ascii_only=ascii, no_color=no_color)))
+        addresses, read_only=read_only, record=record, theme=theme, ascii_only=ascii, no_color=no_color, utc=utc)))
 
 
 def follow_engines(
@@ -119,7 +120,7 @@ def load_console() -> None:
 
 async def console(
     addresses: Sequence[str], *, read_only: bool = False, record: Path | None = None, seconds: float | None = None,
-    theme: str | None = None, ascii_only: bool = False, no_color: bool = False,
+    theme: str | None = None, ascii_only: bool = False, no_color: bool = False, utc: bool = False,
 ) -> int:
     """The console on these targets, on the running event loop."""
     from kvbm_console.cli.keep import SeenKeeper, place_of
@@ -135,7 +136,7 @@ async def console(
         sessions.append(live_session(address, keeper=keeper))
     app = ConsoleApp(
         sessions[0], theme=choose_theme(theme, no_color), ascii_only=ascii_only, read_only=read_only,
-        more=sessions[1:],
+        more=sessions[1:], utc=utc,
     )
     if seconds is not None:
         asyncio.get_running_loop().call_later(seconds, app.exit, 0)

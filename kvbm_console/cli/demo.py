@@ -34,7 +34,8 @@ LINE_EVERY_S: Final = 1.0
 @workload_options
 @look_options
 def demo(
-    workload: str, seconds: float | None, form: str, theme: str | None, ascii: bool, no_color: bool, **machine: Any
+    workload: str, seconds: float | None, form: str, theme: str | None, ascii: bool, no_color: bool, utc: bool,
+    **machine: Any,
 ) -> None:
     """The console on a simulated engine, all in one command.
 
@@ -42,13 +43,13 @@ def demo(
     --target unix:.../demo.sock, which is shown.
     """
     options = daemon_options(workload=workload, listen=socket_address(DEMO_SOCKET), **machine)
-    show(options, seconds, form, "demo", theme=theme, ascii_only=ascii, no_color=no_color)
+    show(options, seconds, form, "demo", theme=theme, ascii_only=ascii, no_color=no_color, utc=utc)
 
 
 def show(options: "DaemonOptions", seconds: float | None, form: str, name: str, **look: Any) -> None:
     """Daemon and console in one process; without a terminal a line each second and a summary.
 
-    ``look`` is what ``attach.console`` takes: ``theme``, ``ascii_only``, ``no_color``.
+    ``look`` is what ``attach.console`` takes: ``theme``, ``ascii_only``, ``no_color``, ``utc``.
     """
     import msgspec
 

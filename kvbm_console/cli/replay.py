@@ -33,7 +33,7 @@ HITS_MAX: Final = 20_000
 @look_options
 def replay(
     path: Path, place: str | None, speed: float | None, follow: bool, run: str | None, form: str, theme: str | None,
-    ascii: bool, no_color: bool,
+    ascii: bool, no_color: bool, utc: bool,
 ) -> None:
     """The console on a recording: play, pause, step and seek.
 
@@ -67,7 +67,7 @@ def replay(
     session = Session(
         RecordingFeed(playback), None, playback, explain=explainer(str(path)), find_hits=hit_finder(path),
     )
-    run_console(session, theme=theme, ascii=ascii, no_color=no_color)
+    run_console(session, theme=theme, ascii=ascii, no_color=no_color, utc=utc)
 
 
 def hit_finder(path: Path) -> "Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]":

@@ -79,8 +79,8 @@ class Still(ConsoleApp):
 async def pictures(look: Look, folder: str = "") -> dict[str, str]:
     """File name to content: the views in one look."""
     tape, made = Tape(), {}
-    session = Session(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono)
-    app = Still(session, theme=look.theme, ascii_only=look.ascii_only)
+    session = Session(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono, wall=tape.wall)
+    app = Still(session, theme=look.theme, ascii_only=look.ascii_only, utc=True)
     async with app.run_test(size=look.size) as pilot:
         at = 0
         while at < SHOWN_NS:  # drawn all along, as lints look at what is drawn
@@ -100,7 +100,8 @@ async def pictures(look: Look, folder: str = "") -> dict[str, str]:
 async def moving() -> str:
     """The film."""
     tape, frames = Tape(), []
-    app = Still(Session(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono), theme="dark")
+    session = Session(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono, wall=tape.wall)
+    app = Still(session, theme="dark", utc=True)
     async with app.run_test(size=FILM_SIZE) as pilot:
         at = 0
         for second, key in FILM:

@@ -88,6 +88,10 @@ class Tape:
         """The console's clock: the run's time itself."""
         return self.at_ns
 
+    def wall(self) -> int:
+        """What the wall shows here: the same as where the run was."""
+        return CLOCK_ANCHOR_NS + self.at_ns
+
     async def until(self, at_ns: int) -> None:
         """Let the run come to this time, and wait until it has been folded."""
         self._until_ns = at_ns
@@ -99,7 +103,9 @@ class Tape:
         """As ``stream.feed.Feed``."""
         recording = self.recording
         events = [event for batch in recording.events(recording.first_seq) for event in batch]
-        yield Connected("multiturn", "0123456789abcdef", 1, True, BLOCK_BYTES, config=recording.config)
+        yield Connected(
+            "multiturn", "0123456789abcdef", 1, True, BLOCK_BYTES, config=recording.config,
+            clock_anchor_ns=CLOCK_ANCHOR_NS)
         yield SnapshotTaken(recording.state_at(recording.first_seq - 1))
         at = 0
         for step in range(1, RUN_NS // STEP_NS + 1):

@@ -23,7 +23,7 @@ SIZES = [(60, 16), (80, 24), (99, 30), (110, 36), (120, 40), (160, 45), (200, 50
 
 def test_the_status_row_is_the_mock_up() -> None:
     status = frame.Status(
-        pill="LIVE", pill_role="pill.ok", target="chat-prod", note="", run=7, iteration=18_204, at_ns=50_587 * S,
+        pill="LIVE", pill_role="pill.ok", target="chat-prod", note="", run=7, iteration=18_204, clock="14:03:07",
         socket="unix:/run/user/1000/kvbm/chat-prod.sock", rate=1_921, lag=38, lost=921, lost_age_ns=130 * S,
         recorder="recording", synced_age_ns=400 * MS, not_recorded=0, buffered=0, faults=1, cautions=2, holds=1,
     )
@@ -272,7 +272,9 @@ def test_the_log_follows_until_it_is_scrolled() -> None:
     press(desk, "k")
     press(desk, "k")
     assert desk.event == newest - 1
-    assert screen(desk)[-3].startswith("▌")
+    rows = screen(desk)
+    assert next(row for row in rows if row.startswith("▌")).split()[1] == f"{newest - 1:,}"
+    assert any(row.startswith(f" seq {newest - 1:,}  ") for row in rows[-5:])
     assert "stopped" in everything(desk)
     press(desk, "pageup")
     assert "newer  G" in everything(desk)

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from ..model.numbers import clock, count, cut, duration, per_second, plain, plural
+from ..model.numbers import count, cut, duration, per_second, plain, plural
 from .spans import Action, Line, Row
 
 TABS: Final = (
@@ -29,7 +29,8 @@ class Status(msgspec.Struct):
     """``read-only`` or ``observe``; empty with control."""
     run: int
     iteration: int | None
-    at_ns: int | None
+    clock: str
+    """The target's time; empty when unknown."""
     socket: str
     rate: float | None
     lag: int | None
@@ -67,8 +68,8 @@ def _left(status: Status, keep: set[str]) -> Row:
         row.put(f"  run {status.run}", "muted")
     if status.iteration is not None and "iteration" in keep:
         row.put(f"  iteration {count(status.iteration)}", "muted")
-    if status.at_ns is not None and "clock" in keep:
-        row.put(f"  {clock(status.at_ns)}", "muted")
+    if status.clock and "clock" in keep:
+        row.put(f"  {status.clock}", "muted")
     if status.socket and "socket" in keep:
         row.put(f"  {status.socket}", "faint")
     return row
@@ -175,7 +176,7 @@ class Transport(msgspec.Struct):
     """What the transport row of a recording tells."""
 
     state: str
-    at_ns: int
+    clock: str
     seq: int
     first_seq: int
     last_seq: int
@@ -186,7 +187,7 @@ class Transport(msgspec.Struct):
 
 def transport_line(transport: Transport, width: int, full: str, knob: str) -> Line:
     """The row above the keys on a recording; a click on its bar seeks."""
-    row = Row().put(" ").put(transport.state, "strong").put(f"  {clock(transport.at_ns, millis=True)}", "text")
+    row = Row().put(" ").put(transport.state, "strong").put(f"  {transport.clock}", "text")
     row.put("  seq ", "muted").put(count(transport.seq), "text").put(f" of {count(transport.last_seq)}  ", "muted")
     tail = f"  {plural(transport.hits, 'hit')}" if transport.hits else ""
     cells = width - 1 - row.x - len(tail)

@@ -10,18 +10,22 @@ from kvbm_console.core.expression import Schema
 from ..contracts import Table
 from ..desk import LOG, SLOT, Desk
 from ..draw.frame import Hint
-from ..draw.spans import Line, Row
+from ..draw.spans import Line, Row, fit
 from ..model.filters import EVENTS
 from ..model.gaps import Gap
 from ..model.numbers import count, cut, per_second
 from ..model.wording import concerns
-from .event_rows import event_line, event_table
+from .event_rows import event_foot, event_line, event_table
 from .page import Page
 
 SCANNED_MAX = 5_000
 """Events looked at for one filtered screen; further back a recording is the right tool."""
 LINES_MAX = 1_024
 """Rows kept; about ten screens."""
+FOLD_RATE = 200
+"""Events a second above which equal ones in a row are one while following: nobody reads that many."""
+FOOT_ROWS = 5
+"""Rows of the chosen event below the list, at most."""
 
 
 class Log(Page):
@@ -36,40 +40,45 @@ class Log(Page):
         self.last_seq: int | None = None
         """The event on the last row; None while following."""
         self.page = 10
-        self._lines: dict[tuple[int, int, str | None, bool], Line] = {}
+        self._lines: dict[tuple[object, ...], Line] = {}
         self._found: list[int] = []
         """Seqs of the rows on the screen."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The newest events, or those up to where the reader stopped."""
         self.page = max(1, height - 2)
-        events = self._shown(desk, height - 1)
-        self._found = [item.seq for item in events if not isinstance(item, Gap)]
+        chosen = desk.mirror.event(desk.event) if desk.event is not None else None
+        foot = event_foot(desk, chosen, width, min(FOOT_ROWS, height // 3)) if chosen is not None else []
+        rate = desk.mirror.progress.rate(desk.mono())
+        fold = self.last_seq is None and rate > FOLD_RATE
+        events = self._shown(desk, height - 1 - len(foot), fold)
+        self._found = [item.seq for item, _ in events if not isinstance(item, Gap)]
         row = Row().put(" LOG", "title").put("   following" if self.last_seq is None else "   stopped", "muted")
         wanted = desk.filters.get(LOG)
         if wanted is not None:
             row.put(f"   / {cut(wanted.text, width // 2)}", "text")
-        rate = desk.mirror.progress.rate(desk.mono())
         newer = self._newer(desk)
-        right = f"{count(newer)} newer  G" if newer else f"{per_second(rate)} a second"
+        right = f"{count(newer)} newer  G" if newer else f"{per_second(rate)} a second" + (
+            ", +n: n like it before" if fold else "")
         row.right(right, width - 1, "caution" if newer else "muted")
         lines = [row.line("" if desk.tall else "bar", width)]
         if not events and wanted is not None:
             return [*lines, Row().put(f" 0 of the last {count(SCANNED_MAX)} match   ", "muted").put("esc", "key")
                     .put("  clear", "muted").line()]
-        for item in events:
-            lines.append(_gap_line(desk, item, width) if isinstance(item, Gap) else self._line(desk, item, width))
-        return lines
+        for item, more in events:
+            lines.append(_gap_line(desk, item, width) if isinstance(item, Gap) else self._line(desk, item, more, width))
+        return [*fit(lines, height - len(foot)), *foot]
 
-    def _line(self, desk: Desk, event: Event, width: int) -> Line:
+    def _line(self, desk: Desk, event: Event, folded: int, width: int) -> Line:
         """The row of an event, kept: what it says does not change."""
         chosen = event.seq == desk.event
-        key = (event.seq, width, desk.selected, chosen)
+        key = (event.seq, folded, width, desk.selected, chosen, desk.times.wall)
         found = self._lines.get(key)
         if found is None:
             if len(self._lines) >= LINES_MAX:
                 self._lines.clear()
-            found = self._lines[key] = event_line(desk, event, width, chosen=chosen)
+            found = self._lines[key] = event_line(
+                desk, event, width, chosen=chosen, folded=folded)
         return found
 
     def _newer(self, desk: Desk) -> int:
@@ -77,21 +86,25 @@ class Log(Page):
             return 0
         return max(0, desk.mirror.log[-1].seq - self.last_seq)
 
-    def _shown(self, desk: Desk, rows: int) -> list[Event | Gap]:
-        """The last ``rows`` events that match, gaps at their place."""
+    def _shown(self, desk: Desk, rows: int, fold: bool) -> list[tuple[Event | Gap, int]]:
+        """The last ``rows`` events that match, gaps at their place, each with how many like it were folded into it."""
         wanted = desk.filters.get(LOG)
         gaps = {gap.last + 1: gap for gap in desk.mirror.gaps}
-        found: list[Event | Gap] = []
+        found: list[tuple[Event | Gap, int]] = []
         scanned = 0
         for event in reversed(desk.mirror.log):
             if self.last_seq is not None and event.seq > self.last_seq:
                 continue
             scanned += 1
             if wanted is None or wanted.matches(event, desk.mirror.state, desk.mirror):
-                found.append(event)
+                last, more = found[-1] if found else (None, 0)
+                if fold and last is not None and _alike(desk, event, last):
+                    found[-1] = last, more + 1
+                else:
+                    found.append((event, 0))
             if event.seq in gaps:
-                found.append(gaps[event.seq])
-            if len(found) >= rows or scanned >= SCANNED_MAX:
+                found.append((gaps[event.seq], 0))
+            if len(found) > rows or scanned >= SCANNED_MAX:
                 break
         return list(reversed(found[:rows]))
 
@@ -178,6 +191,14 @@ class Log(Page):
         wanted, mirror = desk.filters.get(LOG), desk.mirror
         return event_table(desk, (
             event for event in mirror.log if wanted is None or wanted.matches(event, mirror.state, mirror)))
+
+
+def _alike(desk: Desk, event: Event, other: Event | Gap) -> bool:
+    """Whether two events differ in their numbers alone."""
+    return not isinstance(other, Gap) and type(event) is type(other) and (
+        getattr(event, "pool", None) == getattr(other, "pool", None)
+        and concerns(event, desk.mirror) == concerns(other, desk.mirror)
+    )
 
 
 def _gap_line(desk: Desk, gap: Gap, width: int) -> Line:

@@ -11,7 +11,7 @@ from ..draw import bars, table
 from ..draw.frame import Hint, bar_at
 from ..draw.spans import BLANK, Line, Row
 from ..model.marks import distance
-from ..model.numbers import clock, count, cut, duration, plain, plural
+from ..model.numbers import count, cut, duration, plain, plural
 from ..model.series import resample
 from .moves import MOVES, moved
 from .page import Page
@@ -69,7 +69,7 @@ class Record(Page):
         facts = [
             ("state", transport.state), ("position", f"seq {count(transport.seq)} of {count(transport.first_seq)} to "
                                                      f"{count(transport.last_seq)}"),
-            ("clock", clock(transport.at_ns, millis=True)), ("speed", f"{playback.speed:g}×"),
+            ("clock", desk.times.whole(playback.at_ns)), ("speed", f"{playback.speed:g}×"),
         ]
         return [*lines, *[Row().put(f" {name}", "muted").to(16).put(text, "text").line() for name, text in facts]]
 
@@ -83,7 +83,7 @@ class Record(Page):
         for index, mark in enumerate(marks[first : first + MARKS_SHOWN], first):
             chosen = index == self.at
             row = Row().put(desk.glyphs.select if chosen else " ", "selbar").put(f"{desk.glyphs.mark} ", "strong")
-            row.put(f"{clock(mark.at_ns, millis=True)}  seq {count(mark.seq)}", "text").to(36)
+            row.put(f"{desk.times.text(mark.at_ns, millis=True)}  seq {count(mark.seq)}", "text").to(36)
             row.put(cut(mark.note, 24), "muted").to(62)
             if here is not None:
                 row.put(distance(mark, *here), "muted")

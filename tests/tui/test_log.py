@@ -1,0 +1,70 @@
+"""The log: what a row cuts stands whole below the list, and folding equal rows never loses one."""
+
+import itertools
+import re
+
+import pytest
+
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
+from tests.tui.desks import desk_of, screen
+from tests.tui.script import MS, Mono, S, Script, connected, story
+from tui.desk import LOG, Desk
+from tui.keys import press
+
+
+def log_of(events: int, gap_ns: int) -> tuple[Desk, Script]:
+    """A log that follows so many iterations, three of four in a row, one this long after the other."""
+    script, mono = Script(), Mono()
+    script.pools()
+    slot = script.open("chat-1")
+    for number in range(events):
+        script.wait(gap_ns)
+        if number % 4 == 3:
+            script.plan(slot)
+        else:
+            script.iterate()
+    desk = desk_of(mono=mono, late_ns=0, items=[connected(), SnapshotTaken(CacheState()), EventsArrived(script.events)])
+    desk.current = LOG
+    return desk, script
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_equal_rows_fold_while_nobody_could_read_them_and_every_event_is_counted(width: int) -> None:
+    desk, script = log_of(800, MS)
+    rows = [row for row in screen(desk, width, 30)[3:-1] if row]
+    seqs = [int(re.search(r"([\d,]+)", row[13:]).group(1).replace(",", "")) for row in rows]  # type: ignore[union-attr]
+    more = [int(found.group(1)) if (found := re.search(r"\+(\d+)  ", row)) else 0 for row in rows]
+    assert max(more) == 2
+    for (before, after), folded in zip(itertools.pairwise(seqs), more[1:], strict=True):
+        assert after - before == folded + 1
+    assert seqs[-1] == script.state.seq - 1
+    press(desk, "k")  # whoever stops it reads single events
+    assert not any("+2  " in row for row in screen(desk, width, 30))
+
+
+def test_a_quiet_log_does_not_fold() -> None:
+    desk, _ = log_of(40, MS)
+    assert not any(re.search(r"\+\d+  ", row) for row in screen(desk, 120, 30))
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40), (200, 60)])
+def test_the_chosen_event_stands_whole_below_the_list(size: tuple[int, int]) -> None:
+    desk = desk_of()
+    desk.current = LOG
+    for event in list(desk.mirror.log)[-30:]:
+        desk.event = event.seq
+        text = " ".join(" ".join(row.split()) for row in screen(desk, *size)[-7:])
+        assert type(event).__name__ in text
+        assert f"stimulus {event.cause:,}" in text
+        assert f"engine {event.at_ns // S}." in text
+    assert "…" not in text or size[0] < 80
+
+
+def test_hashes_of_the_chosen_event_are_those_of_the_event() -> None:
+    script = story()
+    desk = desk_of(script)
+    desk.current = LOG
+    event = next(event for event in desk.mirror.log if type(event).__name__ == "SlotOpened")
+    desk.event = event.seq
+    assert "hashes 0000000000000001" in "\n".join(screen(desk, 120, 40))

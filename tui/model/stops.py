@@ -1,0 +1,49 @@
+"""Stops: which holds are new enough to be announced in place of the keys.
+
+Law of this file: several stops within a second are one announcement, and one that is over is not told any more.
+"""
+
+from typing import Final
+
+from kvbm_console.core.state import CacheState
+
+from .mirror import Mirror
+from .numbers import S
+
+STOP_NS: Final = 8 * S
+"""How long a stop announcement replaces the keys."""
+
+
+class Stops:
+    """The holds that began last."""
+
+    def __init__(self) -> None:
+        self._announced = 0
+        self._since: int | None = None
+        self._holds: list[int] = []
+
+    def watch(self, state: CacheState, mono_ns: int) -> None:
+        """See which holds are new."""
+        fresh = [number for number in state.holds if number >= self._announced]
+        if fresh:
+            if self._since is None or mono_ns - self._since > S:
+                self._holds = []
+            self._since = mono_ns
+            self._holds.extend(fresh)
+        self._announced = max(self._announced, state.next_hold)
+
+    def text(self, mirror: Mirror, mono_ns: int) -> str | None:
+        """Who is held, where, and for how long; None when nothing is new."""
+        state = mirror.state
+        if self._since is None or state is None or mono_ns - self._since > STOP_NS:
+            return None
+        holds = [state.holds[number] for number in self._holds if number in state.holds]
+        if not holds:
+            return None
+        hold = holds[-1]
+        slot = state.slots[hold.slot]
+        left = max(0, mirror.hold_left_ns(hold.hold, mono_ns) or 0) // S
+        more = f" and {len(holds) - 1} more" if len(holds) > 1 else ""
+        place = f"entering {slot.state.label}" if hold.site.label.startswith("transition") else f"at {hold.site.label}"
+        points = ", ".join(map(str, hold.breakpoints)) or "a step"
+        return f"‖ {slot.request}{more} held at breakpoint {points}, {place}; {left} s left"

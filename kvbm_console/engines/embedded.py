@@ -15,6 +15,7 @@ from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.engines.calendar import Calendar, EngineDeadlines
 from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.port import StimulusPort
 from kvbm_console.engines.simulated import SimulatedEngine
 from kvbm_console.engines.workloads import Workload
 from kvbm_console.transfers.link import DEFAULT_LINKS, LinkMover, LinkSpec
@@ -149,7 +150,7 @@ def embed(
     dispatcher.mover = mover
     dispatcher.engine_deadlines = EngineDeadlines(calendar, dispatcher)
     simulated = SimulatedEngine(
-        engine, dispatcher.port(SOURCE), calendar, workload, config.block_tokens,
+        engine, StimulusPort(dispatcher.port(SOURCE)), calendar, workload, config.block_tokens,
         take_latency_ns=mover.take_latency_ns,
         arrivals_felt=config.prefetch != "none" and min(config.g2_blocks, config.g3_blocks) > 0,
     )

@@ -17,13 +17,11 @@ everything again through a new lookup; only an iteration without a preemption ad
 from collections import Counter, deque
 from typing import Final
 
-from kvbm_console.core.columns import pack_ids, unpack_ids
 from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.errors import InternalError
-from kvbm_console.core.instructions import FencedBlocks, MatchAnswer
-from kvbm_console.core.stimuli import BlocksAllocated, IterationScheduled, MatchRequested, RequestPreempted
-from kvbm_console.dispatch import LeaderPort
+from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.port import EnginePort
 from kvbm_console.engines.workloads import Request
 
 LOOKUPS_MAX: Final = 64
@@ -90,6 +88,8 @@ class Plan:
         self.appended: list[str] = []
         self.appended_counts: list[int] = []
         self.appended_ids: list[int] = []
+        self.early: list[int] = []
+        """Of the appended blocks that are told of before they are needed: how many of the iterations begin first."""
 
 
 class Scheduler:
@@ -99,7 +99,7 @@ class Scheduler:
     ``running`` are in the batch. ``withheld`` are blocks by request that may not be reused before the leader says so.
     """
 
-    def __init__(self, config: EngineConfig, pool: DevicePool, port: LeaderPort, block_tokens: int) -> None:
+    def __init__(self, config: EngineConfig, pool: DevicePool, port: EnginePort, block_tokens: int) -> None:
         self.config = config
         self.pool = pool
         self.port = port
@@ -154,12 +154,8 @@ class Scheduler:
 
     def announce(self, plan: Plan, iteration: int) -> None:
         """Tell the leader what the iterations of the plan change, of which ``iteration`` is the first."""
-        self.port.submit(
-            IterationScheduled, iteration, plan.steps, tuple(plan.new), tuple(plan.resumed), (), tuple(plan.skipped),
-            tuple(plan.unskipped), tuple(plan.first_tokens), tuple(plan.progressed), tuple(plan.positions),
-            tuple(plan.appended), tuple(plan.appended_counts), pack_ids(plan.appended_ids), len(self.running),
-            len(self.waiting) + len(self.loading) + len(self.loaded),
-        )
+        waiting = len(self.waiting) + len(self.loading) + len(self.loaded)
+        self.port.scheduled(plan, iteration, len(self.running), waiting)
 
     def _kept_for_loaded(self) -> int:
         """Tokens of the budget that running requests leave to loaded ones which have room to go on."""
@@ -221,7 +217,7 @@ class Scheduler:
             ids = self.pool.allocate(need)
         work.blocks += ids
         if plan.tell_at_once:
-            self.port.submit(BlocksAllocated, work.name, pack_ids(ids), 0)
+            self.port.appended(work, ids)
         else:
             plan.appended.append(work.name)
             plan.appended_counts.append(need)
@@ -278,7 +274,7 @@ class Scheduler:
                 break
             if ids:
                 work.blocks += ids
-                self.port.submit(BlocksAllocated, work.name, pack_ids(ids), 0)
+                self.port.appended(work, ids)
             self.loaded.remove(work)
             self.running.append(work)
             self._schedule(plan, work, count)
@@ -313,7 +309,7 @@ class Scheduler:
             if found.tokens:
                 work.loading_from = len(prefix)
                 self.loading[work.name] = work
-            self.port.submit(BlocksAllocated, work.name, pack_ids(work.blocks), found.tokens)
+            self.port.admitted(work, len(prefix), found.tokens)
             if not found.tokens:
                 self.running.append(work)
                 self._schedule(plan, work, count)
@@ -321,10 +317,7 @@ class Scheduler:
         return budget
 
     def _look_up(self, work: Work, computed_tokens: int) -> MatchAnswer:
-        outcome = self.port.submit(MatchRequested, work.name, computed_tokens)
-        answer = outcome.result
-        if not isinstance(answer, MatchAnswer):
-            raise InternalError(f"the lookup of {work.name} got no answer", tuple(map(repr, outcome.events)))
+        answer = self.port.looked_up(work.name, computed_tokens)
         if answer.tokens and computed_tokens + answer.tokens >= work.total:
             raise InternalError(f"the lookup of {work.name} leaves no token to compute: {answer}")
         return answer
@@ -346,9 +339,7 @@ class Scheduler:
     def _preempt(self, plan: Plan, victim: Work) -> None:
         (self.loaded if victim in self.loaded else self.running).remove(victim)
         self.withhold(victim.name, victim.blocks)
-        outcome = self.port.submit(RequestPreempted, victim.name)
-        fenced = unpack_ids(outcome.result.ids) if isinstance(outcome.result, FencedBlocks) else []
-        kept = set(fenced)
+        kept = set(self.port.preempted(victim))
         self.give_back(victim.name, [block for block in victim.blocks if block not in kept])
         victim.blocks = []
         victim.computed = victim.stored = 0

@@ -1,7 +1,7 @@
 """The simulated engine: a scheduler under virtual time that a leader cannot tell from a real one.
 
 Law of this file: sans-IO and synchronous. ``run`` moves virtual time from one calendar entry to the next and returns;
-all that it tells or asks goes through its ``LeaderPort``. Slicing a run differently changes nothing.
+all that it tells or asks goes through its ``EnginePort``. Slicing a run differently changes nothing.
 
 An iteration is formed, announced, takes its time by the step model, and ends: blocks that became full get their
 hashes, every request that has all its tokens computed samples one, and those with their last token finish. The next
@@ -13,15 +13,12 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.columns import unpack_ids
 from kvbm_console.core.device_pool import DevicePool
-from kvbm_console.core.events import StimulusRejected
-from kvbm_console.core.ids import Authority, FinishReason, Tier
-from kvbm_console.core.instructions import FinishAnswer
-from kvbm_console.core.stimuli import IterationFinished, PoolDeclared, RequestArrived, RequestFinished
-from kvbm_console.dispatch import MEDIUM_OF, LeaderPort
+from kvbm_console.core.ids import FinishReason
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.port import EnginePort
 from kvbm_console.engines.scheduler import Plan, Scheduler, Work
 from kvbm_console.engines.windows import filled, may_be_wide, steps_in_time, widen
 from kvbm_console.engines.workloads import Request, Workload
@@ -51,7 +48,7 @@ class SimulatedEngine:
     """
 
     def __init__(
-        self, config: EngineConfig, port: LeaderPort, calendar: Calendar, workload: Workload, block_tokens: int, *,
+        self, config: EngineConfig, port: EnginePort, calendar: Calendar, workload: Workload, block_tokens: int, *,
         take_latency_ns: Callable[[], int] = lambda: 0, arrivals_felt: bool = False,
     ) -> None:
         self.config = config
@@ -73,9 +70,7 @@ class SimulatedEngine:
         self.windows = False
         """Whether iterations are taken together where nothing can tell the difference. Only for who submits nothing
         from outside while a ``run`` is under way or between two of them."""
-        port.submit(
-            PoolDeclared, 0, 0, Tier.G1, MEDIUM_OF[Tier.G1], config.g1_blocks, block_tokens, Authority.ENGINE
-        )
+        port.declared(config.g1_blocks, block_tokens)
         workload.begin(block_tokens)
         self._arrivals: Iterator[Request] = workload.arrivals()
         self._expect_next()
@@ -189,16 +184,12 @@ class SimulatedEngine:
             self.totals.refused += 1
             self._follow(request)
             return
-        outcome = self.port.submit(
-            RequestArrived, request.request, pack_hashes(request.hashes), request.prompt_tokens,
-            request.output_tokens, 0, request.session,
-        )
-        if any(isinstance(event, StimulusRejected) for event in outcome.events):
+        if not self.port.arrived(request):
             self.totals.refused += 1
             self._follow(request)
         elif -(-(request.prompt_tokens + request.output_tokens - 1) // self.block_tokens) > self.config.g1_blocks:
             self.totals.too_large += 1
-            self.port.submit(RequestFinished, request.request, b"", FinishReason.TOO_LARGE)
+            self.port.finished(request.request, [], FinishReason.TOO_LARGE)
             self._follow(request)
         else:
             self.scheduler.waiting.append(Work(request))
@@ -271,9 +262,7 @@ class SimulatedEngine:
                 if work.produced == work.output_tokens:
                     ended.append(work)
         self.totals.output_tokens += produced
-        self.port.submit(
-            IterationFinished, self._iteration, tuple(names), tuple(counts), pack_ids(ids), pack_hashes(hashes)
-        )
+        self.port.filled(self._iteration, names, counts, ids, hashes)
         for work in ended:
             self._finish(work)
 
@@ -299,9 +288,7 @@ class SimulatedEngine:
             if work.produced == work.output_tokens:
                 ended.append(work)
         self.totals.output_tokens += steps * len(tokens)
-        self.port.submit(
-            IterationFinished, self._iteration, tuple(names), (1,) * len(names), pack_ids(ids), pack_hashes(hashes)
-        )
+        self.port.filled(self._iteration, names, (1,) * len(names), ids, hashes)
         for work in ended:
             self._finish(work)
 
@@ -309,8 +296,7 @@ class SimulatedEngine:
         scheduler = self.scheduler
         scheduler.running.remove(work)
         scheduler.withhold(work.name, work.blocks)
-        outcome = self.port.submit(RequestFinished, work.name, pack_ids(work.blocks), FinishReason.LENGTH)
-        if not (isinstance(outcome.result, FinishAnswer) and outcome.result.delay_free):
+        if not self.port.finished(work.name, work.blocks, FinishReason.LENGTH):
             scheduler.give_back(work.name, work.blocks)
         self.totals.finished += 1
         self._follow(work.request)

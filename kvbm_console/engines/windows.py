@@ -82,6 +82,7 @@ def widen(scheduler: Scheduler, plan: Plan, steps: int, calm_blocks: int) -> Non
         work = tokens[at][0]
         work.blocks.append(block)
         appended.append(work.name)
+    plan.early = [step - 1 for step, _ in needs]
     plan.appended_counts += [1] * len(ids)
     plan.appended_ids += ids
 

@@ -17,6 +17,7 @@ from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.embedded import Rig, build
 from kvbm_console.engines.multiturn import Multiturn
 from kvbm_console.engines.workloads import Capacities, Request, Workload
+from kvbm_console.simulation.ledger import Ledger
 from kvbm_console.simulation.meter import Meter, RequestRecord, StatsLine
 from kvbm_console.simulation.options import SimulateOptions
 from kvbm_console.simulation.report import InstanceMeasures, Report, make_report, measure
@@ -39,20 +40,20 @@ class Run(msgspec.Struct, frozen=True):
 
 def simulate(
     options: SimulateOptions, *, progress: Progress | None = None, stats: Callable[[StatsLine], None] | None = None,
-    keep_records: bool = False, windows: bool = True,
+    keep_records: bool = False, windows: bool = True, leader: bool = False,
 ) -> Run:
     """Run the trace to its end. ``progress`` is told the requests that have ended, ``stats`` the stats lines.
 
-    Iterations that nothing disturbs are taken together unless ``windows`` is off; the report and the stats lines are
-    the same.
+    Iterations that nothing disturbs are taken together unless ``windows`` is off; a leader that would decide nothing is
+    left out (``counted``) unless ``leader`` is on. The report and the stats lines are the same.
     """
     workload = open_trace(options)
     shares = [workload] if options.instances == 1 else [
         share_of(options, index) for index in range(options.instances)
     ]
-    measures: list[InstanceMeasures] = []
-    records: list[RequestRecord] = []
-    held = done = 0
+    counts = counted(options, keep_records) and not leader
+    parts: list[_Part] = []
+    done = 0
     for share in shares:
         before = done
 
@@ -60,23 +61,64 @@ def simulate(
             if progress is not None:
                 progress(before + finished)
 
-        meter = Meter(
-            keep_records=keep_records or options.cleanup != "incremental", stats_every=options.stats_every, stats=stats
-        )
-        rig = build_rig(options, share, meter, windows=windows)
-        rig.run_to_end(progress=told)
-        meter.point("decode")
-        measures.append(measure(rig, meter))
-        held += len(meter.records)
-        if options.cleanup != "none":
-            rig.dispatcher.submit(ResetRequested, ResetMode.LOGICAL)
-            if not keep_records:
-                meter.free_finished()
-        meter.point("cleanup")
-        records += meter.records
-        done += rig.engine.totals.finished
+        if counts:
+            parts.append(_count_share(options, share, told, stats, windows=windows))
+        else:
+            parts.append(_run_share(options, share, told, stats, keep_records=keep_records, windows=windows))
+        done += parts[-1].measures.engine.finished
         told(0, done)
-    return Run(make_report(options, note_of(workload), measures), records, held)
+    return Run(
+        make_report(options, note_of(workload), [part.measures for part in parts]),
+        [record for part in parts for record in part.records], sum(part.held_records for part in parts),
+    )
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """What one instance gives; see ``Run``."""
+
+    measures: InstanceMeasures
+    records: list[RequestRecord] = []
+    held_records: int = 0
+
+
+def _run_share(
+    options: SimulateOptions, share: Workload, told: Progress, stats: Callable[[StatsLine], None] | None, *,
+    keep_records: bool, windows: bool,
+) -> _Part:
+    """One instance with its leader."""
+    meter = Meter(
+        keep_records=keep_records or options.cleanup != "incremental", stats_every=options.stats_every, stats=stats
+    )
+    rig = build_rig(options, share, meter, windows=windows)
+    rig.run_to_end(progress=told)
+    meter.point("decode")
+    measures, held = measure(rig, meter), len(meter.records)
+    if options.cleanup != "none":
+        rig.dispatcher.submit(ResetRequested, ResetMode.LOGICAL)
+        if not keep_records:
+            meter.free_finished()
+    meter.point("cleanup")
+    return _Part(measures, meter.records, held)
+
+
+def _count_share(
+    options: SimulateOptions, share: Workload, told: Progress, stats: Callable[[StatsLine], None] | None, *,
+    windows: bool,
+) -> _Part:
+    """One instance of options that are ``counted``."""
+    ledger = build_ledger(options, share, stats, windows=windows)
+    ledger.run_to_end(told)
+    ledger.point("decode")
+    measures = ledger.measures()
+    ledger.clear()
+    ledger.point("cleanup")
+    return _Part(measures)
+
+
+def counted(options: SimulateOptions, keep_records: bool = False) -> bool:
+    """Whether counting is all there is to do: no tier below the device, and nobody who looks at anything but the
+    report and the stats lines."""
+    return not (options.tiered or options.check or options.hosts > 1 or keep_records or options.cleanup == "none")
 
 
 def open_trace(options: SimulateOptions) -> Workload:
@@ -93,10 +135,9 @@ def open_trace(options: SimulateOptions) -> Workload:
 
 def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, windows: bool = True) -> Rig:
     """One instance, ready to run, with ``windows`` from its first decoding iteration on: that one is reported."""
-    engine = EngineConfig(g1_blocks=options.total_kv_blocks, token_bytes=options.kv_geometry.token_bytes)
     rig = build(
-        options.leader_config(), engine, workload, publish=meter, hosts=options.hosts, check=options.check,
-        audit_every=AUDIT_EVERY, links=options.links(),
+        options.leader_config(), engine_config(options), workload, publish=meter, hosts=options.hosts,
+        check=options.check, audit_every=AUDIT_EVERY, links=options.links(),
     )
     meter.watch(rig.leader.state)
     if windows:
@@ -105,6 +146,22 @@ def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, win
 
         meter.after_prefill = begin
     return rig
+
+
+def build_ledger(
+    options: SimulateOptions, workload: Workload, stats: Callable[[StatsLine], None] | None = None, *,
+    windows: bool = True,
+) -> Ledger:
+    """As ``build_rig``, of options that are ``counted``."""
+    return Ledger(
+        engine_config(options), workload, options.block_size, stats_every=options.stats_every, stats=stats,
+        windows=windows,
+    )
+
+
+def engine_config(options: SimulateOptions) -> EngineConfig:
+    """The numbers of the engine."""
+    return EngineConfig(g1_blocks=options.total_kv_blocks, token_bytes=options.kv_geometry.token_bytes)
 
 
 def share_of(options: SimulateOptions, index: int) -> Workload:

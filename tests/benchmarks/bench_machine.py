@@ -1,8 +1,10 @@
-"""Figures of ``simulate``: leader, engine, links and meter under virtual time, as the command runs them.
+"""Figures of ``simulate`` under virtual time, as the command runs it: leader, engine, links and meter, or the engine
+and the ledger where a leader would decide nothing.
 
 Law of this file: a load is fixed (shape, rate, shared prefixes, sizes), because simulated speed depends on all of them.
 Half of each prompt is its tenant's. The reference of a plain run is the device pool alone, which allocates, stores and
-releases as many blocks for as many requests; every other run has a run of its own kind beside it. BLIS, on like loads
+releases as many blocks for as many requests; what the leader costs where it decides nothing stands beside the ledger,
+what tiers add beside the leader without them; every other run has a run of its own kind beside it. BLIS, on like loads
 and a machine like the one on which the targets were set: 3,080 / 1,220 requests a second without / with a host tier,
 135 / 97 with prompts of 16,384 tokens, 1,111 / 47 with outputs of 2,048.
 """
@@ -14,11 +16,11 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.device_pool import DevicePool
-from kvbm_console.engines.embedded import Rig
+from kvbm_console.engines.simulated import EngineTotals
 from kvbm_console.engines.workloads import Capacities, Request
 from kvbm_console.simulation.meter import Meter
 from kvbm_console.simulation.options import SimulateOptions
-from kvbm_console.simulation.run import build_rig
+from kvbm_console.simulation.run import build_ledger, build_rig, counted
 from tests.benchmarks.harness import Figure, Target, measure
 
 BLOCK_TOKENS: Final = 16
@@ -77,10 +79,14 @@ class Steady:
 
 
 class Run:
-    """A load that is simulated again and again; counts are those of the last time."""
+    """A load that is simulated again and again; counts are those of the last time.
 
-    def __init__(self, load: Load, *, tiers: bool) -> None:
+    Without ``tiers`` as the command does, by the ledger, unless ``leader`` says that there is one all the same.
+    """
+
+    def __init__(self, load: Load, *, tiers: bool, leader: bool = False) -> None:
         self.load = load
+        self.leader = leader
         self.workload = Steady(load)
         self.options = SimulateOptions(
             trace=self.workload.name, total_kv_blocks=load.g1_blocks, kv_cpu_blocks=load.g2_blocks if tiers else 0
@@ -89,16 +95,23 @@ class Run:
         """Iterations, blocks computed, blocks copied."""
         self()
 
-    def __call__(self) -> Rig:
+    def __call__(self) -> None:
         """Simulate to the end."""
-        rig = build_rig(self.options, self.workload, Meter())
-        rig.run_to_end()
-        totals, engine = rig.leader.state.totals, rig.engine.totals
+        engine = self._with_leader() if self.leader or not counted(self.options) else self._with_ledger()
         assert engine.finished == self.load.requests
         self.steps = engine.iterations
         self.filled = (engine.prefill_tokens + engine.output_tokens) // BLOCK_TOKENS
-        self.moved = sum(totals.moved_blocks.values())
-        return rig
+
+    def _with_leader(self) -> EngineTotals:
+        rig = build_rig(self.options, self.workload, Meter())
+        rig.run_to_end()
+        self.moved = sum(rig.leader.state.totals.moved_blocks.values())
+        return rig.engine.totals
+
+    def _with_ledger(self) -> EngineTotals:
+        ledger = build_ledger(self.options, self.workload)
+        ledger.run_to_end()
+        return ledger.measures().engine
 
     def pool_alone(self) -> None:
         """As many blocks for as many requests through the device pool."""
@@ -129,6 +142,15 @@ def tiers_on() -> Figure:
     return _per_request("simulate a request, tiers on", SHORT, True, 5_500)
 
 
+def through_the_leader() -> Figure:
+    """Only G1, by a leader that decides nothing: what ``--check``, several hosts and records of requests get."""
+    run, ledger = Run(SHORT, tiers=False, leader=True), Run(SHORT, tiers=False)
+    return measure(
+        "simulate a request through the leader, tiers off", run, SHORT.requests, "by the ledger", ledger,
+        SHORT.requests, Target(ns=SECOND_NS / 3_080), rounds=ROUNDS, turns=2,
+    )
+
+
 def long_prompts_off() -> Figure:
     """1,024 blocks of prompt in a request."""
     return _per_request("simulate a 16,384-token prompt, tiers off", LONG_PROMPTS, False, 600)
@@ -149,8 +171,8 @@ def long_outputs() -> Figure:
 
 
 def tiers_per_step() -> Figure:
-    """What the host tier adds to an iteration."""
-    run, without = Run(SHORT, tiers=True), Run(SHORT, tiers=False)
+    """What the host tier adds to an iteration that a leader decides."""
+    run, without = Run(SHORT, tiers=True), Run(SHORT, tiers=False, leader=True)
     return measure(
         "simulate an iteration with tiers", run, run.steps, "without", without, without.steps, Target(ratio=1.6),
         rounds=ROUNDS, turns=2,
@@ -159,7 +181,7 @@ def tiers_per_step() -> Figure:
 
 def tiers_per_block() -> Figure:
     """What the host tier adds, by the blocks that it moves: figure minus reference is that time."""
-    run, without = Run(SHORT, tiers=True), Run(SHORT, tiers=False)
+    run, without = Run(SHORT, tiers=True), Run(SHORT, tiers=False, leader=True)
     return measure(
         "simulate with tiers, a block moved", run, run.moved, "the same requests without", without, run.moved,
         Target(extra_ns=1_000), rounds=ROUNDS, turns=2,
@@ -168,6 +190,7 @@ def tiers_per_block() -> Figure:
 
 BENCHES: Final = {
     "simulate a request, tiers off": tiers_off, "simulate a request, tiers on": tiers_on,
+    "simulate a request through the leader, tiers off": through_the_leader,
     "simulate a 16,384-token prompt, tiers off": long_prompts_off,
     "simulate a 16,384-token prompt, tiers on": long_prompts_on,
     "simulate 2,048-token outputs, a block filled": long_outputs,

@@ -11,6 +11,7 @@ from kvbm_console.core.columns import unpack_ids
 from kvbm_console.core.ids import FinishReason
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.port import StimulusPort
 from kvbm_console.engines.simulated import SimulatedEngine
 from kvbm_console.engines.workloads import Request
 from tests.engines.fakes import FakePort, Listed, request
@@ -21,7 +22,7 @@ def machine(requests: list[Request], **config: int) -> tuple[SimulatedEngine, Fa
     port = FakePort(calendar)
     workload = Listed(requests)
     numbers = {"g1_blocks": 64, "max_batch_tokens": 16, **config}
-    engine = SimulatedEngine(EngineConfig(**numbers), port, calendar, workload, 4)
+    engine = SimulatedEngine(EngineConfig(**numbers), StimulusPort(port), calendar, workload, 4)
     port.engine = engine
     return engine, port, workload
 
@@ -217,7 +218,7 @@ def test_a_synchronous_load_is_charged_to_the_step_that_asked_for_it() -> None:
     latency = [700]
     workload = Listed([request("a", 14, 1)])
     config = EngineConfig(g1_blocks=64, max_batch_tokens=16)
-    engine = SimulatedEngine(config, port, calendar, workload, 4, take_latency_ns=lambda: latency.pop())
+    engine = SimulatedEngine(config, StimulusPort(port), calendar, workload, 4, take_latency_ns=lambda: latency.pop())
     port.engine = engine
     engine.run()
     assert iterations(port)[0].at_ns == 0

@@ -21,6 +21,7 @@ from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.engines.calendar import Calendar, EngineDeadlines
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.multiturn import Multiturn, parse_settings
+from kvbm_console.engines.port import StimulusPort
 from kvbm_console.engines.simulated import SimulatedEngine
 from kvbm_console.engines.workloads import Request
 from kvbm_console.transfers.link import LinkMover
@@ -66,7 +67,7 @@ class House:
             workload = Named(parse_settings(CHATS.format(seed)))
             workload.name_of_engine = name
             engine = SimulatedEngine(
-                EngineConfig(g1_blocks=24), self.dispatcher.port(source), self.calendar, workload, 16,
+                EngineConfig(g1_blocks=24), StimulusPort(self.dispatcher.port(source)), self.calendar, workload, 16,
                 take_latency_ns=mover.take_latency_ns,
             )
             self.dispatcher.engines[source] = engine

@@ -6,7 +6,6 @@ place, the order of reuse, what stands below and the report are the same. ``KVBM
 
 import os
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,14 +15,13 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.leader import Outcome
-from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.embedded import Rig, build
-from kvbm_console.engines.workloads import Capacities, Request
 from kvbm_console.simulation.meter import Meter, StatsLine
 from kvbm_console.simulation.options import SimulateOptions
 from kvbm_console.simulation.report import make_report, measure
 from kvbm_console.simulation.run import simulate
 from kvbm_console.transfers.link import DEFAULT_LINKS
+from tests.simulation.loads import engine_of, load_of
 
 FULL = bool(os.environ.get("KVBM_FULL"))
 FIRST_SEED = int(os.environ.get("KVBM_SEED", "1"))
@@ -33,63 +31,6 @@ TOGETHER = 25
 MANY = range(FIRST_SEED + 1_000, FIRST_SEED + (4_000 if FULL else 1_400), TOGETHER)
 
 
-class Load:
-    """Requests of families that share the beginning of their prompts; some follow the end of another."""
-
-    name = "load"
-    endless = False
-    capacities = Capacities(16, 64, 0, 0, 256)
-
-    def __init__(self, dice: random.Random, requests: list[Request], follow: float) -> None:
-        self.requests = requests
-        self._followers = [at for at in range(len(requests)) if dice.random() < follow]
-        self._left: list[Request] = []
-
-    def begin(self, block_tokens: int) -> None:
-        """From the beginning."""
-        self._left = [self.requests[at] for at in reversed(self._followers)]
-
-    def arrivals(self) -> Iterator[Request]:
-        """Those that follow nobody."""
-        later = set(self._followers)
-        return iter([request for at, request in enumerate(self.requests) if at not in later])
-
-    def finished(self, request: Request, at_ns: int) -> Request | None:
-        """The next follower, a few milliseconds later."""
-        if not self._left:
-            return None
-        following = self._left.pop()
-        return msgspec.structs.replace(following, arrival_ns=at_ns + following.prompt_tokens * 100_000)
-
-
-def load_of(dice: random.Random, block: int) -> Load:
-    """Bursts or a steady stream of requests, short and long, odd and even."""
-    families = dice.randint(1, 6)
-    longest = dice.choice([40, 200, 700])
-    output = dice.choice([3, 20, 64, 200])
-    gap_ns = dice.choice([0, 100_000, 4_040_000, 12_000_000, 50_000_000, 300_000_000])
-    even = dice.random() < 0.2
-    requests = []
-    at_ns, key = 0, 10_000_000
-    for number in range(dice.randint(5, 40)):
-        prompt, produced = dice.randint(1, longest), dice.randint(1, output)
-        if even:
-            prompt, produced = -(-prompt // block) * block, -(-produced // block) * block
-        full, total = prompt // block, (prompt + produced) // block
-        shared = dice.randint(0, full)
-        family = dice.randrange(families) * 100_000 + 1
-        hashes = [*range(family, family + shared), *range(key, key + total - shared)]
-        key += total
-        requests.append(
-            Request(
-                f"r{number}", at_ns, tuple(hashes[:full]), tuple(hashes[full:]), prompt, produced, f"s{number % 5}"
-            )
-        )
-        if dice.random() < 0.7:
-            at_ns += dice.randint(0, 2 * gap_ns) if dice.random() < 0.8 else gap_ns
-    return Load(dice, requests, dice.choice([0.0, 0.0, 0.3, 0.8]))
-
-
 class Machine:
     """One machine of a seed, its report, and what its engine and mover said beside iterations."""
 
@@ -97,19 +38,13 @@ class Machine:
         dice = random.Random(seed)
         block = dice.choice([1, 4, 16, 16, 16])
         load = load_of(dice, block)
-        biggest = max(-(-(one.prompt_tokens + one.output_tokens) // block) for one in load.requests)
         leader = LeaderConfig(
             block_tokens=block, g2_blocks=dice.choice([0, 0, 50, 300, 3_000]), g3_blocks=dice.choice([0, 0, 0, 100]),
             offload_threshold=dice.choice([0.0, 0.3, 0.5, 0.9, 0.9, 1.0]), asynchronous=dice.random() < 0.7,
             offload_batch_blocks=dice.choice([1, 4, 64]), offload_hysteresis=dice.choice([0.0, 0.05, 0.3]),
             eviction=PolicyConfig(policy=dice.choice(POLICIES)),
         )
-        engine = EngineConfig(
-            g1_blocks=max(dice.choice([60, 100, 200, 2_000]), biggest if dice.random() < 0.9 else 1),
-            max_batch_tokens=dice.choice([8, 32, 100, 256, 8_192]), max_running=dice.choice([2, 5, 16, 64]),
-            max_waiting=dice.choice([3, 100_000, 100_000]), patience_ns=dice.choice([0, 20_000_000]),
-            token_bytes=dice.choice([1_000, 131_072, 2_000_000]),
-        )
+        engine = engine_of(dice, load, block)
         if leader.g3_blocks and dice.random() < 0.7:
             leader = msgspec.structs.replace(
                 leader, g2_blocks=dice.choice([20, 50, 300]), prefetch=dice.choice(["chain", "ngram", "session"]),

@@ -9,7 +9,7 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from kvbm_console.core.columns import HASH_BYTES, ID_BYTES
+from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, pack_hashes, unpack_hashes
 from kvbm_console.core.ids import Condition
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _WRITING: Final = int(Condition.WRITING)
 BULK_MIN: Final = 96
 """From this many places on; for fewer, making the views costs more than the loop."""
+_SEEN_MAX: Final = 32
+_SEEN_BYTES: Final = 16_384
+"""What was found out about the last columns is kept: the same one is refused or taken, filled, read and given back."""
 
 
 @cache
@@ -33,101 +36,142 @@ def warm() -> None:
     _numpy()
 
 
-def ends(packed: bytes) -> tuple[int, int]:
-    """The lowest and the highest number of a column of ids."""
-    places = _numpy().frombuffer(packed, "<i4")
-    return int(places.min()), int(places.max())
+class Places:
+    """A column of ids, as an index of other columns, with its lowest and its highest number."""
+
+    __slots__ = ("at", "distinct", "low", "top")
+
+    def __init__(self, packed: bytes) -> None:
+        np = _numpy()
+        ids = np.frombuffer(packed, "<i4")
+        in_order = np.sort(ids)
+        self.low, self.top = int(in_order[0]), int(in_order[-1])
+        self.distinct = not np.count_nonzero(in_order[1:] == in_order[:-1])
+        self.at = ids.astype("i8")  # numpy gathers and scatters by these in a third of the time
 
 
-def _views(pool: "PoolFacts", packed: bytes) -> tuple[Any, Any, Any] | None:
-    """The places, the holders and the content; None when some place is away, named twice, or none of the pool's."""
-    if pool.quarantined:
+_seen: dict[bytes, Places] = {}
+
+
+def places_of(packed: bytes) -> Places:
+    """The places of a column of ids."""
+    known = _seen.get(packed)
+    if known is None:
+        known = Places(packed)
+        if len(_seen) >= _SEEN_MAX:
+            _seen.clear()
+        if len(packed) <= _SEEN_BYTES:
+            _seen[packed] = known
+    return known
+
+
+def _index_of(pool: "PoolFacts", packed: bytes) -> Any | None:
+    """The places as an index; None when some place is away, named twice, or none of the pool's."""
+    places = places_of(packed)
+    if pool.quarantined or not places.distinct or places.low < 0 or places.top >= len(pool.content):
         return None
-    np = _numpy()
-    places = np.frombuffer(packed, "<i4")
-    in_order = np.sort(places)
-    if in_order[0] < 0 or in_order[-1] >= len(pool) or (in_order[1:] == in_order[:-1]).any():
-        return None
-    return places, np.frombuffer(pool.refs, "i4"), np.frombuffer(pool.content, "u1")
-
-
-def _split(contents: Any, ready: int) -> tuple[int, int]:
-    """How many are without content, and how many are readable."""
-    np = _numpy()
-    return len(contents) - int(np.count_nonzero(contents)), int(np.count_nonzero(contents == ready))
+    return places.at
 
 
 def may_give(pool: "PoolFacts", packed: bytes, prefix: Sequence[int], ready: int) -> bool:
     """Whether these places may be given to a slot: the leading ones can be read and hold ``prefix``, the others have
     no holder. False also when somebody else has to say what is wrong."""
-    if len(packed) < ID_BYTES * len(prefix):
-        return False
-    views = _views(pool, packed)
-    if views is None or pool.counts[_WRITING]:
+    count = len(prefix)
+    at = _index_of(pool, packed) if len(packed) >= ID_BYTES * count else None
+    if at is None or pool.counts[_WRITING]:
         return False
     np = _numpy()
-    places, refs, content = views
-    own, others = places[: len(prefix)], places[len(prefix) :]
-    if refs[others].any() or not (content[own] == ready).all():
+    if np.count_nonzero(np.frombuffer(pool.refs, "i4")[at[count:]]):
         return False
-    hashes: list[int] = np.frombuffer(pool.hash_of, "u8")[own].tolist()
-    return hashes == prefix
+    if not count:
+        return True
+    own = at[:count]
+    contents: bytes = np.frombuffer(pool.content, "u1")[own].tobytes()
+    return contents.count(ready) == count and _hashes(pool, own) == pack_hashes(prefix)
+
+
+def with_content(pool: "PoolFacts", packed: bytes) -> int | None:
+    """How many of these places have content; None when not all of them are known, or one is named twice."""
+    places = places_of(packed)
+    if not places.distinct or places.low < 0 or places.top >= len(pool.content):
+        return None
+    np = _numpy()
+    return int(np.count_nonzero(np.frombuffer(pool.content, "u1")[places.at]))
+
+
+def hashes_at(pool: "PoolFacts", packed: bytes) -> bytes:
+    """What stands at these places of the pool, as a column."""
+    return _hashes(pool, places_of(packed).at)
+
+
+def _hashes(pool: "PoolFacts", at: Any) -> bytes:
+    held: bytes = _numpy().frombuffer(pool.hash_of, "u8")[at].astype("<u8", copy=False).tobytes()
+    return held
 
 
 def take_holder(pool: "PoolFacts", packed: bytes, ready: int) -> tuple[int, int] | None:
     """One more holder for each; how many of those that had none are (empty, cached)."""
-    views = _views(pool, packed)
-    if views is None:
+    at = _index_of(pool, packed)
+    if at is None:
         return None
-    places, refs, content = views
-    before = refs[places]
-    refs[places] = before + 1
-    return _split(content[places] if not before.any() else content[places[before == 0]], ready)
+    np = _numpy()
+    refs, content = np.frombuffer(pool.refs, "i4"), np.frombuffer(pool.content, "u1")
+    before = refs[at]
+    if np.count_nonzero(before):
+        refs[at] = before + 1
+        at = at[before == 0]
+    else:
+        refs[at] = 1
+    contents: bytes = content[at].tobytes()
+    return contents.count(0), contents.count(ready)
 
 
 def give_holder(pool: "PoolFacts", packed: bytes, ready: int) -> tuple[int, int] | None:
     """One holder less for each; how many of those that have none now are (empty, cached)."""
-    views = _views(pool, packed)
-    if views is None:
+    at = _index_of(pool, packed)
+    if at is None:
         return None
-    places, refs, content = views
-    left = refs[places] - 1
-    if int(left.min()) < 0:
+    np = _numpy()
+    refs, content = np.frombuffer(pool.refs, "i4"), np.frombuffer(pool.content, "u1")
+    before = refs[at]
+    if np.count_nonzero(before) != len(before):
         return None
-    refs[places] = left
-    return _split(content[places] if not left.any() else content[places[left == 0]], ready)
+    left = before - 1
+    refs[at] = left
+    if np.count_nonzero(left):
+        at = at[left == 0]
+    contents: bytes = content[at].tobytes()
+    return contents.count(0), contents.count(ready)
 
 
 def fill(pool: "PoolFacts", packed: bytes, packed_hashes: bytes, content: int, at_ns: int) -> int | None:
     """Empty places get hash, content and time; how many of them have holders."""
-    views = _views(pool, packed) if len(packed) * HASH_BYTES == ID_BYTES * len(packed_hashes) else None
-    if views is None:
+    at = _index_of(pool, packed) if len(packed) * HASH_BYTES == ID_BYTES * len(packed_hashes) else None
+    if at is None:
         return None
     np = _numpy()
-    places, refs, contents = views
-    hash_of, hashes = np.frombuffer(pool.hash_of, "u8"), np.frombuffer(packed_hashes, "<u8")
-    if hash_of[places].any() or not hashes.all():
+    contents, hashes = np.frombuffer(pool.content, "u1"), np.frombuffer(packed_hashes, "<u8")
+    if np.count_nonzero(contents[at]) or np.count_nonzero(hashes) != len(hashes):
         return None
-    hash_of[places] = hashes
-    contents[places] = content
-    np.frombuffer(pool.stored_at, "i8")[places] = at_ns
-    return int(np.count_nonzero(refs[places]))
+    np.frombuffer(pool.hash_of, "u8")[at] = hashes
+    contents[at] = content
+    np.frombuffer(pool.stored_at, "i8")[at] = at_ns
+    return int(np.count_nonzero(np.frombuffer(pool.refs, "i4")[at]))
 
 
 def empty(pool: "PoolFacts", packed: bytes, ready: int) -> list[int] | None:
     """Cached places without a copy lose hash, content and time; their hashes."""
-    views = _views(pool, packed)
-    if views is None:
+    at = _index_of(pool, packed)
+    if at is None:
         return None
     np = _numpy()
-    places, refs, contents = views
-    hash_of = np.frombuffer(pool.hash_of, "u8")
-    if refs[places].any() or not (contents[places] == ready).all():
+    contents = np.frombuffer(pool.content, "u1")
+    if np.count_nonzero(np.frombuffer(pool.refs, "i4")[at]) or contents[at].tobytes().count(ready) != len(at):
         return None
-    hashes: list[int] = hash_of[places].tolist()
+    hashes = unpack_hashes(_hashes(pool, at))
     if pool.copies and not pool.copies.keys().isdisjoint(hashes):
         return None
-    hash_of[places] = 0
-    contents[places] = 0
-    np.frombuffer(pool.stored_at, "i8")[places] = 0
+    np.frombuffer(pool.hash_of, "u8")[at] = 0
+    contents[at] = 0
+    np.frombuffer(pool.stored_at, "i8")[at] = 0
     return hashes

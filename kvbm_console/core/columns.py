@@ -8,26 +8,50 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
+from struct import Struct
 from typing import Any, Final, TypeVar
 
 ID_BYTES: Final = 4
 HASH_BYTES: Final = 8
 _SWAP: Final = sys.byteorder == "big"
-
+_one_id: Final = Struct("<i").unpack
 
 _SEEN_MAX: Final = 32
 _SEEN_BYTES: Final = 16_384
-"""A column is read several times on its way from a caller through an event into the facts: the numbers of the last
-ones are kept, as long as they are short, so that it is the same numbers again and no new ones."""
-_seen_ids: dict[bytes, list[int]] = {}
-_seen_hashes: dict[bytes, list[int]] = {}
+_LONG: Final = 64
+"""A column is read several times on its way from a caller through an event into the facts, and a long one is made
+several times of the same numbers: numbers and bytes of the last ones are kept, up to ``_SEEN_BYTES`` each, so that it
+is the same numbers and bytes again and no new ones. To find numbers again costs a comparison: from ``_LONG`` on."""
 
 
-def _keep(seen: dict[bytes, list[int]], column: bytes, numbers: list[int]) -> None:
-    if len(seen) >= _SEEN_MAX:
-        seen.clear()
-    if len(column) <= _SEEN_BYTES:
-        seen[column] = numbers
+class _Seen:
+    """The last columns of one kind."""
+
+    __slots__ = ("numbers_of", "packed_of")
+
+    def __init__(self) -> None:
+        self.numbers_of: dict[bytes, list[int]] = {}
+        self.packed_of: dict[tuple[int, int, int], tuple[list[int], bytes]] = {}
+        """Length, first and last number to all of them, and their column."""
+
+    def packed(self, numbers: list[int]) -> bytes | None:
+        """The column of these numbers, if it was seen."""
+        known = self.packed_of.get((len(numbers), numbers[0], numbers[-1]))
+        return known[1] if known is not None and known[0] == numbers else None
+
+    def keep(self, column: bytes, numbers: list[int]) -> None:
+        """Remember both; nobody may change ``numbers`` any more."""
+        if len(self.numbers_of) >= _SEEN_MAX:
+            self.numbers_of.clear()
+            self.packed_of.clear()
+        if len(column) <= _SEEN_BYTES:
+            self.numbers_of[column] = numbers
+            if len(numbers) >= _LONG:
+                self.packed_of[len(numbers), numbers[0], numbers[-1]] = numbers, column
+
+
+_seen_ids: Final = _Seen()
+_seen_hashes: Final = _Seen()
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
@@ -36,9 +60,13 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     >>> unpack_ids(pack_ids([3, 1, 2]))
     [3, 1, 2]
     """
-    items = list(ids)
+    items = ids if type(ids) is list else list(ids)
     if len(items) == 1:
         return items[0].to_bytes(ID_BYTES, "little", signed=True)
+    if len(items) >= _LONG:
+        known = _seen_ids.packed(items)
+        if known is not None:
+            return known
     try:
         column = array("I", items)  # the same bytes as of "i", in a third of the time
     except OverflowError:
@@ -46,42 +74,48 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     if _SWAP:
         column.byteswap()
     packed = column.tobytes()
-    _keep(_seen_ids, packed, items)
+    _seen_ids.keep(packed, items.copy())
     return packed
 
 
 def unpack_ids(column: bytes) -> list[int]:
     """The ids of a column; raises ValueError when its length is not a multiple of four."""
-    known = _seen_ids.get(column)
+    if len(column) == ID_BYTES:
+        return list(_one_id(column))
+    known = _seen_ids.numbers_of.get(column)
     if known is None:
         ids = array("i", column)
         if _SWAP:
             ids.byteswap()
         known = ids.tolist()
-        _keep(_seen_ids, column, known)
+        _seen_ids.keep(column, known)
     return known.copy()
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:
     """A column of sequence hashes."""
-    items = list(hashes)
+    items = hashes if type(hashes) is list else list(hashes)
+    if len(items) >= _LONG:
+        known = _seen_hashes.packed(items)
+        if known is not None:
+            return known
     column = array("Q", items)
     if _SWAP:
         column.byteswap()
     packed = column.tobytes()
-    _keep(_seen_hashes, packed, items)
+    _seen_hashes.keep(packed, items.copy())
     return packed
 
 
 def unpack_hashes(column: bytes) -> list[int]:
     """The hashes of a column; raises ValueError when its length is not a multiple of eight."""
-    known = _seen_hashes.get(column)
+    known = _seen_hashes.numbers_of.get(column)
     if known is None:
         hashes = array("Q", column)
         if _SWAP:
             hashes.byteswap()
         known = hashes.tolist()
-        _keep(_seen_hashes, column, known)
+        _seen_hashes.keep(column, known)
     return known.copy()
 
 

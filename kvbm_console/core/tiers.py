@@ -135,13 +135,17 @@ class PoolFacts:
     def require_known(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """Check that the ids are places of this pool; a pool of unknown capacity grows to hold them."""
         if len(ids) < bulk.BULK_MIN:
-            places = len(self.content)
+            known = len(self.content)
             for block in ids:
-                if not 0 <= block < places:
+                if not 0 <= block < known:
                     break
             else:
                 return
-        low, top = bulk.ends(packed) if packed is not None and len(ids) >= bulk.BULK_MIN else (min(ids), max(ids))
+        if len(ids) >= bulk.BULK_MIN:
+            places = bulk.places_of(packed or pack_ids(ids))
+            low, top = places.low, places.top
+        else:
+            low, top = min(ids), max(ids)
         if low < 0:
             raise FoldError(f"pool {self.info.pool} has no place {low}")
         if top >= len(self.content):

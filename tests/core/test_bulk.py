@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbm_console.core import bulk
-from kvbm_console.core.columns import pack_ids
+from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.errors import FoldError, InternalError
 from kvbm_console.core.events import BlocksEvicted
@@ -122,3 +122,24 @@ def test_a_leader_decides_the_same_however_many_places_are_many(monkeypatch: pyt
         assert any(isinstance(event, BlocksEvicted) for event in events)
         told.append((events, leader.digest(), leader.aids_digest()))
     assert told[0] == told[1]
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=60, max_size=70), st.data())
+def test_a_column_that_was_seen_is_that_of_its_numbers_and_of_no_others(ids: list[int], data: st.DataObject) -> None:
+    """Same length, first and last number, whatever is between; and whoever changes a list changes no column."""
+    packed = pack_ids(ids)
+    other = ids.copy()
+    other[data.draw(st.integers(0, len(ids) - 1))] ^= data.draw(st.integers(0, 7))
+    for numbers, as_packed, as_read in ((other, pack_ids, unpack_ids), (other, pack_hashes, unpack_hashes)):
+        before = numbers.copy()
+        size = len(as_packed(numbers)) // len(numbers)
+        assert as_packed(numbers) == b"".join(number.to_bytes(size, "little") for number in numbers)
+        column = as_packed(numbers)
+        numbers[30] += 1
+        assert as_read(column) == before
+        as_read(column).clear()
+        assert as_read(column) == before
+        assert as_packed(before) == column != as_packed(numbers)
+        numbers[30] -= 1
+    assert unpack_ids(packed) == ids
+    assert pack_ids(ids) == packed

@@ -282,7 +282,8 @@ def check_device_ids(
         raise Refused(f"{prefix} prefix blocks were reported but only {len(ids)} blocks allocated")
     if not ids:
         return prefix
-    if len(ids) >= BULK_MIN and not slot.device_blocks and may_give(pool, packed, slot.hashes[:prefix], READY):
+    many = len(ids) >= BULK_MIN and not slot.device_blocks
+    if many and may_give(pool, packed or pack_ids(ids), slot.hashes[:prefix], READY):
         return prefix
     if len(ids) == 1:
         low = top = ids[0]

@@ -280,7 +280,9 @@ class Desk:
         if lag > LAG_NS:
             return f"LIVE −{lag / S:.1f}s", "pill.caution"
         if self.mirror.sampled:
-            return f"SAMPLED {(mono - self.mirror.facts_mono_ns) / S:.1f}s", "pill.caution"
+            one_in = self.mirror.coverage.one_in()
+            told = "SAMPLED" if one_in is None else f"SAMPLED 1/{count(one_in)}"
+            return f"{told} {(mono - self.mirror.facts_mono_ns) / S:.1f}s", "pill.caution"
         return "LIVE", "pill.ok"
 
     def _status(self) -> frame.Status:

@@ -16,6 +16,7 @@ from kvbm_console.core.errors import KvbmConsoleError, RecordingError
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import (
     Accounting,
+    BatchArrived,
     Controls,
     Disconnected,
     EventsArrived,
@@ -26,6 +27,7 @@ from kvbm_console.stream.feed import (
     Refreshing,
     SnapshotTaken,
 )
+from kvbm_console.wire.batches import MalformedBatch
 
 from .contracts import Table, TransportControls
 from .hooks import Explain, FindHits, Keeper, Spawner
@@ -84,6 +86,8 @@ class Session(Verbs):
         self._show: Callable[[int], None] = lambda number: None
         self._resubscribe = False
         self.pace = Pace()
+        self._refreshing = feed if isinstance(feed, Refreshing) and keeper is None else None
+        """The feed, when it can send facts again and nobody keeps every event."""
         self.hits = Hits()
         self._searching = False
 
@@ -134,6 +138,8 @@ class Session(Verbs):
 
     async def _take(self, item: FeedItem, breathe: Callable[[], Awaitable[None]]) -> None:
         mirror = self.mirror
+        if isinstance(item, BatchArrived) and mirror.reads:
+            item = self._read(item)
         if isinstance(item, EventsArrived) and len(item.events) > SLICE_EVENTS:
             events = item.events
             for start in range(0, len(events), SLICE_EVENTS):
@@ -151,21 +157,33 @@ class Session(Verbs):
             self._tell(f"{mirror.broken}; asking for a snapshot", "caution")
             self._resubscribe = True
 
+    def _read(self, item: BatchArrived) -> FeedItem:
+        """The events of a batch, which can then be taken in slices; one that cannot be read stays as it is."""
+        began = time.thread_time_ns()
+        try:
+            return EventsArrived(item.batch.read())
+        except MalformedBatch:
+            return item
+        finally:
+            self.pace.worked(0, time.thread_time_ns() - began, self.mono())
+
     def _fold(self, item: FeedItem) -> None:
         """Take one item, and see what it cost: above a share of a core facts are sampled from snapshots."""
         mirror, pace = self.mirror, self.pace
         began = time.thread_time_ns()
         mirror.take(item, self.mono())
         cost, now = time.thread_time_ns() - began, self.mono()
-        events = len(item.events) if isinstance(item, EventsArrived) else 0
-        if (events or isinstance(item, Heartbeat)) and isinstance(self.feed, Refreshing) and self.keeper is None:
-            pace.worked(events, cost, now)
-            mirror.sampling = pace.sampling
+        feed = self._refreshing
+        if isinstance(item, SnapshotTaken):
+            pace.snapshot(cost, now)
+            mirror.affords = True
+        elif feed is not None and isinstance(item, EventsArrived | BatchArrived | Heartbeat):
+            pace.worked(events_in(item), cost, now)
+            mirror.sampling, mirror.affords = pace.sampling, pace.affords
+            feed.unread = pace.sampling
             if mirror.sampled and (mirror.wants_facts or pace.due(now)):
                 mirror.wants_facts = False
-                self.feed.refresh()
-        elif isinstance(item, SnapshotTaken):
-            pace.snapshot(cost, now)
+                feed.refresh()
         if self.keeper is not None and self.mirror.broken is None:
             self.keeper.take(item, self.mirror)
 
@@ -212,7 +230,7 @@ class Session(Verbs):
 
     def _keep(self, item: FeedItem) -> None:
         """Keep an item of a paused view."""
-        size = len(item.events) if isinstance(item, EventsArrived) else 0
+        size = events_in(item)
         if self.buffered + size > BUFFER_MAX:
             self.overflowed = True
         if not self.overflowed:
@@ -238,8 +256,7 @@ class Session(Verbs):
             item = self._buffer[0]
             await self._take(item, _yield)
             self._buffer.popleft()
-            if isinstance(item, EventsArrived):
-                self.buffered -= len(item.events)
+            self.buffered -= events_in(item)
         if not self._buffer:
             self.buffered = 0
 
@@ -353,6 +370,13 @@ class Session(Verbs):
     def quit(self) -> None:
         """Leave the console."""
         self._quit()
+
+
+def events_in(item: FeedItem) -> int:
+    """Events that an item brings."""
+    if isinstance(item, EventsArrived):
+        return len(item.events)
+    return item.batch.count if isinstance(item, BatchArrived) else 0
 
 
 async def _yield() -> None:

@@ -59,6 +59,8 @@ class LiveFeed:
         self._position: int | None = None
         self._failures = 0
         self._refresh = False
+        self.unread = False
+        """Whether batches come undecoded, as ``BatchArrived``; may be changed at any time."""
         self._connection: Client | None = None
 
     async def accounts(self) -> dict[str, Any]:
@@ -147,6 +149,7 @@ class LiveFeed:
             if isinstance(item, Ended):
                 return item.reason
             await queue.put(item)
+            stream.unread = self.unread
             self._position = stream.position
             if self._refresh and self._position is not None:
                 self._refresh = False

@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 from kvbm_console.client.errors import END, translating
 from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.core.snapshots import decode_facts
-from kvbm_console.stream.feed import EventsArrived, GapSeen, Heartbeat, SnapshotTaken
-from kvbm_console.wire.batches import BATCH_BYTES_MAX, events_of
+from kvbm_console.stream.feed import BatchArrived, EventsArrived, GapSeen, Heartbeat, SnapshotTaken
+from kvbm_console.wire.batches import BATCH_BYTES_MAX, UnreadBatch, events_of
 from kvbm_console.wire.protocol import method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 
@@ -26,7 +26,7 @@ class Ended(msgspec.Struct, frozen=True):
     reason: str
 
 
-StreamItem = SnapshotTaken | EventsArrived | GapSeen | Heartbeat | Ended
+StreamItem = SnapshotTaken | EventsArrived | BatchArrived | GapSeen | Heartbeat | Ended
 """What a subscription yields."""
 
 
@@ -35,6 +35,7 @@ class Subscription:
 
     ``position`` is the number of the next event (None before the first item), ``start`` where it began, ``received``
     and ``lost`` count. ``digest`` is the one of the last heartbeat that carried one, with the position it belongs to.
+    While ``unread`` is set, batches are not decoded: they come as ``BatchArrived``.
     """
 
     def __init__(self, channel: Any, target: str, request: pb.SubscribeRequest) -> None:
@@ -43,6 +44,7 @@ class Subscription:
         self.received = 0
         self.lost = 0
         self.digest: tuple[int, int] | None = None
+        self.unread = False
         self._target = target
         self._request = request
         self._channel = channel
@@ -108,15 +110,16 @@ class Subscription:
             return Ended(reply.bye.last_seq, reply.bye.reason)
         return None  # a kind of a newer minor version
 
-    def _batch(self, batch: pb.EventBatch) -> EventsArrived:
-        events = events_of(batch)
-        if self.position is not None and events[0].seq != self.position:
-            raise self._broken(f"event {events[0].seq} instead of {self.position}")
+    def _batch(self, batch: pb.EventBatch) -> EventsArrived | BatchArrived:
+        item = BatchArrived(UnreadBatch(batch)) if self.unread else EventsArrived(events_of(batch))
+        first = batch.first_seq
+        if self.position is not None and first != self.position:
+            raise self._broken(f"event {first} instead of {self.position}")
         if self.start is None:
-            self.start = events[0].seq
-        self.position = events[-1].seq + 1
-        self.received += len(events)
-        return EventsArrived(events)
+            self.start = first
+        self.position = first + batch.count
+        self.received += batch.count
+        return item
 
     def _gap(self, gap: pb.Gap) -> GapSeen:
         if self.position is not None and gap.first == self.position:

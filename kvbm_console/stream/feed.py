@@ -5,7 +5,7 @@ and after either the next ``SnapshotTaken`` is exact again.
 """
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -14,6 +14,9 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.instructions import BreakpointVerdict
 from kvbm_console.core.state import CacheState
+
+if TYPE_CHECKING:
+    from kvbm_console.wire.batches import UnreadBatch  # only its name: commands that list themselves load no protobuf
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -45,6 +48,12 @@ class EventsArrived(msgspec.Struct, frozen=True):
     """The next events, in order and without a hole since the last item."""
 
     events: list[Event]
+
+
+class BatchArrived(msgspec.Struct, frozen=True):
+    """The next events, still encoded: what a ``Refreshing`` feed yields while its receiver wants them unread."""
+
+    batch: "UnreadBatch"
 
 
 class GapSeen(msgspec.Struct, frozen=True):
@@ -84,7 +93,7 @@ class Disconnected(msgspec.Struct, frozen=True):
     retry_in_s: float | None
 
 
-FeedItem = Connected | SnapshotTaken | EventsArrived | GapSeen | Heartbeat | Disconnected
+FeedItem = Connected | SnapshotTaken | EventsArrived | BatchArrived | GapSeen | Heartbeat | Disconnected
 """Everything that a feed yields."""
 
 
@@ -102,6 +111,9 @@ class Feed(Protocol):
 @runtime_checkable
 class Refreshing(Protocol):
     """A feed that can send the facts again, for a receiver that cannot afford to fold every event."""
+
+    unread: bool
+    """Whether events come as ``BatchArrived``, for a receiver that cannot even afford to decode every one."""
 
     def refresh(self) -> None:
         """Yield a ``SnapshotTaken`` soon, in its place among the events: none is left out and none comes twice."""

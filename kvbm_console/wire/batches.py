@@ -5,6 +5,7 @@ promised (count, numbers without a hole), because the bytes may come from a stra
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final, cast
 
 import msgspec
@@ -60,6 +61,54 @@ class EventChunk(msgspec.Struct, frozen=True, gc=False):
     def last_seq(self) -> int:
         """Number of the last event."""
         return self.first_seq + self.count - 1
+
+
+class UnreadBatch:
+    """A batch of which only the head was read: ``count`` events from ``first_seq`` on, of times up to ``last_ns``.
+
+    ``read`` decodes the events; ``may_have`` tells without decoding whether some kinds can be among them.
+    """
+
+    __slots__ = ("_batch", "base_ns", "count", "first_seq", "last_ns")
+
+    def __init__(self, batch: pb.EventBatch) -> None:
+        """Take a parsed batch. Raises ``MalformedBatch`` when its head cannot be true."""
+        self.first_seq, self.count = batch.first_seq, batch.count
+        self.base_ns, self.last_ns = batch.base_ns, batch.last_ns
+        self._batch = batch
+        _require_count(batch)
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the last event."""
+        return self.first_seq + self.count - 1
+
+    def read(self) -> list[Event]:
+        """The events. Raises ``MalformedBatch``."""
+        return events_of(self._batch)
+
+    def may_have(self, kinds: Sequence[type[Event]]) -> bool:
+        """False only when none of the events is of these kinds; at a fraction of what decoding costs."""
+        if self._batch.encoding != MSGPACK or self._batch.schema_id > SCHEMA_ID:
+            return True
+        seq = _common(_encoder.encode(self.first_seq), _encoder.encode(self.last_seq))
+        payload = self._batch.payload
+        return any(_head(kind) + seq in payload for kind in kinds)
+
+
+def _common(one: bytes, other: bytes) -> bytes:
+    """How the numbers between two encoded ones begin; nothing when they have several lengths."""
+    if len(one) != len(other):
+        return b""
+    return one[: next((at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))]
+
+
+@cache
+def _head(kind: type[Event]) -> bytes:
+    """How an encoded event of this kind begins: the length of its array, and its tag."""
+    fields = len(kind.__struct_fields__) + 1
+    length = bytes([0x90 | fields]) if fields < 16 else b"\xdc" + fields.to_bytes(2, "big")
+    return length + _encoder.encode(kind.__struct_config__.tag)
 
 
 class StimulusChunk(msgspec.Struct, frozen=True, gc=False):
@@ -164,8 +213,12 @@ def _parse(kind: Any, data: bytes) -> Any:
         raise MalformedBatch("the bytes are not a batch") from None
 
 
-def _decode(batch: Any, decoder: Any, converter: convert.UnionConverter, typed: Any) -> list[Any]:
+def _require_count(batch: Any) -> None:
     _require(0 < batch.count <= BATCH_COUNT_MAX, f"a batch has 1 to {BATCH_COUNT_MAX} items, not {batch.count}")
+
+
+def _decode(batch: Any, decoder: Any, converter: convert.UnionConverter, typed: Any) -> list[Any]:
+    _require_count(batch)
     try:
         if batch.encoding == MSGPACK:
             return _decode_msgpack(batch, decoder)

@@ -12,7 +12,15 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused
 from kvbm_console.core.ids import Note, SlotState
 from kvbm_console.core.stimuli import Noted
-from kvbm_console.stream.feed import Connected, Disconnected, EventsArrived, FeedItem, Heartbeat, SnapshotTaken
+from kvbm_console.stream.feed import (
+    BatchArrived,
+    Connected,
+    Disconnected,
+    EventsArrived,
+    FeedItem,
+    Heartbeat,
+    SnapshotTaken,
+)
 from kvbm_console.stream.ring import Ring
 from server.daemon import Daemon
 from tests.faults.chaos import chaos
@@ -139,9 +147,11 @@ async def test_heartbeats_come_without_events() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_facts_can_be_had_again_in_their_place_among_the_events() -> None:
+@pytest.mark.parametrize("unread", [False, True])
+async def test_the_facts_can_be_had_again_in_their_place_among_the_events(unread: bool) -> None:
     async with daemon_at(None) as daemon:
-        feed = LiveFeed(daemon.address)
+        feed, batches = LiveFeed(daemon.address), 0
+        feed.unread = unread
         items = feed.items()
         mirror, following, taken = Mirror(), None, 0
         while taken < 8:
@@ -149,6 +159,9 @@ async def test_the_facts_can_be_had_again_in_their_place_among_the_events() -> N
             if taken % 4 == 3:
                 note(daemon, 5_000)
             item = await anext(items)
+            if isinstance(item, BatchArrived):
+                assert item.batch.first_seq == following
+                item, batches = EventsArrived(item.batch.read()), batches + 1
             if isinstance(item, SnapshotTaken):
                 assert following in (None, item.state.seq)  # neither a hole nor an event twice
                 following = item.state.seq
@@ -158,6 +171,8 @@ async def test_the_facts_can_be_had_again_in_their_place_among_the_events() -> N
                 following = item.events[-1].seq + 1
                 feed.refresh()
             mirror.take(item)
+        assert (batches > 0) == unread
+        feed.unread = False
         await caught_up(items, daemon, mirror)
         assert mirror.gaps == []
         await items.aclose()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvbm_console.core import ids
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.events import SlotClosed
+from kvbm_console.core.events import CandidateEnqueued, Event, SlotClosed
 from kvbm_console.core.stimuli import MatchRequested, PoolDeclared, RequestArrived
 from kvbm_console.stream.ingest import FEED_KINDS, check_stimulus
 from kvbm_console.wire import frames
@@ -23,6 +23,7 @@ from kvbm_console.wire.batches import (
     MSGPACK,
     PROTOBUF,
     MalformedBatch,
+    UnreadBatch,
     pack_events,
     pack_stimuli,
     unpack_events,
@@ -184,6 +185,43 @@ def test_a_batch_that_is_not_what_it_claims_is_refused(change: dict[str, int]) -
         setattr(batch, field, value)
     with pytest.raises(MalformedBatch):
         unpack_events(batch.SerializeToString())
+
+
+# --- batches that are not read ---
+
+
+@ENCODINGS
+@pytest.mark.parametrize("kind", EVENT_KINDS, ids=lambda kind: kind.__name__)
+def test_a_kind_that_is_in_a_batch_is_never_missed_without_reading_it(kind: type[Event], encoding: int) -> None:
+    @settings(max_examples=EXAMPLES)
+    @given(
+        st.sampled_from([0, 100, 126, 127, 128, 254, 255, 256, 65_534, 65_536, 2**32 - 2, 2**32, 2**40]),
+        st.integers(0, 3), st.data(),
+    )
+    def check(first: int, at: int, data: st.DataObject) -> None:
+        events: list[Event] = [SlotClosed(first + index, 0, 0, 1) for index in range(4)]
+        events[at] = data.draw(any_of(kind, seq=first + at))
+        chunk = pack_events(events, encoding=encoding)
+        unread = UnreadBatch(pb.EventBatch.FromString(chunk.data))
+        assert unread.may_have((kind,))
+        assert (unread.first_seq, unread.last_seq, unread.count) == (first, first + 3, 4)
+        assert unread.read() == events
+
+    check()
+
+
+def test_most_batches_without_a_kind_are_known_to_be_without_it() -> None:
+    events = [CandidateEnqueued(seq, seq * 1_000, seq, seq) for seq in range(70_000, 70_256)]
+    unread = UnreadBatch(pb.EventBatch.FromString(pack_events(events).data))
+    assert [kind for kind in EVENT_KINDS if unread.may_have((kind,))] == [CandidateEnqueued]
+
+
+@pytest.mark.parametrize("count", [0, 2**31])
+def test_a_head_that_cannot_be_true_is_refused_before_anything_is_read(count: int) -> None:
+    batch = pb.EventBatch.FromString(pack_events([SlotClosed(0, 0, 0, 1)]).data)
+    batch.count = count
+    with pytest.raises(MalformedBatch):
+        UnreadBatch(batch)
 
 
 # --- stimuli of strangers ---

@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbm_console.core.events import Event
+from kvbm_console.core.events import Event, SlotHeld
+from kvbm_console.core.ids import SlotState
 from kvbm_console.core.snapshots import digest
 from kvbm_console.recording.reader import Recording
-from kvbm_console.stream.feed import EventsArrived, FeedItem, Heartbeat, SnapshotTaken
+from kvbm_console.stream.feed import BatchArrived, EventsArrived, FeedItem, Heartbeat, SnapshotTaken
+from kvbm_console.wire.batches import UnreadBatch, pack_events
+from kvbm_console.wire.v1 import console_pb2 as pb
 from tests.tui.desks import Desk, FakeActions
 from tests.tui.script import Mono, connected
+from tui.keys import press
 from tui.model import pace
+from tui.model.lives import Life
 from tui.model.mirror import Mirror
 from tui.model.pace import Pace
 from tui.source import Session
@@ -77,6 +82,116 @@ def test_history_is_the_same_whether_events_are_folded_or_sampled(name: str, dat
     assert sampled.flows.hit_shares(sampled.state.at_ns) == exact.flows.hit_shares(exact.state.at_ns)
     moved = {route: flow.moved_blocks for route, flow in exact.flows.routes.items()}
     assert {route: flow.moved_blocks for route, flow in sampled.flows.routes.items()} == moved
+
+
+def unread(events: list[Event]) -> BatchArrived:
+    return BatchArrived(UnreadBatch(pb.EventBatch.FromString(pack_events(events).data)))
+
+
+STEP = st.sampled_from(["fold", "look", "pass", "facts"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_what_was_passed_over_is_counted_and_nothing_is_made_up_for_it(name: str, data: st.DataObject) -> None:
+    tape = Recording.open(RECORDINGS / f"{name}.mcap")
+    events = events_of(tape)
+    exact, sampled = begun(tape), begun(tape)
+    exact.take(EventsArrived(events), 0)
+    at, passed = 0, 0
+    while at < len(events):
+        step, size = data.draw(STEP), data.draw(st.integers(1, 60))
+        part = events[at : at + size]
+        if step == "facts":
+            if sampled.sampled:
+                sampled.take(SnapshotTaken(tape.state_at(sampled.next_seq - 1)), 0)
+            continue
+        sampled.sampling, sampled.affords = step != "fold", step != "pass"
+        before = sampled.coverage.passed
+        sampled.take(unread(part) if data.draw(st.booleans()) else EventsArrived(part), 0)
+        passed += 0 if sampled.coverage.passed == before else len(part)
+        at += len(part)
+    if sampled.sampled:
+        sampled.take(SnapshotTaken(tape.state_at(sampled.next_seq - 1)), 0)
+    assert (sampled.broken, sampled.lost_events, list(sampled.gaps)) == (None, 0, [])
+    assert exact.state is not None
+    assert sampled.state is not None
+    now = exact.state.at_ns
+    assert digest(sampled.state) == digest(exact.state)
+    assert sampled.coverage.passed == passed == sum(one.count for one in sampled.coverage.stretches)
+    assert sampled.log_total == exact.log_total == len(events)
+    assert sum(sampled.density.counts) == sum(exact.density.counts)
+    for flows in (sampled.flows, exact.flows):
+        assert flows.asked.total(600, now) == exact.flows.asked.total(600, now)
+        assert [one.total(600, now) for one in flows.hits.values()] == [
+            one.total(600, now) for one in exact.flows.hits.values()]
+        assert {one.route: one.moved_blocks for one in flows.routes.values() if one.moved_blocks} == {
+            one.route: one.moved_blocks for one in exact.flows.routes.values() if one.moved_blocks}
+    known = {life.slot: life for life in (*exact.past, *exact.lives.values())}
+    times = [event.at_ns for event in events[:: max(1, len(events) // 60)]]
+    for life in (*sampled.past, *sampled.lives.values()):
+        whole = known[life.slot]
+        assert {move.seq for move in life.moves} - {None} <= {move.seq for move in whole.moves}
+        for when in times:
+            ended = life.lost and life.closed_ns is not None and when >= life.closed_ns
+            if when >= life.first_known_ns() and life.seen_at(when) and not ended:
+                assert state_at(life, when) == state_at(whole, when)
+    for transfer in sampled.transfers.values():
+        assert transfer.candidate in sampled.state.candidates
+
+
+def state_at(life: Life, when: int) -> SlotState | None:
+    """The state at a time; of the moves of one instant the last."""
+    index = life.at(when)
+    return life.moves[index].state if index is not None else None
+
+
+def test_without_passing_anything_over_nothing_is_an_estimate() -> None:
+    tape = Recording.open(RECORDINGS / "offload-pressure.mcap")
+    events, mirror = events_of(tape), begun(tape)
+    mirror.sampling = True
+    mirror.take(EventsArrived(events[:60]), 0)
+    mirror.take(SnapshotTaken(tape.state_at(mirror.next_seq - 1)), 0)
+    now = mirror.clock.now(0)
+    assert (mirror.coverage.one_in(), mirror.flows.about(now)) == (None, "")
+    tokens = mirror.flows.tokens.total(60, now)
+    mirror.take(EventsArrived(events[60:100]), 0)
+    mirror.affords = False
+    mirror.take(EventsArrived(events[100:220]), 0)
+    seen = mirror.flows.tokens.total(60, mirror.clock.now(0)) - tokens
+    mirror.take(SnapshotTaken(tape.state_at(mirror.next_seq - 1)), 0)
+    now = mirror.clock.now(0)
+    assert (mirror.coverage.one_in(), mirror.flows.about(now)) == (2, "~")  # 100 of 220
+    assert seen > 0
+    assert mirror.flows.tokens.total(60, now) - tokens == pytest.approx(4 * seen)  # 40 stood for 160
+
+
+def test_the_screen_says_what_was_passed_over() -> None:
+    tape = Recording.open(RECORDINGS / "offload-pressure.mcap")
+    events, mirror, mono = events_of(tape), begun(tape), Mono(0)
+    desk = Desk(mirror, FakeActions(), mono, all_views())
+    mirror.take(EventsArrived(events[:100]), 0)
+    mirror.sampling = True
+    mirror.take(EventsArrived(events[100:140]), 0)
+    mirror.affords = False
+    for first in (140, 160, 180):
+        mirror.take(unread(events[first : first + 20]), 0)
+    mirror.take(Heartbeat(mirror.next_seq - 1, mirror.clock.now(0), None, None, None, None, 0, 1), 0)
+    mono.at_ns = 4 * S // 10
+    assert desk.draw(120, 40)[0].text.startswith(" SAMPLED 1/2 0.4s ")  # 40 of 100
+    press(desk, "9")
+    first, last = events[140].seq, events[199].seq
+    told = f"passed over 60: {first} to {last}; not lost"
+    assert [line.text for line in desk.draw(120, 40)][-2].startswith(f" ░░ {told}")
+    mirror.affords = True
+    mirror.take(SnapshotTaken(tape.state_at(mirror.next_seq - 1)), mono.at_ns)
+    mirror.take(EventsArrived(events[200:210]), 0)
+    shown = [line.text for line in desk.draw(120, 40)]
+    assert sum(told in text for text in shown) == 1
+    assert told in shown[-12]
+    press(desk, "4")
+    assert "passed over" in "\n".join(line.text for line in desk.draw(200, 40)[:6])
 
 
 @pytest.mark.parametrize("name", ["multiturn", "offload_lru"])
@@ -160,6 +275,7 @@ class Tape:
         self.tape = tape
         self.wanted = False
         self.refreshes = 0
+        self.unread = False
 
     def refresh(self) -> None:
         self.wanted = True
@@ -170,7 +286,7 @@ class Tape:
         events = events_of(self.tape)
         for first in range(0, len(events), 10):
             batch = events[first : first + 10]
-            yield EventsArrived(batch)
+            yield unread(batch) if self.unread else EventsArrived(batch)
             if self.wanted:
                 self.wanted = False
                 self.refreshes += 1
@@ -188,9 +304,11 @@ async def breathe() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("share", [0.0, 1.0])
 async def test_a_session_that_is_flooded_asks_for_facts_and_loses_nothing(
-    kept: bool, monkeypatch: pytest.MonkeyPatch
+    kept: bool, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pace, "LOOK_SHARE", share)
     monkeypatch.setattr(pace, "SHARE_MAX", 0.0)
     monkeypatch.setattr(pace, "SHARE_BACK", 0.0)
     monkeypatch.setattr(pace, "RATE_MIN", 0)
@@ -198,12 +316,14 @@ async def test_a_session_that_is_flooded_asks_for_facts_and_loses_nothing(
     feed, mono = Tape(tape), Mono(0)
 
     class Keeper:
-        seqs: ClassVar[list[int]] = []
+        seqs: ClassVar[list[int]]
 
         def take(self, item: FeedItem, mirror: Mirror) -> None:
             assert not mirror.sampled
             if isinstance(item, EventsArrived):
                 self.seqs += [event.seq for event in item.events]
+
+    Keeper.seqs = []
 
     def tick() -> int:
         mono.at_ns += S // 20
@@ -219,6 +339,33 @@ async def test_a_session_that_is_flooded_asks_for_facts_and_loses_nothing(
         assert Keeper.seqs == list(range(tape.first_seq + 1, tape.last_seq + 1))
     else:
         assert feed.refreshes > 1
+        assert (mirror.coverage.passed > 0) == (share == 0.0)
     assert not mirror.sampled, "behind the flood the facts are exact again"
     assert mirror.state is not None
     assert digest(mirror.state) == digest(tape.state_at(tape.last_seq))
+
+
+@pytest.mark.asyncio
+async def test_a_hold_that_is_passed_over_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LOOK_SHARE", 0.0), ("SHARE_MAX", 0.0), ("SHARE_BACK", 0.0), ("RATE_MIN", 0),
+                        ("REFRESH_NS", 3_600 * S), ("SECOND_NS", 3_600 * S)):
+        monkeypatch.setattr(pace, name, value)
+    tape = Recording.open(RECORDINGS / "breakpoint-hold.mcap")
+    (held,) = [event.seq for event in events_of(tape) if isinstance(event, SlotHeld)]
+    mono = Mono(0)
+
+    def tick() -> int:
+        mono.at_ns += S // 20
+        return mono.at_ns
+
+    session = Session(Tape(tape), mono=tick)
+    seen: list[tuple[int, int]] = []
+
+    async def look() -> None:
+        state = session.mirror.state
+        if state is not None and state.holds:
+            seen.append((session.mirror.next_seq, state.seq))
+
+    await session.run(look)
+    assert session.mirror.coverage.passed > 0
+    assert seen[0][0] <= held + 11, "in the snapshot behind its batch of ten"

@@ -20,6 +20,7 @@ LATE: Final = 21
 VERY_LATE: Final = 22
 QUEUED: Final = 23
 WIRE: Final = 24
+UNSEEN: Final = 25
 _RANK: Final = {
     BLANK: -1, 1 + SlotState.ONBOARD_STAGED: 1, 1 + SlotState.ONBOARDING: 2, 1 + SlotState.PREEMPTED: 3, LATE: 4,
     VERY_LATE: 4, HELD: 5,
@@ -82,6 +83,10 @@ def life_codes(life: Life, window: Window, limits: Limits) -> list[int]:
         if move.state is SlotState.FINISHED:
             continue
         stop = life.starts[index + 1] if index + 1 < len(life.starts) else end
+        unseen_ns = life.moves[index + 1].unseen_ns if index + 1 < len(life.moves) else None
+        if unseen_ns is not None:
+            _paint(codes, weights, window, max(unseen_ns, move.start_ns), stop, UNSEEN)
+            stop = max(unseen_ns, move.start_ns)
         _paint(codes, weights, window, move.start_ns, stop, 1 + move.state)
         if index == len(life.moves) - 1 and life.closed_ns is None and move.state in WATCHED:
             limit = limits.get(move.state)
@@ -153,6 +158,8 @@ def texture(code: int, glyphs: Glyphs) -> tuple[str, str]:
         return glyphs.late, "limit.caution"
     if code == VERY_LATE:
         return glyphs.late, "limit.fault"
+    if code == UNSEEN:
+        return glyphs.gap, "gap"
     if code == QUEUED:
         return glyphs.queued, "muted"
     if code == WIRE:

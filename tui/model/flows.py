@@ -1,7 +1,7 @@
 """What flows: per route blocks a second and latencies, and the cache's counts over the last minute and ten minutes.
 
-Law of this file: amounts come from events, one call each; only evictions come from differences of totals while the
-facts are sampled.
+Law of this file: amounts come from events, one call each. While the facts are sampled they come from differences of
+totals; those that no total counts are scaled up from the events that were looked at, and are then estimates.
 """
 
 from typing import Final
@@ -9,7 +9,7 @@ from typing import Final
 from kvbm_console.core.ids import Authority, Route, Tier
 from kvbm_console.core.state import CacheState
 
-from .series import Gauge, Latencies, Sums, percentile
+from .series import SECOND_NS, Estimate, Gauge, Latencies, Sums, percentile
 
 TIERS: Final = (Tier.G1, Tier.G2, Tier.G3, Tier.G4)
 
@@ -26,10 +26,9 @@ class RouteFlow:
         self.moved_blocks = 0
         """Blocks since this console watches."""
 
-    def ended(self, at_ns: int, blocks: int, took_ns: int) -> None:
-        """A transfer of ``blocks`` arrived."""
+    def moved(self, at_ns: int, blocks: int) -> None:
+        """``blocks`` arrived."""
         self.blocks.add(at_ns, blocks)
-        self.latencies.add(at_ns, took_ns)
         self.moved_blocks += blocks
 
     def times(self, now_ns: int) -> tuple[int | None, int | None]:
@@ -46,20 +45,21 @@ class Flows:
         self.asked = Sums()
         """Prompt blocks of admissions."""
         self.hits = {tier: Sums() for tier in TIERS}
-        self.evicted: dict[int, Sums] = {}
+        self.evicted: dict[int, Estimate] = {}
         """Blocks evicted, by pool."""
-        self.stored: dict[int, Sums] = {}
+        self.stored: dict[int, Estimate] = {}
         """Blocks that became readable, by pool."""
         self.occupancy: dict[int, Gauge] = {}
         """Resident share from 0 to 1, by pool."""
         self.hit_rate = Gauge()
         """Share of the last minute, sampled once a second."""
-        self.thrash = {tier: Sums() for tier in TIERS}
+        self.thrash = {tier: Estimate() for tier in TIERS}
         """Blocks that came back too soon from this tier."""
-        self.loaded = {tier: Sums() for tier in TIERS}
+        self.loaded = {tier: Estimate() for tier in TIERS}
         """Blocks loaded from this tier."""
         self.events = Sums()
-        self.tokens = Sums()
+        self.tokens = Estimate()
+        self._estimated_ns: int | None = None
 
     def route(self, route: Route) -> RouteFlow:
         """The flow of a route, known from its first transfer on."""
@@ -68,30 +68,53 @@ class Flows:
             found = self.routes[route] = RouteFlow(route)
         return found
 
-    def evictions(self, pool: int) -> Sums:
+    def evictions(self, pool: int) -> Estimate:
         """Evictions of one pool."""
         found = self.evicted.get(pool)
         if found is None:
-            found = self.evicted[pool] = Sums()
+            found = self.evicted[pool] = Estimate()
         return found
 
-    def stores(self, pool: int) -> Sums:
+    def stores(self, pool: int) -> Estimate:
         """Blocks that became readable in one pool."""
         found = self.stored.get(pool)
         if found is None:
-            found = self.stored[pool] = Sums()
+            found = self.stored[pool] = Estimate()
         return found
 
-    def evicted_between(self, before: CacheState, after: CacheState) -> None:
-        """What was evicted between two snapshots whose events were not folded, for tiers with a single pool.
+    def between(self, before: CacheState, after: CacheState, each: float) -> None:
+        """What happened between two snapshots whose events were not folded; one that was seen stood for ``each``.
 
-        Of an event stream every report is folded, so it is left out.
+        Evictions are counted by tier: a pool's own are known where it is the only one. Of an event stream every report
+        that was looked at is counted, so it is an estimate.
         """
-        totals = zip(before.totals.evicted_blocks, after.totals.evicted_blocks, strict=True)
-        for tier, (was, now) in zip(TIERS, totals, strict=True):
+        was, now, at_ns = before.totals, after.totals, after.at_ns
+        self.asked.add(at_ns, now.prompt_blocks - was.prompt_blocks)
+        for index, tier in enumerate(TIERS):
+            if now.hit_blocks[index] != was.hit_blocks[index]:
+                self.hits[tier].add(at_ns, now.hit_blocks[index] - was.hit_blocks[index])
+        for route in Route:
+            blocks = now.moved_blocks.get(route.label, 0) - was.moved_blocks.get(route.label, 0)
+            if blocks:
+                self.route(route).moved(at_ns, blocks)
+        self.settle(at_ns, each)
+        for tier, one, other in zip(TIERS, was.evicted_blocks, now.evicted_blocks, strict=True):
             pools = [pool.info.pool for pool in after.pools if pool.info.tier is tier]
-            if now > was and len(pools) == 1 and after.pools[pools[0]].info.authority is not Authority.STREAM:
-                self.evictions(pools[0]).add(after.at_ns, now - was)
+            if other > one and len(pools) == 1 and after.pools[pools[0]].info.authority is not Authority.STREAM:
+                self.evictions(pools[0]).add(at_ns, other - one)
+        if each > 1.0:
+            self._estimated_ns = at_ns
+
+    def settle(self, at_ns: int = 0, each: float = 1.0) -> None:
+        """What was seen since the last time stood for ``each`` times as much."""
+        for series in (self.tokens, *self.thrash.values(), *self.loaded.values(), *self.stored.values(),
+                       *self.evicted.values()):
+            series.settle(at_ns, each)
+
+    def about(self, now_ns: int, seconds: int = 5) -> str:
+        """``~`` before amounts of the last ``seconds`` that are partly estimates, else nothing."""
+        at_ns = self._estimated_ns
+        return "~" if at_ns is not None and now_ns - at_ns <= seconds * SECOND_NS else ""
 
     def sums(self) -> list[Sums]:
         """Every series of amounts, for what concerns all of them."""

@@ -56,7 +56,7 @@ def _closed(mirror: Mirror, e: ev.SlotClosed) -> None:
     if life is not None:
         life.story.append(e)
         life.close(e.at_ns)
-        mirror.bury(life)
+        mirror.archive.bury(life)
 
 
 def _of_slot(mirror: Mirror, e: Any) -> None:
@@ -135,7 +135,7 @@ def _end(mirror: Mirror, candidate: int, at_ns: int, status: CandidateStatus) ->
         transfer.held_since_ns = None
     transfer.ended_ns = at_ns
     transfer.status = status
-    mirror.keep_ended(transfer)
+    mirror.archive.keep(transfer)
     life = mirror.lives.get(transfer.slot) if transfer.slot is not None else None
     if life is not None:
         life.changes += 1
@@ -179,13 +179,21 @@ def _reported(mirror: Mirror, e: ev.OperationReported) -> None:
         _tell(mirror, transfer.slot, e)
 
 
-def _ended(mirror: Mirror, e: ev.CandidateEnded) -> None:
+def _ended_sampled(mirror: Mirror, e: ev.CandidateEnded) -> Transfer:
+    """Without its blocks, which the totals of the next snapshot bring."""
     transfer = _end(mirror, e.candidate, e.at_ns, e.status)
     if transfer.operation is not None:
         mirror.by_operation.pop(transfer.operation, None)
     if e.status is CandidateStatus.COMPLETED:
-        mirror.flows.route(transfer.route).ended(e.at_ns, transfer.blocks, transfer.age(e.at_ns))
+        mirror.flows.route(transfer.route).latencies.add(e.at_ns, transfer.age(e.at_ns))
     _tell(mirror, transfer.slot, e)
+    return transfer
+
+
+def _ended(mirror: Mirror, e: ev.CandidateEnded) -> None:
+    transfer = _ended_sampled(mirror, e)
+    if e.status is CandidateStatus.COMPLETED:
+        mirror.flows.route(transfer.route).moved(e.at_ns, transfer.blocks)
 
 
 def _advanced(mirror: Mirror, e: ev.IterationAdvanced) -> None:
@@ -249,7 +257,11 @@ def _reset(mirror: Mirror, e: ev.ResetDone) -> None:
     mirror.hold_mono.clear()
 
 
-def _wanted(keep: Callable[[Mirror, Any], None]) -> Callable[[Mirror, Any], None]:
+def _nothing(mirror: Mirror, e: ev.Event) -> None:
+    """Facts change, and no history."""
+
+
+def _wanted(keep: Callable[[Mirror, Any], object]) -> Callable[[Mirror, Any], object]:
     """The same, for what should not wait for the next snapshot."""
     def take(mirror: Mirror, e: Any) -> None:
         keep(mirror, e)
@@ -258,7 +270,7 @@ def _wanted(keep: Callable[[Mirror, Any], None]) -> Callable[[Mirror, Any], None
     return take
 
 
-HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], None]]] = {
+HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], object]]] = {
     ev.SlotOpened: _opened,
     ev.SlotCloned: _cloned,
     ev.SlotMoved: _moved,
@@ -293,15 +305,25 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], None]]] = {
 }
 """Event type to what it adds to the history; kinds that are not here change facts only."""
 
-SKIMMED: Final[dict[type[ev.Event], Callable[[Mirror, Any], None]]] = {
-    kind: HISTORY[kind] for kind in (
-        ev.SlotOpened, ev.SlotCloned, ev.SlotMoved, ev.SlotClosed, ev.CandidatePlanned, ev.CandidateSkipped,
-        ev.CandidatePromoted, ev.OperationStarted, ev.CandidateEnded, ev.PrefixScored, ev.HitsLost, ev.BreakpointHit,
-        ev.HoldDenied, ev.IterationAdvanced, ev.ResetDone, ev.BlocksFilled, ev.BlocksReady, ev.BlocksSeen,
-        ev.SourceLost,
-    )
-} | {ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released)}
-"""What is taken from events while facts are sampled: moves, holds and copies, none of them missing, and the hit rate.
+URGENT: Final = (ev.SlotHeld, ev.HoldReleased, ev.Frozen, ev.Thawed)
+"""What should not wait for the next snapshot, even where it was passed over."""
 
-The rest (evictions by leaders, stamps of candidates, ranks) is brought by the next snapshot.
+def _same(*kinds: type[ev.Event]) -> dict[type[ev.Event], Callable[[Mirror, Any], object]]:
+    """What these kinds add in any case."""
+    return {kind: HISTORY[kind] for kind in kinds}
+
+
+SKIMMED: Final[dict[type[ev.Event], Callable[[Mirror, Any], object]]] = {
+    **_same(
+        ev.SlotOpened, ev.SlotCloned, ev.SlotMoved, ev.SlotClosed, ev.CandidatePlanned, ev.CandidateSkipped,
+        ev.CandidatePromoted, ev.OperationStarted, ev.BreakpointHit, ev.HoldDenied, ev.IterationAdvanced, ev.ResetDone,
+        ev.BlocksFilled, ev.BlocksReady, ev.BlocksSeen, ev.SourceLost,
+    ),
+    ev.CandidateEnded: _ended_sampled, ev.PrefixScored: _of_slot, ev.HitsLost: _of_slot,
+    ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released), ev.Frozen: _wanted(_nothing),
+    ev.Thawed: _wanted(_nothing),
+}
+"""What is taken from events that are looked at while facts are sampled: moves, holds and copies.
+
+The rest (evictions by leaders, hits, blocks that moved, stamps of candidates, ranks) is brought by the next snapshot.
 """

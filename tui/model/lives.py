@@ -22,11 +22,11 @@ TRANSFERS_MAX: Final = 48
 class Move:
     """One stretch of a life: the state entered at ``start_ns`` by event ``seq``."""
 
-    __slots__ = ("cause", "detail", "entry", "iteration", "seq", "start_ns", "state")
+    __slots__ = ("cause", "detail", "entry", "iteration", "seq", "start_ns", "state", "unseen_ns")
 
     def __init__(
         self, start_ns: int, state: SlotState, seq: int | None, entry: int = 0, iteration: int = 0, detail: int = 0,
-        cause: int | None = None,
+        cause: int | None = None, unseen_ns: int | None = None,
     ) -> None:
         self.start_ns = start_ns
         self.state = state
@@ -36,6 +36,8 @@ class Move:
         self.iteration = iteration
         self.detail = detail
         self.cause = cause
+        self.unseen_ns = unseen_ns
+        """Since when, up to ``start_ns``, it is not known what the slot did; None when that is known."""
 
 
 class Stay:
@@ -56,8 +58,8 @@ class Transfer:
 
     __slots__ = (
         "asked", "blocks", "candidate", "ended_ns", "enqueued_ns", "error", "evaluated_ns", "found", "held_ns",
-        "held_since_ns", "operation", "planned_ns", "promoted_ns", "ranks", "reason", "request", "route", "slot",
-        "started_ns", "status",
+        "held_since_ns", "lost", "operation", "planned_ns", "promoted_ns", "ranks", "reason", "request", "route",
+        "slot", "started_ns", "status",
     )
 
     def __init__(
@@ -82,6 +84,8 @@ class Transfer:
         self.found: int | None = None
         self.ranks: set[int] = set()
         """Ranks that have reported."""
+        self.lost = False
+        """Whether it ended unseen: how is not known, and not before ``ended_ns``."""
         self.error = ""
         self.held_ns = 0
         """Time during which its slot was held; no latency counts it."""
@@ -120,7 +124,7 @@ class Life:
         self.opened_ns = opened_ns
         self.closed_ns: int | None = None
         self.lost = False
-        """Whether its end fell into a gap, so that how it ended is not known."""
+        """Whether its end was not seen (a gap, or passed over), so that how it ended is not known."""
         self.moves: list[Move] = []
         self.starts: list[int] = []
         """``moves[i].start_ns``, for bisection."""
@@ -173,6 +177,14 @@ class Life:
         if index < 0 or (self.closed_ns is not None and at_ns > self.closed_ns):
             return None
         return index
+
+    def seen_at(self, at_ns: int) -> bool:
+        """Whether it is known what the slot did then."""
+        index = self.at(at_ns)
+        if index is None or index + 1 >= len(self.moves):
+            return index is not None
+        unseen_ns = self.moves[index + 1].unseen_ns
+        return unseen_ns is None or at_ns < unseen_ns
 
     def first_known_ns(self) -> int:
         """Where its picture begins."""

@@ -10,10 +10,10 @@ from typing import Final
 
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.events import Event
-from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.lints import Pending, Slow, Stuck, Watch, stream_lints
 from kvbm_console.stream.feed import (
+    BatchArrived,
     Connected,
     Disconnected,
     EventsArrived,
@@ -22,19 +22,19 @@ from kvbm_console.stream.feed import (
     Heartbeat,
     SnapshotTaken,
 )
+from kvbm_console.wire.batches import MalformedBatch, UnreadBatch
 
+from .adopt import adopt
+from .archive import Archive
 from .clock import Progress, TargetClock
+from .coverage import Coverage
 from .flows import Flows
 from .gaps import Gap
-from .history import HISTORY, SKIMMED
-from .lives import Life, Move, Stay, Transfer
+from .history import HISTORY, SKIMMED, URGENT
+from .lives import Life, Transfer
 from .series import Density, Gauge
 from .sources import Sources
 
-PAST_MAX: Final = 512
-"""Finished lives kept for the timeline: ten screens of them."""
-ENDED_MAX: Final = 2_048
-"""Transfers that ended, kept for the transfers view and its percentiles."""
 LOG_MAX: Final = 20_000
 """Events kept for the log."""
 GAPS_MAX: Final = 64
@@ -62,6 +62,8 @@ class Mirror:
         """Whether something happened, while sampling, that should not wait for the next snapshot."""
         self.next_seq = 0
         """Number of the next event."""
+        self.affords = True
+        """Whether there is time to look at events while facts are sampled; without, they are passed over."""
         self.facts_mono_ns = 0
         """When the last snapshot came."""
         self.lost_events = 0
@@ -72,17 +74,14 @@ class Mirror:
 
     def _clear_history(self) -> None:
         self.lives: dict[int, Life] = {}
-        self.past: deque[Life] = deque()
-        """Those that finished last, PAST_MAX at most."""
-        self._past_slots: dict[int, Life] = {}
-        self._past_requests: dict[str, Life] = {}
+        self.archive = Archive()
+        self.past = self.archive.lives
+        """Those that finished last."""
         self.transfers: dict[int, Transfer] = {}
         """Open candidates."""
         self.by_operation: dict[int, Transfer] = {}
-        self.ended: deque[Transfer] = deque()
-        """Those that ended last, ENDED_MAX at most."""
-        self._ended_candidates: dict[int, Transfer] = {}
-        self._ended_operations: dict[int, Transfer] = {}
+        self.ended = self.archive.transfers
+        """Those that ended last."""
         lints = stream_lints()
         self.watch = Watch(lints)
         self.stuck = next(lint for lint in lints if isinstance(lint, Stuck))
@@ -95,6 +94,10 @@ class Mirror:
         self.sources = Sources()
         self.log: deque[Event] = deque(maxlen=LOG_MAX)
         self.log_total = 0
+        """Events that were folded, looked at or passed over."""
+        self.coverage = Coverage()
+        self.seen_ns = 0
+        """The target's time up to which history is known."""
         self.density = Density()
         """How long slots stayed in a state, held time left out."""
         self.steps: deque[tuple[int, int]] = deque(maxlen=STEPS_MAX)
@@ -118,6 +121,8 @@ class Mirror:
         match item:
             case EventsArrived(events):
                 self.fold(events, mono_ns)
+            case BatchArrived(batch):
+                self.batch(batch, mono_ns)
             case Heartbeat():
                 self.heartbeat = item
                 self.clock.beat(item.at_ns, mono_ns)
@@ -133,15 +138,40 @@ class Mirror:
                     self.disconnected_mono_ns = mono_ns
                 self.disconnected = item
 
+    def batch(self, batch: UnreadBatch, mono_ns: int) -> None:
+        """Take events that are still encoded. One that cannot be read sets ``broken``."""
+        if self.reads:
+            try:
+                self.fold(batch.read(), mono_ns)
+            except MalformedBatch as error:
+                self.broken = str(error)
+            return
+        if self.state is None or self.broken is not None:
+            return
+        self.version += 1
+        self.wants_facts = self.wants_facts or batch.may_have(URGENT)
+        self._pass_over(batch.first_seq, batch.count, batch.last_ns, mono_ns)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the next events are looked at, rather than passed over."""
+        return not (self.sampling or self.sampled) or (self.affords and not self.coverage.passing)
+
     def fold(self, events: list[Event], mono_ns: int) -> None:
         """Fold events in order. One that does not fit ends the batch and sets ``broken``."""
         state = self.state
-        if state is None or self.broken is not None:
+        if state is None or self.broken is not None or not events:
             return
         self.version += 1
+        if not self.reads:
+            self.wants_facts = self.wants_facts or any(type(event) in URGENT for event in events)
+            self._pass_over(events[0].seq, len(events), events[-1].at_ns, mono_ns)
+            return
         self.progress.arrived(len(events), mono_ns)
         if self.sampling or self.sampled:
-            self._skim(state, events, mono_ns)
+            if not self.sampled:
+                self.flows.settle()
+            self._skim(events, mono_ns)
             return
         known, apply = HISTORY.get, self.watch.apply
         index = first = 0
@@ -161,21 +191,21 @@ class Mirror:
         except (FoldError, KeyError, IndexError, ValueError) as error:
             self.broken = f"event {events[index].seq} does not fit: {error}"
             self.log.extend(events[:index])
+            self.seen_ns = state.at_ns
             return
-        if events:
-            self.log.extend(events)
-            self._count(before_ns, len(events) - first)
-            self.log_total += len(events)
-            self.clock.event(state.at_ns, mono_ns)
-            self.progress.applied(state.seq)
-            self.next_seq = state.seq
+        self.log.extend(events)
+        self._count(before_ns, len(events) - first)
+        self.log_total += len(events)
+        self.clock.event(state.at_ns, mono_ns)
+        self.progress.applied(state.seq)
+        self.next_seq, self.seen_ns = state.seq, state.at_ns
 
     @property
     def sampled(self) -> bool:
         """Whether events have come that the facts do not contain; a snapshot ends it."""
         return self.state is not None and self.next_seq > self.state.seq
 
-    def _skim(self, state: CacheState, events: list[Event], mono_ns: int) -> None:
+    def _skim(self, events: list[Event], mono_ns: int) -> None:
         """Take from events what history needs; the facts stay as they are until the next snapshot."""
         known = SKIMMED.get
         try:
@@ -186,16 +216,26 @@ class Mirror:
         except KeyError as error:
             self.broken = f"event {event.seq} does not fit: {error}"
             return
-        if events:
-            at_ns = events[-1].at_ns  # a slice is so short that its end stands for all of it
-            if not self.tick_ns <= at_ns < self.tick_ns + SECOND_NS:
-                self._tick(at_ns)
-            self._count(at_ns, len(events))
-            self.log.extend(events)
-            self.log_total += len(events)
-            self.next_seq = events[-1].seq + 1
-            self.clock.event(events[-1].at_ns, mono_ns)
-            self.progress.applied(self.next_seq)
+        self.log.extend(events)
+        self.coverage.took(len(events))
+        self.seen_ns = events[-1].at_ns
+        self._went_by(events[0].seq, len(events), self.seen_ns, mono_ns)
+
+    def _pass_over(self, first: int, events: int, at_ns: int, mono_ns: int) -> None:
+        """Events that nobody looks at: they are counted, and the rest is brought by the next snapshot."""
+        self.progress.arrived(events, mono_ns)
+        self.coverage.passed_over(first, events, self.seen_ns, at_ns)
+        self._went_by(first, events, at_ns, mono_ns)
+
+    def _went_by(self, first: int, events: int, at_ns: int, mono_ns: int) -> None:
+        """Events that were not folded: a slice is so short that its end stands for all of it."""
+        if not self.tick_ns <= at_ns < self.tick_ns + SECOND_NS:
+            self._tick(at_ns)
+        self._count(at_ns, events)
+        self.log_total += events
+        self.next_seq = first + events
+        self.clock.event(at_ns, mono_ns)
+        self.progress.applied(self.next_seq)
 
     def _count(self, at_ns: int, events: int) -> None:
         """So many events of one second were folded."""
@@ -217,8 +257,7 @@ class Mirror:
         self.progress.reset(mono_ns)
 
     def _gap(self, first: int, last: int, reason: str, mono_ns: int) -> None:
-        start = self.state.at_ns if self.state is not None else 0
-        self.gaps.append(Gap(first, last, reason, start, None, mono_ns))
+        self.gaps.append(Gap(first, last, reason, self.seen_ns, None, mono_ns))
         self.lost_events += last - first + 1
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
@@ -229,7 +268,8 @@ class Mirror:
         gap = self.gaps[-1] if self.gaps and self.gaps[-1].end_ns is None else None
         follows = not recording and before is not None and self.broken is None and state.seq == self.next_seq
         if before is not None and gap is None and state.seq > before.seq and not recording and not follows:
-            self._gap(before.seq, state.seq - 1, "not delivered", mono_ns)
+            first = self.next_seq if state.seq > self.next_seq else before.seq
+            self._gap(first, state.seq - 1, "not delivered", mono_ns)
             gap = self.gaps[-1]
         if before is None or (gap is None and not follows) or state.seq < before.seq or state.at_ns < before.at_ns:
             self._clear_history()
@@ -242,61 +282,18 @@ class Mirror:
             self.flows.blank(state.at_ns)
         self.broken = None
         self.state = state
+        each = self.coverage.snapshot(state.at_ns if gap is None else gap.start_ns)
         lost = None if gap is None or before is None else GapSeen(gap.first, gap.last, gap.reason)
         if follows and before is not None and before.seq < state.seq:
             lost = GapSeen(before.seq, state.seq - 1, "sampled")  # the lints of the library saw nothing of it
-            self.flows.evicted_between(before, state)
+            self.flows.between(before, state, each)
         self.next_seq, self.facts_mono_ns = state.seq, mono_ns
         self.watch.resumed(state, lost)
-        self._adopt(state, before.at_ns if before is not None else state.at_ns, mono_ns)
+        adopt(self, state, self.seen_ns if before is not None else state.at_ns, mono_ns)
+        self.seen_ns = state.at_ns
         self.clock.event(state.at_ns, mono_ns)
         self.density.add(state.at_ns, 0)
         self.progress.applied(state.seq)
-
-    def _adopt(self, state: CacheState, before_ns: int, mono_ns: int) -> None:
-        """Bring lives and transfers in line with a snapshot."""
-        for number in [number for number in self.lives if number not in state.slots]:
-            life = self.lives.pop(number)
-            life.close(before_ns, lost=True)
-            self.bury(life)
-        for number, slot in state.slots.items():
-            life = self.lives.get(number) or Life(number, slot.request, slot.opened_ns)
-            self.lives[number] = life
-            if not life.moves or life.state is not slot.state or slot.since_ns > life.moves[-1].start_ns:
-                life.add(Move(slot.since_ns, slot.state, None))
-            hold = state.holds.get(slot.hold) if slot.hold is not None else None
-            current = life.held_now()
-            if current is not None and (hold is None or current.hold != hold.hold):
-                current.end_ns = before_ns
-            if hold is not None and (current is None or current.hold != hold.hold):
-                life.stays.append(Stay(hold.hold, hold.since_ns, hold.point, hold.breakpoints))
-        self.transfers = {
-            number: known for number, known in self.transfers.items() if number in state.candidates
-        }
-        for number, facts in state.candidates.items():
-            known = self.transfers.get(number)
-            if known is None:
-                owner = state.slots.get(facts.slot) if facts.slot is not None else None
-                known = Transfer(number, facts.slot, owner.request if owner else "", facts.route, len(facts.hashes),
-                                 facts.planned_ns)
-                self.transfers[number] = known
-                if facts.slot in self.lives:
-                    self.lives[facts.slot].transfers.append(known)
-            known.status, known.operation, known.found = facts.status, facts.operation, facts.found
-            known.enqueued_ns, known.evaluated_ns = facts.enqueued_ns, facts.evaluated_ns
-            known.promoted_ns, known.started_ns = facts.promoted_ns, facts.started_ns
-        self.by_operation = {}
-        for operation, copy in state.operations.items():
-            known = self.transfers[copy.candidate]
-            known.blocks = len(copy.targets)
-            known.ranks = set(copy.reported)
-            self.ranks = max(self.ranks, len(known.ranks), *(rank + 1 for rank in known.ranks), 1)
-            self.by_operation[operation] = known
-        self.decoding = sum(slot.state is SlotState.DECODING for slot in state.slots.values())
-        self.hold_mono = {
-            number: self.hold_mono.get(number, mono_ns - max(0, state.at_ns - hold.since_ns))
-            for number, hold in state.holds.items()
-        }
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -356,42 +353,19 @@ class Mirror:
             number = self.state.slot_of.get(request)
             if number is not None and number in self.lives:
                 return self.lives[number]
-        return self._past_requests.get(request)
+        return self.archive.of_request(request)
 
     def life_in(self, slot: int) -> Life | None:
         """The life of a slot, live or finished."""
-        return self.lives.get(slot) or self._past_slots.get(slot)
-
-    def bury(self, life: Life) -> None:
-        """Keep a finished life; the oldest one goes."""
-        self.past.append(life)
-        self._past_slots[life.slot] = life
-        self._past_requests[life.request] = life
-        if len(self.past) > PAST_MAX:
-            oldest = self.past.popleft()
-            self._past_slots.pop(oldest.slot, None)
-            if self._past_requests.get(oldest.request) is oldest:
-                del self._past_requests[oldest.request]
+        return self.lives.get(slot) or self.archive.of_slot(slot)
 
     def transfer_of(self, candidate: int | None = None, operation: int | None = None) -> Transfer | None:
         """An open or recently ended transfer, by its candidate or its operation."""
         if candidate is not None:
-            return self.transfers.get(candidate) or self._ended_candidates.get(candidate)
+            return self.transfers.get(candidate) or self.archive.of_candidate(candidate)
         if operation is not None:
-            return self.by_operation.get(operation) or self._ended_operations.get(operation)
+            return self.by_operation.get(operation) or self.archive.of_operation(operation)
         return None
-
-    def keep_ended(self, transfer: Transfer) -> None:
-        """Keep a transfer that ended; the oldest one goes."""
-        self.ended.append(transfer)
-        self._ended_candidates[transfer.candidate] = transfer
-        if transfer.operation is not None:
-            self._ended_operations[transfer.operation] = transfer
-        if len(self.ended) > ENDED_MAX:
-            oldest = self.ended.popleft()
-            self._ended_candidates.pop(oldest.candidate, None)
-            if oldest.operation is not None:
-                self._ended_operations.pop(oldest.operation, None)
 
     def event(self, seq: int) -> Event | None:
         """An event of the log, by its number."""

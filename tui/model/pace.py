@@ -1,8 +1,9 @@
 """How much of the events the console can afford: every one folded into the facts, or facts sampled from snapshots.
 
 Folding costs some microseconds an event. A console that took a whole core of the machine that it watches would change
-what it shows, so above a share of a core it goes over to *sampling*: of each event only what history needs is taken
-(moves, holds, copies, counts; nothing of these is missing), and the facts come as snapshots, several a second.
+what it shows, so above a share of a core it goes over to *sampling*: the facts come as snapshots, several a second, and
+of events only what history needs is taken (moves, holds, copies). That has a share of its own: behind each snapshot
+events are looked at until it is used up, and those that come then are passed over until the next one.
 
 Law of this file: plain arithmetic on what was measured; the facts are never mixed, either all events were folded or a
 snapshot took their place.
@@ -22,6 +23,8 @@ RATE_MIN: Final = 5_000
 crowded machine makes everything look dear."""
 REFRESH_NS: Final = SECOND_NS // 4
 """Facts are at most about this old while they are sampled."""
+LOOK_SHARE: Final = 0.05
+"""Share of a core for looking at events while facts are sampled."""
 SNAPSHOT_FACTOR: Final = 30
 """A snapshot that took t is followed by this many times t without one: with large pools facts come less often."""
 
@@ -29,7 +32,7 @@ SNAPSHOT_FACTOR: Final = 30
 class Pace:
     """The decision, from what work took. Times are ns: ``cpu_ns`` of this thread, ``mono_ns`` of the local clock."""
 
-    __slots__ = ("_began", "_cost_ns", "_cpu", "_events", "_next", "_snapshot_ns", "sampling")
+    __slots__ = ("_began", "_cost_ns", "_cpu", "_events", "_left_ns", "_next", "_snapshot_mono", "sampling")
 
     def __init__(self) -> None:
         self.sampling = False
@@ -39,12 +42,20 @@ class Pace:
         self._cost_ns = 0.0
         """What one event cost when it was folded."""
         self._next = 0
-        self._snapshot_ns = 0
+        self._snapshot_mono: int | None = None
+        self._left_ns = LOOK_SHARE * REFRESH_NS
+
+    @property
+    def affords(self) -> bool:
+        """Whether there is time left to look at events before the next snapshot."""
+        return self._left_ns > 0
 
     def worked(self, events: int, cpu_ns: int, mono_ns: int) -> None:
         """So many events were taken, and it cost so much."""
         if self._began is None:
             self._began = mono_ns
+        if self.sampling:
+            self._left_ns -= cpu_ns
         self._cpu += cpu_ns
         self._events += events
         passed = mono_ns - self._began
@@ -61,7 +72,9 @@ class Pace:
 
     def snapshot(self, cpu_ns: int, mono_ns: int) -> None:
         """A snapshot was taken, and it cost so much."""
-        self._snapshot_ns = cpu_ns
+        since = mono_ns - self._snapshot_mono if self._snapshot_mono is not None else REFRESH_NS
+        self._snapshot_mono = mono_ns
+        self._left_ns = LOOK_SHARE * min(since, SECOND_NS)
         self._next = mono_ns + max(REFRESH_NS, SNAPSHOT_FACTOR * cpu_ns)
 
     def due(self, mono_ns: int) -> bool:

@@ -76,6 +76,27 @@ class Sums:
         return sum(values) / len(values) if values else None
 
 
+class Estimate(Sums):
+    """Amounts of which only a sample may be seen: what was seen since ``settle`` is scaled up by the next one."""
+
+    __slots__ = ("_fresh",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fresh = 0.0
+
+    def add(self, at_ns: int, amount: float) -> None:
+        """Count ``amount`` into its second."""
+        super().add(at_ns, amount)
+        self._fresh += amount
+
+    def settle(self, at_ns: int = 0, each: float = 1.0) -> None:
+        """What was seen since the last time stood for ``each`` times as much."""
+        if each > 1.0 and self._fresh:
+            super().add(at_ns, self._fresh * (each - 1.0))
+        self._fresh = 0.0
+
+
 class Gauge:
     """A level, sampled at most once a second; a second without a sample keeps the level before it."""
 

@@ -174,7 +174,10 @@ def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: b
 
     def rate(of: Sums | None) -> str:
         """Nothing stored or evicted while it reported is 0; before its first report it is unknown."""
-        return per_second((of.rate(now) or 0.0) if of is not None else 0.0 if heard else None) if not over else UNKNOWN
+        if over:
+            return UNKNOWN
+        told = per_second((of.rate(now) or 0.0) if of is not None else 0.0 if heard else None)
+        return flows.about(now) + told if of is not None else told
 
     values = (
         UNKNOWN if over else count(resident) + mark,

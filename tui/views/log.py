@@ -4,6 +4,8 @@ Law of this file: scrolling up stops following and says how many newer events th
 never vanish from the list.
 """
 
+import msgspec
+
 from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
 
@@ -11,6 +13,7 @@ from ..contracts import Table
 from ..desk import LOG, SLOT, Desk
 from ..draw.frame import Hint
 from ..draw.spans import Line, Row, fit
+from ..model.coverage import Stretch
 from ..model.filters import EVENTS
 from ..model.gaps import Gap
 from ..model.numbers import count, cut, per_second
@@ -20,12 +23,22 @@ from .page import Page
 
 SCANNED_MAX = 5_000
 """Events looked at for one filtered screen; further back a recording is the right tool."""
+STRETCHES_LOOKED_AT = 512
+"""Stretches that were passed over, looked at for one screen."""
 LINES_MAX = 1_024
 """Rows kept; about ten screens."""
 FOLD_RATE = 200
 """Events a second above which equal ones in a row are one while following: nobody reads that many."""
 FOOT_ROWS = 5
 """Rows of the chosen event below the list, at most."""
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """Stretches that were passed over, with nothing to show between them."""
+
+    first: int
+    last: int
+    count: int
 
 
 class Log(Page):
@@ -52,7 +65,7 @@ class Log(Page):
         rate = desk.mirror.progress.rate(desk.mono())
         fold = self.last_seq is None and rate > FOLD_RATE
         events = self._shown(desk, height - 1 - len(foot), fold)
-        self._found = [item.seq for item, _ in events if not isinstance(item, Gap)]
+        self._found = [item.seq for item, _ in events if not isinstance(item, Gap | Passed)]
         row = Row().put(" LOG", "title").put("   following" if self.last_seq is None else "   stopped", "muted")
         wanted = desk.filters.get(LOG)
         if wanted is not None:
@@ -66,7 +79,10 @@ class Log(Page):
             return [*lines, Row().put(f" 0 of the last {count(SCANNED_MAX)} match   ", "muted").put("esc", "key")
                     .put("  clear", "muted").line()]
         for item, more in events:
-            lines.append(_gap_line(desk, item, width) if isinstance(item, Gap) else self._line(desk, item, more, width))
+            if isinstance(item, Gap | Passed):
+                lines.append(_band(desk, item, width))
+            else:
+                lines.append(self._line(desk, item, more, width))
         return [*fit(lines, height - len(foot)), *foot]
 
     def _line(self, desk: Desk, event: Event, folded: int, width: int) -> Line:
@@ -86,15 +102,23 @@ class Log(Page):
             return 0
         return max(0, desk.mirror.log[-1].seq - self.last_seq)
 
-    def _shown(self, desk: Desk, rows: int, fold: bool) -> list[tuple[Event | Gap, int]]:
-        """The last ``rows`` events that match, gaps at their place, each with how many like it were folded into it."""
+    def _shown(self, desk: Desk, rows: int, fold: bool) -> list[tuple[Event | Gap | Passed, int]]:
+        """The last ``rows`` events that match, each with how many like it were folded into it.
+
+        Gaps, and what was passed over, stand at their place.
+        """
         wanted = desk.filters.get(LOG)
-        gaps = {gap.last + 1: gap for gap in desk.mirror.gaps}
-        found: list[tuple[Event | Gap, int]] = []
+        newest = self.last_seq
+        marks: list[Gap | Stretch] = [gap for gap in desk.mirror.gaps if newest is None or gap.last <= newest]
+        marks += desk.mirror.coverage.before(newest, STRETCHES_LOOKED_AT)
+        marks.sort(key=lambda mark: mark.first)
+        found: list[tuple[Event | Gap | Passed, int]] = []
         scanned = 0
         for event in reversed(desk.mirror.log):
-            if self.last_seq is not None and event.seq > self.last_seq:
+            if newest is not None and event.seq > newest:
                 continue
+            while marks and marks[-1].first > event.seq:
+                _add(found, marks.pop())
             scanned += 1
             if wanted is None or wanted.matches(event, desk.mirror.state, desk.mirror):
                 last, more = found[-1] if found else (None, 0)
@@ -102,8 +126,6 @@ class Log(Page):
                     found[-1] = last, more + 1
                 else:
                     found.append((event, 0))
-            if event.seq in gaps:
-                found.append((gaps[event.seq], 0))
             if len(found) > rows or scanned >= SCANNED_MAX:
                 break
         return list(reversed(found[:rows]))
@@ -193,16 +215,32 @@ class Log(Page):
             event for event in mirror.log if wanted is None or wanted.matches(event, mirror.state, mirror)))
 
 
-def _alike(desk: Desk, event: Event, other: Event | Gap) -> bool:
+def _alike(desk: Desk, event: Event, other: Event | Gap | Passed) -> bool:
     """Whether two events differ in their numbers alone."""
-    return not isinstance(other, Gap) and type(event) is type(other) and (
+    return not isinstance(other, Gap | Passed) and type(event) is type(other) and (
         getattr(event, "pool", None) == getattr(other, "pool", None)
         and concerns(event, desk.mirror) == concerns(other, desk.mirror)
     )
 
 
-def _gap_line(desk: Desk, gap: Gap, width: int) -> Line:
-    mark = desk.glyphs.gap * 2
-    text = f"{mark} gap {count(gap.count)}: {count(gap.first)} to {count(gap.last)}, {gap.reason}; "
-    text += "state from the snapshot "
+def _add(found: list[tuple[Event | Gap | Passed, int]], mark: Gap | Stretch) -> None:
+    """One more mark, going back; stretches with nothing to show between them are one row."""
+    last = found[-1][0] if found else None
+    if isinstance(mark, Gap):
+        found.append((mark, 0))
+    elif isinstance(last, Passed):
+        found[-1] = Passed(mark.first, last.last, last.count + mark.count), 0
+    else:
+        found.append((Passed(mark.first, mark.last, mark.count), 0))
+
+
+def _mark_text(mark: Gap | Passed) -> str:
+    span = f"{count(mark.count)}: {count(mark.first)} to {count(mark.last)}"
+    if isinstance(mark, Gap):
+        return f"gap {span}, {mark.reason}; state from the snapshot "
+    return f"passed over {span}; not lost: tail and recordings have them "
+
+
+def _band(desk: Desk, mark: Gap | Passed, width: int) -> Line:
+    text = f"{desk.glyphs.gap * 2} {_mark_text(mark)}"
     return Row().put(" ").put(text + desk.glyphs.gap * max(0, width - 2 - len(text)), "gap").line("", width)

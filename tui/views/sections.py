@@ -123,7 +123,8 @@ def _tier_line(desk: Desk, pool: PoolFacts, bar: int, spark: int) -> Line:
     evicted = flows.evicted.get(pool.info.pool)
     row.right(per_second(evicted.rate(now)) if evicted is not None else "0", end + 30, "text")
     loaded, back = int(flows.loaded[tier].total(60, now)), int(flows.thrash[tier].total(60, now))
-    row.right(f"{tenth(back, loaded)} %" if loaded else "–", end + 38, "text" if loaded else "muted")
+    share = f"{flows.about(now, 60)}{tenth(back, loaded)} %" if loaded else "–"
+    row.right(share, end + 38, "text" if loaded else "muted")
     gauge = flows.occupancy.get(pool.info.pool)
     if spark and gauge is not None:
         row.to(end + 40).spans(bars.trend(resample(gauge.last(60), spark), desk.glyphs, 1.0))
@@ -227,7 +228,8 @@ def engine_section(desk: Desk, state: CacheState, cells: int) -> list[Line]:
     for name, series in (("tokens/s", mirror.flows.tokens), ("events/s", mirror.flows.events)):
         row = Row().put(name, "muted").to(10)
         row.spans(bars.trend(resample(series.last(60, now), cells), desk.glyphs))
-        lines.append(row.right(per_second(series.rate(now)), 10 + cells + 8).line())
+        about = mirror.flows.about(now) if series is mirror.flows.tokens else ""
+        lines.append(row.right(about + per_second(series.rate(now)), 10 + cells + 8).line())
     return lines
 
 

@@ -173,7 +173,7 @@ def _standing(desk: Desk, life: Life, slot: SlotFacts | None, row: Row, width: i
     glyphs, mono, state = desk.glyphs, desk.mono(), desk.mirror.state
     if slot is None or state is None:
         ended = duration(desk.now_ns - (life.closed_ns or 0))
-        how = "its end fell into a gap" if life.lost else f"finished {ended} ago"
+        how = "its end was not seen" if life.lost else f"finished {ended} ago"
         return row.put(f"{glyphs.state[life.state]} {how}", "muted").line("", width - 1)
     if slot.hold is None:
         info = slot_row(desk.mirror, slot, mono)
@@ -233,6 +233,8 @@ def _transfer_line(desk: Desk, life: Life, transfer: Transfer, window: Window, w
     row.spans(runs(transfer_codes(transfer, life, window), set(), desk.glyphs, wire))
     if transfer.open and transfer.started_ns is None and life.held_now() is not None:
         row.right("parked", width - 1, "caution")
+    elif transfer.lost:
+        row.right("?", width - 1, "faint")
     elif transfer.reason is not None:
         row.right("skipped", width - 1, "faint")
     else:

@@ -208,7 +208,8 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
     row.to(19 + cells)
     loaded, back = int(flows.loaded[tier].total(60, now)), int(flows.thrash[tier].total(60, now))
     if tier is not Tier.G1:
-        row.put("thrash ", "muted").put(f"{tenth(back, loaded)} % of {brief(loaded)}" if loaded else "–", "text")
+        share = f"{flows.about(now, 60)}{tenth(back, loaded)} % of {brief(loaded)}" if loaded else "–"
+        row.put("thrash ", "muted").put(share, "text")
         row.put("  ")
     asked, hits = flows.hit_shares(now)
     here = asked - sum(hits[index] for index, one in enumerate(ALL_TIERS) if one < tier)

@@ -4,6 +4,8 @@ Law of this file: positions come from one window, so that everything above and b
 """
 
 from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from kvbm_console.core.ids import SlotState
@@ -74,6 +76,47 @@ def gap_cells(desk: Desk, window: Window) -> list[tuple[int, int, int]]:
         if last >= 0 and first < window.cells:
             found.append((max(0, first), min(window.cells - 1, last), gap.count))
     return found
+
+
+def passed_cells(desk: Desk, window: Window) -> list[tuple[int, int]]:
+    """(first cell, last cell) of the runs in which events were passed over."""
+    runs: list[tuple[int, int]] = []
+    for stretch in desk.mirror.coverage.between(window.start_ns, window.end_ns):
+        first, last = max(0, window.cell(stretch.start_ns)), min(window.cells - 1, window.cell(stretch.end_ns))
+        if runs and last >= runs[-1][0] - 1:
+            first, last = min(first, runs[-1][0]), runs.pop()[1]
+        runs.append((first, last))
+    return runs[::-1]
+
+
+def over_line(
+    labels: list[tuple[int, str, str]], passed: list[tuple[int, int]], left: int, width: int, gap: str
+) -> Line:
+    """(cell of the row, text, role) above the cells; under them those in which events were passed over."""
+    cells = [(" ", "text")] * width
+    for first, last in passed:
+        size = last - first + 1
+        text = " passed over ".center(size, gap) if size >= PASSED_TEXT_MIN else gap * size
+        for x, char in enumerate(text, left + first):
+            if x < width:
+                cells[x] = (char, "gap")
+    end = 0
+    for x, text, role in sorted(labels):
+        if x >= end:
+            end = x + len(text)
+            for at, char in enumerate(text, x):
+                if at < width:
+                    cells[at] = (char, role)
+    while cells and cells[-1] == (" ", "text"):
+        cells.pop()
+    row = Row()
+    for role, run in groupby(cells, key=itemgetter(1)):
+        row.put("".join(char for char, _ in run), role)
+    return row.line("", width)
+
+
+PASSED_TEXT_MIN: Final = 16
+"""Cells of a run that has room to say what it is."""
 
 
 def replace(

@@ -25,7 +25,7 @@ from ..model.numbers import S, count, duration
 from ..model.rows import SORT_EVERY_NS, limits
 from .moves import moved
 from .page import Page
-from .time_axis import axis, gap_cells, legend, minimap, replace
+from .time_axis import axis, gap_cells, legend, minimap, over_line, passed_cells, replace
 from .timeline_event import EventFeet, find, steps
 
 CELL_MAX_NS: Final = 60 * 60 * S
@@ -173,11 +173,7 @@ class Timeline(Page):
         for mark in desk.marks.places:
             if 0 <= window.cell(mark.at_ns) < window.cells:
                 labels.append((left + window.cell(mark.at_ns), desk.glyphs.mark, "strong"))
-        row = Row()
-        for x, text, role in sorted(labels):
-            if x >= row.x:
-                row.to(x).put(text, role)
-        return row.line("", width)
+        return over_line(labels, passed_cells(desk, window), left, width, desk.glyphs.gap)
 
     def _row(self, desk: Desk, life: Life, window: Window, left: int, width: int, bounds: Limits) -> Line:
         state = desk.mirror.state
@@ -321,7 +317,8 @@ class Timeline(Page):
         names = ["slot", "request", "state", "from_ns", "until_ns", "seq"]
         found = []
         for life in self._lives(desk):
-            ends = [*life.starts[1:], life.closed_ns if life.closed_ns is not None else desk.now_ns]
+            ends = [move.start_ns if move.unseen_ns is None else move.unseen_ns for move in life.moves[1:]]
+            ends = [*ends, life.closed_ns if life.closed_ns is not None else desk.now_ns]
             for move, end in zip(life.moves, ends, strict=False):
                 seq = "" if move.seq is None else str(move.seq)
                 found.append([str(life.slot), life.request, move.state.label, str(move.start_ns), str(end), seq])

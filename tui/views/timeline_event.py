@@ -104,7 +104,9 @@ class EventFeet:
             row.put(f"−{duration(desk.now_ns - cursor_ns)}", "strong").put("  ")
         row.spans([words.request(life.request, 20, "strong")])
         index = life.at(cursor_ns)
-        if index is not None:
+        if index is not None and not life.seen_at(cursor_ns):
+            row.put("  not seen here: these events were passed over", "muted")
+        elif index is not None:
             move = life.moves[index]
             row.put("  in ", "muted").spans(words.state(move.state, desk.glyphs))
             row.put(f" for {duration(cursor_ns - move.start_ns)}", "muted")

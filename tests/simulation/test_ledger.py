@@ -154,6 +154,17 @@ def test_what_a_leader_refuses_the_ledger_refuses() -> None:
     assert msgspec.json.decode(told[0])["requests_refused"] == 7
 
 
+def test_the_most_blocks_in_use_are_seen_where_a_preemption_follows_at_once() -> None:
+    """Both need a second block in the same iteration: the first one gets the last, and the other gives its only one."""
+    load = Load(random.Random(1), [Request("a", 0, (1,), (2,), 4, 5), Request("b", 0, (3,), (4,), 4, 5)], 0.0)
+    engine = EngineConfig(g1_blocks=3)
+    told = with_ledger(engine, load, 4, 1, windows=True)
+    assert told == with_leader(engine, load, 4, 1, windows=True)
+    document = msgspec.json.decode(told[0])
+    assert (document["preemptions"], document["blocks_used_peak"]) == (1, 3)
+    assert max(line.blocks_used for line in told[1]) == 2
+
+
 def test_a_pool_that_loses_a_block_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     release = DevicePool.release
 

@@ -59,6 +59,8 @@ class DevicePool:
         self._stamp = self._numbers[:]
         self._head = 0
         self._free = self.capacity_blocks
+        self._shared = [0, 0]
+        """How many places have so many holders, from two on; the last entry is not 0."""
 
     # --- questions ---
 
@@ -66,6 +68,12 @@ class DevicePool:
     def free_blocks(self) -> int:
         """Places without a holder: empty or cached."""
         return self._free
+
+    @property
+    def most_holders(self) -> int:
+        """The largest number of holders of one place."""
+        shared = self._shared
+        return len(shared) - 1 if len(shared) > 2 else int(self._free < self.capacity_blocks)
 
     def match(self, hashes: Sequence[int], limit: int | None = None) -> list[int]:
         """Places of the longest prefix of ``hashes`` that is here, at most ``limit`` blocks. Changes nothing.
@@ -106,15 +114,20 @@ class DevicePool:
         """One more holder for each block; a free one leaves the free order."""
         refs, stamp, head = self.refs, self._stamp, self._head
         taken = 0
+        more: list[int] = []
         for block in ids:
             holders = refs[block]
-            if not holders:
-                if stamp[block] < head:
-                    self._unhashed.remove(block)
-                stamp[block] = -1
-                taken += 1
             refs[block] = holders + 1
+            if holders:
+                more.append(holders + 1)
+                continue
+            if stamp[block] < head:
+                self._unhashed.remove(block)
+            stamp[block] = -1
+            taken += 1
         self._free -= taken
+        if more:
+            self._count_shared(more, 1)
 
     def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
         """The blocks are full and carry these hashes from now on. A block that has one, or no holder, is refused."""
@@ -130,12 +143,14 @@ class DevicePool:
         """One holder less for each block of a request, given in prompt order and released tail first."""
         refs, stamp, ring, hash_of, unhashed = self.refs, self._stamp, self._ring, self.hash_of, self._unhashed
         at, before = len(ring), len(ring) + len(unhashed)
+        fewer: list[int] = []
         for block in reversed(ids):
             left = refs[block] - 1
             if left:
                 if left < 0:
                     raise InternalError(f"device block {block} has no holder to give back")
                 refs[block] = left
+                fewer.append(left + 1)
                 continue
             refs[block] = 0
             if hash_of[block]:
@@ -145,6 +160,21 @@ class DevicePool:
             else:
                 unhashed.append(block)
         self._free += len(ring) + len(unhashed) - before
+        if fewer:
+            self._count_shared(fewer, -1)
+
+    def _count_shared(self, holders: list[int], change: int) -> None:
+        """Places have got so many holders by one more (1), or had them before one less (-1)."""
+        shared = self._shared
+        for count in sorted(set(holders)):
+            places = change * holders.count(count)
+            if count == len(shared):
+                shared.append(0)
+            shared[count] += places
+            if count > 2:
+                shared[count - 1] -= places
+        while len(shared) > 2 and not shared[-1]:
+            shared.pop()
 
     # --- the free order ---
 
@@ -270,6 +300,8 @@ class DevicePool:
             found.append("the index of hashes is not what the places hold")
         if any(self.hash_of[block] != EMPTY_HASH for block in self._unhashed):
             found.append("a block with a hash is among those reused first")
+        if self._shared != self._counted():
+            found.append("the numbers of places with several holders are not those counted")
         if holders is not None:
             counted = [0] * self.capacity_blocks
             for ids in holders:
@@ -278,3 +310,10 @@ class DevicePool:
             if counted != self.refs:
                 found.append("the holders of some place are not those counted")
         return found
+
+    def _counted(self) -> list[int]:
+        """What ``_shared`` has to be."""
+        counted = [0] * (max(1, max(self.refs)) + 1)
+        for holders in self.refs:
+            counted[holders] += holders > 1
+        return counted

@@ -100,9 +100,8 @@ class Ledger:
 
     def _line(self, name: str, *, passing: bool = False) -> StatsLine:
         free = self._pool.free_blocks
-        most = max(self._pool.refs) if free < self._capacity else 0
         return StatsLine(
-            name, self._iteration, len(self._arrived_ns), self._capacity - free, free, most, passing
+            name, self._iteration, len(self._arrived_ns), self._capacity - free, free, self._pool.most_holders, passing
         )
 
     def measures(self) -> InstanceMeasures:

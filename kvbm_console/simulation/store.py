@@ -65,8 +65,10 @@ class FifoPool(DevicePool):
     def release(self, ids: Sequence[int]) -> None:
         """One holder less for each block, tail first; whoever loses its last one goes to the end of the order."""
         for block in reversed(ids):
-            self.refs[block] -= 1
-            if not self.refs[block]:
+            left = self.refs[block] = self.refs[block] - 1
+            if left:
+                self._count_shared([left + 1], -1)
+            else:
                 self._free += 1
                 self._append(block)
 

@@ -207,6 +207,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.free_order() == list(self.free)
         assert self.pool.refs == self.refs
         assert self.pool.free_blocks == len(self.free)
+        assert self.pool.most_holders == max(self.refs)
 
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -18,7 +18,7 @@ from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.engines.simulated import EngineTotals
 from kvbm_console.engines.workloads import Capacities, Request
-from kvbm_console.simulation.meter import Meter
+from kvbm_console.simulation.meter import Meter, StatsLine
 from kvbm_console.simulation.options import SimulateOptions
 from kvbm_console.simulation.run import build_ledger, build_rig, counted
 from tests.benchmarks.harness import Figure, Target, measure
@@ -78,6 +78,10 @@ class Steady:
         """Nothing follows."""
 
 
+def _line(line: StatsLine) -> None:
+    """Takes the stats lines, which the command tells as well."""
+
+
 class Run:
     """A load that is simulated again and again; counts are those of the last time.
 
@@ -103,13 +107,13 @@ class Run:
         self.filled = (engine.prefill_tokens + engine.output_tokens) // BLOCK_TOKENS
 
     def _with_leader(self) -> EngineTotals:
-        rig = build_rig(self.options, self.workload, Meter())
+        rig = build_rig(self.options, self.workload, Meter(stats_every=self.options.stats_every, stats=_line))
         rig.run_to_end()
         self.moved = sum(rig.leader.state.totals.moved_blocks.values())
         return rig.engine.totals
 
     def _with_ledger(self) -> EngineTotals:
-        ledger = build_ledger(self.options, self.workload)
+        ledger = build_ledger(self.options, self.workload, _line)
         ledger.run_to_end()
         return ledger.measures().engine
 

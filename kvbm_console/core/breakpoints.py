@@ -54,7 +54,7 @@ Condition = Callable[[Any, Any, Any], bool]
 class Armed:
     """One enabled breakpoint, compiled. A specification that does not compile fails at its first evaluation."""
 
-    __slots__ = ("_named", "condition", "counts", "known", "message", "number", "plain", "seen", "spec")
+    __slots__ = ("_named", "condition", "counts", "known", "literal", "message", "number", "plain", "seen", "spec")
 
     def __init__(self, known: BreakpointFacts) -> None:
         spec = known.spec
@@ -63,6 +63,8 @@ class Armed:
         self.number = spec.id
         self._named: Callable[[str], object] | None = None
         """Matches the request; compiled when it is asked first, which for most breakpoints is never."""
+        self.literal = _literal(spec.request)
+        """What the request has to begin with."""
         self.plain = spec.from_state is None and spec.route is None and spec.tier is None and spec.status is None
         self.condition: Condition | None = _compiled(compile_condition, spec.condition)
         self.message = _compiled(compile_log, spec.log)
@@ -85,6 +87,11 @@ class Armed:
             and (spec.tier is None or spec.tier is moment.tier)
             and (spec.status is None or spec.status is moment.status)
         )
+
+
+def _literal(pattern: str) -> str:
+    found = _LITERAL.match(pattern)
+    return "" if found is None else found[0]
 
 
 def _compiled(compile_one: Callable[[str], Any], text: str) -> Any:
@@ -117,13 +124,20 @@ def hit_test(text: str) -> Callable[[int], bool] | None:
 
 
 class Watched:
-    """The breakpoints of one site and new state, by id, and a quick no for moves and requests that none names."""
+    """The breakpoints of one site and new state, by id, and a quick no for moves and requests that none names.
 
-    __slots__ = ("_literals", "armed")
+    The quick no has two steps: a request that does not begin with ``begin`` is named by no breakpoint, and the caller
+    asks that without a call of ours; of any other, ``names`` knows. With ``everybody``, each request is named.
+    """
 
-    def __init__(self, armed: list[Armed]) -> None:
+    __slots__ = ("_literals", "armed", "begin", "everybody")
+
+    def __init__(self, armed: list[Armed], *, everybody: bool = False) -> None:
         self.armed = armed
-        self._literals: list[_Literals | None] = [None] * STATES
+        self.everybody = everybody
+        self.begin = "" if everybody else _shared([one.literal for one in armed])
+        """With what every pattern begins."""
+        self._literals: list[_Literals | None] = [_ANY if everybody else None] * STATES
         """By old state; made when it is asked first: gates are built often, and most of their entries never asked."""
 
     def names(self, request: str, old: SlotState) -> bool:
@@ -143,14 +157,31 @@ class Watched:
         lengths: dict[int, set[str]] = {}
         for one in self.armed:
             if one.spec.from_state is None or one.spec.from_state is old:
-                literal = _LITERAL.match(one.spec.request)
-                text = "" if literal is None else literal[0]
-                lengths.setdefault(len(text), set()).add(text)
+                lengths.setdefault(len(one.literal), set()).add(one.literal)
         return tuple((length, frozenset(texts)) for length, texts in sorted(lengths.items()))
+
+
+def _shared(texts: list[str]) -> str:
+    """The longest beginning that all of them have.
+
+    >>> _shared(["chat-1", "chat-2-", "chat"]), _shared(["a", "b"]), _shared([])
+    ('chat', '', '')
+    """
+    if not texts:
+        return ""
+    first, last = min(texts), max(texts)  # what these two share, everything between them shares
+    length = 0
+    for one, other in zip(first, last, strict=False):
+        if one != other:
+            break
+        length += 1
+    return first[:length]
 
 
 _Literals = tuple[tuple[int, frozenset[str]], ...]
 """Literal beginnings of patterns, by their length."""
+_ANY: Final[_Literals] = ((0, frozenset({""})),)
+"""Every request begins with nothing."""
 STATES: Final = 16
 """Room for states in the table of a gate: a site is shifted by four bits."""
 _CALLS: Final = (Site.CALL_WILL, Site.CALL_DID)
@@ -185,18 +216,20 @@ class Gate:
         """Whether any breakpoint is enabled."""
         self.stops = bool(stops)
         """Whether somebody asked for some slot to stop; a superset: it may have stopped or ended meanwhile."""
-        everybody = Watched([])
+        everybody = Watched([], everybody=True)
         self.table: list[Watched | None] = [None] * (len(Site) * STATES)
         """By site << 4 | new state: the first question at every site, and nearly always the last."""
         for site in stops:
             self.table[site * STATES : (site + 1) * STATES] = [everybody] * STATES
         for at, watching in index.items():
-            self.table[at] = Watched(watching)
+            self.table[at] = Watched(watching, everybody=self.table[at] is not None)
         self.moves = [
-            Watched([*(will or everybody).armed, *(did or everybody).armed]) if will or did else None
+            _either(will, did)
             for will, did in zip(self.row(Site.TRANSITION_WILL), self.row(Site.TRANSITION_DID), strict=True)
         ]
         """By new state, what watches a move before or after it: the commonest sites have one question together."""
+        self.opens = self.table[Site.TRANSITION_DID << 4 | SlotState.INITIALIZED]
+        """What watches the first state of a slot."""
         self.finishes = self._watched((Site.REQUEST_FINISH,))
         """Whether the ends of requests are watched."""
         self.calls = self._watched(_CALLS)
@@ -252,6 +285,13 @@ class Gate:
         spent = (self._meter() - began) * METER_EVERY
         self._condition_ns[armed.number] = self._condition_ns.get(armed.number, 0) + spent
         return found
+
+
+def _either(one: Watched | None, other: Watched | None) -> Watched | None:
+    """What one of two sites watches."""
+    if one is None or other is None:
+        return one or other
+    return Watched([*one.armed, *other.armed], everybody=one.everybody or other.everybody)
 
 
 def hold_budget(live: int, minimum: int, share: float) -> int:

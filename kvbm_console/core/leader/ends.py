@@ -37,9 +37,10 @@ def forget_slot(leader: Decider, slot: SlotFacts) -> None:
     for memory in (leader.aids.evaluated, leader.aids.place_limit, leader.aids.loads, leader.aids.lost_at):
         memory.pop(slot.slot, None)
     aids = leader.aids
-    wanted = [memory.pop(slot.slot, None) for memory in (aids.stepping, aids.until, aids.until_site)]
-    if leader.gate is not None and wanted != [None, None, None]:
-        leader.rearm()
+    if aids.stepping or aids.until or aids.until_site:
+        wanted = [memory.pop(slot.slot, None) for memory in (aids.stepping, aids.until, aids.until_site)]
+        if leader.gate is not None and wanted != [None, None, None]:
+            leader.rearm()
     leader.aids.announced.pop(slot.slot, None)
     leader.aids.returning.pop(slot.slot, None)
     leader.aids.pressed.pop(slot.slot, None)

@@ -171,12 +171,13 @@ class Decider:
         """Move a slot, asking the gate before and after; the counts of the finish event are added here."""
         old, since_ns = slot.state, slot.since_ns
         # A slot that comes back after its own hold has left it out does not arrive anywhere: it was there before.
-        asks = not (self.aids.returning.pop(slot.slot, False) and new in _MOVING)
-        gate = self.gate
-        if gate is not None and asks:
-            watched = gate.moves[new]
-            asks = watched is not None and (gate.stops or watched.names(slot.request, old))
-        if asks and gate is not None:
+        back = self.aids.returning.pop(slot.slot, False) and new in _MOVING
+        asks = False
+        if self.gate is not None:
+            watched = self.gate.moves[new]
+            if watched is not None and not back:
+                asks = slot.request.startswith(watched.begin) and watched.names(slot.request, old)
+        if asks:
             self.strike(_WILL, slot, old, new, None, since_ns)
         now = self.last_iteration(slot.source)
         first = skipped = None
@@ -313,7 +314,7 @@ class Decider:
         gate = self.gate
         assert gate is not None
         watched = gate.table[site << 4 | new]
-        if watched is not None and (gate.stops or watched.names(slot.request, old)):
+        if watched is not None and slot.request.startswith(watched.begin) and watched.names(slot.request, old):
             pass_site(self, slot, moment_of(site, slot, old, new, candidate, since_ns))
 
     def held_at(self, slot: SlotFacts, point: WaitPoint) -> bool:

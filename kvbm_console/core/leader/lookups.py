@@ -102,7 +102,8 @@ def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
         ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session
     )
     slot = leader.state.slots[number]
-    if leader.gate is not None and leader.gate.moves[_INITIALIZED]:
+    watched = None if leader.gate is None else leader.gate.opens
+    if watched is not None and s.request.startswith(watched.begin):
         leader.strike(Site.TRANSITION_DID, slot, slot.state, slot.state)
     if leader.config.eviction.disk_admission > 1:
         leader.aids.name(hashes)

@@ -49,6 +49,13 @@ class Tier(Word):
     G4 = 4
 
 
+_PAIRS: Final = [divmod(value, 10) for value in range(45)]
+_SOURCE_OF: Final = tuple(Tier(min(max(source, 1), 4)) for source, _ in _PAIRS)
+_TARGET_OF: Final = tuple(Tier(min(max(target, 1), 4)) for _, target in _PAIRS)
+_IS_LOAD: Final = tuple(target < source for source, target in _PAIRS)
+"""By the value of a route; what no route has is never asked for. These are asked for a dozen times with every copy."""
+
+
 class Route(Word):
     """(source tier, target tier) as ten times the source plus the target."""
 
@@ -68,17 +75,17 @@ class Route(Word):
     @property
     def source(self) -> Tier:
         """The tier that is read."""
-        return Tier(self // 10)
+        return _SOURCE_OF[self]
 
     @property
     def target(self) -> Tier:
         """The tier that is written."""
-        return Tier(self % 10)
+        return _TARGET_OF[self]
 
     @property
     def is_load(self) -> bool:
         """Whether blocks move up, towards G1 (onboard); otherwise they move down (offload)."""
-        return self % 10 < self // 10
+        return _IS_LOAD[self]
 
     @property
     def label(self) -> str:

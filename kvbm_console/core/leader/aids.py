@@ -151,6 +151,8 @@ class Aids(msgspec.Struct):
 
     def drop_deadline(self, kind: str, key: int) -> int | None:
         """Forget the deadline of this purpose; its number, or None."""
+        if not self.deadline_of:
+            return None
         number = self.deadline_of.pop(f"{kind} {key}", None)
         if number is not None:
             del self.deadlines[number]
@@ -181,19 +183,23 @@ class Aids(msgspec.Struct):
         """Holders of these places changed: move those without a copy below between ``exposed`` and ``covered``."""
         mine = self.pools[pool.info.pool]
         covered, exposed, refs = mine.covered, mine.exposed, pool.refs
-        if covered.keys().isdisjoint(places) and exposed.keys().isdisjoint(places):
-            return
-        for place in reversed(places):
-            if place in covered:
-                if not refs[place]:
-                    del covered[place]
-                    exposed[place] = None
-            elif place in exposed and refs[place]:
-                del exposed[place]
-                covered[place] = None
+        loose: list[int] = []
+        held: list[int] = []
+        if covered and not covered.keys().isdisjoint(places):
+            loose = [place for place in filter(covered.__contains__, reversed(places)) if not refs[place]]
+        if exposed and not exposed.keys().isdisjoint(places):
+            held = [place for place in filter(exposed.__contains__, reversed(places)) if refs[place]]
+        if loose:
+            deque(map(covered.pop, loose), 0)
+            exposed.update(dict.fromkeys(loose))
+        if held:
+            deque(map(exposed.pop, held), 0)
+            covered.update(dict.fromkeys(held))
 
     def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
         """These full places have no copy below."""
+        if not places:
+            return
         mine = self.pools[pool.info.pool]
         covered, exposed, refs = mine.covered, mine.exposed, pool.refs
         if all(map(refs.__getitem__, places)):  # the usual case: their requests hold them
@@ -205,13 +211,11 @@ class Aids(msgspec.Struct):
     def saved(self, pool: PoolFacts, places: list[int]) -> None:
         """These places have a copy below, or lost their content."""
         mine = self.pools[pool.info.pool]
-        for waiting in (mine.exposed, mine.covered):
-            if not waiting.keys().isdisjoint(places):
-                for place in places:
-                    waiting.pop(place, None)
+        _drop(mine.exposed, places)
+        _drop(mine.covered, places)
 
 
-def _drop(memory: dict[int, int], keys: list[int]) -> None:
+def _drop(memory: dict[int, Any], keys: Sequence[int]) -> None:
     """Forget these keys, as far as they are known."""
     if memory and not memory.keys().isdisjoint(keys):
         deque(map(memory.pop, keys, repeat(None)), 0)

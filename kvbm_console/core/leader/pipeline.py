@@ -5,11 +5,12 @@ called here is called by ``settle``, to quiescence, at the end of every stimulus
 """
 
 import heapq
+from collections import deque
 from collections.abc import Collection, Sequence
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
-from kvbm_console.core.columns import pack_hashes, pack_ids
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids
 from kvbm_console.core.ids import (
     Authority,
     CandidateStatus,
@@ -139,7 +140,7 @@ def _promote(
     thrash = 0
     if candidate.route.is_load:
         since = leader.at_ns - leader.config.thrash_window_ns
-        thrash = sum(1 for place in sources if source.stored_at[place] > since)
+        thrash = sum(map(since.__lt__, gather(source.stored_at, sources)))
     leader.emit(ev.BlocksReserved, target.info.pool, number, pack_ids(targets), pack_hashes(hashes))
     leader.emit(
         ev.CandidatePromoted, candidate.candidate, number, batch, source.info.pool, target.info.pool,
@@ -152,9 +153,17 @@ def _promote(
         leader.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
         leader.aids.fences[number] = (source.info.source, "", sources)
     if target.info.authority is Authority.LEADER:
-        leader.touch(target, with_prefix(leader, target, hashes))
-        leader.aids.saved(source, [place for key in hashes for place in source.places_of(key)])
+        slot = _slot(leader, candidate)
+        leader.touch(target, with_prefix(leader, target, hashes, () if slot is None else slot.hashes))
+        leader.aids.saved(source, _all_places(source, sources, hashes))
     _strike(leader, Site.DISPATCH_WILL, leader.state.candidates[candidate.candidate])
+
+
+def _all_places(pool: PoolFacts, places: list[int], hashes: list[int]) -> list[int]:
+    """Every place of these hashes; one of each is in ``places``."""
+    if not pool.copies or pool.copies.keys().isdisjoint(hashes):
+        return places
+    return [place for key in hashes for place in pool.places_of(key)]
 
 
 def dispatch(leader: Decider, operation: OperationFacts) -> None:
@@ -228,7 +237,8 @@ def _save_ready(leader: Decider, pool: PoolFacts, places: list[int]) -> None:
     """Newly readable places that have no copy below are unsaved."""
     lower = leader.below(pool)
     if lower is not None:
-        leader.aids.unsaved(pool, [place for place in places if pool.hash_of[place] not in lower.by_hash])
+        below, hashes = lower.by_hash, gather(pool.hash_of, places)
+        leader.aids.unsaved(pool, [place for place, key in zip(places, hashes, strict=True) if key not in below])
 
 
 def _good_prefix(leader: Decider, slot: SlotFacts, first: int, operation: OperationFacts) -> int:
@@ -276,19 +286,21 @@ def _forget_plan(
     if candidate.route.is_load:
         return
     planned = leader.aids.pools[source.info.pool].planned
-    places = [place for place, number in planned.items() if number == candidate.candidate]
-    for place in places:
-        del planned[place]
+    number = candidate.candidate
+    places = [place for place, other in planned.items() if other == number]
+    deque(map(planned.pop, places), 0)
     lower = leader.below(source)
     if lower is not None:
-        leader.aids.unsaved(
-            source,
-            [
-                place for place in places
-                if source.content[place] == READY and source.hash_of[place] not in lower.by_hash
-                and place not in failed and admitted(leader, lower, source.hash_of[place])
-            ],
-        )
+        below, hashes = lower.by_hash, gather(source.hash_of, places)
+        if not all(map(below.__contains__, hashes)):
+            leader.aids.unsaved(
+                source,
+                [
+                    place for place, key in zip(places, hashes, strict=True)
+                    if source.content[place] == READY and key not in below and place not in failed
+                    and admitted(leader, lower, key)
+                ],
+            )
     leader.mark_dirty(source)
 
 

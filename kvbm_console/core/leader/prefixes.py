@@ -36,19 +36,26 @@ def resident_with_prefix(leader: Decider, pool: PoolFacts, hashes: Sequence[int]
     return {key for key in seen if key in resident}
 
 
-def with_prefix(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> list[int]:
+def with_prefix(leader: Decider, pool: PoolFacts, hashes: list[int], prompt: Sequence[int] = ()) -> list[int]:
     """Those of these blocks and of all of their prefix that stand in a pool, parents before children.
 
-    A prefix is touched whenever its continuation is, so it is never colder and never evicted first (I13).
+    A prefix is touched whenever its continuation is, so it is never colder and never evicted first (I13). ``prompt``:
+    where these blocks may stand in a row, which is then looked at in bulk.
     """
     parent_of, resident = leader.aids.parent_of.get, pool.by_hash
     if list(map(parent_of, hashes[1:])) == hashes[:-1]:  # the usual case: one chain, in prompt order
-        above = []
         key = parent_of(hashes[0]) if hashes else None
-        while key is not None:
-            above.append(key)
-            key = parent_of(key)
-        return [key for key in [*reversed(above), *hashes] if key in resident]
+        if key is None:
+            return list(filter(resident.__contains__, hashes))
+        whole = _up_to(leader, prompt, hashes)
+        if whole is None:
+            above = []
+            while key is not None:
+                above.append(key)
+                key = parent_of(key)
+            above.reverse()
+            whole = [*above, *hashes]
+        return list(filter(resident.__contains__, whole))
     order: dict[int, None] = {}
     for first in hashes:
         key = first
@@ -58,6 +65,17 @@ def with_prefix(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> list
             key = parent_of(key)
         order.update(dict.fromkeys(reversed(path)))
     return [key for key in order if key in resident]
+
+
+def _up_to(leader: Decider, prompt: Sequence[int], hashes: list[int]) -> list[int] | None:
+    """The prompt up to the end of ``hashes``, if it is their whole prefix as the leader knows it."""
+    try:
+        first = prompt.index(hashes[0])
+    except ValueError:
+        return None
+    whole = list(prompt[: first + len(hashes)])
+    parents = list(map(leader.aids.parent_of.get, whole[: first + 1]))
+    return whole if whole[first:] == hashes and parents[1:] == whole[:first] and parents[0] is None else None
 
 
 def evictable(pool: PoolFacts) -> Callable[[int], bool]:

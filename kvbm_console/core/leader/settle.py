@@ -16,15 +16,15 @@ def settle(leader: Decider) -> None:
     planned = False
     while aids.complete or aids.pending or aids.undispatched or aids.ending or aids.dirty:
         before = leader.state.seq
-        for number in list(aids.complete):
+        for number in aids.complete[:]:
             end_operation(leader, leader.state.operations[number])
-        for number in list(aids.pending):
+        for number in aids.pending[:]:
             if leader.state.pipeline_closed:
                 break
             advance(leader, leader.state.candidates[number])
-        for number in list(aids.undispatched):
+        for number in aids.undispatched[:]:
             dispatch(leader, leader.state.operations[number])
-        for number in list(aids.ending):
+        for number in aids.ending[:]:
             close_slot(leader, leader.state.slots[number])
         if aids.dirty and not planned:
             planned = True

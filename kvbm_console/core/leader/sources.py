@@ -3,11 +3,16 @@
 Law of this file: it looks and counts, and changes no fact.
 """
 
+from typing import Any, Final
+
 from kvbm_console.core.candidates import CandidateFacts
+from kvbm_console.core.columns import gather
 from kvbm_console.core.ids import SkipReason, Tier
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
+
+_G3: Final = Tier.G3
 
 
 def _slot(leader: Decider, candidate: CandidateFacts) -> SlotFacts | None:
@@ -47,6 +52,10 @@ def choose(leader: Decider, candidate: CandidateFacts) -> tuple[list[int], list[
     filtered: SkipReason | None = None
     planned, number = leader.aids.pools[source.info.pool].planned, candidate.candidate
     place_of, content, below = source.by_hash, source.content, target.by_hash
+    if below.keys().isdisjoint(candidate.hashes) and not _filters(leader, target):
+        places: list[Any] = list(map(place_of.get, candidate.hashes))
+        if list(map(planned.get, places)).count(number) == len(places) == bytes(gather(content, places)).count(READY):
+            return places, candidate.hashes, None  # the usual case, asked in bulk
     for key in candidate.hashes:
         # A hash may stand in several places; only those of the plan are held by the slot, or known to be free.
         place = place_of.get(key)
@@ -86,5 +95,8 @@ def _prefetchable(
 
 def admitted(leader: Decider, pool: PoolFacts, key: int) -> bool:
     """Whether a block has been used often enough to be written to this pool: the disk tier may ask for several uses."""
-    least = leader.config.eviction.disk_admission
-    return least <= 1 or pool.info.tier is not Tier.G3 or leader.aids.named.get(key, 0) >= least
+    return not _filters(leader, pool) or leader.aids.named.get(key, 0) >= leader.config.eviction.disk_admission
+
+
+def _filters(leader: Decider, pool: PoolFacts) -> bool:
+    return leader.config.eviction.disk_admission > 1 and pool.tier is _G3

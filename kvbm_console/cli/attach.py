@@ -164,15 +164,15 @@ def live_session(address: str, *, keeper: "object | None" = None) -> "Session":
     )
 
 
-def explainer(*source: str) -> "Callable[[str], Awaitable[Explanation]]":
+def explainer(*flags: str, path: Path | None = None) -> "Callable[[str], Awaitable[Explanation]]":
     """Asks ``why`` in a process of its own: walking the evidence must not stop the screen."""
     async def explain(request: str) -> "Explanation":
         import msgspec
 
         from kvbm_console.recording.explain import Explanation
 
-        said = await document_of("why", "--format", "json", *source[:-1], *(
-            (source[-1], "--", request) if source[0].startswith("--") else ("--", request, source[-1])))
+        source = [] if path is None else [str(path)]
+        said = await document_of("why", "--format", "json", *flags, "--", request, *source)
         return msgspec.convert(said, type=Explanation)
 
     return explain

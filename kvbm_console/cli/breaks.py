@@ -238,14 +238,17 @@ def break_load(file: Path, target: str | None) -> None:
               help="A recording: a directory or a file.")
 @click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="Try the breakpoints of a file that `break save` wrote, all at once.")
+@click.option("--run", metavar="ID",
+              help="The run to try it on, by its incarnation; without it the last one of a directory.")
 @click.option("--show", type=click.IntRange(0), default=SHOWN_HITS, show_default=True, metavar="N",
               help="Print the first N hits.")
 @spec_options
 @format_option("text", "json")
 def break_test(
-    expression: str, recording: Path, file: Path | None, show: int, form: str, condition: str, **given: Any
+    expression: str, recording: Path, file: Path | None, run: str | None, show: int, form: str, condition: str,
+    **given: Any,
 ) -> None:
-    """Count how often a breakpoint would have hit in a recording, and where. Exit 1 when it never would."""
+    """Count how often a breakpoint would have hit in one run of a recording, and where. Exit 1 when it never would."""
     if expression and condition:
         raise click.UsageError("break test takes EXPR or --when, got both")
     from kvbm_console.debug.files import read_specs
@@ -255,11 +258,12 @@ def break_test(
     if file is not None and spec != BreakpointSpec():
         raise click.UsageError(f"break test takes a breakpoint or --file, got both {spec.describe()} and {file}")
     try:
-        found = find_hits(recording, [spec] if file is None else read_specs(file))
+        found = find_hits(recording, [spec] if file is None else read_specs(file), run)
     except Refused as error:
         raise click.UsageError(str(error)) from None
     if form == "json":
         print_json({
+            "run": found.run, "runs": found.runs,
             "hits": len(found.hits), "matches": found.matches, "failed": found.failed or None,
             "first": [_hit_document(hit) for hit in found.hits[:show]],
         })
@@ -280,6 +284,8 @@ def _hit_lines(found: "Hits", show: int) -> list[str]:
     from kvbm_console.cli.output import number, table
 
     lines = [f"{number(len(found.hits))} hits, {number(found.matches)} matches in {number(found.stimuli)} stimuli"]
+    if found.runs > 1:
+        lines[0] += f" of run {found.run}, one of {found.runs} (--run ID looks into another)"
     if found.failed:
         lines.append(f"the condition failed: {found.failed}")
     if not found.hits or not show:

@@ -65,13 +65,14 @@ def replay(
     from tui.source import Session
 
     session = Session(
-        RecordingFeed(playback), None, playback, explain=explainer(str(path)), find_hits=hit_finder(path),
+        RecordingFeed(playback), None, playback, explain=explainer("--run", recording.incarnation, path=path),
+        find_hits=hit_finder(path, recording.incarnation),
     )
     run_console(session, theme=theme, ascii=ascii, no_color=no_color, utc=utc)
 
 
-def hit_finder(path: Path) -> "Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]":
-    """Tries breakpoints on a recording in a process of its own: running it again must not stop the screen."""
+def hit_finder(path: Path, run: str) -> "Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]":
+    """Tries breakpoints on a run of a recording in a process of its own: running it again must not stop the screen."""
     async def find(specs: "Sequence[BreakpointSpec]") -> list[int]:
         import tempfile
 
@@ -83,7 +84,7 @@ def hit_finder(path: Path) -> "Callable[[Sequence[BreakpointSpec]], Awaitable[li
             write_specs(file, specs)
             found = await document_of(
                 "break", "test", "--format", "json", "--show", str(HITS_MAX), "--file", str(file), "--on", str(path),
-                statuses=(0, 1),
+                "--run", run, statuses=(0, 1),
             )
         if found["failed"]:
             raise UsageError(f"the condition failed: {found['failed']}")

@@ -55,6 +55,10 @@ class Hits(msgspec.Struct, frozen=True):
     stimuli: int
     failed: str
     """Why a condition failed, empty when none did."""
+    run: str = ""
+    """The incarnation that was looked into."""
+    runs: int = 1
+    """How many the recording holds."""
 
 
 class ProbedLeader(Leader):
@@ -112,13 +116,16 @@ class ProbedLeader(Leader):
             ))
 
 
-def find_hits(path: Path, specs: Sequence[BreakpointSpec], progress: Progress | None = None) -> Hits:
-    """Every hit that breakpoints would have had, in order; dependencies are those between them.
+def find_hits(
+    path: Path, specs: Sequence[BreakpointSpec], run: str | None = None, progress: Progress | None = None
+) -> Hits:
+    """Every hit that breakpoints would have had in one run, in order; dependencies are those between them.
 
+    ``run`` is its incarnation; without it, the last run of a directory is looked into.
     Raises ``RecordingError`` when the recording holds no stimuli behind a complete keyframe, and ``Refused`` for an
     expression that is not understood.
     """
-    recording = Recording.open(path)
+    recording = Recording.open(path, run)
     leader = ProbedLeader(recording.config)
     leader.look_for(specs)
     stimuli = 0
@@ -134,7 +141,9 @@ def find_hits(path: Path, specs: Sequence[BreakpointSpec], progress: Progress | 
     if not stimuli:
         raise RecordingError(f"{path} holds no stimuli that can be rerun, so a breakpoint cannot be tried on it")
     failed = "; ".join(known.message for known in leader.probed.values() if known.message)
-    return Hits(leader.hits, leader.seen.total(), stimuli, failed)
+    return Hits(
+        leader.hits, leader.seen.total(), stimuli, failed, recording.incarnation, len(recording.runs)
+    )
 
 
 def _stretches(recording: Recording, leader: ProbedLeader) -> Iterator[list[Stimulus]]:

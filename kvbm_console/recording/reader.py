@@ -66,7 +66,10 @@ class Recording:
         if not path.exists():
             raise RecordingError(f"{path} does not exist")
         segment = open_segment(path)
-        return cls(path, [segment], [segment.about.incarnation])
+        held = segment.about.incarnation
+        if run not in (None, held):
+            raise RecordingError(f"{path} holds the run {held!r} and not {run!r}")
+        return cls(path, [segment], [held])
 
     def refresh(self) -> bool:
         """See what was written since: at the end of the last segment, and in newer ones. Whether there is more.

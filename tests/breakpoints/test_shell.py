@@ -3,12 +3,18 @@
 Law of this file: real processes; nothing waits for time, what happens later is read from ``tail``.
 """
 
+import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from kvbm_console.cli.ask import who
+from kvbm_console.cli.attach import explainer
+from kvbm_console.cli.replay import hit_finder
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import SlotState
 from tests.cli.programs import output, run, serving
 
 SERVE = ("--workload", "multiturn", "--speed", "8")
@@ -110,6 +116,44 @@ def test_a_breakpoint_is_tried_on_a_recording(tmp_path: Path, arguments: list[st
     assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
     text = output(tmp_path, "break", "test", *arguments, "--on", recording)
     assert text.startswith(f"{hits} hits, ")
+
+
+def test_of_several_runs_the_last_one_or_the_one_that_was_named(tmp_path: Path) -> None:
+    """On the shell, and in the console on a recording, which shows one run and asks about that one."""
+    both = tmp_path / "runs"
+    both.mkdir()
+    for name, run_of in (("a", "preempt-and-resume"), ("b", "onboard-from-host")):
+        shutil.copy(RECORDINGS / f"{run_of}.mcap", both / f"{name}.mcap")
+    preempted = ("break", "test", "--to", "preempted", "--on", str(both))
+    last = run(tmp_path, *preempted)
+    assert (last.returncode, last.stderr) == (1, "")
+    assert last.stdout.startswith("0 hits, ")
+    assert last.stdout.endswith(" stimuli of run onboard-from-host, one of 2 (--run ID looks into another)\n")
+    named = json.loads(output(tmp_path, *preempted, "--run", "preempt-and-resume", "--format", "json"))
+    alone = json.loads(output(
+        tmp_path, *preempted[:-1], str(RECORDINGS / "preempt-and-resume.mcap"), "--format", "json"))
+    assert (named.pop("runs"), alone.pop("runs")) == (2, 1)
+    assert named == alone
+    assert named["hits"]
+    wrong = run(tmp_path, *preempted, "--run", "nobody")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "holds no run 'nobody', but preempt-and-resume, onboard-from-host" in wrong.stderr
+
+    specs = [BreakpointSpec(to_state=SlotState.PREEMPTED)]
+    seqs = [hit["seq"] - 1 for hit in named["first"]]
+    assert asyncio.run(hit_finder(both, "preempt-and-resume")(specs)) == seqs
+    assert asyncio.run(hit_finder(both, "onboard-from-host")(specs)) == []
+    request = named["first"][0]["request"]
+    explained = asyncio.run(explainer("--run", "preempt-and-resume", path=both)(request))
+    assert explained.request == request
+
+
+def test_a_file_holds_one_run(tmp_path: Path) -> None:
+    recording = str(RECORDINGS / "onboard-from-host.mcap")
+    output(tmp_path, "rec", "info", recording, "--run", "onboard-from-host")
+    wrong = run(tmp_path, "rec", "info", recording, "--run", "other")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "onboard-from-host.mcap holds the run 'onboard-from-host' and not 'other'" in wrong.stderr
 
 
 def test_one_that_never_hits_is_exit_1(tmp_path: Path) -> None:

@@ -29,7 +29,10 @@ class Replay:
         self.clock_ns = 0
         self.tick = asyncio.Event()
         feed = RecordingFeed(self.playback, clock=lambda: self.clock_ns, sleep=self._sleep)
-        self.session = Session(feed, None, self.playback, mono=Mono(), find_hits=hit_finder(RECORDINGS / name))
+        self.session = Session(
+            feed, None, self.playback, mono=Mono(),
+            find_hits=hit_finder(RECORDINGS / name, self.recording.incarnation),
+        )
         self.app = ConsoleApp(self.session)
         self.pilot: Pilot[int]
 

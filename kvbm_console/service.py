@@ -171,6 +171,9 @@ class LeaderService:
         self._base_bytes = 0
         self._recovered = False
         self._snapshot: Snapshot
+        """Where a rerun begins."""
+        self._shown: Snapshot
+        """Where the next reader begins."""
         self._bases: deque[Snapshot] = deque()
         self._aids = b""
         self._take_base()
@@ -220,9 +223,9 @@ class LeaderService:
 
     def snapshot(self) -> Snapshot:
         """Facts from which the ring goes on: at most ``SNAPSHOT_REUSE_EVENTS`` old."""
-        if self.state.seq - self._snapshot.seq > SNAPSHOT_REUSE_EVENTS or self._snapshot.seq < self.ring.first_seq:
-            self._take_base()
-        return self._snapshot
+        if self.state.seq - self._shown.seq > SNAPSHOT_REUSE_EVENTS or self._shown.seq < self.ring.first_seq:
+            self._shown = self._facts()
+        return self._shown
 
     def go_on_from(self, cursor: Cursor) -> Snapshot:
         """Facts from which a reader that fell behind goes on: moves its cursor; what lies between is lost to it."""
@@ -268,15 +271,20 @@ class LeaderService:
             self._take_base()
 
     def _take_base(self) -> None:
-        """A new base snapshot: the state after everything that was published so far."""
-        self.broadcaster.flush()
-        state = self.state
-        self._snapshot = Snapshot(state.seq, self.dispatcher.n, state.at_ns, encode_facts(state))
-        self._keep(self._snapshot)
+        """A new base to rerun from: facts and aids after everything that was published so far."""
+        self._snapshot = self._shown = self._facts()
         self._aids = self.leader.export()
         self._since_base.clear()
         self._stimulus_bytes = 0
         self._base_bytes = self.ring.appended_bytes
+
+    def _facts(self) -> Snapshot:
+        """The facts now, without the leader's aids: those take hundreds of times as long, and no reader needs them."""
+        self.broadcaster.flush()
+        state = self.state
+        snapshot = Snapshot(state.seq, self.dispatcher.n, state.at_ns, encode_facts(state))
+        self._keep(snapshot)
+        return snapshot
 
     def _keep(self, base: Snapshot) -> None:
         """Keep a base for ``oldest_snapshot``, if it is far enough from the one kept before."""

@@ -12,7 +12,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction import auto
 from kvbm_console.core.eviction.belady import Belady
 from kvbm_console.core.eviction.policy import POLICIES, PRESETS, EvictionPolicy, PolicyConfig, ghosts_max, make_policy
-from kvbm_console.core.eviction.ranked import FrequencyBased, Lrfu
+from kvbm_console.core.eviction.ranked import FrequencyBased, Lrfu, unpacked
 from kvbm_console.simulation.cache_only import replay
 from tests.eviction.literal import Literal
 from tests.eviction.trees import SECOND_NS, make, paths, traces
@@ -105,6 +105,35 @@ def test_what_is_forgotten_is_not_resident(name: str) -> None:
     assert policy.victims(3) is None
     policy.touch([1, 2, 3], 1)
     assert policy.victims(3) == [3, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["lfu", "frequency_based", "adaptive_lru", "lrfu", "lrfu_auto"])
+def test_keyframes_of_older_recordings_are_read(name: str) -> None:
+    """They had a row for each key."""
+    policy = make(name, 6)
+    for at in range(40):
+        policy.touch([at % 9, 20 + at % 7], at * SECOND_NS)
+        if at > 6:
+            policy.forget([(at + 3) % 9])
+    new = policy.export()
+    keys, stamps = unpacked(new["keys"]), unpacked(new["stamps"])
+    old = {name: value for name, value in new.items() if name not in ("keys", "stamps", "values", "resident", "before")}
+    old["known"] = [
+        [key, stamp, value, bool(here)]
+        for key, stamp, value, here in zip(keys, stamps, new["values"], new["resident"], strict=True)
+    ]
+    if name == "lrfu_auto":
+        old["uses"] = sorted(map(list, zip(keys, new["uses"], new["before"], strict=True)))
+        old["sample"] = [list(pair) for pair in zip(*map(unpacked, new["sample"]), strict=True)]
+        old["shadows"] = [
+            shadow if not shadow or isinstance(shadow[0], int) else [
+                [list(row) for row in zip(unpacked(shadow[0][0]), shadow[0][1], strict=True)], unpacked(shadow[1]),
+                *shadow[2:],
+            ] for shadow in new["shadows"]
+        ]
+    restored = make(name, 6)
+    restored.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(old)))
+    assert restored.export() == new
 
 
 @pytest.mark.parametrize("name", POLICIES)

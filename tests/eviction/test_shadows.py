@@ -7,6 +7,7 @@ from hypothesis import strategies as some
 
 from kvbm_console.core.eviction import auto
 from kvbm_console.core.eviction.policy import EvictionPolicy, PolicyConfig, make_policy
+from kvbm_console.core.eviction.ranked import unpacked
 from kvbm_console.core.eviction.shadows import AdaptiveShadow, LrfuShadow, RecencyShadow, Shadow
 from kvbm_console.simulation.cache_only import replay
 from tests.eviction.generated import references_named
@@ -126,5 +127,6 @@ def test_what_the_sample_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert len(policy._sample) <= 100 + policy._batch_keys + max(map(len, refs.keys))
     for shadow in policy._shadows[1:]:
         values, resident = shadow.export()[:2]
-        assert {key for key, _ in values} <= set(policy._sample)
-        assert set(resident) <= set(policy._sample)
+        assert set(unpacked(values[0])) <= set(policy._sample)
+        assert len(values[1]) == len(unpacked(values[0]))
+        assert set(unpacked(resident)) <= set(policy._sample)

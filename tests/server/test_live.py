@@ -12,6 +12,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused
 from kvbm_console.core.ids import Note, SlotState
 from kvbm_console.core.stimuli import Noted
+from kvbm_console.service import SNAPSHOT_REUSE_EVENTS
 from kvbm_console.stream.feed import (
     BatchArrived,
     Connected,
@@ -176,6 +177,24 @@ async def test_the_facts_can_be_had_again_in_their_place_among_the_events(unread
         await caught_up(items, daemon, mirror)
         assert mirror.gaps == []
         await items.aclose()
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_comes_costs_the_leader_its_facts_and_not_its_memory(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What policies remember of evicted blocks takes seconds to write down on a large machine."""
+    async with daemon_at(None) as daemon:
+        exported: list[int] = []
+        leader, export = daemon.service.leader, daemon.service.leader.export
+        monkeypatch.setattr(leader, "export", lambda: exported.append(1) or export())
+        for _ in range(3):
+            note(daemon, 2 * SNAPSHOT_REUSE_EVENTS)
+            items, mirror = LiveFeed(daemon.address).items(), Mirror()
+            await next_of(items, SnapshotTaken, mirror)
+            await caught_up(items, daemon, mirror)
+            await items.aclose()
+        assert exported == []
 
 
 def test_waits_grow_to_a_cap_and_vary() -> None:

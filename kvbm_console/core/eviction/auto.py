@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.core.eviction.ranked import SECOND_NS, Lrfu
+from kvbm_console.core.eviction.ranked import SECOND_NS, Lrfu, known_columns, packed, unpacked
 from kvbm_console.core.eviction.shadows import AdaptiveShadow, Batch, LrfuShadow, RecencyShadow, Shadow
 
 SAMPLED_SHARE: Final = 7
@@ -226,20 +226,26 @@ class LrfuAuto(Lrfu):
 
     def export(self) -> Any:
         """As all, with the shadows and their scores."""
+        known = super().export()
+        keys = unpacked(known["keys"])
         return {
-            **super().export(), "current": self._current, "changes": self._changes,
+            **known, "current": self._current, "changes": self._changes,
             "scores": list(self._scores), "weight": self._weight,
             "recent": list(self._recent), "recent_weight": self._recent_weight,
             "batch": [[list(part) for part in touch[:2]] + [touch[2]] for touch in self._batch],
             "hits": list(self._hits), "sampled": self._sampled,
-            "uses": [[key, uses, self._before.get(key)] for key, uses in sorted(self._uses.items())],
-            "sample": [[key, stamp] for key, stamp in self._sample.items()],
+            "uses": list(map(self._uses.__getitem__, keys)), "before": list(map(self._before.get, keys)),
+            "sample": [packed(self._sample), packed(self._sample.values())],
             "shadows": [shadow.export() for shadow in self._shadows],
         }
 
     def restore(self, exported: Any) -> None:
         """Become what was exported."""
-        self._uses.update({key: uses for key, uses, _ in exported["uses"]})
+        if "before" in exported:
+            keys, uses, before = known_columns(exported)[0], exported["uses"], exported["before"]
+        else:  # an older recording: a row for each key
+            keys, uses, before = ([row[column] for row in exported["uses"]] for column in range(3))
+        self._uses.update(dict(zip(keys, uses, strict=True)))
         self._follow(exported["current"])
         self._changes = exported["changes"]
         self._scores, self._weight = list(exported["scores"]), exported["weight"]
@@ -247,8 +253,11 @@ class LrfuAuto(Lrfu):
         self._batch = [(keys, stamps, at_ns) for keys, stamps, at_ns in exported["batch"]]
         self._waiting = sum(len(keys) for keys, _, _ in self._batch)
         self._hits, self._sampled = list(exported["hits"]), exported["sampled"]
-        self._before.update({key: before for key, _, before in exported["uses"] if before is not None})
-        self._sample.update(dict(exported["sample"]))
+        self._before.update({key: uses for key, uses in zip(keys, before, strict=True) if uses is not None})
+        sample = exported["sample"]
+        if len(sample) == 2 and isinstance(sample[0], bytes):
+            sample = zip(unpacked(sample[0]), unpacked(sample[1]), strict=True)
+        self._sample.update(dict(sample))
         for shadow, state in zip(self._shadows, exported["shadows"], strict=True):
             shadow.restore(state)
         super().restore(exported)

@@ -12,6 +12,8 @@ order by itself, and only those that were used again need a heap. Most blocks of
 """
 
 import math
+import sys
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
 from heapq import heapify, heappop, heappush
@@ -24,6 +26,22 @@ _HEAP_SLACK: Final = 5_000
 """Dead heap entries that are carried before the heap is built anew, beside three per resident block."""
 _KEEP_GHOSTS: Final = 7 / 8
 """Share of the ghosts that is kept when their bound is reached: forgetting in bulk makes it cheap for each."""
+
+def packed(numbers: Iterable[int]) -> bytes:
+    """A column for a keyframe: 8 bytes each, the lowest first."""
+    column = array("Q", numbers)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()
+
+
+def unpacked(column: bytes) -> list[int]:
+    """The numbers of ``packed``; raises ValueError when its length is not a multiple of eight."""
+    numbers = array("Q", column)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
 
 Entry = tuple[float, int, int]
 """(rank, stamp, key) at the time when it entered the heap."""
@@ -172,20 +190,35 @@ class Ranked:
     # --- keyframes ---
 
     def export(self) -> Any:
-        """Every known key by stamp: key, stamp, value, whether it is resident."""
-        known = sorted((stamp, key) for key, stamp in self._stamp.items())
+        """Every known key by stamp, as columns: keys, stamps, values, whether it is resident.
+
+        There may be hundreds of thousands, and whoever asks stands still meanwhile: no object is made for a key.
+        """
+        stamps = self._stamp
+        keys = sorted(stamps, key=stamps.__getitem__)
         return {
-            "clock": self._clock,
-            "known": [[key, stamp, self._value.get(key), key in self._queued] for stamp, key in known],
+            "clock": self._clock, "keys": packed(keys), "stamps": packed(map(stamps.__getitem__, keys)),
+            "values": list(map(self._value.get, keys)), "resident": bytes(map(self._queued.__contains__, keys)),
         }
 
     def restore(self, exported: Any) -> None:
         """Become what was exported."""
         self._clock = exported["clock"]
-        self._stamp.update({key: stamp for key, stamp, _, _ in exported["known"]})
-        self._value.update({key: value for key, _, value, _ in exported["known"] if value is not None})
-        self._queued = {key: stamp for key, stamp, _, resident in exported["known"] if resident}
+        keys, stamps, values, resident = known_columns(exported)
+        self._stamp.update(zip(keys, stamps, strict=True))
+        self._value.update({key: value for key, value in zip(keys, values, strict=True) if value is not None})
+        self._queued = {key: stamp for key, stamp, here in zip(keys, stamps, resident, strict=True) if here}
         self._rebuild()
+
+
+def known_columns(exported: Any) -> tuple[Sequence[int], Sequence[int], Sequence[Any], Sequence[int]]:
+    """Keys, stamps, values and residence of what ``Ranked.export`` made; older recordings have a row for each key."""
+    if "known" in exported:
+        rows = exported["known"]
+        return tuple([row[column] for row in rows] for column in range(4))  # type: ignore[return-value]
+    return (
+        unpacked(exported["keys"]), unpacked(exported["stamps"]), exported["values"], exported["resident"],
+    )
 
 
 class Lfu(Ranked):

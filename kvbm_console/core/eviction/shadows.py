@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, Protocol
 
-from kvbm_console.core.eviction.ranked import SECOND_NS, Entry
+from kvbm_console.core.eviction.ranked import SECOND_NS, Entry, packed, unpacked
 
 Batch = list[tuple[Sequence[int], Sequence[int], int]]
 """Touches: (keys of one prefix, deepest first; their stamps; time). The column of stamps may be ahead of them."""
@@ -125,13 +125,17 @@ class _Heap:
         self._fresh.clear()
 
     def export(self) -> Any:
-        """The values, and which keys are resident."""
-        return [sorted([key, value] for key, value in self._value.items()), sorted(self._resident)]
+        """Two columns, keys and their values, and which keys are resident."""
+        keys = sorted(self._value)
+        return [[packed(keys), list(map(self._value.__getitem__, keys))], packed(sorted(self._resident))]
 
     def restore(self, exported: Any) -> None:
         """Become what was exported, over the same stamps."""
-        self._value = dict(exported[0])
-        self._resident = dict.fromkeys(exported[1], _UNKNOWN)
+        values, resident = exported
+        if isinstance(resident, bytes):
+            values, resident = zip(unpacked(values[0]), values[1], strict=True), unpacked(resident)
+        self._value = dict(values)  # older recordings have a row for each key
+        self._resident = dict.fromkeys(resident, _UNKNOWN)
         self._rebuild()
 
 

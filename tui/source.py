@@ -24,6 +24,7 @@ from kvbm_console.stream.feed import (
     FeedItem,
     GapSeen,
     Heartbeat,
+    PastSeen,
     Refreshing,
     SnapshotTaken,
 )
@@ -35,6 +36,7 @@ from .model.hits import Hits, Tracker, recorded_hits
 from .model.mirror import Mirror
 from .model.numbers import count, plural
 from .model.pace import Pace
+from .model.past import take_past
 from .model.sources import watched
 from .verbs import Verbs
 
@@ -149,6 +151,9 @@ class Session(Verbs):
             if self.controls is not None and mirror.state is not None:
                 self.controls.saw({number: known.armed_at_home for number, known in mirror.state.breakpoints.items()})
             mirror.take(item, self.mono())
+        elif isinstance(item, PastSeen):
+            for _ in take_past(mirror, item, self.mono()):
+                await breathe()
         elif isinstance(item, SnapshotTaken) and self.playback is not None:
             await self._stand(self.playback, item, breathe)
         else:

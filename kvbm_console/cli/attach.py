@@ -153,10 +153,11 @@ def live_session(address: str, *, keeper: "object | None" = None) -> "Session":
     """A session on a daemon."""
     from kvbm_console.cli.ask import access, access_flags, who
     from kvbm_console.client import LiveControls, LiveFeed
+    from tui.model.past import PAST_EVENTS
     from tui.source import Session
 
     shown = access()
-    feed = LiveFeed(address, access=shown)
+    feed = LiveFeed(address, access=shown, past=PAST_EVENTS)
     return Session(
         feed, LiveControls(address, name=who(), feed=feed, access=shown), socket=address,
         explain=explainer("--target", address, *access_flags()),

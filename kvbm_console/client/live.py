@@ -24,7 +24,16 @@ from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.instructions import BreakpointVerdict
-from kvbm_console.stream.feed import Connected, Disconnected, EventsArrived, FeedItem, Heartbeat, SnapshotTaken
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import (
+    Connected,
+    Disconnected,
+    EventsArrived,
+    FeedItem,
+    Heartbeat,
+    PastSeen,
+    SnapshotTaken,
+)
 from kvbm_console.wire.batches import MSGPACK
 
 BACK_OFF_S_MIN: Final = 0.1
@@ -42,16 +51,19 @@ NO_SLOT: Final = "tokens.computed < 0"
 class LiveFeed:
     """A ``stream.feed.Feed`` on a live target. One iteration at a time; a new one begins with a snapshot.
 
-    ``rng`` only spreads the waits between tries.
+    ``rng`` only spreads the waits between tries. With ``past`` the first snapshot of a target comes behind that many
+    events before it, as far as the daemon still has them.
     """
 
     def __init__(
         self, target: str, *, name: str = "console", encoding: int = MSGPACK, rng: random.Random | None = None,
-        access: Access | None = None,
+        access: Access | None = None, past: int = 0,
     ) -> None:
         self.target = target
         self._access = access
         self.name = name
+        self._past = past
+        self._past_due = False
         self._encoding = encoding
         self._rng = rng or random.Random()
         self._retry = asyncio.Event()
@@ -128,6 +140,7 @@ class LiveFeed:
             ))
             resumes = self._position is not None and hello.incarnation == self._incarnation
             self._incarnation = hello.incarnation
+            self._past_due = not resumes and self._past > 0
             stream = client.subscribe(
                 after_seq=self._position - 1 if self._position is not None and resumes else None,
                 incarnation=hello.incarnation, encoding=self._encoding,
@@ -148,6 +161,9 @@ class LiveFeed:
             self._failures = 0
             if isinstance(item, Ended):
                 return item.reason
+            if self._past_due and isinstance(item, SnapshotTaken):
+                self._past_due = False
+                await self._tell_past(client, item.state, queue)
             await queue.put(item)
             stream.unread = self.unread
             self._position = stream.position
@@ -155,6 +171,22 @@ class LiveFeed:
                 self._refresh = False
                 return await self._renew(client, stream, queue)
         raise ConnectionLost(f"{self.target} ended the stream")
+
+    async def _tell_past(self, client: Client, state: CacheState, queue: "asyncio.Queue[FeedItem]") -> None:
+        """The events right before ``state``, in as many questions as it takes; fewer when the daemon forgot some."""
+        events: list[Event] = []
+        at = max(0, state.seq - self._past)
+        while at < state.seq:
+            found, oldest = await client.history(at, limit=state.seq - at)
+            if not found:
+                break
+            if found[0].seq != at:
+                events = []
+            events += found
+            at = max(found[-1].seq + 1, oldest)
+        events = [event for event in events if event.seq < state.seq]
+        if events and events[-1].seq == state.seq - 1:
+            await queue.put(PastSeen(events, state))
 
     async def _renew(
         self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem]"

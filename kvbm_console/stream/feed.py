@@ -44,6 +44,16 @@ class SnapshotTaken(msgspec.Struct, frozen=True):
     state: CacheState
 
 
+class PastSeen(msgspec.Struct, frozen=True):
+    """What happened right before the first snapshot, which follows: ``events`` end where it begins.
+
+    Only for history: nobody folds these into facts. ``state`` is that of the snapshot, to be read and not changed.
+    """
+
+    events: list[Event]
+    state: CacheState
+
+
 class EventsArrived(msgspec.Struct, frozen=True):
     """The next events, in order and without a hole since the last item."""
 
@@ -93,7 +103,9 @@ class Disconnected(msgspec.Struct, frozen=True):
     retry_in_s: float | None
 
 
-FeedItem = Connected | SnapshotTaken | EventsArrived | BatchArrived | GapSeen | Heartbeat | Disconnected
+FeedItem = (
+    Connected | PastSeen | SnapshotTaken | EventsArrived | BatchArrived | GapSeen | Heartbeat | Disconnected
+)
 """Everything that a feed yields."""
 
 
@@ -101,7 +113,8 @@ class Feed(Protocol):
     """A source of items. Iterating connects and, for a live target, reconnects until the iterator is closed."""
 
     def items(self) -> AsyncIterator[FeedItem]:
-        """Items, the first one ``Connected`` or ``Disconnected``; after ``Connected`` comes a ``SnapshotTaken``.
+        """Items, the first one ``Connected`` or ``Disconnected``; after ``Connected`` comes a ``SnapshotTaken``,
+        perhaps with a ``PastSeen`` before it.
 
         Only after a reconnect to the same incarnation that missed nothing, the next events follow without one.
         """

@@ -35,6 +35,12 @@ def test_a_time_of_day_is_that_of_the_standard_library(at_ns: int, utc: bool) ->
     assert parsed.microsecond == wall // 1000 % 1_000_000
 
 
+def test_before_the_first_heartbeat_a_live_target_tells_no_time_of_day() -> None:
+    times = Times(utc=True)
+    times.look(ANCHOR, False, None, 0, ANCHOR)
+    assert times.head(S) == "engine 00:00:01"
+
+
 def test_without_an_anchor_it_is_the_engines_own_time_and_says_so() -> None:
     times = Times()
     times.look(None, False, None, 0, 5 * S)

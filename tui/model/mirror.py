@@ -271,7 +271,8 @@ class Mirror:
             first = self.next_seq if state.seq > self.next_seq else before.seq
             self._gap(first, state.seq - 1, "not delivered", mono_ns)
             gap = self.gaps[-1]
-        if before is None or (gap is None and not follows) or state.seq < before.seq or state.at_ns < before.at_ns:
+        known = follows if before is not None else state.seq == self.next_seq  # its past was told
+        if not known and (before is None or gap is None or state.seq < before.seq or state.at_ns < before.at_ns):
             self._clear_history()
             self.clock.reset()
             if recording:  # another place of the tape: what lies before it is told again

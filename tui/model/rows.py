@@ -89,7 +89,7 @@ class SlotOrder:
     ) -> list[int]:
         """Slot numbers from the first row to the last.
 
-        Between two sorts new ones stand at the end, and those that ended keep their place.
+        Between two sorts those that ended keep their place until a new one takes it; further new ones stand at the end.
         """
         state = mirror.state
         if state is None:
@@ -113,10 +113,16 @@ class SlotOrder:
             self.matched = len(found)
         else:
             known = set(self.numbers)
-            self.numbers += [
+            fresh = [
                 slot.slot for slot in state.slots.values()
                 if slot.slot not in known and (wanted is None or wanted.matches(slot, state, now))
             ]
+            if fresh:
+                over = (i for i, number in enumerate(self.numbers) if number not in state.slots)
+                for place, number in zip(over, fresh, strict=False):
+                    self.numbers[place] = number
+                    known.add(number)
+                self.numbers += [number for number in fresh if number not in known]
         return self.numbers
 
 

@@ -38,7 +38,7 @@ class Times:
         """
         if anchor_ns != self._anchor:
             self._anchor, self._first, self._beat = anchor_ns, None, None
-            self.wall = anchor_ns is not None
+            self.wall = anchor_ns is not None and recording
         if anchor_ns is None or recording or beat is None or beat is self._beat:
             return
         self._beat = beat

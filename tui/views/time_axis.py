@@ -20,7 +20,7 @@ from ..model.series import resample
 
 
 def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line:
-    """Event density of the whole run with the window in brackets; on a recording a click seeks."""
+    """Event density of all that is known with the window in brackets; on a recording a click seeks."""
     cells = window.cells
     density = desk.mirror.density
     playback = desk.actions.playback
@@ -31,7 +31,8 @@ def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line
     start = density.start_ns if density.start_ns is not None else now
     span = max(1, now - start)
     known: list[float | None] = [float(value) for value in density.counts]
-    row = Row().put(f" whole run {duration(span)}", "muted").to(left)
+    named = "whole run" if start < S else "last"  # the daemon remembers no more of what was before this console
+    row = Row().put(f" {named} {duration(span)}", "muted").to(left)
     spans = bars.trend(resample(known, cells, mean=False), desk.glyphs) if known else []
     text = "".join(span_.text for span_ in spans)
     low = (window.start_ns - start) * cells // span

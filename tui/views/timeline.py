@@ -19,10 +19,11 @@ from ..draw.glyphs import state_role
 from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, transfer_codes
 from ..draw.spans import Line, Row, Span
 from ..model.filters import LIVES
+from ..model.life_order import LifeOrder
 from ..model.lints import slot_level
 from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, duration
-from ..model.rows import SORT_EVERY_NS, limits
+from ..model.rows import limits
 from .moves import moved
 from .page import Page
 from .time_axis import axis, gap_cells, legend, minimap, over_line, passed_cells, replace
@@ -60,12 +61,8 @@ class Timeline(Page):
         """The chosen transfer below the selected row, while ``tab`` is in there."""
         self.feet = EventFeet()
         self.top = 0
-        self.by_arrival = False
+        self.order = LifeOrder()
         self.lines = Lifelines()
-        self._order: list[int] = []
-        self._sorted_mono = -SORT_EVERY_NS
-        self._sorted_by: tuple[bool, str] = (False, "")
-        self._chosen: Life | None = None
         self._fitted_ns: int | None = None
         self.window = Window(0, S, 1, 0)
         self.shown: list[Life] = []
@@ -115,35 +112,7 @@ class Timeline(Page):
         ]
 
     def _lives(self, desk: Desk) -> list[Life]:
-        """Rows: those that need a person, then by arrival, live ones and the recently finished."""
-        mirror = desk.mirror
-        state = mirror.state
-        assert state is not None
-        now = desk.now_ns
-        wanted = desk.filters.get(TIMELINE)
-
-        def key(life: Life) -> tuple[int, int]:
-            slot = state.slots.get(life.slot)
-            level = slot_level(mirror, slot, now) if slot is not None and not self.by_arrival else None
-            return (9, -life.slot) if level is None else (int(level), life.slot)
-
-        by_slot = {life.slot: life for life in mirror.past} | mirror.lives
-        mono = desk.mono()
-        key_now = (self.by_arrival, wanted.text if wanted is not None else "")
-        if key_now == self._sorted_by and 0 <= mono - self._sorted_mono < SORT_EVERY_NS:
-            return [by_slot[number] for number in self._order if number in by_slot]
-        self._sorted_by, self._sorted_mono = key_now, mono
-        lives = list(by_slot.values())
-        if wanted is not None:
-            lives = [life for life in lives if wanted.matches(life, state, now)]
-        lives.sort(key=key)
-        at = next((i for i, number in enumerate(self._order) if by_slot.get(number) is self._chosen), None)
-        if at is not None and self._chosen in lives and self._chosen.request == desk.selected:
-            lives.remove(self._chosen)
-            lives.insert(min(at, len(lives)), self._chosen)
-        self._order = [life.slot for life in lives]
-        self._chosen = mirror.life_of(desk.selected) if desk.selected else None
-        return lives
+        return self.order.update(desk.mirror, desk.mono(), desk.selected, desk.filters.get(TIMELINE))
 
     def _window(self, desk: Desk, lives: list[Life], cells: int, now: int) -> Window:
         cell = self.cell_ns
@@ -271,7 +240,7 @@ class Timeline(Page):
             case "f":
                 self.end_ns, self.cursor_ns = None, None
             case "o":
-                self.by_arrival = not self.by_arrival
+                self.order.by_arrival = not self.order.by_arrival
             case "tab" | "shift+tab":
                 self._enter_transfers(desk)
             case "enter" if desk.selected is not None:

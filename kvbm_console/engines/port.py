@@ -5,7 +5,7 @@ stimulus of each call, in the order of the calls, and decides nothing.
 """
 
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.errors import InternalError
@@ -23,10 +23,8 @@ from kvbm_console.core.stimuli import (
     RequestPreempted,
 )
 from kvbm_console.dispatch import MEDIUM_OF, LeaderPort
-
-if TYPE_CHECKING:
-    from kvbm_console.engines.scheduler import Plan, Work
-    from kvbm_console.engines.workloads import Request
+from kvbm_console.engines.work import Plan, Work
+from kvbm_console.engines.workloads import Request
 
 
 class EnginePort(Protocol):
@@ -41,7 +39,7 @@ class EnginePort(Protocol):
         """The engine stands, with a device pool of so many blocks."""
         ...
 
-    def arrived(self, request: "Request") -> bool:
+    def arrived(self, request: Request) -> bool:
         """A request has come; False: it is not taken, and nothing is said of it any more."""
         ...
 
@@ -49,25 +47,25 @@ class EnginePort(Protocol):
         """What continues these tokens, which the engine has itself, below the device."""
         ...
 
-    def admitted(self, work: "Work", prefix: int, found_tokens: int) -> None:
+    def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """``work.blocks`` were given to a waiting request: ``prefix`` of them as found by the engine itself."""
         ...
 
-    def appended(self, work: "Work", ids: list[int]) -> None:
+    def appended(self, work: Work, ids: list[int]) -> None:
         """A request that was admitted before was given further blocks, told on their own."""
         ...
 
-    def scheduled(self, plan: "Plan", iteration: int, running: int, waiting: int) -> None:
+    def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
         """The iterations of a plan begin, of which ``iteration`` is the first."""
         ...
 
     def filled(
-        self, iteration: int, names: Sequence[str], counts: Sequence[int], ids: list[int], hashes: list[int]
+        self, iteration: int, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
     ) -> None:
-        """Iterations up to this one ended: blocks that became full, ``counts[i]`` of the request ``names[i]``."""
+        """Iterations up to this one ended: blocks that became full, ``counts[i]`` of ``works[i]``."""
         ...
 
-    def preempted(self, work: "Work") -> list[int]:
+    def preempted(self, work: Work) -> list[int]:
         """A request gives all its blocks back; those that are returned may not be reused yet."""
         ...
 
@@ -100,7 +98,7 @@ class StimulusPort:
         """As ``EnginePort.declared``."""
         self._submit(PoolDeclared, 0, 0, Tier.G1, MEDIUM_OF[Tier.G1], blocks, block_tokens, Authority.ENGINE)
 
-    def arrived(self, request: "Request") -> bool:
+    def arrived(self, request: Request) -> bool:
         """As ``EnginePort.arrived``."""
         outcome = self._submit(
             RequestArrived, request.request, pack_hashes(request.hashes), request.prompt_tokens,
@@ -116,29 +114,31 @@ class StimulusPort:
             raise InternalError(f"the lookup of {name} got no answer", tuple(map(repr, outcome.events)))
         return answer
 
-    def admitted(self, work: "Work", prefix: int, found_tokens: int) -> None:
+    def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """As ``EnginePort.admitted``; the leader knows the prefix from the lookup."""
         self._submit(BlocksAllocated, work.name, pack_ids(work.blocks), found_tokens)
 
-    def appended(self, work: "Work", ids: list[int]) -> None:
+    def appended(self, work: Work, ids: list[int]) -> None:
         """As ``EnginePort.appended``."""
         self._submit(BlocksAllocated, work.name, pack_ids(ids), 0)
 
-    def scheduled(self, plan: "Plan", iteration: int, running: int, waiting: int) -> None:
+    def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
         """As ``EnginePort.scheduled``."""
+        appended = tuple([work.name for work in plan.appended])
         self._submit(
             IterationScheduled, iteration, plan.steps, tuple(plan.new), tuple(plan.resumed), (), tuple(plan.skipped),
             tuple(plan.unskipped), tuple(plan.first_tokens), tuple(plan.progressed), tuple(plan.positions),
-            tuple(plan.appended), tuple(plan.appended_counts), pack_ids(plan.appended_ids), running, waiting,
+            appended, tuple(plan.appended_counts), pack_ids(plan.appended_ids), running, waiting,
         )
 
     def filled(
-        self, iteration: int, names: Sequence[str], counts: Sequence[int], ids: list[int], hashes: list[int]
+        self, iteration: int, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
     ) -> None:
         """As ``EnginePort.filled``."""
-        self._submit(IterationFinished, iteration, tuple(names), tuple(counts), pack_ids(ids), pack_hashes(hashes))
+        names = tuple([work.name for work in works])
+        self._submit(IterationFinished, iteration, names, tuple(counts), pack_ids(ids), pack_hashes(hashes))
 
-    def preempted(self, work: "Work") -> list[int]:
+    def preempted(self, work: Work) -> list[int]:
         """As ``EnginePort.preempted``."""
         result = self._submit(RequestPreempted, work.name).result
         return unpack_ids(result.ids) if isinstance(result, FencedBlocks) else []

@@ -22,74 +22,10 @@ from kvbm_console.core.errors import InternalError
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.port import EnginePort
-from kvbm_console.engines.workloads import Request
+from kvbm_console.engines.work import Plan, Work
 
 LOOKUPS_MAX: Final = 64
 """Lookups in one iteration; requests that must ask again are passed over, and a long queue of them must stay cheap."""
-
-
-class Work:
-    """What the engine knows of one request.
-
-    ``computed`` tokens have their K/V, ``produced`` output tokens were sampled; ``blocks[i]`` holds tokens from
-    ``i * block_tokens`` on, the first ``stored`` of them are full and carry their hash.
-    """
-
-    __slots__ = (
-        "announced", "blocks", "computed", "decoding", "hashes", "loading_from", "name", "output_tokens", "preempted",
-        "prefilled", "produced", "request", "skipped", "starved_ns", "stored", "total",
-    )
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.name = request.request
-        self.total = request.prompt_tokens
-        """Tokens of the sequence so far: the prompt and what was produced."""
-        self.output_tokens = request.output_tokens
-        self.hashes = request.hashes + request.output_hashes
-        self.blocks: list[int] = []
-        self.computed = 0
-        self.produced = 0
-        self.stored = 0
-        self.announced = False
-        """Whether it was named in an iteration since its (re-)admission."""
-        self.prefilled = False
-        """Whether all tokens of the sequence have been computed since its (re-)admission, so that it decodes."""
-        self.decoding = False
-        """Whether the leader was told that it produces tokens."""
-        self.skipped = False
-        self.preempted = False
-        self.loading_from: int | None = None
-        """Index of the first block that is being loaded, None when nothing is."""
-        self.starved_ns: int | None = None
-        """Since when it is left out because it found no block."""
-
-
-class Plan:
-    """An iteration while it is formed: the columns of ``IterationScheduled``, and who computes how much."""
-
-    def __init__(self) -> None:
-        self.steps = 1
-        """Iterations that are taken together (``windows``); in each of them everybody computes ``tokens``."""
-        self.tokens: list[tuple[Work, int]] = []
-        self.prefill_tokens = 0
-        self.decoding = 0
-        self.preempted = 0
-        self.tell_at_once = False
-        """Whether calls to the leader may follow before the announcement. Then blocks are told of one by one: it must
-        not order a copy from a cached block that was given away already."""
-        self.new: list[str] = []
-        self.resumed: list[str] = []
-        self.skipped: list[str] = []
-        self.unskipped: list[str] = []
-        self.first_tokens: list[str] = []
-        self.progressed: list[str] = []
-        self.positions: list[int] = []
-        self.appended: list[str] = []
-        self.appended_counts: list[int] = []
-        self.appended_ids: list[int] = []
-        self.early: list[int] = []
-        """Of the appended blocks that are told of before they are needed: how many of the iterations begin first."""
 
 
 class Scheduler:
@@ -110,6 +46,8 @@ class Scheduler:
         self.running: list[Work] = []
         self.withheld: dict[str, list[int]] = {}
         self.preemptions = 0
+        self._steady = False
+        """Whether all that run were decoding in the last iteration."""
 
     @property
     def live(self) -> int:
@@ -142,15 +80,42 @@ class Scheduler:
         plan.tell_at_once = bool(waiting or loaded) or (
             self.pool.free_blocks <= len(running) + budget // self.block_tokens
         )
-        kept = self._kept_for_loaded() if loaded else 0
-        budget = kept + self._schedule_running(plan, budget - kept, now_ns)
+        if self._steady and not loaded and len(running) <= budget and self._go_on(plan):
+            budget -= plan.steady
+        else:
+            kept = self._kept_for_loaded() if loaded else 0
+            budget = kept + self._schedule_running(plan, budget - kept, now_ns)
         if not plan.preempted and (waiting or loaded):
             budget = self._schedule_loaded(plan, budget)
             budget = self._admit(plan, budget)
             self._schedule_loaded(plan, budget)
-        if not plan.tokens and not plan.skipped:
-            return None
-        return plan
+        self._steady = plan.decoding == len(running)
+        if self._steady and plan.tokens:
+            plan.steady = plan.decoding
+            plan.tokens = []
+        return plan if plan.steady or plan.tokens or plan.skipped else None
+
+    def _go_on(self, plan: Plan) -> bool:
+        """One token more for each of the running requests, as in the iteration before; False: not that simple."""
+        port, pool, running, size = self.port, self.pool, self.running, self.block_tokens
+        if port.standing:
+            return False
+        dry = [work for work in running if work.computed == len(work.blocks) * size]
+        if len(dry) > pool.free_blocks:
+            return False
+        for work in dry:
+            ids = pool.allocate(1) or []
+            work.blocks += ids
+            if plan.tell_at_once:
+                port.appended(work, ids)
+                if port.standing:
+                    return False
+            else:
+                plan.appended.append(work)
+                plan.appended_counts.append(1)
+                plan.appended_ids += ids
+        plan.steady = plan.decoding = len(running)
+        return True
 
     def announce(self, plan: Plan, iteration: int) -> None:
         """Tell the leader what the iterations of the plan change, of which ``iteration`` is the first."""
@@ -163,7 +128,7 @@ class Scheduler:
         budget, free = self.config.max_batch_tokens, self.pool.free_blocks
         for work in self.loaded:
             if budget and work.name not in standing:
-                count = min(work.total - work.computed, budget)
+                count = min(work.left, budget)
                 free -= max(0, self._blocks(work.computed + count) - len(work.blocks))
                 if free < 0:
                     break
@@ -188,7 +153,7 @@ class Scheduler:
                 budget -= 1
                 at += 1
                 continue
-            count = min(work.total - work.computed, budget)
+            count = min(work.left, budget)
             if count <= 0 or work.name in standing:
                 self._leave_out(plan, work)
             elif self._room(plan, work, count, now_ns):
@@ -219,7 +184,7 @@ class Scheduler:
         if plan.tell_at_once:
             self.port.appended(work, ids)
         else:
-            plan.appended.append(work.name)
+            plan.appended.append(work)
             plan.appended_counts.append(need)
             plan.appended_ids += ids
         return True
@@ -263,10 +228,12 @@ class Scheduler:
                 break
             if work.name in standing or work not in self.loaded:
                 continue
-            count = min(work.total - work.computed, budget)
+            count = min(work.left, budget)
             need = max(0, self._blocks(work.computed + count) - len(work.blocks))
             ids = self.pool.allocate(need)
-            while ids is None and not (plan.tokens or self.loading or self.withheld) and self.loaded[-1] is not work:
+            while ids is None and not (
+                plan.steady or plan.tokens or self.loading or self.withheld
+            ) and self.loaded[-1] is not work:
                 # Only loaded requests could give blocks: the last one does, or none of them would ever go on.
                 self._preempt(plan, self.loaded[-1])
                 ids = self.pool.allocate(need)
@@ -341,6 +308,8 @@ class Scheduler:
         self.withhold(victim.name, victim.blocks)
         kept = set(self.port.preempted(victim))
         self.give_back(victim.name, [block for block in victim.blocks if block not in kept])
+        if victim.prefilled:
+            victim.total = victim.computed + 1
         victim.blocks = []
         victim.computed = victim.stored = 0
         victim.announced = victim.prefilled = victim.decoding = victim.skipped = False

@@ -19,8 +19,9 @@ from kvbm_console.core.ids import FinishReason
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.port import EnginePort
-from kvbm_console.engines.scheduler import Plan, Scheduler, Work
-from kvbm_console.engines.windows import filled, may_be_wide, steps_in_time, widen
+from kvbm_console.engines.scheduler import Scheduler
+from kvbm_console.engines.windows import may_be_wide, steps_in_time, widen
+from kvbm_console.engines.work import Plan, Work
 from kvbm_console.engines.workloads import Request, Workload
 
 
@@ -207,7 +208,7 @@ class SimulatedEngine:
                     continue
                 return
             lasts_ns, late_ns = self.config.step_ns(plan.prefill_tokens, plan.decoding), 0
-            if plan.tokens:
+            if plan.steady or plan.tokens:
                 late_ns = self._take_latency_ns()
                 if self.windows and not late_ns and may_be_wide(self.scheduler, plan):
                     self._widen(plan, lasts_ns)
@@ -217,7 +218,7 @@ class SimulatedEngine:
             self.totals.prefill_tokens += plan.prefill_tokens
             self._current = plan
             self.scheduler.announce(plan, first)
-            if not plan.tokens:
+            if not (plan.steady or plan.tokens):
                 self._end_iteration()
                 continue
             ends_ns = self.calendar.now_ns + lasts_ns * plan.steps + late_ns
@@ -234,63 +235,68 @@ class SimulatedEngine:
     def _end_iteration(self) -> None:
         plan, self._current = self._current, None
         assert plan is not None
-        if plan.steps > 1:
-            self._end_window(plan)
-            return
-        ended: list[Work] = []
-        names: list[str] = []
+        filled: list[Work] = []
         counts: list[int] = []
         ids: list[int] = []
         hashes: list[int] = []
-        size, produced = self.block_tokens, 0
-        for work, tokens in plan.tokens:
-            computed = work.computed = work.computed + tokens
-            full = computed // size
-            if full > work.stored:
-                new_ids, new_hashes = work.blocks[work.stored : full], work.hashes[work.stored : full]
-                self.scheduler.pool.store(new_ids, new_hashes)
-                names.append(work.name)
-                counts.append(full - work.stored)
-                ids += new_ids
-                hashes += new_hashes
-                work.stored = full
-            if computed == work.total:
-                work.prefilled = True
-                work.produced += 1
-                work.total += 1
-                produced += 1
-                if work.produced == work.output_tokens:
-                    ended.append(work)
-        self.totals.output_tokens += produced
-        self.port.filled(self._iteration, names, counts, ids, hashes)
+        ended: list[Work] = []
+        if plan.steady:
+            self._advance(plan, filled, ended)
+            for work in filled:
+                at = work.stored
+                work.stored = at + 1
+                counts.append(1)
+                ids.append(work.blocks[at])
+                hashes.append(work.hashes[at])
+            self.totals.output_tokens += plan.steps * plan.steady
+        if plan.tokens:
+            self._compute(plan, filled, counts, ids, hashes, ended)
+        if ids:
+            self.scheduler.pool.store(ids, hashes)
+        self.port.filled(self._iteration, filled, counts, ids, hashes)
         for work in ended:
             self._finish(work)
 
-    def _end_window(self, plan: Plan) -> None:
-        """As ``_end_iteration`` for each iteration of a plan of several, in which everybody decodes."""
-        steps, tokens = plan.steps, plan.tokens
-        names: list[str] = []
-        ids: list[int] = []
-        hashes: list[int] = []
-        for work in filled(tokens, self.block_tokens, steps):
-            at = work.stored
-            names.append(work.name)
-            ids.append(work.blocks[at])
-            hashes.append(work.hashes[at])
-            work.stored = at + 1
-        if ids:
-            self.scheduler.pool.store(ids, hashes)
-        ended: list[Work] = []
-        for work, _ in tokens:
-            work.computed += steps
-            work.total += steps
-            work.produced += steps
-            if work.produced == work.output_tokens:
+    def _advance(self, plan: Plan, filled: list[Work], ended: list[Work]) -> None:
+        """The steady requests have computed one token in each iteration of the plan."""
+        steps, size = plan.steps, self.block_tokens
+        running = self.scheduler.running
+        steady = running if plan.steady == len(running) else running[: plan.steady]
+        if steps > 1:
+            filled += plan.fills
+            for work in steady:
+                computed = work.computed = work.computed + steps
+                if computed == work.last:
+                    ended.append(work)
+            return
+        for work in steady:
+            computed = work.computed = work.computed + 1
+            if not computed % size:
+                filled.append(work)
+            if computed == work.last:
                 ended.append(work)
-        self.totals.output_tokens += steps * len(tokens)
-        self.port.filled(self._iteration, names, (1,) * len(names), ids, hashes)
-        for work in ended:
-            self._finish(work)
+
+    def _compute(
+        self, plan: Plan, filled: list[Work], counts: list[int], ids: list[int], hashes: list[int], ended: list[Work]
+    ) -> None:
+        """The other requests have computed their tokens."""
+        size, produced = self.block_tokens, 0
+        for work, tokens in plan.tokens:
+            goal = work.computed + work.left
+            computed = work.computed = work.computed + tokens
+            full = computed // size
+            if full > work.stored:
+                filled.append(work)
+                counts.append(full - work.stored)
+                ids += work.blocks[work.stored : full]
+                hashes += work.hashes[work.stored : full]
+                work.stored = full
+            if computed == goal:
+                work.prefilled = True
+                produced += 1
+                if computed == work.last:
+                    ended.append(work)
+        self.totals.output_tokens += produced
 
     def _finish(self, work: Work) -> None:
         scheduler = self.scheduler

@@ -20,7 +20,8 @@ All times are integer nanoseconds and all iterations of a window last equally lo
 from collections.abc import Sequence
 from typing import Final
 
-from kvbm_console.engines.scheduler import Plan, Scheduler, Work
+from kvbm_console.engines.scheduler import Scheduler
+from kvbm_console.engines.work import Plan, Work
 
 STEPS_MAX: Final = 4_096
 """Of one window: bounds what a single call prepares, and is far above what arrivals and ends leave."""
@@ -52,59 +53,65 @@ def steps_in_time(now_ns: int, lasts_ns: int, next_ns: int | None, felt_ns: int 
 
 def widen(scheduler: Scheduler, plan: Plan, steps: int, calm_blocks: int) -> None:
     """Make the plan up to ``steps`` iterations long and give its requests the blocks that they take."""
-    size, tokens = scheduler.block_tokens, plan.tokens
-    first_needs: list[int] = []
-    for work, _ in tokens:
-        left = work.output_tokens - work.produced
+    size, running, pool = scheduler.block_tokens, scheduler.running, scheduler.pool
+    for work in running:
+        left = work.last - work.computed
         if left < steps:
-            if left < 2:
-                return
             steps = left
-        first_needs.append(len(work.blocks) * size - work.computed + 1)
-    most = len(tokens) * (steps // size + 1)  # blocks that could be needed at all
-    if scheduler.pool.free_blocks < most:
-        steps = _within(first_needs, size, scheduler.pool.free_blocks, steps)
+    if steps < 2:
+        return
+    most = len(running) * (steps // size + 1)  # blocks that could be needed at all
+    if pool.free_blocks < most:
+        steps = _within(_first_needs(running, size), size, pool.free_blocks, steps)
     calm = calm_blocks - len(plan.appended_ids)
     if calm < most:
-        first_fill = min([(work.stored + 1) * size - work.computed for work, _ in tokens])
+        needs = _first_needs(running, size)
+        first_fill = min(needs) - 1
         if first_fill < steps:
-            steps = max(first_fill, _within(first_needs, size, calm, steps) if calm >= 0 else 0)
+            steps = max(first_fill, _within(needs, size, calm, steps) if calm >= 0 else 0)
     if steps < 2:
         return
     plan.steps = steps
-    needs = in_order(first_needs, size, steps)
-    if not needs:
+    at_steps, plan.fills = fills(running, size, steps)
+    plan.early = [step for step in at_steps if step < steps]  # the next block is needed in the iteration after
+    if not plan.early:
         return
-    ids = scheduler.pool.allocate(len(needs))
+    ids = pool.allocate(len(plan.early))
     assert ids is not None
-    appended = plan.appended
-    for (_, at), block in zip(needs, ids, strict=True):
-        work = tokens[at][0]
+    needing = plan.fills[: len(ids)]
+    for work, block in zip(needing, ids, strict=True):
         work.blocks.append(block)
-        appended.append(work.name)
-    plan.early = [step - 1 for step, _ in needs]
+    plan.appended += needing
     plan.appended_counts += [1] * len(ids)
     plan.appended_ids += ids
 
 
-def in_order(firsts: Sequence[int], size: int, steps: int) -> list[tuple[int, int]]:
-    """(step, running order) of what happens to each request first in step ``firsts[i]`` and then every ``size`` steps.
+def fills(works: Sequence[Work], size: int, steps: int) -> tuple[list[int], list[Work]]:
+    """The iterations, from 1 to ``steps``, in which blocks of requests that decode become full, and whose block; in
+    the order (iteration, order of ``works``)."""
+    firsts: dict[int, list[Work]] = {}
+    for work in works:
+        first = size - work.computed % size
+        if first <= steps:
+            if first in firsts:
+                firsts[first].append(work)
+            else:
+                firsts[first] = [work]
+    at_steps: list[int] = []
+    whose: list[Work] = []
+    in_order = sorted(firsts.items())
+    for base in range(0, steps, size):
+        for first, mine in in_order:
+            if base + first > steps:
+                break
+            at_steps += [base + first] * len(mine)
+            whose += mine
+    return at_steps, whose
 
-    >>> in_order([3, 1], 2, 4)
-    [(1, 1), (3, 0), (3, 1)]
-    """
-    end = steps + 1
-    found = [
-        (step, at) for at, first in enumerate(firsts) if first < end for step in range(first, end, size)
-    ]
-    found.sort()
-    return found
 
-
-def filled(tokens: Sequence[tuple[Work, int]], size: int, steps: int) -> list[Work]:
-    """Whose next block becomes full, block by block, while each computes ``steps`` tokens more; before they do."""
-    firsts = [(work.stored + 1) * size - work.computed for work, _ in tokens]
-    return [tokens[at][0] for _, at in in_order(firsts, size, steps)]
+def _first_needs(works: Sequence[Work], size: int) -> list[int]:
+    """In which iteration from now each needs a block again, having one for the next."""
+    return [size - work.computed % size + 1 for work in works]
 
 
 def _within(firsts: Sequence[int], size: int, blocks: int, steps: int) -> int:

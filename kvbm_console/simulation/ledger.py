@@ -8,8 +8,9 @@ for records, verifies or compares hosts gets the leader.
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import InternalError
@@ -18,12 +19,10 @@ from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.simulated import SimulatedEngine
+from kvbm_console.engines.work import Plan, Work
 from kvbm_console.engines.workloads import Request, Workload
 from kvbm_console.simulation.meter import StatsLine
 from kvbm_console.simulation.report import InstanceMeasures
-
-if TYPE_CHECKING:
-    from kvbm_console.engines.scheduler import Plan, Work
 
 SLICE_NS: Final = 100_000_000
 """Of the wall's time, between two reports of progress."""
@@ -139,16 +138,16 @@ class Ledger:
         """There is nothing below."""
         return _NOTHING_BELOW
 
-    def admitted(self, work: "Work", prefix: int, found_tokens: int) -> None:
+    def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """Score it: only prompt blocks count."""
         blocks = len(work.request.hashes)
         self._prompt_blocks += blocks
         self._hit_blocks += min(prefix, blocks)
 
-    def appended(self, work: "Work", ids: list[int]) -> None:
+    def appended(self, work: Work, ids: list[int]) -> None:
         """Nothing: what is used is looked at when the iteration begins."""
 
-    def scheduled(self, plan: "Plan", iteration: int, running: int, waiting: int) -> None:
+    def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
         """First tokens, blocks in use, stats lines."""
         before, last = self._iteration, iteration + plan.steps - 1
         self._iteration = last
@@ -171,14 +170,14 @@ class Ledger:
         assert self._stats is not None
         line = self._line("decode", passing=True)
         for iteration in iterations:
-            later = sum(needed > iteration - first for needed in early)
+            later = len(early) - bisect_right(early, iteration - first)
             self._stats(StatsLine(
                 line.point, iteration, line.active_slots, line.blocks_used - later, line.blocks_free + later,
                 line.max_ref_count, True,
             ))
 
     def filled(
-        self, iteration: int, names: Sequence[str], counts: Sequence[int], ids: list[int], hashes: list[int]
+        self, iteration: int, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
     ) -> None:
         """The iterations of the last plan ended."""
         begun_ns, count, early = self._window
@@ -188,7 +187,7 @@ class Ledger:
         self._pass()
         self._stored_blocks += len(ids)
 
-    def preempted(self, work: "Work") -> list[int]:
+    def preempted(self, work: Work) -> list[int]:
         """Nothing is withheld."""
         self._look()
         self._preemptions += 1

@@ -6,6 +6,7 @@ nanoseconds of virtual time.
 
 import sys
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -234,8 +235,9 @@ class Meter:
         assert self._stats is not None
         assert self._state is not None
         line = stats_of(self._state, "decode", passing=True)
+        early.sort()
         for offset in offsets:
-            later = sum(needed > offset for needed in early)
+            later = len(early) - bisect_right(early, offset)
             self._stats(msgspec.structs.replace(
                 line, iteration=event.iteration - event.count + 1 + offset, blocks_used=line.blocks_used - later,
                 blocks_free=line.blocks_free + later,

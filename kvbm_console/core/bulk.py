@@ -1,7 +1,8 @@
 """Many places at once: the columns of a pool read and written through numpy, where a loop would take a place each.
 
-Law of this file: it changes columns exactly as the loops of ``tiers`` do, or it changes nothing and says so; then the
-loop decides, and names the place that is wrong. Nothing of numpy leaves it: what it returns are plain integers.
+Law of this file: it changes columns exactly as the loops of ``tiers`` and ``device_pool`` do, or it changes nothing and
+says so; then the loop decides, and names the place that is wrong. Nothing of numpy leaves it: what it returns are plain
+integers and bytes.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, pack_hashes, unpack_
 from kvbm_console.core.ids import Condition
 
 if TYPE_CHECKING:
+    from array import array
+
     from kvbm_console.core.tiers import PoolFacts
 
 _WRITING: Final = int(Condition.WRITING)
@@ -175,3 +178,108 @@ def empty(pool: "PoolFacts", packed: bytes, ready: int) -> list[int] | None:
     contents[at] = 0
     np.frombuffer(pool.stored_at, "i8")[at] = 0
     return hashes
+
+
+# --- the pool of an engine: a state of each place, see ``device_pool``, and its hash ---
+
+
+def _known(places: Places, state: "array[int]") -> bool:
+    return places.distinct and places.low >= 0 and places.top < len(state)
+
+
+def take(state: "array[int]", packed: bytes) -> list[int] | None:
+    """One more holder for each; how many have now those that had one. None, and nothing done, when one of these is free
+    and not in the ring."""
+    places = places_of(packed)
+    if not _known(places, state):
+        return None
+    np = _numpy()
+    at, every = places.at, np.frombuffer(state, "i8")
+    before = every[at]
+    if np.count_nonzero(before) != len(at):
+        return None
+    held = before > 0
+    if not np.count_nonzero(held):
+        every[at] = 1
+        return []
+    now = np.where(held, before, 0) + 1
+    every[at] = now
+    more: list[int] = now[held].tolist()
+    return more
+
+
+def give(
+    state: "array[int]", hash_of: "array[int]", entry: int, packed: bytes
+) -> int | tuple[bytes, bytes, list[int]] | None:
+    """One holder less for each, the last one first; without a holder those with a hash get states from ``entry`` down.
+
+    Returns how many of the last ones have no hash, when all before have one and nobody else holds any; otherwise a byte
+    for each, the last one first, whether it is free without a hash, and with one, and the former holders of the others.
+    None, and nothing done, when one has no holder to give back.
+    """
+    places = places_of(packed)
+    if not _known(places, state):
+        return None
+    np = _numpy()
+    at, every, names = places.at, np.frombuffer(state, "i8"), np.frombuffer(hash_of, "u8")[places.at]
+    before, full = every[at], int(np.count_nonzero(names))
+    free = before == 1
+    if np.count_nonzero(free) == len(at) and np.count_nonzero(names[:full]) == full:
+        every[at[:full]] = np.arange(entry - full + 1, entry + 1)
+        every[at[full:]] = 0
+        return len(at) - full
+    if before.min() <= 0:
+        return None
+    every[at] = before - 1
+    loose, queued = free & (names == 0), free & (names != 0)
+    at = at[queued]
+    every[at] = np.arange(entry - len(at) + 1, entry + 1)
+    return loose[::-1].tobytes(), queued[::-1].tobytes(), before[~free].tolist()
+
+
+def live(state: "array[int]", first: int, packed: bytes) -> bytes:
+    """Which of these entries of a ring, that begin with entry ``first``, are live: a byte each, empty when all are."""
+    np = _numpy()
+    at = places_of(packed).at
+    alive = np.frombuffer(state, "i8")[at] == np.arange(~first, ~first - len(at), -1)
+    found: bytes = b"" if np.count_nonzero(alive) == len(at) else alive.tobytes()
+    return found
+
+
+def hold(state: "array[int]", hash_of: "array[int]", packed: bytes) -> list[int] | None:
+    """Free places get a holder and lose their hashes; these. None, and nothing done, when only some have one."""
+    np = _numpy()
+    at, names = places_of(packed).at, np.frombuffer(hash_of, "u8")
+    held = names[at]
+    full = np.count_nonzero(held)
+    if full and full != len(at):
+        return None
+    np.frombuffer(state, "i8")[at] = 1
+    if not full:
+        return []
+    names[at] = 0
+    return unpack_hashes(held.astype("<u8", copy=False).tobytes())
+
+
+def in_order(state: "array[int]") -> list[int]:
+    """The places that are in the ring, in its order."""
+    np = _numpy()
+    every = np.frombuffer(state, "i8")
+    at = np.flatnonzero(every < 0)
+    order: list[int] = at[np.argsort(-every[at])].tolist()
+    return order
+
+
+def name(state: "array[int]", hash_of: "array[int]", packed: bytes, packed_hashes: bytes) -> bool:
+    """Each gets its hash; False, and nothing done, when one has one, or no holder, or is named twice."""
+    places = places_of(packed)
+    if not _known(places, state) or len(packed) * HASH_BYTES != ID_BYTES * len(packed_hashes):
+        return False
+    np = _numpy()
+    at, names, hashes = places.at, np.frombuffer(hash_of, "u8"), np.frombuffer(packed_hashes, "<u8")
+    if np.count_nonzero(names[at]) or np.count_nonzero(hashes) != len(at):
+        return False
+    if np.count_nonzero(np.frombuffer(state, "i8")[at] > 0) != len(at):
+        return False
+    names[at] = hashes
+    return True

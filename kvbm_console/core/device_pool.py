@@ -7,23 +7,32 @@ were released or, at the beginning, numbered. Whoever releases a request passes 
 released tail first, so that a prefix outlives what follows it. A block keeps its hash, and can be found by it, until
 the place is handed out again. A hash may stand in several places.
 
-The free order is a ring with position stamps instead of a linked list: ``_ring`` only grows, ``_stamp[b]`` is the index
-of the live entry of ``b`` (-1, or before the head: not in the ring), and an entry whose stamp differs is dead. Touching
-a block therefore costs one assignment, and popping is a slice. Dead entries are dropped when they outnumber the places
-four to one.
+The free order is a ring of entries, counted from the beginning, that only grows, and one number per block tells the
+rest: above 0 it is the number of holders; below 0 the block is free and its one live entry is ``~number``; at 0 it is
+free and waits on the stack of those without a hash. All other entries are dead. So touching a block unlinks nothing,
+and popping is a slice. Of the entries, those before the head are dropped when they outnumber the places four to one
+(``_base`` are not kept any more), and dead ones behind it when all together outnumber them eight to one.
+
+States and hashes stand in lists, which is best for short requests, or in arrays, which numpy reads and writes at once,
+where long requests prevail: they change their form when as many blocks as half of the pool say so.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Final
 
-from kvbm_console.core.columns import gather, prefix_of
+from kvbm_console.core import bulk
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import EMPTY_HASH
 
-_DEAD_FACTOR: Final = 4
-"""The ring is compacted when its dead prefix exceeds this many times the capacity: amortised O(1), bounded memory."""
-BULK_MIN: Final = 16
+GATHER_MIN: Final = 8
 """From this many blocks on, a column is gathered at once; for fewer the preparations cost more than a loop."""
+BULK_MIN: Final = 160
+"""A request of this many blocks is a long one: with arrays it costs less than with lists from about here on."""
+_DEAD_FACTOR: Final = 4
+"""Entries before the head are kept up to this many times the capacity: amortised O(1), bounded memory."""
 
 
 class DevicePool:
@@ -50,17 +59,18 @@ class DevicePool:
 
     def clear(self) -> None:
         """Return to the initial state: no holder, no hash, places in the order of their numbers."""
-        self.refs = [0] * self.capacity_blocks
-        self.hash_of = [EMPTY_HASH] * self.capacity_blocks
+        self.hash_of: list[int] | array[int] = [EMPTY_HASH] * self.capacity_blocks
+        self._state: list[int] | array[int] = [~block for block in self._numbers]
         self._index: dict[int, int] = {}
         self._copies: dict[int, list[int]] = {}
         self._unhashed: list[int] = []
         self._ring = self._numbers[:]
-        self._stamp = self._numbers[:]
-        self._head = 0
+        self._base = self._head = 0
         self._free = self.capacity_blocks
         self._shared = [0, 0]
         """How many places have so many holders, from two on; the last entry is not 0."""
+        self._long = 0
+        """Blocks of long requests, less those of short ones, from 0 to the capacity."""
 
     # --- questions ---
 
@@ -70,10 +80,19 @@ class DevicePool:
         return self._free
 
     @property
+    def refs(self) -> list[int]:
+        """Holders of each block."""
+        return [max(state, 0) for state in self._state]
+
+    @property
     def most_holders(self) -> int:
         """The largest number of holders of one place."""
         shared = self._shared
         return len(shared) - 1 if len(shared) > 2 else int(self._free < self.capacity_blocks)
+
+    def holders(self, block: int) -> int:
+        """Holders of one block."""
+        return max(self._state[block], 0)
 
     def match(self, hashes: Sequence[int], limit: int | None = None) -> list[int]:
         """Places of the longest prefix of ``hashes`` that is here, at most ``limit`` blocks. Changes nothing.
@@ -84,13 +103,16 @@ class DevicePool:
 
     def fits(self, count: int, prefix: Sequence[int] = ()) -> bool:
         """Whether ``allocate(count, prefix)`` would succeed: the prefix must not pay for the new blocks."""
-        return count + gather(self.refs, prefix).count(0) <= self._free
+        if count + len(prefix) <= self._free:
+            return True
+        state = self._state
+        return count + sum([state[block] <= 0 for block in prefix]) <= self._free
 
     def free_order(self) -> list[int]:
         """The places without a holder, next to be reused first."""
-        stamp = self._stamp
-        ring = [block for at, block in enumerate(self._ring[self._head :], self._head) if stamp[block] == at]
-        return self._unhashed[::-1] + ring
+        first, state = self._head, self._state
+        ring = enumerate(self._ring[first - self._base :], first)
+        return self._unhashed[::-1] + [block for at, block in ring if state[block] == ~at]
 
     # --- changes ---
 
@@ -110,30 +132,48 @@ class DevicePool:
             return None
         return self._pop(count)
 
-    def touch(self, ids: Iterable[int]) -> None:
+    def touch(self, ids: Sequence[int]) -> None:
         """One more holder for each block; a free one leaves the free order."""
-        refs, stamp, head = self.refs, self._stamp, self._head
+        if len(ids) >= BULK_MIN:
+            self._weigh(len(ids))
+            done = bulk.take(self._state, pack_ids(ids)) if isinstance(self._state, array) else None
+            if done is not None:
+                self._free -= len(ids) - len(done)
+                if done:
+                    self._count_shared(done, 1)
+                return
+        state = self._state
         taken = 0
         more: list[int] = []
         for block in ids:
-            holders = refs[block]
-            refs[block] = holders + 1
-            if holders:
+            holders = state[block]
+            if holders > 0:
+                state[block] = holders + 1
                 more.append(holders + 1)
-                continue
-            if stamp[block] < head:
-                self._unhashed.remove(block)
-            stamp[block] = -1
-            taken += 1
+            else:
+                if not holders:
+                    self._unhashed.remove(block)
+                state[block] = 1
+                taken += 1
         self._free -= taken
         if more:
             self._count_shared(more, 1)
 
     def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
         """The blocks are full and carry these hashes from now on. A block that has one, or no holder, is refused."""
-        hash_of, refs, first_of = self.hash_of, self.refs, self._index.setdefault
+        hash_of, state, first_of = self.hash_of, self._state, self._index.setdefault
+        if (
+            len(ids) >= BULK_MIN and isinstance(state, array) and isinstance(hash_of, array)
+            and bulk.name(state, hash_of, pack_ids(ids), pack_hashes(hashes))
+        ):
+            found = list(map(first_of, hashes, ids))
+            if found != ids:  # a hash that stands in several places, or ``ids`` is no list
+                for block, sequence_hash, first in zip(ids, hashes, found, strict=True):
+                    if block != first:
+                        self._copies.setdefault(sequence_hash, []).append(block)
+            return
         for block, sequence_hash in zip(ids, hashes, strict=True):
-            if hash_of[block] or not sequence_hash or not refs[block]:
+            if hash_of[block] or not sequence_hash or state[block] <= 0:
                 raise InternalError(f"device block {block} cannot take hash {sequence_hash:016x}")
             hash_of[block] = sequence_hash
             if first_of(sequence_hash, block) != block:
@@ -141,23 +181,37 @@ class DevicePool:
 
     def release(self, ids: Sequence[int]) -> None:
         """One holder less for each block of a request, given in prompt order and released tail first."""
-        refs, stamp, ring, hash_of, unhashed = self.refs, self._stamp, self._ring, self.hash_of, self._unhashed
-        at, before = len(ring), len(ring) + len(unhashed)
-        fewer: list[int] = []
+        state, ring, hash_of, unhashed = self._state, self._ring, self.hash_of, self._unhashed
+        before = len(ring) + len(unhashed)
+        entry = ~(self._base + len(ring))
+        if len(ids) >= BULK_MIN and isinstance(state, array) and isinstance(hash_of, array):
+            split = bulk.give(state, hash_of, entry, pack_ids(ids))
+            if split is not None:
+                back = ids[::-1]
+                if isinstance(split, int):
+                    unhashed += back[:split]
+                    ring += back[split:]
+                else:
+                    loose, queued, fewer = split
+                    unhashed += compress(back, loose)
+                    ring += compress(back, queued)
+                    self._count_shared(fewer, -1)
+                self._free += len(ring) + len(unhashed) - before
+                return
+        fewer = []
         for block in reversed(ids):
-            left = refs[block] - 1
-            if left:
-                if left < 0:
+            holders = state[block]
+            if holders != 1:
+                if holders <= 0:
                     raise InternalError(f"device block {block} has no holder to give back")
-                refs[block] = left
-                fewer.append(left + 1)
-                continue
-            refs[block] = 0
-            if hash_of[block]:
-                stamp[block] = at
-                at += 1
+                state[block] = holders - 1
+                fewer.append(holders)
+            elif hash_of[block]:
+                state[block] = entry
+                entry -= 1
                 ring.append(block)
             else:
+                state[block] = 0
                 unhashed.append(block)
         self._free += len(ring) + len(unhashed) - before
         if fewer:
@@ -179,83 +233,103 @@ class DevicePool:
     # --- the free order ---
 
     def _pop(self, count: int) -> list[int]:
-        taken = self._pop_few(count) if count < BULK_MIN else self._pop_many(count)
+        if self._long or count >= BULK_MIN:
+            self._weigh(count)
+        taken = self._pop_few(count) if count < GATHER_MIN else self._pop_many(count)
         self._free -= count
-        dead = _DEAD_FACTOR * self.capacity_blocks
-        if self._head > dead or len(self._ring) > 2 * dead:
+        dead, passed = _DEAD_FACTOR * self.capacity_blocks, self._head - self._base
+        if passed > dead:
+            del self._ring[:passed]
+            self._base = self._head
+        elif len(self._ring) > 2 * dead:
             self._compact()
         return taken
 
     def _pop_few(self, count: int) -> list[int]:
         taken: list[int] = []
-        unhashed = self._unhashed
-        missing = count
-        while unhashed and missing:
-            taken.append(unhashed.pop())
-            missing -= 1
-        if missing:
-            ring, stamp, head = self._ring, self._stamp, self._head
-            while missing:
-                block = ring[head]
-                if stamp[block] == head:
+        unhashed, state = self._unhashed, self._state
+        while unhashed and count:
+            block = unhashed.pop()
+            state[block] = 1
+            taken.append(block)
+            count -= 1
+        if count:
+            ring, hash_of, at, entry = self._ring, self.hash_of, self._head - self._base, ~self._head
+            while count:
+                block = ring[at]
+                if state[block] == entry:
+                    state[block] = 1
                     taken.append(block)
-                    missing -= 1
-                head += 1
-            self._head = head
-        refs, hash_of = self.refs, self.hash_of
-        for block in taken:
-            refs[block] = 1
-            if hash_of[block]:
-                self._forget(block)
+                    count -= 1
+                    if hash_of[block]:
+                        self._forget(block)
+                at += 1
+                entry -= 1
+            self._head = ~entry
         return taken
 
     def _pop_many(self, count: int) -> list[int]:
-        unhashed, refs = self._unhashed, self.refs
+        unhashed, state = self._unhashed, self._state
         taken: list[int] = []
         if unhashed:
             taken = unhashed[: -count - 1 : -1]
             del unhashed[-len(taken) :]
-        if len(taken) < count:
-            cached = self._pop_ring(count - len(taken))
-            self._forget_all(cached)
-            taken += cached
-        for block in taken:
-            refs[block] = 1
+            for block in taken:
+                state[block] = 1
+        while len(taken) < count:
+            part = self._pop_part(count - len(taken))
+            taken = taken + part if taken else part
         return taken
 
-    def _pop_ring(self, count: int) -> list[int]:
-        """The next ``count`` live entries of the ring. A stamp before the head says that its block is not in it."""
-        ring, stamp, head = self._ring, self._stamp, self._head
-        taken: list[int] = []
-        while True:
-            missing = count - len(taken)
-            part = ring[head : head + missing]
-            if not part:
-                raise InternalError(f"{missing} places are counted free and not in the free order")
-            end = head + len(part)
-            if list(map(stamp.__getitem__, part)) == list(range(head, end)):
-                taken += part
-            else:
-                taken += [block for at, block in enumerate(part, head) if stamp[block] == at]
-            head = end
-            if len(taken) == count:
-                self._head = head
-                return taken
+    def _pop_part(self, count: int) -> list[int]:
+        """The live ones of the next ``count`` entries of the ring; what they held is forgotten."""
+        first, state, hash_of = self._head, self._state, self.hash_of
+        part = self._ring[first - self._base : first - self._base + count]
+        if not part:
+            raise InternalError(f"{count} places are counted free and not in the free order")
+        self._head = first + len(part)
+        many = len(part) >= BULK_MIN
+        if many and isinstance(state, array) and isinstance(hash_of, array):
+            alive = bulk.live(state, first, pack_ids(part))
+            if alive:
+                part = list(compress(part, alive))
+            names = bulk.hold(state, hash_of, pack_ids(part)) if part and not self._copies else None
+            if names is not None:
+                index = self._index
+                for key in names:
+                    del index[key]
+                return part
+        elif gather(state, part) != tuple(range(~first, ~self._head, -1)):
+            part = [block for at, block in enumerate(part, first) if state[block] == ~at]
+        self._hold_each(part)
+        return part
 
-    def _forget_all(self, ids: list[int]) -> None:
-        """These places lose their hashes, if they have any."""
-        hash_of, index = self.hash_of, self._index
+    def _hold_each(self, ids: list[int]) -> None:
+        """Free blocks get a holder and lose their hashes."""
+        state, hash_of, index = self._state, self.hash_of, self._index
         hashes = gather(hash_of, ids)
-        if not any(hashes):
-            return
         if self._copies or not all(hashes):
-            for block in ids:
-                if hash_of[block] != EMPTY_HASH:
+            for block, key in zip(ids, hashes, strict=True):
+                state[block] = 1
+                if key:
                     self._forget(block)
             return
-        for block, sequence_hash in zip(ids, hashes, strict=True):
-            del index[sequence_hash]
+        for block, key in zip(ids, hashes, strict=True):
+            state[block] = 1
             hash_of[block] = EMPTY_HASH
+            del index[key]
+
+    def _weigh(self, blocks: int) -> None:
+        """A request of so many blocks is taken on, while long ones prevail or it is one."""
+        arrays = isinstance(self._state, array)
+        if blocks >= BULK_MIN:
+            self._long = min(self.capacity_blocks, self._long + blocks)
+            if not arrays and 2 * self._long >= self.capacity_blocks:
+                self._state, self.hash_of = array("q", self._state), array("Q", self.hash_of)
+        else:
+            self._long = max(0, self._long - max(1, blocks))
+            if arrays and not self._long:
+                self._state, self.hash_of = list(self._state), list(self.hash_of)
 
     def _forget(self, block: int) -> None:
         sequence_hash = self.hash_of[block]
@@ -272,12 +346,15 @@ class DevicePool:
             del self._copies[sequence_hash]
 
     def _compact(self) -> None:
-        stamp = self._stamp
-        self._ring = [block for at, block in enumerate(self._ring[self._head :], self._head) if stamp[block] == at]
-        self._head = 0
-        stamp[:] = [-1] * self.capacity_blocks
-        for at, block in enumerate(self._ring):
-            stamp[block] = at
+        state, first = self._state, self._head
+        if isinstance(state, array):
+            ring = list(map(self._numbers.__getitem__, bulk.in_order(state)))
+        else:
+            ring = [block for block in self._numbers if state[block] < 0]
+            ring.sort(key=state.__getitem__, reverse=True)
+        for at, block in enumerate(ring, first):
+            state[block] = ~at
+        self._ring, self._base = ring, first
 
     # --- the audit ---
 
@@ -287,7 +364,8 @@ class DevicePool:
         order = self.free_order()
         if len(set(order)) != len(order):
             found.append("a place is twice in the free order")
-        if set(order) != {block for block in self._numbers if not self.refs[block]}:
+        refs = self.refs
+        if set(order) != {block for block in self._numbers if not refs[block]}:
             found.append("the free order is not the set of places without a holder")
         if len(order) != self._free:
             found.append(f"{self._free} places are counted free, {len(order)} are")
@@ -307,13 +385,14 @@ class DevicePool:
             for ids in holders:
                 for block in ids:
                     counted[block] += 1
-            if counted != self.refs:
+            if counted != refs:
                 found.append("the holders of some place are not those counted")
         return found
 
     def _counted(self) -> list[int]:
         """What ``_shared`` has to be."""
-        counted = [0] * (max(1, max(self.refs)) + 1)
-        for holders in self.refs:
+        refs = self.refs
+        counted = [0] * (max(1, max(refs)) + 1)
+        for holders in refs:
             counted[holders] += holders > 1
         return counted

@@ -83,7 +83,7 @@ class Ledger:
                 raise InternalError(f"the engine is stuck at {engine.now_ns} ns without a hold: {live}")
             if progress is not None:
                 progress(engine.totals.finished)
-        if self._pool.free_blocks != self._capacity or any(self._pool.refs) or self._arrived_ns:
+        if self._pool.free_blocks != self._capacity or self._pool.most_holders or self._arrived_ns:
             raise InternalError("every request has ended, and something holds device blocks", tuple(self._pool.audit()))
 
     def clear(self) -> None:

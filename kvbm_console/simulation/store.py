@@ -65,7 +65,7 @@ class FifoPool(DevicePool):
     def release(self, ids: Sequence[int]) -> None:
         """One holder less for each block, tail first; whoever loses its last one goes to the end of the order."""
         for block in reversed(ids):
-            left = self.refs[block] = self.refs[block] - 1
+            left = self._state[block] = self._state[block] - 1
             if left:
                 self._count_shared([left + 1], -1)
             else:
@@ -73,7 +73,7 @@ class FifoPool(DevicePool):
                 self._append(block)
 
     def _append(self, block: int) -> None:
-        self._stamp[block] = len(self._ring)
+        self._state[block] = ~(self._base + len(self._ring))
         self._ring.append(block)
 
     def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
@@ -91,9 +91,8 @@ class FifoPool(DevicePool):
         for block, sequence_hash in zip(places, hashes, strict=True):
             if self.hash_of[block] != EMPTY_HASH:
                 self._forget(block)
-            self.refs[block] = 1
+            self._state[block] = 1
             self.store([block], [sequence_hash])
-            self.refs[block] = 0
             self._append(block)
 
 
@@ -263,7 +262,7 @@ class KVStore:
         else:
             claims = [] if owned is not None else chain[: len(cached)]
             fresh = list(tokens[start:end])
-        taken = sum(1 for key in claims if key in known or not self.pool.refs[resident([key])[0]])
+        taken = sum(1 for key in claims if key in known or not self.pool.holders(resident([key])[0]))
         return _Plan(claims, reloads, prefix, fresh, taken + self._new_after(request, len(claims), len(fresh)))
 
     def _new_after(self, request: str, claims: int, tokens: int) -> int:
@@ -271,7 +270,7 @@ class KVStore:
 
     def _continuation(self, chain: Sequence[int], first: int, prefix: Sequence[int]) -> list[int]:
         """Hashes of the host tier that continue the chain behind its first blocks, as far as there are places."""
-        room = self.pool.free_blocks - sum(1 for block in prefix if not self.pool.refs[block])
+        room = self.pool.free_blocks - sum(1 for block in prefix if not self.pool.holders(block))
         found: list[int] = []
         for key in chain[first:]:
             if self.pool.match([key]):
@@ -330,9 +329,9 @@ class KVStore:
         pool = self.pool
         tiered = self.config.cpu_blocks > 0
         blocks = [
-            {"id": block, "ref": pool.refs[block], "hash": self._shown(pool.hash_of[block]),
+            {"id": block, "ref": pool.holders(block), "hash": self._shown(pool.hash_of[block]),
              "ntok": pool.tokens_in[block]}
-            for block in range(self.config.gpu_blocks) if pool.refs[block] or pool.hash_of[block] != EMPTY_HASH
+            for block in range(self.config.gpu_blocks) if pool.holders(block) or pool.hash_of[block] != EMPTY_HASH
         ]
         thrash = blis_eviction_rate(self.host_evictions, self.mirrored)
         state: dict[str, Any] = {

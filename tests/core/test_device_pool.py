@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvbm_console.core import device_pool
 from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.errors import InternalError, UsageError
 
@@ -104,7 +105,7 @@ def test_misuse_is_refused() -> None:
 
 
 def test_the_audit_sees_what_was_tampered_with() -> None:
-    for tamper in ("refs", "hash_of", "_free"):
+    for tamper in ("_state", "hash_of", "_free"):
         pool = DevicePool(4)
         pool.store(allocated(pool, 2), [1, 2])
         assert pool.audit([[0, 1]]) == []
@@ -169,6 +170,15 @@ class PoolMachine(RuleBasedStateMachine):
         if prefix or ids:
             self.held.append(prefix + ids)
 
+    @rule(ids=st.lists(st.integers(0, PLACES - 1), min_size=1, max_size=4, unique=True))
+    def touch(self, ids: list[int]) -> None:
+        """Any block may get one more holder, also one that nobody has used or filled yet."""
+        self.pool.touch(ids)
+        for place in ids:
+            self.free.pop(place, None)
+            self.refs[place] += 1
+        self.held.append(ids)
+
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def fill(self, data: st.DataObject) -> None:
@@ -210,5 +220,39 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.most_holders == max(self.refs)
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+class GatherPoolMachine(PoolMachine):
+    """The same where two blocks are gathered, and ``long_from`` are a long request."""
+
+    long_from = 10_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds = device_pool.GATHER_MIN, device_pool.BULK_MIN
+        device_pool.GATHER_MIN, device_pool.BULK_MIN = 2, self.long_from  # type: ignore[misc]
+
+    def teardown(self) -> None:
+        device_pool.GATHER_MIN, device_pool.BULK_MIN = self.bounds  # type: ignore[misc]
+
+
+class BulkPoolMachine(GatherPoolMachine):
+    """The same where columns become arrays and lists again."""
+
+    long_from = 2
+
+
+for machine in (PoolMachine, GatherPoolMachine, BulkPoolMachine):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestPool = PoolMachine.TestCase
+TestGatherPool = GatherPoolMachine.TestCase
+TestBulkPool = BulkPoolMachine.TestCase
+
+
+def test_columns_take_the_form_of_the_requests_that_prevail() -> None:
+    pool = DevicePool(1_000)
+    for blocks, arrays in ((200, False), (200, False), (200, True), (1, True), (159, True), (159, True), (300, True),
+                           *[(50, True)] * 11, (50, False)):
+        ids = allocated(pool, blocks)
+        assert (type(pool._state) is not list) == arrays == (type(pool.hash_of) is not list)
+        pool.store(ids, [block + 1 for block in ids])
+        pool.release(ids)
+        assert pool.audit([]) == []

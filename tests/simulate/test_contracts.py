@@ -257,7 +257,7 @@ def test_bc9_conservation_is_found_by_walking_the_blocks() -> None:
     cache.admit("s", A + B + C)
     assert cache.pool.audit(cache.requests.values()) == []
     for break_it in (
-        lambda pool: pool.refs.__setitem__(cache.requests["s"][0], 2),
+        lambda pool: pool._state.__setitem__(cache.requests["s"][0], 2),
         lambda pool: pool.hash_of.__setitem__(cache.requests["s"][1], EMPTY_HASH),
         lambda pool: pool.free_order().append(0) or setattr(pool, "_free", pool.free_blocks + 1),
     ):

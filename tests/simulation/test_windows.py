@@ -100,7 +100,7 @@ def facts_of(rig: Rig) -> dict[str, Any]:
     pool, leader = rig.engine.scheduler.pool, rig.leader
     state, box = leader.state, leader.box
     facts: dict[str, Any] = {
-        "free order": pool.free_order(), "hashes": pool.hash_of, "references": pool.refs,
+        "free order": pool.free_order(), "hashes": list(pool.hash_of), "references": pool.refs,
         "places of a hash": {key: pool.match([key]) for key in pool.hash_of if key},
         "engine": msgspec.to_builtins(rig.engine.totals), "links": rig.mover.statistics(),
         "totals": msgspec.to_builtins(state.totals), "epoch": state.epoch, "iteration": state.iteration,

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Final
 
+from rich.console import COLOR_SYSTEMS
 from textual import events
 from textual.app import App, ComposeResult
 
@@ -32,6 +33,9 @@ FRAME_S: Final = 1 / 30
 """Thirty frames a second at most: no eye needs more, and fewer look like stutter while a list scrolls."""
 TICK_S: Final = 0.25
 """Ages tick four times a second when nothing else happens."""
+SYNC_START: Final = "\x1b[?2026h"
+SYNC_END: Final = "\x1b[?2026l"
+"""Between these a terminal that knows them shows nothing, so that a frame appears as a whole."""
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals that end the console; as an exit status 128 and the number, as shells report it."""
 SHARE: Final = 4
@@ -76,6 +80,8 @@ class ConsoleApp(App[int]):
     def on_mount(self) -> None:
         """Start the feed and the frame clock."""
         self.screen.styles.background = self.look.background or "ansi_default"
+        self.canvas.send = self._send
+        self.canvas.colours = COLOR_SYSTEMS.get(self.console.color_system or "")
         for session, desk in zip(self.sessions, self.desks, strict=True):
             session.attach(
                 self._spawn, desk.tell, self._leave, self.copy_to_clipboard, self._export, self._show_target)
@@ -189,6 +195,17 @@ class ConsoleApp(App[int]):
             self.frames += 1
         self._drawn_at = time.perf_counter()
         self._cost = time.thread_time() - started
+
+    def _send(self, text: str) -> bool:
+        """Write to the terminal at once; False when there is none, or when more than the canvas is on the screen."""
+        driver = self._driver
+        if driver is None or self.is_headless or not self._running or self._closed:
+            return False
+        if self._batch_count or len(self.screen_stack) > 1:
+            return False
+        driver.write(f"{SYNC_START}{text}{SYNC_END}" if self._sync_available else text)
+        driver.flush()
+        return True
 
     def on_resize(self, event: events.Resize) -> None:
         """The terminal has another size."""

@@ -35,15 +35,17 @@ class Line(NamedTuple):
     @property
     def text(self) -> str:
         """The row as plain text."""
-        return "".join(span.text for span in self.spans)
+        return "".join([text for text, _ in self.spans])
 
     @property
     def width(self) -> int:
         """Cells that it covers."""
-        return sum(len(span.text) for span in self.spans)
+        return len("".join([text for text, _ in self.spans]))
 
 
 BLANK = Line()
+_span = tuple.__new__
+"""A span without the call that names its fields: a frame has thousands."""
 
 
 class Row:
@@ -60,13 +62,14 @@ class Row:
     def put(self, text: str, role: str = "text", action: Action | None = None) -> "Row":
         """Append text."""
         if text:
+            spans, start = self._spans, self.x
+            self.x = start + len(text)
             if action is not None:
-                self._zones.append(Zone(self.x, self.x + len(text), action))
-            if self._spans and self._spans[-1].role == role:
-                self._spans[-1] = Span(self._spans[-1].text + text, role)
+                self._zones.append(Zone(start, self.x, action))
+            if spans and spans[-1][1] == role:
+                spans[-1] = _span(Span, (spans[-1][0] + text, role))
             else:
-                self._spans.append(Span(text, role))
-            self.x += len(text)
+                spans.append(_span(Span, (text, role)))
         return self
 
     def to(self, x: int) -> "Row":
@@ -79,8 +82,9 @@ class Row:
 
     def spans(self, spans: Iterable[Span]) -> "Row":
         """Append spans."""
-        for span in spans:
-            self.put(span.text, span.role)
+        put = self.put
+        for text, role in spans:
+            put(text, role)
         return self
 
     def add(self, line: Line) -> "Row":
@@ -98,7 +102,7 @@ class Row:
     def line(self, ground: str = "", width: int | None = None) -> Line:
         """The row; with ``width``, cut there."""
         line = Line(tuple(self._spans), ground, tuple(self._zones))
-        return line if width is None else crop(line, width)
+        return line if width is None or self.x <= width else crop(line, width)
 
 
 def crop(line: Line, width: int) -> Line:

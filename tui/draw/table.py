@@ -63,15 +63,15 @@ def cells(places: Sequence[tuple[Column[T], int, int]], item: T) -> Row:
     row = Row()
     for column, x, size in places:
         spans = column.cell(item, size)
-        length = sum(len(span.text) for span in spans)
+        length = len(spans[0][0]) if len(spans) == 1 else len("".join([text for text, _ in spans]))
         if column.right:
             row.to(x + size - min(size, length))
         else:
             row.to(x)
         left = size
-        for span in spans:
-            row.put(span.text[:left], span.role)
-            left -= len(span.text)
+        for text, role in spans:
+            row.put(text[:left], role)
+            left -= len(text)
             if left <= 0:
                 break
     return row

@@ -14,6 +14,8 @@ AHEAD_MAX_NS: Final = SECOND_NS
 BEATS_MAX: Final = 256
 """Heartbeats whose head has not been applied yet; two minutes of them."""
 RATE_WINDOW_NS: Final = 2 * SECOND_NS
+RATE_STEP_NS: Final = RATE_WINDOW_NS // 200
+"""Batches within this time count as one."""
 BATCHES_MAX: Final = 512
 
 
@@ -72,7 +74,10 @@ class Progress:
 
     def arrived(self, events: int, mono_ns: int) -> None:
         """A batch was taken."""
-        self._batches.append((mono_ns, events))
+        batches = self._batches
+        if batches and 0 <= mono_ns - batches[-1][0] < RATE_STEP_NS:
+            mono_ns, events = batches[-1][0], events + batches.pop()[1]
+        batches.append((mono_ns, events))
 
     def beat(self, head_seq: int, mono_ns: int) -> None:
         """A heartbeat told the head."""

@@ -228,14 +228,27 @@ def plain(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if _one_cell(c) else "?" for c in text)
+    return text.translate(_CELLS)
 
 
-def _one_cell(character: str) -> bool:
-    return (
-        character.isprintable() and unicodedata.east_asian_width(character) not in "WF"
-        and not unicodedata.combining(character)
-    )
+class _Cells(dict[int, str]):
+    """What stands for a character, found out once for each of the first CELLS_MAX."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        one = (
+            character.isprintable() and unicodedata.east_asian_width(character) not in "WF"
+            and not unicodedata.combining(character)
+        )
+        shown = character if one else "?"
+        if len(self) < CELLS_MAX:
+            self[code] = shown
+        return shown
+
+
+CELLS_MAX: Final = 4_096
+"""More kinds of characters than any set of names has."""
+_CELLS: Final = _Cells()
 
 
 def plural(number: int, one: str, many: str | None = None) -> str:

@@ -1,11 +1,14 @@
-"""The canvas: the one widget of the console, a grid of rows drawn by the Line API.
+"""The canvas: the one widget of the console, a grid of rows that are drawn only when they changed.
 
-Law of this file: a row is turned into a strip only when it differs from the one on the screen, and only such rows are
-sent to the terminal. One frame costs one refresh, however many events led to it.
+A row becomes one string with the terminal's codes for its styles, kept ready, and the rows of a frame go out in one
+write. The framework draws only what it asks for itself (the whole screen after a resize, pictures), from the same rows.
+
+Law of this file: only a row that differs from the one on the screen is sent, and a frame in which none does is nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from rich.color import ColorSystem
 from rich.segment import Segment
 from textual.geometry import Region
 from textual.strip import Strip
@@ -15,8 +18,9 @@ from ..draw.glyphs import TRANSLATE
 from ..draw.spans import BLANK, Line
 from ..theme import Theme
 
-STRIPS_MAX = 2_048
-"""Strips kept for rows that come back, for example when scrolling; about 20 screens."""
+PLAIN = "\x1b[0m"
+STRIPS_MAX = 512
+"""Strips kept for what the framework draws itself; a few screens."""
 
 
 class Canvas(Widget):
@@ -29,39 +33,78 @@ class Canvas(Widget):
         self.theme = theme
         self.ascii_only = ascii_only
         self.lines: list[Line] = []
-        self._strips: list[Strip] = []
-        self._known: dict[tuple[Line, int], Strip] = {}
+        self.send: Callable[[str], bool] | None = None
+        """Writes to the terminal; False, or None, when the framework has to draw."""
+        self.colours: ColorSystem | None = ColorSystem.TRUECOLOR
         self.rows_drawn = 0
         """Rows that were sent so far, for tests and benchmarks."""
+        self.frames_sent = 0
+        """Frames in which at least one row differed."""
+        self._width = 0
+        self._strips: dict[tuple[Line, int], Strip] = {}
+        self._codes: dict[tuple[str, str], str] = {}
 
     def draw(self, lines: Sequence[Line], width: int) -> None:
         """Show these lines; rows that did not change are left alone."""
-        height = len(lines)
-        if height != len(self.lines) or any(strip.cell_length != width for strip in self._strips[:1]):
-            self.lines = list(lines)
-            self._strips = [self._strip(line, width) for line in lines]
-            self.rows_drawn += height
+        before = self.lines
+        self.lines = list(lines)
+        if len(lines) != len(before) or width != self._width:
+            self._width = width
+            self.rows_drawn += len(lines)
+            self.frames_sent += 1
             self.refresh()
             return
-        dirty: list[Region] = []
-        for y, line in enumerate(lines):
-            if line != self.lines[y]:
-                strip = self._strip(line, width)
-                if strip != self._strips[y]:
-                    self._strips[y] = strip
-                    dirty.append(Region(0, y, width, 1))
-                self.lines[y] = line
-        if dirty:
-            self.rows_drawn += len(dirty)
-            self.refresh(*dirty)
+        dirty = [y for y, line in enumerate(lines) if line is not before[y] and line != before[y]]
+        if not dirty:
+            return
+        self.rows_drawn += len(dirty)
+        self.frames_sent += 1
+        send = self.send
+        if send is None or not send("".join([f"\x1b[{y + 1}H{self.row(lines[y], width)}" for y in dirty])):
+            self.refresh(*[Region(0, y, width, 1) for y in dirty])
+
+    def row(self, line: Line, width: int) -> str:
+        """A row as the terminal gets it, ``width`` cells, its styles ended."""
+        parts, known, ground = [], self._codes, line.ground
+        x, now = 0, PLAIN
+        for text, role in line.spans:
+            if self.ascii_only:
+                text = text.translate(TRANSLATE)
+            x += len(text)
+            if x > width:
+                text = text[: width - x]
+            code = known.get((role, ground)) or self._code(role, ground)
+            if code != now:
+                parts.append(code)
+                now = code
+            parts.append(text)
+            if x >= width:
+                break
+        else:
+            code = self._code("text", ground)
+            if code != now:
+                parts.append(code)
+                now = code
+            parts.append(" " * (width - x))
+        if now != PLAIN:
+            parts.append(PLAIN)
+        return "".join(parts)
+
+    def _code(self, role: str, ground: str) -> str:
+        """What begins a stretch of this style, whatever stood before it."""
+        found = self._codes.get((role, ground))
+        if found is None:
+            style = self.theme.style(role, ground)
+            opening = style.render("x", color_system=self.colours).partition("x")[0] if self.colours else ""
+            found = self._codes[role, ground] = opening.replace("\x1b[", "\x1b[0;", 1) if opening else PLAIN
+        return found
 
     def _strip(self, line: Line, width: int) -> Strip:
-        key = (line, width)
-        found = self._known.get(key)
+        found = self._strips.get((line, width))
         if found is None:
-            if len(self._known) >= STRIPS_MAX:
-                self._known.clear()
-            found = self._known[key] = self._make(line, width)
+            if len(self._strips) >= STRIPS_MAX:
+                self._strips.clear()
+            found = self._strips[line, width] = self._make(line, width)
         return found
 
     def _make(self, line: Line, width: int) -> Strip:
@@ -81,9 +124,8 @@ class Canvas(Widget):
     def render_lines(self, crop: Region) -> list[Strip]:
         """Strips as they are: no border, no padding, no filter between them and the terminal."""
         width = self.size.width
-        blank = self._strip(BLANK, width)
         strips = [
-            self._strips[y] if y < len(self._strips) else blank for y in range(crop.y, crop.bottom)
+            self._strip(self.lines[y] if y < len(self.lines) else BLANK, width) for y in range(crop.y, crop.bottom)
         ]
         if crop.x == 0 and crop.width == width:
             return strips

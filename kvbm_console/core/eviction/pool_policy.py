@@ -6,7 +6,7 @@ the oldest ones giving way; a priority is given up only when nothing of a lower 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import Any, Final
 
 from kvbm_console.core.eviction.policy import EvictionPolicy, PolicyConfig, make_policy
@@ -59,9 +59,9 @@ class PoolPolicy:
                         del self._children[parent]
 
     def _link(self, keys: Iterable[int]) -> None:
-        for key in keys:
+        for key in filterfalse(self._parent.__contains__, keys):
             parent = self._parent_of.get(key)
-            if parent is not None and key not in self._parent:
+            if parent is not None:
                 self._parent[key] = parent
                 self._children.setdefault(parent, set()).add(key)
 

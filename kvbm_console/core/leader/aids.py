@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
+from kvbm_console.core.columns import gather
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.ids import Authority, MissReason, Site, SlotState
@@ -179,31 +180,32 @@ class Aids(msgspec.Struct):
         """These hashes are resident: nobody will ask why they are missing."""
         _drop(self.history, hashes)
 
-    def look_again(self, pool: PoolFacts, places: list[int]) -> None:
-        """Holders of these places changed: move those without a copy below between ``exposed`` and ``covered``."""
+    def taken(self, pool: PoolFacts, places: list[int]) -> None:
+        """Somebody holds these places now: those without a copy below are ``covered``."""
         mine = self.pools[pool.info.pool]
-        covered, exposed, refs = mine.covered, mine.exposed, pool.refs
-        loose: list[int] = []
-        held: list[int] = []
-        if covered and not covered.keys().isdisjoint(places):
-            loose = [place for place in filter(covered.__contains__, reversed(places)) if not refs[place]]
+        exposed, refs = mine.exposed, pool.refs
         if exposed and not exposed.keys().isdisjoint(places):
             held = [place for place in filter(exposed.__contains__, reversed(places)) if refs[place]]
-        if loose:
-            deque(map(covered.pop, loose), 0)
-            exposed.update(dict.fromkeys(loose))
-        if held:
-            deque(map(exposed.pop, held), 0)
-            covered.update(dict.fromkeys(held))
+            deque(map(exposed.pop, held, repeat(None)), 0)
+            mine.covered.update(zip(held, repeat(None)))
+
+    def let_go(self, pool: PoolFacts, places: list[int]) -> None:
+        """These places have a holder less: those without any, and without a copy below, are ``exposed``."""
+        mine = self.pools[pool.info.pool]
+        covered, refs = mine.covered, pool.refs
+        if covered and not covered.keys().isdisjoint(places):
+            loose = list(filter(covered.__contains__, reversed(places)))
+            if any(gather(refs, loose)):
+                loose = [place for place in loose if not refs[place]]
+            deque(map(covered.pop, loose, repeat(None)), 0)
+            mine.exposed.update(zip(loose, repeat(None)))
 
     def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
         """These full places have no copy below."""
-        if not places:
-            return
         mine = self.pools[pool.info.pool]
         covered, exposed, refs = mine.covered, mine.exposed, pool.refs
-        if all(map(refs.__getitem__, places)):  # the usual case: their requests hold them
-            covered.update(dict.fromkeys(places))
+        if all(gather(refs, places)):  # the usual case: their requests hold them
+            covered.update(zip(places, repeat(None)))
             return
         for place in places:
             (covered if refs[place] else exposed)[place] = None
@@ -213,6 +215,12 @@ class Aids(msgspec.Struct):
         mine = self.pools[pool.info.pool]
         _drop(mine.exposed, places)
         _drop(mine.covered, places)
+
+    def evicted(self, pool: PoolFacts, places: list[int]) -> None:
+        """These places, which nobody held, lost their content."""
+        mine = self.pools[pool.info.pool]
+        _drop(mine.exposed, places)
+        _drop(mine.planned, places)
 
 
 def _drop(memory: dict[int, Any], keys: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ event is applied to the facts the moment it is emitted, so later decisions of th
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Concatenate, Final, ParamSpec
 
 import msgspec
@@ -72,6 +72,12 @@ class Decider:
         """At most the smallest ``aids.place_limit``: derived, and put right when an iteration reaches it."""
         self._last_device: tuple[list[PoolFacts], int, PoolFacts | None] = ([], -1, None)
         """The G1 pool that was asked for last, of which pools and source: asked for with every call of an engine."""
+        self._below_of: list[PoolFacts] = []
+        self._below: list[PoolFacts | None] = []
+        self._lower: list[PoolFacts] = []
+        """What ``_tree`` has found, and of which pools: asked for a dozen times per request."""
+        self.last_chain: list[int] = []
+        """Blocks of one prefix that were last copied down: what is copied next is mostly in front of them."""
         self.gate: Gate | None = None
         self.calls = False
         """Whether the gate watches calls: asked twice for every stimulus."""
@@ -145,17 +151,27 @@ class Decider:
 
     def below(self, pool: PoolFacts) -> PoolFacts | None:
         """The pool that this one is copied down to: the next lower tier that the leader decides."""
-        if pool.info.authority is Authority.OBSERVED:
-            return None  # what is only watched is not copied by us
-        for candidate in self.state.pools:
-            if candidate.info.tier > pool.info.tier and candidate.info.authority is _LEADER:
-                return candidate
-        return None
+        return self._tree()[pool.info.pool]
 
-    def lower_pools(self) -> list[PoolFacts]:
+    def lower_pools(self) -> Sequence[PoolFacts]:
         """The pools that the leader decides, nearest first."""
-        pools = [pool for pool in self.state.pools if pool.info.authority is _LEADER]
-        return sorted(pools, key=lambda pool: pool.info.tier)
+        self._tree()
+        return self._lower
+
+    def _tree(self) -> list[PoolFacts | None]:
+        """Of each pool the one below; worked out again after a pool was declared, and of other facts."""
+        pools, below = self.state.pools, self._below
+        if self._below_of is not pools or len(below) != len(pools):
+            ours = [pool for pool in pools if pool.info.authority is _LEADER]
+            self._lower = sorted(ours, key=lambda pool: pool.info.tier)
+            self._below_of = pools
+            # What is only watched is not copied by us.
+            below = self._below = [
+                None if pool.info.authority is Authority.OBSERVED else
+                next((lower for lower in ours if lower.info.tier > pool.info.tier), None)
+                for pool in pools
+            ]
+        return below
 
     def last_iteration(self, source: int) -> int:
         """The last iteration that this engine formed, as it numbers them."""
@@ -217,7 +233,7 @@ class Decider:
         pool = self.state.pools[slot.device_pool]
         places = list(slot.device_blocks)
         self.emit(ev.DeviceBlocksReleased, slot.slot, packed or pack_ids(places), why)
-        self.aids.look_again(pool, places)
+        self.aids.let_go(pool, places)
 
     def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:
         """The slot gives up what is staged for it, and the deadline with it."""
@@ -231,7 +247,7 @@ class Decider:
         staged = slot.staged
         self.emit(ev.StagingReleased, slot.slot, why)
         for index, places in staged:
-            self.aids.look_again(self.state.pools[index], places)
+            self.aids.let_go(self.state.pools[index], places)
             self.unblock_above(self.state.pools[index])
 
     # --- places ----------------------------------------------------------------------------------
@@ -244,16 +260,17 @@ class Decider:
         """Give up the content of places that nobody holds."""
         hashes = list(gather(pool.hash_of, places))
         self.emit(ev.BlocksEvicted, pool.info.pool, pack_ids(places), pack_hashes(hashes), for_slot, rule)
-        self.gave_up(pool, places, hashes)
+        self.aids.evicted(pool, places)
+        self._gave_up(pool, places, hashes)
 
     def gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int]) -> None:
         """Aids after places lost their content: free places, order, what is unsaved above, why it will be missed."""
-        index = pool.info.pool
         self.aids.saved(pool, places)
-        planned = self.aids.pools[index].planned
-        if planned:
-            for place in places:
-                planned.pop(place, None)
+        self.aids.evicted(pool, places)
+        self._gave_up(pool, places, hashes)
+
+    def _gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int]) -> None:
+        index = pool.info.pool
         if pool.info.authority is _LEADER:
             self.box.policies[index].forget(hashes)
             if pool.info.tier is Tier.G2:

@@ -4,6 +4,8 @@ Law of this file: lookup and allocation are two commits. A lookup holds what it 
 the engine refuses is never told here, and staging ends by allocation, abort, preemption or its deadline.
 """
 
+from itertools import repeat
+
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.bulk import BULK_MIN, may_give
@@ -223,7 +225,7 @@ def _stage(
         at += len(places)
         leader.emit(ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places))
         leader.aids.pools[pool.info.pool].staged_blocks += len(places)
-        leader.aids.look_again(pool, places)
+        leader.aids.taken(pool, places)
         leader.touch(pool, above + used)
         prefetch.found(leader, pool, used)
         if leader.config.eviction.disk_admission > 1:
@@ -332,20 +334,24 @@ def assign(
         ev.DeviceBlocksAssigned, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts),
         packed or pack_ids(ids), reused, external_tokens,
     )
-    leader.aids.look_again(pool, ids[:reused])
+    if reused:
+        leader.aids.taken(pool, ids[:reused])
     lower = leader.below(pool)
     if lower is not None and reused:
         # A block that is used again deserves a copy again.
-        planned = leader.aids.pools[pool.info.pool].planned
+        planned, below, again = leader.aids.pools[pool.info.pool].planned, lower.by_hash, ids[:reused]
         leader.aids.unsaved(
             pool,
-            [place for place in ids[:reused] if pool.hash_of[place] not in lower.by_hash and place not in planned],
+            [
+                place for place, key in zip(again, gather(hash_of, again), strict=True)
+                if key not in below and place not in planned
+            ],
         )
     if lower is not None:
         owner = leader.aids.pools[pool.info.pool].owner
         at = 0
         for slot, count in zip(slots, counts, strict=True):
-            owner.update(dict.fromkeys(ids[at : at + count], slot.slot))
+            owner.update(zip(ids[at : at + count], repeat(slot.slot)))
             at += count
     for slot in slots:
         leader.note_place(slot)

@@ -148,7 +148,7 @@ def _promote(
     )
     leader.aids.pending.remove(candidate.candidate)
     leader.aids.undispatched.append(number)
-    leader.aids.look_again(source, sources)
+    leader.aids.taken(source, sources)
     if candidate.slot is None and source.info.authority is Authority.ENGINE:
         leader.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
         leader.aids.fences[number] = (source.info.source, "", sources)
@@ -262,8 +262,8 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
     source = leader.state.pools[operation.source_pool]
     target = leader.state.pools[operation.target_pool]
     leader.emit(ev.CandidateEnded, candidate.candidate, status)
-    leader.aids.look_again(source, operation.sources)
-    leader.aids.look_again(target, operation.targets)
+    leader.aids.let_go(source, operation.sources)
+    leader.aids.let_go(target, operation.targets)
     leader.unblock_above(source)
     leader.unblock_above(target)
     _forget_plan(leader, source, candidate, {operation.sources[at] for at in operation.failed})

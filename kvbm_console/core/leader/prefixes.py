@@ -44,21 +44,12 @@ def with_prefix(leader: Decider, pool: PoolFacts, hashes: list[int], prompt: Seq
     """
     parent_of, resident = leader.aids.parent_of.get, pool.by_hash
     if list(map(parent_of, hashes[1:])) == hashes[:-1]:  # the usual case: one chain, in prompt order
-        key = parent_of(hashes[0]) if hashes else None
-        if key is None:
-            return list(filter(resident.__contains__, hashes))
-        whole = _up_to(leader, prompt, hashes)
-        if whole is None:
-            above = []
-            while key is not None:
-                above.append(key)
-                key = parent_of(key)
-            above.reverse()
-            whole = [*above, *hashes]
-        return list(filter(resident.__contains__, whole))
+        return list(filter(resident.__contains__, _whole(leader, hashes, prompt)))
+    if list(map(parent_of, hashes[:-1])) == hashes[1:]:  # blocks that were given up, the deepest first
+        return list(filter(resident.__contains__, _whole(leader, hashes[::-1], prompt)))
     order: dict[int, None] = {}
     for first in hashes:
-        key = first
+        key: int | None = first
         path = []
         while key is not None and key not in order:
             path.append(key)
@@ -67,15 +58,28 @@ def with_prefix(leader: Decider, pool: PoolFacts, hashes: list[int], prompt: Seq
     return [key for key in order if key in resident]
 
 
-def _up_to(leader: Decider, prompt: Sequence[int], hashes: list[int]) -> list[int] | None:
-    """The prompt up to the end of ``hashes``, if it is their whole prefix as the leader knows it."""
-    try:
-        first = prompt.index(hashes[0])
-    except ValueError:
-        return None
-    whole = list(prompt[: first + len(hashes)])
-    parents = list(map(leader.aids.parent_of.get, whole[: first + 1]))
-    return whole if whole[first:] == hashes and parents[1:] == whole[:first] and parents[0] is None else None
+def _whole(leader: Decider, hashes: list[int], prompt: Sequence[int]) -> list[int]:
+    """A chain in prompt order with all that is known to be in front of it."""
+    if not hashes:
+        return []
+    parent_of = leader.aids.parent_of.get
+    for known in (prompt, leader.last_chain):
+        try:
+            end = known.index(hashes[-1]) + 1
+        except ValueError:
+            continue
+        whole = list(known[:end])
+        parents = list(map(parent_of, whole))
+        if whole[-len(hashes) :] == hashes and parents[0] is None and parents[1:] == whole[:-1]:
+            return whole
+    above = []
+    key = parent_of(hashes[0])
+    while key is not None:
+        above.append(key)
+        key = parent_of(key)
+    above.reverse()
+    leader.last_chain = [*above, *hashes]
+    return leader.last_chain
 
 
 def evictable(pool: PoolFacts) -> Callable[[int], bool]:

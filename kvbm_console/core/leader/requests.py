@@ -162,7 +162,7 @@ def request_cloned(leader: Decider, s: st.RequestCloned) -> CloneAnswer:
         number = leader.state.next_slot
         ids = [*shared, *partial[at * tail : (at + 1) * tail]]
         leader.emit(ev.SlotCloned, number, parent.slot, clone, pack_ids(ids))
-        leader.aids.look_again(pool, shared)
+        leader.aids.taken(pool, shared)
         leader.note_place(leader.state.slots[number])
         opened.append(number)
     return CloneAnswer(tuple(opened))

@@ -4,6 +4,7 @@ Law of this file: every command is listed, also those that are not available, wi
 else than what stands next to the prompt.
 """
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from kvbm_console.core.errors import UsageError
 from .draw.frame import TABS
 from .draw.spans import Line, Row
 from .model.breaks import parse_breakpoint
-from .model.numbers import count, cut, plain, plural
+from .model.numbers import MINUTE, MS, US, S, count, cut, plain, plural
 from .prompts import Prompt
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SHOWN_MAX: Final = 10
 """Commands above the prompt."""
+_TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(us|ms|s|m)")
+_UNITS_NS: Final = {"us": US, "ms": MS, "s": S, "m": MINUTE}
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -68,6 +71,7 @@ def _debugger(desk: "Desk") -> list[Command]:
 
     state, actions = desk.mirror.state, desk.actions
     holds = state.holds if state is not None else {}
+    frozen = state is not None and state.frozen is not None
 
     def why(*, held: bool = False) -> str:
         return refusal(desk) or ("nothing is held" if held and not holds else "")
@@ -85,8 +89,12 @@ def _debugger(desk: "Desk") -> list[Command]:
                 why_not=why(held=True)),
         Command("step pipeline", "let one candidate through its evaluation", lambda text: actions.step_pipeline(),
                 "S", why_not=why()),
-        Command("freeze the target", "30 s at most", lambda text: actions.freeze(), "F", why_not=why()),
-        Command("thaw the target", "end a freeze", lambda text: actions.thaw(), why_not=why()),
+        Command("freeze the target", "30 s at most", lambda text: actions.freeze(), "" if frozen else "F",
+                why_not=why() or ("it is frozen" if frozen else "")),
+        Command("thaw the target", "end a freeze", lambda text: actions.thaw(), "F" if frozen else "",
+                why_not=why() or ("" if frozen else "nothing is frozen")),
+        Command("run for", "so long of the engine's time, then freeze", lambda text: actions.run_for(_time(text)),
+                takes="TIME", why_not=why()),
         Command("disarm", "mute every breakpoint, release every hold", lambda text: actions.disarm(), "D",
                 why_not=why()),
     ]
@@ -132,6 +140,14 @@ def _targets(desk: "Desk") -> list[Command]:
         return []
     return [Command(f"target {name}", "show this target", _does(desk.actions.show_target, index), "}")
             for index, name in enumerate(names)]
+
+
+def _time(text: str) -> int:
+    """Nanoseconds of ``200ms``."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"expected a time with a unit such as 200ms or 5s, got {text!r}")
+    return round(float(match[1]) * _UNITS_NS[match[2]])
 
 
 def _number(text: str) -> int:

@@ -189,6 +189,10 @@ class Actions(Protocol):
         """End a freeze."""
         ...
 
+    def run_for(self, duration_ns: int) -> None:
+        """Go on for this much of the engine's time, then freeze."""
+        ...
+
     def why(self, request: str) -> None:
         """Explain what a request missed; the answer is shown when it is there."""
         ...

@@ -57,6 +57,8 @@ def press(desk: Desk, key: str) -> None:
         case "D":
             confirm(desk, "Disarm all breakpoints and release all holds?", desk.actions.disarm,
                     "nothing was disarmed")
+        case "F" if desk.mirror.state is not None and desk.mirror.state.frozen is not None:
+            desk.actions.thaw()
         case "F":
             confirm(desk, "Freeze the target for at most 30 s?", desk.actions.freeze, "nothing was frozen")
 

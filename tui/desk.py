@@ -11,6 +11,7 @@ from typing import Final
 from kvbm_console.core.events import Event
 from kvbm_console.recording.lints import Level
 
+from .banners import banner
 from .contracts import Actions, View
 from .draw import frame
 from .draw.glyphs import UNICODE, Glyphs
@@ -212,44 +213,19 @@ class Desk:
             from .views.help import help_lines
 
             return help_lines(self, width, height)
-        gone = self._gone_line(width) or self._all_held_line(width)
+        said = banner(self, width)
         if self.mirror.state is None:
-            return [gone] if gone is not None else [Line((Span(" Connecting …", "muted"),))]
+            return [said] if said is not None else [Line((Span(" Connecting …", "muted"),))]
         from .views.engines import body_of
 
-        room = height - (gone is not None)
+        room = height - (said is not None)
         lines = fit(body_of(self, width, room), room)
         if self._stale():
             lines = [Line(tuple(Span(s.text, "stale") for s in line.spans), line.ground, line.zones) for line in lines]
-        return [gone, *lines] if gone is not None else lines
+        return [said, *lines] if said is not None else lines
 
-    def _gone_line(self, width: int) -> Line | None:
-        gone = self.mirror.disconnected
-        if gone is None:
-            return None
-        mono = self.mono()
-        since = mono - self.mirror.disconnected_mono_ns
-        target = self.mirror.connected
-        text = f"{'Daemon gone' if target is not None else 'No daemon'} {since // S} s ago."
-        if self.mirror.state is not None:
-            text += f" Shown: seq {count(self.mirror.state.seq - 1)}, {self.times.text(self.mirror.state.at_ns)}."
-        left = self._retry_left()
-        if left is not None:
-            text += f" Next try in {left} s.  r  now"
-        else:
-            text += f" {gone.reason}"
-        return frame.message_line(text, ("key", "r"), width)
-
-    def _all_held_line(self, width: int) -> Line | None:
-        """Nothing moves because somebody looks at all of it: said on every view."""
-        state = self.mirror.state
-        if state is None or self.recording or not state.all_held:
-            return None
-        left = min(max(0, self.mirror.hold_left_ns(hold, self.mono()) or 0) for hold in state.holds)
-        text = f"Everything in flight is held ({len(state.holds)}). Resumes by itself in {left // S} s."
-        return frame.message_line(text + ("  C  continue all" if self.may_control else ""), ("key", "C"), width)
-
-    def _retry_left(self) -> int | None:
+    def retry_left(self) -> int | None:
+        """Seconds until the next attempt to connect; None when there is none."""
         gone = self.mirror.disconnected
         if gone is None or gone.retry_in_s is None:
             return None
@@ -265,7 +241,7 @@ class Desk:
     def _pill(self) -> tuple[str, str]:
         mono = self.mono()
         if self.mirror.disconnected is not None or self.mirror.connected is None:
-            left = self._retry_left()
+            left = self.retry_left()
             if self.mirror.disconnected is None:
                 return "CONNECTING", "pill.caution"
             return ("RETRY" if left is None else f"RETRY {left}s"), "pill.fault"

@@ -92,6 +92,12 @@ class Verbs:
             return f"target: {await controls.thaw()}"
         self._call(work)
 
+    def run_for(self, duration_ns: int) -> None:
+        """Go on for this much of the engine's time, then freeze."""
+        async def work(controls: Controls) -> str:
+            return f"target: {await controls.run_for(duration_ns, FREEZE_NS)}, then frozen"
+        self._call(work)
+
     def add_breakpoint(self, spec: BreakpointSpec) -> None:
         """Set one more breakpoint."""
         async def work(controls: Controls) -> str:

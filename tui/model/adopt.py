@@ -32,6 +32,10 @@ def adopt(mirror: "Mirror", state: CacheState, seen_ns: int, mono_ns: int) -> No
         number: mirror.hold_mono.get(number, mono_ns - max(0, state.at_ns - hold.since_ns))
         for number, hold in state.holds.items()
     }
+    if state.frozen is None:
+        mirror.frozen_mono = None
+    elif mirror.frozen_mono is None:
+        mirror.frozen_mono = mono_ns - max(0, state.at_ns - state.frozen.since_ns)
 
 
 def _stand(life: Life, slot: SlotFacts, state: CacheState, seen_ns: int) -> None:

@@ -255,10 +255,15 @@ def _reset(mirror: Mirror, e: ev.ResetDone) -> None:
     mirror.transfers.clear()
     mirror.by_operation.clear()
     mirror.hold_mono.clear()
+    mirror.frozen_mono = None
 
 
-def _nothing(mirror: Mirror, e: ev.Event) -> None:
-    """Facts change, and no history."""
+def _frozen(mirror: Mirror, e: ev.Frozen) -> None:
+    mirror.frozen_mono = mirror.mono_ns
+
+
+def _thawed(mirror: Mirror, e: ev.Thawed) -> None:
+    mirror.frozen_mono = None
 
 
 def _wanted(keep: Callable[[Mirror, Any], object]) -> Callable[[Mirror, Any], object]:
@@ -301,6 +306,8 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], object]]] = {
     ev.HoldParked: _parked,
     ev.HoldReleased: _released,
     ev.HoldDenied: _of_slot,
+    ev.Frozen: _frozen,
+    ev.Thawed: _thawed,
     ev.ResetDone: _reset,
 }
 """Event type to what it adds to the history; kinds that are not here change facts only."""
@@ -320,8 +327,8 @@ SKIMMED: Final[dict[type[ev.Event], Callable[[Mirror, Any], object]]] = {
         ev.BlocksFilled, ev.BlocksReady, ev.BlocksSeen, ev.SourceLost,
     ),
     ev.CandidateEnded: _ended_sampled, ev.PrefixScored: _of_slot, ev.HitsLost: _of_slot,
-    ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released), ev.Frozen: _wanted(_nothing),
-    ev.Thawed: _wanted(_nothing),
+    ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released), ev.Frozen: _wanted(_frozen),
+    ev.Thawed: _wanted(_thawed),
 }
 """What is taken from events that are looked at while facts are sampled: moves, holds and copies.
 

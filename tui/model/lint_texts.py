@@ -31,6 +31,11 @@ TEXTS: Final[dict[str, LintText]] = {
         "Nothing moves any more: no step of the engine can finish anything.",
         "C continues all, D also mutes the breakpoints. Otherwise the first hold ends by itself.",
     ),
+    "frozen": LintText(
+        "the target is frozen",
+        "No engine forms an iteration and no copy is evaluated or begins: every request waits.",
+        "F thaws it. Otherwise it goes on by itself, at the latest when the longest freeze is over.",
+    ),
     "lost": LintText(
         "any loss within the last 5 minutes",
         "This console did not get some events: lists are exact again since the snapshot, but stories, rates and the "

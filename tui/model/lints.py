@@ -1,7 +1,7 @@
 """Lints: what needs a person, found in facts and history and told in one sentence each.
 
 Law of this file: a warning shows after two seconds of truth and leaves five seconds after it ended, so that nothing
-flickers (a hold and a loss show at once); equal ones fold; held time never counts against a slot.
+flickers (a hold, a freeze and a loss show at once); equal ones fold; held time never counts against a slot.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from kvbm_console.recording.lints import Level
 from .lint_more import library_findings
 from .lives import Transfer
 from .mirror import Mirror
-from .numbers import S, count, duration, plural, spoken
+from .numbers import S, count, duration, plain, plural, spoken
 from .waits import breakpoints_text
 
 SHOW_AFTER_NS: Final = 2 * S
@@ -24,6 +24,8 @@ LEAVE_AFTER_NS: Final = 5 * S
 LOSS_SHOWN_NS: Final = 300 * S
 """A loss needs attention for five minutes; the status row keeps the count for the whole run."""
 FOLDED_BY_REQUEST: Final = ("preempt_loop", "polled")
+AT_ONCE: Final = ("held", "lost", "recorder", "all_held", "frozen")
+"""What shows as soon as it is true."""
 FOLD_FROM: Final = 3
 """So many equal warnings make one line."""
 ACTIONS: Final = {
@@ -94,7 +96,7 @@ class Lints:
         """Those to show one by one, worst first, longest first."""
         shown: list[Warning] = []
         for first, last, warning in self._seen.values():
-            if last - first < SHOW_AFTER_NS and warning.kind not in ("held", "lost", "recorder", "all_held"):
+            if last - first < SHOW_AFTER_NS and warning.kind not in AT_ONCE:
                 continue
             if mono_ns > last:
                 if warning.kind == "held":
@@ -158,6 +160,12 @@ def _feed(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
     if mirror.state.all_held:
         yield Warning("all_held", Level.CAUTION, "everything", "held",
                       f"{len(mirror.state.holds)} slots; nothing else moves", ("C", "continue all"), kind="all_held")
+    frozen = mirror.state.frozen
+    if frozen is not None:
+        left = max(0, mirror.frozen_left_ns(mono_ns) or 0)
+        yield Warning("frozen", Level.CAUTION, "everything", "frozen",
+                      f"by {plain(frozen.by) or 'a breakpoint'}; goes on by itself in {left // S} s",
+                      ("F", "thaw now"), kind="frozen")
 
 
 def _holds(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:

@@ -106,6 +106,8 @@ class Mirror:
         """Slots that get a token from every iteration."""
         self.hold_mono: dict[int, int] = {}
         """Hold to local time of its beginning: its deadline runs on the wall clock."""
+        self.frozen_mono: int | None = None
+        """Local time at which the target was frozen; None while it is not."""
         self.ranks = 1
         """Ranks seen so far."""
         self.tick_ns = -SECOND_NS
@@ -340,6 +342,15 @@ class Mirror:
         """How long a hold has lasted, on the same clock as its deadline."""
         left = self.hold_left_ns(hold, mono_ns)
         return 0 if left is None or self.state is None else self.state.holds[hold].max_hold_ns - left
+
+    def frozen_left_ns(self, mono_ns: int) -> int | None:
+        """Until a frozen target goes on by itself, at the latest; on the same clocks as holds."""
+        frozen = None if self.state is None else self.state.frozen
+        if frozen is None:
+            return None
+        if self.clock.live and self.frozen_mono is not None:
+            return frozen.max_hold_ns - (mono_ns - self.frozen_mono)
+        return frozen.max_hold_ns - (self.now_ns(mono_ns) - frozen.since_ns)
 
     def step_ns(self) -> int | None:
         """Mean time of the last iterations; None before two."""

@@ -16,7 +16,7 @@ EVERYWHERE = (
 )
 LIVE = (
     ("b", "break here"), ("c C", "continue, all"), ("s S", "step slot, pipeline"), ("u", "continue until…"),
-    ("X", "skip candidate"), ("D F", "disarm all, freeze"),
+    ("X", "skip candidate"), ("D F", "disarm all, freeze or thaw"),
 )
 RECORDING = (
     (", .", "event back, on"), ("s S", "slot's next, last event"), ("c C", "next, previous hit"),

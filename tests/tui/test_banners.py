@@ -4,7 +4,8 @@ Law of this file: no terminal and no clock of its own.
 """
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.ids import HoldEnd, Note
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import HoldEnd, Note, Site, SlotState, WaitPoint
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from tests.tui.desks import desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, connected, story
@@ -61,3 +62,36 @@ def test_the_palette_runs_for_a_time_and_thaws_what_is_frozen() -> None:
     assert "expected a time with a unit such as 200ms or 5s, got '200'" in everything(desk)
     typed(desk, ":thaw")
     assert "nothing is frozen" in everything(desk)
+
+
+# --- the announcement of a stop --------------------------------------------------------------------------------------
+
+
+def test_a_stop_is_announced_with_the_state_that_was_broken_on() -> None:
+    """Whoever is held while it decodes is left out of the next iteration, long before the announcement is read."""
+    script, mono = story(), Mono()
+    slot = script.open("chat-9")
+    script.admit(slot)
+    script.move(slot, SlotState.PREFILLING)
+    script.wait(5 * MS)
+    script.set_breakpoint(BreakpointSpec(id=1, to_state=SlotState.DECODING))
+    desk = desk_of(script, mono=mono, late_ns=0)
+    told = len(script.events)
+    script.move(slot, SlotState.DECODING)
+    script.hold(slot)
+    script.wait(5 * MS)
+    script.move(slot, SlotState.SKIPPED_DECODE)
+    mono.at_ns += 2 * S
+    desk.mirror.take(EventsArrived(script.events[told:]), mono.at_ns)
+    assert screen(desk)[-1].startswith(" ‖ chat-9 held at breakpoint 1, entering decoding; 30 s left   H go there")
+
+
+def test_a_step_that_arrived_is_announced_as_one() -> None:
+    script, mono = story(), Mono()
+    slot = script.open("chat-9")
+    desk = desk_of(script, mono=mono, late_ns=0)
+    told = len(script.events)
+    script.emit(ev.SlotHeld, script.state.next_hold, slot, Site.REQUEST_FINISH, WaitPoint.RELEASE, (), "ops", 30 * S)
+    mono.at_ns += 2 * S
+    desk.mirror.take(EventsArrived(script.events[told:]), mono.at_ns)
+    assert screen(desk)[-1].startswith(" ‖ chat-9 held at a step, at request.finish; 30 s left")

@@ -5,10 +5,13 @@ Law of this file: several stops within a second are one announcement, and one th
 
 from typing import Final
 
+from kvbm_console.core.holds import HoldFacts
+from kvbm_console.core.ids import Site
 from kvbm_console.core.state import CacheState
 
 from .mirror import Mirror
 from .numbers import S
+from .waits import breakpoints_text
 
 STOP_NS: Final = 8 * S
 """How long a stop announcement replaces the keys."""
@@ -44,6 +47,21 @@ class Stops:
         slot = state.slots[hold.slot]
         left = max(0, mirror.hold_left_ns(hold.hold, mono_ns) or 0) // S
         more = f" and {len(holds) - 1} more" if len(holds) > 1 else ""
-        place = f"entering {slot.state.label}" if hold.site.label.startswith("transition") else f"at {hold.site.label}"
-        points = ", ".join(map(str, hold.breakpoints)) or "a step"
-        return f"‖ {slot.request}{more} held at breakpoint {points}, {place}; {left} s left"
+        by = breakpoints_text(hold.breakpoints)
+        return f"‖ {slot.request}{more} held at {by}, {_place(mirror, hold)}; {left} s left"
+
+
+def _place(mirror: Mirror, hold: HoldFacts) -> str:
+    """Where it was stopped; a move is named by the state it led to, also when the slot stands in another one by now."""
+    if hold.site not in (Site.TRANSITION_WILL, Site.TRANSITION_DID):
+        return f"at {hold.site.label}"
+    word = "entering" if hold.site is Site.TRANSITION_DID else "before"
+    state = mirror.state
+    assert state is not None
+    life = mirror.lives.get(hold.slot)
+    moves = [] if life is None else [move for move in life.moves if move.start_ns <= hold.since_ns]
+    if not moves:
+        return f"{word} {state.slots[hold.slot].state.label}"
+    known = [state.breakpoints[number].spec.to_state for number in hold.breakpoints if number in state.breakpoints]
+    same = [move.state for move in moves if move.start_ns == moves[-1].start_ns]
+    return f"{word} {next((one for one in same if one in known), same[-1]).label}"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import SlotState, WaitPoint
 from tests.tui.script import MS, S, Script, opening
 from tui.draw import bars, table
 from tui.draw.bars import divide
@@ -11,6 +11,7 @@ from tui.draw.glyphs import ASCII, UNICODE
 from tui.draw.lifeline import HELD, LATE, VERY_LATE, Lifelines, Window, busy_cells, life_codes, runs, transfer_codes
 from tui.draw.spans import Line, Row, Span, beside, crop
 from tui.draw.table import Column
+from tui.model.lives import Life, Move, Stay
 from tui.model.mirror import Mirror
 from tui.model.series import Density, Gauge, Sums, known_seconds, percentile, resample
 
@@ -137,10 +138,34 @@ def test_pictures_are_kept_until_the_life_or_the_window_changes() -> None:
     slot = script.run("a", 4)
     mirror = mirror_of(script)
     lines, life = Lifelines(), mirror.lives[slot]
-    window = Window(0, 10 * MS, 10, 30 * MS)
+    window = Window(0, 10 * MS, 10, 31 * MS)
     first = lines.codes(life, window, {})
-    assert lines.codes(life, Window(0, 10 * MS, 10, 31 * MS), {}) is first
+    assert lines.codes(life, Window(0, 10 * MS, 10, 32 * MS), {}) is first
     assert lines.codes(life, Window(0, 10 * MS, 10, 41 * MS), {}) is not first
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["", "", "skip", "decode", "hold", "release", "close"])),
+                min_size=1, max_size=25), st.sampled_from([5, 10, 40]))
+def test_what_time_adds_to_a_picture_is_what_a_new_picture_has(steps: list[tuple[int, str]], cell: int) -> None:
+    life = Life(0, "a", 0)
+    life.add(Move(0, SlotState.DECODING, 1))
+    lines, limits, now, holds = Lifelines(), {SlotState.SKIPPED_DECODE: 70 * MS}, 0, 0
+    for wait, step in steps:
+        now += wait * MS
+        if step in ("skip", "decode") and life.closed_ns is None:
+            life.add(Move(now, SlotState.DECODING if step == "decode" else SlotState.SKIPPED_DECODE, now))
+        elif step == "hold" and life.held_now() is None:
+            holds += 1
+            life.stays.append(Stay(holds, now, WaitPoint.SCHEDULE, ()))
+            life.changes += 1
+        elif step == "release" and (stay := life.held_now()) is not None:
+            stay.end_ns = now
+            life.changes += 1
+        elif step == "close" and life.closed_ns is None:
+            life.close(now)
+        start = (now // (cell * MS) - 11) * cell * MS
+        window = Window(start, cell * MS, 12, now)
+        assert lines.codes(life, window, limits) == (life_codes(life, window, limits), busy_cells(life, window))
 
 
 def test_a_transfer_shows_its_queue_its_wire_and_where_it_was_held() -> None:

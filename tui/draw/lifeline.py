@@ -5,6 +5,8 @@ onboarding, staged, then the others); what is not known stays blank.
 """
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Final
 
 from kvbm_console.core.ids import SlotState
@@ -53,30 +55,84 @@ class Window:
         return (at_ns - self.start_ns) // self.cell_ns
 
 
+class _Kept:
+    """The cells of one life, as they were drawn last."""
+
+    __slots__ = ("busy", "changes", "codes", "shown", "until_ns", "weights", "window")
+
+    def __init__(self, life: Life, window: Window, codes: list[int], weights: list[int], busy: set[int]) -> None:
+        self.changes, self.window, self.codes, self.weights, self.busy = life.changes, window, codes, weights, busy
+        self.until_ns = _until(life, window)
+        self.shown = (codes, busy)
+
+    def go_on(self, life: Life, window: Window, limits: Limits, moved: int) -> None:
+        """The same life later, ``moved`` cells further on; what was shown before stays as it is."""
+        until_ns = _until(life, window)
+        if not moved and until_ns == self.until_ns:
+            return
+        last = max(0, window.cell(self.until_ns))
+        codes, weights = self.codes[moved:], self.weights[moved:]
+        codes += [BLANK] * (window.cells - len(codes))
+        weights += [0] * (window.cells - len(weights))
+        if life.closed_ns is None and last < window.cells:
+            codes[last], weights[last] = BLANK, 0
+            _draw(codes, weights, life, window, limits, window.start_ns + last * window.cell_ns)
+        if moved:
+            self.busy = {cell - moved for cell in self.busy if cell >= moved}
+        if moved or codes != self.codes:
+            self.shown = (codes, self.busy)
+        self.codes, self.weights, self.window, self.until_ns = codes, weights, window, until_ns
+
+
 class Lifelines:
-    """Codes of lives, kept while neither the life nor the window changed."""
+    """Codes of lives, kept: while a life did not change, only what time added to it is drawn."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int, int, int, int], tuple[list[int], set[int]]] = {}
+        self._known: dict[int, _Kept] = {}
 
     def codes(self, life: Life, window: Window, limits: Limits) -> tuple[list[int], set[int]]:
         """(a code for each cell, cells with many changes)."""
-        until = life.closed_ns if life.closed_ns is not None else window.now_ns
-        key = (life.slot, life.changes, window.start_ns, window.cell_ns, window.cells, window.cell(until))
-        found = self._known.get(key)
-        if found is None:
+        kept = self._known.get(life.slot)
+        moved = _moved(kept, life, window) if kept is not None else None
+        if kept is None or moved is None:
             if len(self._known) >= CACHE_MAX:
                 self._known.clear()
-            found = self._known[key] = (life_codes(life, window, limits), busy_cells(life, window))
-        return found
+            codes, weights = [BLANK] * window.cells, [0] * window.cells
+            _draw(codes, weights, life, window, limits, window.start_ns)
+            kept = self._known[life.slot] = _Kept(life, window, codes, weights, busy_cells(life, window))
+            return kept.shown
+        kept.go_on(life, window, limits, moved)
+        return kept.shown
+
+
+def _until(life: Life, window: Window) -> int:
+    return life.closed_ns if life.closed_ns is not None else window.now_ns
+
+
+def _moved(kept: _Kept, life: Life, window: Window) -> int | None:
+    """Whole cells that the window went on since; None when more than time has changed what it shows."""
+    old = kept.window
+    if kept.changes != life.changes or old.cell_ns != window.cell_ns or old.cells != window.cells:
+        return None
+    moved, rest = divmod(window.start_ns - old.start_ns, window.cell_ns)
+    if rest or moved < 0 or _until(life, window) < kept.until_ns or life.held_now() is not None:
+        return None  # held time moves the limit of a stay
+    return None if moved and kept.until_ns >= old.end_ns else moved
 
 
 def life_codes(life: Life, window: Window, limits: Limits) -> list[int]:
     """A code for each cell of the window."""
-    codes = [BLANK] * window.cells
-    weights = [0] * window.cells
-    end = life.closed_ns if life.closed_ns is not None else window.now_ns
-    first = max(0, bisect_right(life.starts, window.start_ns) - 1)
+    codes, weights = [BLANK] * window.cells, [0] * window.cells
+    _draw(codes, weights, life, window, limits, window.start_ns)
+    return codes
+
+
+def _draw(
+    codes: list[int], weights: list[int], life: Life, window: Window, limits: Limits, from_ns: int
+) -> None:
+    """Draw a life into cells from ``from_ns`` on, where a cell begins and all are blank."""
+    end = _until(life, window)
+    first = max(0, bisect_right(life.starts, from_ns) - 1)
     last = bisect_left(life.starts, window.end_ns)
     for index in range(first, last):
         move = life.moves[index]
@@ -85,32 +141,39 @@ def life_codes(life: Life, window: Window, limits: Limits) -> list[int]:
         stop = life.starts[index + 1] if index + 1 < len(life.starts) else end
         unseen_ns = life.moves[index + 1].unseen_ns if index + 1 < len(life.moves) else None
         if unseen_ns is not None:
-            _paint(codes, weights, window, max(unseen_ns, move.start_ns), stop, UNSEEN)
+            _paint(codes, weights, window, max(unseen_ns, move.start_ns), stop, UNSEEN, from_ns)
             stop = max(unseen_ns, move.start_ns)
-        _paint(codes, weights, window, move.start_ns, stop, 1 + move.state)
+        _paint(codes, weights, window, move.start_ns, stop, 1 + move.state, from_ns)
         if index == len(life.moves) - 1 and life.closed_ns is None and move.state in WATCHED:
             limit = limits.get(move.state)
             if limit is not None:
                 held = life.held_ns(move.start_ns, end)
-                late, fault = limit + held, fault_after(limit) + held
-                _paint(codes, weights, window, move.start_ns + late, min(stop, move.start_ns + fault), LATE)
-                _paint(codes, weights, window, move.start_ns + fault, stop, VERY_LATE)
+                late, fault = move.start_ns + limit + held, move.start_ns + fault_after(limit) + held
+                _paint(codes, weights, window, late, min(stop, fault), LATE, from_ns)
+                _paint(codes, weights, window, fault, stop, VERY_LATE, from_ns)
     for stay in life.stays:
-        _paint(codes, weights, window, stay.start_ns, end if stay.end_ns is None else stay.end_ns, HELD)
-    return codes
+        _paint(codes, weights, window, stay.start_ns, end if stay.end_ns is None else stay.end_ns, HELD, from_ns)
 
 
-def _paint(codes: list[int], weights: list[int], window: Window, start_ns: int, stop_ns: int, code: int) -> None:
-    """Put a stretch into its cells, by rank and then by length."""
-    start, stop = max(start_ns, window.start_ns), min(stop_ns, window.end_ns)
-    if stop < start or start_ns >= window.end_ns or stop_ns < window.start_ns:
+def _paint(
+    codes: list[int], weights: list[int], window: Window, start_ns: int, stop_ns: int, code: int, from_ns: int = 0
+) -> None:
+    """Put what of a stretch is not before ``from_ns`` into its cells, by rank and then by length."""
+    start, stop = max(start_ns, window.start_ns, from_ns), min(stop_ns, window.end_ns)
+    if stop < start or start_ns >= window.end_ns:
         return
     a, b = window.cell(start), min(window.cells - 1, window.cell(stop))
+    if b - a > 1 and not any(codes[a + 1 : b]):
+        codes[a + 1 : b] = [code] * (b - a - 1)
+        weights[a + 1 : b] = [window.cell_ns] * (b - a - 1)
+        cells: Iterable[int] = (a, b)
+    else:
+        cells = range(a, b + 1)
     rank = _RANK.get(code, 0)
-    for cell in range(a, b + 1):
+    for cell in cells:
         low = window.start_ns + cell * window.cell_ns
         length = min(stop, low + window.cell_ns) - max(start, low)
-        if length <= 0 and not (start == stop and cell == a):
+        if length <= 0 and start_ns != stop_ns:
             continue
         have = _RANK.get(codes[cell], 0)
         if rank > have or (rank == have and (length > weights[cell] or codes[cell] == BLANK)):
@@ -171,16 +234,16 @@ def texture(code: int, glyphs: Glyphs) -> tuple[str, str]:
 def runs(codes: list[int], busy: set[int], glyphs: Glyphs, wire_role: str = "text") -> list[Span]:
     """One span for each run of equal cells."""
     spans: list[Span] = []
-    at = 0
-    while at < len(codes):
-        code, marked, stop = codes[at], at in busy, at + 1
-        while stop < len(codes) and codes[stop] == code and (stop in busy) == marked:
-            stop += 1
+    marks = [False] * len(codes)
+    for cell in busy:
+        marks[cell] = True
+    for (code, marked), run in groupby(zip(codes, marks, strict=True)) if busy else (
+        ((code, False), run) for code, run in groupby(codes)
+    ):
         char, role = texture(code, glyphs)
         if role == "wire":
             role = wire_role
-        spans.append(Span(char * (stop - at), role + ".u" if marked and code != BLANK else role))
-        at = stop
+        spans.append(Span(char * len(list(run)), role + ".u" if marked and code != BLANK else role))
     return spans
 
 

@@ -82,16 +82,26 @@ class Row:
 
     def spans(self, spans: Iterable[Span]) -> "Row":
         """Append spans."""
-        put = self.put
-        for text, role in spans:
-            put(text, role)
+        own, x = self._spans, self.x
+        last = own[-1][1] if own else None
+        for span in spans:
+            text, role = span
+            if text:
+                if role == last:
+                    own[-1] = _span(Span, (own[-1][0] + text, role))
+                else:
+                    own.append(span)
+                    last = role
+                x += len(text)
+        self.x = x
         return self
 
     def add(self, line: Line) -> "Row":
         """Append a whole line, with its zones."""
         base = self.x
         self.spans(line.spans)
-        self._zones.extend(Zone(zone.start + base, zone.end + base, zone.action) for zone in line.zones)
+        if line.zones:
+            self._zones.extend([Zone(zone.start + base, zone.end + base, zone.action) for zone in line.zones])
         return self
 
     def zone(self, start: int, action: Action, end: int | None = None) -> "Row":

@@ -161,13 +161,12 @@ class Timeline(Page):
         row.put(" ")
         name = "strong" if level is not None or chosen else "text" if live else "muted"
         row.spans([words.request(life.request, left - row.x - 2, name)]).to(left)
-        head = row.line()
         if chosen:
-            head = Line(tuple(Span(span.text, f"{span.role}@sel") for span in head.spans))
+            row = Row().spans([Span(text, f"{role}@sel") for text, role in row.line().spans])
         codes, busy = self.lines.codes(life, window, bounds)
         picture = runs(codes, busy, desk.glyphs)
-        full = Row().add(head).spans(self._overlay(desk, picture, window))
-        return full.zone(0, ("select", life.request), width).line("", width)
+        row.spans(self._overlay(desk, picture, window))
+        return row.zone(0, ("select", life.request), width).line("", width)
 
     def _operations(self, desk: Desk, life: Life, window: Window, left: int, width: int) -> list[Line]:
         """The transfers of the selected slot that touch the window."""

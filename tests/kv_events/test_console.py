@@ -9,6 +9,7 @@ from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from tests.kv_events.payloads import batch, cleared, removed, stored
 from tests.kv_events.test_stream import House
 from tests.tui.desks import desk_of, everything
+from tests.tui.script import Script, connected
 from tui.desk import SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WHY, Desk
 from tui.keys import press
 from tui.model.sources import SOURCES_MAX
@@ -61,6 +62,30 @@ def test_doubt_is_on_screen_until_the_publisher_clears(house: House, view: int) 
     assert line(one, "G1 GPU", 120, 40)[2] == "1"
     assert not any("?" in row for row in everything(one, 120, 40).splitlines() if row.startswith("   G"))
     assert "cleared 1 ×" in everything(one, 120, 40)
+
+
+def test_doubt_needs_somebody_also_of_who_came_after_the_loss(house: House) -> None:
+    """The facts know it, though no event of this console says so."""
+    assert "NEEDS YOU   nothing" in everything(desk(house), 120, 40)
+    house.stream.accept(9, batch(stored(50)))
+    script = Script()
+    script.state = house.dispatcher.leader.state
+    one = desk_of(items=[connected(), script.snapshot()])
+    rows = everything(one, 120, 40)
+    assert "NEEDS YOU   1 caution" in rows
+    assert "engine 1  1 gap in its reports  " in rows
+    blocks = sum(pool.resident_blocks for pool in house.dispatcher.leader.state.pools)
+    assert f"its {blocks} blocks may be wrong" in rows
+    one.mirror.sources.tell({"publishers": [
+        {"source": "1", "name": "10.0.0.1:5557", "connected": True, "batches": 4, "gaps": 1, "lost_batches": 3,
+         "restarts": 0, "last_batch_ns": None}]})
+    one.lints.check(one.mirror, one.mono())
+    one.warnings = one.lints.warnings(one.mono())
+    assert "10.0.0.1:5557  1 gap in its reports" in everything(one, 120, 40)
+    press(one, "enter")
+    assert one.current == TIERS
+    press(one, "!")
+    assert "counts may be wrong until it clears its cache or restarts" in " ".join(everything(one, 120, 40).split())
 
 
 def test_a_share_counts_each_hash_once_and_what_no_nearer_medium_has(house: House) -> None:

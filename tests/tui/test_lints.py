@@ -156,7 +156,7 @@ def test_what_the_library_finds_in_the_stream_is_drawn() -> None:
     assert "stuck finishing" in found
     assert "silent" not in found, "the stuck slot says it already"
     assert set(DRAWN) <= set(TEXTS)
-    assert set(ABOUT) - set(DRAWN) == {"held", "lost", "reports_lost", "recorder", "clock", "unfinished"}
+    assert set(ABOUT) - set(DRAWN) == {"held", "lost", "recorder", "clock", "unfinished"}
 
 
 def test_equal_findings_of_the_library_fold() -> None:

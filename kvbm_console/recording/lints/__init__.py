@@ -47,7 +47,8 @@ def stream_lints() -> list[Lint]:
     """Those for a stream that is watched all the time: none of them walks all places to find something."""
     return [
         Stuck(), Polled(), PinLeak(walk_places=False), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
-        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), Notes(), Bugs(),
+        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), ReportsLost(), Notes(),
+        Bugs(),
     ]
 
 

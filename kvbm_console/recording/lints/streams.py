@@ -10,8 +10,17 @@ import msgspec
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import Authority
 from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import GONE
 from kvbm_console.recording.lints.model import EVIDENCE_MAX, Finding, Level, plural
 from kvbm_console.recording.lints.rule import Lint
+
+
+def _blocks(source: int, state: CacheState) -> int:
+    """Blocks that are shown of a source."""
+    return sum(
+        pool.resident_blocks for pool in state.pools
+        if pool.info.source == source and pool.info.authority is Authority.STREAM
+    )
 
 
 class _Doubt(msgspec.Struct):
@@ -49,11 +58,9 @@ class ReportsLost(Lint):
 
     def _finding(self, source: int, doubt: _Doubt, until_ns: int | None, state: CacheState) -> Finding:
         first = doubt.began
-        blocks = sum(
-            pool.resident_blocks for pool in state.pools
-            if pool.info.source == source and pool.info.authority is Authority.STREAM
-        )
-        still = f"; {blocks:,} blocks are shown, which may be wrong" if until_ns is None else "; known again"
+        still = "; known again"
+        if until_ns is None:
+            still = f"; its {_blocks(source, state):,} blocks may be wrong"
         return Finding(
             lint="reports_lost", level=Level.CAUTION, who=f"engine {source}",
             what=f"{plural(doubt.losses, 'gap')} in its reports",
@@ -63,6 +70,17 @@ class ReportsLost(Lint):
         )
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
-        """Engines whose counts are doubtful."""
-        for source, doubt in self._open.items():
-            yield self._finding(source, doubt, None, state)
+        """Engines whose counts are doubtful, also since before this began to look: the facts know it."""
+        for source, losses in state.lost_sources.items():
+            if losses == GONE:
+                continue
+            doubt = self._open.get(source)
+            if doubt is not None:
+                yield self._finding(source, doubt, None, state)
+                continue
+            yield Finding(
+                lint="reports_lost", level=Level.CAUTION, who=f"engine {source}",
+                what=f"{plural(losses, 'gap')} in its reports",
+                because=f"before what is known here; its {_blocks(source, state):,} blocks may be wrong",
+                seq=max(0, state.seq - 1), evidence=(), until_ns=None, count=losses, weight=losses,
+            )

@@ -277,13 +277,18 @@ class Desk:
             clock=self.times.head(self.now_ns, date=self.recording) if state else "", socket=self.socket,
             rate=None if state is None else mirror.progress.rate(mono),
             lag=None if state is None or self.recording else mirror.progress.lag_events(mirror.next_seq),
-            lost=None if self.recording else mirror.lost_events, lost_age_ns=mirror.lost_age_ns(mono),
+            lost=self._missing() if self.recording else mirror.lost_events, lost_age_ns=mirror.lost_age_ns(mono),
             recorder=recorder, synced_age_ns=synced,
             not_recorded=beat.not_recorded if beat is not None else 0, buffered=self.actions.buffered,
             faults=sum(w.level is Level.FAULT and w.ended_ns is None for w in self.warnings),
             cautions=sum(w.level is Level.CAUTION and w.ended_ns is None for w in self.warnings),
             holds=len(state.holds) if state else 0,
         )
+
+    def _missing(self) -> int | None:
+        """Events that are not on the recording, wherever we stand on it."""
+        playback = self.actions.playback
+        return sum(gap.count for gap in playback.recording.gaps) if playback is not None else None
 
     def transport(self) -> frame.Transport:
         """The state of the recording's transport."""

@@ -221,7 +221,8 @@ def _filter(desk: Desk) -> None:
             Filter.parse(text, schema)
             name = plain_text(text, schema)
             return "" if name is None else f"requests named {name}; tab completes a field"
-        return f"text of a request, or {', '.join(list(schema.fields)[:5])} …; tab completes, up recalls"
+        fields = list(schema.fields)[: 8 if desk.width >= 110 else 3]
+        return f"text of a request, or {', '.join(fields)} …; tab completes, up recalls"
 
     desk.prompt = Prompt(
         "/ ", before.text if before is not None else "", apply, check, desk.histories.setdefault("filter", []),

@@ -10,12 +10,14 @@ Law of this file: nothing depends on the wall's clock, so that the same code dra
 import asyncio
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import msgspec
+from textual.geometry import Region
 
 from recordings.screens.film import film
 from recordings.screens.tape import SECOND, Tape, record
@@ -31,6 +33,8 @@ VIEWS: Final = {
     "8": "record", "9": "log", "exclamation_mark": "warnings",
 }
 """Key to the name of the picture."""
+MORE: Final = {"why": ("2", "down", "w"), "help": ("escape", "1", "question_mark")}
+"""Further panels and the keys that lead there, in the sets that a test compares."""
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -44,11 +48,16 @@ class Look(msgspec.Struct, frozen=True):
 
 FEW: Final = ("console", "slots", "timeline", "tiers")
 LOOKS: Final = {
-    "80x24": Look((80, 24)), "80x24-light": Look((80, 24), "light", views=FEW),
-    "80x24-ansi": Look((80, 24), "ansi", views=FEW), "80x24-none": Look((80, 24), "none", views=FEW),
-    "80x24-ascii": Look((80, 24), "none", True, FEW), "200x60": Look((200, 60), views=FEW),
+    "80x24": Look((80, 24)), "80x24-light": Look((80, 24), "light"), "120x40-light": Look((120, 40), "light"),
+    "80x24-ansi": Look((80, 24), "ansi", views=FEW), "200x60": Look((200, 60)),
 }
 """Further sets of pictures, which a test compares: a folder each."""
+TEXTS: Final = {
+    f"{width}x{height}-{name}": Look((width, height), "none", name == "ascii")
+    for width, height in ((80, 24), (120, 40)) for name in ("none", "ascii")
+}
+"""Sets that are kept as text with their emphasis: a picture without colour says no more than these, in a tenth of the
+room. A file each, all views in it."""
 FILM_SIZE: Final = (100, 30)
 FRAME_S: Final = 0.8
 """How long a frame of the film stays: long enough to read what changed."""
@@ -76,10 +85,11 @@ class Still(ConsoleApp):
         """Nothing: ``draw`` is called."""
 
 
-async def pictures(look: Look, folder: str = "") -> dict[str, str]:
-    """File name to content: the views in one look."""
+async def shown(look: Look, take: Callable[[ConsoleApp, str], str], *, more: bool) -> dict[str, str]:
+    """Name to what ``take`` makes of the view in one look; ``more`` with the further panels."""
     tape, made = Tape(), {}
-    session = Session(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono, wall=tape.wall)
+    session = Session(
+        tape, None, socket="unix:kvbm-console.sock", mono=tape.mono, wall=tape.wall, explain=tape.explain)
     app = Still(session, theme=look.theme, ascii_only=look.ascii_only, utc=True)
     async with app.run_test(size=look.size) as pilot:
         at = 0
@@ -87,14 +97,42 @@ async def pictures(look: Look, folder: str = "") -> dict[str, str]:
             at += SECOND // 4
             await tape.until(at)
             app.draw()
-        for key, name in VIEWS.items():
+        ways = {name: (key,) for key, name in VIEWS.items()} | (MORE if more else {})
+        for name, keys in ways.items():
             if look.views and name not in look.views:
                 continue
-            await pilot.press(key)
+            await pilot.press(*keys)
+            await pilot.pause()  # what a key began in a task ends
             app.draw()
             await pilot.pause()
-            made[f"{folder}{name}.svg"] = picture(app, name)
+            made[name] = take(app, name)
     return made
+
+
+async def pictures(look: Look, folder: str = "") -> dict[str, str]:
+    """File name to content: the views in one look."""
+    found = await shown(look, picture, more=bool(folder))
+    return {f"{folder}{name}.svg": content for name, content in found.items()}
+
+
+def text_of(app: ConsoleApp, name: str) -> str:
+    """What is on the screen without colour: each row, and below it what is bold (b) and reversed (r)."""
+    rows = [f"=== {name} ==="]
+    for strip in app.canvas.render_lines(Region(0, 0, *app.size)):
+        marks = "".join(
+            ("r" if segment.style is not None and segment.style.reverse else
+             "b" if segment.style is not None and segment.style.bold else " ") * segment.cell_length
+            for segment in strip
+        )
+        rows.append(f"  {strip.text.rstrip()}".rstrip())
+        if marks.strip():
+            rows.append(f"~ {marks.rstrip()}")
+    return "\n".join(rows) + "\n"
+
+
+async def texts(look: Look) -> str:
+    """All views of one look in one file."""
+    return "".join((await shown(look, text_of, more=True)).values())
 
 
 async def moving() -> str:
@@ -122,13 +160,15 @@ def draw() -> dict[str, str]:
     made = asyncio.run(pictures(Look(SIZE)))
     for folder, look in LOOKS.items():
         made |= asyncio.run(pictures(look, f"{folder}/"))
+    for name, look in TEXTS.items():
+        made[f"{name}.txt"] = asyncio.run(texts(look))
     return {**made, "film.svg": asyncio.run(moving())}
 
 
 def stale() -> list[str]:
     """The pictures that today's code draws otherwise."""
     made = draw()
-    kept = {path.relative_to(HERE).as_posix() for path in HERE.rglob("*.svg")}
+    kept = {path.relative_to(HERE).as_posix() for kind in ("*.svg", "*.txt") for path in HERE.rglob(kind)}
     return sorted({name for name, text in made.items() if not (HERE / name).exists()
                    or (HERE / name).read_text(encoding="utf-8") != text} | (kept - set(made)))
 

@@ -20,7 +20,9 @@ from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import BreakpointsReplaced, HoldContinued, Stimulus
 from kvbm_console.engines.embedded import build, default_engine_config, default_leader_config
 from kvbm_console.engines.workloads import parse_workload
+from kvbm_console.recording.explain import Explanation, explain
 from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.walk import evidence_of
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.stream.feed import Connected, EventsArrived, FeedItem, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import pack_events, pack_stimuli
@@ -91,6 +93,10 @@ class Tape:
     def wall(self) -> int:
         """What the wall shows here: the same as where the run was."""
         return CLOCK_ANCHOR_NS + self.at_ns
+
+    async def explain(self, request: str) -> Explanation:
+        """Why a request missed what it missed, by the whole run."""
+        return explain(evidence_of(self.recording), request)
 
     async def until(self, at_ns: int) -> None:
         """Let the run come to this time, and wait until it has been folded."""

@@ -20,6 +20,16 @@ def test_the_pictures_are_what_the_code_draws() -> None:
     assert make.stale() == [], "make screens draws them again"
 
 
+def test_every_view_and_panel_is_there_in_every_look() -> None:
+    views = {*make.VIEWS.values(), *make.MORE}
+    for name, look in make.LOOKS.items():
+        assert {path.stem for path in (make.HERE / name).glob("*.svg")} == set(look.views or views)
+    for name in make.TEXTS:
+        told = (make.HERE / f"{name}.txt").read_text(encoding="utf-8")
+        assert set(re.findall(r"^=== (\w+) ===$", told, re.MULTILINE)) == views
+        assert name.endswith("none") or told.isascii()
+
+
 def test_every_picture_is_in_the_readme() -> None:
     shown = set(re.findall(r"\(recordings/screens/(\w+\.svg)\)", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert shown == {path.name for path in make.HERE.glob("*.svg")}

@@ -27,6 +27,14 @@ from .page import Page
 BREAKPOINTS_SHOWN = 10
 HOLDS_SHOWN = 8
 WHEN_WIDTH = 72
+EXAMPLES = (
+    ("to onboarding once", "the next request that begins to load its prefix"),
+    ("to preempted request chat-* max 10s", "each of that name that loses its blocks, for 10 s"),
+    ("site evict.will tier G1 log", "every eviction of the device, told in the log"),
+    ("site dispatch.will route G3_G1 when blocks > 64", "large loads from disk, before they begin"),
+    ("to decoding when cached.g2 > 0 and tokens.prompt > 4000", "long prompts that host memory helped"),
+)
+"""What may be typed behind ``b``; a test reads each."""
 _DEFAULTS = LeaderConfig()
 """The budget's numbers; a leader may be configured otherwise, so the share is told as a default."""
 
@@ -56,7 +64,9 @@ class Breaks(Page):
         chosen = self._chosen_hold(desk, state)
         if chosen is not None:
             lines += [*gap, *_inside(desk, state, chosen, width, height - len(lines) - len(gap))]
-        return lines
+        elif not state.breakpoints and desk.may_control:
+            lines += [*([BLANK] if height - len(lines) > len(EXAMPLES) + 1 else []), *_examples(desk, width)]
+        return lines[:height]
 
     # --- breakpoints -------------------------------------------------------------------------------------------------
 
@@ -230,6 +240,18 @@ class Breaks(Page):
             str(number), "yes" if known.enabled else "no", known.spec.site.label, known.spec.describe(),
             known.spec.condition, known.spec.action.label, str(known.hits), known.owner, known.message,
         ] for number in listed(desk, state) for known in (state.breakpoints[number],)]
+
+
+def _examples(desk: Desk, width: int) -> list[Line]:
+    """What a breakpoint looks like, for whoever has never set one."""
+    lines = [desk.title("EXAMPLES", "to type behind b; a verdict stands below while typing")]
+    for typed, meaning in EXAMPLES:
+        row = Row().put(f" {typed}", "text")
+        if width >= 110:
+            lines.append(row.to(58).put(cut(meaning, width - 60), "muted").line("", width))
+        else:
+            lines += [row.line("", width), Row().put(f"     {cut(meaning, width - 7)}", "muted").line("", width)]
+    return lines
 
 
 def listed(desk: Desk, state: CacheState) -> list[int]:

@@ -1,4 +1,4 @@
-"""Help: the keys of the view on the screen, then those that work everywhere.
+"""Help: the keys of the view on the screen, those that work everywhere, and the words that may need a word.
 
 Law of this file: only keys that exist are listed.
 """
@@ -8,6 +8,8 @@ from kvbm_console.core.ids import SlotState
 from ..desk import Desk
 from ..draw.frame import TABS
 from ..draw.spans import BLANK, Line, Row
+from .help_words import WORDS
+from .warnings import wrap
 
 EVERYWHERE = (
     ("1..9", "views"), ("/", "filter"), ("enter esc", "into, back"), (":", "commands"), ("space", "pause view, play"),
@@ -30,8 +32,29 @@ PILLS = (
 """What the first word on the screen says about the rest."""
 
 
+THIRD = 84
+"""Where the words stand when there is room for a third column."""
+
+
+def _words(desk: Desk, width: int, room: int) -> list[Line]:
+    """The view's words, each with what it means, as many as fit whole."""
+    lines: list[Line] = []
+    for word, meaning in WORDS.get(desk.current, ()):
+        pieces = wrap(f"{word}: {meaning}", width - 3)
+        if len(lines) + len(pieces) > room:
+            break
+        for index, piece in enumerate(pieces):
+            row = Row().put(" ")
+            if index == 0:
+                row.put(word, "text").put(piece[len(word):], "muted")
+            else:
+                row.put(f"  {piece}", "muted")
+            lines.append(row.line())
+    return lines
+
+
 def help_lines(desk: Desk, width: int, height: int) -> list[Line]:
-    """Two columns: this view, everywhere; then what the colours mean."""
+    """Two columns: this view, everywhere; words in a third one or below the first; then what the colours mean."""
     mine = [("↑ ↓ j k", "move"), ("g G", "first, last")] if desk.current not in (0,) else [("↑ ↓", "choose a warning")]
     mine += [hint for hint in desk.view.hints(desk) if hint not in mine]
     name = (*(long for long, _ in TABS), "Warnings", "Why")[desk.current]
@@ -45,13 +68,24 @@ def help_lines(desk: Desk, width: int, height: int) -> list[Line]:
     if len(desk.targets) > 1:
         others.append(("{ }", "previous, next target"))
     mine = [hint for hint in mine if hint[0] not in {key for key, _ in others}]
-    mine += [("", ""), *PILLS]
-    for index in range(max(len(mine), len(others))):
-        row = Row().put(" ")
-        if index < len(mine):
-            row.put(mine[index][0], "key").to(12).put(mine[index][1], "muted")
+    third = width >= THIRD + 30
+    room = height - 1 if third else height - 4 - len(mine)
+    told = _words(desk, width - THIRD - 2 if third else 38, room if third else room - len(PILLS) - 1)
+    if told or third:
+        mine += [("", ""), *PILLS]
+    else:
+        told = _words(desk, 38, room)  # what is on this view is more than what may stand before it
+    if third and told:
+        lines[0] = Row().add(lines[0]).to(THIRD).put("WORDS", "title").line(lines[0].ground)
+    lefts = [Row().put(f" {key}", "key").to(12).put(word, "muted").line() for key, word in mine]
+    if not third and told:
+        lefts += [BLANK, *told]
+    for index in range(max(len(lefts), len(others), len(told) if third else 0)):
+        row = Row().add(lefts[index]) if index < len(lefts) else Row()
         if index < len(others):
             row.to(41).put(others[index][0], "key").to(53).put(others[index][1], "muted")
+        if third and index < len(told):
+            row.to(THIRD - 1).add(told[index])
         lines.append(row.line())
     lines.append(BLANK)
     staged = desk.glyphs.state[SlotState.ONBOARD_STAGED]

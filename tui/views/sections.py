@@ -24,13 +24,23 @@ from ..model.sources import WATCHED, ended, uncertain
 MEDIA = {Tier.G1: "device", Tier.G2: "host", Tier.G3: "disk", Tier.G4: "remote"}
 
 
+WINDOW_S = 60
+"""Over this time the hit rate is taken."""
+
+
+def known_window_s(desk: Desk) -> int:
+    """Seconds of that time of which this console has the events: fewer soon after it came."""
+    start = desk.mirror.density.start_ns
+    return WINDOW_S if start is None else max(1, min(WINDOW_S, (desk.now_ns - start) // S + 1))
+
+
 def cache_section(desk: Desk, width: int, *, trends: bool = True) -> list[Line]:
     """The hit rate of the last minute with its denominator, its parts, and a bar of them."""
     asked, hits = desk.mirror.flows.hit_shares(desk.now_ns)
     total, parts, miss = shares(hits, asked)
     tiers = [tier for tier in (Tier.G1, Tier.G2, Tier.G3, Tier.G4) if hits[tier - 1] or tier is not Tier.G4]
-    lines = [desk.title("CACHE", f"hit rate, last 60 s, of {count(asked)} prompt blocks" if asked
-                        else "hit rate, last 60 s, no prompt yet")]
+    what = f"of {count(asked)} prompt blocks" if asked else "no prompt yet"
+    lines = [desk.title("CACHE", f"hit rate, last {known_window_s(desk)} s, {what}")]
     row = Row().put(" ").put(f"{total} %" if asked else "–", "strong").to(9)
     tail = Row()
     for tier in tiers:
@@ -293,7 +303,8 @@ def nothing_yet(desk: Desk, state: CacheState) -> list[Line]:
     name = f"{target.target}, run {target.run}" if target is not None and target.run else (
         target.target if target is not None else "–")
     if desk.recording:
-        here = f" No live request at seq {count(state.seq)} of {plain(name)}, iteration {count(state.iteration)}."
+        seq = max(0, state.seq - 1)
+        here = f" No live request at seq {count(seq)} of {plain(name)}, iteration {count(state.iteration)}."
         return [
             Row().put(here).line(),
             Row().put(" space", "key").put(" plays, ", "muted").put(".", "key").put(" steps on, ", "muted")

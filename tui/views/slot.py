@@ -271,15 +271,18 @@ def _prompt(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[
     cached, done, todo = parts(slot, computed)
     size = block_tokens(desk.mirror)
     present = {pool.info.tier for pool in desk.mirror.state.pools}
-    legend = Row().put(" ")
-    for tier in (Tier.G1, Tier.G2, Tier.G3):
-        known = str(cached[tier - 1] // size) if tier in present else "–"
-        legend.put(desk.glyphs.prompt[tier], f"fill.{tier.name.lower()}").put(f" {tier.name} {known}   ", "muted")
-    legend.put(f"{desk.glyphs.computed} computed {done // size}", "computed")
-    legend.put(f"   {desk.glyphs.todo} to do {-(-todo // size)}", "muted")
     generated = max(0, computed - slot.prompt_tokens)
-    if generated:
-        legend.put(f"   +{count(generated)} generated", "muted")
+    for gap in ("   ", "  ", " "):  # nothing of it is cut as long as it fits
+        legend = Row().put(" ")
+        for tier in (Tier.G1, Tier.G2, Tier.G3):
+            known = str(cached[tier - 1] // size) if tier in present else "–"
+            legend.put(desk.glyphs.prompt[tier], f"fill.{tier.name.lower()}").put(f" {tier.name} {known}{gap}", "muted")
+        legend.put(f"{desk.glyphs.computed} computed {done // size}", "computed")
+        legend.put(f"{gap}{desk.glyphs.todo} to do {-(-todo // size)}", "muted")
+        if generated:
+            legend.put(f"{gap}+{count(generated)}{' generated' if gap == '   ' else ' gen'}", "muted")
+        if legend.x <= width:
+            break
     return [head.line("", width), bar.line(), legend.line("", width)]
 
 

@@ -30,6 +30,8 @@ class Warnings(Page):
         """The chosen warning; it stays chosen while others come and go."""
         self.top = 0
         self.page = 1
+        self.last_top = 0
+        """How far the list of what is watched scrolls."""
 
     @property
     def schema(self) -> Schema | None:
@@ -50,7 +52,8 @@ class Warnings(Page):
             row = Row().put(none, "muted")
             if WARNINGS in desk.filters:
                 row.put("esc", "key").put("  clear", "muted")
-            return [*lines, row.line(), BLANK, *_watched(width)][:height]
+            lines += [row.line(), BLANK, Row().put(" WATCHED", "title").line("" if desk.tall else "bar", width)]
+            return [*lines, *self._watched(width, height - len(lines))]
         at = self._at(found)
         detail = _detail(desk, found[at], width)
         self.page = max(3, height - 2 - min(len(detail) + 1, height // 2))
@@ -61,6 +64,20 @@ class Warnings(Page):
             lines.append(Row().put(f" +{len(found) - self.page} more", "muted").line())
         room = height - len(lines)
         return [*lines, *([BLANK] if room > len(detail) else []), *detail][:height]
+
+    def _watched(self, width: int, room: int) -> list[Line]:
+        """What is looked at all the time, when there is nothing to show; it scrolls where it does not fit."""
+        lines = _watched(width)
+        self.page = max(1, room - 1)
+        self.last_top = max(0, len(lines) - room)
+        self.top = min(self.top, self.last_top)
+        shown = lines[self.top : self.top + room]
+        if self.last_top and shown:
+            below = len(lines) - self.top - room + 1
+            shown[-1] = Row().put(f" +{below} rows below  ↓" if self.top < self.last_top else " ↑", "muted").line()
+            if self.top >= self.last_top:
+                shown[-1] = lines[-1]
+        return shown
 
     def _at(self, found: list[Warning]) -> int:
         return next((i for i, warning in enumerate(found) if warning.key == self.key), 0)
@@ -88,6 +105,8 @@ class Warnings(Page):
         found = self.listed(desk)
         if key in MOVES and found:
             self._choose(desk, found[moved(self._at(found), key, len(found), self.page)])
+        elif key in MOVES and self.last_top:
+            self.top = moved(self.top, key, self.last_top + 1, self.page)
         elif key.startswith("row:") and int(key[4:]) < len(found):
             chosen = found[int(key[4:])]
             if chosen.key == self.key:
@@ -157,11 +176,13 @@ def _detail(desk: Desk, warning: Warning, width: int) -> list[Line]:
 
 
 def _watched(width: int) -> list[Line]:
-    """What is looked at all the time, when there is nothing to show."""
-    lines = [Row().put(" WATCHED", "title").line()]
+    """Every lint with its threshold."""
+    lines: list[Line] = []
+    left = max(map(len, TEXTS)) + 3
     for lint, text in TEXTS.items():
-        row = Row().put(f" {lint.replace('_', ' ')}", "text").to(14)
-        lines.append(row.put(cut(text.threshold, max(0, width - 2 - row.x)), "muted").line())
+        for index, piece in enumerate(wrap(text.threshold, width - 2 - left)):
+            row = Row().put("" if index else f" {lint.replace('_', ' ')}", "text").to(left)
+            lines.append(row.put(piece, "muted").line())
     return lines
 
 

@@ -1,0 +1,142 @@
+"""What somebody needs who sees the console for the first time: words, examples, lints; whole, and never wrong."""
+
+import re
+
+import pytest
+
+from kvbm_console.core.config import BreakpointSpec
+from tests.tui.desks import FakeActions, desk_of, everything, screen
+from tests.tui.script import S, Script, story
+from tui.desk import BREAKS, OVERVIEW, RECORD, SLOT, TIERS, WARNINGS, WHY
+from tui.keys import press
+from tui.model.breaks import parse_breakpoint
+from tui.model.lint_texts import TEXTS
+from tui.views.breaks import EXAMPLES
+from tui.views.help_words import WORDS
+
+LIFE = {"staged", "onboarding", "preempted", "skipped"}
+"""States: on a screen whenever a request is in one."""
+ELSEWHERE = {
+    "never_stored", "evicted", "promoted", "skipped", "allowed", "gap", "past its limit", "need", "OP", "op",
+    "stimulus", "G3", "seq", "RANKS", "thrash", "limit", "evidence", "to do", "queued", "SITE", "cell", "LIFE",
+}
+"""Words of views that have something chosen, or of wide screens."""
+
+
+@pytest.mark.parametrize("view", sorted(WORDS))
+def test_every_word_of_the_help_is_on_its_view(view: int) -> None:
+    desk = desk_of(story())
+    desk.selected = "agent-0003.2"
+    desk.current = view
+    text = everything(desk, 200, 60) + everything(desk, 80, 24)
+    for word, meaning in WORDS[view]:
+        assert not meaning.endswith(".")
+        for part in word.split() if view != WHY else ():
+            assert part in text or {word, part} & (ELSEWHERE | LIFE), f"{part!r} is not on view {view + 1}"
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (110, 30), (120, 40), (200, 60)])
+@pytest.mark.parametrize("view", range(11))
+def test_help_is_never_cut(view: int, size: tuple[int, int]) -> None:
+    desk = desk_of(story())
+    desk.current = view
+    desk.help = True
+    rows = screen(desk, *size)
+    assert not any("…" in row for row in rows[2:-1] if "continue until" not in row)
+    if size[1] >= 24:
+        assert any(row.startswith(" COLOURS") for row in rows)
+        assert any(WORDS[view][0][0] in row for row in rows[3:-2])
+    if size == (200, 60):
+        text = " ".join(" ".join(row[83:].split()) for row in rows)
+        for word, meaning in WORDS[view]:
+            assert f"{word}: {meaning}" in text
+
+
+@pytest.mark.parametrize("typed", [typed for typed, _ in EXAMPLES])
+def test_every_example_of_a_breakpoint_is_one(typed: str) -> None:
+    assert isinstance(parse_breakpoint(typed), BreakpointSpec)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+def test_without_a_breakpoint_the_view_says_what_one_looks_like(size: tuple[int, int]) -> None:
+    script = Script()
+    script.pools()
+    script.run("chat-1")
+    desk = desk_of(script, late_ns=0)
+    desk.current = BREAKS
+    rows = screen(desk, *size)
+    for typed, meaning in EXAMPLES:
+        assert any(row.startswith(f" {typed}") for row in rows)
+        assert any(meaning in row for row in rows)
+    desk = desk_of(script, late_ns=0, read_only=True)
+    desk.current = BREAKS
+    assert "EXAMPLES" not in everything(desk, *size)
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40), (200, 60)])
+def test_every_lint_that_is_watched_can_be_read_whole(size: tuple[int, int]) -> None:
+    script = Script()
+    script.pools()
+    desk = desk_of(script, late_ns=0)
+    desk.current = WARNINGS
+    seen: list[str] = []
+    for _ in range(40):
+        seen += [row for row in screen(desk, *size)[3:-1] if not row.endswith("↓")]
+        press(desk, "down")
+    text = " ".join(" ".join(dict.fromkeys(seen)).split())
+    for lint, told in TEXTS.items():
+        assert f"{lint.replace('_', ' ')} " in text
+        for word in told.threshold.split():
+            assert word in text
+    assert "…" not in text
+
+
+def test_the_window_of_the_hit_rate_is_as_long_as_what_is_known() -> None:
+    script = Script()
+    script.pools()
+    script.run("chat-1")
+    desk = desk_of(script, late_ns=0)
+    desk.current = OVERVIEW
+    assert "hit rate, last 1 s, of 4 prompt blocks" in everything(desk)
+    for _ in range(99):
+        script.wait(S)
+        script.iterate()
+    desk = desk_of(script, late_ns=0)
+    assert "hit rate, last 60 s, no prompt yet" in everything(desk)
+
+
+def test_the_legend_of_a_prompt_is_whole_in_the_panel_beside_the_list() -> None:
+    script = Script()
+    script.pools()
+    slot = script.run("chat-1")
+    script.iterate(count=90)
+    desk = desk_of(script, late_ns=0)
+    desk.select("chat-1")
+    for view, size in ((1, (120, 40)), (1, (160, 45)), (SLOT, (80, 24)), (SLOT, (120, 40))):
+        desk.current = view
+        rows = everything(desk, *size)
+        assert slot == 0
+        assert re.search(r"to do 0 +\+\d+ gen", rows), rows
+
+
+def test_losses_of_a_recording_are_on_its_first_screen() -> None:
+    class Lost:
+        first, last, reason, count = 10, 55, "not recorded", 46
+
+    from tests.tui.desks import FakeTape, FakeTransport
+
+    transport = FakeTransport()
+    tape = FakeTape()
+    tape.gaps = (Lost(),)  # type: ignore[assignment]
+    transport.recording = tape
+    from kvbm_console.core.state import CacheState
+    from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
+    from tests.tui.script import connected
+
+    script = Script()
+    script.pools()
+    desk = desk_of(items=[connected(recording=True), SnapshotTaken(CacheState()), EventsArrived(script.events)],
+                   actions=FakeActions(transport))
+    for view in (OVERVIEW, TIERS, RECORD):
+        desk.current = view
+        assert " lost 46" in screen(desk)[0]

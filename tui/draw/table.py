@@ -58,9 +58,9 @@ def header(
     return row.line()
 
 
-def cells(places: Sequence[tuple[Column[T], int, int]], item: T) -> Row:
-    """One row of the table, not yet finished."""
-    row = Row()
+def cells(places: Sequence[tuple[Column[T], int, int]], item: T, row: Row | None = None) -> Row:
+    """One row of the table, not yet finished, behind what stands in ``row``."""
+    row = row if row is not None else Row()
     for column, x, size in places:
         spans = column.cell(item, size)
         length = len(spans[0][0]) if len(spans) == 1 else len("".join([text for text, _ in spans]))
@@ -68,6 +68,9 @@ def cells(places: Sequence[tuple[Column[T], int, int]], item: T) -> Row:
             row.to(x + size - min(size, length))
         else:
             row.to(x)
+        if length <= size:
+            row.spans(spans)
+            continue
         left = size
         for text, role in spans:
             row.put(text[:left], role)
@@ -75,17 +78,6 @@ def cells(places: Sequence[tuple[Column[T], int, int]], item: T) -> Row:
             if left <= 0:
                 break
     return row
-
-
-def after(line: Line, x: int) -> list[Span]:
-    """The spans of a line from cell ``x`` on."""
-    spans: list[Span] = []
-    at = 0
-    for span in line.spans:
-        if at + len(span.text) > x:
-            spans.append(Span(span.text[max(0, x - at) :], span.role))
-        at += len(span.text)
-    return spans
 
 
 def window(total: int, selected: int | None, top: int, height: int) -> int:

@@ -20,6 +20,8 @@ CAUSE_FROM = 120
 """Columns from which a row tells its stimulus, and the iteration where it knows one."""
 FIELDS_FROM = 180
 """Columns from which a row has its fields, too."""
+LINES_MAX = 1_024
+"""Rows kept; about ten screens."""
 _TOLD = frozenset({"seq", "at_ns", "cause"})
 """Fields that have a place of their own."""
 
@@ -61,6 +63,24 @@ def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False, fo
     _rest(row, event, width)
     row.zone(0, ("row", event.seq), row.x)
     return row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width)
+
+
+class EventLines:
+    """Rows of events, kept: what one says does not change, and most of a screen was on the one before."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Line] = {}
+
+    def line(self, desk: Desk, event: Event, width: int, *, choice: int | None = None, folded: int = 0) -> Line:
+        """The row of an event; that of the event ``choice`` stands out."""
+        chosen = event.seq == choice
+        key = (event.seq, folded, width, desk.selected, chosen, desk.times.wall)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= LINES_MAX:
+                self._known.clear()
+            found = self._known[key] = event_line(desk, event, width, chosen=chosen, folded=folded)
+        return found
 
 
 def _rest(row: Row, event: Event, width: int) -> None:

@@ -18,15 +18,13 @@ from ..model.filters import EVENTS
 from ..model.gaps import Gap
 from ..model.numbers import count, cut, per_second
 from ..model.wording import concerns
-from .event_rows import event_foot, event_line, event_table
+from .event_rows import EventLines, event_foot, event_table
 from .page import Page
 
 SCANNED_MAX = 5_000
 """Events looked at for one filtered screen; further back a recording is the right tool."""
 STRETCHES_LOOKED_AT = 512
 """Stretches that were passed over, looked at for one screen."""
-LINES_MAX = 1_024
-"""Rows kept; about ten screens."""
 FOLD_RATE = 200
 """Events a second above which equal ones in a row are one while following: nobody reads that many."""
 FOOT_ROWS = 5
@@ -53,7 +51,7 @@ class Log(Page):
         self.last_seq: int | None = None
         """The event on the last row; None while following."""
         self.page = 10
-        self._lines: dict[tuple[object, ...], Line] = {}
+        self._lines = EventLines()
         self._found: list[int] = []
         """Seqs of the rows on the screen."""
 
@@ -82,20 +80,8 @@ class Log(Page):
             if isinstance(item, Gap | Passed):
                 lines.append(_band(desk, item, width))
             else:
-                lines.append(self._line(desk, item, more, width))
+                lines.append(self._lines.line(desk, item, width, choice=desk.event, folded=more))
         return [*fit(lines, height - len(foot)), *foot]
-
-    def _line(self, desk: Desk, event: Event, folded: int, width: int) -> Line:
-        """The row of an event, kept: what it says does not change."""
-        chosen = event.seq == desk.event
-        key = (event.seq, folded, width, desk.selected, chosen, desk.times.wall)
-        found = self._lines.get(key)
-        if found is None:
-            if len(self._lines) >= LINES_MAX:
-                self._lines.clear()
-            found = self._lines[key] = event_line(
-                desk, event, width, chosen=chosen, folded=folded)
-        return found
 
     def _newer(self, desk: Desk) -> int:
         if self.last_seq is None or not desk.mirror.log:

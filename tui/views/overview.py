@@ -17,7 +17,7 @@ from ..model.lints import Warning, ended_text
 from ..model.numbers import cut, plain, plural
 from ..model.sources import blocks_only
 from .engines import engines_section
-from .event_rows import event_line
+from .event_rows import EventLines
 from .page import Page
 from .sections import (
     cache_section,
@@ -47,6 +47,7 @@ class Overview(Page):
     def __init__(self) -> None:
         self.at = 0
         """The warning that ``enter`` opens."""
+        self._lines = EventLines()
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Sections from top to bottom, in one, two or three columns."""
@@ -56,7 +57,7 @@ class Overview(Page):
             if blocks_only(state):
                 needs = self._needs(desk, width)
                 rows = [*needs, *([BLANK] if desk.tall else []), *engines_section(desk, state, width)]
-                return rows + _events(desk, width, height - len(rows), [BLANK])
+                return rows + self._events(desk, width, height - len(rows), [BLANK])
             return nothing_yet(desk, state)
         gap = [BLANK] if desk.tall else []
         needs = self._needs(desk, width)
@@ -128,7 +129,7 @@ class Overview(Page):
             rows += [*gap, *waiting_section(desk, state, waiting, width - 1, with_state=True)]
         if chart_rows:
             rows += [*gap, *charts_section(desk, state, width, 2, chart_rows)]
-        return rows + _events(desk, width, height - len(rows), gap)
+        return rows + self._events(desk, width, height - len(rows), gap)
 
     def _three(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
         gap = [BLANK] if desk.tall else []
@@ -142,7 +143,15 @@ class Overview(Page):
         waiting = waiting_section(desk, state, max(12, len(left_rows) - 1), width - THIRD - 1, with_state=False)
         rows = beside(beside(left_rows, right, SIDE), waiting, THIRD)
         rows += [*gap, *charts_section(desk, state, width, 3, 6)]
-        return rows + _events(desk, width, height - len(rows), gap)
+        return rows + self._events(desk, width, height - len(rows), gap)
+
+    def _events(self, desk: Desk, width: int, height: int, gap: list[Line]) -> list[Line]:
+        """The newest events, in the rows that are left."""
+        left = height - len(gap) - 1
+        if left < EVENTS_MIN:
+            return []
+        lines = [self._lines.line(desk, event, width) for event in islice(reversed(desk.mirror.log), left)]
+        return [*gap, desk.title("EVENTS", "newest last"), *reversed(lines)]
 
     # --- what needs a person -----------------------------------------------------------------------------------------
 
@@ -162,15 +171,6 @@ class Overview(Page):
             lines.append(Row().put(f" +{len(warnings) - len(shown)} more", "muted").line())
         self.at = min(self.at, max(0, len(shown) - 1))
         return lines
-
-
-def _events(desk: Desk, width: int, height: int, gap: list[Line]) -> list[Line]:
-    """The newest events, in the rows that are left."""
-    left = height - len(gap) - 1
-    if left < EVENTS_MIN:
-        return []
-    newest = list(islice(reversed(desk.mirror.log), left))
-    return [*gap, desk.title("EVENTS", "newest last"), *(event_line(desk, event, width) for event in reversed(newest))]
 
 
 def _warning_line(desk: Desk, warning: Warning, width: int, who: int, what: int, chosen: bool) -> Line:

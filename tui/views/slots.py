@@ -117,11 +117,8 @@ class Slots(Page):
     def _line(
         self, desk: Desk, row: SlotRow, places: list[tuple[Column[SlotRow], int, int]], width: int, *, chosen: bool
     ) -> Line:
-        built = Row().put(desk.glyphs.select if chosen else " ", "selbar")
-        built.spans(words.mark(row.level, desk.glyphs))
-        rest = table.cells(places, row).line()
-        text = Row().add(built.line())
-        text.spans(table.after(rest, built.x))
+        text = Row().put(desk.glyphs.select if chosen else " ", "selbar")
+        table.cells(places, row, text.spans(words.mark(row.level, desk.glyphs)))
         text.to(width - 1 if chosen else text.x)
         text.zone(0, ("select", row.slot.request), width)
         return text.line("sel" if chosen else "", width)

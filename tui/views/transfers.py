@@ -143,8 +143,7 @@ class Transfers(Page):
         chosen = row.transfer.candidate == self.selected
         built = Row().put(desk.glyphs.select if chosen else " ", "selbar").spans(
             words.mark(None if row.level is Level.HELD else row.level, desk.glyphs))
-        rest = table.cells(places, row).line()
-        built.spans(table.after(rest, built.x)).to(width - 1 if chosen else 0)
+        table.cells(places, row, built).to(width - 1 if chosen else 0)
         built.zone(0, ("row", self.numbers.index(row.transfer.candidate)), width)
         return built.line("sel" if chosen else "", width)
 

@@ -99,7 +99,7 @@ class DevicePool:
 
         The caller caps the prefix at prompt - 1 tokens, so that one token is left to compute.
         """
-        return prefix_of(self._index.get, hashes if limit is None else hashes[:limit])
+        return prefix_of(self._index, hashes if limit is None else hashes[:limit])
 
     def fits(self, count: int, prefix: Sequence[int] = ()) -> bool:
         """Whether ``allocate(count, prefix)`` would succeed: the prefix must not pay for the new blocks."""

@@ -114,7 +114,7 @@ class PoolFacts:
 
     def ready_prefix(self, hashes: Sequence[int]) -> list[int]:
         """Places where the leading ones of these hashes may be read."""
-        places = prefix_of(self.by_hash.get, hashes)
+        places = prefix_of(self.by_hash, hashes)
         if not self.counts[_WRITING] and not self.quarantined:
             return places  # all that has content can be read
         ready: list[int] = []

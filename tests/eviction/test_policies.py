@@ -13,6 +13,7 @@ from kvbm_console.core.eviction import auto
 from kvbm_console.core.eviction.belady import Belady
 from kvbm_console.core.eviction.policy import POLICIES, PRESETS, EvictionPolicy, PolicyConfig, ghosts_max, make_policy
 from kvbm_console.core.eviction.ranked import FrequencyBased, Lrfu, unpacked
+from kvbm_console.core.eviction.simple_lru import SimpleLru
 from kvbm_console.simulation.cache_only import replay
 from tests.eviction.literal import Literal
 from tests.eviction.trees import SECOND_NS, make, paths, traces
@@ -267,3 +268,36 @@ def test_auto_says_that_it_is_recency_without_history_and_follows_the_load() -> 
     assert gauges.get("half_life_s", 9.0) > 1.0
     assert gauges["changes"] >= 1
     assert sum(key in policy.resident for key in range(17 * 14)) > 200
+
+
+_KEYS = some.lists(some.integers(0, 9), max_size=5)
+_VERBS = ["touch", "again", "forget", "compact", "restore"]
+
+
+@settings(max_examples=300)
+@given(some.lists(some.tuples(some.sampled_from(_VERBS), _KEYS), max_size=30))
+def test_recency_is_the_order_of_the_last_touches(steps: list[tuple[str, list[int]]]) -> None:
+    """Beside a list: each key, deepest first, goes to its end; also where a prefix is touched again, or a key twice."""
+    policy, order, last = SimpleLru(), list[int](), list[int]()
+    for verb, keys in steps:
+        if verb in ("touch", "again"):
+            last = keys if verb == "touch" else last
+            policy.touch(last, 0)
+            for key in reversed(last):
+                order = [*(one for one in order if one != key), key]
+        elif verb == "forget":
+            policy.forget(keys)
+            order = [key for key in order if key not in keys]
+        elif verb == "compact":
+            policy._stand(policy.export())
+        else:
+            exported = policy.export()
+            policy = SimpleLru()
+            policy.restore(exported)
+        assert policy.export() == order
+        assert policy.resident == set(order)
+        for count in range(len(order) + 2):
+            may_go = [key for key in order if key not in keys and key % 3]
+            chosen = policy.victims(count, lambda key: key % 3 > 0, keys)
+            assert chosen == (may_go[:count] if count <= len(may_go) else None)
+        assert policy._carried == sum(map(len, policy._touches.values()))

@@ -1,17 +1,20 @@
 """``simple_lru``: evict the block that was touched longest ago; deeper blocks first within one touch.
 
-Law of this file: the order is a ring of touches, oldest first, in which only the last entry of each block lives; so a
-touch of a whole prefix is two bulk operations, and a choice of victims is all or none.
+Law of this file: the order is that of the touches, oldest first, and within one of its keys, deepest first; a key lives
+in the last touch that names it. So a touch of a whole prefix is one entry, which the same prefix again moves or
+replaces, and a choice of victims is all or none.
 """
 
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
-from itertools import compress
-from itertools import count as numbers
-from operator import eq
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, Final
 
 _SLACK: Final = 5_000
-"""Dead entries that are carried before the ring is compacted, beside three per block: O(1) amortised."""
+"""Dead keys that touches carry before all are looked through, beside two per block: O(1) amortised."""
+_AT_ONCE: Final = 16
+"""At least so many keys are looked at together: a comprehension costs half of a loop that tests everything."""
 
 
 class SimpleLru:
@@ -28,9 +31,13 @@ class SimpleLru:
     name = "simple_lru"
 
     def __init__(self, order: Iterable[int] = ()) -> None:
-        self._ring: list[int] = list(order)
-        self._at: dict[int, int] = dict(zip(self._ring, numbers()))
-        self._head = 0
+        self._touches: OrderedDict[int, list[int]] = OrderedDict()
+        """Number of a touch to its keys, deepest first."""
+        self._at: dict[int, int] = {}
+        """Key to the touch in which it lives."""
+        self._next = self._carried = self._passed = 0
+        """Number of the next touch; keys that all touches name; leading ones of the oldest that live there no more."""
+        self._stand(list(order))
 
     @property
     def resident(self) -> KeysView[int]:
@@ -39,38 +46,77 @@ class SimpleLru:
 
     def touch(self, keys: Sequence[int], at_ns: int = 0) -> None:
         """Blocks of one prefix, in prompt order, were just used (or stored); the deepest becomes the coldest."""
-        ring = self._ring
-        if len(ring) > 3 * len(self._at) + _SLACK:
-            self._compact()
-            ring = self._ring
-        deepest_first = keys[::-1]
-        self._at.update(zip(deepest_first, numbers(len(ring))))
-        ring.extend(deepest_first)
+        if not keys:
+            return
+        at, number = self._at, self._next
+        deepest_first = keys[::-1] if type(keys) is list else list(reversed(keys))
+        before, known = at.get(keys[0]), len(at)
+        again = before is not None and self._touches[before] == deepest_first
+        if again and before is not None and self._replaced(before, deepest_first):
+            return
+        at.update(zip(deepest_first, repeat(number)))
+        if len(at) - known != len(keys) and not again and len(set(keys)) != len(keys):
+            deepest_first = list(dict.fromkeys(keys))[::-1]  # named twice: a key lives where it is named last
+        self._touches[number] = deepest_first
+        self._next = number + 1
+        self._carried += len(deepest_first)
+        if self._carried > 3 * len(at) + _SLACK:
+            self._stand(self.export())
+
+    def _replaced(self, number: int, keys: list[int]) -> bool:
+        """The keys of this touch are touched again: whether it was moved, since all live in it; else it is dropped."""
+        touches = self._touches
+        if next(iter(touches)) == number:
+            self._passed = 0
+        try:
+            if len(keys) > 1 and itemgetter(*keys)(self._at) == (number,) * len(keys):
+                touches.move_to_end(number)
+                return True
+        except KeyError:
+            pass  # one was forgotten
+        del touches[number]
+        self._carried -= len(keys)
+        return False
 
     def forget(self, keys: Iterable[int]) -> None:
         """Blocks were given up."""
-        at = self._at
-        for key in keys:
-            at.pop(key, None)
+        deque(map(self._at.pop, keys, repeat(None)), 0)
 
     def victims(
         self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
     ) -> list[int] | None:
         """The ``count`` coldest evictable keys that are not protected, coldest first; None if there are fewer."""
-        ring, live, head = self._ring, self._at.get, self._head
-        while head < len(ring) and live(ring[head]) != head:
-            head += 1
-        self._head = head
-        chosen: list[int] = []
-        while len(chosen) < count and head < len(ring):
-            # In chunks: a comprehension over what is asked for costs half of a loop that tests everything.
-            end = head + max(count - len(chosen), 16)
-            chosen += [
-                key for place, key in enumerate(ring[head:end], head)
-                if live(key) == place and key not in protected and (evictable is None or evictable(key))
-            ]
-            head = end
-        return chosen[:count] if len(chosen) >= count else None
+        live, chosen, start = self._at.get, list[int](), self._pass_dead()
+        if count <= 0:
+            return chosen
+        for number, keys in self._touches.items():
+            while start < len(keys):
+                # In parts: what is behind the last victim is not looked at.
+                end = start + max(count - len(chosen), _AT_ONCE)
+                chosen += [
+                    key for key in keys[start:end]
+                    if live(key) == number and key not in protected and (evictable is None or evictable(key))
+                ]
+                if len(chosen) >= count:
+                    return chosen[:count]
+                start = end
+            start = 0
+        return None
+
+    def _pass_dead(self) -> int:
+        """Where the oldest key that lives stands in the oldest touch."""
+        live, touches = self._at.get, self._touches
+        while touches:
+            number = next(iter(touches))
+            keys = touches[number]
+            for at in range(self._passed, len(keys)):
+                if live(keys[at]) == number:
+                    self._passed = at
+                    return at
+            del touches[number]
+            self._carried -= len(keys)
+            self._passed = 0
+        return 0
 
     def recency_agrees(self, victims: Collection[int]) -> bool:
         """Always: recency is all that there is."""
@@ -82,14 +128,17 @@ class SimpleLru:
 
     def export(self) -> Any:
         """The keys, coldest first."""
-        ring = self._ring
-        return list(compress(ring, map(eq, map(self._at.get, ring), numbers())))
+        live = self._at.get
+        return [key for number, keys in self._touches.items() for key in keys if live(key) == number]
 
     def restore(self, exported: Any) -> None:
         """Become what was exported."""
-        self._ring = list(exported)
-        self._at = dict(zip(self._ring, numbers()))
-        self._head = 0
+        self._at.clear()
+        self._stand(list(exported))
 
-    def _compact(self) -> None:
-        self.restore(self.export())
+    def _stand(self, keys: list[int]) -> None:
+        """The resident keys stand in this order, as of one touch."""
+        self._at.update(dict.fromkeys(keys, self._next))
+        self._touches = OrderedDict({self._next: keys} if keys else {})
+        self._next += 1
+        self._carried, self._passed = len(keys), 0

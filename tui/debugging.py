@@ -139,7 +139,10 @@ def ask_for_breakpoint(desk: Desk, text: str, number: int) -> None:
 
     def check(typed: str) -> str:
         try:
-            return verdict(desk, parse_breakpoint(typed))
+            spec = parse_breakpoint(typed)
+            if not spec.narrowed:
+                raise UsageError("say where: to, from, request, site, tier, route, status or when")
+            return verdict(desk, spec)
         except ExpressionError as error:
             raise FilterError(error.column - 1, error.message) from None
         except UsageError as error:

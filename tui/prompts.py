@@ -34,7 +34,10 @@ class Prompt:
         self.text = text
         self.at = len(text)
         self.verdict = ""
+        self.wrong = False
+        """Whether the text is a mistake: enter does nothing."""
         self.wrong_column: int | None = None
+        """Where the mistake is; None when it has no one place."""
         self._submit = submit
         self._check = check
         self._live = live
@@ -47,15 +50,16 @@ class Prompt:
         self._judge()
 
     def _judge(self) -> None:
-        self.verdict, self.wrong_column = "", None
+        self.verdict, self.wrong, self.wrong_column = "", False, None
         if self._check is None:
             return
         try:
             self.verdict = self._check(self.text)
         except FilterError as error:
             self.verdict, self.wrong_column = f"column {error.column + 1}: {error}", error.column
+            self.wrong = True
         except ValueError as error:
-            self.verdict, self.wrong_column = str(error), 0
+            self.verdict, self.wrong = str(error), True
 
     # --- keys --------------------------------------------------------------------------------------------------------
 
@@ -66,7 +70,7 @@ class Prompt:
                 self._cancel()
             return False
         if key == "enter":
-            if self.wrong_column is not None:
+            if self.wrong:
                 return True
             self.remember(self.text)
             self._submit(self.text)
@@ -77,7 +81,7 @@ class Prompt:
             self._offer = None
             self._edit(key)
         self._judge()
-        if self._live is not None and self.wrong_column is None:
+        if self._live is not None and not self.wrong:
             self._live(self.text)
         return True
 
@@ -169,6 +173,10 @@ class Prompt:
 
     def _verdict_line(self, width: int) -> Line:
         """The mistake under its column, or what may be typed next, or what the text means."""
+        blank = not self.text.strip()
+        if self.wrong and self.wrong_column is None and self._offer is None and not blank:
+            row = Row().put(" " * (1 + len(self.label)))
+            return row.put(cut(self.verdict, max(0, width - 1 - row.x)), "fault").line("bar", width)
         if self.wrong_column is not None and self._offer is None:
             column = 1 + len(self.label) + max(0, self.wrong_column - self._shift(width)[0])
             text = cut(self.verdict, width - 4)
@@ -179,7 +187,7 @@ class Prompt:
             return Row().put(" ").put(text, "fault").line("bar", width)
         words = self.offered()[:OFFERED_MAX]
         row = Row().put(" " * (1 + len(self.label)))
-        if words and (self._offer is not None or not self.verdict):
+        if words and (self._offer is not None or not self.verdict or blank):
             row.put("tab", "key").put("  ", "text")
             for index, word in enumerate(words):
                 role = "strong" if self._offer is not None and self._offer[3] == index else "muted"

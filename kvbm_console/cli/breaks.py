@@ -118,7 +118,7 @@ def break_set(target: str | None, form: str, depends_on: int | None, **given: An
     A slot that is stopped stands still at its next waitable point; everything else goes on.
     """
     spec = check(spec_of({**given, "depends_on": depends_on or 0}))
-    if spec.describe() == BreakpointSpec().describe() and not spec.condition and spec.status is None:
+    if not spec.narrowed:
         raise click.UsageError(
             "break set needs at least one of --to, --from, --request, --site, --tier, --route, --status, --when"
         )

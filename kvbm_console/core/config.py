@@ -177,6 +177,11 @@ class BreakpointSpec(msgspec.Struct, frozen=True, array_like=True):
                 f"above 0 and at most {MAX_HOLD_NS_MAX}", self.max_hold_ns)
         require(self.ignore_count >= 0, "ignore_count", "at least 0", self.ignore_count)
 
+    @property
+    def narrowed(self) -> bool:
+        """Whether it says where: a site, a state, requests, a copy or a condition. Any other stops every move."""
+        return bool(self.condition) or self.status is not None or self.describe() != BreakpointSpec().describe()
+
     def describe(self) -> str:
         """One line for lists: the site and what it matches."""
         old = f"{self.from_state.label} " if self.from_state is not None else ""

@@ -130,8 +130,13 @@ def test_a_breakpoint_is_typed_in_words() -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("to nowhere", "to must be one of initialized"), ("into decoding", "no word `into`"), ("to", "`to` needs a value"),
-    ("max soon", "max must be seconds"), ("max 999s", "max_hold_ns must be"), ("site nope", "site must be one of"),
+    ("to nowhere", "column 4: to takes no `nowhere`; there are initialized, onboard_staged"),
+    ("to onbording", "column 4: to takes no `onbording`; the nearest is `onboarding`"),
+    ("to decoding reqest x", "column 13: no word `reqest`; the nearest is `request`"),
+    ("once to", "column 6: `to` needs a value"), ("max soon", "column 5: max must be seconds"),
+    ("max 999s", "max_hold_ns must be"), ("site evict", "column 6: site takes no `evict`; the nearest is `evict.will`"),
+    ("ignore x", "column 8: ignore must be a number"), ('once say "{nobody}"', "column 10: say: "),
+    ("once when ", "column 6: `when` needs a condition"), ("log freeze", "one of log, snapshot, freeze"),
 ])
 def test_a_wrong_breakpoint_is_one_sentence(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("`", ".")):

@@ -1,6 +1,6 @@
 """What is typed to set a breakpoint: ``to onboarding request chat-* once max 20s when age > 5 ms``.
 
-Law of this file: a word that is not known is an error with the words that are.
+Law of this file: a mistake is told with its column and the nearest valid name.
 """
 
 import re
@@ -9,6 +9,7 @@ from typing import Final, TypeVar, cast
 from kvbm_console.core.config import SECOND_NS, BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.expression import CONDITION, ExpressionError, compile_condition, compile_log, complete
+from kvbm_console.core.expression.schema import nearest, short
 from kvbm_console.core.ids import (
     BreakpointAction,
     CandidateStatus,
@@ -26,6 +27,9 @@ WORDS: Final = (
     "to", "from", "request", "site", "tier", "route", "status", "max", "once", "log", "snapshot", "freeze", "ignore",
     "hits", "suspend", "after", "timeout", "expires", "persist", "say", "name", "when",
 )
+_WORDS: Final = dict.fromkeys(WORDS)
+_Given = dict[str, tuple[str, int]]
+"""Word to what was typed behind it, and the column of that."""
 _ACTIONS: Final = {
     "log": BreakpointAction.LOG, "snapshot": BreakpointAction.SNAPSHOT, "freeze": BreakpointAction.FREEZE,
 }
@@ -43,12 +47,13 @@ NEXT: Final = {
 
 
 def parse_breakpoint(text: str) -> BreakpointSpec:
-    """The specification; raises UsageError with one sentence, and ExpressionError with the column in the whole text.
+    """The specification. Raises ExpressionError with the column in the whole text, and UsageError for a value that is
+    understood and out of bounds.
 
     >>> parse_breakpoint("to onboarding request chat-* once").describe()
     'transition.did chat-* → onboarding'
     """
-    given: dict[str, str] = {}
+    given: _Given = {}
     flags: set[str] = set()
     tokens = iter(_TOKEN.finditer(text))
     when = ""
@@ -57,41 +62,41 @@ def parse_breakpoint(text: str) -> BreakpointSpec:
         if word == "when":
             when = text[token.end() :]
             if not when.strip():
-                raise UsageError("`when` needs a condition")
+                raise ExpressionError(token.start() + 1, "`when` needs a condition")
             break
         if word not in WORDS:
-            raise UsageError(f"no word `{word}`; words are {', '.join(WORDS)}")
+            raise ExpressionError(token.start() + 1, f"no word `{short(word)}`; {nearest(word, _WORDS)}")
         if word in _FLAGS:
             flags.add(word)
             continue
         value = next(tokens, None)
         if value is None:
-            raise UsageError(f"`{word}` needs a value")
-        given[word] = _unquoted(value[0])
+            raise ExpressionError(token.start() + 1, f"`{word}` needs a value")
+        given[word] = _unquoted(value[0]), value.start() + 1
     actions = [_ACTIONS[flag] for flag in _ACTIONS if flag in flags]
     if len(actions) > 1:
         raise UsageError(f"one of {', '.join(_ACTIONS)}, got {len(actions)} of them")
     return BreakpointSpec(
-        site=_named(Site, given.get("site", "transition.did"), "site"),
-        request=given.get("request", "*"),
-        from_state=_named(SlotState, given["from"], "from") if "from" in given else None,
-        to_state=_named(SlotState, given["to"], "to") if "to" in given else None,
-        tier=_named(Tier, given["tier"], "tier") if "tier" in given else None,
-        route=_named(Route, given["route"], "route") if "route" in given else None,
-        status=_named(CandidateStatus, given["status"], "status") if "status" in given else None,
+        site=_PLAIN.site if "site" not in given else _known(Site, given, "site"),
+        request=given["request"][0] if "request" in given else "*",
+        from_state=_named(SlotState, given, "from"),
+        to_state=_named(SlotState, given, "to"),
+        tier=_named(Tier, given, "tier"),
+        route=_named(Route, given, "route"),
+        status=_named(CandidateStatus, given, "status"),
         action=actions[0] if actions else BreakpointAction.HOLD,
-        ignore_count=_number(given["ignore"], "ignore") if "ignore" in given else 0,
-        hit_condition=given.get("hits", ""),
-        name=given.get("name", ""),
+        ignore_count=_number(given, "ignore"),
+        hit_condition=given["hits"][0] if "hits" in given else "",
+        name=given["name"][0] if "name" in given else "",
         condition=_condition(when, len(text) - len(when.lstrip())),
-        log=_template(given.get("say", "")),
-        suspend=_named(Suspend, given.get("suspend", "slot"), "suspend"),
-        depends_on=_number(given["after"], "after") if "after" in given else 0,
-        on_timeout=_named(OnTimeout, given.get("timeout", "continue"), "timeout"),
+        log=_template(given),
+        suspend=_PLAIN.suspend if "suspend" not in given else _known(Suspend, given, "suspend"),
+        depends_on=_number(given, "after"),
+        on_timeout=_PLAIN.on_timeout if "timeout" not in given else _known(OnTimeout, given, "timeout"),
         one_shot="once" in flags,
         persist="persist" in flags,
-        max_hold_ns=_seconds(given["max"], "max") if "max" in given else _PLAIN.max_hold_ns,
-        expires_ns=_seconds(given["expires"], "expires") if "expires" in given else _PLAIN.expires_ns,
+        max_hold_ns=_seconds(given, "max", _PLAIN.max_hold_ns),
+        expires_ns=_seconds(given, "expires", _PLAIN.expires_ns),
     )
 
 
@@ -146,17 +151,22 @@ def _condition(text: str, before: int) -> str:
     return condition
 
 
-def _template(text: str) -> str:
+def _template(given: _Given) -> str:
+    text, column = given.get("say", ("", 1))
     if text:
-        compile_log(text)
+        try:
+            compile_log(text)
+        except ExpressionError as error:
+            raise ExpressionError(column, f"say: {error.message}") from None
     return text
 
 
-def _number(text: str, word: str) -> int:
+def _number(given: _Given, word: str) -> int:
+    text, column = given.get(word, ("0", 1))
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{word} must be a number, got {text!r}") from None
+        raise ExpressionError(column, f"{word} must be a number, got {text!r}") from None
 
 
 _LABELS: Final[dict[str, type[Word]]] = {
@@ -184,16 +194,24 @@ def complete_breakpoint(text: str) -> list[str]:
     return [word for word in offered if word.startswith(typed) and word != typed]
 
 
-def _named(kind: type[W], label: str, word: str) -> W:
+def _named(kind: type[W], given: _Given, word: str) -> W | None:
+    return _known(kind, given, word) if word in given else None
+
+
+def _known(kind: type[W], given: _Given, word: str) -> W:
+    label, column = given[word]
     try:
         return cast(W, kind.labelled(label))
     except KeyError:
-        names = ", ".join(member.label for member in kind)
-        raise UsageError(f"{word} must be one of {names}, got {label!r}") from None
+        close = nearest(label, {member.label: member for member in kind})
+        raise ExpressionError(column, f"{word} takes no `{short(label)}`; {close}") from None
 
 
-def _seconds(text: str, word: str) -> int:
+def _seconds(given: _Given, word: str, plain: int) -> int:
+    if word not in given:
+        return plain
+    text, column = given[word]
     try:
         return round(float(text.removesuffix("s")) * SECOND_NS)
     except (ValueError, OverflowError):
-        raise UsageError(f"{word} must be seconds like 20s, got {text!r}") from None
+        raise ExpressionError(column, f"{word} must be seconds like 20s, got {text!r}") from None

@@ -1,4 +1,4 @@
-"""What is said above every view, and the verbs that end it.
+"""Stops as a person meets them: banners above every view, announcements, the editor of a breakpoint.
 
 Law of this file: no terminal and no clock of its own.
 """
@@ -95,3 +95,24 @@ def test_a_step_that_arrived_is_announced_as_one() -> None:
     mono.at_ns += 2 * S
     desk.mirror.take(EventsArrived(script.events[told:]), mono.at_ns)
     assert screen(desk)[-1].startswith(" ‖ chat-9 held at a step, at request.finish; 30 s left")
+
+
+# --- the editor of a breakpoint --------------------------------------------------------------------------------------
+
+
+def test_a_wrong_word_is_told_below_it_and_what_stops_everything_is_not_taken() -> None:
+    desk = desk_of()
+    press(desk, "b")
+    press(desk, "ctrl+u")
+    typed(desk, "to decoding reqest")
+    line, below = screen(desk)[-2:]
+    assert below.index("^") == line.index("reqest")
+    assert "no word `reqest`; the nearest is `request`" in below, "in full on 80 columns"
+    press(desk, "ctrl+u")
+    assert screen(desk)[-1].strip().startswith("tab  to  from  request")
+    press(desk, "enter")
+    typed(desk, "once")
+    assert screen(desk)[-1].strip() == "say where: to, from, request, site, tier, route, status or when"
+    press(desk, "enter")
+    assert desk.prompt is not None
+    assert desk.actions.calls == []

@@ -24,6 +24,7 @@ from .desk import Desk
 from .draw.glyphs import ASCII, UNICODE
 from .keys import press
 from .model.numbers import plural
+from .picture import sturdy
 from .source import Session
 from .theme import THEMES, Theme
 from .views import all_views
@@ -128,6 +129,10 @@ class ConsoleApp(App[int]):
         held = sum(
             len(desk.mirror.state.holds) for desk in self.desks if desk.mirror.state is not None and desk.may_control)
         self.exit(0, message=f"{held} held: those that this console holds resume now" if held else None)
+
+    def export_screenshot(self, *, title: str | None = None, simplify: bool = False) -> str:
+        """The screen as SVG, drawn alike by every program."""
+        return sturdy(super().export_screenshot(title=title, simplify=simplify))
 
     def _export(self, name: str, table: Table | None) -> None:
         """The screen as ``name.txt`` and ``name.svg`` in the working directory, its list as ``name.csv``."""

@@ -280,8 +280,9 @@ def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: 
     right = [Row().put("CAUSE, newest first", "title").line()]
     if life is not None:
         for event in reversed(life.story):
-            row = Row().put(cut(type(event).__name__, 15).ljust(16), "muted")
-            row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 38 - 18)), "text")
+            kind = 20 if width >= 110 else 15
+            row = Row().put(cut(type(event).__name__, kind).ljust(kind + 1), "muted")
+            row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 38 - 3 - kind)), "text")
             right.append(row.line())
             entry = getattr(event, "entry", None)
             if entry is not None:

@@ -35,8 +35,10 @@ class PoolPolicy:
         self._parent_of = {} if parent_of is None else parent_of
         self._parent: dict[int, int] = {}
         """Resident key to its parent, where recency does not order them by itself."""
-        self._children: dict[int, set[int]] = {}
-        """Key to its resident children; the inverse of ``_parent``."""
+        self._child: dict[int, int] = {}
+        """Key to one of its resident children: most have one alone."""
+        self._siblings: dict[int, set[int]] = {}
+        """Key to its further children. Together with ``_child`` the inverse of ``_parent``."""
 
     def touch(self, keys: Sequence[int], at_ns: int) -> None:
         """These blocks, parents before children, were used or stored."""
@@ -50,20 +52,42 @@ class PoolPolicy:
         self.policy.forget(keys)
         if self._recency is not None:
             self._recency.forget(keys)
-            for key in keys:
-                parent = self._parent.pop(key, None)
-                if parent is not None:
-                    siblings = self._children[parent]
-                    siblings.remove(key)
-                    if not siblings:
-                        del self._children[parent]
+            self._unlink(keys)
 
     def _link(self, keys: Iterable[int]) -> None:
-        for key in filterfalse(self._parent.__contains__, keys):
-            parent = self._parent_of.get(key)
-            if parent is not None:
-                self._parent[key] = parent
-                self._children.setdefault(parent, set()).add(key)
+        """Remember the parents of these keys, as far as they are known."""
+        fresh = list(filterfalse(self._parent.__contains__, keys))
+        parents: list[Any] = list(map(self._parent_of.get, fresh))
+        if None in parents:
+            fresh = [key for key, parent in zip(fresh, parents, strict=True) if parent is not None]
+            parents = [parent for parent in parents if parent is not None]
+        self._parent.update(zip(fresh, parents, strict=True))
+        first = list(map(self._child.setdefault, parents, fresh))
+        if first != fresh:
+            for key, parent, child in zip(fresh, parents, first, strict=True):
+                if key != child:
+                    self._siblings.setdefault(parent, set()).add(key)
+
+    def _unlink(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            parent = self._parent.pop(key, None)
+            if parent is None:
+                continue
+            others = self._siblings.get(parent)
+            if self._child[parent] != key:
+                assert others is not None
+                others.remove(key)
+            elif others:
+                self._child[parent] = others.pop()
+            else:
+                del self._child[parent]
+            if others is not None and not others:
+                del self._siblings[parent]
+
+    def _children(self, key: int) -> list[int]:
+        """Its resident children, in order."""
+        child = self._child.get(key)
+        return [] if child is None else sorted([child, *self._siblings.get(key, ())])
 
     def guard(self, keys: Sequence[int], level: int, until_ns: int) -> None:
         """Keep these blocks, parents before children, from eviction until then; a higher or later guard stays."""
@@ -129,7 +153,7 @@ class PoolPolicy:
         for victim in victims:
             family = [victim]
             for key in family:
-                family += sorted(child for child in self._children.get(key, ()) if child not in chosen)
+                family += [child for child in self._children(key) if child not in chosen]
             if len(family) == 1 or all(key not in protected and evictable(key) for key in family):
                 order.update(dict.fromkeys(reversed(family)))
         return list(order)[:count]

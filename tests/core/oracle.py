@@ -219,7 +219,8 @@ def check_aids(leader: Leader, ever_lost: set[int]) -> None:
                 place for place in range(len(pool))
                 if not pool.content[place] and not pool.refs[place] and place not in pool.quarantined
             ]
-            assert sorted(mine.free) == empty, f"{pool.info.tier.name} free {sorted(mine.free)}, facts {empty}"
+            free = [*sorted(mine.free), *range(len(pool) - mine.unused, len(pool))]
+            assert free == empty, f"{pool.info.tier.name} free {free}, facts {empty}"
             full = {pool.hash_of[place] for place in range(len(pool)) if pool.content[place]}
             assert set(policy.policy.resident) == full, f"{pool.info.tier.name} {policy.export()}, facts {full}"
     open_ones = set(state.candidates)

@@ -116,8 +116,8 @@ def facts_of(rig: Rig) -> dict[str, Any]:
             list(here.stored_at) if lower else None,
         )
         facts[f"aids {at}"] = (
-            mine.free, list(mine.exposed), list(mine.covered), mine.planned, mine.staged_blocks, mine.blocked,
-            box.policies[at].export(),
+            mine.free, mine.unused, list(mine.exposed), list(mine.covered), mine.planned, mine.staged_blocks,
+            mine.blocked, box.policies[at].export(),
         )
     return facts
 

@@ -5,7 +5,8 @@ plain containers in deterministic order, so that a keyframe can carry them and a
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 from itertools import islice, repeat
 from typing import Any, Final
 
@@ -31,7 +32,10 @@ class PoolAids(msgspec.Struct):
     """What the leader remembers of one pool."""
 
     free: list[int] = []
-    """Empty places of a pool that the leader decides, a heap: the lowest index is used first."""
+    """Empty places of a pool that the leader decides, as far as they were used before: a heap, of which the lowest is
+    used first."""
+    unused: int = 0
+    """The last so many places of such a pool were never used: empty, too, and above all in ``free``."""
     order: list[int] = []
     """Only in keyframes that were written before there were policies: the places by recency, coldest first."""
     capacity_blocks: int = 0
@@ -49,6 +53,25 @@ class PoolAids(msgspec.Struct):
     staged_blocks: int = 0
     blocked: bool = False
     """The last copy down found no room; not tried again before the lower pool changes."""
+
+    @property
+    def room(self) -> int:
+        """How many places the leader may fill."""
+        return len(self.free) + self.unused
+
+    def take(self, count: int) -> list[int]:
+        """The lowest ``count`` empty places; there must be so many."""
+        free = self.free
+        taken = [heappop(free) for _ in range(min(count, len(free)))]
+        first = self.capacity_blocks - self.unused
+        fresh = range(first, first + count - len(taken))
+        self.unused -= len(fresh)
+        return [*taken, *fresh]
+
+    def give_back(self, places: Iterable[int]) -> None:
+        """These places are empty."""
+        for place in places:
+            heappush(self.free, place)
 
 
 class LoadPart(msgspec.Struct):
@@ -200,6 +223,10 @@ class Aids(msgspec.Struct):
             deque(map(covered.pop, loose, repeat(None)), 0)
             mine.exposed.update(zip(loose, repeat(None)))
 
+    def filled(self, pool: PoolFacts, places: list[int]) -> None:
+        """These places, which somebody holds, are full and have no copy below."""
+        self.pools[pool.info.pool].covered.update(zip(places, repeat(None)))
+
     def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
         """These full places have no copy below."""
         mine = self.pools[pool.info.pool]
@@ -243,7 +270,7 @@ class AidsBox:
 
     def add_pool(self, places: int) -> None:
         """A pool was declared; ``places`` that the leader may fill (0 when it does not decide the pool)."""
-        self.aids.pools.append(PoolAids(free=list(range(places)), capacity_blocks=places))
+        self.aids.pools.append(PoolAids(unused=places, capacity_blocks=places))
         self.policies.append(PoolPolicy(self.aids.eviction, places, self.aids.parent_of))
 
     def export(self) -> bytes:

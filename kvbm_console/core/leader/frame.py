@@ -4,9 +4,9 @@ Law of this file: a handler checks everything and then emits; ``Refused`` may be
 event is applied to the facts the moment it is emitted, so later decisions of the same stimulus see it.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import filterfalse
 from typing import Concatenate, Final, ParamSpec
 
 import msgspec
@@ -256,20 +256,25 @@ class Decider:
         """Blocks of one prefix were used."""
         self.box.policies[pool.info.pool].touch(hashes, self.at_ns)
 
-    def evict(self, pool: PoolFacts, places: list[int], for_slot: int | None, rule: EvictRule) -> None:
-        """Give up the content of places that nobody holds."""
-        hashes = list(gather(pool.hash_of, places))
+    def evict(
+        self, pool: PoolFacts, places: list[int], for_slot: int | None, rule: EvictRule, hashes: list[int] | None = None
+    ) -> None:
+        """Give up the content of places that nobody holds; ``hashes``: theirs, where the caller has them."""
+        if hashes is None:
+            hashes = list(gather(pool.hash_of, places))
+        once = not pool.copies
         self.emit(ev.BlocksEvicted, pool.info.pool, pack_ids(places), pack_hashes(hashes), for_slot, rule)
         self.aids.evicted(pool, places)
-        self._gave_up(pool, places, hashes)
+        self._gave_up(pool, places, hashes, once)
 
     def gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int]) -> None:
         """Aids after places lost their content: free places, order, what is unsaved above, why it will be missed."""
         self.aids.saved(pool, places)
         self.aids.evicted(pool, places)
-        self._gave_up(pool, places, hashes)
+        self._gave_up(pool, places, hashes, False)
 
-    def _gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int]) -> None:
+    def _gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int], once: bool) -> None:
+        """``once``: no other place of the pool has one of these hashes."""
         index = pool.info.pool
         if pool.info.authority is _LEADER:
             self.box.policies[index].forget(hashes)
@@ -281,17 +286,15 @@ class Decider:
         gone = hashes
         for other in self.state.pools:
             resident = other.by_hash
-            if not resident.keys().isdisjoint(gone):
-                gone = [key for key in gone if key not in resident]
+            if not (once and other is pool) and not resident.keys().isdisjoint(gone):
+                gone = list(filterfalse(resident.__contains__, gone))
         if gone:
             lowest = self.below(pool) is None
             self.aids.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)
 
     def free_places(self, pool: PoolFacts, places: list[int]) -> None:
         """Places of a pool that the leader decides may be used again."""
-        free = self.aids.pools[pool.info.pool].free
-        for place in places:
-            heapq.heappush(free, place)
+        self.aids.pools[pool.info.pool].give_back(places)
 
     def unblock_above(self, pool: PoolFacts) -> None:
         """Room may have come up in ``pool``: pools that are copied down to it are looked at again."""

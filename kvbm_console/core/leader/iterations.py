@@ -30,6 +30,8 @@ class _Appended(msgspec.Struct):
     slots: list[SlotFacts] = []
     counts: list[int] = []
     ids: list[int] = []
+    more: dict[int, int] = {}
+    """Slot to its new blocks."""
 
 
 _NOTHING = _Appended()
@@ -166,32 +168,27 @@ def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
     slots = [leader.live(request) for request in s.appended]
     at = 0
     fresh = _nobody_holds(leader.device_pool(slots[0].source), ids)
+    more: dict[int, int] = {}
     for slot, count in zip(slots, s.appended_counts, strict=True):
         if not slot.device_blocks:
             raise Refused(f"request {slot.request!r} has no device blocks to append to")
         if not fresh:
             check_device_ids(leader, leader.device_pool(slot.source), slot, ids[at : at + count], 0)
         at += count
+        number = slot.slot
+        more[number] = more.get(number, 0) + count
     if len(ids) > 1 and len(set(ids)) != len(ids):
         raise Refused("a block was appended twice in one iteration")
     if len(slots) > 1 and len({slot.source for slot in slots}) > 1:
         raise Refused("an iteration appends blocks of one engine")
-    return _Appended(slots, list(s.appended_counts), ids)
+    return _Appended(slots, list(s.appended_counts), ids, more)
 
 
 def _nobody_holds(pool: PoolFacts, ids: list[int]) -> bool:
     """Whether all of these are known places that may be given away: the usual case, asked in bulk."""
-    if min(ids) < 0 or max(ids) >= len(pool) or pool.quarantined or any(map(pool.refs.__getitem__, ids)):
+    if min(ids) < 0 or max(ids) >= len(pool) or pool.quarantined or any(gather(pool.refs, ids)):
         return False
-    return WRITING not in map(pool.content.__getitem__, ids)
-
-
-def _more_blocks(appended: _Appended) -> dict[int, int]:
-    """Blocks that are appended to each slot."""
-    more: dict[int, int] = {}
-    for slot, count in zip(appended.slots, appended.counts, strict=True):
-        more[slot.slot] = more.get(slot.slot, 0) + count
-    return more
+    return WRITING not in gather(pool.content, ids)
 
 
 def _check_positions(
@@ -200,7 +197,7 @@ def _check_positions(
     """Positions of requests that take part go forward and have places."""
     if len(s.progressed) != len(s.positions):
         raise Refused(f"{len(s.progressed)} progressed requests have {len(s.positions)} positions")
-    more = _more_blocks(appended)
+    more = appended.more
     for request, position in zip(s.progressed, s.positions, strict=True):
         slot = leader.live(request)
         room = (len(slot.device_blocks) + more.get(slot.slot, 0)) * leader.config.block_tokens
@@ -220,8 +217,7 @@ def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended
     """Every token of a decoding slot has a place up to iteration ``last``, and is within its limit (I15)."""
     if last <= leader.least_limit and not (s.first_tokens or s.unskipped or s.skipped or s.preempted):
         return
-    size = leader.config.block_tokens
-    more = {number: count * size for number, count in _more_blocks(appended).items()}
+    size, more = leader.config.block_tokens, appended.more
     out = {leader.live(request).slot for request in (*s.skipped, *s.preempted)}
     limits = leader.aids.place_limit
     if last > leader.least_limit:
@@ -243,7 +239,7 @@ def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended
 def _check_token(slot: SlotFacts, tokens: int, size: int, more: int) -> None:
     """Refuse ``tokens`` computed after the slot's anchor that have no place, or that its sequence may not have."""
     computed = slot.anchor_tokens + tokens
-    if computed > len(slot.device_blocks) * size + more:
+    if computed > (len(slot.device_blocks) + more) * size:
         raise Refused(f"request {slot.request!r} has no place for its next token")
     if computed > slot.token_limit:
         raise Refused(f"request {slot.request!r} has all of its {slot.token_limit} tokens")
@@ -281,7 +277,7 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
         below = lower.by_hash
         if not below.keys().isdisjoint(hashes):
             ids = [place for place, key in zip(ids, hashes, strict=True) if key not in below]
-        leader.aids.unsaved(pool, ids)
+        leader.aids.filled(pool, ids)
         leader.mark_dirty(pool)
 
 

@@ -4,9 +4,9 @@ Law of this file: a candidate goes as far as it can at once, and stands still on
 called here is called by ``settle``, to quiescence, at the end of every stimulus: no pump, no polling.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import repeat
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
@@ -94,10 +94,10 @@ def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: 
     """Take free places of the target, evict for the others; what does not fit is left for another time."""
     _, target = pools_of(leader, candidate)
     mine = leader.aids.pools[target.info.pool]
-    missing = len(hashes) - len(mine.free)
+    missing = len(hashes) - mine.room
     if missing > 0:
         victims, rule = _victims(leader, target, missing, hashes)
-        room = len(mine.free) + len(victims)
+        room = mine.room + len(victims)
         sources, hashes = sources[:room], hashes[:room]
         if victims:
             _strike(leader, Site.EVICT_WILL, candidate)
@@ -110,7 +110,7 @@ def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: 
             leader.aids.pools[source.info.pool].blocked = True
         skip(leader, candidate, SkipReason.NO_CAPACITY)
         return
-    targets = [heapq.heappop(mine.free) for _ in hashes]
+    targets = mine.take(len(hashes))
     _promote(leader, candidate, sources, targets, hashes)
 
 
@@ -189,7 +189,7 @@ def skip(leader: Decider, candidate: CandidateFacts, reason: SkipReason) -> None
     source, _ = pools_of(leader, candidate)
     leader.aids.pending.remove(candidate.candidate)
     leader.emit(ev.CandidateSkipped, candidate.candidate, reason)
-    _forget_plan(leader, source, candidate)
+    _forget_plan(leader, source, candidate, [])
     if candidate.slot is None and candidate.route.is_load:
         leader.aids.prefetch.ended(candidate.candidate, candidate.hashes, ())
     _strike(leader, Site.SKIP_DID, candidate)
@@ -266,7 +266,7 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
     leader.aids.let_go(target, operation.targets)
     leader.unblock_above(source)
     leader.unblock_above(target)
-    _forget_plan(leader, source, candidate, {operation.sources[at] for at in operation.failed})
+    _forget_plan(leader, source, candidate, operation.sources, {operation.sources[at] for at in operation.failed})
     _end_batch(leader, candidate)
     if slot is not None and candidate.route.is_load:
         _end_load(leader, slot)
@@ -276,7 +276,7 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
 
 
 def _forget_plan(
-    leader: Decider, source: PoolFacts, candidate: CandidateFacts, failed: Collection[int] = ()
+    leader: Decider, source: PoolFacts, candidate: CandidateFacts, copied: list[int], failed: Collection[int] = ()
 ) -> None:
     """Places that were planned to be copied are unsaved again unless a copy of them stands below by now.
 
@@ -287,8 +287,11 @@ def _forget_plan(
         return
     planned = leader.aids.pools[source.info.pool].planned
     number = candidate.candidate
-    places = [place for place, other in planned.items() if other == number]
-    deque(map(planned.pop, places), 0)
+    places = copied
+    whole = len(copied) == len(candidate.hashes) and not source.copies
+    if not whole or list(map(planned.get, copied)).count(number) != len(copied):
+        places = [place for place, other in planned.items() if other == number]
+    deque(map(planned.pop, places, repeat(None)), 0)
     lower = leader.below(source)
     if lower is not None:
         below, hashes = lower.by_hash, gather(source.hash_of, places)

@@ -105,8 +105,8 @@ def _start_aids_anew(leader: Decider) -> None:
     for pool in leader.state.pools:
         ours = pool.info.authority is Authority.LEADER
         leader.box.add_pool(len(pool) if ours else 0)
-        if ours:
-            leader.aids.pools[pool.info.pool].free.clear()
+        if ours and pool.quarantined:
+            leader.aids.pools[pool.info.pool].unused = 0
             leader.free_places(pool, [place for place in range(len(pool)) if place not in pool.quarantined])
     leader.aids.matches = old.matches
     leader.aids.logged = old.logged

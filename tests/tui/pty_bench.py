@@ -2,8 +2,10 @@
 
 Three processes: the daemon (``flood``), the console on a pty, and this one, which reads what the console writes,
 presses ``?`` every so often, and stops the time until the help is there. The daemon is frozen and killed for the keys.
-The soak is a real simulated engine at full speed. Shares of a core are the console's CPU time over the wall's; beside
-them stands what a plain loop cost in the same run, because a crowded machine runs everything slower.
+The soak is a real simulated engine at full speed. A frame is what arrived at this end of the pty as one: the terminal
+says that it knows synchronised output, so each is between its marks. Shares of a core are the console's CPU time over
+the wall's; beside them stands what a plain loop cost in the same run, and how much of its time a loop that only counts
+got, because a crowded machine runs everything slower.
 
 Law of this file: nothing is timed inside the console but its own frames; figures are of whole processes.
 """
@@ -35,14 +37,20 @@ from kvbm_console.recording.reader import Recording
 ROOT: Final = Path(__file__).resolve().parents[2]
 RATE: Final = 100_000
 """Events a second that arrive."""
-WARM_S: Final = 1.5
-"""Start-up and the first drawing are not part of a figure."""
+WARM_S: Final = 2.5
+"""Start-up, the first drawing and the decision to sample are not part of a figure."""
 SECONDS: Final = 5.0
 KEYS: Final = 12
 """Presses of each case."""
 HELP: Final = b"EVERYWHERE"
+TAPE_REQUESTS: Final = 7_000
+"""Requests of the recorded run: about a million events, so that the flood outlasts a figure."""
 REQUESTS: Final = 5_000
-"""Requests of the recorded run: about seven hundred thousand events, and of the soak."""
+"""Requests of the soak."""
+FRAME: Final = b"\x1b[?2026h"
+"""How a frame begins on a terminal that knows synchronised output."""
+ASKED: Final = b"\x1b[?2026$p"
+ANSWER: Final = b"\x1b[?2026;2$y"
 SAMPLE_S: Final = 2.0
 SOAK_LINES: Final = 10
 SOAK_LIMIT_S: Final = 7_200.0
@@ -65,7 +73,8 @@ async def _console(address: str, report: str) -> None:
         usage, mirror = resource.getrusage(resource.RUSAGE_SELF), session.mirror
         state = {
             "cpu_s": usage.ru_utime + usage.ru_stime, "frames": app.frames, "wall_s": time.monotonic(),
-            "events": mirror.log_total, "lost": mirror.lost_events, "sampled": mirror.sampled, "rss_mb": _rss_mb(),
+            "events": mirror.log_total, "passed": mirror.coverage.passed, "lost": mirror.lost_events,
+            "rss_mb": _rss_mb(),
             "requests": mirror.state.totals.slots_opened if mirror.state else 0,
             "gone": mirror.disconnected is not None,
         }
@@ -99,6 +108,21 @@ class Terminal:
         )
         os.close(theirs)
         self.bytes = 0
+        self.frames = 0
+        """Frames that arrived here."""
+        self._tail = b""
+
+    def _see(self, part: bytes) -> None:
+        """Count frames, and answer what a terminal is asked at its start."""
+        self.bytes += len(part)
+        whole = self._tail + part
+        self.frames += whole.count(FRAME)
+        if ASKED in whole:
+            os.write(self.ours, ANSWER)
+        keep = max(len(FRAME), len(ASKED)) - 1
+        cut = max(whole.rfind(FRAME) + len(FRAME) if FRAME in whole else 0,
+                  whole.rfind(ASKED) + len(ASKED) if ASKED in whole else 0, len(whole) - keep)
+        self._tail = whole[cut:]
 
     def read(self, until: bytes | None, limit_s: float) -> float | None:
         """Read until these bytes came, or for so long; returns the time it took, None when they did not come."""
@@ -108,7 +132,7 @@ class Terminal:
             if not select.select([self.ours], [], [], left)[0]:
                 break
             part = os.read(self.ours, 65_536)
-            self.bytes += len(part)
+            self._see(part)
             kept = kept[-64:] + part
             if until is not None and until in kept:
                 return time.monotonic() - began
@@ -191,15 +215,16 @@ def steady(path: Path, columns: int, rows: int, view: bytes, scratch: Path) -> d
     with flooded(path, columns, rows, scratch) as (terminal, _):
         os.write(terminal.ours, view)
         terminal.read(None, WARM_S)
-        before = terminal.state()
+        before, frames = terminal.state(), terminal.frames
         terminal.read(None, SECONDS)
-        after = terminal.state()
+        after, frames = terminal.state(), terminal.frames - frames
         wall = after["wall_s"] - before["wall_s"]
         return {
-            "frames_s": (after["frames"] - before["frames"]) / wall,
+            "frames_s": frames / wall, "drawn_s": (after["frames"] - before["frames"]) / wall,
             "core": (after["cpu_s"] - before["cpu_s"]) / wall,
             "events_s": (after["events"] - before["events"]) / wall,
-            "lost": after["lost"], "sampled": after["sampled"],
+            "lost": after["lost"], "passed": after["passed"] - before["passed"],
+            "seen_s": (after["events"] - before["events"] - after["passed"] + before["passed"]) / wall,
         }
 
 
@@ -208,15 +233,23 @@ def plain_ns() -> float:
     return min(timeit.repeat("x.append(4)", "x=[]", number=200_000, repeat=5, timer=time.process_time)) / 200_000 * 1e9
 
 
+def got_of_time() -> float:
+    """The share of its time that a loop which only counts gets on this machine at this moment."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    while time.perf_counter() - wall < 0.2:
+        pass
+    return (time.process_time() - cpu) / (time.perf_counter() - wall)
+
+
 def draw_figures(path: Path, scratch: Path) -> None:
     """Frames and shares of a core, by size and view."""
     for columns, rows, want in ((160, 50, 30), (200, 200, 20)):
         for view, label in ((b"1", "overview"), (b"2", "slots"), (b"4", "timeline"), (b"5", "transfers")):
             got = steady(path, columns, rows, view, scratch)
             print(f"{columns}x{rows} {label:<9} {got['frames_s']:5.1f} frames/s (wanted {want})  "
-                  f"{got['core']:4.0%} of a core (wanted 25 %)  {got['events_s']:>9,.0f} events/s taken, "
-                  f"{got['lost']:,} lost, facts {'sampled' if got['sampled'] else 'folded'}; "
-                  f"append {plain_ns():.0f} ns", flush=True)
+                  f"{got['core']:4.0%} of a core (wanted 25 %)  {got['events_s']:>9,.0f} events/s counted, "
+                  f"{got['seen_s']:,.0f} looked at, {got['lost']:,} lost; "
+                  f"append {plain_ns():.0f} ns, {got_of_time():.0%} of the time", flush=True)
 
 
 def key_figures(path: Path, scratch: Path) -> None:
@@ -259,7 +292,7 @@ def main() -> None:
     requests = int(sys.argv[1]) if len(sys.argv) > 1 else REQUESTS
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        path = record(scratch, REQUESTS)
+        path = record(scratch, TAPE_REQUESTS)
         total = Recording.open(path)
         print(f"a run of {total.last_seq - total.first_seq + 1:,} events; {RATE:,} a second are offered", flush=True)
         draw_figures(path, scratch)

@@ -15,6 +15,8 @@ from kvbm_console.core.ids import CandidateStatus, SlotState
 from .lives import Life, Move, Stay, Transfer
 
 if TYPE_CHECKING:
+    from kvbm_console.core.state import CacheState
+
     from .mirror import Mirror
 
 
@@ -312,8 +314,20 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], object]]] = {
 }
 """Event type to what it adds to the history; kinds that are not here change facts only."""
 
-URGENT: Final = (ev.SlotHeld, ev.HoldReleased, ev.Frozen, ev.Thawed)
-"""What should not wait for the next snapshot, even where it was passed over."""
+def urgent(state: CacheState) -> tuple[type[ev.Event], ...]:
+    """What can happen to these facts that should not wait for the next snapshot, even where it is passed over.
+
+    Without a breakpoint nothing is held, without a hold none is released: looking for a kind costs a tenth of decoding.
+    """
+    kinds: list[type[ev.Event]] = [ev.BreakpointsChanged]
+    if state.breakpoints or state.holds:
+        kinds.append(ev.SlotHeld)
+    if state.holds:
+        kinds.append(ev.HoldReleased)
+    if state.frozen is not None:
+        kinds.append(ev.Thawed)
+    return tuple(kinds)
+
 
 def _same(*kinds: type[ev.Event]) -> dict[type[ev.Event], Callable[[Mirror, Any], object]]:
     """What these kinds add in any case."""

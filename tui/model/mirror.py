@@ -30,7 +30,7 @@ from .clock import Progress, TargetClock
 from .coverage import Coverage
 from .flows import Flows
 from .gaps import Gap
-from .history import HISTORY, SKIMMED, URGENT
+from .history import HISTORY, SKIMMED, urgent
 from .lives import Life, Transfer
 from .series import Density, Gauge
 from .sources import Sources
@@ -151,7 +151,7 @@ class Mirror:
         if self.state is None or self.broken is not None:
             return
         self.version += 1
-        self.wants_facts = self.wants_facts or batch.may_have(URGENT)
+        self.wants_facts = self.wants_facts or batch.may_have(urgent(self.state))
         self._pass_over(batch.first_seq, batch.count, batch.last_ns, mono_ns)
 
     @property
@@ -166,7 +166,8 @@ class Mirror:
             return
         self.version += 1
         if not self.reads:
-            self.wants_facts = self.wants_facts or any(type(event) in URGENT for event in events)
+            kinds = urgent(state)
+            self.wants_facts = self.wants_facts or any(type(event) in kinds for event in events)
             self._pass_over(events[0].seq, len(events), events[-1].at_ns, mono_ns)
             return
         self.progress.arrived(len(events), mono_ns)

@@ -165,9 +165,11 @@ class Desk:
         if state is None:
             return None
         cursor = getattr(self.view, "cursor_ns", None)
+        event = self.mirror.event(self.event) if self.event is not None else None
         if cursor is not None:
-            return (seq_at(self.mirror, cursor) or 0), cursor
-        event = self.mirror.event(self.event) if self.event is not None and self.current in (SLOT, LOG) else None
+            exact = event is not None and event.at_ns == cursor
+            return (event.seq if exact and event is not None else seq_at(self.mirror, cursor) or 0), cursor
+        event = event if self.current in (SLOT, LOG) else None
         return (event.seq, event.at_ns) if event is not None else (state.seq - 1, self.now_ns)
 
     def to_mark(self, mark: Mark) -> None:

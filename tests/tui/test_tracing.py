@@ -81,6 +81,25 @@ def test_brackets_walk_in_the_slot_the_timeline_and_the_log() -> None:
 # --- marks -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_mark_in_the_timeline_is_the_event_under_the_cursor_and_not_another_of_that_time() -> None:
+    desk = desk_of()
+    desk.go(TIMELINE)
+    screen(desk, 120, 40)
+    press(desk, "down")
+    walked = 0
+    for _ in range(12):
+        press(desk, "n")
+        screen(desk, 120, 40)
+        if desk.event is None:
+            continue
+        press(desk, "m")
+        assert [mark.seq for mark in desk.marks.places] == [desk.event]
+        assert "Δ 0 ms, 0 events" in everything(desk, 120, 40)
+        press(desk, "m")
+        walked += 1
+    assert walked > 3
+
+
 def test_marks_measure_time_and_events_and_are_bounded() -> None:
     marks = Marks()
     for number in range(MARKS_MAX + 5):

@@ -156,7 +156,7 @@ def slot_panel(
 
 def _head(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Line]:
     row = Row().put(" ").spans([words.request(life.request, 40, "strong")])
-    row.put(f"   slot {life.slot}, arrived {duration(desk.now_ns - life.opened_ns)} ago", "muted")
+    row.put(f"   slot {life.slot}, arrived {_arrived(desk, life)}", "muted")
     if slot is not None and slot.preemptions:
         row.put(f", preempted {slot.preemptions} ×", "muted")
     return [row.line("", width - 1), _standing(desk, life, slot, Row().put(" "), width, "   ", 10)]
@@ -164,8 +164,13 @@ def _head(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Li
 
 def _head_wide(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Line]:
     row = Row().put(" ").spans([words.request(life.request, 40, "strong")])
-    row.put(f"  arrived {duration(desk.now_ns - life.opened_ns)} ago    ", "muted")
+    row.put(f"  arrived {_arrived(desk, life)}    ", "muted")
     return [_standing(desk, life, slot, row, width, "  ", 8)]
+
+
+def _arrived(desk: Desk, life: Life) -> str:
+    """How long ago, and when by the clock that other logs have."""
+    return f"{duration(desk.now_ns - life.opened_ns)} ago, {desk.times.text(life.opened_ns, millis=True)}"
 
 
 def _standing(desk: Desk, life: Life, slot: SlotFacts | None, row: Row, width: int, gap: str, bar: int) -> Line:

@@ -72,7 +72,8 @@ class EventFeet:
             return [self._between(desk, life, cursor_ns, width), Line()]
         first, second = Row().put(" "), Row().put(" ")
         if width >= 100:
-            first.put(f"−{duration(desk.now_ns - cursor_ns)}", "strong").put("  ")
+            first.put(f"−{duration(desk.now_ns - cursor_ns)}", "strong")
+            first.put(f"  {desk.times.text(cursor_ns, millis=True)}  ", "text")
         first.put("seq ", "muted").put(f"{count(event.seq)}  ", "muted")
         first.spans([words.request(life.request, 20, "strong")]).put("  ")
         if type(event) is ev.SlotMoved:
@@ -101,7 +102,8 @@ class EventFeet:
         """The cursor stands between two events: in which state, and since when."""
         row = Row().put(" ")
         if width >= 100:
-            row.put(f"−{duration(desk.now_ns - cursor_ns)}", "strong").put("  ")
+            row.put(f"−{duration(desk.now_ns - cursor_ns)}", "strong")
+            row.put(f"  {desk.times.text(cursor_ns, millis=True)}  ", "text")
         row.spans([words.request(life.request, 20, "strong")])
         index = life.at(cursor_ns)
         if index is not None and not life.seen_at(cursor_ns):

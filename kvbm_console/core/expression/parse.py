@@ -124,7 +124,9 @@ class _Parser:
         self._take()
         value = self._next
         if value.kind == "operator":
-            raise ExpressionError(value.column, f"`{operator.text}{value.text}` is not an operator")
+            both = operator.text + value.text
+            hint = "; write `=`" if both == "==" else ""
+            raise ExpressionError(operator.column, f"`{both}` is not an operator{hint}")
         self._check_operator(field, operator)
         return Comparison(field.name, operator.text, self._value(field, operator.text, self._take()))
 

@@ -7,12 +7,13 @@ object per block: arrays make digest and snapshot a memcpy.
 import heapq
 from array import array
 from collections.abc import Sequence
+from itertools import compress
 from typing import Final
 
 import msgspec
 
 from kvbm_console.core import bulk
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of, unpack_hashes
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Condition, Tier
 
@@ -124,6 +125,23 @@ class PoolFacts:
                 break
             ready.append(found)
         return ready
+
+    def contents_of(self, ids: list[int], packed: bytes | None = None) -> tuple[list[int], list[int]]:
+        """Those of these places that have content, and its hashes. ``packed``: the same places as a column."""
+        if len(ids) >= bulk.BULK_MIN:
+            column = packed or pack_ids(ids)
+            full = bulk.with_content(self, column)
+            if full == 0:
+                return [], []
+            if full == len(ids):
+                return ids, unpack_hashes(bulk.hashes_at(self, column))
+        known = len(self.content)
+        if ids and max(ids) >= known:
+            ids = [place for place in ids if place < known]
+        held = gather(self.hash_of, ids)
+        if not all(held):
+            ids, held = list(compress(ids, held)), tuple(filter(None, held))
+        return ids, list(held)
 
     @property
     def resident_blocks(self) -> int:

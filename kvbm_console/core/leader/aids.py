@@ -191,8 +191,11 @@ class Aids(msgspec.Struct):
     def remember(self, hashes: list[int], why: MissReason) -> None:
         """These hashes are resident nowhere any more."""
         history = self.history
-        _drop(history, hashes)
+        before = len(history)
         history.update(zip(hashes, repeat(why)))
+        if len(history) - before != len(hashes):  # some were known: they go to the end, too
+            _drop(history, hashes)
+            history.update(zip(hashes, repeat(why)))
         _drop(self.parent_of, hashes)
         if len(history) > HISTORY_MAX:
             # Many at once: the first key of a dict is found behind all those that were deleted before it.
@@ -201,7 +204,14 @@ class Aids(msgspec.Struct):
 
     def found_again(self, hashes: list[int]) -> None:
         """These hashes are resident: nobody will ask why they are missing."""
-        _drop(self.history, hashes)
+        history = self.history
+        if hashes and hashes[0] in history:
+            try:
+                deque(map(history.__delitem__, hashes), 0)  # usually all of a prompt were evicted, or none
+                return
+            except KeyError:
+                pass
+        _drop(history, hashes)
 
     def taken(self, pool: PoolFacts, places: list[int]) -> None:
         """Somebody holds these places now: those without a copy below are ``covered``."""

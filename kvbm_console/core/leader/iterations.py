@@ -263,7 +263,7 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     if not ids:
         return
     pool = leader.device_pool(slots[0].source)
-    if any(gather(pool.hash_of, ids)):
+    if pool.contents_of(ids, s.block_ids)[0]:
         raise Refused("a filled block has content already")
     leader.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
     lower = leader.below(pool)

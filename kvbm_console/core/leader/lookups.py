@@ -4,12 +4,12 @@ Law of this file: lookup and allocation are two commits. A lookup holds what it 
 the engine refuses is never told here, and staging ends by allocation, abort, preemption or its deadline.
 """
 
-from itertools import compress, repeat
+from itertools import repeat
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.bulk import BULK_MIN, may_give
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids, unpack_hashes, unpack_ids
+from kvbm_console.core.columns import ID_BYTES, gather, pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import (
@@ -321,15 +321,9 @@ def assign(
     external_tokens: int, packed: bytes | None = None,
 ) -> None:
     """Append checked device blocks to slots; what they held before is evicted for the first of them."""
-    known, hash_of = len(pool), pool.hash_of
-    lost = ids[reused:]
-    if lost and max(lost) >= known:
-        lost = [place for place in lost if place < known]
-    held = gather(hash_of, lost)
-    if not all(held):
-        lost, held = list(compress(lost, held)), tuple(filter(None, held))
+    lost, hashes = pool.contents_of(ids[reused:], packed and packed[ID_BYTES * reused :])
     if lost:
-        leader.evict(pool, lost, slots[0].slot, _REASSIGNED, list(held))
+        leader.evict(pool, lost, slots[0].slot, _REASSIGNED, hashes)
     leader.emit(
         ev.DeviceBlocksAssigned, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts),
         packed or pack_ids(ids), reused, external_tokens,
@@ -343,7 +337,7 @@ def assign(
         leader.aids.unsaved(
             pool,
             [
-                place for place, key in zip(again, gather(hash_of, again), strict=True)
+                place for place, key in zip(again, gather(pool.hash_of, again), strict=True)
                 if key not in below and place not in planned
             ],
         )

@@ -17,6 +17,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import filterfalse
 from typing import Any, Final
 
 from kvbm_console.core.eviction.policy import ghosts_max
@@ -89,7 +90,7 @@ class Ranked:
         self._clock = first + len(keys) - 1
         stamps.update(zip(deepest_first, range(first, first + len(keys)), strict=True))
         self._use(deepest_first, at_ns)
-        entering = [key for key in deepest_first if key not in queued]
+        entering = list(filterfalse(queued.__contains__, deepest_first))
         if entering:
             self._enter(entering)
 
@@ -100,9 +101,14 @@ class Ranked:
     def _enter(self, keys: Sequence[int]) -> None:
         """These keys, which were just touched, become resident."""
         stamps, values, queued, rank, first = self._stamp, self._value, self._queued, self.rank, self._first
+        if first is None:
+            own = list(map(stamps.__getitem__, keys))
+            queued.update(zip(keys, own, strict=True))
+            self._fresh.extend(zip(map(rank, keys), own, keys, strict=True))
+            return
         for key in keys:
             stamp = queued[key] = stamps[key]
-            if first is None or values[key] == first:
+            if values[key] == first:
                 self._fresh.append((rank(key), stamp, key))
             else:
                 heappush(self._heap, (rank(key), stamp, key))

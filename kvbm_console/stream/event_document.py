@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.columns import HASH_BYTES, unpack_hashes, unpack_ids
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Word
@@ -50,6 +50,10 @@ def field_text(field: str, value: Any, limit: int = 80) -> str:
     >>> field_text("ids", b"\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00")
     '1, 2'
     """
+    if isinstance(value, bytes):
+        value = value[: HASH_BYTES * (limit + 1)]  # of a column of thousands a row tells a few
+    elif isinstance(value, tuple | list):
+        value = value[: limit + 1]
     told = _value(field, value)
     text = ", ".join(map(str, told)) if isinstance(told, list) else "–" if told is None else str(told)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -4,9 +4,9 @@ Law of this file: a cell shows the state that fills most of it, but rare beats l
 onboarding, staged, then the others); what is not known stays blank.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from itertools import groupby
 from typing import Final
 
 from kvbm_console.core.ids import SlotState
@@ -233,18 +233,23 @@ def texture(code: int, glyphs: Glyphs) -> tuple[str, str]:
 
 def runs(codes: list[int], busy: set[int], glyphs: Glyphs, wire_role: str = "text") -> list[Span]:
     """One span for each run of equal cells."""
-    spans: list[Span] = []
-    marks = [False] * len(codes)
+    cells = bytearray(codes)
     for cell in busy:
-        marks[cell] = True
-    for (code, marked), run in groupby(zip(codes, marks, strict=True)) if busy else (
-        ((code, False), run) for code, run in groupby(codes)
-    ):
-        char, role = texture(code, glyphs)
+        if cells[cell]:
+            cells[cell] |= BUSY
+    spans: list[Span] = []
+    for run in _RUN.finditer(cells):
+        start, stop = run.span()
+        char, role = texture(cells[start] & ~BUSY, glyphs)
         if role == "wire":
             role = wire_role
-        spans.append(Span(char * len(list(run)), role + ".u" if marked and code != BLANK else role))
+        spans.append(Span(char * (stop - start), role + ".u" if cells[start] & BUSY else role))
     return spans
+
+
+BUSY: Final = 0x80
+_RUN: Final = re.compile(rb"(.)\1*", re.DOTALL)
+"""A run of equal cells: found without a step of ours for each of them."""
 
 
 STEPS_NS: Final = tuple(

@@ -4,7 +4,7 @@ Law of this file: a row tells its time, its seq, its kind, whom it concerns, and
 the stimulus that caused it, then the fields themselves. Whatever a row cuts stands whole below the list.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from kvbm_console.core.events import Event
 from kvbm_console.stream.event_document import field_text
@@ -35,12 +35,11 @@ def event_table(desk: Desk, events: Iterable[Event]) -> Table:
     ] for event in events]
 
 
-def fields(event: Event, limit: int) -> list[tuple[str, str]]:
+def fields(event: Event, limit: int) -> Iterator[tuple[str, str]]:
     """Name and value of what the event says, each value within ``limit`` characters."""
-    return [
-        (name, plain(field_text(name, getattr(event, name), limit)) or "–")
-        for name in type(event).__struct_fields__ if name not in _TOLD
-    ]
+    for name in type(event).__struct_fields__:
+        if name not in _TOLD:
+            yield name, plain(field_text(name, getattr(event, name), limit)) or "–"
 
 
 def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False, folded: int = 0) -> Line:
@@ -98,8 +97,12 @@ def _rest(row: Row, event: Event, width: int) -> None:
         row.right(tail, end, "faint")
     if width >= FIELDS_FROM:
         row.to(max(row.x, CAUSE_FROM) + 2)
-        told = "  ".join(f"{name} {value}" for name, value in fields(event, 24))
-        row.put(cut(told, max(0, width - 1 - row.x)), "faint")
+        told, room = "", max(0, width - 1 - row.x)
+        for name, value in fields(event, 24):
+            told += f"  {name} {value}" if told else f"{name} {value}"
+            if len(told) > room:
+                break
+        row.put(cut(told, room), "faint")
 
 
 def event_foot(desk: Desk, event: Event, width: int, rows: int) -> list[Line]:

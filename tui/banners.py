@@ -1,13 +1,15 @@
-"""What is said above every view: the daemon is gone, the target is frozen, everything in flight is held.
+"""What is said above every view: the daemon is gone, the target is frozen, everything is held or waits for a hold.
 
 Law of this file: whoever looks at a screen on which nothing moves reads why, until when, and the key that ends it.
 """
 
 from typing import TYPE_CHECKING
 
+from kvbm_console.core.ids import Suspend
+
 from .draw.frame import message_line
 from .draw.spans import Line
-from .model.numbers import S, count, plain
+from .model.numbers import S, count, cut, plain
 
 if TYPE_CHECKING:
     from .desk import Desk
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 def banner(desk: "Desk", width: int) -> Line | None:
     """The first sentence that is true; None on an ordinary screen."""
-    return _gone(desk, width) or _frozen(desk, width) or _all_held(desk, width)
+    return _gone(desk, width) or _frozen(desk, width) or _all_held(desk, width) or _suspended(desk, width)
 
 
 def _gone(desk: "Desk", width: int) -> Line | None:
@@ -55,4 +57,19 @@ def _all_held(desk: "Desk", width: int) -> Line | None:
         return None
     left = min(max(0, desk.mirror.hold_left_ns(hold, desk.mono()) or 0) for hold in state.holds)
     text = f"Everything in flight is held ({len(state.holds)}). Resumes by itself in {left // S} s."
+    return message_line(text + ("  C  continue all" if desk.may_control else ""), ("key", "C"), width)
+
+
+def _suspended(desk: "Desk", width: int) -> Line | None:
+    """One hold makes the others wait as well: they are not held, and still nothing begins."""
+    state = desk.mirror.state
+    if state is None or desk.recording:
+        return None
+    holds = [hold for hold in state.holds.values() if hold.suspend is not Suspend.SLOT]
+    if not holds:
+        return None
+    hold = max(holds, key=lambda hold: (hold.suspend, desk.mirror.hold_left_ns(hold.hold, desk.mono()) or 0))
+    left = max(0, desk.mirror.hold_left_ns(hold.hold, desk.mono()) or 0)
+    what = "Engines wait" if hold.suspend is Suspend.ALL else "All copies wait"
+    text = f"{what} for held {cut(plain(state.slots[hold.slot].request), 20)}. Resumes by itself in {left // S} s."
     return message_line(text + ("  C  continue all" if desk.may_control else ""), ("key", "C"), width)

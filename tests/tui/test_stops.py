@@ -3,14 +3,17 @@
 Law of this file: no terminal and no clock of its own.
 """
 
+import msgspec
+
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.ids import HoldEnd, Note, Site, SlotState, WaitPoint
+from kvbm_console.core.ids import HoldEnd, Note, OnTimeout, Site, SlotState, Suspend, WaitPoint
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from tests.tui.desks import desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, connected, story
 from tui.desk import Desk
 from tui.keys import press
+from tui.model.breaks import parse_breakpoint, spell
 
 
 def typed(desk: Desk, text: str) -> None:
@@ -62,6 +65,18 @@ def test_the_palette_runs_for_a_time_and_thaws_what_is_frozen() -> None:
     assert "expected a time with a unit such as 200ms or 5s, got '200'" in everything(desk)
     typed(desk, ":thaw")
     assert "nothing is frozen" in everything(desk)
+
+
+def test_a_hold_that_suspends_others_says_for_whom_they_wait() -> None:
+    script, mono = story(), Mono()
+    slot = script.open("chat-9")
+    for suspend, said in ((Suspend.PIPELINE, "All copies wait"), (Suspend.ALL, "Engines wait")):
+        hold = script.state.next_hold
+        script.emit(ev.SlotHeld, hold, slot, Site.PROMOTE_WILL, WaitPoint.PROMOTE, (), "ops", 60 * S, suspend)
+        desk = desk_of(script, mono=mono, late_ns=0)
+        assert screen(desk)[2] == f" {said} for held chat-9. Resumes by itself in 60 s.  C  continue all"
+        script.release(hold, 0)
+        assert "wait for held" not in everything(desk_of(script, late_ns=0))
 
 
 # --- the announcement of a stop --------------------------------------------------------------------------------------
@@ -116,3 +131,45 @@ def test_a_wrong_word_is_told_below_it_and_what_stops_everything_is_not_taken() 
     press(desk, "enter")
     assert desk.prompt is not None
     assert desk.actions.calls == []
+
+
+# --- the view of breakpoints -----------------------------------------------------------------------------------------
+
+
+def test_the_chosen_breakpoint_is_told_in_full_and_whose_it_is_on_any_width() -> None:
+    script = story()
+    text = "from skipped_decode to decoding request agent-0003* ignore 2 hits >=3 after 7"
+    text += " once when tokens.computed > 4096"
+    spec = msgspec.structs.replace(parse_breakpoint(text), id=1)
+    script.set_breakpoint(spec, owner="ann@host")
+    desk = desk_of(script)
+    press(desk, "7")
+    press(desk, "down")
+    for width in (60, 80, 120, 200):
+        told = " ".join(everything(desk, width, 40).split())
+        assert f"{spell(spec)} by ann@host" in told, width
+    wide = everything(desk, 200, 60)
+    assert "agent-0003* skipped_decode → decoding " in wide
+    assert "tokens.computed > 4096, hits >=3, ignore 2, once, after 7" in wide
+
+
+def test_a_held_slot_tells_what_follows_by_itself_and_its_verbs() -> None:
+    script = story()
+    (held,) = script.state.holds.values()
+    desk = desk_of(script)
+    desk.select(script.state.slots[held.slot].request)
+    press(desk, "3")
+    head = next(row for row in screen(desk, 160, 40) if "HELD" in row)
+    assert "  c continue  s step  u until…" in head
+    assert "resumes in " in head
+    press(desk, "7")
+    assert f"stands still at {held.point.label}, breakpoint 1" in everything(desk, 200, 60)
+    script.release(held.hold, 0)
+    script.emit(
+        ev.SlotHeld, held.hold + 1, held.slot, Site.PROMOTE_WILL, WaitPoint.PROMOTE, (1,), "ops", 30 * S, Suspend.SLOT,
+        OnTimeout.SKIP_CANDIDATE,
+    )
+    script.emit(ev.HoldParked, held.hold + 1)
+    desk = desk_of(script)
+    press(desk, "7")
+    assert "skips its copies in 2" in everything(desk, 200, 60)

@@ -5,7 +5,8 @@ nothing.
 """
 
 from kvbm_console.core.candidates import OperationFacts
-from kvbm_console.core.ids import Condition, SlotState, Tier, WaitPoint
+from kvbm_console.core.holds import HoldFacts
+from kvbm_console.core.ids import Condition, OnTimeout, SlotState, Tier, WaitPoint
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -62,6 +63,11 @@ def breakpoints_text(breakpoints: tuple[int, ...]) -> str:
     if not breakpoints:
         return "a step"
     return f"breakpoint{'s' if len(breakpoints) > 1 else ''} " + ", ".join(map(str, breakpoints))
+
+
+def ends(hold: HoldFacts) -> str:
+    """What follows by itself when its time is over."""
+    return "resumes" if hold.on_timeout is OnTimeout.CONTINUE else "skips its copies"
 
 
 def _open(mirror: Mirror, slot: SlotFacts) -> list[Transfer]:

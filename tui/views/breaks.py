@@ -3,11 +3,13 @@
 Law of this file: a hold tells when it resumes by itself, and what it pins until then.
 """
 
+from textwrap import wrap
+
 from kvbm_console.core.breakpoints import hold_budget
-from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.holds import BreakpointFacts, HoldFacts
-from kvbm_console.core.ids import BreakpointAction
+from kvbm_console.core.ids import BreakpointAction, Suspend
 from kvbm_console.core.state import CacheState
 
 from ..contracts import Table
@@ -19,14 +21,17 @@ from ..model.breaks import spell
 from ..model.filters import BREAKPOINTS
 from ..model.numbers import S, count, cut, duration, plain, plural
 from ..model.rows import slot_row
-from ..model.waits import breakpoints_text, pinned
+from ..model.waits import breakpoints_text, ends, pinned
 from ..model.wording import describe, entry_name
 from .moves import MOVES, moved
 from .page import Page
 
 BREAKPOINTS_SHOWN = 10
 HOLDS_SHOWN = 8
+IN_FULL_ROWS = 3
 WHEN_WIDTH = 72
+WIDE = 120
+"""From here on matches and conditions have room, and holds tell where they stand still."""
 EXAMPLES = (
     ("to onboarding once", "the next request that begins to load its prefix"),
     ("to preempted request chat-* max 10s", "each of that name that loses its blocks, for 10 s"),
@@ -84,10 +89,10 @@ class Breaks(Page):
         if not state.breakpoints:
             text = " b sets one: on the selected slot, or on every slot that enters a state."
             return [Row().put(text if desk.may_control else " Nobody has set one.", "muted").line()]
-        head = Row().put("   #  ON SITE            MATCH", "faint")
+        head = Row().put("   #  ON SITE", "faint").to(26).put("MATCH", "faint")
         if width >= WHEN_WIDTH:
-            head.to(50).put("WHEN", "faint")
-        head.right("HITS", width - 11, "faint").to(width - 9).put("ACTION", "faint")
+            head.to(_when_at(width)).put("WHEN", "faint")
+        head.right("HITS", width - 12, "faint").to(width - 10).put("ACTION", "faint")
         lines = [head.line("", width)]
         numbers = listed(desk, state)
         at = numbers.index(self.breakpoint) if self.breakpoint in numbers else None
@@ -95,6 +100,8 @@ class Breaks(Page):
         for number in numbers[self.top : self.top + BREAKPOINTS_SHOWN]:
             known = state.breakpoints[number]
             lines.append(self._breakpoint_line(desk, number, known, width))
+            if number == self.breakpoint:
+                lines += _in_full(known, width)
             if known.message:
                 lines.append(Row().put(cut(f"      {plain(known.message)}", width - 2), "caution").line())
         more = len(numbers) - BREAKPOINTS_SHOWN
@@ -119,12 +126,11 @@ class Breaks(Page):
             match += f" → {spec.to_state.label}"
         for scope in (spec.tier, spec.route):
             match += f" {scope.name.replace('_', '→')}" if scope is not None else ""
-        row.put(cut(match, 22), "text" if known.enabled else "muted")
-        when = spec.condition or spec.hit_condition or (
-            "once" if spec.one_shot else f"after {spec.ignore_count}" if spec.ignore_count else "–")
+        at = _when_at(width)
+        row.put(cut(match, at - 28), "text" if known.enabled else "muted")
         if width >= WHEN_WIDTH:
-            row.to(50).put(cut(plain(when), max(4, width - 50 - 19)), "muted")
-        row.right(count(known.hits), width - 11, "text").to(width - 9)
+            row.to(at).put(cut(plain(_when(spec)), max(4, width - at - 20)), "muted")
+        row.right(count(known.hits), width - 12, "text").to(width - 10)
         held = spec.action is BreakpointAction.HOLD
         row.put(f"hold {spec.max_hold_ns // S}s" if held else spec.action.label, "text")
         row.zone(0, ("row", number), width)
@@ -152,8 +158,10 @@ class Breaks(Page):
             left = max(0, desk.mirror.hold_left_ns(hold.hold, mono) or 0)
             if hold.parked:
                 role = "caution" if left > 5 * S else "fault"
-                row.put(f"resumes in {left // S} s ", role)
+                row.put(f"{ends(hold)} in {left // S} s ", role)
                 row.spans(bars.level(left / hold.max_hold_ns, max(4, min(17, width - 2 - row.x)), desk.glyphs, role))
+                if width >= WIDE:
+                    row.put(f"   stands still at {hold.point.label}, {breakpoints_text(hold.breakpoints)}", "muted")
             else:
                 row.put(f"pending, stops at its next {hold.point.label}", "caution")
             row.zone(0, ("select", slot.request), width)
@@ -254,6 +262,28 @@ def _examples(desk: Desk, width: int) -> list[Line]:
     return lines
 
 
+def _when_at(width: int) -> int:
+    return 50 if width < WIDE else 72
+
+
+def _when(spec: BreakpointSpec) -> str:
+    """Everything that a match has to pass, and what else is special about it."""
+    return ", ".join(part for part in (
+        spec.condition,
+        spec.hit_condition and f"hits {spec.hit_condition}",
+        spec.ignore_count and f"ignore {spec.ignore_count}",
+        spec.one_shot and "once",
+        spec.depends_on and f"after {spec.depends_on}",
+        spec.suspend is not Suspend.SLOT and f"suspend {spec.suspend.label}",
+    ) if part) or "–"
+
+
+def _in_full(known: BreakpointFacts, width: int) -> list[Line]:
+    """The chosen breakpoint as it would be typed, and whose it is."""
+    text = plain(f"{spell(known.spec)}   by {known.owner}" + (", who is away" if known.away else ""))
+    return [Row().put(f"      {line}", "muted").line() for line in wrap(text, max(20, width - 8))[:IN_FULL_ROWS]]
+
+
 def listed(desk: Desk, state: CacheState) -> list[int]:
     """The breakpoints that the filter leaves."""
     wanted = desk.filters.get(BREAKS)
@@ -278,16 +308,19 @@ def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: 
     left += [Row().put(f" {name}", "muted").to(12).put(cut(plain(text), 24), "text").line() for name, text in facts]
     life = desk.mirror.lives.get(hold.slot)
     right = [Row().put("CAUSE, newest first", "title").line()]
+    name = 20 if width >= 110 else 15
     if life is not None:
         for event in reversed(life.story):
-            kind = 20 if width >= 110 else 15
-            row = Row().put(cut(type(event).__name__, kind).ljust(kind + 1), "muted")
-            row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 38 - 3 - kind)), "text")
+            row = Row()
+            if width >= WIDE:
+                row.right(duration(desk.now_ns - event.at_ns), 5, "muted").put("  ")
+            row.put(cut(type(event).__name__, name).ljust(name + 1), "muted")
+            row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 38 - 2 - row.x)), "text")
             right.append(row.line())
             entry = getattr(event, "entry", None)
             if entry is not None:
-                right.append(Row().put(f"{entry_name(entry)}, iter {count(getattr(event, 'iteration', 0))}", "faint")
-                             .line())
+                told = f"{entry_name(entry)}, iter {count(getattr(event, 'iteration', 0))}"
+                right.append(Row().to(7 if width >= WIDE else 0).put(told, "faint").line())
             if len(right) >= height:
                 break
     return [who.line("", width), *beside(left, right[: max(1, height - 1)], 37)][:height]

@@ -19,7 +19,7 @@ from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.rows import block_tokens, limits, slot_row
-from ..model.waits import breakpoints_text, sentences
+from ..model.waits import breakpoints_text, ends, sentences
 from ..model.wording import concerns, describe
 from .event_rows import event_table
 from .moves import moved
@@ -191,10 +191,15 @@ def _standing(desk: Desk, life: Life, slot: SlotFacts | None, row: Row, width: i
     row.spans(words.state(slot.state, glyphs)).put(f" at {breakpoints_text(hold.breakpoints)}", "muted").put(gap)
     if not hold.parked:
         return row.put(f"will stop at its next {hold.point.label}", "caution").line("", width - 1)
-    row.put(f"resumes in {left // S} s ", "caution" if left > 5 * S else "fault")
+    row.put(f"{ends(hold)} in {left // S} s ", "caution" if left > 5 * S else "fault")
     row.spans(bars.level(left / hold.max_hold_ns, bar, glyphs, "caution" if left > 5 * S else "fault"))
     if desk.may_control:
         row.put("  c", "key", ("key", "c")).put(" continue" if width >= 100 else "", "muted")
+        if width >= 140:
+            row.put("  s", "key", ("key", "s")).put(" step", "muted").put("  u", "key", ("key", "u"))
+            row.put(" until…", "muted")
+            if slot.outstanding:
+                row.put("  X", "key", ("key", "X")).put(" skip candidate", "muted")
     return row.line("", width - 1)
 
 

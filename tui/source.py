@@ -186,7 +186,7 @@ class Session(Verbs):
             pace.worked(events_in(item), cost, now)
             mirror.sampling, mirror.affords = pace.sampling, pace.affords
             feed.unread = pace.sampling
-            if mirror.sampled and (mirror.wants_facts or pace.due(now)):
+            if mirror.sampled and pace.due(now, urgent=mirror.wants_facts):
                 mirror.wants_facts = False
                 feed.refresh()
         if self.keeper is not None and self.mirror.broken is None:

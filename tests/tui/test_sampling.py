@@ -260,12 +260,21 @@ def test_pace_samples_above_its_share_and_folds_again_well_below() -> None:
 def test_snapshots_come_less_often_the_more_they_cost() -> None:
     cheap, dear = Pace(), Pace()
     cheap.snapshot(1_000_000, 0)
-    dear.snapshot(50_000_000, 0)
+    dear.snapshot(12_500_000, 0)
     assert not cheap.due(pace.REFRESH_NS - 1)
     assert cheap.due(pace.REFRESH_NS)
     assert not dear.due(S)
     assert dear.due(2 * S)
     assert not cheap.due(pace.REFRESH_NS + 1)  # asked for already
+    assert not cheap.due(pace.REFRESH_NS + 1, urgent=True)
+
+
+def test_a_hold_does_not_wait_for_the_next_snapshot_but_holds_do_not_make_a_flood_of_them() -> None:
+    one = Pace()
+    one.snapshot(1_000_000, 0)
+    assert not one.due(pace.URGENT_NS, urgent=False)
+    assert not one.due(pace.URGENT_NS - 1, urgent=True)
+    assert one.due(pace.URGENT_NS, urgent=True)
 
 
 class Tape:

@@ -25,14 +25,18 @@ REFRESH_NS: Final = SECOND_NS // 4
 """Facts are at most about this old while they are sampled."""
 LOOK_SHARE: Final = 0.05
 """Share of a core for looking at events while facts are sampled."""
-SNAPSHOT_FACTOR: Final = 30
-"""A snapshot that took t is followed by this many times t without one: with large pools facts come less often."""
+SNAPSHOT_FACTOR: Final = 120
+"""A snapshot that took t to take over is followed by this many times t without one: with large pools facts come less
+often. Before that its bytes were read and decoded, for about three times t: all of it is a thirtieth of a core."""
+URGENT_NS: Final = SECOND_NS // 16
+"""So soon behind a snapshot another one may be asked for, because somebody is held or let go."""
+URGENT_FACTOR: Final = 30
 
 
 class Pace:
     """The decision, from what work took. Times are ns: ``cpu_ns`` of this thread, ``mono_ns`` of the local clock."""
 
-    __slots__ = ("_began", "_cost_ns", "_cpu", "_events", "_left_ns", "_next", "_snapshot_mono", "sampling")
+    __slots__ = ("_began", "_cost_ns", "_cpu", "_events", "_left_ns", "_next", "_snapshot_mono", "_soon", "sampling")
 
     def __init__(self) -> None:
         self.sampling = False
@@ -41,7 +45,7 @@ class Pace:
         self._events = 0
         self._cost_ns = 0.0
         """What one event cost when it was folded."""
-        self._next = 0
+        self._next = self._soon = 0
         self._snapshot_mono: int | None = None
         self._left_ns = LOOK_SHARE * REFRESH_NS
 
@@ -76,10 +80,11 @@ class Pace:
         self._snapshot_mono = mono_ns
         self._left_ns = LOOK_SHARE * min(since, SECOND_NS)
         self._next = mono_ns + max(REFRESH_NS, SNAPSHOT_FACTOR * cpu_ns)
+        self._soon = mono_ns + max(URGENT_NS, URGENT_FACTOR * cpu_ns)
 
-    def due(self, mono_ns: int) -> bool:
+    def due(self, mono_ns: int, *, urgent: bool = False) -> bool:
         """Whether to ask for a snapshot now; the next one is due when this one has come, or a second later."""
-        if mono_ns < self._next:
+        if mono_ns < (self._soon if urgent else self._next):
             return False
-        self._next = mono_ns + SECOND_NS
+        self._next = self._soon = mono_ns + SECOND_NS
         return True

@@ -13,7 +13,8 @@ import signal
 import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 from rich.console import COLOR_SYSTEMS
 from textual import events
@@ -68,6 +69,7 @@ class ConsoleApp(App[int]):
         self.canvas = Canvas(self.look, ascii_only=ascii_only)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watched: list[int] = []
+        self._before_cont: Any = None
         self._drawn_version = -1
         self._drawn_at = 0.0
         self._cost = 0.0
@@ -98,6 +100,21 @@ class ConsoleApp(App[int]):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, self.exit, 128 + number, 128 + number)
                 self._watched.append(number)
+        with contextlib.suppress(AttributeError, ValueError):
+            before = self._before_cont = signal.getsignal(signal.SIGCONT)
+
+            def resumed(number: int, frame: FrameType | None) -> None:
+                if callable(before):
+                    before(number, frame)  # the terminal is ours again
+                loop.call_soon_threadsafe(self._repaint)
+
+            signal.signal(signal.SIGCONT, resumed)
+
+    def _repaint(self) -> None:
+        """Everything anew: whoever had the terminal meanwhile left nothing of ours on it."""
+        self.screen.refresh(layout=True)
+        self.canvas.refresh()
+        self._dirty = True
 
     @property
     def session(self) -> Session:
@@ -169,6 +186,8 @@ class ConsoleApp(App[int]):
 
     async def on_unmount(self) -> None:
         """End what is under way: the feed closes its connection."""
+        if self._before_cont is not None:
+            signal.signal(signal.SIGCONT, self._before_cont)
         for number in self._watched:
             asyncio.get_running_loop().remove_signal_handler(number)
         self._watched.clear()

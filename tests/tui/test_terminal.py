@@ -149,7 +149,7 @@ def test_f20_suspended_and_resumed(daemon: Daemon) -> None:
         assert stopped is not None
         assert termios.tcgetattr(console.theirs)[3] == console.before[3]
         console.process.send_signal(signal.SIGCONT)
-        console.until(ENTER_SCREEN, b"LIVE")
+        console.until(ENTER_SCREEN, b"LIVE", b"Overview", b"CACHE", b"help")  # also what did not change meanwhile
         console.type(b"q")
         console.leave()
         console.restored()

@@ -94,10 +94,13 @@ class Calendar:
                 self.now_ns = max(self.now_ns, min(self.pace(), coming))
         return self.now_ns
 
-    def run_next(self) -> bool:
-        """Move to the next entry's time and run every entry of that time, also those that are entered meanwhile."""
-        coming = self.next_ns
-        if coming is None:
+    def run_next(self, until_ns: int | None = None) -> bool:
+        """Move to the next entry's time and run every entry of that time, also those that are entered meanwhile.
+
+        False, and nothing is done: there is none, or none up to ``until_ns``.
+        """
+        coming = self._first_ns(self._heap)
+        if coming is None or (until_ns is not None and coming > until_ns):
             return False
         self.now_ns = coming
         self._running = True
@@ -110,7 +113,8 @@ class Calendar:
                     action()
         finally:
             self._running = False
-        self._first_ns(self._felt)  # what has passed is let go of, also where nobody asks what is felt
+        if self._felt:
+            self._first_ns(self._felt)  # what has passed is let go of, also where nobody asks what is felt
         return True
 
 

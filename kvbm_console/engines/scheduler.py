@@ -46,8 +46,8 @@ class Scheduler:
         self.running: list[Work] = []
         self.withheld: dict[str, list[int]] = {}
         self.preemptions = 0
-        self._steady = False
-        """Whether all that run were decoding in the last iteration."""
+        self._steady = 0
+        """So many of those that run, the first ones, were decoding in the last iteration."""
 
     @property
     def live(self) -> int:
@@ -65,6 +65,7 @@ class Scheduler:
         self.loading.clear()
         self.loaded.clear()
         self.running.clear()
+        self._steady = 0
         self.withheld.clear()
         self.pool.clear()
 
@@ -80,26 +81,24 @@ class Scheduler:
         plan.tell_at_once = bool(waiting or loaded) or (
             self.pool.free_blocks <= len(running) + budget // self.block_tokens
         )
-        if self._steady and not loaded and len(running) <= budget and self._go_on(plan):
+        kept = self._kept_for_loaded() if loaded else 0
+        budget -= kept
+        if 0 < self._steady <= budget and self._go_on(plan):
             budget -= plan.steady
-        else:
-            kept = self._kept_for_loaded() if loaded else 0
-            budget = kept + self._schedule_running(plan, budget - kept, now_ns)
+        budget = kept + self._schedule_running(plan, budget, now_ns)
         if not plan.preempted and (waiting or loaded):
             budget = self._schedule_loaded(plan, budget)
             budget = self._admit(plan, budget)
             self._schedule_loaded(plan, budget)
-        self._steady = plan.decoding == len(running)
-        if self._steady and plan.tokens:
-            plan.steady = plan.decoding
-            plan.tokens = []
+        self._settle(plan)
         return plan if plan.steady or plan.tokens or plan.skipped else None
 
     def _go_on(self, plan: Plan) -> bool:
-        """One token more for each of the running requests, as in the iteration before; False: not that simple."""
-        port, pool, running, size = self.port, self.pool, self.running, self.block_tokens
+        """One token more for each that was decoding, as in the iteration before; False: not that simple."""
+        port, pool, size, steady = self.port, self.pool, self.block_tokens, self._steady
         if port.standing:
             return False
+        running = self.running if steady == len(self.running) else self.running[:steady]
         dry = [work for work in running if work.computed == len(work.blocks) * size]
         if len(dry) > pool.free_blocks:
             return False
@@ -114,8 +113,27 @@ class Scheduler:
                 plan.appended.append(work)
                 plan.appended_counts.append(1)
                 plan.appended_ids += ids
-        plan.steady = plan.decoding = len(running)
+        plan.steady = plan.decoding = steady
         return True
+
+    def _settle(self, plan: Plan) -> None:
+        """Count the requests at the beginning that decode now together with those that did before."""
+        at, first, running = 0, plan.steady, self.running
+        for work, _ in plan.tokens:
+            if not work.decoding or running[first + at] is not work:
+                break
+            at += 1
+        if at:
+            plan.steady += at
+            del plan.tokens[:at]
+        self._steady = plan.steady
+
+    def remove(self, work: Work) -> None:
+        """A running request has ended."""
+        at = self.running.index(work)
+        del self.running[at]
+        if at < self._steady:
+            self._steady -= 1
 
     def announce(self, plan: Plan, iteration: int) -> None:
         """Tell the leader what the iterations of the plan change, of which ``iteration`` is the first."""
@@ -141,7 +159,7 @@ class Scheduler:
 
     def _schedule_running(self, plan: Plan, budget: int, now_ns: int) -> int:
         standing, running, tokens = self.port.standing, self.running, plan.tokens
-        size, at = self.block_tokens, 0
+        size, at = self.block_tokens, plan.steady
         while at < len(running):
             work = running[at]
             if work.decoding and budget > 0 and work.computed < len(work.blocks) * size and not work.skipped and (
@@ -173,7 +191,7 @@ class Scheduler:
             return True
         ids = self.pool.allocate(need)
         while ids is None:
-            if plan.tokens and self._patient(work, now_ns):
+            if (plan.steady or plan.tokens) and self._patient(work, now_ns):
                 return False
             victim = self.loaded[-1] if self.loaded else self.running[-1]
             self._preempt(plan, victim)

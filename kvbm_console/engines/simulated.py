@@ -110,10 +110,8 @@ class SimulatedEngine:
             self._begin_iteration()
         calendar = self.calendar
         while not self.paused:
-            coming = calendar.next_ns
-            if coming is None or (until_ns is not None and coming > until_ns):
+            if not calendar.run_next(until_ns):
                 return
-            calendar.run_next()
             if self._current is None:
                 self._begin_iteration()
             if wall_budget_ns is not None and time.perf_counter_ns() - started >= wall_budget_ns:
@@ -300,7 +298,7 @@ class SimulatedEngine:
 
     def _finish(self, work: Work) -> None:
         scheduler = self.scheduler
-        scheduler.running.remove(work)
+        scheduler.remove(work)
         scheduler.withhold(work.name, work.blocks)
         if not self.port.finished(work.name, work.blocks, FinishReason.LENGTH):
             scheduler.give_back(work.name, work.blocks)

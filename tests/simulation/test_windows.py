@@ -16,6 +16,7 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.leader import Outcome
 from kvbm_console.engines.embedded import Rig, build
+from kvbm_console.engines.scheduler import Scheduler
 from kvbm_console.simulation.meter import Meter, StatsLine
 from kvbm_console.simulation.options import SimulateOptions
 from kvbm_console.simulation.report import make_report, measure
@@ -139,6 +140,20 @@ def test_windows_are_what_single_iterations_are_on_hundreds_of_machines(first: i
     assert together > 20 * TOGETHER, "many iterations are taken together"
     assert preempted, "and yet something happens"
     assert moved > TOGETHER
+
+
+@pytest.mark.parametrize("seed", FEW[:12])
+def test_going_on_is_what_planning_every_request_anew_is(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    usual = Machine(seed, windows=False)
+    monkeypatch.setattr(Scheduler, "_go_on", lambda scheduler, plan: False)
+    anew = Machine(seed, windows=False)
+    assert usual.log == anew.log
+    assert usual.rig.dispatcher.n == anew.rig.dispatcher.n
+    assert usual.rig.leader.digest() == anew.rig.leader.digest()
+    assert usual.report == anew.report
+    mine, theirs = facts_of(usual.rig), facts_of(anew.rig)
+    for name, value in mine.items():
+        assert theirs[name] == value, name
 
 
 def test_whoever_looks_at_single_iterations_gets_them() -> None:

@@ -9,12 +9,18 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from struct import Struct
+from struct import error as FormatError
 from typing import Any, Final, TypeVar
 
 ID_BYTES: Final = 4
 HASH_BYTES: Final = 8
 _SWAP: Final = sys.byteorder == "big"
-_one_id: Final = Struct("<i").unpack
+_SHORT: Final = 16
+"""Up to so many numbers a column is made and read by a format of its own."""
+_ids: Final = [Struct(f"<{count}i") for count in range(_SHORT + 1)]
+_hashes: Final = [Struct(f"<{count}Q") for count in range(_SHORT + 1)]
+_read_ids: Final = {form.size: form.unpack for form in _ids}
+_read_hashes: Final = {form.size: form.unpack for form in _hashes}
 
 _SEEN_MAX: Final = 32
 _SEEN_BYTES: Final = 16_384
@@ -61,8 +67,11 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     [3, 1, 2]
     """
     items = ids if type(ids) is list else list(ids)
-    if len(items) == 1:
-        return items[0].to_bytes(ID_BYTES, "little", signed=True)
+    if len(items) <= _SHORT:
+        try:
+            return _ids[len(items)].pack(*items)
+        except FormatError:
+            pass  # what does not fit is told below
     if len(items) >= _LONG:
         known = _seen_ids.packed(items)
         if known is not None:
@@ -80,8 +89,9 @@ def pack_ids(ids: Iterable[int]) -> bytes:
 
 def unpack_ids(column: bytes) -> list[int]:
     """The ids of a column; raises ValueError when its length is not a multiple of four."""
-    if len(column) == ID_BYTES:
-        return list(_one_id(column))
+    read = _read_ids.get(len(column))
+    if read is not None:
+        return list(read(column))
     known = _seen_ids.numbers_of.get(column)
     if known is None:
         ids = array("i", column)
@@ -95,6 +105,11 @@ def unpack_ids(column: bytes) -> list[int]:
 def pack_hashes(hashes: Iterable[int]) -> bytes:
     """A column of sequence hashes."""
     items = hashes if type(hashes) is list else list(hashes)
+    if len(items) <= _SHORT:
+        try:
+            return _hashes[len(items)].pack(*items)
+        except FormatError:
+            pass  # what does not fit is told below
     if len(items) >= _LONG:
         known = _seen_hashes.packed(items)
         if known is not None:
@@ -109,6 +124,9 @@ def pack_hashes(hashes: Iterable[int]) -> bytes:
 
 def unpack_hashes(column: bytes) -> list[int]:
     """The hashes of a column; raises ValueError when its length is not a multiple of eight."""
+    read = _read_hashes.get(len(column))
+    if read is not None:
+        return list(read(column))
     known = _seen_hashes.numbers_of.get(column)
     if known is None:
         hashes = array("Q", column)

@@ -24,6 +24,7 @@ from typing import Final
 
 from kvbm_console.core import bulk
 from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of
+from kvbm_console.core.device_audit import audit_device_pool
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import EMPTY_HASH
 
@@ -182,6 +183,16 @@ class DevicePool:
     def release(self, ids: Sequence[int]) -> None:
         """One holder less for each block of a request, given in prompt order and released tail first."""
         state, ring, hash_of, unhashed = self._state, self._ring, self.hash_of, self._unhashed
+        if len(ids) == 1 and state[ids[0]] == 1:  # what decoding gives back: no loop
+            block = ids[0]
+            if hash_of[block]:
+                state[block] = ~(self._base + len(ring))
+                ring.append(block)
+            else:
+                state[block] = 0
+                unhashed.append(block)
+            self._free += 1
+            return
         before = len(ring) + len(unhashed)
         entry = ~(self._base + len(ring))
         if len(ids) >= BULK_MIN and isinstance(state, array) and isinstance(hash_of, array):
@@ -356,43 +367,6 @@ class DevicePool:
             state[block] = ~at
         self._ring, self._base = ring, first
 
-    # --- the audit ---
-
     def audit(self, holders: Iterable[Sequence[int]] | None = None) -> list[str]:
         """Every broken rule, found by walking; empty when all is well. ``holders``: the block lists of all holders."""
-        found: list[str] = []
-        order = self.free_order()
-        if len(set(order)) != len(order):
-            found.append("a place is twice in the free order")
-        refs = self.refs
-        if set(order) != {block for block in self._numbers if not refs[block]}:
-            found.append("the free order is not the set of places without a holder")
-        if len(order) != self._free:
-            found.append(f"{self._free} places are counted free, {len(order)} are")
-        standing: dict[int, list[int]] = {}
-        for block, sequence_hash in enumerate(self.hash_of):
-            if sequence_hash != EMPTY_HASH:
-                standing.setdefault(sequence_hash, []).append(block)
-        indexed = {key: sorted([block, *self._copies.get(key, ())]) for key, block in self._index.items()}
-        if indexed != standing or not self._copies.keys() <= self._index.keys():
-            found.append("the index of hashes is not what the places hold")
-        if any(self.hash_of[block] != EMPTY_HASH for block in self._unhashed):
-            found.append("a block with a hash is among those reused first")
-        if self._shared != self._counted():
-            found.append("the numbers of places with several holders are not those counted")
-        if holders is not None:
-            counted = [0] * self.capacity_blocks
-            for ids in holders:
-                for block in ids:
-                    counted[block] += 1
-            if counted != refs:
-                found.append("the holders of some place are not those counted")
-        return found
-
-    def _counted(self) -> list[int]:
-        """What ``_shared`` has to be."""
-        refs = self.refs
-        counted = [0] * (max(1, max(refs)) + 1)
-        for holders in refs:
-            counted[holders] += holders > 1
-        return counted
+        return audit_device_pool(self, holders)

@@ -4,7 +4,6 @@ Law of this file: the five conditions of a place add up to the capacity, and a c
 object per block: arrays make digest and snapshot a memcpy.
 """
 
-import heapq
 from array import array
 from collections.abc import Sequence
 from itertools import compress
@@ -56,7 +55,7 @@ class PoolFacts:
     """
 
     __slots__ = (
-        "_free", "_free_from", "by_hash", "content", "copies", "counts", "hash_of", "info", "quarantined", "refs",
+        "by_hash", "content", "copies", "counts", "hash_of", "info", "quarantined", "refs", "spare", "spare_from",
         "stored_at", "tier",
     )
 
@@ -74,10 +73,10 @@ class PoolFacts:
         self.quarantined: dict[int, list[int]] = {}
         self.counts = [places, 0, 0, 0, 0]
         """Places by ``Condition``, kept up to date by the methods below and recounted by the audit."""
-        self._free: list[int] | None = None
-        """Heap of the free places below ``_free_from``, of a pool that a stream describes; None: not made yet. It is
+        self.spare: list[int] | None = None
+        """Heap of the free places below ``spare_from``, of a pool that a stream describes; None: not made yet. It is
         derived from ``content``, so a state from a snapshot chooses the same places."""
-        self._free_from = 0
+        self.spare_from = 0
 
     def __len__(self) -> int:
         return len(self.content)
@@ -176,7 +175,8 @@ class PoolFacts:
             self.stored_at.frombytes(bytes(8 * grow))
             self.counts[Condition.EMPTY] += grow
 
-    def _recount(self, block: int, before: Condition) -> None:
+    def recount(self, block: int, before: Condition) -> None:
+        """The condition of a place was ``before``: the counts follow."""
         after = self.condition(block)
         if after is not before:
             self.counts[before] -= 1
@@ -184,17 +184,11 @@ class PoolFacts:
 
     def ref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """One more holder for each place. ``packed``: the same ids as a column, where the caller has it."""
-        done = None
         if len(ids) >= bulk.BULK_MIN:
             done = bulk.take_holder(self, packed or pack_ids(ids), READY)
-        empty, cached = self._ref_each(ids) if done is None else done
-        if empty or cached:
-            counts = self.counts
-            counts[_EMPTY] -= empty
-            counts[_CACHED] -= cached
-            counts[_REFERENCED] += empty + cached
-
-    def _ref_each(self, ids: Sequence[int]) -> tuple[int, int]:
+            if done is not None:
+                self._held(*done)
+                return
         refs, content, quarantined = self.refs, self.content, self.quarantined
         empty = cached = 0
         for block in ids:
@@ -206,35 +200,41 @@ class PoolFacts:
                     cached += 1
                 elif not full:
                     empty += 1
-        return empty, cached
+        if empty or cached:
+            self._held(empty, cached)
 
     def unref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
-        done = None
         if len(ids) >= bulk.BULK_MIN:
             done = bulk.give_holder(self, packed or pack_ids(ids), READY)
-        empty, cached = self._unref_each(ids) if done is None else done
-        if empty or cached:
-            counts = self.counts
-            counts[_EMPTY] += empty
-            counts[_CACHED] += cached
-            counts[_REFERENCED] -= empty + cached
-
-    def _unref_each(self, ids: Sequence[int]) -> tuple[int, int]:
+            if done is not None:
+                self._held(-done[0], -done[1])
+                return
         refs, content, quarantined = self.refs, self.content, self.quarantined
         empty = cached = 0
         for block in ids:
             left = refs[block] - 1
-            if left < 0:
+            if left > 0:
+                refs[block] = left
+                continue
+            if left:
                 raise FoldError(f"pool {self.info.pool} place {block} has no holder to give back")
-            refs[block] = left
-            if not left and not (quarantined and block in quarantined):
+            refs[block] = 0
+            if not (quarantined and block in quarantined):
                 full = content[block]
                 if full == READY:
                     cached += 1
                 elif not full:
                     empty += 1
-        return empty, cached
+        if empty or cached:
+            self._held(-empty, -cached)
+
+    def _held(self, empty: int, cached: int) -> None:
+        """So many empty and cached places have got a holder."""
+        counts = self.counts
+        counts[_EMPTY] -= empty
+        counts[_CACHED] -= cached
+        counts[_REFERENCED] += empty + cached
 
     def store(
         self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int,
@@ -364,51 +364,12 @@ class PoolFacts:
         if not others:
             del copies[sequence_hash]
 
-    def take_free(self, count: int) -> list[int]:
-        """The lowest places without content, for a pool that is described by hashes alone; it grows when it must.
-
-        The caller fills them. O(count * log places), except for the first time after a snapshot or a clear.
-        """
-        if self._free is None:
-            self._free_from = len(self.content.rstrip(b"\0"))
-            self._free = [place for place in range(self._free_from) if not self.content[place]]
-        free = self._free
-        reused = [heapq.heappop(free) for _ in range(min(count, len(free)))]
-        fresh = range(self._free_from, self._free_from + count - len(reused))
-        self._free_from = fresh.stop
-        return [*reused, *fresh]
-
-    def forget_copy(self, sequence_hash: int) -> bool:
-        """Remove the latest of the copies of this hash, of a pool that is described by hashes alone.
-
-        Returns whether there was one. O(log places), however many copies there are.
-        """
-        first = self.by_hash.get(sequence_hash)
-        if first is None:
-            return False
-        others = self.copies.get(sequence_hash)
-        if others is None:
-            block = first
-            del self.by_hash[sequence_hash]
-        else:
-            block = others.pop()
-            if not others:
-                del self.copies[sequence_hash]
-        before = self.condition(block)
-        self.hash_of[block] = EMPTY_HASH
-        self.content[block] = FREE
-        self.stored_at[block] = 0
-        self._recount(block, before)
-        if self._free is not None:
-            heapq.heappush(self._free, block)
-        return True
-
     def quarantine(self, ids: Sequence[int], operation: int) -> None:
         """Places that a copy still writes or reads across a reset: neither free nor resident until it is reported."""
         for block in ids:
             before = self.condition(block)
             self.quarantined.setdefault(block, []).append(operation)
-            self._recount(block, before)
+            self.recount(block, before)
 
     def lift(self, operation: int) -> list[int]:
         """This operation of an older epoch has ended: free the places that no other one keeps; returns them."""
@@ -418,7 +379,7 @@ class PoolFacts:
             if not self.quarantined[block]:
                 before = self.condition(block)
                 del self.quarantined[block]
-                self._recount(block, before)
+                self.recount(block, before)
                 ids.append(block)
         return ids
 
@@ -431,5 +392,5 @@ class PoolFacts:
         self.stored_at = array("q", bytes(8 * places))
         self.by_hash.clear()
         self.copies.clear()
-        self._free = None
+        self.spare = None
         self.counts = [places - len(self.quarantined), 0, 0, 0, len(self.quarantined)]

@@ -32,6 +32,7 @@ MEMORY_BLOCKS: Final = 1_000_000
 BLOCK_TOKENS: Final = 16
 SPREAD: Final = 0x9E3779B97F4A7C15
 """Odd, so that multiples of it are different hashes all over the range."""
+FINISHED: Final = ReleaseReason.FINISHED
 REFERENCE: Final = "a silent linked pool"
 
 
@@ -70,7 +71,7 @@ class Evented:
 
     def release(self, slot: int, ids: list[int]) -> None:
         """A slot gives all its blocks back."""
-        self.emit(ev.DeviceBlocksReleased, slot, pack_ids(ids), ReleaseReason.FINISHED)
+        self.emit(ev.DeviceBlocksReleased, slot, pack_ids(ids), FINISHED)
         self.pool.release(ids)
 
 

@@ -10,6 +10,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import Authority, Condition, ReleaseReason
+from kvbm_console.core.stream_places import forget_copy, take_free
 from kvbm_console.core.tiers import GONE, READY, WRITING, PoolFacts, PoolInfo
 
 if TYPE_CHECKING:
@@ -77,11 +78,11 @@ def _blocks_seen(state: "CacheState", e: ev.BlocksSeen) -> None:
     if e.cleared:
         pool.clear()
         _known_again(state, pool.info.source)
-    evicted = sum(map(pool.forget_copy, unpack_hashes(e.removed)))
+    evicted = sum(forget_copy(pool, key) for key in unpack_hashes(e.removed))
     state.totals.evicted_blocks[pool.info.tier - 1] += evicted
     stored = unpack_hashes(e.stored)
     if stored:
-        places = pool.take_free(len(stored))
+        places = take_free(pool, len(stored))
         pool.require_known(places)
         pool.store(places, stored, READY, e.at_ns)
 

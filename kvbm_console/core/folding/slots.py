@@ -11,13 +11,14 @@ from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import POINT_OF_SITE, POINT_OF_STATE
 from kvbm_console.core.ids import SlotState, WaitPoint
-from kvbm_console.core.slots import SlotFacts, check_move
+from kvbm_console.core.slots import TRANSITIONS, SlotFacts, check_move
 
 if TYPE_CHECKING:
     from kvbm_console.core.state import CacheState
 
 _SKIPPED: Final = frozenset({SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE})
-_PREFILLING, _PREEMPTED = SlotState.PREFILLING, SlotState.PREEMPTED
+_INITIALIZED, _PREFILLING, _PREEMPTED = SlotState.INITIALIZED, SlotState.PREFILLING, SlotState.PREEMPTED
+_FINISHED = SlotState.FINISHED
 
 
 def _slot_opened(state: "CacheState", e: ev.SlotOpened) -> None:
@@ -25,7 +26,7 @@ def _slot_opened(state: "CacheState", e: ev.SlotOpened) -> None:
         raise FoldError(f"slot {e.slot} of request {e.request!r} cannot open")
     hashes = unpack_hashes(e.hashes)
     state.slots[e.slot] = SlotFacts(
-        slot=e.slot, request=e.request, source=e.source, state=SlotState.INITIALIZED, since_ns=e.at_ns,
+        slot=e.slot, request=e.request, source=e.source, state=_INITIALIZED, since_ns=e.at_ns,
         opened_ns=e.at_ns, hashes=hashes, prompt_tokens=e.prompt_tokens, output_limit=e.output_limit,
         priority=e.priority, session=e.session, prompt_blocks=len(hashes),
     )
@@ -57,11 +58,12 @@ def _slot_cloned(state: "CacheState", e: ev.SlotCloned) -> None:
 
 
 def _slot_moved(state: "CacheState", e: ev.SlotMoved) -> None:
-    slot = state.known_slot(e.slot)
+    slot = state.slots.get(e.slot) or state.known_slot(e.slot)
     old, new = e.old, e.new
     if slot.state is not old:
         raise FoldError(f"slot {e.slot} is {slot.state.label}, not {old.label}")
-    check_move(old, new)
+    if new not in TRANSITIONS[old]:
+        check_move(old, new)
     slot.state = new
     slot.since_ns = e.at_ns
     slot.anchor_tokens = e.computed_tokens
@@ -106,15 +108,15 @@ def _repoint(state: "CacheState", slot: SlotFacts) -> None:
 
 
 def _slot_closed(state: "CacheState", e: ev.SlotClosed) -> None:
-    slot = state.known_slot(e.slot)
-    if slot.state is not SlotState.FINISHED or slot.device_blocks or slot.staged or slot.outstanding or slot.hold:
+    slot = state.slots.get(e.slot) or state.known_slot(e.slot)
+    if slot.state is not _FINISHED or slot.device_blocks or slot.staged or slot.outstanding or slot.hold:
         raise FoldError(f"slot {e.slot} is {slot.state.label} and still owns something")
     del state.slots[e.slot]
     del state.slot_of[slot.request]
 
 
 def _lookup_answered(state: "CacheState", e: ev.LookupAnswered) -> None:
-    slot = state.known_slot(e.slot)
+    slot = state.slots.get(e.slot) or state.known_slot(e.slot)
     slot.local_blocks = e.local_blocks
     slot.last_answer = (e.answer, e.local_blocks, e.first_miss)
 
@@ -142,12 +144,12 @@ def _device_blocks_assigned(state: "CacheState", e: ev.DeviceBlocksAssigned) -> 
     if sum(counts) != len(ids) or len(counts) != len(e.slots):
         raise FoldError(f"{len(ids)} blocks do not match counts of {sum(counts)}")
     at = 0
+    known, size = state.slots, pool.info.block_tokens
     for number, count in zip(e.slots, counts):  # noqa: B905 (compared above)
-        slot = state.known_slot(number)
+        slot = known.get(number) or state.known_slot(number)
         part = ids if count == len(ids) else ids[at : at + count]
         at += count
         if not slot.device_blocks:
-            size = pool.info.block_tokens
             slot.device_pool = e.pool
             slot.filled_blocks = e.reused + e.external_tokens // size
             slot.anchor_tokens = e.reused * size + e.external_tokens
@@ -160,7 +162,7 @@ def _device_blocks_assigned(state: "CacheState", e: ev.DeviceBlocksAssigned) -> 
 
 def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> None:
     column = e.ids
-    slot, ids = state.known_slot(e.slot), unpack_ids(column)
+    slot, ids = state.slots.get(e.slot) or state.known_slot(e.slot), unpack_ids(column)
     pool = state.device_pool_of(slot)
     if len(ids) == len(slot.device_blocks):
         slot.device_blocks = []

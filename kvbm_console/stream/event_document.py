@@ -50,6 +50,9 @@ def field_text(field: str, value: Any, limit: int = 80) -> str:
     >>> field_text("ids", b"\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00")
     '1, 2'
     """
+    if type(value) is int and field != "entry":
+        text = str(value)
+        return text if len(text) <= limit else text[: limit - 1] + "…"
     if isinstance(value, bytes):
         value = value[: HASH_BYTES * (limit + 1)]  # of a column of thousands a row tells a few
     elif isinstance(value, tuple | list):

@@ -14,7 +14,7 @@ from ..draw import words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, beside
 from ..model.lints import Warning, ended_text
-from ..model.numbers import cut, plain, plural
+from ..model.numbers import S, cut, plain, plural
 from ..model.sources import blocks_only
 from .engines import engines_section
 from .event_rows import EventLines
@@ -34,6 +34,9 @@ from .warnings import open_warning
 NEEDS_SHORT = 4
 """Rows of warnings below 36 rows of screen."""
 NEEDS_TALL = 8
+FAST_RATE = 1_000
+"""Events a second above which nobody reads them one by one: their rows then change FAST_HZ times a second."""
+FAST_HZ = 8
 EVENTS_MIN = 3
 """Fewer rows of events say nothing."""
 SIDE = 76
@@ -48,6 +51,7 @@ class Overview(Page):
         self.at = 0
         """The warning that ``enter`` opens."""
         self._lines = EventLines()
+        self._newest: tuple[tuple[object, ...], list[Line]] = ((), [])
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Sections from top to bottom, in one, two or three columns."""
@@ -150,8 +154,13 @@ class Overview(Page):
         left = height - len(gap) - 1
         if left < EVENTS_MIN:
             return []
-        lines = [self._lines.line(desk, event, width) for event in islice(reversed(desk.mirror.log), left)]
-        return [*gap, desk.title("EVENTS", "newest last"), *reversed(lines)]
+        mono = desk.mono()
+        often = S // FAST_HZ if desk.mirror.progress.rate(mono) > FAST_RATE else 1
+        key = (desk.mirror.log_total if often == 1 else mono // often, left, width, desk.selected, desk.times.wall)
+        if key != self._newest[0]:
+            lines = [self._lines.line(desk, event, width) for event in islice(reversed(desk.mirror.log), left)]
+            self._newest = key, lines[::-1]
+        return [*gap, desk.title("EVENTS", "newest last"), *self._newest[1]]
 
     # --- what needs a person -----------------------------------------------------------------------------------------
 

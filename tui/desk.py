@@ -270,7 +270,7 @@ class Desk:
         note = "" if target is None or self.recording else "read-only" if self.read_only else (
             "" if target.control else "observe")
         synced = beat.synced_age_ns if beat is not None else None
-        recorder = "recording" if self.recording else beat.recorder if beat is not None else None
+        recorder = "recording" if self.recording else beat.recorder if beat is not None else "unknown"
         if synced is not None:
             synced += mirror.progress.silence_ns(mono) or 0
         return frame.Status(

@@ -39,6 +39,8 @@ def overview(target: str) -> list[str]:
 
 async def fold(client: "Client") -> "Mirror":
     """What the daemon still has of its past, up to its next heartbeat."""
+    import msgspec
+
     from kvbm_console.client import Ended
     from kvbm_console.stream.feed import Connected, Heartbeat
     from tui.model.mirror import Mirror
@@ -54,9 +56,14 @@ async def fold(client: "Client") -> "Mirror":
         async for item in stream:
             if isinstance(item, Ended):
                 break
-            mirror.take(item, 0)
-            if isinstance(item, Heartbeat) and mirror.next_seq >= next_seq:
+            if isinstance(item, Heartbeat):
+                if mirror.next_seq < next_seq:
+                    continue
+                if mirror.state is not None and mirror.next_seq <= item.head_seq:  # as of what is folded, not later
+                    item = msgspec.structs.replace(item, at_ns=mirror.state.at_ns)
+                mirror.take(item, 0)
                 return mirror
+            mirror.take(item, 0)
     raise ConnectionLost(f"{client.target} ended before it had told its past")
 
 

@@ -4,11 +4,17 @@ Law of this file: what is asserted is what the command prints.
 """
 
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
-from kvbm_console.cli.glance import drawn
+import pytest
+
+from kvbm_console.cli.glance import drawn, fold
+from kvbm_console.client.subscription import StreamItem
 from kvbm_console.recording.reader import Recording
-from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
+from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
 from tests.cli.programs import DEADLINE_S, PROGRAM, environment, serving
 from tests.tui.script import connected
 from tui.model.mirror import Mirror
@@ -51,3 +57,49 @@ def test_status_has_the_overview_and_the_tables(tmp_path: Path) -> None:
     assert "\nstream " in text
     assert "HIT RATE" in text
     assert plain.isascii()
+
+
+class Slow:
+    """A daemon that is far ahead of whoever asks it."""
+
+    target = "here"
+
+    def __init__(self, items: list[StreamItem], next_seq: int) -> None:
+        self.told, self.next_seq = items, next_seq
+
+    async def hello(self) -> object:
+        """Who it is."""
+        return SimpleNamespace(target="here", incarnation="one", run=1, block_bytes=None)
+
+    async def digest(self) -> tuple[int, int]:
+        """Where it stood when it was asked."""
+        return self.next_seq, 0
+
+    @asynccontextmanager
+    async def subscribe(self, *, history: bool) -> AsyncIterator[AsyncIterator[StreamItem]]:
+        """What it still has."""
+        assert history
+
+        async def items() -> AsyncIterator[StreamItem]:
+            for item in self.told:
+                yield item
+
+        yield items()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("head", "now"), [(2_500, "events"), (1_999, "heartbeat")])
+async def test_rates_are_those_of_what_was_folded_however_long_that_took(head: int, now: str) -> None:
+    tape = Recording.open(RECORDINGS / "screens" / "run.mcap")
+    events = [event for batch in tape.events(tape.first_seq) for event in batch][:2_000]
+    late_ns = events[-1].at_ns + 60_000_000_000
+    beat = Heartbeat(head, late_ns, None, None, None, None, 0, 1)
+    early = Heartbeat(head, late_ns, None, None, None, None, 0, 1)
+    daemon = Slow([
+        SnapshotTaken(tape.state_at(tape.first_seq - 1)), EventsArrived(events[:1_000]), early,
+        EventsArrived(events[1_000:]), beat,
+    ], 2_000)
+    mirror = await fold(daemon)  # type: ignore[arg-type]
+    mirror.clock.live = False
+    assert mirror.now_ns(0) == (events[-1].at_ns if now == "events" else late_ns)
+    assert mirror.next_seq == 2_000

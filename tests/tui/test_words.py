@@ -5,8 +5,9 @@ import re
 import pytest
 
 from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.stream.feed import FeedItem
 from tests.tui.desks import FakeActions, desk_of, everything, screen
-from tests.tui.script import S, Script, story
+from tests.tui.script import S, Script, connected, story
 from tui.desk import BREAKS, OVERVIEW, RECORD, SLOT, TIERS, WARNINGS, WHY
 from tui.keys import press
 from tui.model.breaks import parse_breakpoint
@@ -105,6 +106,16 @@ def test_the_window_of_the_hit_rate_is_as_long_as_what_is_known() -> None:
     assert "hit rate, last 60 s, no prompt yet" in everything(desk)
 
 
+def test_before_the_first_heartbeat_nobody_knows_whether_it_is_recorded() -> None:
+    script = Script()
+    script.pools()
+    items: list[FeedItem] = [connected(), script.snapshot()]
+    head = screen(desk_of(items=items, late_ns=0))[0]
+    assert head.endswith("rec –")
+    head = screen(desk_of(items=[*items, script.heartbeat(recorder=None, synced_age_ns=None)], late_ns=0))[0]
+    assert head.endswith("rec off")
+
+
 def test_the_legend_of_a_prompt_is_whole_in_the_panel_beside_the_list() -> None:
     script = Script()
     script.pools()
@@ -131,8 +142,6 @@ def test_losses_of_a_recording_are_on_its_first_screen() -> None:
     transport.recording = tape
     from kvbm_console.core.state import CacheState
     from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
-    from tests.tui.script import connected
-
     script = Script()
     script.pools()
     desk = desk_of(items=[connected(recording=True), SnapshotTaken(CacheState()), EventsArrived(script.events)],

@@ -37,7 +37,7 @@ class Status(msgspec.Struct):
     lost: int | None
     lost_age_ns: int | None
     recorder: str | None
-    """``recording``, ``degraded`` or None."""
+    """``recording``, ``degraded``, None when nothing is recorded, ``unknown`` before the first heartbeat."""
     synced_age_ns: int | None
     not_recorded: int
     buffered: int

@@ -75,7 +75,7 @@ class Decider:
         self._below_of: list[PoolFacts] = []
         self._below: list[PoolFacts | None] = []
         self._lower: list[PoolFacts] = []
-        """What ``_tree`` has found, and of which pools: asked for a dozen times per request."""
+        """What ``look_at_pools`` has found, and of which pools: asked for a dozen times per request."""
         self.last_chain: list[int] = []
         """Blocks of one prefix that were last copied down: what is copied next is mostly in front of them."""
         self.gate: Gate | None = None
@@ -120,10 +120,17 @@ class Decider:
         self.instructions.append(instruction)
 
     def look_at_pools(self) -> None:
-        """After the pools changed: which sources are only watched."""
-        self.watched = frozenset(
-            pool.info.source for pool in self.state.pools if pool.info.authority is Authority.OBSERVED
-        )
+        """After a pool was declared, or of other facts: which sources are only watched, and what is below each pool."""
+        pools = self._below_of = self.state.pools
+        watched = [pool for pool in pools if pool.info.authority is Authority.OBSERVED]
+        ours = [pool for pool in pools if pool.info.authority is _LEADER]
+        self.watched = frozenset(pool.info.source for pool in watched)
+        self._lower = sorted(ours, key=lambda pool: pool.info.tier)
+        # What is only watched is not copied by us.
+        self._below = [
+            None if pool in watched else next((lower for lower in ours if lower.info.tier > pool.info.tier), None)
+            for pool in pools
+        ]
 
     # --- look-ups that refuse --------------------------------------------------------------------
 
@@ -151,27 +158,15 @@ class Decider:
 
     def below(self, pool: PoolFacts) -> PoolFacts | None:
         """The pool that this one is copied down to: the next lower tier that the leader decides."""
-        return self._tree()[pool.info.pool]
+        if self._below_of is not self.state.pools:
+            self.look_at_pools()
+        return self._below[pool.info.pool]
 
     def lower_pools(self) -> Sequence[PoolFacts]:
         """The pools that the leader decides, nearest first."""
-        self._tree()
+        if self._below_of is not self.state.pools:
+            self.look_at_pools()
         return self._lower
-
-    def _tree(self) -> list[PoolFacts | None]:
-        """Of each pool the one below; worked out again after a pool was declared, and of other facts."""
-        pools, below = self.state.pools, self._below
-        if self._below_of is not pools or len(below) != len(pools):
-            ours = [pool for pool in pools if pool.info.authority is _LEADER]
-            self._lower = sorted(ours, key=lambda pool: pool.info.tier)
-            self._below_of = pools
-            # What is only watched is not copied by us.
-            below = self._below = [
-                None if pool.info.authority is Authority.OBSERVED else
-                next((lower for lower in ours if lower.info.tier > pool.info.tier), None)
-                for pool in pools
-            ]
-        return below
 
     def last_iteration(self, source: int) -> int:
         """The last iteration that this engine formed, as it numbers them."""

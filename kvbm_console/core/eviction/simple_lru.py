@@ -37,6 +37,8 @@ class SimpleLru:
         """Key to the touch in which it lives."""
         self._next = self._carried = self._passed = 0
         """Number of the next touch; keys that all touches name; leading ones of the oldest that live there no more."""
+        self._newest = -1
+        """The newest touch, while all of its keys are known to live in it."""
         self._stand(list(order))
 
     @property
@@ -52,12 +54,15 @@ class SimpleLru:
         deepest_first = keys[::-1] if type(keys) is list else list(reversed(keys))
         before, known = at.get(keys[0]), len(at)
         again = before is not None and self._touches[before] == deepest_first
+        if again and before == self._newest:
+            return  # one request after the other with the same prefix
         if again and before is not None and self._replaced(before, deepest_first):
             return
         at.update(zip(deepest_first, repeat(number)))
         if len(at) - known != len(keys) and not again and len(set(keys)) != len(keys):
             deepest_first = list(dict.fromkeys(keys))[::-1]  # named twice: a key lives where it is named last
         self._touches[number] = deepest_first
+        self._newest = number
         self._next = number + 1
         self._carried += len(deepest_first)
         if self._carried > 3 * len(at) + _SLACK:
@@ -71,6 +76,7 @@ class SimpleLru:
         try:
             if len(keys) > 1 and itemgetter(*keys)(self._at) == (number,) * len(keys):
                 touches.move_to_end(number)
+                self._newest = number
                 return True
         except KeyError:
             pass  # one was forgotten
@@ -80,6 +86,7 @@ class SimpleLru:
 
     def forget(self, keys: Iterable[int]) -> None:
         """Blocks were given up."""
+        self._newest = -1
         deque(map(self._at.pop, keys, repeat(None)), 0)
 
     def victims(
@@ -138,6 +145,7 @@ class SimpleLru:
 
     def _stand(self, keys: list[int]) -> None:
         """The resident keys stand in this order, as of one touch."""
+        self._newest = -1
         self._at.update(dict.fromkeys(keys, self._next))
         self._touches = OrderedDict({self._next: keys} if keys else {})
         self._next += 1

@@ -78,7 +78,8 @@ class Overview(Page):
         hints = [("enter", "open")] if desk.warnings else []
         if desk.mirror.state is not None and desk.mirror.state.holds and desk.may_control:
             hints.append(("c", "continue"))
-        hints += [(":", "commands"), ("space", "pause view" if not desk.recording else "play"), ("e", "export")]
+        hints += [(":", "commands"), ("space", "pause view" if not desk.recording else "play"), ("!", "warnings")]
+        hints.append(("e", "export"))
         return hints
 
     def press(self, desk: Desk, key: str) -> bool:

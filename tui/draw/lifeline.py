@@ -27,6 +27,7 @@ _RANK: Final = {
     BLANK: -1, 1 + SlotState.ONBOARD_STAGED: 1, 1 + SlotState.ONBOARDING: 2, 1 + SlotState.PREEMPTED: 3, LATE: 4,
     VERY_LATE: 4, HELD: 5,
 }
+_STATE: Final = {1 + state: state for state in SlotState}
 CHANGES_MARKED: Final = 3
 """A cell with so many changes is underlined: there is more in it than it can show."""
 CACHE_MAX: Final = 512
@@ -227,7 +228,7 @@ def texture(code: int, glyphs: Glyphs) -> tuple[str, str]:
         return glyphs.queued, "muted"
     if code == WIRE:
         return glyphs.wire, "wire"
-    state = SlotState(code - 1)
+    state = _STATE[code]
     return glyphs.life[state], FILL[state]
 
 

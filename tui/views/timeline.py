@@ -41,6 +41,8 @@ FINE_NS: Final = tuple(
 )
 """Cell widths that fill a window; zooming goes by the coarser 1-2-5 steps."""
 OPERATIONS_MAX: Final = 6
+HEADS_MAX: Final = 1_024
+"""Heads of rows kept; some screens of them."""
 
 
 class Timeline(Page):
@@ -63,6 +65,8 @@ class Timeline(Page):
         self.top = 0
         self.order = LifeOrder()
         self.lines = Lifelines()
+        self._heads: dict[tuple[object, ...], tuple[Span, ...]] = {}
+        self._gaps: list[tuple[int, int, int]] = []
         self._fitted_ns: int | None = None
         self.window = Window(0, S, 1, 0)
         self.shown: list[Life] = []
@@ -82,6 +86,7 @@ class Timeline(Page):
         feet = self._feet(desk, width)
         room = height - 3 - len(feet)
         lines = [minimap(desk, window, width, left, now), axis(window, width, left, now, live=self.end_ns is None)]
+        self._gaps = gap_cells(desk, window)
         lines.append(self._over(desk, left, window, width))
         self.page = max(1, room)
         at = next((i for i, life in enumerate(lives) if life.request == desk.selected), None)
@@ -130,7 +135,7 @@ class Timeline(Page):
     def _over(self, desk: Desk, left: int, window: Window, width: int) -> Line:
         """Labels of gaps, and the cursor's time."""
         labels: list[tuple[int, str, str]] = []
-        for first, _, gap_count in gap_cells(desk, window):
+        for first, _, gap_count in self._gaps:
             labels.append((left + first, f"gap {count(gap_count)}", "caution"))
         if self.cursor_ns is not None and 0 <= window.cell(self.cursor_ns) < window.cells:
             text = f"{desk.glyphs.cursor_top} −{duration(desk.now_ns - self.cursor_ns)}"
@@ -148,8 +153,21 @@ class Timeline(Page):
         state = desk.mirror.state
         assert state is not None
         slot = state.slots.get(life.slot)
-        chosen = life.request == desk.selected
         level = slot_level(desk.mirror, slot, desk.now_ns) if slot is not None else None
+        now = None if life.closed_ns is not None else life.state
+        key = (life.slot, life.request, level, now, life.lost, life.request == desk.selected, left)
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            head = self._heads[key] = self._head(desk, life, level, left)
+        codes, busy = self.lines.codes(life, window, bounds)
+        row = Row().spans(head).spans(self._overlay(desk, runs(codes, busy, desk.glyphs), window))
+        return row.zone(0, ("select", life.request), width).line("", width)
+
+    def _head(self, desk: Desk, life: Life, level: Level | None, left: int) -> tuple[Span, ...]:
+        """Mark, state and name, in front of the cells."""
+        chosen = life.request == desk.selected
         row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
         live = life.closed_ns is None
         if level is Level.HELD:
@@ -161,12 +179,8 @@ class Timeline(Page):
         row.put(" ")
         name = "strong" if level is not None or chosen else "text" if live else "muted"
         row.spans([words.request(life.request, left - row.x - 2, name)]).to(left)
-        if chosen:
-            row = Row().spans([Span(text, f"{role}@sel") for text, role in row.line().spans])
-        codes, busy = self.lines.codes(life, window, bounds)
-        picture = runs(codes, busy, desk.glyphs)
-        row.spans(self._overlay(desk, picture, window))
-        return row.zone(0, ("select", life.request), width).line("", width)
+        spans = row.line().spans
+        return tuple(Span(text, f"{role}@sel") for text, role in spans) if chosen else spans
 
     def _operations(self, desk: Desk, life: Life, window: Window, left: int, width: int) -> list[Line]:
         """The transfers of the selected slot that touch the window."""
@@ -196,7 +210,7 @@ class Timeline(Page):
 
     def _overlay(self, desk: Desk, spans: list[Span], window: Window) -> list[Span]:
         """Gap bands, the mark and the cursor over a row; they split its runs."""
-        for first, last, _ in gap_cells(desk, window):
+        for first, last, _ in self._gaps:
             spans = replace(spans, first, last + 1, lambda text: (desk.glyphs.gap * len(text), "gap"))
         if self.cursor_ns is not None:
             cell = window.cell(self.cursor_ns)

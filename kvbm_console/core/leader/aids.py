@@ -207,7 +207,8 @@ class Aids(msgspec.Struct):
         history = self.history
         if hashes and hashes[0] in history:
             try:
-                deque(map(history.__delitem__, hashes), 0)  # usually all of a prompt were evicted, or none
+                for key in hashes:  # usually all of a prompt were evicted, or none; a loop that deletes beats any map
+                    del history[key]
                 return
             except KeyError:
                 pass

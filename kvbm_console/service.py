@@ -209,6 +209,7 @@ class LeaderService:
             publishers=self.publishers(),
             recorder=None if recorder is None else {
                 "state": recorder.state, "written_seq": recorder.written_seq, "synced_seq": recorder.synced_seq,
+                "path": recorder.path, "bytes": recorder.bytes,
             },
         )
 

@@ -229,6 +229,10 @@ class Actions(Protocol):
         """Mute every breakpoint and release every hold."""
         ...
 
+    def ask_recorder(self) -> None:
+        """Ask where the recorder of the target writes; the answer is shown when it is there."""
+        ...
+
     def retry(self) -> None:
         """Reconnect at once."""
         ...

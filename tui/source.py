@@ -86,6 +86,7 @@ class Session(Verbs):
         self._copy: Callable[[str], None] = lambda text: None
         self._export: Callable[[str, Table | None], None] = lambda name, table: None
         self._show: Callable[[int], None] = lambda number: None
+        self._asks_recorder = False
         self._resubscribe = False
         self.pace = Pace()
         self._refreshing = feed if isinstance(feed, Refreshing) and keeper is None else None
@@ -128,11 +129,16 @@ class Session(Verbs):
                 self.ended = True
                 return
 
+    def ask_recorder(self) -> None:
+        """Where the recorder writes and how much there is; the answer is in the mirror when it has come."""
+        self._asks_recorder = True
+
     async def _account(self, feed: Accounting) -> None:
         """Ask what is no event: names of engines and what watching them costs. A lost answer is asked for again."""
         while not self.ended:
             state = self.mirror.state
-            if state is not None and watched(state) and not self.paused:
+            if state is not None and (watched(state) or self._asks_recorder) and not self.paused:
+                self._asks_recorder = False
                 with contextlib.suppress(KvbmConsoleError):
                     self.mirror.sources.tell(await feed.accounts())
                     self.mirror.version += 1

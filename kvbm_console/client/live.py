@@ -76,12 +76,12 @@ class LiveFeed:
         self._connection: Client | None = None
 
     async def accounts(self) -> dict[str, Any]:
-        """``engines`` and ``publishers`` of the status document, over the connection of the feed."""
+        """``engines``, ``publishers`` and ``recorder`` of the status document, over the connection of the feed."""
         client = self._connection
         if client is None:
             raise ConnectionLost(f"{self.target} is not connected")
         status = await client.status(NO_SLOT)
-        return {key: status.get(key) or [] for key in ("engines", "publishers")}
+        return {key: status.get(key) or [] for key in ("engines", "publishers", "recorder")}
 
     def refresh(self) -> None:
         """Yield a snapshot soon, in its place among the events: none is left out and none comes twice."""

@@ -18,7 +18,7 @@ exactly these keys, and new ones are only added:
 ``engines``      list of {source, name, calls, dropped, errors, call_ns, steps, step_ns}: what a tap has cost its engine
 ``publishers``   list of {source, name, connected, batches, gaps, lost_batches, restarts, last_batch_ns}: event streams
                  that are followed; last_batch_ns is null before the first batch
-``recorder``     {state, written_seq, synced_seq}, null when nothing is recorded
+``recorder``     {state, written_seq, synced_seq, path, bytes}, null when nothing is recorded
 
 Law of this file: it reads facts and changes nothing.
 """

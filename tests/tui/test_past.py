@@ -4,6 +4,7 @@ import asyncio
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from kvbm_console.stream.ring import Ring
 from recordings.screens.tape import RUN
 from tests.server.daemons import daemon_at
 from tests.tui.script import S, ScriptedFeed, connected
+from tui import source
 from tui.model.lives import Life
 from tui.model.mirror import Mirror
 from tui.model.past import take_past
@@ -159,3 +161,41 @@ async def test_a_daemon_that_has_just_begun_has_no_past() -> None:
         assert kinds[1] in (SnapshotTaken, PastSeen)
         assert Disconnected not in kinds
         await items.aclose()
+
+
+@pytest.mark.asyncio
+async def test_a_session_asks_about_the_recorder_only_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "ACCOUNTS_EVERY_S", 0.001)
+
+    class Asked(ScriptedFeed):
+        """A feed that can be asked, and notes it."""
+
+        times = 0
+
+        async def accounts(self) -> dict[str, object]:
+            """As ``stream.feed.Accounting``."""
+            self.times += 1
+            answered.set()
+            return {"recorder": {"path": "/rec/1.mcap", "bytes": 7}}
+
+    answered, tasks = asyncio.Event(), []
+    feed = Asked([connected(), SnapshotTaken(tape()[0].state_at(tape()[1][99].seq))])
+    session = Session(feed, mono=lambda: S)
+
+    async def breathe() -> None:
+        await asyncio.sleep(0)
+
+    def spawn(work: Any, name: str) -> None:
+        tasks.append(asyncio.create_task(work, name=name))
+
+    session.attach(spawn, lambda text, role: None, lambda: None, lambda text: None, lambda name, table: None)
+    spawn(session.run(breathe), "feed")
+    await feed.over.wait()
+    assert feed.times == 0
+    session.ask_recorder()
+    await answered.wait()
+    assert session.mirror.sources.recorder == ("/rec/1.mcap", 7)
+    assert feed.times == 1
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,7 +7,7 @@ import pytest
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.stream.feed import FeedItem
 from tests.tui.desks import FakeActions, desk_of, everything, screen
-from tests.tui.script import S, Script, connected, story
+from tests.tui.script import Mono, S, Script, connected, story
 from tui.desk import BREAKS, OVERVIEW, RECORD, SLOT, TIERS, WARNINGS, WHY
 from tui.keys import press
 from tui.model.breaks import parse_breakpoint
@@ -149,3 +149,21 @@ def test_losses_of_a_recording_are_on_its_first_screen() -> None:
     for view in (OVERVIEW, TIERS, RECORD):
         desk.current = view
         assert " lost 46" in screen(desk)[0]
+
+
+def test_the_recorder_is_told_with_its_file_and_growth_once_it_was_asked() -> None:
+    script, mono = Script(), Mono()
+    script.pools()
+    actions = FakeActions()
+    desk = desk_of(items=[connected(), script.snapshot(), script.heartbeat()], mono=mono, late_ns=0, actions=actions)
+    desk.current = RECORD
+    assert "file" not in everything(desk)
+    assert ("ask_recorder",) in actions.calls
+    for second in range(3):
+        mono.at_ns += S
+        desk.mirror.sources.tell({"recorder": {"path": "/var/rec/0001.mcap", "bytes": 2**20 * (1 + second)}})
+        rows = everything(desk).splitlines()
+    assert any(row.split() == ["file", "/var/rec/0001.mcap"] for row in rows)
+    assert any(row.split()[:3] == ["size", "3.00", "MiB,"] and row.endswith(" 1.00 MiB/s") for row in rows)
+    desk.mirror.sources.tell({"recorder": None, "engines": []})
+    assert "file" not in everything(desk)

@@ -70,6 +70,8 @@ class Sources:
         """Kept when a source ends: its last costs stay readable."""
         self.left_out = 0
         """Sources beyond the limit."""
+        self.recorder: tuple[str, int] | None = None
+        """Where the target records and how many bytes there are; None until it was asked, and without a recorder."""
 
     def of(self, source: int) -> Seen:
         """What was seen of a source; beyond the limit what is added to it is not kept."""
@@ -83,7 +85,10 @@ class Sources:
         return found
 
     def tell(self, document: Mapping[str, Any]) -> None:
-        """Take ``engines`` and ``publishers`` of a status document; a row that does not fit is left out."""
+        """Take ``engines``, ``publishers`` and ``recorder`` of a status document; what does not fit is left out."""
+        recorder = document.get("recorder") or {}
+        path, size = recorder.get("path"), recorder.get("bytes")
+        self.recorder = (path, size) if isinstance(path, str) and isinstance(size, int) else None
         for row in document.get("engines") or ():
             self._take(row, lambda name, row: Told(name, cost=msgspec.convert(row, TapCost)))
         for row in document.get("publishers") or ():

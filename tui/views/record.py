@@ -3,6 +3,8 @@
 Law of this file: what is on disk (synced) and what is only written are told apart, and lost events are never hidden.
 """
 
+from collections import deque
+
 from kvbm_console.core.state import Totals
 
 from ..contracts import Missing, Table
@@ -11,12 +13,14 @@ from ..draw import bars, table
 from ..draw.frame import Hint, bar_at
 from ..draw.spans import BLANK, Line, Row
 from ..model.marks import distance
-from ..model.numbers import count, cut, duration, plain, plural
+from ..model.numbers import S, count, cut, cut_middle, duration, plain, plural, size
 from ..model.series import resample
 from .moves import MOVES, moved
 from .page import Page
 
 MARKS_SHOWN = 6
+SIZES_KEPT = 16
+"""Sizes of the recording over which its growth is told: half a minute."""
 SPECS_SHOWN = 4
 
 
@@ -26,6 +30,8 @@ class Record(Page):
     def __init__(self) -> None:
         self.at = 0
         """The chosen bookmark."""
+        self._sizes: deque[tuple[int, int]] = deque(maxlen=SIZES_KEPT)
+        """(local time, bytes) of what the recorder had written."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The recorder of a live target, or the whole recording."""
@@ -44,7 +50,9 @@ class Record(Page):
             return [*lines, Row().put(text, "muted").line()]
         synced = None if beat.synced_age_ns is None else (
             beat.synced_age_ns + (desk.mirror.progress.silence_ns(desk.mono()) or 0))
+        desk.actions.ask_recorder()
         facts = [
+            *self._file(desk, width),
             ("published", f"seq {count(beat.head_seq)}", "text"),
             ("written", f"seq {count(beat.written_seq)}", "text"),
             ("synced", f"seq {count(beat.synced_seq)}, {duration(synced)} ago", "text"),
@@ -52,6 +60,19 @@ class Record(Page):
             ("subscribers", count(beat.subscribers), "text"),
         ]
         return [*lines, *[Row().put(f" {name}", "muted").to(16).put(text, role).line() for name, text, role in facts]]
+
+    def _file(self, desk: Desk, width: int) -> list[tuple[str, str, str]]:
+        """Where it writes, how much there is, and how fast it grows; nothing until the target has said so."""
+        told, mono = desk.mirror.sources.recorder, desk.mono()
+        if told is None:
+            self._sizes.clear()
+            return []
+        path, written = told
+        if not self._sizes or self._sizes[-1][1] != written:
+            self._sizes.append((mono, written))
+        (first_ns, first), (last_ns, last) = self._sizes[0], self._sizes[-1]
+        rate = "" if last_ns - first_ns < S else f", {size((last - first) * S / (last_ns - first_ns))}/s"
+        return [("file", cut_middle(plain(path), max(8, width - 18)), "text"), ("size", size(written) + rate, "text")]
 
     def _replay(self, desk: Desk, width: int) -> list[Line]:
         playback = desk.actions.playback

@@ -233,6 +233,12 @@ def check_aids(leader: Leader, ever_lost: set[int]) -> None:
         assert set(memory) <= set(state.slots), f"aids of a slot that is gone: {memory}"
     resident = {key for pool in state.pools for key in pool.by_hash}
     assert not resident & set(aids.history), "a resident hash is remembered as gone"
+    for kind, key in aids.deadlines.values():
+        gone = {
+            "staging": key not in state.slots or not state.slots[key].staged, "wait": key not in state.slots,
+            "hold": key not in state.holds, "expiry": key not in state.breakpoints,
+        }
+        assert not gone.get(kind), f"a deadline for what is gone: {kind} {key}"
 
 
 def check_hits(state: CacheState) -> None:

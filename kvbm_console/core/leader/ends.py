@@ -33,7 +33,7 @@ def finish(leader: Decider, slot: SlotFacts, reason: FinishReason | None) -> Non
 
 
 def forget_slot(leader: Decider, slot: SlotFacts) -> None:
-    """Aids of a slot that is closed."""
+    """Aids of a slot that is closed. What was staged for it is gone, and so is the deadline of that."""
     for memory in (leader.aids.evaluated, leader.aids.place_limit, leader.aids.loads, leader.aids.lost_at):
         memory.pop(slot.slot, None)
     aids = leader.aids
@@ -45,5 +45,5 @@ def forget_slot(leader: Decider, slot: SlotFacts) -> None:
     leader.aids.returning.pop(slot.slot, None)
     leader.aids.pressed.pop(slot.slot, None)
     leader.aids.prefetch.forget(slot.slot)
-    leader.clear_deadline("staging", slot.slot)
-    leader.clear_deadline("wait", slot.slot)
+    if leader.config.prefetch_stop == "timeout":
+        leader.clear_deadline("wait", slot.slot)

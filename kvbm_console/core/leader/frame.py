@@ -231,10 +231,10 @@ class Decider:
         self.aids.let_go(pool, places)
 
     def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:
-        """The slot gives up what is staged for it, and the deadline with it."""
-        self.clear_deadline("staging", slot.slot)
+        """The slot gives up what is staged for it, and the deadline with it: without the one there is not the other."""
         if not slot.staged:
             return
+        self.clear_deadline("staging", slot.slot)
         for index, places in slot.staged:
             mine = self.aids.pools[index]
             mine.staged_blocks -= len(places)

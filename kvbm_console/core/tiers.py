@@ -184,57 +184,55 @@ class PoolFacts:
 
     def ref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """One more holder for each place. ``packed``: the same ids as a column, where the caller has it."""
+        empty = cached = 0
+        done = None
         if len(ids) >= bulk.BULK_MIN:
             done = bulk.take_holder(self, packed or pack_ids(ids), READY)
-            if done is not None:
-                self._held(*done)
-                return
-        refs, content, quarantined = self.refs, self.content, self.quarantined
-        empty = cached = 0
-        for block in ids:
-            before = refs[block]
-            refs[block] = before + 1
-            if not before and not (quarantined and block in quarantined):
-                full = content[block]
-                if full == READY:
-                    cached += 1
-                elif not full:
-                    empty += 1
+        if done is not None:
+            empty, cached = done
+        else:
+            refs, content, quarantined = self.refs, self.content, self.quarantined
+            for block in ids:
+                before = refs[block]
+                refs[block] = before + 1
+                if not before and not (quarantined and block in quarantined):
+                    full = content[block]
+                    if full == READY:
+                        cached += 1
+                    elif not full:
+                        empty += 1
         if empty or cached:
-            self._held(empty, cached)
+            counts = self.counts
+            counts[_EMPTY] -= empty
+            counts[_CACHED] -= cached
+            counts[_REFERENCED] += empty + cached
 
     def unref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
+        empty = cached = 0
+        done = None
         if len(ids) >= bulk.BULK_MIN:
             done = bulk.give_holder(self, packed or pack_ids(ids), READY)
-            if done is not None:
-                self._held(-done[0], -done[1])
-                return
-        refs, content, quarantined = self.refs, self.content, self.quarantined
-        empty = cached = 0
-        for block in ids:
-            left = refs[block] - 1
-            if left > 0:
+        if done is not None:
+            empty, cached = done
+        else:
+            refs, content, quarantined = self.refs, self.content, self.quarantined
+            for block in ids:
+                left = refs[block] - 1
+                if left < 0:
+                    raise FoldError(f"pool {self.info.pool} place {block} has no holder to give back")
                 refs[block] = left
-                continue
-            if left:
-                raise FoldError(f"pool {self.info.pool} place {block} has no holder to give back")
-            refs[block] = 0
-            if not (quarantined and block in quarantined):
-                full = content[block]
-                if full == READY:
-                    cached += 1
-                elif not full:
-                    empty += 1
+                if not left and not (quarantined and block in quarantined):
+                    full = content[block]
+                    if full == READY:
+                        cached += 1
+                    elif not full:
+                        empty += 1
         if empty or cached:
-            self._held(-empty, -cached)
-
-    def _held(self, empty: int, cached: int) -> None:
-        """So many empty and cached places have got a holder."""
-        counts = self.counts
-        counts[_EMPTY] -= empty
-        counts[_CACHED] -= cached
-        counts[_REFERENCED] += empty + cached
+            counts = self.counts
+            counts[_EMPTY] += empty
+            counts[_CACHED] += cached
+            counts[_REFERENCED] -= empty + cached
 
     def store(
         self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int,

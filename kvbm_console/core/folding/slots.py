@@ -163,7 +163,8 @@ def _device_blocks_assigned(state: "CacheState", e: ev.DeviceBlocksAssigned) -> 
 def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> None:
     column = e.ids
     slot, ids = state.slots.get(e.slot) or state.known_slot(e.slot), unpack_ids(column)
-    pool = state.device_pool_of(slot)
+    index = slot.device_pool
+    pool = state.device_pool_of(slot) if index is None else state.pools[index]
     if len(ids) == len(slot.device_blocks):
         slot.device_blocks = []
         slot.filled_blocks = 0

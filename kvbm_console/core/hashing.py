@@ -38,6 +38,7 @@ _GENERATED_SEED: Final = 0x67656E6572617465
 _FIRST_DIGEST: Final = bytes(32)
 _TOKEN_BYTES: Final = 4
 _pair: Final = struct.Struct("<QQ").pack
+_triple: Final = struct.Struct("<QQQ").pack
 
 
 def salt_hash(salt: str | None = None, lora: str | None = None) -> int:
@@ -175,10 +176,14 @@ def hashes_of_trace_ids(ids: Sequence[int], tokens: int, block_tokens: int) -> l
             value = digest(pack_hashes((value, *ids[at : at + step])), _TRACE_SEED) or 1
             hashes.append(value)
         return hashes
-    parts = TRACE_BLOCK_TOKENS // block_tokens
-    for block in range(full):
-        value = digest(pack_hashes((value, ids[block // parts], block % parts)), _TRACE_SEED) or 1
-        hashes.append(value)
+    parts, left = TRACE_BLOCK_TOKENS // block_tokens, full
+    for key in ids:
+        for part in range(min(parts, left)):
+            value = digest(_triple(value, key, part), _TRACE_SEED) or 1
+            hashes.append(value)
+        left -= parts
+        if left <= 0:
+            break
     return hashes
 
 
@@ -195,6 +200,6 @@ def generated_hashes(previous: int, owner: int, count: int) -> list[int]:
     hashes: list[int] = []
     value = previous
     for block in range(count):
-        value = xxhash.xxh3_64_intdigest(pack_hashes((value, owner, block)), _GENERATED_SEED) or 1
+        value = xxhash.xxh3_64_intdigest(_triple(value, owner, block), _GENERATED_SEED) or 1
         hashes.append(value)
     return hashes

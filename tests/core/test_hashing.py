@@ -89,6 +89,15 @@ def test_each_token_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(calls) == 1_600 * 4 + 99 * 16
 
 
+def test_trace_vectors() -> None:
+    """Recordings and reports of the past name these: an id of many blocks, several ids of one, blocks generated."""
+    assert hashes_of_trace_ids([7, 2**63 - 1], 800, 256) == [
+        12212924594288796059, 18429988569905829628, 2224796381073914828,
+    ]
+    assert hashes_of_trace_ids([7, 8, 9, 10, 11], 2_500, 1_024) == [13834784602756079664, 1515229566227424900]
+    assert hashing.generated_hashes(5, 9, 3) == [5272964016836826032, 2678697424049736219, 9186114194714823066]
+
+
 @given(
     ids=st.lists(st.integers(0, 9), min_size=1, max_size=5), other=st.lists(st.integers(0, 9), min_size=1, max_size=5),
     block=st.sampled_from([16, 128, 512, 1024]),

@@ -1,7 +1,7 @@
 """The application: puts the desk's rows on the terminal and carries keys, clicks and time to it.
 
-Law of this file: at most one refresh for each frame, at most 30 frames a second, and never more than a quarter of a
-core spent drawing; a key is answered in the frame after it.
+Law of this file: at most one write for each frame, at most 30 frames a second, and in the long run never more than a
+fifth of a core spent drawing them; a key is answered in the frame after it.
 """
 
 import asyncio
@@ -40,8 +40,10 @@ SYNC_END: Final = "\x1b[?2026l"
 """Between these a terminal that knows them shows nothing, so that a frame appears as a whole."""
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals that end the console; as an exit status 128 and the number, as shells report it."""
-SHARE: Final = 4
-"""A frame that took t is followed by at least SHARE - 1 times t without drawing."""
+SHARE: Final = 0.2
+"""Share of a core that frames may take: as long as they took more, the next one waits."""
+SAVED_S: Final = 2 * SHARE * FRAME_S
+"""Drawing time that can be saved up: without it a frame a little above its share would cost the next one its place."""
 
 
 class ConsoleApp(App[int]):
@@ -72,7 +74,9 @@ class ConsoleApp(App[int]):
         self._before_cont: Any = None
         self._drawn_version = -1
         self._drawn_at = 0.0
-        self._cost = 0.0
+        self._left = SAVED_S
+        """Seconds of drawing that may be spent now."""
+        self._asked_at = 0.0
         self._dirty = True
         self.frames = 0
 
@@ -200,9 +204,10 @@ class ConsoleApp(App[int]):
     def frame(self) -> None:
         """Draw when there is something new, within the budget."""
         now = time.perf_counter()
-        waited = now - self._drawn_at
-        due = self._dirty or waited >= TICK_S or (
-            self.session.mirror.version != self._drawn_version and waited >= self._cost * SHARE
+        self._left = min(SAVED_S, self._left + (now - self._asked_at) * SHARE)
+        self._asked_at = now
+        due = self._dirty or now - self._drawn_at >= TICK_S or (
+            self.session.mirror.version != self._drawn_version and self._left > 0
         )
         if due:
             self.draw()
@@ -218,7 +223,7 @@ class ConsoleApp(App[int]):
             self.canvas.draw(self.desk.draw(width, height), width)
             self.frames += 1
         self._drawn_at = time.perf_counter()
-        self._cost = time.thread_time() - started
+        self._left -= time.thread_time() - started
 
     def _send(self, text: str) -> bool:
         """Write to the terminal at once; False when there is none, or when more than the canvas is on the screen."""

@@ -74,7 +74,7 @@ def test_log_points_freeze_and_the_other_verbs(tmp_path: Path) -> None:
         assert daemon.output("thaw") == "thawed\n"
         assert daemon.output("thaw") == "already_thawed\n"
 
-        daemon.output("break", "set", "--site", "evaluate.will", "--suspend", "all", "--once")
+        daemon.output("break", "set", "--site", "evaluate.will", "--suspend", "all", "--once", "--max-hold", "100s")
         hold = daemon.until("SlotHeld")
         assert hold["suspend"] == "all", "time stands still: the hold is there for as long as the test needs"
         (held,) = daemon.json("status", "--filter", "held and outstanding > 0")["slots"]

@@ -36,6 +36,8 @@ HITS_MARKED_MAX: Final = 500
 """Hits drawn on the bar of a recording: more than the bar has cells."""
 STALE_NS: Final = 2 * S
 LAG_NS: Final = S
+AGES_FROM: Final = 100
+"""Below so many columns the age of sampled facts is told from a second on: the badges need its room."""
 LINT_EVERY_NS: Final = S // 4
 COPY_AGAIN_NS: Final = 3 * S
 """``y`` pressed again within this time copies more."""
@@ -260,7 +262,10 @@ class Desk:
         if self.mirror.sampled:
             one_in = self.mirror.coverage.one_in()
             told = "SAMPLED" if one_in is None else f"SAMPLED 1/{count(one_in)}"
-            return f"{told} {(mono - self.mirror.facts_mono_ns) / S:.1f}s", "pill.caution"
+            age_ns = mono - self.mirror.facts_mono_ns
+            if one_in is None or age_ns >= S or self.width >= AGES_FROM:
+                told += f" {age_ns / S:.1f}s"
+            return told, "pill.caution"
         return "LIVE", "pill.ok"
 
     def _status(self) -> frame.Status:

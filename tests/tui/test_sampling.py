@@ -179,6 +179,7 @@ def test_the_screen_says_what_was_passed_over() -> None:
         mirror.take(unread(events[first : first + 20]), 0)
     mirror.take(Heartbeat(mirror.next_seq - 1, mirror.clock.now(0), None, None, None, None, 0, 1), 0)
     mono.at_ns = 4 * S // 10
+    assert desk.draw(80, 24)[0].text.startswith(" SAMPLED 1/2  ")
     assert desk.draw(120, 40)[0].text.startswith(" SAMPLED 1/2 0.4s ")  # 40 of 100
     press(desk, "9")
     first, last = events[140].seq, events[199].seq

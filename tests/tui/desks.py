@@ -64,9 +64,14 @@ class FakeActions:
         self.explained = None
         self.unexplained = ""
         self.calls: list[tuple[object, ...]] = []
+        self.recorder_asked = 0
 
     def pause(self, paused: bool) -> None:
         self.paused = paused
+
+    def ask_recorder(self) -> None:
+        """Asked with every frame of view 8: it changes nothing, so it is counted and not told."""
+        self.recorder_asked += 1
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments: self.calls.append((name, *arguments))

@@ -158,7 +158,7 @@ def test_the_recorder_is_told_with_its_file_and_growth_once_it_was_asked() -> No
     desk = desk_of(items=[connected(), script.snapshot(), script.heartbeat()], mono=mono, late_ns=0, actions=actions)
     desk.current = RECORD
     assert "file" not in everything(desk)
-    assert ("ask_recorder",) in actions.calls
+    assert actions.recorder_asked
     for second in range(3):
         mono.at_ns += S
         desk.mirror.sources.tell({"recorder": {"path": "/var/rec/0001.mcap", "bytes": 2**20 * (1 + second)}})

@@ -139,10 +139,7 @@ def ask_for_breakpoint(desk: Desk, text: str, number: int) -> None:
 
     def check(typed: str) -> str:
         try:
-            spec = parse_breakpoint(typed)
-            if not spec.narrowed:
-                raise UsageError("say where: to, from, request, site, tier, route, status or when")
-            return verdict(desk, spec)
+            return verdict(desk, parse_breakpoint(typed))
         except ExpressionError as error:
             raise FilterError(error.column - 1, error.message) from None
         except UsageError as error:

@@ -141,3 +141,9 @@ def test_a_breakpoint_is_typed_in_words() -> None:
 def test_a_wrong_breakpoint_is_one_sentence(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("`", ".")):
         parse_breakpoint(text)
+
+
+@pytest.mark.parametrize("text", ["", "once", "log max 20s", "request *", "suspend all"])
+def test_a_breakpoint_that_would_stop_every_move_is_refused_by_the_editor_and_by_the_command(text: str) -> None:
+    with pytest.raises(UsageError, match="say where: to, from, request"):
+        parse_breakpoint(text)

@@ -48,7 +48,7 @@ NEXT: Final = {
 
 def parse_breakpoint(text: str) -> BreakpointSpec:
     """The specification. Raises ExpressionError with the column in the whole text, and UsageError for a value that is
-    understood and out of bounds.
+    understood and out of bounds, or where nothing says what to stop.
 
     >>> parse_breakpoint("to onboarding request chat-* once").describe()
     'transition.did chat-* → onboarding'
@@ -76,7 +76,7 @@ def parse_breakpoint(text: str) -> BreakpointSpec:
     actions = [_ACTIONS[flag] for flag in _ACTIONS if flag in flags]
     if len(actions) > 1:
         raise UsageError(f"one of {', '.join(_ACTIONS)}, got {len(actions)} of them")
-    return BreakpointSpec(
+    spec = BreakpointSpec(
         site=_PLAIN.site if "site" not in given else _known(Site, given, "site"),
         request=given["request"][0] if "request" in given else "*",
         from_state=_named(SlotState, given, "from"),
@@ -98,6 +98,9 @@ def parse_breakpoint(text: str) -> BreakpointSpec:
         max_hold_ns=_seconds(given, "max", _PLAIN.max_hold_ns),
         expires_ns=_seconds(given, "expires", _PLAIN.expires_ns),
     )
+    if not spec.narrowed:
+        raise UsageError("say where: to, from, request, site, tier, route, status or when")
+    return spec
 
 
 def spell(spec: BreakpointSpec) -> str:

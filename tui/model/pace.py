@@ -23,7 +23,7 @@ RATE_MIN: Final = 5_000
 crowded machine makes everything look dear."""
 REFRESH_NS: Final = SECOND_NS // 4
 """Facts are at most about this old while they are sampled."""
-LOOK_SHARE: Final = 0.05
+LOOK_SHARE: Final = 1 / 30
 """Share of a core for looking at events while facts are sampled."""
 SNAPSHOT_FACTOR: Final = 120
 """A snapshot that took t to take over is followed by this many times t without one: with large pools facts come less

@@ -58,6 +58,9 @@ class Translator:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._requests: dict[str, _Request] = {}
+        self._allocated: list[str] = []
+        """Requests whose blocks are told with the next step, in the order in which they got them: one of them may share
+        what another one, resumed or new, was given just before it."""
         self.pools: dict[str, int] = {}
         """Index of the pool of each medium below the device, as the leader has answered."""
         self.started = False
@@ -71,6 +74,7 @@ class Translator:
     def begin(self) -> None:
         """A new session with a daemon: declare the pools."""
         self._requests.clear()
+        self._allocated.clear()
         self.pools.clear()
         self.started = False
         settings = self._settings
@@ -132,6 +136,7 @@ class Translator:
         request = self._requests[name]
         if not self._settings.medium and not request.blocks:
             request.allocated = ids  # what others load is seen when it is scheduled
+            self._allocated.append(name)
             return
         self._allocate(name, request, ids, external)
 
@@ -147,7 +152,10 @@ class Translator:
         unskipped: list[str], running: int, fills: list[Any],
     ) -> None:
         progressed: dict[str, int] = {}
-        for name, ids, computed, count, tokens in (*new, *resumed):
+        starting = {row[0]: row for row in (*new, *resumed)}
+        in_order = dict.fromkeys([name for name in self._allocated if name in starting])
+        self._allocated.clear()
+        for name, ids, computed, count, tokens in map(starting.__getitem__, in_order | starting):
             request = self._requests[name]
             known = request.allocated or request.blocks
             if request.allocated is not None or known != ids:

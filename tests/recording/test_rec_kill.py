@@ -37,7 +37,8 @@ def kill_one(directory: Path, seed: int) -> int:
     seqs = [event.seq for batch in recording.events() for event in batch]
     assert seqs == list(range(recording.last_seq + 1))
     assert not info_of(recording).finished
-    assert recording.state_at(recording.last_seq).seq == recording.last_seq + 1
+    if recording.last_seq >= 0:  # a busy machine may not have written anything by then, and has acknowledged nothing
+        assert recording.state_at(recording.last_seq).seq == recording.last_seq + 1
     return torn
 
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from kvbm_console.core.ids import SlotState
@@ -258,6 +258,7 @@ def _evictions(watch: Watching, names: dict[int, str]) -> list[tuple[int, str]]:
 
 @settings(max_examples=EXAMPLES)
 @given(some.integers(0, 2**32), some.integers(20, 60))
+@example(9_758_635, 20)  # a new request shares what one that is resumed was given in the same step
 def test_after_dropped_records_what_is_held_is_known_again_and_what_is_cached_is_not_certain(
     seed: int, blocks: int
 ) -> None:

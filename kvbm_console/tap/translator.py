@@ -155,6 +155,7 @@ class Translator:
         starting = {row[0]: row for row in (*new, *resumed)}
         in_order = dict.fromkeys([name for name in self._allocated if name in starting])
         self._allocated.clear()
+        told = self._tell_shared(starting, going)
         for name, ids, computed, count, tokens in map(starting.__getitem__, in_order | starting):
             request = self._requests[name]
             known = request.allocated or request.blocks
@@ -168,7 +169,7 @@ class Translator:
         appended: dict[str, list[int]] = {}
         for name, ids, computed, count, _ in going:
             request = self._requests[name]
-            if ids:
+            if ids and name not in told:
                 appended[name] = ids
                 request.blocks += ids
             progressed[name] = computed + count
@@ -187,6 +188,21 @@ class Translator:
             max(0, len(self._requests) - running),
         )
         self._fill(fills)
+
+    def _tell_shared(self, starting: dict[str, Any], going: list[Any]) -> set[str]:
+        """Running requests get their blocks first, and one that starts in the same step may share them: then they are
+        told by themselves, before it. Returns whose."""
+        if not starting:
+            return set()
+        taken = {place for name, row in starting.items() for place in self._requests[name].allocated or row[1]}
+        told: set[str] = set()
+        for name, ids, *_ in going:
+            if ids and not taken.isdisjoint(ids):
+                request = self._requests[name]
+                request.blocks += ids
+                self._call(st.BlocksAllocated, name, pack_ids(request.blocks), 0)
+                told.add(name)
+        return told
 
     def _fill(self, fills: list[Any]) -> None:
         rows = [(name, self._requests[name].blocks[first : first + len(hashes)], hashes)

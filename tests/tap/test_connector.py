@@ -259,6 +259,7 @@ def _evictions(watch: Watching, names: dict[int, str]) -> list[tuple[int, str]]:
 @settings(max_examples=EXAMPLES)
 @given(some.integers(0, 2**32), some.integers(20, 60))
 @example(9_758_635, 20)  # a new request shares what one that is resumed was given in the same step
+@example(1_297_312_086, 34)  # ... and what one that is computed in parts was given in the same step
 def test_after_dropped_records_what_is_held_is_known_again_and_what_is_cached_is_not_certain(
     seed: int, blocks: int
 ) -> None:

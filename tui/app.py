@@ -19,6 +19,8 @@ from typing import Any, Final
 from rich.console import COLOR_SYSTEMS
 from textual import events
 from textual.app import App, ComposeResult
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 
 from .contracts import Table, View
 from .desk import Desk
@@ -27,6 +29,7 @@ from .keys import press
 from .model.numbers import plural
 from .picture import sturdy
 from .source import Session
+from .terminal import Terminal
 from .theme import THEMES, Theme
 from .views import all_views
 from .widgets.canvas import Canvas
@@ -83,6 +86,11 @@ class ConsoleApp(App[int]):
     def compose(self) -> ComposeResult:
         """The canvas is all there is."""
         yield self.canvas
+
+    def get_driver_class(self) -> type[Driver]:
+        """Ours where Textual would take its own for a terminal, not in a browser."""
+        found = super().get_driver_class()
+        return Terminal if found is LinuxDriver else found
 
     def on_mount(self) -> None:
         """Start the feed and the frame clock."""
@@ -202,7 +210,9 @@ class ConsoleApp(App[int]):
     # --- drawing -----------------------------------------------------------------------------------------------------
 
     def frame(self) -> None:
-        """Draw when there is something new, within the budget."""
+        """Draw when there is something new, within the budget, and the terminal has taken what was drawn before."""
+        if isinstance(self._driver, Terminal) and self._driver.behind:
+            return
         now = time.perf_counter()
         self._left = min(SAVED_S, self._left + (now - self._asked_at) * SHARE)
         self._asked_at = now

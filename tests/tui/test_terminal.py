@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from kvbm_console.recording.reader import Recording
 from tests.cli.programs import PROGRAM, Daemon, environment, serving
+from tui.terminal import GONE
 
 DEADLINE_S = 100
 LEAVE_SCREEN = b"\x1b[?1049l"
@@ -30,15 +32,17 @@ SHOW_CURSOR = b"\x1b[?25h"
 class Attached:
     """``attach`` on a pty of its own, under a shell's job control when asked."""
 
-    def __init__(self, directory: Path, *args: str) -> None:
+    def __init__(self, directory: Path, *args: str, hears_of_hangup: bool = True) -> None:
         self.ours, self.theirs = pty.openpty()
         self.resize(80, 24)
         self.before = termios.tcgetattr(self.theirs)
         self.drawn = b""
+        self._open = [self.theirs, self.ours]
         self.process = subprocess.Popen(
             [PROGRAM, *(args or ("attach",))], stdin=self.theirs, stdout=self.theirs, stderr=self.theirs,
             cwd=directory, env={**environment(directory), "TERM": "xterm-256color", "COLORTERM": "truecolor"},
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            start_new_session=True,
+            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if hears_of_hangup else None,
         )
 
     def resize(self, columns: int, rows: int) -> None:
@@ -89,8 +93,13 @@ class Attached:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        os.close(self.ours)
-        os.close(self.theirs)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """The terminal is gone: its window was closed, its connection broke."""
+        for one in self._open:
+            os.close(one)
+        self._open = []
 
 
 @pytest.fixture
@@ -101,9 +110,9 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def attached(daemon: Daemon, *args: str) -> Iterator[Attached]:
+def attached(daemon: Daemon, *args: str, hears_of_hangup: bool = True) -> Iterator[Attached]:
     """A console that has drawn a live target."""
-    console = Attached(daemon.directory, *args)
+    console = Attached(daemon.directory, *args, hears_of_hangup=hears_of_hangup)
     try:
         console.until(b"LIVE", b"TIERS")
         yield console
@@ -126,6 +135,33 @@ def test_f20_the_terminal_is_restored_and_the_daemon_goes_on(daemon: Daemon, how
     daemon.output("tail", "--count", "5")
     assert daemon.json("status")["stream"]["head_seq"] > before
     assert daemon.process.poll() is None
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("told", [True, False], ids=["with SIGHUP", "without"])
+def test_f20_a_terminal_that_is_gone_ends_the_console_and_keeps_what_it_recorded(
+    daemon: Daemon, tmp_path: Path, told: bool
+) -> None:
+    with attached(daemon, "attach", "--record", "seen.mcap", hears_of_hangup=told) as console:
+        console.hang_up()
+        assert console.process.wait(DEADLINE_S) == GONE
+    assert Recording.open(tmp_path / "seen.mcap").last_seq > 0
+    assert daemon.process.poll() is None
+
+
+@pytest.mark.fault
+def test_f20_a_terminal_that_takes_nothing_keeps_nobody_from_ending_the_console(daemon: Daemon, tmp_path: Path) -> None:
+    with attached(daemon, "attach", "--record", "seen.mcap") as console:
+        head = daemon.json("status")["stream"]["head_seq"]
+        drawn = os.open(os.ttyname(console.theirs), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        with contextlib.suppress(BlockingIOError):
+            while True:  # until not one more byte fits
+                os.write(drawn, b"x")
+        os.close(drawn)
+        daemon.output("tail", "--since", str(head + 1), "--count", "3000")
+        console.process.send_signal(signal.SIGTERM)
+        assert console.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    assert Recording.open(tmp_path / "seen.mcap").last_seq > head + 1_000, "it went on following"
 
 
 @pytest.mark.fault

@@ -1,0 +1,85 @@
+"""The terminal that the console writes to, which may be slow, stand still or be gone.
+
+Law of this file: a terminal that takes nothing costs frames and never keys, feeds or the end; one that is gone ends the
+console in order.
+"""
+
+import contextlib
+import queue
+from collections.abc import Callable
+from typing import IO, Any, Final
+
+from textual.drivers.linux_driver import LinuxDriver
+
+WAITING_MAX: Final = 4
+"""Writes that may wait for the terminal before frames are left out."""
+CLOSE_S: Final = 3.0
+"""How long the end waits for a terminal that stands still to take what restores it."""
+GONE: Final = 129
+"""Exit status of who lost its terminal: that of SIGHUP."""
+
+
+class Terminal(LinuxDriver):
+    """Textual's driver. Its writer ends with the first error, and whoever writes to it then waits for ever."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._file: Any = _Sink(self._file, self._hung_up)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the terminal has not taken what was written before."""
+        writer = self._writer_thread
+        return writer is not None and writer._queue.qsize() > WAITING_MAX
+
+    def run_input_thread(self) -> None:
+        """As Textual's; a terminal that is gone is no bug of ours."""
+        try:
+            super().run_input_thread()
+        except OSError:
+            self._hung_up()
+
+    def _hung_up(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._app.exit, GONE, GONE)
+
+    def close(self) -> None:
+        """Let the writer finish, with a bound in time."""
+        writer = self._writer_thread
+        if writer is not None:
+            with contextlib.suppress(queue.Full):
+                writer._queue.put(None, timeout=CLOSE_S)
+            writer.join(CLOSE_S)
+
+
+class _Sink:
+    """A file that goes on taking text when nobody reads it any more."""
+
+    def __init__(self, file: IO[str], hung_up: Callable[[], None]) -> None:
+        self._file = file
+        self._hung_up = hung_up
+        self._gone = False
+
+    def write(self, text: str) -> None:
+        """To the terminal, while there is one."""
+        if not self._gone:
+            try:
+                self._file.write(text)
+            except OSError:
+                self._end()
+
+    def flush(self) -> None:
+        """As ``write``."""
+        if not self._gone:
+            try:
+                self._file.flush()
+            except OSError:
+                self._end()
+
+    def fileno(self) -> int:
+        """Of the file."""
+        return self._file.fileno()
+
+    def _end(self) -> None:
+        self._gone = True
+        self._hung_up()

@@ -331,7 +331,7 @@ async def test_a_feed_tells_what_watching_its_engines_costs() -> None:
             told = {"engines": []}
             while not told["engines"]:  # the cost is on its way
                 told = await feed.accounts()
-            assert told == {"publishers": [], "engines": [{
+            assert told == {"recorder": [], "publishers": [], "engines": [{
                 "source": "1", "name": "vllm-a", "calls": 10, "dropped": 2, "call_ns": 30, "steps": 4, "step_ns": 500,
                 "errors": 1,
             }]}

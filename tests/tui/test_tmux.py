@@ -71,7 +71,7 @@ def screen(tmp_path: Path) -> Iterator[Screen]:
 
 @pytest.mark.timeout(400)
 def test_a_whole_session(tmp_path: Path, screen: Screen) -> None:
-    with serving(tmp_path, "--workload", "multiturn", "--speed", "4", "--record", str(tmp_path / "run")) as daemon:
+    with serving(tmp_path, "--workload", "multiturn", "--speed", "1", "--record", str(tmp_path / "run")) as daemon:
         screen.say(f"{PROGRAM} attach; echo left $((40 + 1))\n")
         screen.until("LIVE", "NEEDS YOU", "G1 device")
         screen.type("2")

@@ -55,6 +55,30 @@ class _Seen:
             if len(numbers) >= _LONG:
                 self.packed_of[len(numbers), numbers[0], numbers[-1]] = numbers, column
 
+    def pack(self, numbers: list[int], code: str) -> bytes:
+        """The column of these numbers, by the code of ``array``; raises what that raises for one that does not fit."""
+        if len(numbers) >= _LONG:
+            known = self.packed(numbers)
+            if known is not None:
+                return known
+        column = array(code, numbers)
+        if _SWAP:
+            column.byteswap()
+        packed = column.tobytes()
+        self.keep(packed, numbers.copy())
+        return packed
+
+    def unpack(self, column: bytes, code: str) -> list[int]:
+        """The numbers of a column; raises ValueError when its length is not a multiple of the code's."""
+        known = self.numbers_of.get(column)
+        if known is None:
+            numbers = array(code, column)
+            if _SWAP:
+                numbers.byteswap()
+            known = numbers.tolist()
+            self.keep(column, known)
+        return known.copy()
+
 
 _seen_ids: Final = _Seen()
 _seen_hashes: Final = _Seen()
@@ -72,19 +96,10 @@ def pack_ids(ids: Iterable[int]) -> bytes:
             return _ids[len(items)].pack(*items)
         except FormatError:
             pass  # what does not fit is told below
-    if len(items) >= _LONG:
-        known = _seen_ids.packed(items)
-        if known is not None:
-            return known
     try:
-        column = array("I", items)  # the same bytes as of "i", in a third of the time
+        return _seen_ids.pack(items, "I")  # the same bytes as of "i", in a third of the time
     except OverflowError:
-        column = array("i", items)
-    if _SWAP:
-        column.byteswap()
-    packed = column.tobytes()
-    _seen_ids.keep(packed, items.copy())
-    return packed
+        return _seen_ids.pack(items, "i")
 
 
 def unpack_ids(column: bytes) -> list[int]:
@@ -92,14 +107,7 @@ def unpack_ids(column: bytes) -> list[int]:
     read = _read_ids.get(len(column))
     if read is not None:
         return list(read(column))
-    known = _seen_ids.numbers_of.get(column)
-    if known is None:
-        ids = array("i", column)
-        if _SWAP:
-            ids.byteswap()
-        known = ids.tolist()
-        _seen_ids.keep(column, known)
-    return known.copy()
+    return _seen_ids.unpack(column, "i")
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:
@@ -110,16 +118,7 @@ def pack_hashes(hashes: Iterable[int]) -> bytes:
             return _hashes[len(items)].pack(*items)
         except FormatError:
             pass  # what does not fit is told below
-    if len(items) >= _LONG:
-        known = _seen_hashes.packed(items)
-        if known is not None:
-            return known
-    column = array("Q", items)
-    if _SWAP:
-        column.byteswap()
-    packed = column.tobytes()
-    _seen_hashes.keep(packed, items.copy())
-    return packed
+    return _seen_hashes.pack(items, "Q")
 
 
 def unpack_hashes(column: bytes) -> list[int]:
@@ -127,14 +126,7 @@ def unpack_hashes(column: bytes) -> list[int]:
     read = _read_hashes.get(len(column))
     if read is not None:
         return list(read(column))
-    known = _seen_hashes.numbers_of.get(column)
-    if known is None:
-        hashes = array("Q", column)
-        if _SWAP:
-            hashes.byteswap()
-        known = hashes.tolist()
-        _seen_hashes.keep(column, known)
-    return known.copy()
+    return _seen_hashes.unpack(column, "Q")
 
 
 _Key = TypeVar("_Key")

@@ -70,6 +70,8 @@ CHECK_TAIL: Final = struct.Struct("<IQI")
 CHECK_BODY_BYTES: Final = CHECK.size - RECORD_HEAD.size
 MESSAGE_BODY_HEAD_BYTES: Final = MESSAGE_HEAD.size - RECORD_HEAD.size
 SEQ_MASK: Final = 0xFFFF_FFFF
+CRC_PART_BYTES: Final = 4_096
+"""CPython lets go of the interpreter for a CRC of more than 5 KiB."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,13 +259,21 @@ def encode_check(crc: int, length: int, first_seq: int, count: int) -> bytes:
     return CHECK.pack(OP_CHECK, CHECK_BODY_BYTES, CHECK_MAGIC, zlib.crc32(tail, crc), length, first_seq, count)
 
 
+def _crc32(data: bytes, crc: int) -> int:
+    """``zlib.crc32`` in parts so short that it does not let go of the interpreter (``writer.BATCH_MAX`` says why)."""
+    view = memoryview(data)
+    for first in range(0, len(data), CRC_PART_BYTES):
+        crc = zlib.crc32(view[first : first + CRC_PART_BYTES], crc)
+    return crc
+
+
 def encode_frame(frame: Frame) -> list[bytes]:
     """The buffers of one frame, for one ``writev``. The data is not copied."""
     head = MESSAGE_HEAD.pack(
         OP_MESSAGE, MESSAGE_BODY_HEAD_BYTES + len(frame.data), frame.channel, frame.first_seq & SEQ_MASK,
         frame.log_ns, frame.publish_ns,
     )
-    crc = zlib.crc32(frame.data, zlib.crc32(head))
+    crc = _crc32(frame.data, zlib.crc32(head))
     return [head, frame.data, encode_check(crc, len(head) + len(frame.data), frame.first_seq, frame.count)]
 
 

@@ -1,6 +1,6 @@
 """One active segment: appends whole frames, or nothing.
 
-Law of this file: after an append the file holds the whole frame, after a refused one it ends where it ended before. So
+Law of this file: after an append the file holds all its frames, after a refused one it ends where it ended before. So
 what was counted as written is there, and what is there is readable.
 """
 
@@ -22,14 +22,13 @@ def write_all(file: SegmentFile, buffers: Sequence[bytes]) -> int:
     views: list[bytes | memoryview] = [buffer for buffer in buffers if buffer]
     total = sum(map(len, views))
     left = total
-    while True:
+    while left:
         accepted = file.writev(views)
-        left -= accepted
-        if not left:
-            return total
         if accepted <= 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
+        left -= accepted
         views = _rest(views, accepted)
+    return total
 
 
 def _rest(views: Sequence[bytes | memoryview], accepted: int) -> list[bytes | memoryview]:
@@ -58,12 +57,12 @@ class SegmentWriter:
             self.discard()
             raise
 
-    def append(self, frame: Frame) -> None:
-        """Append the frame. Raises ``OSError`` and then has appended nothing."""
+    def append(self, *frames: Frame) -> None:
+        """Append the frames, in one write as far as the system takes it. Raises ``OSError``, then nothing is there."""
         if self.broken:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
         try:
-            self.size += write_all(self.file, fmt.encode_frame(frame))
+            self.size += write_all(self.file, [part for frame in frames for part in fmt.encode_frame(frame)])
         except OSError:
             try:
                 self.file.truncate(self.size)

@@ -45,6 +45,8 @@ class Disk:
         self.gate = threading.Event()
         """While it is clear, writes stand still."""
         self.gate.set()
+        self.writes = 0
+        """Calls so far."""
         self.synced: dict[Path, int] = {}
         """Bytes of each file that a power loss cannot take."""
 
@@ -63,6 +65,7 @@ class FaultyFile(SegmentFile):
     def writev(self, buffers: Sequence[bytes | memoryview]) -> int:
         """Accept what the disk lets through; a full one accepts a beginning first, as real ones do."""
         disk = self.disk
+        disk.writes += 1
         disk.gate.wait()
         if disk.write_error is not None:
             raise OSError(disk.write_error, os.strerror(disk.write_error))

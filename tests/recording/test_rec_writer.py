@@ -2,16 +2,18 @@
 
 import errno
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Event
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.writer import RETRY_S
+from kvbm_console.recording.writer import BATCH_MAX, RETRY_S, Recorder
 from tests.recording.helpers import Disk, FakeClock, Log, recorder_of
 
 RETRY_NS = round(RETRY_S * 10**9)
@@ -88,6 +90,42 @@ def test_short_writes_are_completed(tmp_path: Path) -> None:
     recorder.offer(*log.flush(50))
     recorder.close()
     assert read(tmp_path) == log.events
+
+
+def test_what_waited_for_the_disk_is_written_in_few_calls(tmp_path: Path) -> None:
+    disk, log = Disk(), Log()
+    recorder = recorder_of(log, tmp_path, open_file=disk.open)
+    assert recorder.settle()
+    disk.gate.clear()
+    before = disk.writes
+    for _ in range(3 * BATCH_MAX):
+        recorder.offer(*log.flush(2))
+    disk.gate.set()
+    assert recorder.settle()
+    assert disk.writes - before <= 5, "beside a busy thread each call waits for the interpreter"
+    recorder.close()
+    assert read(tmp_path) == log.events
+
+
+@pytest.mark.slow
+def test_beside_a_thread_that_never_rests_the_recorder_keeps_up(tmp_path: Path) -> None:
+    log = Log()
+    chunks = [log.flush(1_000) for _ in range(400)]
+    end = log.keyframe()
+    recorder = Recorder(
+        tmp_path, config=LeaderConfig(), incarnation="run", keyframe=iter([(0, b"", log.aids)]).__next__,
+        sync_interval_s=None, keyframe_events=10**9, queue_bytes=2 * 1024 * 1024, seal=False,
+    )
+    due = time.perf_counter()
+    for stimuli, events in chunks:
+        due += 0.002
+        while time.perf_counter() < due:
+            pass
+        recorder.offer(stimuli, events)
+    assert recorder.settle()
+    status = recorder.status()
+    assert (status.written_seq, status.not_recorded) == (end[0] - 1, 0)
+    recorder.close()
 
 
 @pytest.mark.fault

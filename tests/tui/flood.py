@@ -90,6 +90,7 @@ async def serve(path: Path, rate: int, address: str) -> None:
     print("ready", flush=True)
     await service.met.wait()
     await service.play()
+    print("played", flush=True)
     await running
 
 

@@ -212,12 +212,15 @@ def record(directory: Path, requests: int) -> Path:
 
 def steady(path: Path, columns: int, rows: int, view: bytes, scratch: Path) -> dict[str, Any]:
     """Frames a second and the share of a core while events arrive at the full rate."""
-    with flooded(path, columns, rows, scratch) as (terminal, _):
+    with flooded(path, columns, rows, scratch) as (terminal, source):
         os.write(terminal.ours, view)
         terminal.read(None, WARM_S)
         before, frames = terminal.state(), terminal.frames
         terminal.read(None, SECONDS)
         after, frames = terminal.state(), terminal.frames - frames
+        assert source.stdout is not None
+        if select.select([source.stdout], [], [], 0)[0]:
+            raise AssertionError(f"the flood did not last for {SECONDS:g} s: {source.stdout.readline()!r}")
         wall = after["wall_s"] - before["wall_s"]
         return {
             "frames_s": frames / wall, "drawn_s": (after["frames"] - before["frames"]) / wall,
@@ -294,6 +297,8 @@ def main() -> None:
         scratch = Path(name)
         path = record(scratch, TAPE_REQUESTS)
         total = Recording.open(path)
+        if total.gaps:
+            raise AssertionError(f"the recorder did not keep up with the engine: {total.gaps}")
         print(f"a run of {total.last_seq - total.first_seq + 1:,} events; {RATE:,} a second are offered", flush=True)
         draw_figures(path, scratch)
         key_figures(path, scratch)

@@ -168,12 +168,12 @@ class LeaderService:
         self._deadlines: WallDeadlines | None = None
         self._since_base: deque[StimulusChunk] = deque()
         self._stimulus_bytes = 0
-        self._base_bytes = 0
         self._recovered = False
-        self._snapshot: Snapshot
+        self._base: Snapshot
         """Where a rerun begins."""
         self._shown: Snapshot
         """Where the next reader begins."""
+        self._shown_bytes = 0
         self._bases: deque[Snapshot] = deque()
         self._aids = b""
         self._take_base()
@@ -225,7 +225,7 @@ class LeaderService:
     def snapshot(self) -> Snapshot:
         """Facts from which the ring goes on: at most ``SNAPSHOT_REUSE_EVENTS`` old."""
         if self.state.seq - self._shown.seq > SNAPSHOT_REUSE_EVENTS or self._shown.seq < self.ring.first_seq:
-            self._shown = self._facts()
+            self._show()
         return self._shown
 
     def go_on_from(self, cursor: Cursor) -> Snapshot:
@@ -243,8 +243,12 @@ class LeaderService:
         return self.snapshot()
 
     def keyframe(self) -> tuple[int, bytes, bytes]:
-        """(number of the next event, facts, aids), for the recorder."""
-        return self.state.seq, encode_facts(self.state), self.leader.export()
+        """(number of the next event, facts, aids), for the recorder. It is the next base, too: aids take long to
+        export, and the daemon stands still meanwhile."""
+        if self.broadcaster.pending_stimuli:  # between two flushes
+            return self.state.seq, encode_facts(self.state), self.leader.export()
+        self._take_base()
+        return self._base.seq, self._base.facts, self._aids
 
     # --- publishing ----------------------------------------------------------------------------------------------
 
@@ -258,34 +262,36 @@ class LeaderService:
             listener()
 
     def _flushed(self, stimuli: StimulusChunk | None, events: EventChunk | None) -> None:
-        if self.recorder is not None:
-            self.recorder.offer(stimuli, events)
         if stimuli is not None:
             self._since_base.append(stimuli)
             self._stimulus_bytes += len(stimuli.data)
+        if self.recorder is not None:
+            self.recorder.offer(stimuli, events)
         ring = self.ring
-        if (
-            ring.next_seq - self._snapshot.seq > ring.events_max // 2 or self._snapshot.seq < ring.first_seq
-            or ring.appended_bytes - self._base_bytes > ring.bytes_max // 2
-            or self._stimulus_bytes > ring.bytes_max // 2
-        ):
+        if ring.next_seq - self._base.seq > ring.events_max or self._stimulus_bytes > ring.bytes_max // 2:
             self._take_base()
+        elif (
+            ring.next_seq - self._shown.seq > ring.events_max // 2 or self._shown.seq < ring.first_seq
+            or ring.appended_bytes - self._shown_bytes > ring.bytes_max // 2
+        ):
+            self._show()
 
     def _take_base(self) -> None:
         """A new base to rerun from: facts and aids after everything that was published so far."""
-        self._snapshot = self._shown = self._facts()
+        self._show()
+        self._base = self._shown
         self._aids = self.leader.export()
         self._since_base.clear()
         self._stimulus_bytes = 0
-        self._base_bytes = self.ring.appended_bytes
 
-    def _facts(self) -> Snapshot:
-        """The facts now, without the leader's aids: those take hundreds of times as long, and no reader needs them."""
+    def _show(self) -> None:
+        """The next reader begins with the facts now. Without the leader's aids: those take hundreds of times as long,
+        and no reader needs them."""
         self.broadcaster.flush()
         state = self.state
-        snapshot = Snapshot(state.seq, self.dispatcher.n, state.at_ns, encode_facts(state))
-        self._keep(snapshot)
-        return snapshot
+        self._shown = Snapshot(state.seq, self.dispatcher.n, state.at_ns, encode_facts(state))
+        self._shown_bytes = self.ring.appended_bytes
+        self._keep(self._shown)
 
     def _keep(self, base: Snapshot) -> None:
         """Keep a base for ``oldest_snapshot``, if it is far enough from the one kept before."""
@@ -299,7 +305,7 @@ class LeaderService:
 
     def _recover(self, stimulus: Stimulus, error: Exception) -> Outcome:
         """Undo a stimulus whose handler raised: rerun all since the base snapshot but this one, and say so."""
-        leader = Leader.restore(self.config, self._snapshot.facts, self._aids)
+        leader = Leader.restore(self.config, self._base.facts, self._aids)
         for earlier in self._stimuli_since_base():
             leader.handle(earlier)
         expected = self.broadcaster.next_seq

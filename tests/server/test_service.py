@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -21,6 +22,8 @@ from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.embedded import Rig, build, default_engine_config, default_leader_config, embed
 from kvbm_console.engines.workloads import parse_workload
+from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.ring import Ring
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF, pack_events, unpack_events
@@ -126,9 +129,13 @@ def break_once(monkeypatch: pytest.MonkeyPatch, kind: type[Stimulus], when: Call
     return broken
 
 
-@pytest.mark.parametrize("ring_events", [200, 100_000])
-def test_a_bug_of_the_core_is_undone_published_and_counted(monkeypatch: pytest.MonkeyPatch, ring_events: int) -> None:
+@pytest.mark.parametrize(("ring_events", "recorded"), [(200, False), (100_000, False), (100_000, True)])
+def test_a_bug_of_the_core_is_undone_published_and_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ring_events: int, recorded: bool
+) -> None:
     service, rig = machine(Ring(ring_events))
+    if recorded:
+        record(service, tmp_path)
     broken = break_once(monkeypatch, st.MatchRequested, lambda stimulus: stimulus.n > 600)
     before: list[bytes] = []
     published: list[Any] = []
@@ -161,12 +168,40 @@ def test_a_bug_of_the_core_is_undone_published_and_counted(monkeypatch: pytest.M
     assert digest(folded(service)) == service.digest()[1]
 
 
+def test_a_keyframe_is_a_base_so_aids_are_exported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    service, rig = machine(Ring(1_000))
+    exports: list[int] = []
+    export = Leader.export
+
+    def counted(leader: Leader) -> bytes:
+        exports.append(leader.state.seq)
+        return export(leader)
+
+    monkeypatch.setattr(Leader, "export", counted)
+    recorder = record(service, tmp_path)
+    rig.run_to_end(10_000_000_000)
+    service.close()
+    recorder.close()
+    recording = Recording.open(tmp_path)
+    assert recording.last_seq > 10_000
+    assert exports == recording.keyframe_seqs
+
+
 def test_with_check_a_bug_is_raised_where_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     service, rig = machine(check=True)
     break_once(monkeypatch, st.IterationFinished, lambda stimulus: stimulus.iteration == 10)
     with pytest.raises(RuntimeError, match="a bug behind the first event"):
         rig.run_to_end(10_000_000_000)
     assert service.recoveries == 0
+
+
+def record(service: LeaderService, directory: Path) -> Recorder:
+    """With keyframes that stand close."""
+    service.recorder = recorder = Recorder(
+        directory, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
+        keyframe_events=400, sync_interval_s=None,
+    )
+    return recorder
 
 
 # --- leases and deadlines ---

@@ -48,7 +48,7 @@ class Tape(LeaderService):
 
     def _take_base(self) -> None:
         """Nothing is ever undone here, so no base is kept."""
-        self._snapshot = Snapshot(0, 0, 0, b"")
+        self._base = self._shown = Snapshot(0, 0, 0, b"")
         self._since_base.clear()
 
     async def beat(self) -> None:

@@ -1,8 +1,12 @@
 """The broadcaster: collects what was published, flushes it as chunks into the ring, and wakes who waits for them.
 
-Flush rule: at once when the last flush is older than the gap, else at last + gap; the gap follows what the last
-fan-out cost, and to how many, between 1 and 20 ms. So one event a second is on the wire at once, and a million are sent
-in chunks that are worth their fixed cost.
+Flush rule: at once when the last flush is older than the gap; else, so that all of one turn of the event loop goes out
+together, at the loop's next turn if flushes have been rarer than one a gap of late, or when they will have been. The
+gap follows what the last fan-out cost, and to how many, between half a millisecond (1 ms under load) and 20 ms. So a
+thousand events a second are each on the wire at once, and a million are sent in chunks that are worth their fixed cost.
+
+What flushes have been "of late" is what keeps it from sticking: a loop's timers are late by up to a millisecond, and
+whoever publishes by such timers, too, would find that the last flush was just now, every time.
 
 Law of this file: ``publish`` never waits and never fails for a reader's sake. Readers come to the ring by themselves.
 """
@@ -18,7 +22,14 @@ from kvbm_console.wire.batches import MSGPACK, EventChunk, StimulusChunk, pack_e
 
 FLUSH_EVENTS_MAX: Final = 4_096
 """A chunk of this size has long paid for its fixed cost; a larger one only adds delay."""
-GAP_NS_MIN: Final = 1_000_000
+GAP_NS_MIN: Final = 500_000
+"""Half the distance of a thousand evenly spaced events a second, so that jitter does not make them wait."""
+GAP_NS_BUSY: Final = 1_000_000
+BUSY_STIMULI: Final = 4
+"""A flush of more is one under load, where larger chunks are worth more: the gap behind it is at least ``GAP_NS_BUSY``,
+and nothing shortens it."""
+CREDIT_NS: Final = 1_000_000
+"""How much of the time by which a flush came later than its gap may shorten the gaps behind it."""
 GAP_NS_MAX: Final = 20_000_000
 """A console draws at most 30 times a second, so 20 ms of delay are not seen."""
 GAP_PER_FAN_OUT: Final = 4
@@ -90,6 +101,9 @@ class Broadcaster:
         self._events: list[Event] = []
         self._events_max = min(FLUSH_EVENTS_MAX, ring.chunk_events_max)
         self._last_ns = clock() - GAP_NS_MAX
+        self._earned_ns = self._last_ns
+        """When the last flush would have been, had each come a gap behind the one before; a pause earns a credit."""
+        self._floor_ns = GAP_NS_MIN
         self._scheduled = False
         self._outstanding = self._woken = 0
 
@@ -121,12 +135,12 @@ class Broadcaster:
             self._flush_or_schedule()
 
     def _flush_or_schedule(self) -> None:
-        wait_ns = self._last_ns + self.gap_ns - self._clock()
-        if wait_ns <= 0:
+        gap_ns, now_ns = max(self.gap_ns, self._floor_ns), self._clock()
+        if now_ns - self._last_ns >= gap_ns:
             self.flush()
         elif self.later is not None:
             self._scheduled = True
-            self.later(wait_ns / 1e9, self._flush_scheduled)
+            self.later(max(0, self._earned_ns + gap_ns - now_ns) / 1e9, self._flush_scheduled)
 
     def _flush_scheduled(self) -> None:
         self._scheduled = False
@@ -140,7 +154,7 @@ class Broadcaster:
         self._stimuli, self._events = [], []
         self.flushes += 1
         self._finish_fan_out()
-        self._last_ns = self._clock()
+        self._count_flush(len(stimuli))
         event_chunk = pack_events(events) if events else None
         if event_chunk is not None and len(events) <= self._events_max:
             self.ring.append(event_chunk)
@@ -151,6 +165,15 @@ class Broadcaster:
             self._wake_readers()
         if self._on_flush is not None:
             self._on_flush(pack_stimuli(stimuli) if stimuli else None, event_chunk)
+
+    def _count_flush(self, stimuli: int) -> None:
+        """A flush of so many stimuli begins: when may the next one come?"""
+        now_ns = self._last_ns = self._clock()
+        if stimuli > BUSY_STIMULI:
+            self._floor_ns, self._earned_ns = GAP_NS_BUSY, now_ns
+        else:
+            earned_ns = self._earned_ns + max(self.gap_ns, self._floor_ns)
+            self._floor_ns, self._earned_ns = GAP_NS_MIN, min(now_ns, max(earned_ns, now_ns - CREDIT_NS))
 
     def _wake_readers(self) -> None:
         woken, self.idle = self.idle, set()

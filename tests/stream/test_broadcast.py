@@ -5,11 +5,21 @@ from collections.abc import Callable
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from kvbm_console.core.events import Event, SlotClosed
 from kvbm_console.core.ids import Note
 from kvbm_console.core.stimuli import Noted
-from kvbm_console.stream.broadcast import FLUSH_EVENTS_MAX, GAP_NS_MAX, GAP_NS_MIN, Broadcaster
+from kvbm_console.stream.broadcast import (
+    BUSY_STIMULI,
+    CREDIT_NS,
+    FLUSH_EVENTS_MAX,
+    GAP_NS_BUSY,
+    GAP_NS_MAX,
+    GAP_NS_MIN,
+    Broadcaster,
+)
 from kvbm_console.stream.ring import Lost, Ring
 from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_events, unpack_stimuli
 from kvbm_console.wire.frames import batch_of
@@ -55,23 +65,84 @@ def test_an_event_after_a_pause_is_flushed_at_once() -> None:
     assert len(bench.flushed) == 2
 
 
-def test_what_comes_within_the_gap_is_flushed_together_at_its_end() -> None:
+def busy(bench: Bench) -> None:
+    """A flush under load, now."""
+    bench.publish()
+    for _ in range(BUSY_STIMULI):
+        bench.publish()
+    bench.fire()
+    assert not bench.timers
+
+
+def test_what_comes_within_the_gap_under_load_is_flushed_together_at_its_end() -> None:
     bench = Bench()
     bench.publish()
-    bench.now += GAP_NS_MIN // 4
     for _ in range(10):
         bench.publish(3)
-    assert len(bench.flushed) == 1
-    ((seconds, _),) = bench.timers
-    assert seconds == pytest.approx(0.75 * GAP_NS_MIN / 1e9)
     bench.fire()
-    stimuli, events = bench.flushed[1]
+    bench.now += GAP_NS_BUSY // 4
+    for _ in range(10):
+        bench.publish(3)
+    assert len(bench.flushed) == 2
+    ((seconds, _),) = bench.timers
+    assert seconds == pytest.approx(0.75 * GAP_NS_BUSY / 1e9)
+    bench.fire()
+    stimuli, events = bench.flushed[2]
     assert stimuli is not None
     assert events is not None
-    assert (stimuli.first_n, stimuli.count) == (1, 10)
-    assert (events.first_seq, events.count) == (1, 30)
-    assert [s.n for s in unpack_stimuli(stimuli.data)] == list(range(1, 11))
-    assert [e.seq for e in unpack_events(events.data)] == list(range(1, 31))
+    assert (stimuli.first_n, stimuli.count) == (11, 10)
+    assert (events.first_seq, events.count) == (31, 30)
+    assert [s.n for s in unpack_stimuli(stimuli.data)] == list(range(11, 21))
+    assert [e.seq for e in unpack_events(events.data)] == list(range(31, 61))
+
+
+def test_within_the_gap_few_events_after_a_pause_wait_for_the_loops_next_turn_alone() -> None:
+    bench = Bench()
+    bench.publish()
+    for _ in range(BUSY_STIMULI):
+        bench.publish()
+    assert len(bench.flushed) == 1, "a turn of the loop is flushed as one"
+    assert [seconds for seconds, _ in bench.timers] == [0.0]
+    bench.fire()
+    assert [events.count for _, events in bench.flushed if events] == [1, BUSY_STIMULI]
+
+
+def test_a_thousand_a_second_are_flushed_one_by_one_however_late_timers_come() -> None:
+    """A loop's timers come on a grid of its own, and who publishes by them comes directly behind a flush by them."""
+    bench = Bench()
+    busy(bench)
+    bench.publish()
+    assert bench.timers
+    waited = 0
+    for _ in range(1_000):
+        bench.now += 1_150_000  # the publisher's timer; one of ours that is due by then comes in the same turn
+        timers, bench.timers = bench.timers, []
+        for _, callback in timers:
+            callback()
+        bench.publish()
+        if bench.timers and bench.timers[0][0] == 0.0:
+            bench.fire()
+        waited += bool(bench.timers)
+    assert waited <= 3
+
+
+@given(some.lists(some.tuples(some.integers(0, 2 * GAP_NS_BUSY), some.integers(0, 2_000_000)), max_size=60))
+def test_flushes_keep_the_gap_on_average_and_nothing_waits_longer_than_it(turns: list[tuple[int, int]]) -> None:
+    """However publishing is spread and timers are late: ``turns`` are distance to the last one, lateness of a timer."""
+    bench = Bench()
+    at, counts = [], 0
+    for distance, late in turns:
+        bench.now += distance
+        bench.publish()
+        for seconds, _ in bench.timers:
+            assert seconds * 1e9 <= GAP_NS_BUSY + 1, "an event waits for a gap at most"
+        if bench.timers and distance > late:
+            bench.fire()
+        at += [bench.now] * (len(bench.flushed) - counts)
+        counts = len(bench.flushed)
+    for first, begin in enumerate(at):
+        for last in range(first, len(at)):
+            assert last - first <= 1 + (at[last] - begin + CREDIT_NS) // GAP_NS_MIN, "more than one a gap, on average"
 
 
 def test_a_full_batch_is_flushed_at_once() -> None:

@@ -7,6 +7,7 @@ Law of this file: a visitor sees an event only while the facts around it are kno
 and in front of the next keyframe, reaches it as one stated gap.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -39,7 +40,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """About how many there are, for progress."""
     items: Callable[[], Iterator[Item]]
     remembered: Callable[[int], Mapping[int, int]]
-    """What the leader remembered at the snapshot with this seq: absent hash to ``MissReason``; empty when unknown."""
+    """What the leader remembered at the snapshot with this seq: hash to the ``MissReason`` for which it was last given
+    up, whether or not it was back at that time; empty when unknown."""
     finished: bool = True
     """Whether the run was closed on purpose; a live target has nothing to close."""
     now_ns: int | None = None
@@ -54,7 +56,8 @@ def evidence_of(recording: Recording) -> Evidence:
         if keyframe is None or keyframe.seq != seq:
             return {}
         try:
-            return AidsBox.restore(keyframe.aids).aids.history
+            aids = AidsBox.restore(keyframe.aids).aids
+            return ChainMap(aids.history, *aids.older)
         except (*FOLD_ERRORS, msgspec.MsgspecError):
             return {}  # written by a leader that remembered otherwise
 

@@ -8,9 +8,9 @@ from collections import Counter
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
-from kvbm_console.core.ids import Authority, CandidateStatus, SlotState, Tier, WaitPoint
+from kvbm_console.core.ids import Authority, CandidateStatus, MissReason, ReleaseReason, SlotState, Tier, WaitPoint
 from kvbm_console.core.instructions import Instruction, StartTransfer
-from kvbm_console.core.leader import Leader
+from kvbm_console.core.leader import Leader, aids
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY
 
@@ -95,6 +95,38 @@ class Holders:
             slot = state.slot_named(name)
             assert slot is not None, f"the leader lost {name!r}"
             assert slot.device_blocks == request.ids, f"{name!r}: {slot.device_blocks}, the engine says {request.ids}"
+
+
+class Fates:
+    """Why a hash that stands nowhere is missing: its last copy was evicted, or dropped, from the lowest tier or not."""
+
+    def __init__(self) -> None:
+        self._at: dict[tuple[int, int], int] = {}
+        self.of: dict[int, MissReason] = {}
+
+    def see(self, event: ev.Event, lowest: int) -> None:
+        """``lowest`` is the pool from which nothing is copied down."""
+        if isinstance(event, (ev.BlocksFilled, ev.BlocksReserved)):
+            for place, key in zip(unpack_ids(event.ids), unpack_hashes(event.hashes), strict=True):
+                self._at[event.pool, place] = key
+        elif isinstance(event, ev.BlocksEvicted) or (
+            isinstance(event, ev.BlocksDropped) and event.why is not ReleaseReason.EPOCH
+        ):
+            gone = [self._at.pop((event.pool, place)) for place in unpack_ids(event.ids)]
+            why = MissReason.EVICTED if event.pool == lowest else MissReason.NOT_OFFLOADED
+            self.of.update(dict.fromkeys(set(gone) - set(self._at.values()), why))
+        elif isinstance(event, ev.ResetDone):  # a new life: nothing of the old one is known any more
+            self._at.clear()
+            self.of.clear()
+
+    def check(self, leader: Leader) -> None:
+        """What it remembers is right; it may have forgotten when its memory is full."""
+        full = len(leader.aids.older) >= aids.HISTORY_PARTS - 1
+        for key in PARENT.keys() | self.of.keys():
+            if not any(key in pool.by_hash for pool in leader.state.pools):
+                told, why = leader.aids.why_gone(key), self.of.get(key, MissReason.NEVER_STORED)
+                forgotten = full and told is MissReason.NEVER_STORED
+                assert told is why or forgotten, f"{WORD.get(key)!r} is missing because {why.name}, not {told.name}"
 
 
 class StagingTold:
@@ -231,8 +263,6 @@ def check_aids(leader: Leader, ever_lost: set[int]) -> None:
     assert {slot.slot for slot in state.slots.values() if slot.state is SlotState.FINISHING} == set(aids.ending)
     for memory in (aids.evaluated, aids.place_limit, aids.loads, aids.lost_at, aids.stepping, aids.until):
         assert set(memory) <= set(state.slots), f"aids of a slot that is gone: {memory}"
-    resident = {key for pool in state.pools for key in pool.by_hash}
-    assert not resident & set(aids.history), "a resident hash is remembered as gone"
     for kind, key in aids.deadlines.values():
         gone = {
             "staging": key not in state.slots or not state.slots[key].staged, "wait": key not in state.slots,

@@ -61,6 +61,7 @@ class Script:
         self.holders = oracle.Holders()
         self.staging = oracle.StagingTold()
         self.statuses = oracle.Statuses()
+        self.fates = oracle.Fates()
         self.deadlines: dict[int, tuple[Clock, int]] = {}
         self.woken: list[str] = []
         self.released: list[tuple[str, list[int]]] = []
@@ -111,6 +112,7 @@ class Script:
             if self.checks:
                 self.staging.see(event)
                 self.statuses.see(event)
+                self.fates.see(event, max(self.state.pools, key=lambda pool: pool.tier).info.pool)
                 if isinstance(event, (ev.BlocksEvicted, ev.BlocksDropped)):
                     self.ever_lost.update(self._hashes_lost(event))
         assert digest(self.mirror) == self.leader.digest(), f"the mirror differs after {stimulus}"
@@ -135,6 +137,7 @@ class Script:
         assert audit(self.state) == []
         assert self.engine.pool.audit(self.engine.holders()) == []
         oracle.check_aids(self.leader, self.ever_lost)
+        self.fates.check(self.leader)
         self.bytes.check(self.state)
         self.holders.check(self.state, self.engine, self.device, self.mover.orders, self.staging.of,
                            self.leader.aids.undispatched)

@@ -7,9 +7,18 @@ import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import unpack_ids
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
-from kvbm_console.core.ids import CandidateStatus, Condition, ReleaseReason, Site, SkipReason, SlotState, WaitPoint
+from kvbm_console.core.ids import (
+    CandidateStatus,
+    Condition,
+    MissReason,
+    ReleaseReason,
+    Site,
+    SkipReason,
+    SlotState,
+    WaitPoint,
+)
 from kvbm_console.core.instructions import FinishAnswer
 from kvbm_console.core.leader import aids, pipeline, requests
 from kvbm_console.core.leader.frame import Decider
@@ -116,13 +125,20 @@ def test_d6_every_event_has_seq_time_and_cause_and_every_move_its_iteration() ->
 
 
 def test_d7_what_the_leader_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aids, "HISTORY_MAX", 5)
-    monkeypatch.setattr(aids, "HISTORY_KEPT", 4)
+    monkeypatch.setattr(aids, "HISTORY_PART", 2)
+    monkeypatch.setattr(aids, "HISTORY_PARTS", 3)
     script = Script(g1=6, g2=2, offload_threshold=0.0)
     for number, word in enumerate(("abcd", "efgh", "ijkl", "mnop")):
         serve(script, f"r{number}", word, steps=1)
     memory = script.leader.aids
-    assert 4 <= len(memory.history) <= 5
+    parts = [memory.history, *memory.older]
+    assert len(parts) == 3
+    assert all(len(part) <= 4 for part in parts), "one call of four blocks closes a part"
+    lost = [key for event in script.ever(ev.BlocksEvicted) for key in unpack_hashes(event.hashes)]
+    resident = {key for pool in script.state.pools for key in pool.by_hash}
+    gone = [key for key in lost if key not in resident]
+    assert memory.why_gone(gone[0]) is MissReason.NEVER_STORED, "long ago, forgotten"
+    assert memory.why_gone(gone[-1]) is MissReason.NOT_OFFLOADED, "G1 was the last to give it up"
     assert script.leader.recent.maxlen is not None
     script.tell(st.TransferFailed, 0, 0, 0, "x" * 10_000, b"")
     resident = {key for pool in script.state.pools for key in pool.by_hash}

@@ -107,7 +107,7 @@ def facts_of(rig: Rig) -> dict[str, Any]:
         "totals": msgspec.to_builtins(state.totals), "epoch": state.epoch, "iteration": state.iteration,
         "next": (state.next_slot, state.next_candidate, state.next_operation), "late": state.late,
         "open": (state.slots, state.candidates, state.operations, state.batches),
-        "history": list(box.aids.history.items()), "parents": box.aids.parent_of,
+        "history": [list(part.items()) for part in (box.aids.history, *box.aids.older)], "parents": box.aids.parent_of,
         "prefetch": msgspec.to_builtins(box.aids.prefetch), "named": box.aids.named,
     }
     for at, (here, mine) in enumerate(zip(state.pools, box.aids.pools, strict=True)):

@@ -7,7 +7,7 @@ plain containers in deterministic order, so that a keyframe can carry them and a
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -20,10 +20,10 @@ from kvbm_console.core.ids import Authority, MissReason, Site, SlotState
 from kvbm_console.core.leader.foresight import PrefetchAids
 from kvbm_console.core.tiers import PoolFacts
 
-HISTORY_MAX: Final = 200_000
-"""Hashes whose fate is remembered to explain a miss: 8 MB at most, and longer than any tier keeps a block."""
-HISTORY_KEPT: Final = HISTORY_MAX * 7 // 8
-"""What is left when the bound is reached."""
+HISTORY_PARTS: Final = 8
+HISTORY_PART: Final = 25_000
+"""Hashes whose fate is remembered to explain a miss, in so many parts of so many: 8 MB at most, and longer than any
+tier keeps a block. Parts are forgotten whole: to forget each hash as it comes back costs as much as to remember it."""
 NAMED_MAX: Final = 400_000
 """Blocks whose uses are counted for admission to the disk tier: 40 MB at most, and as many as a large disk tier has."""
 
@@ -92,7 +92,8 @@ class Aids(msgspec.Struct):
     """Sequence hash to the hash of its prefix without the last block, for every hash that is resident somewhere. Empty
     without a tier below: only there a prefix is kept for the sake of what continues it."""
     history: dict[int, int] = {}
-    """Sequence hash that is resident nowhere to the ``MissReason`` a lookup for it gets, oldest first."""
+    """Sequence hash to the ``MissReason`` for which it was last given up. One that has come back may still stand here:
+    only that of an absent hash is asked for, by ``why_gone``."""
     pending: list[int] = []
     """Candidates to evaluate or promote."""
     undispatched: list[int] = []
@@ -155,6 +156,8 @@ class Aids(msgspec.Struct):
     """Sequence hash to how many requests have named or computed it; only with admission to the disk tier by count."""
     run_for: tuple[str, int] = ("", 0)
     """(who asked, longest freeze) of the run that ends with the deadline ``run_for``."""
+    older: list[dict[int, int]] = []
+    """Earlier parts of ``history``, the newest first."""
 
     def name(self, hashes: Sequence[int]) -> None:
         """One more request has named or computed these blocks."""
@@ -191,28 +194,19 @@ class Aids(msgspec.Struct):
     def remember(self, hashes: list[int], why: MissReason) -> None:
         """These hashes are resident nowhere any more."""
         history = self.history
-        before = len(history)
         history.update(zip(hashes, repeat(why)))
-        if len(history) - before != len(hashes):  # some were known: they go to the end, too
-            _drop(history, hashes)
-            history.update(zip(hashes, repeat(why)))
+        if len(history) >= HISTORY_PART:
+            self.older = [history, *self.older[: HISTORY_PARTS - 2]]
+            self.history = {}
         _drop(self.parent_of, hashes)
-        if len(history) > HISTORY_MAX:
-            # Many at once: the first key of a dict is found behind all those that were deleted before it.
-            for key in list(islice(history, len(history) - HISTORY_KEPT)):
-                del history[key]
 
-    def found_again(self, hashes: list[int]) -> None:
-        """These hashes are resident: nobody will ask why they are missing."""
-        history = self.history
-        if hashes and hashes[0] in history:
-            try:
-                for key in hashes:  # usually all of a prompt were evicted, or none; a loop that deletes beats any map
-                    del history[key]
-                return
-            except KeyError:
-                pass
-        _drop(history, hashes)
+    def why_gone(self, key: int) -> MissReason:
+        """Why a hash that is resident nowhere is missing."""
+        for part in (self.history, *self.older):
+            why = part.get(key)
+            if why is not None:
+                return MissReason(why)
+        return MissReason.NEVER_STORED
 
     def taken(self, pool: PoolFacts, places: list[int]) -> None:
         """Somebody holds these places now: those without a copy below are ``covered``."""

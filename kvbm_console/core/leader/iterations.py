@@ -270,7 +270,6 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     if leader.config.eviction.disk_admission > 1:  # prompts were counted when they arrived
         for slot, first, end in spans:
             leader.aids.name(slot.hashes[max(first, slot.prompt_blocks) : end])
-    leader.aids.found_again(hashes)
     if lower is not None:
         for slot, first, end in spans:
             link_chain(leader, slot, first, end)

@@ -188,7 +188,7 @@ def _match(
         return found, at, MissReason.BOUNDARY
     if any(pool.ready_place(slot.hashes[at]) is not None for pool in leader.lower_pools()):
         return found, at, MissReason.FILTERED  # it is there, but staging may hold no more of its pool
-    return found, at, MissReason(leader.aids.history.get(slot.hashes[at], MissReason.NEVER_STORED))
+    return found, at, leader.aids.why_gone(slot.hashes[at])
 
 
 def _stands_still(leader: Decider, key: int) -> bool:

@@ -92,7 +92,7 @@ def _missed(leader: Decider, slot: SlotFacts, at: int, size: int) -> tuple[int |
         return at, MissReason.BOUNDARY
     if slot.source in leader.state.lost_sources:
         return at, MissReason.UNKNOWN_AFTER_GAP
-    return at, MissReason(leader.aids.history.get(slot.hashes[at], MissReason.NEVER_STORED))
+    return at, leader.aids.why_gone(slot.hashes[at])
 
 
 def _waiting(leader: Decider, request: str) -> SlotFacts:

@@ -201,8 +201,6 @@ def _fill(
     )
     for slot, count in zip(slots, counts, strict=True):
         link_chain(leader, slot, slot.filled_blocks - count, slot.filled_blocks)
-    for key in keys:
-        leader.aids.history.pop(key, None)
 
 
 def _filled_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> int:

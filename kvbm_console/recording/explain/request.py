@@ -41,7 +41,10 @@ class _Lower(Visitor):
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         memory = self._evidence.remembered(state.seq)
-        self.remembered.append((state.seq, {key: memory[key] for key in self._wanted if key in memory}))
+        self.remembered.append((state.seq, {
+            key: memory[key] for key in self._wanted
+            if key in memory and not any(key in pool.by_hash for pool in state.pools)
+        }))
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
         pools = [] if state is None else state.pools

@@ -104,7 +104,8 @@ class Broadcaster:
         self._earned_ns = self._last_ns
         """When the last flush would have been, had each come a gap behind the one before; a pause earns a credit."""
         self._floor_ns = GAP_NS_MIN
-        self._scheduled = False
+        self._look_at = 0
+        """How many may be pending before ``publish`` asks for a flush: full chunks while one is scheduled, else none."""
         self._outstanding = self._woken = 0
 
     @property
@@ -121,29 +122,29 @@ class Broadcaster:
 
     def publish(self, stimulus: Stimulus, events: Sequence[Event]) -> None:
         """Take one stimulus with the events that it caused. The objects must not change afterwards."""
-        stimuli = self._stimuli
-        stimuli.append(stimulus)
+        # One comparison on the way of every stimulus: which of the two lists is full is only asked where it grows.
+        self._stimuli.append(stimulus)
         if events:
             pending = self._events
-            pending += events
-            if len(pending) >= self._events_max:
-                self.flush()
-                return
-        if len(stimuli) >= FLUSH_EVENTS_MAX:
-            self.flush()
-        elif not self._scheduled:
-            self._flush_or_schedule()
+            pending.extend(events)
+            if len(pending) >= self._look_at:
+                self._look()
+        elif len(self._stimuli) >= self._look_at:
+            self._look()
 
-    def _flush_or_schedule(self) -> None:
+    def _look(self) -> None:
+        if self._look_at or len(self._events) >= self._events_max or len(self._stimuli) >= FLUSH_EVENTS_MAX:
+            self.flush()
+            return
         gap_ns, now_ns = max(self.gap_ns, self._floor_ns), self._clock()
         if now_ns - self._last_ns >= gap_ns:
             self.flush()
         elif self.later is not None:
-            self._scheduled = True
+            self._look_at = self._events_max
             self.later(max(0, self._earned_ns + gap_ns - now_ns) / 1e9, self._flush_scheduled)
 
     def _flush_scheduled(self) -> None:
-        self._scheduled = False
+        self._look_at = 0
         self.flush()
 
     def flush(self) -> None:

@@ -162,6 +162,14 @@ def test_a_stimulus_without_events_is_offered_too() -> None:
     assert bench.broadcaster.ring.next_seq == 0
 
 
+def test_stimuli_without_events_are_bounded_too_while_a_flush_is_scheduled() -> None:
+    bench = Bench()
+    bench.publish(0)
+    for _ in range(FLUSH_EVENTS_MAX):
+        bench.publish(0)
+    assert [stimuli.count for stimuli, _ in bench.flushed if stimuli] == [1, FLUSH_EVENTS_MAX]
+
+
 def test_one_stimulus_with_more_events_than_a_chunk_is_split_for_the_ring_and_whole_for_the_recorder() -> None:
     bench = Bench(Ring(64))
     bench.publish(100)

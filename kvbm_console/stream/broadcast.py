@@ -105,7 +105,7 @@ class Broadcaster:
         """When the last flush would have been, had each come a gap behind the one before; a pause earns a credit."""
         self._floor_ns = GAP_NS_MIN
         self._look_at = 0
-        """How many may be pending before ``publish`` asks for a flush: full chunks while one is scheduled, else none."""
+        """So many may be pending before ``publish`` asks for a flush: full chunks while one is scheduled, else none."""
         self._outstanding = self._woken = 0
 
     @property

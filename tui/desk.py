@@ -328,7 +328,7 @@ class Desk:
         stop = self._stops.text(self.mirror, mono)
         if stop is not None:
             return frame.notice_line(stop, "held", width, hint=("H", "go there"))
-        return frame.keys_line(self.view.hints(self), width)
+        return frame.keys_line(tuple(self.view.hints(self)), width)
 
     def _watch(self) -> None:
         """Lints a few times a second, stops that are new, and what the wall shows."""

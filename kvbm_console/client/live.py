@@ -93,27 +93,27 @@ class LiveFeed:
 
     async def items(self) -> AsyncIterator[FeedItem]:
         """Items until the iterator is closed; connects again whenever the connection is lost."""
-        queue: asyncio.Queue[FeedItem] = asyncio.Queue(QUEUE_ITEMS_MAX)
+        queue: asyncio.Queue[FeedItem | None] = asyncio.Queue(QUEUE_ITEMS_MAX)
         self._position = None
         self._failures = 0
         reader = asyncio.create_task(self._run(queue), name="kvbm-feed")
+
+        def ended(_: object) -> None:
+            if queue.empty():
+                queue.put_nowait(None)  # who waits for an item learns that none will come
+
+        reader.add_done_callback(ended)
         try:
-            while True:
-                if queue.empty():
-                    item = asyncio.ensure_future(queue.get())
-                    await asyncio.wait((item, reader), return_when=asyncio.FIRST_COMPLETED)
-                    if not item.done():
-                        item.cancel()
-                        reader.result()  # it ends only by an error of ours
-                        return
-                    yield item.result()
-                else:
-                    yield queue.get_nowait()
+            while not (reader.done() and queue.empty()):
+                item = await queue.get()
+                if item is not None:
+                    yield item
+            reader.result()  # it ends only by an error of ours
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-    async def _run(self, queue: "asyncio.Queue[FeedItem]") -> None:
+    async def _run(self, queue: "asyncio.Queue[FeedItem | None]") -> None:
         while True:
             try:
                 reason = await self._follow(queue)
@@ -129,7 +129,7 @@ class LiveFeed:
             except TimeoutError:
                 pass
 
-    async def _follow(self, queue: "asyncio.Queue[FeedItem]") -> str:
+    async def _follow(self, queue: "asyncio.Queue[FeedItem | None]") -> str:
         """One connection, to its end; returns why it ended."""
         async with Client(self.target, name=self.name, access=self._access) as client:
             hello = await client.hello()
@@ -154,7 +154,7 @@ class LiveFeed:
                 stream = following
 
     async def _pump(
-        self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem]"
+        self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem | None]"
     ) -> Subscription | str:
         """Read a stream until it ends, and say why, or until another one takes its place at the same event."""
         async for item in stream:
@@ -172,7 +172,7 @@ class LiveFeed:
                 return await self._renew(client, stream, queue)
         raise ConnectionLost(f"{self.target} ended the stream")
 
-    async def _tell_past(self, client: Client, state: CacheState, queue: "asyncio.Queue[FeedItem]") -> None:
+    async def _tell_past(self, client: Client, state: CacheState, queue: "asyncio.Queue[FeedItem | None]") -> None:
         """The events right before ``state``, in as many questions as it takes; fewer when the daemon forgot some."""
         events: list[Event] = []
         at = max(0, state.seq - self._past)
@@ -189,7 +189,7 @@ class LiveFeed:
             await queue.put(PastSeen(events, state))
 
     async def _renew(
-        self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem]"
+        self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem | None]"
     ) -> Subscription | str:
         """A new subscription whose snapshot stands exactly where the old one was left."""
         fresh = client.subscribe(incarnation=self._incarnation, encoding=self._encoding)

@@ -45,7 +45,7 @@ def test_the_tabs_are_the_mock_up() -> None:
 
 
 def test_the_key_row_is_the_mock_up() -> None:
-    hints = [("enter", "open"), ("c", "continue"), ("/", "filter"), (":", "commands")]
+    hints = (("enter", "open"), ("c", "continue"), ("/", "filter"), (":", "commands"))
     assert frame.keys_line(hints, 80).text == (
         " enter open  c continue  / filter  : commands                   ? help  q quit")
 

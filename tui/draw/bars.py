@@ -5,6 +5,7 @@ is a blank.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from ..model.series import known_seconds, resample, window_text
 from .glyphs import Glyphs
@@ -13,18 +14,24 @@ from .spans import Line, Row, Span
 
 def trend(values: Sequence[float | None], glyphs: Glyphs, top: float | None = None) -> list[Span]:
     """One row, baseline 0, scaled to ``top`` or to the largest value; the last cell, now, stands out."""
-    known = [value for value in values if value is not None]
-    scale = top if top is not None else max(known, default=0.0)
+    if not values:
+        return []
+    cells = _levels(tuple(values), glyphs.trend, top)
+    return [Span(cells[:-1], "trend"), Span(cells[-1], "trendnow")]
+
+
+@lru_cache(maxsize=256)
+def _levels(values: tuple[float | None, ...], characters: str, top: float | None) -> str:
+    """Kept: most of what a frame shows was on the frame before."""
+    scale = top if top is not None else max((value for value in values if value is not None), default=0.0)
     cells = []
     for value in values:
         if value is None:
             cells.append(" ")
         else:
             share = min(1.0, max(0.0, value / scale)) if scale > 0 else 0.0
-            cells.append(glyphs.trend[max(1, -(-int(share * 600) // 100)) - 1])
-    if not cells:
-        return []
-    return [Span("".join(cells[:-1]), "trend"), Span(cells[-1], "trendnow")]
+            cells.append(characters[max(1, -(-int(share * 600) // 100)) - 1])
+    return "".join(cells)
 
 
 def level(share: float | None, cells: int, glyphs: Glyphs, role: str) -> list[Span]:

@@ -5,6 +5,7 @@ narrow, and never the pill, the target, the rate, the lag, the losses, the recor
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -128,6 +129,7 @@ def targets_line(names: Sequence[str], current: int, width: int) -> Line:
     return row.right("{ }", width - 1, "key").line("bar", width)
 
 
+@lru_cache(maxsize=64)
 def tabs_line(current: int, width: int, recording: bool) -> Line:
     """Row 2; the current view stands out."""
     short = width < 100
@@ -156,7 +158,8 @@ Hint = tuple[str, str]
 _NAMES: Final = {"←→": "left", "space": "space", "enter": "enter", "[ ]": "["}
 
 
-def keys_line(hints: Sequence[Hint], width: int, *, last: Sequence[Hint] = (("?", "help"), ("q", "quit"))) -> Line:
+@lru_cache(maxsize=64)
+def keys_line(hints: tuple[Hint, ...], width: int, *, last: tuple[Hint, ...] = (("?", "help"), ("q", "quit"))) -> Line:
     """The last row: keys of the view on the left, help and quit on the right; those that do not fit are left out."""
     right = Row()
     for index, (key, word) in enumerate(last):

@@ -33,6 +33,8 @@ CHANGES_MARKED: Final = 3
 CACHE_MAX: Final = 512
 
 Limits = dict[SlotState, int]
+Ink = tuple[int, tuple[Span, ...]]
+"""The first cell that is not blank, and the spans from there to the last such cell."""
 
 
 class Window:
@@ -59,30 +61,35 @@ class Window:
 class _Kept:
     """The cells of one life, as they were drawn last."""
 
-    __slots__ = ("busy", "changes", "codes", "shown", "until_ns", "weights", "window")
+    __slots__ = ("busy", "changes", "codes", "ink", "until_ns", "weights", "window")
 
-    def __init__(self, life: Life, window: Window, codes: list[int], weights: list[int], busy: set[int]) -> None:
+    def __init__(self, life: Life, window: Window, codes: bytearray, weights: list[int], busy: set[int]) -> None:
         self.changes, self.window, self.codes, self.weights, self.busy = life.changes, window, codes, weights, busy
         self.until_ns = _until(life, window)
-        self.shown = (codes, busy)
+        self.ink: Ink | None = None
+        """None: not made of the present cells yet."""
 
     def go_on(self, life: Life, window: Window, limits: Limits, moved: int) -> None:
         """The same life later, ``moved`` cells further on; what was shown before stays as it is."""
         until_ns = _until(life, window)
         if not moved and until_ns == self.until_ns:
             return
-        last = max(0, window.cell(self.until_ns))
-        codes, weights = self.codes[moved:], self.weights[moved:]
-        codes += [BLANK] * (window.cells - len(codes))
-        weights += [0] * (window.cells - len(weights))
-        if life.closed_ns is None and last < window.cells:
-            codes[last], weights[last] = BLANK, 0
-            _draw(codes, weights, life, window, limits, window.start_ns + last * window.cell_ns)
+        before, ink = self.codes, self.ink
         if moved:
-            self.busy = {cell - moved for cell in self.busy if cell >= moved}
-        if moved or codes != self.codes:
-            self.shown = (codes, self.busy)
-        self.codes, self.weights, self.window, self.until_ns = codes, weights, window, until_ns
+            before = before[moved:] + bytes(min(moved, window.cells))
+            if self.busy:
+                self.busy = {cell - moved for cell in self.busy if cell >= moved}
+            self.ink = (ink[0] - moved, ink[1]) if ink is not None and ink[0] >= moved else None
+        codes, last = before, max(0, window.cell(self.until_ns))
+        if life.closed_ns is None:
+            codes, weights = before[:], self.weights[moved:] + [0] * min(moved, window.cells)
+            if last < window.cells:
+                codes[last], weights[last] = BLANK, 0
+                _draw(codes, weights, life, window, limits, window.start_ns + last * window.cell_ns)
+            if codes != before:
+                self.ink = None
+            self.weights = weights
+        self.codes, self.window, self.until_ns = codes, window, until_ns
 
 
 class Lifelines:
@@ -91,19 +98,33 @@ class Lifelines:
     def __init__(self) -> None:
         self._known: dict[int, _Kept] = {}
 
-    def codes(self, life: Life, window: Window, limits: Limits) -> tuple[list[int], set[int]]:
+    def codes(self, life: Life, window: Window, limits: Limits) -> tuple[bytearray, set[int]]:
         """(a code for each cell, cells with many changes)."""
+        kept = self._drawn(life, window, limits)
+        return kept.codes, kept.busy
+
+    def ink(self, life: Life, window: Window, limits: Limits, glyphs: Glyphs) -> Ink:
+        """What is drawn of a life; kept with its cells, so it has to be asked for with the same glyphs."""
+        kept = self._drawn(life, window, limits)
+        if kept.ink is None:
+            first = len(kept.codes) - len(kept.codes.lstrip(b"\0"))
+            cells = kept.codes.rstrip(b"\0")[first:]
+            busy = {cell - first for cell in kept.busy if 0 <= cell - first < len(cells)}
+            kept.ink = first, tuple(runs(cells, busy, glyphs))
+        return kept.ink
+
+    def _drawn(self, life: Life, window: Window, limits: Limits) -> _Kept:
         kept = self._known.get(life.slot)
         moved = _moved(kept, life, window) if kept is not None else None
         if kept is None or moved is None:
             if len(self._known) >= CACHE_MAX:
                 self._known.clear()
-            codes, weights = [BLANK] * window.cells, [0] * window.cells
+            codes, weights = bytearray(window.cells), [0] * window.cells
             _draw(codes, weights, life, window, limits, window.start_ns)
             kept = self._known[life.slot] = _Kept(life, window, codes, weights, busy_cells(life, window))
-            return kept.shown
+            return kept
         kept.go_on(life, window, limits, moved)
-        return kept.shown
+        return kept
 
 
 def _until(life: Life, window: Window) -> int:
@@ -121,15 +142,15 @@ def _moved(kept: _Kept, life: Life, window: Window) -> int | None:
     return None if moved and kept.until_ns >= old.end_ns else moved
 
 
-def life_codes(life: Life, window: Window, limits: Limits) -> list[int]:
+def life_codes(life: Life, window: Window, limits: Limits) -> bytearray:
     """A code for each cell of the window."""
-    codes, weights = [BLANK] * window.cells, [0] * window.cells
+    codes, weights = bytearray(window.cells), [0] * window.cells
     _draw(codes, weights, life, window, limits, window.start_ns)
     return codes
 
 
 def _draw(
-    codes: list[int], weights: list[int], life: Life, window: Window, limits: Limits, from_ns: int
+    codes: bytearray, weights: list[int], life: Life, window: Window, limits: Limits, from_ns: int
 ) -> None:
     """Draw a life into cells from ``from_ns`` on, where a cell begins and all are blank."""
     end = _until(life, window)
@@ -157,7 +178,7 @@ def _draw(
 
 
 def _paint(
-    codes: list[int], weights: list[int], window: Window, start_ns: int, stop_ns: int, code: int, from_ns: int = 0
+    codes: bytearray, weights: list[int], window: Window, start_ns: int, stop_ns: int, code: int, from_ns: int = 0
 ) -> None:
     """Put what of a stretch is not before ``from_ns`` into its cells, by rank and then by length."""
     start, stop = max(start_ns, window.start_ns, from_ns), min(stop_ns, window.end_ns)
@@ -165,7 +186,7 @@ def _paint(
         return
     a, b = window.cell(start), min(window.cells - 1, window.cell(stop))
     if b - a > 1 and not any(codes[a + 1 : b]):
-        codes[a + 1 : b] = [code] * (b - a - 1)
+        codes[a + 1 : b] = bytes((code,)) * (b - a - 1)
         weights[a + 1 : b] = [window.cell_ns] * (b - a - 1)
         cells: Iterable[int] = (a, b)
     else:
@@ -191,9 +212,9 @@ def busy_cells(life: Life, window: Window) -> set[int]:
     return {cell for cell, number in counts.items() if number >= CHANGES_MARKED}
 
 
-def transfer_codes(transfer: Transfer, life: Life | None, window: Window) -> list[int]:
+def transfer_codes(transfer: Transfer, life: Life | None, window: Window) -> bytearray:
     """Queued, wire and held cells of one transfer."""
-    codes = [BLANK] * window.cells
+    codes = bytearray(window.cells)
     weights = [0] * window.cells
     end = transfer.ended_ns if transfer.ended_ns is not None else window.now_ns
     begun = transfer.started_ns if transfer.started_ns is not None else end
@@ -232,12 +253,14 @@ def texture(code: int, glyphs: Glyphs) -> tuple[str, str]:
     return glyphs.life[state], FILL[state]
 
 
-def runs(codes: list[int], busy: set[int], glyphs: Glyphs, wire_role: str = "text") -> list[Span]:
+def runs(codes: bytearray, busy: set[int], glyphs: Glyphs, wire_role: str = "text") -> list[Span]:
     """One span for each run of equal cells."""
-    cells = bytearray(codes)
-    for cell in busy:
-        if cells[cell]:
-            cells[cell] |= BUSY
+    cells = codes
+    if busy:
+        cells = codes[:]
+        for cell in busy:
+            if cells[cell]:
+                cells[cell] |= BUSY
     spans: list[Span] = []
     for run in _RUN.finditer(cells):
         start, stop = run.span()

@@ -31,6 +31,8 @@ class Line(NamedTuple):
     spans: tuple[Span, ...] = ()
     ground: str = ""
     zones: tuple[Zone, ...] = ()
+    cells: int = -1
+    """Cells that it covers, below 0 while nobody has counted them."""
 
     @property
     def text(self) -> str:
@@ -40,7 +42,7 @@ class Line(NamedTuple):
     @property
     def width(self) -> int:
         """Cells that it covers."""
-        return len("".join([text for text, _ in self.spans]))
+        return self.cells if self.cells >= 0 else len(self.text)
 
 
 BLANK = Line()
@@ -111,7 +113,7 @@ class Row:
 
     def line(self, ground: str = "", width: int | None = None) -> Line:
         """The row; with ``width``, cut there."""
-        line = Line(tuple(self._spans), ground, tuple(self._zones))
+        line = Line(tuple(self._spans), ground, tuple(self._zones), self.x)
         return line if width is None or self.x <= width else crop(line, width)
 
 
@@ -126,7 +128,7 @@ def crop(line: Line, width: int) -> Line:
             break
         kept.append(span if len(span.text) <= left else Span(span.text[:left], span.role))
         left -= len(span.text)
-    return Line(tuple(kept), line.ground, tuple(zone for zone in line.zones if zone.start < width))
+    return Line(tuple(kept), line.ground, tuple(zone for zone in line.zones if zone.start < width), width)
 
 
 def beside(left: Sequence[Line], right: Sequence[Line], x: int) -> list[Line]:

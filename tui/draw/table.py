@@ -4,14 +4,16 @@ Law of this file: a column's place depends only on the width of the screen, neve
 while values change.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from .spans import Line, Row, Span
 
 T = TypeVar("T")
+KEPT_MAX: Final = 512
+"""Rows kept of one table; some screens of them."""
 
 
 class Column(msgspec.Struct, Generic[T], frozen=True):
@@ -25,6 +27,8 @@ class Column(msgspec.Struct, Generic[T], frozen=True):
     gap: int = 1
     from_width: int = 0
     """Screens narrower than this do not have the column."""
+    ages: bool = False
+    """Whether it changes by time alone; aligned to the right, so that what follows stands still."""
 
 
 def layout(columns: Sequence[Column[T]], width: int) -> list[tuple[Column[T], int, int]]:
@@ -78,6 +82,49 @@ def cells(places: Sequence[tuple[Column[T], int, int]], item: T, row: Row | None
             if left <= 0:
                 break
     return row
+
+
+class Kept(Generic[T]):
+    """Rows whose items do not change any more: only what ages is drawn anew."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, list[tuple[Span, ...] | int]] = {}
+        """The spans of columns that stay, and the places of those that do not."""
+
+    def cells(
+        self, places: Sequence[tuple[Column[T], int, int]], item: T, row: Row, key: Hashable
+    ) -> Row:
+        """As ``cells``. ``key`` tells everything on which the row depends; it begins where the last one did."""
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= KEPT_MAX:
+                self._known.clear()
+            known = self._known[key] = _stretches(places, item, row.x)
+        for part in known:
+            if isinstance(part, int):
+                cells(places[part : part + 1], item, row)
+            else:
+                row.spans(part)
+        return row
+
+
+def _stretches(
+    places: Sequence[tuple[Column[T], int, int]], item: T, x: int
+) -> list[tuple[Span, ...] | int]:
+    """The parts of a row from cell ``x`` on."""
+    parts: list[tuple[Span, ...] | int] = []
+    first = 0
+    for index, (column, start, size) in enumerate(places):
+        if column.ages:
+            parts += [_stretch(places[first:index], item, x), index]
+            first, x = index + 1, start + size
+    return [*parts, _stretch(places[first:], item, x)]
+
+
+def _stretch(places: Sequence[tuple[Column[T], int, int]], item: T, x: int) -> tuple[Span, ...]:
+    row = Row()
+    row.x = x
+    return cells(places, item, row).line().spans
 
 
 def window(total: int, selected: int | None, top: int, height: int) -> int:

@@ -22,6 +22,8 @@ class Archive:
         """PAST_MAX at most."""
         self.transfers: deque[Transfer] = deque()
         """ENDED_MAX at most."""
+        self.forgotten = 0
+        """Lives that had to go."""
         self._slots: dict[int, Life] = {}
         self._requests: dict[str, Life] = {}
         self._candidates: dict[int, Transfer] = {}
@@ -34,6 +36,7 @@ class Archive:
         self._requests[life.request] = life
         if len(self.lives) > PAST_MAX:
             oldest = self.lives.popleft()
+            self.forgotten += 1
             self._slots.pop(oldest.slot, None)
             if self._requests.get(oldest.request) is oldest:
                 del self._requests[oldest.request]

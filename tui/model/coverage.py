@@ -43,12 +43,15 @@ class Coverage:
         self.passing = False
         self.passed = 0
         """Events that were passed over so far."""
+        self.looked = 0
+        """Events that were looked at so far."""
         self._taken = 0
         self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
 
     def took(self, events: int) -> None:
         """So many events were looked at."""
         self._taken += events
+        self.looked += events
 
     def passed_over(self, first: int, count: int, seen_ns: int, end_ns: int) -> None:
         """The events from ``first`` on were not looked at; what was before them is known up to ``seen_ns``."""

@@ -4,6 +4,7 @@ Law of this file: those that need a person first, then by arrival; rows move at 
 never does. While nothing is selected, new ones come in at the top at once: the live edge is never empty.
 """
 
+from .archive import Archive
 from .filters import Filter
 from .lints import slot_level
 from .lives import Life
@@ -16,7 +17,11 @@ class LifeOrder:
 
     def __init__(self) -> None:
         self.by_arrival = False
-        self._numbers: list[int] = []
+        self._lives: list[Life] = []
+        self._known: set[int] = set()
+        """The slots of those."""
+        self._gone: tuple[Archive, int] | None = None
+        """How much was forgotten when that was looked at last."""
         self._needy = 0
         """How many at the top need a person."""
         self._sorted_mono = -SORT_EVERY_NS
@@ -28,7 +33,6 @@ class LifeOrder:
         state = mirror.state
         assert state is not None
         now = mirror.now_ns(mono_ns)
-        by_slot = {life.slot: life for life in mirror.past} | mirror.lives
 
         def key(life: Life) -> tuple[int, int]:
             slot = state.slots.get(life.slot)
@@ -37,22 +41,34 @@ class LifeOrder:
 
         key_now = (self.by_arrival, wanted.text if wanted is not None else "")
         if key_now == self._sorted_by and 0 <= mono_ns - self._sorted_mono < SORT_EVERY_NS:
-            if selected is None:
-                known = set(self._numbers)
-                fresh = [
-                    number for number, life in mirror.lives.items()
-                    if number not in known and (wanted is None or wanted.matches(life, state, now))
-                ]
-                self._numbers[self._needy : self._needy] = sorted(fresh, reverse=True)
-            return [by_slot[number] for number in self._numbers if number in by_slot]
-        self._sorted_by, self._sorted_mono = key_now, mono_ns
+            self._catch_up(mirror, selected is None, wanted, now)
+            return self._lives
+        self._sorted_by, self._sorted_mono, self._gone = key_now, mono_ns, (mirror.archive, mirror.archive.forgotten)
+        by_slot = {life.slot: life for life in mirror.past} | mirror.lives
         lives = [life for life in by_slot.values() if wanted is None or wanted.matches(life, state, now)]
         lives.sort(key=key)
         self._needy = sum(key(life)[0] < 9 for life in lives[:len(mirror.lives)])
-        at = next((i for i, number in enumerate(self._numbers) if by_slot.get(number) is self._chosen), None)
+        at = next((i for i, life in enumerate(self._lives) if life is self._chosen), None)
         if at is not None and self._chosen in lives and self._chosen.request == selected:
             lives.remove(self._chosen)
             lives.insert(min(at, len(lives)), self._chosen)
-        self._numbers = [life.slot for life in lives]
+        self._lives, self._known = lives, {life.slot for life in lives}
         self._chosen = mirror.life_of(selected) if selected else None
         return lives
+
+    def _catch_up(self, mirror: Mirror, comes_in: bool, wanted: Filter | None, now: int) -> None:
+        """Between two sorts: without those that are forgotten, and with new ones if they may come in."""
+        lives, state, now_gone = self._lives, mirror.state, (mirror.archive, mirror.archive.forgotten)
+        if now_gone != self._gone:
+            self._gone = now_gone
+            self._lives = lives = [life for life in lives if mirror.life_in(life.slot) is life]
+            self._known = {life.slot for life in lives}
+        if comes_in:
+            fresh = [
+                life for number, life in mirror.lives.items()
+                if number not in self._known and (wanted is None or wanted.matches(life, state, now))
+            ]
+            if fresh:
+                fresh.sort(key=lambda life: -life.slot)
+                self._lives = [*lives[: self._needy], *fresh, *lives[self._needy :]]
+                self._known.update(life.slot for life in fresh)

@@ -6,6 +6,7 @@ value that is not known is a dash and not a zero.
 
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 UNKNOWN: Final = "–"
@@ -57,6 +58,7 @@ def duration(ns: int | None) -> str:
     return _three(ns, DAY) + "d"
 
 
+@lru_cache(maxsize=1_024)
 def spoken(ns: int | None) -> str:
     """For sentences: unit spaced, whole seconds from ten on.
 

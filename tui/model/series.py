@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 SECOND_NS: Final = 1_000_000_000
@@ -59,10 +60,10 @@ class Sums:
         """The values of the last ``seconds``, oldest first, the running second last."""
         if self.second is None:
             return [None] * seconds
-        late = max(0, now_ns // SECOND_NS - self.second)
-        known: list[float | None] = [*self._values, *([0.0] * min(late, seconds))]
-        known = known[-seconds:]
-        return [None] * (seconds - len(known)) + known
+        late = min(seconds, max(0, now_ns // SECOND_NS - self.second))
+        known = [*islice(reversed(self._values), seconds - late)]
+        known.reverse()
+        return [None] * (seconds - late - len(known)) + known + [0.0] * late
 
     def total(self, seconds: int, now_ns: int) -> float:
         """Sum over the last ``seconds``."""
@@ -128,7 +129,8 @@ class Gauge:
 
     def last(self, seconds: int) -> list[float | None]:
         """The levels of the last ``seconds``, oldest first."""
-        known = list(self._values)[-seconds:]
+        known = [*islice(reversed(self._values), seconds)]
+        known.reverse()
         return [None] * (seconds - len(known)) + known
 
 

@@ -104,9 +104,9 @@ class Overview(Page):
         gap = [BLANK] if desk.tall else []
         for saving in range(4):
             parts = [
-                cache_section(desk, width - 1, trends=saving < 2),
+                cache_section(desk, state, width - 1, trends=saving < 2),
                 tiers_section(desk, state, width - 1, trends=saving < 2),
-                flows_section(desk, width - 1, trends=saving < 2, busy_only=saving >= 3),
+                flows_section(desk, state, width - 1, trends=saving < 2, busy_only=saving >= 3),
                 slots_section(desk, state, 1, width - 2, 26, folded=saving >= 1),
             ]
             rows = [line for part in parts for line in [*part, *gap]]
@@ -120,7 +120,8 @@ class Overview(Page):
     def _two(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
         gap = [BLANK] if desk.tall else []
         left_rows = [
-            *cache_section(desk, 71), *gap, *tiers_section(desk, state, 71), *gap, *flows_section(desk, 71),
+            *cache_section(desk, state, 71), *gap, *tiers_section(desk, state, 71), *gap,
+            *flows_section(desk, state, 71),
         ]
         right = slots_section(desk, state, 0, 43, 22)
         engine_at = 3 + len(gap) + 4 + len(gap) if desk.tall else len(right)
@@ -139,7 +140,8 @@ class Overview(Page):
     def _three(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
         gap = [BLANK] if desk.tall else []
         left_rows = [
-            *cache_section(desk, 71), *gap, *tiers_section(desk, state, 71), *gap, *flows_section(desk, 71),
+            *cache_section(desk, state, 71), *gap, *tiers_section(desk, state, 71), *gap,
+            *flows_section(desk, state, 71),
         ]
         right = slots_section(desk, state, 0, 50, 26)
         engine_at = 3 + len(gap) + 4 + len(gap)

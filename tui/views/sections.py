@@ -34,8 +34,12 @@ def known_window_s(desk: Desk) -> int:
     return WINDOW_S if start is None else max(1, min(WINDOW_S, (desk.now_ns - start) // S + 1))
 
 
-def cache_section(desk: Desk, width: int, *, trends: bool = True) -> list[Line]:
+def cache_section(desk: Desk, state: CacheState, width: int, *, trends: bool = True) -> list[Line]:
     """The hit rate of the last minute with its denominator, its parts, and a bar of them."""
+    return kept(desk, state, "cache", (width, trends), lambda: _cache(desk, width, trends=trends))
+
+
+def _cache(desk: Desk, width: int, *, trends: bool) -> list[Line]:
     asked, hits = desk.mirror.flows.hit_shares(desk.now_ns)
     total, parts, miss = shares(hits, asked)
     tiers = [tier for tier in (Tier.G1, Tier.G2, Tier.G3, Tier.G4) if hits[tier - 1] or tier is not Tier.G4]
@@ -90,7 +94,10 @@ def doubtful(desk: Desk, pool: PoolFacts) -> bool:
 def kept(
     desk: Desk, state: CacheState, name: str, shape: tuple[object, ...], make: Callable[[], list[Line]]
 ) -> list[Line]:
-    """A section that follows the facts: drawn again when they or its shape have changed, else four times a second."""
+    """A section that follows the facts: drawn again when they or its shape have changed, else four times a second.
+
+    One that follows events which are looked at while facts are sampled has their number in its shape.
+    """
     key = (id(state), state.seq, desk.mono() // (S // 4), desk.tall, *shape)
     found = desk.kept.get(name)
     if found is None or found[0] != key:
@@ -158,8 +165,15 @@ def route_numbers(desk: Desk, route: Route) -> tuple[int, int]:
     return len(here) - moving, moving
 
 
-def flows_section(desk: Desk, width: int, *, trends: bool = True, busy_only: bool = False) -> list[Line]:
+def flows_section(
+    desk: Desk, state: CacheState, width: int, *, trends: bool = True, busy_only: bool = False
+) -> list[Line]:
     """Rate, queue and latencies of every route; ``busy_only`` leaves out those without traffic."""
+    shape = (width, trends, busy_only, desk.mirror.coverage.looked)
+    return kept(desk, state, "flows", shape, lambda: _flows(desk, width, trends=trends, busy_only=busy_only))
+
+
+def _flows(desk: Desk, width: int, *, trends: bool, busy_only: bool) -> list[Line]:
     head = Row().put(" FLOWS", "title")
     for name, end in (("rate", 21), ("queued", 29), ("moving", 37), ("p50", 45), ("p99", 53)):
         head.right(name, end, "faint")
@@ -231,6 +245,10 @@ def _bar_char(desk: Desk, state: SlotState) -> str:
 
 def engine_section(desk: Desk, state: CacheState, cells: int) -> list[Line]:
     """Step time, tokens and events a second."""
+    return kept(desk, state, "engine", (cells, desk.mirror.coverage.looked), lambda: _engine(desk, state, cells))
+
+
+def _engine(desk: Desk, state: CacheState, cells: int) -> list[Line]:
     mirror, now = desk.mirror, desk.now_ns
     step = mirror.step_ns()
     head = desk.title("ENGINE", f"step {spoken(step)}, {state.running} of {len(state.slots)} scheduled")

@@ -17,6 +17,7 @@ from ..draw.lifeline import Window, tick_ns
 from ..draw.spans import Line, Row, Span
 from ..model.numbers import S, duration, spoken
 from ..model.series import resample
+from .sections import kept
 
 
 def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line:
@@ -30,11 +31,16 @@ def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line
         return row.zone(left, ("seek", left, cells)).line("", width)
     start = density.start_ns if density.start_ns is not None else now
     span = max(1, now - start)
-    known: list[float | None] = [float(value) for value in density.counts]
+    state = desk.mirror.state
+    assert state is not None
+
+    def trend() -> list[Line]:
+        known: list[float | None] = [float(value) for value in density.counts]
+        return [Row().spans(bars.trend(resample(known, cells, mean=False), desk.glyphs)).line()] if known else []
+
     named = "whole run" if start < S else "last"  # the daemon remembers no more of what was before this console
     row = Row().put(f" {named} {duration(span)}", "muted").to(left)
-    spans = bars.trend(resample(known, cells, mean=False), desk.glyphs) if known else []
-    text = "".join(span_.text for span_ in spans)
+    text = "".join(line.text for line in kept(desk, state, "minimap", (cells, density.start_ns), trend))
     low = (window.start_ns - start) * cells // span
     high = (min(window.end_ns, now) - start) * cells // span
     low, high = max(0, min(cells - 2, low)), max(1, min(cells, high))

@@ -89,7 +89,9 @@ class Timeline(Page):
         self._gaps = gap_cells(desk, window)
         lines.append(self._over(desk, left, window, width))
         self.page = max(1, room)
-        at = next((i for i, life in enumerate(lives) if life.request == desk.selected), None)
+        at = None
+        if desk.selected is not None:
+            at = next((i for i, life in enumerate(lives) if life.request == desk.selected), None)
         self.top = max(0, min(self.top, len(lives) - 1)) if lives else 0
         if at is not None:
             self.top = min(max(self.top, at - room + 3), at)
@@ -161,8 +163,13 @@ class Timeline(Page):
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()
             head = self._heads[key] = self._head(desk, life, level, left)
-        codes, busy = self.lines.codes(life, window, bounds)
-        row = Row().spans(head).spans(self._overlay(desk, runs(codes, busy, desk.glyphs), window))
+        first, ink = self.lines.ink(life, window, bounds, desk.glyphs)
+        row = Row().spans(head)
+        if self._gaps or self.cursor_ns is not None:
+            spans = Row().to(first).spans(ink).to(window.cells).line().spans
+            row.spans(self._overlay(desk, list(spans), window))
+        elif ink:
+            row.to(left + first).spans(ink)
         return row.zone(0, ("select", life.request), width).line("", width)
 
     def _head(self, desk: Desk, life: Life, level: Level | None, left: int) -> tuple[Span, ...]:

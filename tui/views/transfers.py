@@ -5,15 +5,10 @@ are never added up in silence.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from kvbm_console.core.expression import Schema
-from kvbm_console.core.ids import CandidateStatus, Route
-from kvbm_console.core.state import CacheState
 from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
@@ -23,33 +18,17 @@ from ..draw.frame import Hint
 from ..draw.spans import Line, Row, Span
 from ..draw.table import Column
 from ..model.filters import TRANSFERS as SCHEMA
-from ..model.lints import copy_level
 from ..model.lives import Transfer
 from ..model.mirror import Mirror
-from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
+from ..model.numbers import count, cut, duration, flow, spoken
 from ..model.series import resample
-from ..model.waits import breakpoints_text, ranks_text, silent_ranks
 from .moves import MOVES, moved
 from .page import Page
-from .sections import known_routes, route_numbers
+from .sections import kept, known_routes, route_numbers
+from .transfer_rows import SORTS, STAMPS, TransferRow, columns_of, since, transfer_rows
 
-ENDED_SHOWN_NS: Final = 10 * S
-ROWS_MAX: Final = 200
-ENDED_ROWS_MAX: Final = 60
-"""Ended ones shown behind the open ones; a screen has no more."""
 HISTOGRAM_LOW_NS: Final = 100_000
 HISTOGRAM_HIGH_NS: Final = 1_000_000_000
-FAULT_NS: Final = 30 * S
-"""A started copy of which a rank has been silent for so long is a fault."""
-
-
-class TransferRow(msgspec.Struct):
-    """One line of the list."""
-
-    transfer: Transfer
-    level: Level | None
-    age_ns: int
-    reason: str
 
 
 class Transfers(Page):
@@ -69,15 +48,19 @@ class Transfers(Page):
         self.sort = 0
         self.reverse = False
         self._columns: tuple[int, list[Column[TransferRow]]] = (0, [])
+        self._kept: table.Kept[TransferRow] = table.Kept()
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Routes, the list, and the stamps of the chosen transfer."""
         mirror = desk.mirror
         rows, skipped = transfer_rows(desk, SORTS[self.sort], reverse=self.reverse)
         self.numbers = [row.transfer.candidate for row in rows]
-        lines = [self._summary(desk, rows, width), *self._routes(desk, width)]
+        state, looked = desk.mirror.state, desk.mirror.coverage.looked
+        assert state is not None
+        routes = kept(desk, state, "routes", (width, looked), lambda: self._routes(desk, width))
+        lines = [self._summary(desk, rows, width), *routes]
         if self._columns[0] != width:
-            self._columns = (width, _columns(desk, width))
+            self._columns, self._kept = (width, columns_of(desk, width)), table.Kept()
         places = table.layout(self._columns[1], width)
         if desk.tall:
             lines.append(Line())
@@ -88,7 +71,10 @@ class Transfers(Page):
         self.page = max(1, height - len(lines) - len(feet) - len(fold))
         at = self.numbers.index(self.selected) if self.selected in self.numbers else None
         self.top = table.window(len(rows), at, self.top, self.page)
-        shown = [self._line(desk, row, places, width) for row in rows[self.top : self.top + self.page]]
+        shown = [
+            self._line(desk, number, row, places, width)
+            for number, row in enumerate(rows[self.top : self.top + self.page], self.top)
+        ]
         if not rows:
             word = "match" if TRANSFERS in desk.filters else "open"
             shown = [Row().put(f" No transfer {word}, {len(mirror.ended)} ended.", "muted").line()]
@@ -138,13 +124,16 @@ class Transfers(Page):
         return lines
 
     def _line(
-        self, desk: Desk, row: TransferRow, places: list[tuple[Column[TransferRow], int, int]], width: int
+        self, desk: Desk, number: int, row: TransferRow, places: list[tuple[Column[TransferRow], int, int]], width: int
     ) -> Line:
         chosen = row.transfer.candidate == self.selected
         built = Row().put(desk.glyphs.select if chosen else " ", "selbar").spans(
             words.mark(None if row.level is Level.HELD else row.level, desk.glyphs))
-        table.cells(places, row, built).to(width - 1 if chosen else 0)
-        built.zone(0, ("row", self.numbers.index(row.transfer.candidate)), width)
+        if row.transfer.open:
+            table.cells(places, row, built)
+        else:
+            self._kept.cells(places, row, built, (row.transfer, desk.mirror.ranks))
+        built.to(width - 1 if chosen else 0).zone(0, ("row", number), width)
         return built.line("sel" if chosen else "", width)
 
     def hints(self, desk: Desk) -> list[Hint]:
@@ -208,152 +197,8 @@ def find(mirror: Mirror, candidate: int) -> Transfer | None:
     return mirror.transfer_of(candidate=candidate)
 
 
-_KEYS: Final[dict[str, Callable[[TransferRow], tuple[Any, ...]]]] = {
-    "age": lambda row: (-row.age_ns,), "route": lambda row: (row.transfer.route, -row.age_ns),
-    "blocks": lambda row: (-row.transfer.blocks, -row.age_ns), "request": lambda row: (row.transfer.request,),
-}
-SORTS: Final = ("need", *_KEYS)
 _SORT_OF: Final = {"STATUS": "need", "AGE": "age", "ROUTE": "route", "BLOCKS": "blocks", "REQUEST": "request"}
 """Header to the order that a click on it asks for."""
-
-
-def transfer_rows(
-    desk: Desk, sort: str = "need", *, reverse: bool = False
-) -> tuple[list[TransferRow], dict[str, int]]:
-    """Rows to show, and the skipped ones of the last seconds by reason."""
-    mirror, now = desk.mirror, desk.now_ns
-    state = mirror.state
-    assert state is not None
-    wanted = desk.filters.get(TRANSFERS)
-    before: dict[Route, int] = {}
-    rows: list[TransferRow] = []
-    for transfer in mirror.transfers.values():
-        ahead = before.get(transfer.route, 0)
-        before[transfer.route] = ahead + 1
-        rows.append(_open_row(mirror, state, transfer, now, ahead))
-    rows.sort(key=lambda row: (9 if row.level is None else int(row.level), -row.age_ns))
-    skipped: dict[str, int] = {}
-    most = len(rows) + ENDED_ROWS_MAX
-    for transfer in reversed(mirror.ended):
-        if transfer.ended_ns is None or now - transfer.ended_ns > ENDED_SHOWN_NS:
-            break
-        if transfer.status is CandidateStatus.SKIPPED and transfer.reason is not None:
-            skipped[transfer.reason.label] = skipped.get(transfer.reason.label, 0) + 1
-            continue
-        if len(rows) >= most:
-            continue
-        failed = transfer.status is CandidateStatus.FAILED
-        reason = transfer.error or (spoken(transfer.age(now)) if not failed else "failed")
-        rows.append(TransferRow(transfer, Level.FAULT if failed else None, now - transfer.ended_ns, reason))
-    if wanted is not None:
-        rows = [row for row in rows if wanted.matches(row, state)]
-    if sort in _KEYS:
-        rows.sort(key=_KEYS[sort])
-    if reverse:
-        rows.reverse()
-    return rows[:ROWS_MAX], skipped
-
-
-def _open_row(mirror: Mirror, state: CacheState, transfer: Transfer, now: int, ahead: int) -> TransferRow:
-    age = transfer.age(now)
-    slot = state.slots.get(transfer.slot) if transfer.slot is not None else None
-    level = copy_level(mirror, transfer, now)
-    copy = state.operations.get(transfer.operation) if transfer.operation is not None else None
-    if slot is not None and slot.hold is not None and transfer.started_ns is None:
-        hold = state.holds[slot.hold]
-        return TransferRow(transfer, Level.HELD, now - transfer.planned_ns,
-                           f"parked, {breakpoints_text(hold.breakpoints)}")
-    if copy is not None and copy.started:
-        silent = silent_ranks(mirror, copy)
-        if silent:
-            level = Level.FAULT if age > FAULT_NS else level
-            return TransferRow(transfer, level, age,
-                               f"{ranks_text(silent)} silent, {len(copy.reported)} of {mirror.ranks}")
-        return TransferRow(transfer, level, age, f"on the wire {duration(now - (transfer.started_ns or now))}")
-    if transfer.enqueued_ns is None:
-        return TransferRow(transfer, level, age, "planned")
-    return TransferRow(transfer, level, age, f"{ahead} before it" if ahead else "next on its route")
-
-
-_STATUS: Final = {
-    CandidateStatus.PENDING_EVALUATION: "pending", CandidateStatus.PROMOTED: "promoted",
-    CandidateStatus.COMPLETED: "completed", CandidateStatus.FAILED: "failed", CandidateStatus.CANCELLED: "cancelled",
-    CandidateStatus.SKIPPED: "skipped",
-}
-_STATUS_ROLE: Final = {
-    CandidateStatus.PENDING_EVALUATION: "muted", CandidateStatus.PROMOTED: "text", CandidateStatus.COMPLETED: "faint",
-    CandidateStatus.FAILED: "fault", CandidateStatus.CANCELLED: "muted", CandidateStatus.SKIPPED: "faint",
-}
-
-
-def _columns(desk: Desk, width: int) -> list[Column[TransferRow]]:
-    glyphs = desk.glyphs
-    block_bytes = desk.mirror.connected.block_bytes if desk.mirror.connected is not None else None
-
-    def status(row: TransferRow, cells: int) -> list[Span]:
-        if row.level is Level.HELD:
-            return [Span(glyphs.held, "heldbox"), Span(f" {_STATUS[row.transfer.status]}", "text")]
-        one = row.transfer.status
-        return [Span(f"{glyphs.candidate[one]} {_STATUS[one]}", _STATUS_ROLE[one])]
-
-    def age(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(duration(row.age_ns), words.LEVEL_ROLE[row.level] if row.transfer.open else "faint")]
-
-    def operation(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(row.transfer.label[-cells:], "text" if row.transfer.open else "muted")]
-
-    def route(row: TransferRow, cells: int) -> list[Span]:
-        return [words.route(row.transfer.route, glyphs)]
-
-    def blocks(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(count(row.transfer.blocks), "text" if row.transfer.open else "muted")]
-
-    def bytes_(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(size(row.transfer.blocks * block_bytes if block_bytes else None), "muted")]
-
-    def ranks(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(f"{len(row.transfer.ranks)}/{desk.mirror.ranks}", "muted")]
-
-    def request(row: TransferRow, cells: int) -> list[Span]:
-        if not row.transfer.request:
-            return [Span("–", "faint")]
-        return [words.request(row.transfer.request, cells, "text" if row.transfer.open else "muted")]
-
-    def reason(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(cut(plain(row.reason), cells), "text" if row.level is not None else "muted")]
-
-    columns = [
-        Column("STATUS", 11, status, gap=4), Column("AGE", 5, age, right=True, gap=1),
-        Column("OP", 6, operation, right=True), Column("ROUTE", 7, route),
-        Column("BLOCKS", 6, blocks, right=True, from_width=66),
-        Column("BYTES", 8, bytes_, right=True, gap=2, from_width=120),
-        Column("RANKS", 5, ranks, right=True, gap=2, from_width=120),
-        Column("REQUEST", 13 if width < 140 else 22, request, from_width=74),
-    ]
-    if width >= 180:
-        columns += [_stamp(name, field) for name, field in STAMPS]
-    return [*columns, Column("REASON", 0, reason, gap=2)]
-
-
-STAMPS: Final = (
-    ("enqueued", "enqueued_ns"), ("evaluated", "evaluated_ns"), ("promoted", "promoted_ns"),
-    ("started", "started_ns"), ("ended", "ended_ns"),
-)
-"""The stamps after ``planned``, told as distances from it."""
-
-
-def _since(at_ns: int | None, planned_ns: int) -> str:
-    """A stamp as its distance from the plan: ``–`` before it, ``0`` in the same moment."""
-    if at_ns is None:
-        return "–"
-    return f"+{duration(at_ns - planned_ns)}" if at_ns > planned_ns else "0"
-
-
-def _stamp(name: str, field: str) -> Column[TransferRow]:
-    def cell(row: TransferRow, cells: int) -> list[Span]:
-        value: int | None = getattr(row.transfer, field)
-        return [Span(_since(value, row.transfer.planned_ns), "muted")]
-    return Column(name, 9, cell, right=True, from_width=180)
 
 
 def _histogram(ordered: list[int], cells: int, desk: Desk) -> list[Span]:
@@ -378,7 +223,7 @@ def _stamps(desk: Desk, transfer: Transfer, width: int) -> list[Line]:
     row = Row().put(f" {transfer.label}", "strong").put("  planned 0", "muted")
     for name, field in STAMPS:
         value: int | None = getattr(transfer, field)
-        text = _since(value, transfer.planned_ns)
+        text = since(value, transfer.planned_ns)
         row.put(f"  {name} ", "muted").put(text, "text" if value is not None else "faint")
     now = desk.now_ns
     end = transfer.ended_ns if transfer.ended_ns is not None else now

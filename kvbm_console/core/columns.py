@@ -6,7 +6,7 @@ wire and on disk, so that encoding is a memcpy and comparing is a memcmp.
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from struct import Struct
 from struct import error as FormatError
@@ -19,6 +19,9 @@ _SHORT: Final = 16
 """Up to so many numbers a column is made and read by a format of its own."""
 _ids: Final = [Struct(f"<{count}i") for count in range(_SHORT + 1)]
 _hashes: Final = [Struct(f"<{count}Q") for count in range(_SHORT + 1)]
+_pack_id: Final = _ids[1].pack
+read_id: Final[Callable[[bytes], tuple[int]]] = _ids[1].unpack
+"""The one id of a column of ``ID_BYTES``."""
 _read_ids: Final = {form.size: form.unpack for form in _ids}
 _read_hashes: Final = {form.size: form.unpack for form in _hashes}
 
@@ -68,7 +71,7 @@ class _Seen:
         self.keep(packed, numbers.copy())
         return packed
 
-    def unpack(self, column: bytes, code: str) -> list[int]:
+    def read(self, column: bytes, code: str) -> list[int]:
         """The numbers of a column; raises ValueError when its length is not a multiple of the code's."""
         known = self.numbers_of.get(column)
         if known is None:
@@ -77,7 +80,7 @@ class _Seen:
                 numbers.byteswap()
             known = numbers.tolist()
             self.keep(column, known)
-        return known.copy()
+        return known
 
 
 _seen_ids: Final = _Seen()
@@ -91,9 +94,10 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     [3, 1, 2]
     """
     items = ids if type(ids) is list else list(ids)
-    if len(items) <= _SHORT:
+    count = len(items)
+    if count <= _SHORT:
         try:
-            return _ids[len(items)].pack(*items)
+            return _pack_id(items[0]) if count == 1 else _ids[count].pack(*items)
         except FormatError:
             pass  # what does not fit is told below
     try:
@@ -107,7 +111,13 @@ def unpack_ids(column: bytes) -> list[int]:
     read = _read_ids.get(len(column))
     if read is not None:
         return list(read(column))
-    return _seen_ids.unpack(column, "i")
+    return _seen_ids.read(column, "i").copy()
+
+
+def read_ids(column: bytes) -> Sequence[int]:
+    """As ``unpack_ids``, for one who neither changes nor keeps them: others are given the same ones."""
+    read = _read_ids.get(len(column))
+    return _seen_ids.read(column, "i") if read is None else read(column)
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:
@@ -126,7 +136,7 @@ def unpack_hashes(column: bytes) -> list[int]:
     read = _read_hashes.get(len(column))
     if read is not None:
         return list(read(column))
-    return _seen_hashes.unpack(column, "Q")
+    return _seen_hashes.read(column, "Q").copy()
 
 
 _Key = TypeVar("_Key")

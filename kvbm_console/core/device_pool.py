@@ -123,6 +123,12 @@ class DevicePool:
         Returns the new places only; what they held is forgotten. The prefix (distinct blocks, from ``match``) is
         never among them.
         """
+        unhashed = self._unhashed
+        if count == 1 and unhashed and not prefix and not self._long:  # what decoding asks for
+            block = unhashed.pop()
+            self._state[block] = 1
+            self._free -= 1
+            return [block]
         if count < 0:
             raise InternalError(f"cannot allocate {count} blocks")
         if prefix:
@@ -182,17 +188,19 @@ class DevicePool:
 
     def release(self, ids: Sequence[int]) -> None:
         """One holder less for each block of a request, given in prompt order and released tail first."""
-        state, ring, hash_of, unhashed = self._state, self._ring, self.hash_of, self._unhashed
-        if len(ids) == 1 and state[ids[0]] == 1:  # what decoding gives back: no loop
+        state, hash_of = self._state, self.hash_of
+        if len(ids) == 1:  # what decoding gives back: no loop
             block = ids[0]
-            if hash_of[block]:
-                state[block] = ~(self._base + len(ring))
-                ring.append(block)
-            else:
-                state[block] = 0
-                unhashed.append(block)
-            self._free += 1
-            return
+            if state[block] == 1:
+                if hash_of[block]:
+                    state[block] = ~(self._base + len(self._ring))
+                    self._ring.append(block)
+                else:
+                    state[block] = 0
+                    self._unhashed.append(block)
+                self._free += 1
+                return
+        ring, unhashed = self._ring, self._unhashed
         before = len(ring) + len(unhashed)
         entry = ~(self._base + len(ring))
         if len(ids) >= BULK_MIN and isinstance(state, array) and isinstance(hash_of, array):

@@ -133,9 +133,10 @@ class CacheState:
 
     def apply(self, event: ev.Event) -> None:
         """Fold one event. Raises ``FoldError`` when it is not the next one or does not fit; then discard this state."""
-        seq, at_ns = self.seq, event.at_ns
+        seq = self.seq
         if event.seq != seq:
             raise FoldError(f"event {event.seq} does not follow event {seq - 1}")
+        at_ns = event.at_ns
         if at_ns < self.at_ns:
             raise FoldError(f"event {seq} is at {at_ns} ns, before {self.at_ns} ns")
         APPLY[type(event)](self, event)

@@ -138,6 +138,8 @@ class PoolFacts:
         if ids and max(ids) >= known:
             ids = [place for place in ids if place < known]
         held = gather(self.hash_of, ids)
+        if not any(held):
+            return [], []
         if not all(held):
             ids, held = list(compress(ids, held)), tuple(filter(None, held))
         return ids, list(held)
@@ -151,18 +153,11 @@ class PoolFacts:
 
     def require_known(self, ids: Sequence[int], packed: bytes | None = None) -> None:
         """Check that the ids are places of this pool; a pool of unknown capacity grows to hold them."""
-        if len(ids) < bulk.BULK_MIN:
-            known = len(self.content)
-            for block in ids:
-                if not 0 <= block < known:
-                    break
-            else:
-                return
         if len(ids) >= bulk.BULK_MIN:
             places = bulk.places_of(packed or pack_ids(ids))
             low, top = places.low, places.top
         else:
-            low, top = min(ids), max(ids)
+            low, top = min(ids, default=0), max(ids, default=-1)
         if low < 0:
             raise FoldError(f"pool {self.info.pool} has no place {low}")
         if top >= len(self.content):
@@ -183,16 +178,25 @@ class PoolFacts:
             self.counts[after] += 1
 
     def ref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
-        """One more holder for each place. ``packed``: the same ids as a column, where the caller has it."""
+        """One more holder for each place, which has to be known: see ``require_known``.
+
+        ``packed``: the same ids as a column, where the caller has it.
+        """
         empty = cached = 0
         done = None
         if len(ids) >= bulk.BULK_MIN:
-            done = bulk.take_holder(self, packed or pack_ids(ids), READY)
+            packed = packed or pack_ids(ids)
+            self.require_known(ids, packed)
+            done = bulk.take_holder(self, packed, READY)
         if done is not None:
             empty, cached = done
         else:
             refs, content, quarantined = self.refs, self.content, self.quarantined
+            known = len(content)
             for block in ids:
+                if not 0 <= block < known:
+                    self.require_known(ids)
+                    known = len(content)
                 before = refs[block]
                 refs[block] = before + 1
                 if not before and not (quarantined and block in quarantined):
@@ -233,6 +237,19 @@ class PoolFacts:
             counts[_EMPTY] += empty
             counts[_CACHED] += cached
             counts[_REFERENCED] -= empty + cached
+
+    def unref_one(self, block: int) -> None:
+        """As ``unref`` of one place: what decoding gives back, without a loop and its sums."""
+        refs = self.refs
+        if refs[block] != 1 or self.quarantined:
+            self.unref((block,))
+            return
+        refs[block] = 0
+        full = self.content[block]
+        if full != WRITING:
+            counts = self.counts
+            counts[_REFERENCED] -= 1
+            counts[_CACHED if full else _EMPTY] += 1
 
     def store(
         self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int,

@@ -143,3 +143,29 @@ def test_a_column_that_was_seen_is_that_of_its_numbers_and_of_no_others(ids: lis
         numbers[30] -= 1
     assert unpack_ids(packed) == ids
     assert pack_ids(ids) == packed
+
+
+@pytest.mark.parametrize("least", [2, 1_000])
+@pytest.mark.parametrize("place", [-1, PLACES])
+def test_a_place_that_there_is_not_takes_no_holder(place: int, least: int) -> None:
+    with bulk_from(least), pytest.raises(FoldError, match="pool 0"):
+        facts().ref([0, place])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ref", "store", "quarantine", "give"]), PLACE), max_size=30))
+def test_one_place_is_given_back_as_one_of_several(steps: list[tuple[str, int]]) -> None:
+    one, several = facts(), facts()
+    for number, (verb, place) in enumerate(steps):
+        for pool in (one, several):
+            if verb == "ref":
+                pool.ref([place])
+            elif verb == "quarantine":
+                pool.quarantine([place], number)
+            elif verb == "store" and not pool.content[place]:
+                pool.store([place], [number + 1], WRITING if place % 2 else READY, number)
+        if verb == "give" and one.refs[place]:
+            one.unref_one(place)
+            several.unref([place])
+        assert (one.refs, one.counts, one.walk()) == (several.refs, several.counts, several.counts)
+    with pytest.raises(FoldError, match="no holder to give back"):
+        facts().unref_one(3)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.columns import read_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import Authority, Condition, ReleaseReason
 from kvbm_console.core.stream_places import forget_copy, take_free
@@ -45,7 +45,7 @@ def _blocks_filled(state: "CacheState", e: ev.BlocksFilled) -> None:
 
 def _blocks_evicted(state: "CacheState", e: ev.BlocksEvicted) -> None:
     pool = state.known_pool(e.pool)
-    ids = unpack_ids(e.ids)
+    ids = read_ids(e.ids)
     pool.evict(ids, e.ids)
     state.totals.evicted_blocks[pool.info.tier - 1] += len(ids)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.columns import ID_BYTES, read_id, read_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import POINT_OF_SITE, POINT_OF_STATE
 from kvbm_console.core.ids import SlotState, WaitPoint
@@ -49,9 +49,7 @@ def _slot_cloned(state: "CacheState", e: ev.SlotCloned) -> None:
         device_blocks=ids, filled_blocks=parent.filled_blocks, cached=parent.cached,
         first_iteration=parent.first_iteration, skipped_since=state.iteration,
     )
-    pool = state.device_pool_of(parent)
-    pool.require_known(ids)
-    pool.ref(ids)
+    state.device_pool_of(parent).ref(ids)
     state.slot_of[e.request] = e.slot
     state.next_slot = e.slot + 1
     state.totals.slots_opened += 1
@@ -123,9 +121,7 @@ def _lookup_answered(state: "CacheState", e: ev.LookupAnswered) -> None:
 
 def _blocks_staged(state: "CacheState", e: ev.BlocksStaged) -> None:
     ids = unpack_ids(e.ids)
-    pool = state.known_pool(e.pool)
-    pool.require_known(ids, e.ids)
-    pool.ref(ids, e.ids)
+    state.known_pool(e.pool).ref(ids, e.ids)
     slot = state.known_slot(e.slot)
     slot.staged = [*slot.staged, (e.pool, ids)]
 
@@ -138,39 +134,54 @@ def _staging_released(state: "CacheState", e: ev.StagingReleased) -> None:
 
 
 def _device_blocks_assigned(state: "CacheState", e: ev.DeviceBlocksAssigned) -> None:
-    ids, column, counts = unpack_ids(e.ids), e.ids, e.counts
-    pool = state.known_pool(e.pool)
-    pool.require_known(ids, column)
-    if sum(counts) != len(ids) or len(counts) != len(e.slots):
+    ids, counts, slots, index = read_ids(e.ids), e.counts, e.slots, e.pool
+    pool = state.known_pool(index)
+    if sum(counts) != len(ids) or len(counts) != len(slots):
         raise FoldError(f"{len(ids)} blocks do not match counts of {sum(counts)}")
+    pool.ref(ids, e.ids)
+    size, iteration, known = pool.info.block_tokens, state.iteration, state.slots
+    filled, computed = e.reused + e.external_tokens // size, e.reused * size + e.external_tokens
     at = 0
-    known, size = state.slots, pool.info.block_tokens
-    for number, count in zip(e.slots, counts):  # noqa: B905 (compared above)
-        slot = known.get(number) or state.known_slot(number)
-        part = ids if count == len(ids) else ids[at : at + count]
+    for number, count in zip(slots, counts):  # noqa: B905 (compared above)
+        try:
+            slot = known[number]
+        except KeyError:
+            slot = state.known_slot(number)
+        part = [ids[at]] if count == 1 else list(ids[at : at + count])
         at += count
-        if not slot.device_blocks:
-            slot.device_pool = e.pool
-            slot.filled_blocks = e.reused + e.external_tokens // size
-            slot.anchor_tokens = e.reused * size + e.external_tokens
-            slot.anchor_iteration = state.iteration
-            slot.device_blocks = part
-        else:
-            slot.device_blocks.extend(part)
-    pool.ref(ids, column)
+        if slot.device_blocks:
+            slot.device_blocks += part
+            continue
+        slot.device_blocks = part
+        if slot.device_pool != index:  # to write a field takes as long as to read three
+            slot.device_pool = index
+        if slot.filled_blocks != filled:
+            slot.filled_blocks = filled
+        if slot.anchor_tokens != computed:
+            slot.anchor_tokens = computed
+        if slot.anchor_iteration != iteration:
+            slot.anchor_iteration = iteration
 
 
 def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> None:
-    column = e.ids
-    slot, ids = state.slots.get(e.slot) or state.known_slot(e.slot), unpack_ids(column)
-    index = slot.device_pool
+    try:
+        slot = state.slots[e.slot]  # half of what a call costs
+    except KeyError:
+        slot = state.known_slot(e.slot)
+    column, index, held = e.ids, slot.device_pool, slot.device_blocks
     pool = state.device_pool_of(slot) if index is None else state.pools[index]
-    if len(ids) == len(slot.device_blocks):
+    if len(column) == ID_BYTES * len(held):
         slot.device_blocks = []
-        slot.filled_blocks = 0
+        if slot.filled_blocks:
+            slot.filled_blocks = 0
+        if len(column) == ID_BYTES:
+            pool.unref_one(read_id(column)[0])
+            return
+        ids = read_ids(column)
     else:
+        ids = read_ids(column)
         gone = set(ids)
-        slot.device_blocks = [block for block in slot.device_blocks if block not in gone]
+        slot.device_blocks = [block for block in held if block not in gone]
         slot.filled_blocks = min(slot.filled_blocks, len(slot.device_blocks))
     pool.unref(ids, column)
 

@@ -10,6 +10,7 @@ import csv
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
+
+from kvbm_console.core import bulk
 
 from .contracts import Table, View
 from .desk import Desk
@@ -102,6 +105,7 @@ class ConsoleApp(App[int]):
                 self._spawn, desk.tell, self._leave, self.copy_to_clipboard, self._export, self._show_target)
             self._spawn(session.run(_breathe), "feed")
         self.set_interval(FRAME_S, self.frame)
+        threading.Thread(target=bulk.warm, name="kvbm-warm", daemon=True).start()  # not while a key waits
         self._watch_signals()
         self.frame()
 

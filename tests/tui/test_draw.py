@@ -11,6 +11,8 @@ from tui.draw.glyphs import ASCII, UNICODE
 from tui.draw.lifeline import HELD, LATE, VERY_LATE, Lifelines, Window, busy_cells, life_codes, runs, transfer_codes
 from tui.draw.spans import Line, Row, Span, beside, crop
 from tui.draw.table import Column
+from tui.model.archive import PAST_MAX
+from tui.model.life_order import LifeOrder
 from tui.model.lives import Life, Move, Stay
 from tui.model.mirror import Mirror
 from tui.model.series import Density, Gauge, Sums, known_seconds, percentile, resample
@@ -227,3 +229,36 @@ def test_density_keeps_every_event_however_long_the_run(times: list[int]) -> Non
         density.add(at_ns, 1)
     assert sum(density.counts) == len(times)
     assert len(density.counts) <= Density.BUCKETS
+
+
+def test_a_row_that_is_kept_is_the_row_that_would_be_drawn() -> None:
+    def value(number: int, right: bool) -> Column[list[str]]:
+        return Column(f"C{number}", 4, lambda item, size: [Span(item[number], "text"), Span("x", "muted")], right=right)
+
+    age: Column[list[str]] = Column("AGE", 5, lambda item, size: [Span(item[2], "fault")], right=True, ages=True)
+    for columns in ([value(0, False), age, value(1, True)], [age, value(0, True)], [value(0, False), age], [age, age]):
+        places = table.layout(columns, 40)
+        rows: table.Kept[list[str]] = table.Kept()
+        for item in (["a", "bcd", "1s"], ["a", "bcd", "22.2s"], ["a", "bcd", "123456"], ["long", "", "9"]):
+            kept = rows.cells(places, item, Row().put("|", "muted"), (item[0], item[1]))
+            assert kept.line() == table.cells(places, item, Row().put("|", "muted")).line()
+
+
+def test_a_trend_tells_unknown_from_nothing() -> None:
+    assert "".join(span.text for span in bars.trend([None, 0.0, 3.0, 6.0], UNICODE)) == " ▁▃▆"
+    assert bars.trend([], UNICODE) == []
+
+
+def test_rows_of_lives_come_and_go_between_two_sorts() -> None:
+    script = Script()
+    script.pools()
+    script.run("a", 4)
+    mirror, order = mirror_of(script), LifeOrder()
+    assert [life.request for life in order.update(mirror, 0, None, None)] == ["a"]
+    slot = script.run("b", 4)
+    mirror.fold(script.events[mirror.next_seq :], 1)
+    assert [life.request for life in order.update(mirror, 1, "a", None)] == ["a"], "what was chosen does not move"
+    assert [life.request for life in order.update(mirror, 2, None, None)] == ["b", "a"]
+    for life in (mirror.lives.pop(slot), *(Life(number, "x", 0) for number in range(1_000, 1_000 + PAST_MAX))):
+        mirror.archive.bury(life)
+    assert [life.request for life in order.update(mirror, 3, None, None)] == ["a"], "the oldest one was forgotten"

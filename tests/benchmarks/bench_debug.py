@@ -10,20 +10,16 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.breakpoints import Moment
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.expression import compile_condition
 from kvbm_console.core.ids import Authority, Condition, Site, SlotState, Tier
-from kvbm_console.core.leader import Leader
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts, PoolInfo
-from tests.benchmarks import samples
+from tests.benchmarks.bench_core import beside_none
 from tests.benchmarks.harness import Figure, Target, measure
 from tests.server.daemons import process, socket_directory
 
 CALLS: Final = 100
-BATCHES: Final = 400
-"""So many that arming them once weighs nothing."""
 BREAKPOINTS: Final = 100
 RESUMES: Final = 300
 """Enough for a 99th percentile that three slow ones make."""
@@ -69,27 +65,12 @@ def condition() -> Figure:
 
 
 def many_breakpoints() -> Figure:
-    """Leader with a hundred breakpoints that never match, beside a leader with none."""
-    script = samples.stimuli(BATCHES)
-    count = len(samples.events(BATCHES))
+    """A hundred, in states that every request enters and in others."""
     states = [SlotState.DECODING, SlotState.PREFILLING, SlotState.PREEMPTED, SlotState.ONBOARDING, SlotState.FINISHED]
-    arm = st.BreakpointsReplaced(0, 0, 0, None, "bench", tuple(
+    specs = tuple(
         BreakpointSpec(request=f"nobody-{at}-*", to_state=states[at % len(states)]) for at in range(BREAKPOINTS)
-    ))
-
-    def run(armed: bool) -> None:
-        leader = Leader(samples.CONFIG)
-        leader.handle(script[0])
-        if armed:
-            leader.handle(arm)
-        for stimulus in script[1:]:
-            outcome = leader.handle(stimulus)
-            assert not outcome.events or type(outcome.events[0]) is not StimulusRejected
-
-    return measure(
-        "100 armed breakpoints without a match", lambda: run(True), count, "none armed", lambda: run(False), count,
-        Target(extra_ns=500),
     )
+    return beside_none("100 armed breakpoints without a match", specs, Target(extra_ns=500))
 
 
 DAEMON: Final = """

@@ -8,7 +8,8 @@ what follows from a match is an event like any other, so decision replay reprodu
 """
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Container
 from fnmatch import translate
 from typing import TYPE_CHECKING, Any, Final
 
@@ -124,64 +125,62 @@ def hit_test(text: str) -> Callable[[int], bool] | None:
 
 
 class Watched:
-    """The breakpoints of one site and new state, by id, and a quick no for moves and requests that none names.
+    """The breakpoints of one site and new state, by id, and a quick no for requests that none of them names.
 
-    The quick no has two steps: a request that does not begin with ``begin`` is named by no breakpoint, and the caller
-    asks that without a call of ours; of any other, ``names`` knows. With ``everybody``, each request is named.
+    With ``everybody``, each request is named.
     """
 
-    __slots__ = ("_literals", "armed", "begin", "everybody")
+    __slots__ = ("_literals", "armed", "everybody")
 
     def __init__(self, armed: list[Armed], *, everybody: bool = False) -> None:
         self.armed = armed
         self.everybody = everybody
-        self.begin = "" if everybody else _shared([one.literal for one in armed])
-        """With what every pattern begins."""
         self._literals: list[_Literals | None] = [_ANY if everybody else None] * STATES
         """By old state; made when it is asked first: gates are built often, and most of their entries never asked."""
 
     def names(self, request: str, old: SlotState) -> bool:
-        """Whether a breakpoint for this old state has a pattern with the literal beginning of this request.
-
-        Patterns have few different lengths, so a hundred breakpoints cost a look-up or two.
-        """
+        """Whether a breakpoint for this old state has a pattern with the literal beginning of this request."""
         literals = self._literals[old]
         if literals is None:
-            literals = self._literals[old] = self._index(old)
-        for length, texts in literals:  # noqa: SIM110 - a generator costs more than the question
-            if request[:length] in texts:
-                return True
-        return False
-
-    def _index(self, old: SlotState) -> "_Literals":
-        lengths: dict[int, set[str]] = {}
-        for one in self.armed:
-            if one.spec.from_state is None or one.spec.from_state is old:
-                lengths.setdefault(len(one.literal), set()).add(one.literal)
-        return tuple((length, frozenset(texts)) for length, texts in sorted(lengths.items()))
+            texts = {one.literal for one in self.armed if one.spec.from_state is None or one.spec.from_state is old}
+            literals = self._literals[old] = _by_length(texts)
+        return _begins(request, literals)
 
 
-def _shared(texts: list[str]) -> str:
-    """The longest beginning that all of them have.
+def _above(text: str) -> str:
+    """The lowest text above all that begin with ``text``; empty where there is none.
 
-    >>> _shared(["chat-1", "chat-2-", "chat"]), _shared(["a", "b"]), _shared([])
-    ('chat', '', '')
+    >>> _above("chat-"), _above("a\U0010ffff"), _above("")
+    ('chat.', 'b', '')
     """
-    if not texts:
-        return ""
-    first, last = min(texts), max(texts)  # what these two share, everything between them shares
-    length = 0
-    for one, other in zip(first, last, strict=False):
-        if one != other:
-            break
-        length += 1
-    return first[:length]
+    text = text.rstrip(chr(sys.maxunicode))
+    return text[:-1] + chr(ord(text[-1]) + 1) if text else ""
+
+
+def _by_length(texts: set[str]) -> "_Literals":
+    lengths: dict[int, set[str]] = {}
+    for text in texts:
+        lengths.setdefault(len(text), set()).add(text)
+    return tuple((length, frozenset(some)) for length, some in sorted(lengths.items()))
+
+
+def _begins(request: str, literals: "_Literals") -> bool:
+    """Whether the request begins with one of them: they have few different lengths, so a hundred cost a look-up or two.
+
+    >>> _begins("chat-1", _by_length({"chat-", "api-"})), _begins("chat-1", _by_length({"chat-2"}))
+    (True, False)
+    """
+    for length, texts in literals:  # noqa: SIM110 - a generator costs more than the question
+        if request[:length] in texts:
+            return True
+    return False
 
 
 _Literals = tuple[tuple[int, frozenset[str]], ...]
 """Literal beginnings of patterns, by their length."""
 _ANY: Final[_Literals] = ((0, frozenset({""})),)
 """Every request begins with nothing."""
+_EVERY_SLOT: Final = range(2**62)
 STATES: Final = 16
 """Room for states in the table of a gate: a site is shifted by four bits."""
 _CALLS: Final = (Site.CALL_WILL, Site.CALL_DID)
@@ -190,6 +189,10 @@ _CANDIDATES: Final = tuple(site for site in POINT_OF_SITE if site is not Site.RE
 
 class Gate:
     """The armed breakpoints, indexed by site and new state. Built anew whenever breakpoints change.
+
+    A request keeps its name, so whether a breakpoint may name it is asked once, when its slot is opened: ``begin`` and
+    ``end`` say no to nearly every request without a call of ours, ``seek`` knows. A site asks whether its slot is in
+    ``sought``.
 
     ``stops`` are sites at which somebody asked some slot to stop, by a step or an until. ``meter`` is a clock of the
     shell in nanoseconds: with it, ``condition_ns`` sums up by breakpoint what conditions cost. The core decides
@@ -204,11 +207,13 @@ class Gate:
         self._meter = meter
         self._condition_ns = {} if condition_ns is None else condition_ns
         index: dict[int, list[Armed]] = {}
+        literals: set[str] = set()
         for number in sorted(breakpoints):
             known = breakpoints[number]
             if not known.enabled:
                 continue
             armed = Armed(known)
+            literals.add(armed.literal)
             states = (known.spec.to_state,) if known.spec.to_state is not None else tuple(SlotState)
             for state in states:
                 index.setdefault(known.spec.site << 4 | state, []).append(armed)
@@ -216,6 +221,15 @@ class Gate:
         """Whether any breakpoint is enabled."""
         self.stops = bool(stops)
         """Whether somebody asked for some slot to stop; a superset: it may have stopped or ended meanwhile."""
+        ends = {_above(text) for text in literals}
+        self.everybody = self.stops or "" in ends
+        """Whether every slot is sought."""
+        self.begin, self.end = ("", "") if self.everybody or not literals else (min(literals), max(ends))
+        """No other request than one from ``begin`` on and below ``end`` has to be sought."""
+        self._literals = _by_length(literals)
+        self._found: set[int] = set()
+        self.sought: Container[int] = _EVERY_SLOT if self.everybody else self._found
+        """The slots that a breakpoint may name, or somebody asked to stop."""
         everybody = Watched([], everybody=True)
         self.table: list[Watched | None] = [None] * (len(Site) * STATES)
         """By site << 4 | new state: the first question at every site, and nearly always the last."""
@@ -228,14 +242,28 @@ class Gate:
             for will, did in zip(self.row(Site.TRANSITION_WILL), self.row(Site.TRANSITION_DID), strict=True)
         ]
         """By new state, what watches a move before or after it: the commonest sites have one question together."""
-        self.opens = self.table[Site.TRANSITION_DID << 4 | SlotState.INITIALIZED]
-        """What watches the first state of a slot."""
+        self.opens = self.table[Site.TRANSITION_DID << 4 | SlotState.INITIALIZED] is not None
+        """Whether the first state of a slot is watched."""
         self.finishes = self._watched((Site.REQUEST_FINISH,))
         """Whether the ends of requests are watched."""
         self.calls = self._watched(_CALLS)
         """Whether a call site is watched: there are two for every stimulus, and they are hardly ever asked for."""
         self.candidates = self._watched(_CANDIDATES)
         """Whether a site of candidates is watched."""
+
+    def seek(self, slot: "SlotFacts") -> None:
+        """A slot is open: it is sought if a breakpoint has a pattern with the literal beginning of its request."""
+        if self.begin <= slot.request < self.end and _begins(slot.request, self._literals):
+            self._found.add(slot.slot)
+
+    def lose(self, slot: int) -> None:
+        """The slot is closed."""
+        self._found.discard(slot)
+
+    @property
+    def awake(self) -> bool:
+        """Whether any slot is sought."""
+        return self.everybody or bool(self._found)
 
     def row(self, site: Site) -> list[Watched | None]:
         """The entries of one site, by new state."""

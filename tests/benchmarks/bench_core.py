@@ -31,7 +31,7 @@ class _Sites(Leader):
     """A leader with the same call twice: with the check that every site makes, and without it."""
 
     def site(self, slot: object) -> object:
-        if self.gate is not None:
+        if self.awake is not None:
             self.strike(slot)  # type: ignore[call-arg,arg-type]
         return slot
 

@@ -41,6 +41,10 @@ def forget_slot(leader: Decider, slot: SlotFacts) -> None:
         wanted = [memory.pop(slot.slot, None) for memory in (aids.stepping, aids.until, aids.until_site)]
         if leader.gate is not None and wanted != [None, None, None]:
             leader.rearm()
+    gate = leader.awake
+    if gate is not None and not gate.everybody:
+        gate.lose(slot.slot)
+        leader.wake()
     leader.aids.announced.pop(slot.slot, None)
     leader.aids.returning.pop(slot.slot, None)
     leader.aids.pressed.pop(slot.slot, None)

@@ -79,6 +79,8 @@ class Decider:
         self.last_chain: list[int] = []
         """Blocks of one prefix that were last copied down: what is copied next is mostly in front of them."""
         self.gate: Gate | None = None
+        self.awake: Gate | None = None
+        """The gate, unless no live slot can be named by a breakpoint: so most who arm one pay nothing at most sites."""
         self.calls = False
         """Whether the gate watches calls: asked twice for every stimulus."""
         self.watched: frozenset[int] = frozenset()
@@ -184,10 +186,11 @@ class Decider:
         # A slot that comes back after its own hold has left it out does not arrive anywhere: it was there before.
         back = self.aids.returning.pop(slot.slot, False) and new in _MOVING
         asks = False
-        if self.gate is not None:
-            watched = self.gate.moves[new]
-            if watched is not None and not back:
-                asks = slot.request.startswith(watched.begin) and watched.names(slot.request, old)
+        gate = self.awake
+        if gate is not None:
+            watched = gate.moves[new]
+            if watched is not None and slot.slot in gate.sought and not back:
+                asks = watched.names(slot.request, old)
         if asks:
             self.strike(_WILL, slot, old, new, None, since_ns)
         now = self.last_iteration(slot.source)
@@ -309,7 +312,14 @@ class Decider:
         """Build the gate anew; None when nothing is armed, so that a site costs one comparison."""
         gate = Gate(self.state.breakpoints, self.meter, self.condition_ns, self.stops())
         self.gate = gate if gate.armed or gate.stops else None
-        self.calls = self.gate is not None and gate.calls
+        self.calls = gate.calls
+        for slot in self.state.slots.values():
+            gate.seek(slot)
+        self.wake()
+
+    def wake(self) -> None:
+        """After a slot was sought or lost."""
+        self.awake = self.gate if self.gate is not None and self.gate.awake else None
 
     def stops(self) -> frozenset[Site]:
         """Sites at which somebody asked a slot to stop."""
@@ -329,7 +339,7 @@ class Decider:
         gate = self.gate
         assert gate is not None
         watched = gate.table[site << 4 | new]
-        if watched is not None and slot.request.startswith(watched.begin) and watched.names(slot.request, old):
+        if watched is not None and watched.names(slot.request, old):
             pass_site(self, slot, moment_of(site, slot, old, new, candidate, since_ns))
 
     def held_at(self, slot: SlotFacts, point: WaitPoint) -> bool:

@@ -105,9 +105,13 @@ def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
         ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session
     )
     slot = leader.state.slots[number]
-    watched = None if leader.gate is None else leader.gate.opens
-    if watched is not None and s.request.startswith(watched.begin):
-        leader.strike(Site.TRANSITION_DID, slot, slot.state, slot.state)
+    gate = leader.gate
+    if gate is not None:
+        if gate.begin <= s.request < gate.end:
+            gate.seek(slot)
+            leader.wake()
+        if gate.opens and number in gate.sought:
+            leader.strike(Site.TRANSITION_DID, slot, slot.state, slot.state)
     if leader.config.eviction.disk_admission > 1:
         leader.aids.name(hashes)
     prefetch.arrived(leader, slot)

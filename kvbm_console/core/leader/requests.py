@@ -111,7 +111,8 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
         _guard(leader, slot)
         prefetch.ended(leader, slot)
         plan_last_offload(leader, slot)
-    if leader.gate is not None and leader.gate.finishes:
+    gate = leader.awake
+    if gate is not None and gate.finishes and slot.slot in gate.sought:
         leader.strike(Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
     held = slot.hold is not None and leader.state.holds[slot.hold].point is WaitPoint.RELEASE
     if slot.outstanding or held:
@@ -164,5 +165,8 @@ def request_cloned(leader: Decider, s: st.RequestCloned) -> CloneAnswer:
         leader.emit(ev.SlotCloned, number, parent.slot, clone, pack_ids(ids))
         leader.aids.taken(pool, shared)
         leader.note_place(leader.state.slots[number])
+        if leader.gate is not None:
+            leader.gate.seek(leader.state.slots[number])
+            leader.wake()
         opened.append(number)
     return CloneAnswer(tuple(opened))

@@ -56,7 +56,7 @@ def finish_drain(leader: Decider) -> None:
 
 def reset(leader: Decider, mode: ResetMode) -> None:
     """Release holds, candidates, staging and slots, quarantine what copies still touch, clear the pools."""
-    leader.gate, leader.calls = None, False  # nobody is stopped on the way; armed again at the end
+    leader.gate, leader.awake, leader.calls = None, None, False  # nobody is stopped on the way; armed again at the end
     leader.aids.loads.clear()  # nobody is woken: the engine forgets its requests
     leader.clear_deadline("drain", 0)
     leader.emit(ev.ResetBegun, mode)

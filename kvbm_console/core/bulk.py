@@ -10,12 +10,10 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, pack_hashes, unpack_hashes
+from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, pack_hashes, read_hashes
 from kvbm_console.core.ids import Condition
 
 if TYPE_CHECKING:
-    from array import array
-
     from kvbm_console.core.tiers import PoolFacts
 
 _WRITING: Final = int(Condition.WRITING)
@@ -27,7 +25,7 @@ _SEEN_BYTES: Final = 16_384
 
 
 @cache
-def _numpy() -> ModuleType:
+def numpy() -> ModuleType:
     """Imported with the first long prompt, a tenth of a second: many a process never meets one."""
     import numpy
 
@@ -36,7 +34,7 @@ def _numpy() -> ModuleType:
 
 def warm() -> None:
     """Import now what a long prompt would import, where nobody waits yet."""
-    _numpy()
+    numpy()
 
 
 class Places:
@@ -45,7 +43,7 @@ class Places:
     __slots__ = ("at", "distinct", "low", "top")
 
     def __init__(self, packed: bytes) -> None:
-        np = _numpy()
+        np = numpy()
         ids = np.frombuffer(packed, "<i4")
         in_order = np.sort(ids)
         self.low, self.top = int(in_order[0]), int(in_order[-1])
@@ -68,6 +66,26 @@ def places_of(packed: bytes) -> Places:
     return known
 
 
+class Columns:
+    """numpy's views of the columns of a pool; while there are any, the columns keep their length."""
+
+    __slots__ = ("content", "hash_of", "refs", "stored_at")
+
+    def __init__(self, pool: "PoolFacts") -> None:
+        np = numpy()
+        self.refs = np.frombuffer(pool.refs, "i4")
+        self.content = np.frombuffer(pool.content, "u1")
+        self.hash_of = np.frombuffer(pool.hash_of, "u8")
+        self.stored_at = np.frombuffer(pool.stored_at, "i8")
+
+
+def _columns(pool: "PoolFacts") -> Columns:
+    views = pool.views
+    if views is None:
+        views = pool.views = Columns(pool)
+    return views
+
+
 def _index_of(pool: "PoolFacts", packed: bytes) -> Any | None:
     """The places as an index; None when some place is away, named twice, or none of the pool's."""
     places = places_of(packed)
@@ -83,13 +101,13 @@ def may_give(pool: "PoolFacts", packed: bytes, prefix: Sequence[int], ready: int
     at = _index_of(pool, packed) if len(packed) >= ID_BYTES * count else None
     if at is None or pool.counts[_WRITING]:
         return False
-    np = _numpy()
-    if np.count_nonzero(np.frombuffer(pool.refs, "i4")[at[count:]]):
+    views = _columns(pool)
+    if numpy().count_nonzero(views.refs[at[count:]]):
         return False
     if not count:
         return True
     own = at[:count]
-    contents: bytes = np.frombuffer(pool.content, "u1")[own].tobytes()
+    contents: bytes = views.content[own].tobytes()
     return contents.count(ready) == count and _hashes(pool, own) == pack_hashes(prefix)
 
 
@@ -98,8 +116,7 @@ def with_content(pool: "PoolFacts", packed: bytes) -> int | None:
     places = places_of(packed)
     if not places.distinct or places.low < 0 or places.top >= len(pool.content):
         return None
-    np = _numpy()
-    return int(np.count_nonzero(np.frombuffer(pool.content, "u1")[places.at]))
+    return int(numpy().count_nonzero(_columns(pool).content[places.at]))
 
 
 def hashes_at(pool: "PoolFacts", packed: bytes) -> bytes:
@@ -108,7 +125,7 @@ def hashes_at(pool: "PoolFacts", packed: bytes) -> bytes:
 
 
 def _hashes(pool: "PoolFacts", at: Any) -> bytes:
-    held: bytes = _numpy().frombuffer(pool.hash_of, "u8")[at].astype("<u8", copy=False).tobytes()
+    held: bytes = _columns(pool).hash_of[at].astype("<u8", copy=False).tobytes()
     return held
 
 
@@ -117,15 +134,15 @@ def take_holder(pool: "PoolFacts", packed: bytes, ready: int) -> tuple[int, int]
     at = _index_of(pool, packed)
     if at is None:
         return None
-    np = _numpy()
-    refs, content = np.frombuffer(pool.refs, "i4"), np.frombuffer(pool.content, "u1")
+    views = _columns(pool)
+    refs = views.refs
     before = refs[at]
-    if np.count_nonzero(before):
+    if numpy().count_nonzero(before):
         refs[at] = before + 1
         at = at[before == 0]
     else:
         refs[at] = 1
-    contents: bytes = content[at].tobytes()
+    contents: bytes = views.content[at].tobytes()
     return contents.count(0), contents.count(ready)
 
 
@@ -134,16 +151,17 @@ def give_holder(pool: "PoolFacts", packed: bytes, ready: int) -> tuple[int, int]
     at = _index_of(pool, packed)
     if at is None:
         return None
-    np = _numpy()
-    refs, content = np.frombuffer(pool.refs, "i4"), np.frombuffer(pool.content, "u1")
+    np, views = numpy(), _columns(pool)
+    refs = views.refs
     before = refs[at]
-    if np.count_nonzero(before) != len(before):
+    if np.count_nonzero(before == 1) == len(at):
+        refs[at] = 0
+    elif np.count_nonzero(before) != len(at):
         return None
-    left = before - 1
-    refs[at] = left
-    if np.count_nonzero(left):
-        at = at[left == 0]
-    contents: bytes = content[at].tobytes()
+    else:
+        refs[at] = before - 1
+        at = at[before == 1]
+    contents: bytes = views.content[at].tobytes()
     return contents.count(0), contents.count(ready)
 
 
@@ -152,134 +170,30 @@ def fill(pool: "PoolFacts", packed: bytes, packed_hashes: bytes, content: int, a
     at = _index_of(pool, packed) if len(packed) * HASH_BYTES == ID_BYTES * len(packed_hashes) else None
     if at is None:
         return None
-    np = _numpy()
-    contents, hashes = np.frombuffer(pool.content, "u1"), np.frombuffer(packed_hashes, "<u8")
+    np, views = numpy(), _columns(pool)
+    contents, hashes = views.content, np.frombuffer(packed_hashes, "<u8")
     if np.count_nonzero(contents[at]) or np.count_nonzero(hashes) != len(hashes):
         return None
-    np.frombuffer(pool.hash_of, "u8")[at] = hashes
+    views.hash_of[at] = hashes
     contents[at] = content
-    np.frombuffer(pool.stored_at, "i8")[at] = at_ns
-    return int(np.count_nonzero(np.frombuffer(pool.refs, "i4")[at]))
+    views.stored_at[at] = at_ns
+    return int(np.count_nonzero(views.refs[at]))
 
 
-def empty(pool: "PoolFacts", packed: bytes, ready: int) -> list[int] | None:
-    """Cached places without a copy lose hash, content and time; their hashes."""
+def empty(pool: "PoolFacts", packed: bytes, ready: int, told: bytes | None = None) -> Sequence[int] | None:
+    """Cached places without a copy lose hash, content and time; their hashes, of which ``told`` may be the column."""
     at = _index_of(pool, packed)
     if at is None:
         return None
-    np = _numpy()
-    contents = np.frombuffer(pool.content, "u1")
-    if np.count_nonzero(np.frombuffer(pool.refs, "i4")[at]) or contents[at].tobytes().count(ready) != len(at):
+    views = _columns(pool)
+    contents = views.content
+    if numpy().count_nonzero(views.refs[at]) or contents[at].tobytes().count(ready) != len(at):
         return None
-    hashes = unpack_hashes(_hashes(pool, at))
+    held = _hashes(pool, at)
+    hashes = read_hashes(told if told == held else held)
     if pool.copies and not pool.copies.keys().isdisjoint(hashes):
         return None
-    np.frombuffer(pool.hash_of, "u8")[at] = 0
+    views.hash_of[at] = 0
     contents[at] = 0
-    np.frombuffer(pool.stored_at, "i8")[at] = 0
+    views.stored_at[at] = 0
     return hashes
-
-
-# --- the pool of an engine: a state of each place, see ``device_pool``, and its hash ---
-
-
-def _known(places: Places, state: "array[int]") -> bool:
-    return places.distinct and places.low >= 0 and places.top < len(state)
-
-
-def take(state: "array[int]", packed: bytes) -> list[int] | None:
-    """One more holder for each; how many have now those that had one. None, and nothing done, when one of these is free
-    and not in the ring."""
-    places = places_of(packed)
-    if not _known(places, state):
-        return None
-    np = _numpy()
-    at, every = places.at, np.frombuffer(state, "i8")
-    before = every[at]
-    if np.count_nonzero(before) != len(at):
-        return None
-    held = before > 0
-    if not np.count_nonzero(held):
-        every[at] = 1
-        return []
-    now = np.where(held, before, 0) + 1
-    every[at] = now
-    more: list[int] = now[held].tolist()
-    return more
-
-
-def give(
-    state: "array[int]", hash_of: "array[int]", entry: int, packed: bytes
-) -> int | tuple[bytes, bytes, list[int]] | None:
-    """One holder less for each, the last one first; without a holder those with a hash get states from ``entry`` down.
-
-    Returns how many of the last ones have no hash, when all before have one and nobody else holds any; otherwise a byte
-    for each, the last one first, whether it is free without a hash, and with one, and the former holders of the others.
-    None, and nothing done, when one has no holder to give back.
-    """
-    places = places_of(packed)
-    if not _known(places, state):
-        return None
-    np = _numpy()
-    at, every, names = places.at, np.frombuffer(state, "i8"), np.frombuffer(hash_of, "u8")[places.at]
-    before, full = every[at], int(np.count_nonzero(names))
-    free = before == 1
-    if np.count_nonzero(free) == len(at) and np.count_nonzero(names[:full]) == full:
-        every[at[:full]] = np.arange(entry - full + 1, entry + 1)
-        every[at[full:]] = 0
-        return len(at) - full
-    if before.min() <= 0:
-        return None
-    every[at] = before - 1
-    loose, queued = free & (names == 0), free & (names != 0)
-    at = at[queued]
-    every[at] = np.arange(entry - len(at) + 1, entry + 1)
-    return loose[::-1].tobytes(), queued[::-1].tobytes(), before[~free].tolist()
-
-
-def live(state: "array[int]", first: int, packed: bytes) -> bytes:
-    """Which of these entries of a ring, that begin with entry ``first``, are live: a byte each, empty when all are."""
-    np = _numpy()
-    at = places_of(packed).at
-    alive = np.frombuffer(state, "i8")[at] == np.arange(~first, ~first - len(at), -1)
-    found: bytes = b"" if np.count_nonzero(alive) == len(at) else alive.tobytes()
-    return found
-
-
-def hold(state: "array[int]", hash_of: "array[int]", packed: bytes) -> list[int] | None:
-    """Free places get a holder and lose their hashes; these. None, and nothing done, when only some have one."""
-    np = _numpy()
-    at, names = places_of(packed).at, np.frombuffer(hash_of, "u8")
-    held = names[at]
-    full = np.count_nonzero(held)
-    if full and full != len(at):
-        return None
-    np.frombuffer(state, "i8")[at] = 1
-    if not full:
-        return []
-    names[at] = 0
-    return unpack_hashes(held.astype("<u8", copy=False).tobytes())
-
-
-def in_order(state: "array[int]") -> list[int]:
-    """The places that are in the ring, in its order."""
-    np = _numpy()
-    every = np.frombuffer(state, "i8")
-    at = np.flatnonzero(every < 0)
-    order: list[int] = at[np.argsort(-every[at])].tolist()
-    return order
-
-
-def name(state: "array[int]", hash_of: "array[int]", packed: bytes, packed_hashes: bytes) -> bool:
-    """Each gets its hash; False, and nothing done, when one has one, or no holder, or is named twice."""
-    places = places_of(packed)
-    if not _known(places, state) or len(packed) * HASH_BYTES != ID_BYTES * len(packed_hashes):
-        return False
-    np = _numpy()
-    at, names, hashes = places.at, np.frombuffer(hash_of, "u8"), np.frombuffer(packed_hashes, "<u8")
-    if np.count_nonzero(names[at]) or np.count_nonzero(hashes) != len(at):
-        return False
-    if np.count_nonzero(np.frombuffer(state, "i8")[at] > 0) != len(at):
-        return False
-    names[at] = hashes
-    return True

@@ -120,6 +120,12 @@ def read_ids(column: bytes) -> Sequence[int]:
     return _seen_ids.read(column, "i") if read is None else read(column)
 
 
+def read_hashes(column: bytes) -> Sequence[int]:
+    """As ``unpack_hashes``, for one who neither changes nor keeps them: others are given the same ones."""
+    read = _read_hashes.get(len(column))
+    return _seen_hashes.read(column, "Q") if read is None else read(column)
+
+
 def pack_hashes(hashes: Iterable[int]) -> bytes:
     """A column of sequence hashes."""
     items = hashes if type(hashes) is list else list(hashes)

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import Final
 
-from kvbm_console.core import bulk
+from kvbm_console.core import device_bulk as bulk
 from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of
 from kvbm_console.core.device_audit import audit_device_pool
 from kvbm_console.core.errors import InternalError, UsageError
@@ -62,6 +62,8 @@ class DevicePool:
         """Return to the initial state: no holder, no hash, places in the order of their numbers."""
         self.hash_of: list[int] | array[int] = [EMPTY_HASH] * self.capacity_blocks
         self._state: list[int] | array[int] = [~block for block in self._numbers]
+        self._views: bulk.DeviceColumns | None = None
+        """Of states and hashes while they are arrays."""
         self._index: dict[int, int] = {}
         self._copies: dict[int, list[int]] = {}
         self._unhashed: list[int] = []
@@ -143,7 +145,7 @@ class DevicePool:
         """One more holder for each block; a free one leaves the free order."""
         if len(ids) >= BULK_MIN:
             self._weigh(len(ids))
-            done = bulk.take(self._state, pack_ids(ids)) if isinstance(self._state, array) else None
+            done = bulk.take(self._views, pack_ids(ids)) if self._views is not None else None
             if done is not None:
                 self._free -= len(ids) - len(done)
                 if done:
@@ -168,11 +170,8 @@ class DevicePool:
 
     def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
         """The blocks are full and carry these hashes from now on. A block that has one, or no holder, is refused."""
-        hash_of, state, first_of = self.hash_of, self._state, self._index.setdefault
-        if (
-            len(ids) >= BULK_MIN and isinstance(state, array) and isinstance(hash_of, array)
-            and bulk.name(state, hash_of, pack_ids(ids), pack_hashes(hashes))
-        ):
+        hash_of, state, first_of, views = self.hash_of, self._state, self._index.setdefault, self._views
+        if len(ids) >= BULK_MIN and views is not None and bulk.name(views, pack_ids(ids), pack_hashes(hashes)):
             found = list(map(first_of, hashes, ids))
             if found != ids:  # a hash that stands in several places, or ``ids`` is no list
                 for block, sequence_hash, first in zip(ids, hashes, found, strict=True):
@@ -203,8 +202,8 @@ class DevicePool:
         ring, unhashed = self._ring, self._unhashed
         before = len(ring) + len(unhashed)
         entry = ~(self._base + len(ring))
-        if len(ids) >= BULK_MIN and isinstance(state, array) and isinstance(hash_of, array):
-            split = bulk.give(state, hash_of, entry, pack_ids(ids))
+        if len(ids) >= BULK_MIN and self._views is not None:
+            split = bulk.give(self._views, entry, pack_ids(ids))
             if split is not None:
                 back = ids[::-1]
                 if isinstance(split, int):
@@ -302,17 +301,18 @@ class DevicePool:
 
     def _pop_part(self, count: int) -> list[int]:
         """The live ones of the next ``count`` entries of the ring; what they held is forgotten."""
-        first, state, hash_of = self._head, self._state, self.hash_of
+        first, state, views = self._head, self._state, self._views
         part = self._ring[first - self._base : first - self._base + count]
         if not part:
             raise InternalError(f"{count} places are counted free and not in the free order")
         self._head = first + len(part)
-        many = len(part) >= BULK_MIN
-        if many and isinstance(state, array) and isinstance(hash_of, array):
-            alive = bulk.live(state, first, pack_ids(part))
+        if len(part) >= BULK_MIN and views is not None:
+            packed = pack_ids(part)
+            alive = bulk.live(views, first, packed)
             if alive:
                 part = list(compress(part, alive))
-            names = bulk.hold(state, hash_of, pack_ids(part)) if part and not self._copies else None
+                packed = pack_ids(part)
+            names = bulk.hold(views, packed) if part and not self._copies else None
             if names is not None:
                 index = self._index
                 for key in names:
@@ -340,15 +340,16 @@ class DevicePool:
 
     def _weigh(self, blocks: int) -> None:
         """A request of so many blocks is taken on, while long ones prevail or it is one."""
-        arrays = isinstance(self._state, array)
+        arrays = self._views is not None
         if blocks >= BULK_MIN:
             self._long = min(self.capacity_blocks, self._long + blocks)
             if not arrays and 2 * self._long >= self.capacity_blocks:
-                self._state, self.hash_of = array("q", self._state), array("Q", self.hash_of)
+                state, hash_of = array("q", self._state), array("Q", self.hash_of)
+                self._state, self.hash_of, self._views = state, hash_of, bulk.DeviceColumns(state, hash_of)
         else:
             self._long = max(0, self._long - max(1, blocks))
             if arrays and not self._long:
-                self._state, self.hash_of = list(self._state), list(self.hash_of)
+                self._state, self.hash_of, self._views = list(self._state), list(self.hash_of), None
 
     def _forget(self, block: int) -> None:
         sequence_hash = self.hash_of[block]
@@ -366,8 +367,8 @@ class DevicePool:
 
     def _compact(self) -> None:
         state, first = self._state, self._head
-        if isinstance(state, array):
-            ring = list(map(self._numbers.__getitem__, bulk.in_order(state)))
+        if self._views is not None:
+            ring = list(map(self._numbers.__getitem__, bulk.in_order(self._views)))
         else:
             ring = [block for block in self._numbers if state[block] < 0]
             ring.sort(key=state.__getitem__, reverse=True)

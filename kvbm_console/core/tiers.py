@@ -56,7 +56,7 @@ class PoolFacts:
 
     __slots__ = (
         "by_hash", "content", "copies", "counts", "hash_of", "info", "quarantined", "refs", "spare", "spare_from",
-        "stored_at", "tier",
+        "stored_at", "tier", "views",
     )
 
     def __init__(self, info: PoolInfo) -> None:
@@ -73,6 +73,8 @@ class PoolFacts:
         self.quarantined: dict[int, list[int]] = {}
         self.counts = [places, 0, 0, 0, 0]
         """Places by ``Condition``, kept up to date by the methods below and recounted by the audit."""
+        self.views: bulk.Columns | None = None
+        """Of the columns, made when many places are looked at; none while they grow, or after they were replaced."""
         self.spare: list[int] | None = None
         """Heap of the free places below ``spare_from``, of a pool that a stream describes; None: not made yet. It is
         derived from ``content``, so a state from a snapshot chooses the same places."""
@@ -164,6 +166,7 @@ class PoolFacts:
             if self.info.capacity_blocks is not None or top > CAPACITY_MAX:
                 raise FoldError(f"pool {self.info.pool} has {len(self.content)} places, not {top}")
             grow = max(top + 1, 2 * len(self.content)) - len(self.content)
+            self.views = None
             self.hash_of.frombytes(bytes(8 * grow))
             self.content.extend(bytes(grow))
             self.refs.frombytes(bytes(4 * grow))
@@ -185,9 +188,7 @@ class PoolFacts:
         empty = cached = 0
         done = None
         if len(ids) >= bulk.BULK_MIN:
-            packed = packed or pack_ids(ids)
-            self.require_known(ids, packed)
-            done = bulk.take_holder(self, packed, READY)
+            done = bulk.take_holder(self, packed or pack_ids(ids), READY)
         if done is not None:
             empty, cached = done
         else:
@@ -314,14 +315,14 @@ class PoolFacts:
         counts[_REFERENCED] += held
         counts[_CACHED] += unheld
 
-    def forget(self, ids: Sequence[int], packed: bytes | None = None) -> None:
+    def forget(self, ids: Sequence[int]) -> None:
         """Places lose hash and content."""
-        if len(ids) < bulk.BULK_MIN or not self._forget_bulk(ids, packed):
+        if len(ids) < bulk.BULK_MIN or not self._forget_bulk(ids):
             self._forget_each(ids)
 
-    def evict(self, ids: Sequence[int], packed: bytes | None = None) -> None:
-        """As ``forget``; a place that has holders is a bug (I3)."""
-        if len(ids) >= bulk.BULK_MIN and self._forget_bulk(ids, packed):
+    def evict(self, ids: Sequence[int], packed: tuple[bytes, bytes] | None = None) -> None:
+        """As ``forget``; a place that has holders is a bug (I3). ``packed``: ids and hashes as columns."""
+        if len(ids) >= bulk.BULK_MIN and self._forget_bulk(ids, *packed or (None, None)):
             return
         if any(gather(self.refs, ids)):
             block = next(block for block in ids if self.refs[block])
@@ -345,11 +346,11 @@ class PoolFacts:
         self.counts[_CACHED] -= cached
         self.counts[_EMPTY] += cached
 
-    def _forget_bulk(self, ids: Sequence[int], packed: bytes | None) -> bool:
-        gone = bulk.empty(self, packed or pack_ids(ids), READY)
+    def _forget_bulk(self, ids: Sequence[int], packed: bytes | None = None, told: bytes | None = None) -> bool:
+        gone = bulk.empty(self, packed or pack_ids(ids), READY, told)
         if gone is None:
             return False
-        if list(map(self.by_hash.pop, gone)) != list(ids):
+        if list(map(self.by_hash.pop, gone)) != (ids if type(ids) is list else list(ids)):
             raise FoldError(f"pool {self.info.pool}: the index does not name the places that lose their content")
         self.counts[_CACHED] -= len(ids)
         self.counts[_EMPTY] += len(ids)
@@ -379,28 +380,10 @@ class PoolFacts:
         if not others:
             del copies[sequence_hash]
 
-    def quarantine(self, ids: Sequence[int], operation: int) -> None:
-        """Places that a copy still writes or reads across a reset: neither free nor resident until it is reported."""
-        for block in ids:
-            before = self.condition(block)
-            self.quarantined.setdefault(block, []).append(operation)
-            self.recount(block, before)
-
-    def lift(self, operation: int) -> list[int]:
-        """This operation of an older epoch has ended: free the places that no other one keeps; returns them."""
-        ids = []
-        for block in [block for block, keepers in self.quarantined.items() if operation in keepers]:
-            self.quarantined[block].remove(operation)
-            if not self.quarantined[block]:
-                before = self.condition(block)
-                del self.quarantined[block]
-                self.recount(block, before)
-                ids.append(block)
-        return ids
-
     def clear(self) -> None:
         """Forget all content and holders (reset); quarantined places stay quarantined."""
         places = len(self.content)
+        self.views = None
         self.hash_of = array("Q", bytes(8 * places))
         self.content = bytearray(places)
         self.refs = array("I", bytes(4 * places))

@@ -14,6 +14,7 @@ from kvbm_console.core.errors import FoldError, InternalError
 from kvbm_console.core.events import BlocksEvicted
 from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.core.leader import Leader, lookups
+from kvbm_console.core.quarantine import quarantine
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts, PoolInfo
 from tests.benchmarks import samples
 
@@ -50,7 +51,7 @@ def carry_out(pool: PoolFacts, step: tuple[object, ...], number: int) -> str:
         if verb == "store":
             pool.store([place for place, _ in items], [key for _, key in items], int(str(step[2])), number)
         elif verb == "quarantine":
-            pool.quarantine(items, number)
+            quarantine(pool, items, number)
         else:
             getattr(pool, str(verb))(items)
     except (FoldError, KeyError, ValueError) as error:
@@ -160,7 +161,7 @@ def test_one_place_is_given_back_as_one_of_several(steps: list[tuple[str, int]])
             if verb == "ref":
                 pool.ref([place])
             elif verb == "quarantine":
-                pool.quarantine([place], number)
+                quarantine(pool, [place], number)
             elif verb == "store" and not pool.content[place]:
                 pool.store([place], [number + 1], WRITING if place % 2 else READY, number)
         if verb == "give" and one.refs[place]:
@@ -169,3 +170,16 @@ def test_one_place_is_given_back_as_one_of_several(steps: list[tuple[str, int]])
         assert (one.refs, one.counts, one.walk()) == (several.refs, several.counts, several.counts)
     with pytest.raises(FoldError, match="no holder to give back"):
         facts().unref_one(3)
+
+
+def test_a_pool_of_unknown_size_grows_after_many_of_its_places_were_looked_at() -> None:
+    pool = PoolFacts(PoolInfo(0, 1, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM))
+    with bulk_from(2):
+        for first in (0, 8, 3):
+            places = list(range(first, first + 8))
+            pool.ref(places)
+            assert bulk.with_content(pool, pack_ids(places)) == 0
+            pool.store(places[:2], [first + 1, first + 2], READY, 1)
+            assert bulk.with_content(pool, pack_ids(places)) == 2
+    assert pool.counts == pool.walk()
+    assert list(pool.refs[:17]) == [1] * 3 + [2] * 8 + [1] * 5 + [0]

@@ -218,7 +218,8 @@ def attributes(thing: Any) -> Any:
     if isinstance(thing, dict):
         return {key: attributes(value) for key, value in sorted(thing.items(), key=lambda item: str(item[0]))}
     if hasattr(type(thing), "__slots__") and not isinstance(thing, (msgspec.Struct, int)):
-        return {name: attributes(getattr(thing, name)) for name in type(thing).__slots__ if name[0] != "_"}
+        names = [name for name in type(thing).__slots__ if name[0] != "_" and name != "views"]
+        return {name: attributes(getattr(thing, name)) for name in names}
     return thing
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import read_ids, unpack_hashes, unpack_ids
+from kvbm_console.core.columns import read_hashes, read_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import Authority, Condition, ReleaseReason
+from kvbm_console.core.quarantine import lift, quarantine
 from kvbm_console.core.stream_places import forget_copy, take_free
 from kvbm_console.core.tiers import GONE, READY, WRITING, PoolFacts, PoolInfo
 
@@ -31,7 +32,7 @@ def _pool_known(state: "CacheState", e: ev.PoolKnown) -> None:
 
 
 def _blocks_filled(state: "CacheState", e: ev.BlocksFilled) -> None:
-    ids, hashes = unpack_ids(e.ids), unpack_hashes(e.hashes)
+    ids, hashes = unpack_ids(e.ids), read_hashes(e.hashes)
     state.known_pool(e.pool).store(ids, hashes, READY, e.at_ns, (e.ids, e.hashes))
     at = 0
     for number, count in zip(e.slots, e.counts, strict=True):
@@ -46,7 +47,7 @@ def _blocks_filled(state: "CacheState", e: ev.BlocksFilled) -> None:
 def _blocks_evicted(state: "CacheState", e: ev.BlocksEvicted) -> None:
     pool = state.known_pool(e.pool)
     ids = read_ids(e.ids)
-    pool.evict(ids, e.ids)
+    pool.evict(ids, (e.ids, e.hashes))
     state.totals.evicted_blocks[pool.info.tier - 1] += len(ids)
 
 
@@ -61,14 +62,14 @@ def _blocks_ready(state: "CacheState", e: ev.BlocksReady) -> None:
 def _blocks_dropped(state: "CacheState", e: ev.BlocksDropped) -> None:
     pool = state.known_pool(e.pool)
     if e.why is ReleaseReason.EPOCH:
-        pool.lift(e.operation)
+        lift(pool, e.operation)
         state.late.pop(e.operation, None)
     else:
         pool.forget(unpack_ids(e.ids))
 
 
 def _blocks_quarantined(state: "CacheState", e: ev.BlocksQuarantined) -> None:
-    state.known_pool(e.pool).quarantine(unpack_ids(e.ids), e.operation)
+    quarantine(state.known_pool(e.pool), unpack_ids(e.ids), e.operation)
     state.late[e.operation] = set(e.reported)
 
 

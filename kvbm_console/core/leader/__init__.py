@@ -15,7 +15,7 @@ from kvbm_console.core.audit import Violation, audit, quick_audit
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InvariantViolation, Refused
 from kvbm_console.core.ids import Site
-from kvbm_console.core.leader import debugger, iterations, lookups, observed, reports, requests, resets
+from kvbm_console.core.leader import debugger, iterations, lookups, observed, pools, reports, requests, resets
 from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.leader.frame import Decider, Outcome
 from kvbm_console.core.leader.offloads import calm_blocks
@@ -25,7 +25,7 @@ from kvbm_console.core.snapshots import decode_facts, digest
 __all__ = ["HANDLERS", "Leader", "Outcome"]
 
 HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
-    st.PoolDeclared: lookups.pool_declared,
+    st.PoolDeclared: pools.pool_declared,
     st.RequestArrived: lookups.request_arrived,
     st.MatchRequested: lookups.match_requested,
     st.BlocksAllocated: lookups.blocks_allocated,

@@ -77,7 +77,8 @@ def _unpack_pool(packed: _Pool) -> PoolFacts:
     pool.stored_at = array("q", packed.stored_at)
     if not len(pool.hash_of) == len(pool.content) == len(pool.refs) == len(pool.stored_at):
         raise FoldError(f"pool {index} of the snapshot has columns of different lengths")
-    pool.by_hash = {key: place for place, key in enumerate(pool.hash_of) if key != EMPTY_HASH}
+    pool.by_hash = dict(zip(pool.hash_of, range(len(pool.hash_of)), strict=True))
+    pool.by_hash.pop(EMPTY_HASH, None)
     for key, places in packed.copies:
         pool.by_hash[key] = places[0]
         pool.copies[key] = places[1:]

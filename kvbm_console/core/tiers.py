@@ -87,8 +87,9 @@ class PoolFacts:
 
     def condition(self, block: int) -> Condition:
         """The condition of one place, from its columns."""
-        if block in self.quarantined:
-            return Condition.QUARANTINED
+        return Condition.QUARANTINED if block in self.quarantined else self._condition(block)
+
+    def _condition(self, block: int) -> Condition:
         if self.content[block] == WRITING:
             return Condition.WRITING
         if self.refs[block]:
@@ -96,10 +97,17 @@ class PoolFacts:
         return Condition.CACHED if self.content[block] == READY else Condition.EMPTY
 
     def walk(self) -> list[int]:
-        """Places by condition, counted one by one (the audit's answer to ``counts``)."""
+        """Places by condition, counted from the columns (the audit's answer to ``counts``)."""
+        content = self.content
+        held = bytes(compress(content, self.refs))  # what is in the places that have a holder
         counts = [0] * len(Condition)
-        for block in range(len(self.content)):
-            counts[self.condition(block)] += 1
+        counts[Condition.WRITING] = content.count(WRITING)
+        counts[Condition.REFERENCED] = len(held) - held.count(WRITING)
+        counts[Condition.CACHED] = content.count(READY) - held.count(READY)
+        counts[Condition.EMPTY] = len(content) - sum(counts)
+        for block in self.quarantined:  # few: these are counted where they would be without it
+            counts[self._condition(block)] -= 1
+            counts[Condition.QUARANTINED] += 1
         return counts
 
     def places_of(self, sequence_hash: int) -> list[int]:

@@ -1,5 +1,7 @@
 """Many places at once are changed as one after the other: columns, counts, index, and what is refused."""
 
+from array import array
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,10 +14,10 @@ from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpa
 from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.errors import FoldError, InternalError
 from kvbm_console.core.events import BlocksEvicted
-from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.core.ids import Authority, Condition, Tier
 from kvbm_console.core.leader import Leader, lookups
 from kvbm_console.core.quarantine import quarantine
-from kvbm_console.core.tiers import READY, WRITING, PoolFacts, PoolInfo
+from kvbm_console.core.tiers import FREE, READY, WRITING, PoolFacts, PoolInfo
 from tests.benchmarks import samples
 
 PLACES = 12
@@ -77,6 +79,19 @@ def test_in_bulk_as_one_after_the_other(steps: list[tuple[object, ...]]) -> None
             return  # a state that refused an event is discarded
         assert columns(alone) == columns(together)
         assert together.counts == together.walk()
+
+
+COLUMNS = st.tuples(st.sampled_from([FREE, WRITING, READY]), st.integers(0, 3), st.booleans())
+
+
+@given(st.lists(COLUMNS, max_size=12))
+def test_places_are_counted_as_one_by_one(places: list[tuple[int, int, bool]]) -> None:
+    pool = PoolFacts(PoolInfo(0, 0, 0, 0, Tier.G2, "", len(places), 16, Authority.LEADER))
+    pool.content = bytearray(content for content, _, _ in places)
+    pool.refs = array("I", [refs for _, refs, _ in places])
+    pool.quarantined = {block: [] for block, (_, _, away) in enumerate(places) if away}
+    found = Counter(pool.condition(block) for block in range(len(places)))
+    assert pool.walk() == [found[condition] for condition in Condition]
 
 
 def test_what_is_no_place_of_the_pool_is_not_written_elsewhere() -> None:

@@ -6,7 +6,7 @@ wire and on disk, so that encoding is a memcpy and comparing is a memcmp.
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from struct import Struct
 from struct import error as FormatError
@@ -19,11 +19,35 @@ _SHORT: Final = 16
 """Up to so many numbers a column is made and read by a format of its own."""
 _ids: Final = [Struct(f"<{count}i") for count in range(_SHORT + 1)]
 _hashes: Final = [Struct(f"<{count}Q") for count in range(_SHORT + 1)]
-_pack_id: Final = _ids[1].pack
-read_id: Final[Callable[[bytes], tuple[int]]] = _ids[1].unpack
-"""The one id of a column of ``ID_BYTES``."""
 _read_ids: Final = {form.size: form.unpack for form in _ids}
 _read_hashes: Final = {form.size: form.unpack for form in _hashes}
+
+_ONES_MAX: Final = 16_384
+"""Columns of one id that are kept: 3 MB at most. To find one takes half as long as to make or to read it."""
+
+
+class _ColumnOf(dict[int, bytes]):
+    """The column of one id, made and kept when it is asked for."""
+
+    def __missing__(self, block: int) -> bytes:
+        packed = _ids[1].pack(block)
+        if len(self) < _ONES_MAX:
+            self[block] = packed
+        return packed
+
+
+class _IdOf(dict[bytes, int]):
+    """The id of a column of ``ID_BYTES``, read and kept when it is asked for."""
+
+    def __missing__(self, column: bytes) -> int:
+        (block,) = _ids[1].unpack(column)
+        if len(self) < _ONES_MAX:
+            self[column] = block
+        return int(block)
+
+
+_column_of: Final = _ColumnOf()
+id_of: Final = _IdOf()
 
 _SEEN_MAX: Final = 32
 _SEEN_BYTES: Final = 16_384
@@ -97,7 +121,7 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     count = len(items)
     if count <= _SHORT:
         try:
-            return _pack_id(items[0]) if count == 1 else _ids[count].pack(*items)
+            return _column_of[items[0]] if count == 1 else _ids[count].pack(*items)
         except FormatError:
             pass  # what does not fit is told below
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import ID_BYTES, read_id, read_ids, unpack_hashes, unpack_ids
+from kvbm_console.core.columns import ID_BYTES, id_of, read_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import POINT_OF_SITE, POINT_OF_STATE
 from kvbm_console.core.ids import SlotState, WaitPoint
@@ -147,20 +147,22 @@ def _device_blocks_assigned(state: "CacheState", e: ev.DeviceBlocksAssigned) -> 
             slot = known[number]
         except KeyError:
             slot = state.known_slot(number)
-        part = [ids[at]] if count == 1 else list(ids[at : at + count])
-        at += count
-        if slot.device_blocks:
-            slot.device_blocks += part
-            continue
-        slot.device_blocks = part
-        if slot.device_pool != index:  # to write a field takes as long as to read three
-            slot.device_pool = index
-        if slot.filled_blocks != filled:
-            slot.filled_blocks = filled
-        if slot.anchor_tokens != computed:
-            slot.anchor_tokens = computed
-        if slot.anchor_iteration != iteration:
-            slot.anchor_iteration = iteration
+        held = slot.device_blocks
+        if not held:
+            if slot.device_pool != index:  # to write a field takes as long as to read three
+                slot.device_pool = index
+            if slot.filled_blocks != filled:
+                slot.filled_blocks = filled
+            if slot.anchor_tokens != computed:
+                slot.anchor_tokens = computed
+            if slot.anchor_iteration != iteration:
+                slot.anchor_iteration = iteration
+        if count == 1:
+            held.append(ids[at])
+            at += 1
+        else:
+            held += ids[at : at + count]
+            at += count
 
 
 def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> None:
@@ -171,18 +173,18 @@ def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> 
     column, index, held = e.ids, slot.device_pool, slot.device_blocks
     pool = state.device_pool_of(slot) if index is None else state.pools[index]
     if len(column) == ID_BYTES * len(held):
-        slot.device_blocks = []
+        held.clear()
         if slot.filled_blocks:
             slot.filled_blocks = 0
         if len(column) == ID_BYTES:
-            pool.unref_one(read_id(column)[0])
+            pool.unref_one(id_of[column])
             return
         ids = read_ids(column)
     else:
         ids = read_ids(column)
         gone = set(ids)
-        slot.device_blocks = [block for block in held if block not in gone]
-        slot.filled_blocks = min(slot.filled_blocks, len(slot.device_blocks))
+        held[:] = [block for block in held if block not in gone]
+        slot.filled_blocks = min(slot.filled_blocks, len(held))
     pool.unref(ids, column)
 
 

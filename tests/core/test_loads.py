@@ -194,7 +194,7 @@ def test_what_was_started_runs_out_and_keeps_its_places_d9() -> None:
     script = stored()
     operation = loading(script)
     script.start(operation)
-    places = script.slot("b").device_blocks
+    places = list(script.slot("b").device_blocks)
     fenced = script.preempt("b")
     assert fenced == places[:4]
     assert script.state_of("b") is SlotState.PREEMPTED

@@ -266,7 +266,7 @@ def test_iterations_skipped_are_counted_to_the_end(how: str) -> None:
 
 def test_a_preempted_request_in_the_list_is_processed_first() -> None:
     script = running()
-    ids = script.slot("a").device_blocks
+    ids = list(script.slot("a").device_blocks)
     script.engine.withhold("a", ids)
     script.engine.preempted(script.engine.requests["a"])
     assert scheduled(script, 3, preempted=("a",))

@@ -194,7 +194,8 @@ class Aids(msgspec.Struct):
     def remember(self, hashes: list[int], why: MissReason) -> None:
         """These hashes are resident nowhere any more."""
         history = self.history
-        history.update(zip(hashes, repeat(why)))
+        for key in hashes:  # a loop that writes one value beats pairs of it
+            history[key] = why
         if len(history) >= HISTORY_PART:
             self.older = [history, *self.older[: HISTORY_PARTS - 2]]
             self.history = {}

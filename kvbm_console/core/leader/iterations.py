@@ -298,7 +298,8 @@ def _check_filled(
         if slot.device_blocks[first:end] != ids[at : at + count] or not count:
             raise Refused(f"request {slot.request!r} does not fill its next blocks with {ids[at : at + count]}")
         known = slot.hashes[first:end]
-        if hashes[at : at + len(known)] != known or EMPTY_HASH in hashes[at : at + count]:
+        told = at + len(known)  # those of the prompt were looked at when it arrived
+        if hashes[at:told] != known or EMPTY_HASH in hashes[told : at + count]:
             raise Refused(f"request {slot.request!r} fills block {first} with another content than its prompt")
         at += count
     return spans

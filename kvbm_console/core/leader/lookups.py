@@ -9,7 +9,7 @@ from itertools import repeat
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.bulk import BULK_MIN, may_give
-from kvbm_console.core.columns import ID_BYTES, gather, pack_hashes, pack_ids, unpack_hashes, unpack_ids
+from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, gather, pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import (
@@ -32,6 +32,8 @@ from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import CAPACITY_MAX, READY, WRITING, PoolFacts
 
 _INITIALIZED, _ONBOARD_STAGED = SlotState.INITIALIZED, SlotState.ONBOARD_STAGED
+_EMPTY_BYTES = bytes(HASH_BYTES)
+"""Found in a column at once, where a number is compared with each; not always a hash: it may stand across two."""
 _REASSIGNED = EvictRule.REASSIGNED
 """Looked up once: each access to a member through its class takes Python 3.11 a tenth of a microsecond."""
 
@@ -51,7 +53,7 @@ def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
         raise Refused(f"output_limit must be at least 0, got {s.output_limit}")
     hashes = unpack_hashes(s.hashes)
     size = leader.block_tokens_of(s.source)
-    if len(hashes) > s.prompt_tokens // size or EMPTY_HASH in hashes:
+    if len(hashes) > s.prompt_tokens // size or (_EMPTY_BYTES in s.hashes and EMPTY_HASH in hashes):
         raise Refused(f"{len(hashes)} hashes do not fit {s.prompt_tokens} prompt tokens")
     number = leader.state.next_slot
     leader.emit(

@@ -208,12 +208,13 @@ class PoolFacts:
                     known = len(content)
                 before = refs[block]
                 refs[block] = before + 1
-                if not before and not (quarantined and block in quarantined):
-                    full = content[block]
-                    if full == READY:
-                        cached += 1
-                    elif not full:
-                        empty += 1
+                if before or (quarantined and block in quarantined):
+                    continue
+                full = content[block]
+                if not full:
+                    empty += 1
+                elif full == READY:
+                    cached += 1
         if empty or cached:
             counts = self.counts
             counts[_EMPTY] -= empty

@@ -5,6 +5,7 @@ says so; then the loop decides, and names the place that is wrong. Nothing of nu
 integers and bytes.
 """
 
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _WRITING: Final = int(Condition.WRITING)
 BULK_MIN: Final = 96
 """From this many places on; for fewer, making the views costs more than the loop."""
+_ONE: Final = array("I", [1]).tobytes()
 _SEEN_MAX: Final = 32
 _SEEN_BYTES: Final = 16_384
 """What was found out about the last columns is kept: the same one is refused or taken, filled, read and given back."""
@@ -111,17 +113,18 @@ def may_give(pool: "PoolFacts", packed: bytes, prefix: Sequence[int], ready: int
     return contents.count(ready) == count and _hashes(pool, own) == pack_hashes(prefix)
 
 
-def with_content(pool: "PoolFacts", packed: bytes) -> int | None:
-    """How many of these places have content; None when not all of them are known, or one is named twice."""
+def contents_at(pool: "PoolFacts", packed: bytes) -> bytes | None:
+    """The column of what stands at these places, empty when nothing does; None when they are not all full, or empty, or
+    known, or one is named twice."""
     places = places_of(packed)
     if not places.distinct or places.low < 0 or places.top >= len(pool.content):
         return None
-    return int(numpy().count_nonzero(_columns(pool).content[places.at]))
-
-
-def hashes_at(pool: "PoolFacts", packed: bytes) -> bytes:
-    """What stands at these places of the pool, as a column."""
-    return _hashes(pool, places_of(packed).at)
+    names = _columns(pool).hash_of[places.at]
+    full = numpy().count_nonzero(names)
+    if full and full != len(names):
+        return None
+    held: bytes = names.astype("<u8", copy=False).tobytes() if full else b""
+    return held
 
 
 def _hashes(pool: "PoolFacts", at: Any) -> bytes:
@@ -154,7 +157,7 @@ def give_holder(pool: "PoolFacts", packed: bytes, ready: int) -> tuple[int, int]
     np, views = numpy(), _columns(pool)
     refs = views.refs
     before = refs[at]
-    if np.count_nonzero(before == 1) == len(at):
+    if before.tobytes() == _ONE * len(at):  # compared as numbers it takes five times as long
         refs[at] = 0
     elif np.count_nonzero(before) != len(at):
         return None

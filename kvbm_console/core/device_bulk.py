@@ -6,9 +6,13 @@ and says so. Nothing of numpy leaves it but its views of the columns.
 
 from array import array
 from collections.abc import Sequence
+from typing import Final
 
 from kvbm_console.core.bulk import Places, numpy, places_of
 from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, read_hashes
+
+_ONE: Final = array("q", [1]).tobytes()
+"""One holder, as a state: bytes are compared five times as fast as numbers."""
 
 
 class DeviceColumns:
@@ -59,8 +63,8 @@ def give(views: DeviceColumns, entry: int, packed: bytes) -> int | tuple[bytes, 
     np = numpy()
     at, every, names = places.at, views.state, views.hash_of[places.at]
     before, full = every[at], int(np.count_nonzero(names))
-    free, loose_from = before == 1, len(at) - full
-    if np.count_nonzero(free) == len(at) and (not loose_from or np.count_nonzero(names[:full]) == full):
+    loose_from = len(at) - full
+    if before.tobytes() == _ONE * len(at) and (not loose_from or np.count_nonzero(names[:full]) == full):
         every[at[:full]] = np.arange(entry - full + 1, entry + 1)
         if loose_from:
             every[at[full:]] = 0
@@ -68,6 +72,7 @@ def give(views: DeviceColumns, entry: int, packed: bytes) -> int | tuple[bytes, 
     if before.min() <= 0:
         return None
     every[at] = before - 1
+    free = before == 1
     loose, queued = free & (names == 0), free & (names != 0)
     at = at[queued]
     every[at] = np.arange(entry - len(at) + 1, entry + 1)
@@ -78,8 +83,8 @@ def live(views: DeviceColumns, first: int, packed: bytes) -> bytes:
     """Which of these entries of a ring, that begin with entry ``first``, are live: a byte each, empty when all are."""
     np = numpy()
     at = places_of(packed).at
-    alive = views.state[at] == np.arange(~first, ~first - len(at), -1)
-    found: bytes = b"" if np.count_nonzero(alive) == len(at) else alive.tobytes()
+    states, entries = views.state[at], np.arange(~first, ~first - len(at), -1)
+    found: bytes = b"" if states.tobytes() == entries.tobytes() else (states == entries).tobytes()
     return found
 
 
@@ -114,7 +119,8 @@ def name(views: DeviceColumns, packed: bytes, packed_hashes: bytes) -> bool:
     at, names, hashes = places.at, views.hash_of, np.frombuffer(packed_hashes, "<u8")
     if np.count_nonzero(names[at]) or np.count_nonzero(hashes) != len(at):
         return False
-    if np.count_nonzero(views.state[at] > 0) != len(at):
+    states = views.state[at]
+    if states.tobytes() != _ONE * len(at) and np.count_nonzero(states > 0) != len(at):
         return False
     names[at] = hashes
     return True

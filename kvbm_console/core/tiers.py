@@ -138,12 +138,9 @@ class PoolFacts:
     def contents_of(self, ids: list[int], packed: bytes | None = None) -> tuple[list[int], list[int]]:
         """Those of these places that have content, and its hashes. ``packed``: the same places as a column."""
         if len(ids) >= bulk.BULK_MIN:
-            column = packed or pack_ids(ids)
-            full = bulk.with_content(self, column)
-            if full == 0:
-                return [], []
-            if full == len(ids):
-                return ids, unpack_hashes(bulk.hashes_at(self, column))
+            contents = bulk.contents_at(self, packed or pack_ids(ids))
+            if contents is not None:
+                return (ids, unpack_hashes(contents)) if contents else ([], [])
         known = len(self.content)
         if ids and max(ids) >= known:
             ids = [place for place in ids if place < known]

@@ -40,7 +40,7 @@ def _blocks_filled(state: "CacheState", e: ev.BlocksFilled) -> None:
         slot.filled_blocks += count
         beyond = slot.filled_blocks - len(slot.hashes)
         if beyond > 0:
-            slot.hashes.extend(hashes[at + count - beyond : at + count])
+            slot.hashes += hashes if beyond == len(hashes) else hashes[at + count - beyond : at + count]
         at += count
 
 

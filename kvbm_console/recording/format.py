@@ -260,7 +260,7 @@ def encode_check(crc: int, length: int, first_seq: int, count: int) -> bytes:
 
 
 def _crc32(data: bytes, crc: int) -> int:
-    """``zlib.crc32`` in parts so short that it does not let go of the interpreter (``writer.BATCH_MAX`` says why)."""
+    """``zlib.crc32`` in parts so short that it does not let go of the interpreter (``waiting`` says why)."""
     view = memoryview(data)
     for first in range(0, len(data), CRC_PART_BYTES):
         crc = zlib.crc32(view[first : first + CRC_PART_BYTES], crc)

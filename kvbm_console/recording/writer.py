@@ -33,6 +33,7 @@ from kvbm_console.recording.retain import KEEP_ALL, Retention, retain
 from kvbm_console.recording.seal import BackgroundSealer, try_seal
 from kvbm_console.recording.segment import OpenFile, SegmentWriter
 from kvbm_console.recording.sync import Syncer
+from kvbm_console.recording.waiting import WRITE_GAP_S, Chunks, Key, WriteQueue
 from kvbm_console.wire.batches import EventChunk, StimulusChunk
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -47,14 +48,6 @@ KEYFRAME_BYTES_PER_EVENT: Final = 8
 SEAL_AT_CLOSE_BYTES: Final = 8 * 1024 * 1024
 """A last segment up to this size is sealed at once, in about 100 ms; a larger one at the next start or by hand."""
 
-BATCH_MAX: Final = 128
-"""Flushes that one write takes, 6 buffers each: a system takes 1,024.
-
-A thread that waits for the disk lets go of the interpreter, and beside a busy one it gets it back only after a whole
-switch interval of 5 ms. With a write for each flush an engine at full speed, that flushes every millisecond, lost two
-thirds of its events.
-"""
-
 CLOSE_TIMEOUT_S: Final = 3.0
 """A disk that hangs must not keep the daemon from ending; what is not written by then is as after a kill."""
 
@@ -62,27 +55,11 @@ TakeKeyframe = Callable[[], tuple[int, bytes, bytes]]
 """(number of the next event, facts, aids) of the leader, as of now. Who only mirrors one has no aids."""
 
 
-class _Chunks(msgspec.Struct, frozen=True, gc=False):
-    stimuli: StimulusChunk | None
-    events: EventChunk | None
-    bytes: int
-
-
-class _Key(msgspec.Struct, frozen=True, gc=False):
-    seq: int
-    at_ns: int
-    facts: bytes
-    aids: bytes
-    bytes: int
-    loss: int
-    rotate: bool
-
-
 _Entry = tuple[int, int, int, int, bytes]
 """(channel, count, first time, last time, data) of a frame that has no number yet."""
 
 
-def _entries(chunks: _Chunks) -> Iterator[_Entry]:
+def _entries(chunks: Chunks) -> Iterator[_Entry]:
     stimuli, events = chunks.stimuli, chunks.events
     if stimuli is not None:
         yield fmt.STIMULI, stimuli.count, stimuli.base_ns, stimuli.last_ns, stimuli.data
@@ -134,7 +111,7 @@ class Recorder:
         # Of the service's thread.
         self._head = seq
         self._last_ns = 0
-        self._put_bytes = self._dropped = self._since_keyframe = 0
+        self._dropped = self._since_keyframe = 0
         self._healed_loss = 0
         self._overflowing = False
         self._rotation_asked = 0
@@ -148,19 +125,20 @@ class Recorder:
         self._spacing = keyframe_events or KEYFRAME_EVENTS_MIN
         self._loss = self._healable_loss = self._written_keyframes = 0
         self._down = False
-        self._lost = self._done_bytes = 0
+        self._lost = 0
         self._tried_ns = 0
         self._reason: str | None = None
         self._begin(facts, aids, left.to_seal)
 
     def _begin(self, facts: bytes, aids: bytes, to_seal: list[Path]) -> None:
         self._sealer = BackgroundSealer(to_seal if self._seal else [], self._retain)
-        self._queue: queue.SimpleQueue[_Chunks | _Key | threading.Event | None] = queue.SimpleQueue()
+        # A sync after every flush needs a write after every flush.
+        self._queue = WriteQueue(self._queue_bytes, 0.0 if self._sync_interval_s == 0 else WRITE_GAP_S)
         self._syncer = Syncer(
             self.directory, self._segment.file, lambda: self.written_seq, self._clock,
             interval_s=self._sync_interval_s, retired=self._sealer.add if self._seal else lambda path: None,
         )
-        self._put(_Key(self._head, 0, facts, aids, len(facts) + len(aids), 0, False))
+        self._queue.put(Key(self._head, 0, facts, aids, len(facts) + len(aids), 0, False))
         self._thread = threading.Thread(target=self._run, name="kvbm-recorder", daemon=True)
         self._thread.start()
 
@@ -184,7 +162,7 @@ class Recorder:
                 self._send_keyframe(loss, self._rotation_is_due())
             return
         size = (len(stimuli.data) if stimuli else 0) + (len(events.data) if events else 0)
-        self._put(_Chunks(stimuli, events, size))
+        self._queue.put(Chunks(stimuli, events, size))
         self._since_keyframe += events.count if events is not None else 0
         if self._rotation_asked != self._segment.about.segment and self._rotation_is_due():
             self._rotation_asked = self._segment.about.segment
@@ -241,12 +219,8 @@ class Recorder:
         with contextlib.suppress(OSError):
             self.removed_segments += len(retain(self.directory, self.retention))
 
-    def _put(self, item: _Chunks | _Key) -> None:
-        self._put_bytes += item.bytes
-        self._queue.put(item)
-
     def _has_room(self, limit: int) -> bool:
-        return self._put_bytes - self._done_bytes <= limit
+        return self._queue.bytes <= limit
 
     def _rotation_is_due(self) -> bool:
         return (
@@ -259,7 +233,7 @@ class Recorder:
         seq, facts, aids = self._take_keyframe()
         if seq != self._head:
             return False  # taken between two flushes: the next one will fit
-        self._put(_Key(seq, self._last_ns, facts, aids, len(facts) + len(aids), loss, rotate))
+        self._queue.put(Key(seq, self._last_ns, facts, aids, len(facts) + len(aids), loss, rotate))
         self._healed_loss = loss
         self._overflowing = False
         self._since_keyframe = 0
@@ -272,31 +246,26 @@ class Recorder:
     def _run(self) -> None:
         while True:
             try:
-                item = self._queue.get(timeout=RETRY_S if self._down else None)
+                items = self._queue.take(RETRY_S if self._down else None)
             except queue.Empty:
                 self._probe()
                 continue
-            batch: list[_Chunks] = []
-            while isinstance(item, _Chunks):
-                batch.append(item)
-                if len(batch) == BATCH_MAX or self._queue.empty():
-                    break
-                item = self._queue.get()
-            if batch:
-                self._write_chunks(batch)
-                self._done_bytes += sum(chunks.bytes for chunks in batch)
-            if item is None:
+            last = items[-1]
+            chunks = [item for item in items if isinstance(item, Chunks)]
+            if chunks:
+                self._write_chunks(chunks)
+            if last is None:
                 break
-            if isinstance(item, _Key):
-                self._write_keyframe(item)
-                self._done_bytes += item.bytes
+            if isinstance(last, Key):
+                self._write_keyframe(last)
             if self._down and self._clock() - self._tried_ns >= RETRY_S * SECOND_NS:
                 self._probe()
-            if isinstance(item, threading.Event):
-                item.set()
+            if isinstance(last, threading.Event):
+                last.set()
+            self._queue.done(items)
         self._finish()
 
-    def _write_chunks(self, batch: Sequence[_Chunks]) -> None:
+    def _write_chunks(self, batch: Sequence[Chunks]) -> None:
         if not self._down:
             try:
                 self._append([entry for chunks in batch for entry in _entries(chunks)])
@@ -311,7 +280,7 @@ class Recorder:
         elif self._sync_interval_s == 0:
             self._syncer.wake()
 
-    def _write_keyframe(self, item: _Key) -> None:
+    def _write_keyframe(self, item: Key) -> None:
         if item.loss != self._loss:
             return  # taken before the last failure; the next one is on its way
         try:
@@ -329,7 +298,7 @@ class Recorder:
             wanted = (len(compress(item.facts)) + len(compress(item.aids))) // KEYFRAME_BYTES_PER_EVENT
             self._spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, KEYFRAME_EVENTS_MAX))
 
-    def _append_keyframe(self, segment: SegmentWriter, item: _Key) -> None:
+    def _append_keyframe(self, segment: SegmentWriter, item: Key) -> None:
         """A gap if something is missing in front of it, then the keyframe; a segment's first repeats its preamble."""
         first = segment is not self._segment or self._written_keyframes == 0
         if item.seq > self._next_seq:
@@ -364,7 +333,7 @@ class Recorder:
         if segment is self._segment:
             self.written_seq = self._next_seq - 1
 
-    def _rotate(self, item: _Key) -> None:
+    def _rotate(self, item: Key) -> None:
         about = msgspec.structs.replace(
             self._segment.about, segment=self._segment.about.segment + 1, first_seq=self._next_seq
         )

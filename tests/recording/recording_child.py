@@ -21,7 +21,10 @@ def main(directory: Path, seed: int) -> None:
     """Record for ever."""
     dice = random.Random(seed)
     log = Log()
-    recorder = recorder_of(log, directory, segment_bytes=200_000, keyframe_events=1_000, seal=False)
+    recorder = recorder_of(
+        log, directory, segment_bytes=200_000, keyframe_events=1_000, seal=False,
+        sync_interval_s=0 if seed % 2 else None,  # a write for every flush, or with rests
+    )
     while True:
         recorder.offer(*log.flush(dice.randrange(1, 200), "x" * dice.randrange(100)))
         log.events.clear()

@@ -13,7 +13,8 @@ from kvbm_console.core.events import Event
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.writer import BATCH_MAX, RETRY_S, Recorder
+from kvbm_console.recording.waiting import BATCH_MAX
+from kvbm_console.recording.writer import RETRY_S, Recorder
 from tests.recording.helpers import Disk, FakeClock, Log, recorder_of
 
 RETRY_NS = round(RETRY_S * 10**9)

@@ -87,8 +87,8 @@ def guarded(
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Refused as error:
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except grpc.aio.AbortError:
-            raise
+        except (grpc.aio.AbortError, grpc.aio.InternalError):
+            raise  # the second: a write to a caller who has just left, which gRPC knows better than we do
         except Exception:  # the edge of the process: told to the log, not to the caller
             log.exception("%s failed", method)
             await refuse(context, grpc.StatusCode.INTERNAL, f"{method} failed; the daemon's log says why")

@@ -4,6 +4,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 
+import grpc
+import grpc.aio
 import pytest
 
 from kvbm_console.client import LiveControls, LiveFeed
@@ -23,7 +25,9 @@ from kvbm_console.stream.feed import (
     SnapshotTaken,
 )
 from kvbm_console.stream.ring import Ring
+from server.access import Access
 from server.daemon import Daemon
+from server.guard import guarded
 from tests.faults.chaos import chaos
 from tests.server.daemons import Mirror, daemon_at, options_for, published, running, socket_directory
 
@@ -232,3 +236,24 @@ async def test_controls_open_a_session_at_first_use_and_again_when_it_was_lost()
             assert daemon.service.leases.owners == {"me-1"}
             await controls.aclose()
             await published(daemon, lambda: not daemon.service.leases.owners)
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_while_he_is_told_something_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """A write to him fails, which gRPC knows to be no mistake of the method's; the log has nothing of it."""
+    class Caller:
+        def peer(self) -> str:
+            return "unix:"
+
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+        async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
+            raise AssertionError(f"nobody is there to be told: {sentence}")
+
+    async def follow(request: bytes, context: object) -> None:
+        raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    with pytest.raises(grpc.aio.InternalError):
+        await guarded("Subscribe", follow, Access())(b"", Caller())  # type: ignore[arg-type]
+    assert not caplog.records

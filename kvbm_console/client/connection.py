@@ -120,6 +120,24 @@ class Client:
         events = [event for batch in reply.history.batches for event in events_of(batch)]
         return (events[:limit] if limit else events), reply.history.oldest_seq
 
+    async def past(self, seq: int, most: int) -> list[Event]:
+        """Up to ``most`` events right before event ``seq``, in order and without a hole, as far as the daemon has them.
+
+        In as many questions as it takes; none when it has forgotten the last of them.
+        """
+        events: list[Event] = []
+        at = max(0, seq - most)
+        while at < seq:
+            found, oldest = await self.history(at, limit=seq - at)
+            if not found:
+                break
+            if found[0].seq != at:
+                events = []
+            events += found
+            at = max(found[-1].seq + 1, oldest)
+        events = [event for event in events if event.seq < seq]
+        return events if events and events[-1].seq == seq - 1 else []
+
     async def slot_detail(self, which: int | str) -> tuple[dict[str, Any], tuple[str, ...]]:
         """(row of the status document, story) of a live slot, by number or by request; ``Refused`` if there is none."""
         request = pb.SlotDetailRequest(slot=which) if isinstance(which, int) else pb.SlotDetailRequest(request=which)

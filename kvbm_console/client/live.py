@@ -24,7 +24,6 @@ from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.instructions import BreakpointVerdict
-from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import (
     Connected,
     Disconnected,
@@ -163,7 +162,9 @@ class LiveFeed:
                 return item.reason
             if self._past_due and isinstance(item, SnapshotTaken):
                 self._past_due = False
-                await self._tell_past(client, item.state, queue)
+                events = await client.past(item.state.seq, self._past)
+                if events:
+                    await queue.put(PastSeen(events, item.state))
             await queue.put(item)
             stream.unread = self.unread
             self._position = stream.position
@@ -171,22 +172,6 @@ class LiveFeed:
                 self._refresh = False
                 return await self._renew(client, stream, queue)
         raise ConnectionLost(f"{self.target} ended the stream")
-
-    async def _tell_past(self, client: Client, state: CacheState, queue: "asyncio.Queue[FeedItem | None]") -> None:
-        """The events right before ``state``, in as many questions as it takes; fewer when the daemon forgot some."""
-        events: list[Event] = []
-        at = max(0, state.seq - self._past)
-        while at < state.seq:
-            found, oldest = await client.history(at, limit=state.seq - at)
-            if not found:
-                break
-            if found[0].seq != at:
-                events = []
-            events += found
-            at = max(found[-1].seq + 1, oldest)
-        events = [event for event in events if event.seq < state.seq]
-        if events and events[-1].seq == state.seq - 1:
-            await queue.put(PastSeen(events, state))
 
     async def _renew(
         self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem | None]"

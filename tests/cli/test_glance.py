@@ -11,10 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvbm_console.cli import glance
 from kvbm_console.cli.glance import drawn, fold
 from kvbm_console.client.subscription import StreamItem
+from kvbm_console.core.events import Event
 from kvbm_console.recording.reader import Recording
-from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
+from kvbm_console.stream.feed import BatchArrived, EventsArrived, Heartbeat, SnapshotTaken
+from kvbm_console.wire.batches import UnreadBatch, pack_events
+from kvbm_console.wire.v1 import console_pb2 as pb
 from tests.cli.programs import DEADLINE_S, PROGRAM, environment, serving
 from tests.tui.script import connected
 from tui.model.mirror import Mirror
@@ -59,47 +63,69 @@ def test_status_has_the_overview_and_the_tables(tmp_path: Path) -> None:
     assert plain.isascii()
 
 
-class Slow:
-    """A daemon that is far ahead of whoever asks it."""
+class Busy:
+    """A daemon with a long past that goes on while it is asked; it counts what of it has to be decoded."""
 
     target = "here"
 
-    def __init__(self, items: list[StreamItem], next_seq: int) -> None:
-        self.told, self.next_seq = items, next_seq
+    def __init__(self, tape: Recording, told: list[StreamItem]) -> None:
+        self.tape, self.told = tape, told
+        self.asked: list[tuple[int, int]] = []
+        self.stream: Stream | None = None
 
     async def hello(self) -> object:
         """Who it is."""
         return SimpleNamespace(target="here", incarnation="one", run=1, block_bytes=None)
 
     async def digest(self) -> tuple[int, int]:
-        """Where it stood when it was asked."""
-        return self.next_seq, 0
+        """Where it stood when it was asked: a little behind its snapshot."""
+        return 2_200, 0
+
+    async def past(self, seq: int, most: int) -> list[Event]:
+        """What was before an event."""
+        self.asked.append((seq, most))
+        events = [event for batch in self.tape.events(self.tape.first_seq) for event in batch]
+        return [event for event in events if seq - most <= event.seq < seq]
 
     @asynccontextmanager
-    async def subscribe(self, *, history: bool) -> AsyncIterator[AsyncIterator[StreamItem]]:
-        """What it still has."""
-        assert history
+    async def subscribe(self) -> AsyncIterator["Stream"]:
+        """What happens now."""
+        self.stream = Stream(self.told)
+        yield self.stream
 
-        async def items() -> AsyncIterator[StreamItem]:
-            for item in self.told:
+
+class Stream:
+    """Items; those that come while ``unread`` is set are batches of which only the heads are read."""
+
+    def __init__(self, told: list[StreamItem]) -> None:
+        self.told, self.unread = told, False
+
+    async def __aiter__(self) -> AsyncIterator[StreamItem]:
+        for item in self.told:
+            if isinstance(item, EventsArrived) and self.unread:
+                yield BatchArrived(UnreadBatch(pb.EventBatch.FromString(pack_events(item.events).data)))
+            else:
                 yield item
-
-        yield items()
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("head", "now"), [(2_500, "events"), (1_999, "heartbeat")])
-async def test_rates_are_those_of_what_was_folded_however_long_that_took(head: int, now: str) -> None:
+@pytest.mark.parametrize(("head", "now"), [(2_500, "facts"), (2_299, "heartbeat")])
+async def test_of_a_long_past_only_the_end_is_decoded_and_nothing_of_what_comes_meanwhile(
+    head: int, now: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(glance, "PAST", 700)
+    monkeypatch.setattr(UnreadBatch, "read", None)
     tape = Recording.open(RECORDINGS / "screens" / "run.mcap")
-    events = [event for batch in tape.events(tape.first_seq) for event in batch][:2_000]
-    late_ns = events[-1].at_ns + 60_000_000_000
+    state = tape.state_at(1_999)
+    events = [event for batch in tape.events(2_000) for event in batch]
+    late_ns = events[299].at_ns + 60_000_000_000
     beat = Heartbeat(head, late_ns, None, None, None, None, 0, 1)
-    early = Heartbeat(head, late_ns, None, None, None, None, 0, 1)
-    daemon = Slow([
-        SnapshotTaken(tape.state_at(tape.first_seq - 1)), EventsArrived(events[:1_000]), early,
-        EventsArrived(events[1_000:]), beat,
-    ], 2_000)
+    early = Heartbeat(1_900, 1, None, None, None, None, 0, 1)
+    up_to_now, later = EventsArrived(events[:300]), EventsArrived(events[300:500])
+    daemon = Busy(tape, [early, SnapshotTaken(state), early, up_to_now, later, beat])
     mirror = await fold(daemon)  # type: ignore[arg-type]
     mirror.clock.live = False
-    assert mirror.now_ns(0) == (events[-1].at_ns if now == "events" else late_ns)
-    assert mirror.next_seq == 2_000
+    assert mirror.now_ns(0) == (events[299].at_ns if now == "facts" else late_ns)
+    assert (mirror.next_seq, mirror.state and mirror.state.seq) == (2_300, 2_300)
+    assert daemon.asked == [(2_000, 700)]
+    assert (mirror.log_total, sum(mirror.density.counts)) == (1_000, 1_000)

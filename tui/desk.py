@@ -127,7 +127,7 @@ class Desk:
 
     def tell(self, text: str, role: str = "text") -> None:
         """Show a sentence in the key row for four seconds."""
-        self._notice = (text, role, self.mono() + NOTICE_NS)
+        self._notice = (self.glyphs.keys(text), role, self.mono() + NOTICE_NS)
 
     def go(self, view: int) -> None:
         """Show a view; ``esc`` comes back."""
@@ -328,7 +328,8 @@ class Desk:
         stop = self._stops.text(self.mirror, mono)
         if stop is not None:
             return frame.notice_line(stop, "held", width, hint=("H", "go there"))
-        return frame.keys_line(tuple(self.view.hints(self)), width)
+        hints = [(self.glyphs.keys(key), word) for key, word in self.view.hints(self)]
+        return frame.keys_line(tuple(hints), width)
 
     def _watch(self) -> None:
         """Lints a few times a second, stops that are new, and what the wall shows."""

@@ -8,7 +8,7 @@ from kvbm_console.core.ids import SlotState
 from kvbm_console.stream.feed import EventsArrived, FeedItem
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import Mono, S, connected, story
-from tui.desk import BREAKS, SLOT, SLOTS, TIMELINE, WARNINGS
+from tui.desk import BREAKS, SLOT, SLOTS, TIMELINE, WARNINGS, WHY
 from tui.keys import press
 
 
@@ -17,6 +17,21 @@ def test_digits_show_views(key: str) -> None:
     desk = desk_of()
     press(desk, key)
     assert desk.current == int(key) - 1
+
+
+@pytest.mark.parametrize("view", range(WHY + 1))
+def test_where_there_are_no_arrows_the_cursor_keys_have_names(view: int) -> None:
+    """``<``, ``>``, ``^`` and ``v`` are what is left of arrows, and other keys."""
+    desk = desk_of(ascii_only=True)
+    desk.go(view)
+    for size in ((80, 24), (200, 60)):
+        for showing_help in (False, True):
+            desk.help = showing_help
+            shown = "\n".join(screen(desk, *size))
+            assert not any(arrows in shown for arrows in ("↑↓", "↑ ↓", "←→")), shown
+    desk.help = False
+    press(desk, "[")
+    assert "↑" not in screen(desk)[-1]
 
 
 def test_filter_is_applied_while_it_is_typed_and_errors_show_their_column() -> None:

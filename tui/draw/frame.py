@@ -155,7 +155,7 @@ def tabs_line(current: int, width: int, recording: bool) -> Line:
 Hint = tuple[str, str]
 """A key and what it does."""
 
-_NAMES: Final = {"←→": "left", "space": "space", "enter": "enter", "[ ]": "["}
+_NAMES: Final = {"←→": "left", "left/right": "left", "space": "space", "enter": "enter", "[ ]": "["}
 
 
 @lru_cache(maxsize=64)

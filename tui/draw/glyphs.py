@@ -55,7 +55,17 @@ class Glyphs(msgspec.Struct, frozen=True):
         """``↑ G2→G1``: the arrow tells up (onboard) from down (offload)."""
         return f"{'↑' if route.is_load else '↓'} {route.source.name}→{route.target.name}"
 
+    def keys(self, text: str) -> str:
+        """Cursor keys in a text: arrows, and by name where there are none (``<`` and ``>`` are other keys)."""
+        if self.ascii:
+            for arrows, name in _CURSOR_KEYS:
+                text = text.replace(arrows, name)
+        return text
 
+
+_CURSOR_KEYS: Final = (
+    ("↑ ↓ j k", "arrows j k"), ("↑ ↓", "up or down"), ("↑↓", "up/down"), ("←→", "left/right"),
+)
 UNICODE: Final = Glyphs(
     ascii=False,
     state={

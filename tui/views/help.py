@@ -77,7 +77,7 @@ def help_lines(desk: Desk, width: int, height: int) -> list[Line]:
         told = _words(desk, 38, room)  # what is on this view is more than what may stand before it
     if third and told:
         lines[0] = Row().add(lines[0]).to(THIRD).put("WORDS", "title").line(lines[0].ground)
-    lefts = [Row().put(f" {key}", "key").to(12).put(word, "muted").line() for key, word in mine]
+    lefts = [Row().put(f" {desk.glyphs.keys(key)}", "key").to(12).put(word, "muted").line() for key, word in mine]
     if not third and told:
         lefts += [BLANK, *told]
     for index in range(max(len(lefts), len(others), len(told) if third else 0)):

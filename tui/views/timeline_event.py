@@ -64,7 +64,7 @@ class EventFeet:
         life = desk.mirror.life_of(desk.selected) if desk.selected else None
         if life is None or cursor_ns is None:
             hint = "choose a row with ↑ ↓, then n for its next event" if life is None else "n N walk its events"
-            row = Row().put(f" {hint}", "faint")
+            row = Row().put(f" {desk.glyphs.keys(hint)}", "faint")
             _mark(desk, row, None, desk.now_ns)
             return [row.line("", width - 1), Line()]
         event = find(desk, life, desk.event) if desk.event is not None else None

@@ -138,16 +138,19 @@ def unpack_ids(column: bytes) -> list[int]:
     return _seen_ids.read(column, "i").copy()
 
 
-def read_ids(column: bytes) -> Sequence[int]:
-    """As ``unpack_ids``, for one who neither changes nor keeps them: others are given the same ones."""
+def read_ids(column: bytes) -> list[int]:
+    """As ``unpack_ids``, for one who neither changes nor keeps the list: others are given the same one.
+
+    To copy a long list takes little time and writes to each of its numbers.
+    """
     read = _read_ids.get(len(column))
-    return _seen_ids.read(column, "i") if read is None else read(column)
+    return _seen_ids.read(column, "i") if read is None else list(read(column))
 
 
-def read_hashes(column: bytes) -> Sequence[int]:
-    """As ``unpack_hashes``, for one who neither changes nor keeps them: others are given the same ones."""
+def read_hashes(column: bytes) -> list[int]:
+    """As ``unpack_hashes``, for one who neither changes nor keeps the list: others are given the same one."""
     read = _read_hashes.get(len(column))
-    return _seen_hashes.read(column, "Q") if read is None else read(column)
+    return _seen_hashes.read(column, "Q") if read is None else list(read(column))
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:

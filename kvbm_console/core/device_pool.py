@@ -208,7 +208,7 @@ class DevicePool:
                 back = ids[::-1]
                 if isinstance(split, int):
                     unhashed += back[:split]
-                    ring += back[split:]
+                    ring += back[split:] if split else back
                 else:
                     loose, queued, fewer = split
                     unhashed += compress(back, loose)

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core import bulk
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of, unpack_hashes
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of, read_hashes
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Condition, Tier
 
@@ -136,11 +136,14 @@ class PoolFacts:
         return ready
 
     def contents_of(self, ids: list[int], packed: bytes | None = None) -> tuple[list[int], list[int]]:
-        """Those of these places that have content, and its hashes. ``packed``: the same places as a column."""
+        """Those of these places that have content, and its hashes; nobody may change either.
+
+        ``packed``: the same places as a column.
+        """
         if len(ids) >= bulk.BULK_MIN:
             contents = bulk.contents_at(self, packed or pack_ids(ids))
             if contents is not None:
-                return (ids, unpack_hashes(contents)) if contents else ([], [])
+                return (ids, read_hashes(contents)) if contents else ([], [])
         known = len(self.content)
         if ids and max(ids) >= known:
             ids = [place for place in ids if place < known]

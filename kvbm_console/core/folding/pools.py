@@ -32,7 +32,7 @@ def _pool_known(state: "CacheState", e: ev.PoolKnown) -> None:
 
 
 def _blocks_filled(state: "CacheState", e: ev.BlocksFilled) -> None:
-    ids, hashes = unpack_ids(e.ids), read_hashes(e.hashes)
+    ids, hashes = read_ids(e.ids), read_hashes(e.hashes)
     state.known_pool(e.pool).store(ids, hashes, READY, e.at_ns, (e.ids, e.hashes))
     at = 0
     for number, count in zip(e.slots, e.counts, strict=True):

@@ -165,7 +165,7 @@ def _device_blocks_assigned(state: "CacheState", e: ev.DeviceBlocksAssigned) -> 
             held.append(ids[at])
             at += 1
         else:
-            held += ids[at : at + count]
+            held += ids if count == len(ids) else ids[at : at + count]
             at += count
 
 

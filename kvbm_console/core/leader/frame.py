@@ -14,7 +14,7 @@ import msgspec
 from kvbm_console.core import events as ev
 from kvbm_console.core.breakpoints import Gate
 from kvbm_console.core.candidates import CandidateFacts
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids, read_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InternalError, Refused
 from kvbm_console.core.holds import HoldFacts
@@ -229,8 +229,9 @@ class Decider:
             return
         assert slot.device_pool is not None
         pool = self.state.pools[slot.device_pool]
-        places = list(slot.device_blocks)
-        self.emit(ev.DeviceBlocksReleased, slot.slot, packed or pack_ids(places), why)
+        packed = packed or pack_ids(slot.device_blocks)
+        places = read_ids(packed)
+        self.emit(ev.DeviceBlocksReleased, slot.slot, packed, why)
         self.aids.let_go(pool, places)
 
     def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:

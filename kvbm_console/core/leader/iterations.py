@@ -7,7 +7,7 @@ import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
+from kvbm_console.core.columns import gather, read_hashes, read_ids, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, SlotState
 from kvbm_console.core.instructions import IterationMetadata
@@ -251,7 +251,7 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     formed = leader.last_iteration(s.source)
     if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= formed:
         return
-    ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)
+    ids, hashes = read_ids(s.block_ids), read_hashes(s.hashes)
     if len(ids) != len(hashes) or len(s.requests) != len(s.counts) or sum(s.counts) != len(ids):
         raise Refused(f"{len(ids)} filled blocks do not match {len(hashes)} hashes and counts {s.counts}")
     if s.iteration > formed:
@@ -295,11 +295,13 @@ def _check_filled(
         computed = slot.computed_tokens(iteration)
         if end * size > computed:
             raise Refused(f"request {slot.request!r} fills {end} blocks with {computed} computed tokens")
-        if slot.device_blocks[first:end] != ids[at : at + count] or not count:
-            raise Refused(f"request {slot.request!r} does not fill its next blocks with {ids[at : at + count]}")
-        known = slot.hashes[first:end]
-        told = at + len(known)  # those of the prompt were looked at when it arrived
-        if hashes[at:told] != known or EMPTY_HASH in hashes[told : at + count]:
+        whole = count == len(ids)
+        told, content = (ids, hashes) if whole else (ids[at : at + count], hashes[at : at + count])
+        if slot.device_blocks[first:end] != told or not count:
+            raise Refused(f"request {slot.request!r} does not fill its next blocks with {told}")
+        known = slot.hashes[first:end] if first or end < len(slot.hashes) else slot.hashes
+        fresh = len(known)  # those of the prompt were looked at when it arrived
+        if (content != known and content[:fresh] != known) or EMPTY_HASH in content[fresh:]:
             raise Refused(f"request {slot.request!r} fills block {first} with another content than its prompt")
         at += count
     return spans

@@ -9,7 +9,7 @@ from itertools import repeat
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.bulk import BULK_MIN, may_give
-from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, gather, pack_hashes, pack_ids, unpack_hashes, unpack_ids
+from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, gather, pack_hashes, pack_ids, read_hashes, read_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import (
@@ -51,7 +51,7 @@ def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
         raise Refused(f"prompt_tokens must be at least 1, got {s.prompt_tokens}")
     if s.output_limit < 0:
         raise Refused(f"output_limit must be at least 0, got {s.output_limit}")
-    hashes = unpack_hashes(s.hashes)
+    hashes = read_hashes(s.hashes)
     size = leader.block_tokens_of(s.source)
     if len(hashes) > s.prompt_tokens // size or (_EMPTY_BYTES in s.hashes and EMPTY_HASH in hashes):
         raise Refused(f"{len(hashes)} hashes do not fit {s.prompt_tokens} prompt tokens")
@@ -215,7 +215,7 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} and takes no blocks")
     pool = leader.device_pool(slot.source)
-    ids = unpack_ids(s.block_ids)
+    ids = read_ids(s.block_ids)
     size = leader.config.block_tokens
     first = not slot.device_blocks
     external = s.external_tokens // size
@@ -280,7 +280,10 @@ def assign(
     external_tokens: int, packed: bytes | None = None,
 ) -> None:
     """Append checked device blocks to slots; what they held before is evicted for the first of them."""
-    lost, hashes = pool.contents_of(ids[reused:], packed and packed[ID_BYTES * reused :])
+    if reused:
+        lost, hashes = pool.contents_of(ids[reused:], packed and packed[ID_BYTES * reused :])
+    else:
+        lost, hashes = pool.contents_of(ids, packed)
     if lost:
         leader.evict(pool, lost, slots[0].slot, _REASSIGNED, hashes)
     leader.emit(

@@ -6,7 +6,7 @@ what is not started, and let started copies run out; those hold references of th
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import pack_ids, unpack_ids
+from kvbm_console.core.columns import pack_ids, read_ids, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, SECOND_NS
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.eviction.pool_policy import PIN
@@ -101,7 +101,7 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
     slot = leader.live(s.request)
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
-    told = unpack_ids(s.block_ids)
+    told = read_ids(s.block_ids)
     if told and told != slot.device_blocks and set(told) != set(slot.device_blocks):
         raise Refused(f"request {s.request!r} does not hold the {len(told)} blocks it is said to give back")
     _drop_hold(leader, slot)

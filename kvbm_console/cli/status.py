@@ -4,6 +4,7 @@ Law of this file: the JSON is the daemon's own document, passed on as it is (its
 output"); the text has the console's overview in front, and then the same values.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -105,20 +106,35 @@ def breakpoint_lines(breakpoints: list[dict[str, Any]]) -> list[str]:
     rows = [
         (entry["id"], "armed" if entry["enabled"] else "muted", entry["site"], entry["request"],
          entry["from_state"] or "any", entry["to_state"] or "any", entry["action"], number(entry["hits"]),
-         entry["owner"], entry["message"] or entry["condition"])
+         entry["owner"], "; ".join(filter(None, _when(entry))))
         for entry in breakpoints
     ]
     headings = ("BREAKPOINT", "", "SITE", "REQUEST", "FROM", "TO", "ACTION", "HITS", "OWNER", "WHEN")
     return table(headings, rows, right=(0, 7))
 
 
+def _when(entry: dict[str, Any]) -> Iterator[str]:
+    """What else was said when it was set, as far as it is not the default."""
+    yield entry["message"]
+    yield entry["name"]
+    yield entry["condition"]
+    for word, field in (("tier", "tier"), ("route", "route"), ("status", "status"), ("hits", "hit_condition"),
+                        ("ignore", "ignore_count"), ("after", "depends_on")):
+        if entry[field]:
+            yield f"{word} {entry[field]}"
+    if entry["one_shot"]:
+        yield "once"
+    if entry["suspend"] != "slot":
+        yield f"suspends {entry['suspend']}"
+
+
 def hold_lines(holds: list[dict[str, Any]]) -> list[str]:
     """The table of holds."""
     rows = [
         (entry["id"], entry["slot"], entry["request"], entry["site"], entry["point"],
-         "pending" if entry["pending"] else "stands still", duration(entry["age_ns"]), ",".join(entry["breakpoints"]),
-         entry["owner"])
+         "pending" if entry["pending"] else "stands still", duration(entry["age_ns"]), entry["suspend"],
+         ",".join(entry["breakpoints"]), entry["owner"])
         for entry in holds
     ]
-    headings = ("HOLD", "SLOT", "REQUEST", "SITE", "WAITS AT", "", "FOR", "BREAKPOINTS", "OWNER")
+    headings = ("HOLD", "SLOT", "REQUEST", "SITE", "WAITS AT", "", "FOR", "SUSPENDS", "BREAKPOINTS", "OWNER")
     return table(headings, rows, right=(0, 1, 6))

@@ -38,6 +38,9 @@ def test_a_breakpoint_with_everything_and_its_file(tmp_path: Path) -> None:
         assert (second["hit_condition"], second["ignore_count"], second["depends_on"]) == (">=2", 1, "1")
         assert (second["on_timeout"], second["suspend"], second["expires_ns"]) == (
             "skip_candidate", "pipeline", 2 * 3_600 * 10**9)
+        assert daemon.output("break", "list").endswith(
+            "mine; tokens.computed > 16 and tiers.g1.available < 400; hits >=2; ignore 1; after 1; once; "
+            "suspends pipeline\n")
         assert daemon.output("break", "save", str(file)) == "saved 2\n"
         assert daemon.output("break", "disable", "2") == "breakpoint 2 muted\n"
         daemon.output("break", "clear")
@@ -78,6 +81,7 @@ def test_log_points_freeze_and_the_other_verbs(tmp_path: Path) -> None:
         hold = daemon.until("SlotHeld")
         assert hold["suspend"] == "all", "time stands still: the hold is there for as long as the test needs"
         (held,) = daemon.json("status", "--filter", "held and outstanding > 0")["slots"]
+        assert daemon.output("holds").split()[-3:-1] == ["all", "2"], "what it suspends, and which breakpoint did it"
         assert held["slot"] == hold["slot"]
         assert daemon.json("status", "--filter", "held and not held")["slots"] == []
         assert daemon.output("skip", hold["hold"]) == "skipped\n"

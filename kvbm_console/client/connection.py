@@ -1,6 +1,6 @@
 """One connection to a daemon.
 
-Law of this file: every question has a bound in time, because a daemon may be frozen as well as gone.
+Law of this file: it knows every method of the contract, and speaks none itself: questions and streams do.
 """
 
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from kvbm_console.client.access import Access, open_channel
 from kvbm_console.client.control import ControlSession
-from kvbm_console.client.errors import translating
 from kvbm_console.client.feeder import FeedClient
+from kvbm_console.client.questions import ask
 from kvbm_console.client.subscription import Subscription
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, UsageError
@@ -21,11 +21,8 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.ids import WaitPoint
 from kvbm_console.recording.options import RecorderStatus, RecordingOptions
 from kvbm_console.wire.batches import MSGPACK, events_of
-from kvbm_console.wire.protocol import method_path, version
+from kvbm_console.wire.protocol import version
 from kvbm_console.wire.v1 import console_pb2 as pb
-
-ANSWER_S: Final = 10.0
-"""A daemon answers within milliseconds; one that is busy with a snapshot of a million blocks within a second."""
 
 NOTHING_SHOWN: Final = Access()
 M = TypeVar("M", bound=Message)
@@ -149,13 +146,7 @@ class Client:
         return await self._ask("Query", request, pb.QueryReply)
 
     async def _ask(self, method: str, request: Message, kind: type[M]) -> M:
-        call = self._channel.unary_unary(method_path(method))
-        with translating(self.target):
-            data = await call(request.SerializeToString(), timeout=ANSWER_S)
-        try:
-            return kind.FromString(data)
-        except DecodeError:
-            raise ConnectionLost(f"{self.target} answers something that is not ours") from None
+        return await ask(self._channel, self.target, method, request, kind)
 
     # --- the recorder ----------------------------------------------------------------------------------------------
 

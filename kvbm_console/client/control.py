@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from google.protobuf.message import DecodeError
 
 from kvbm_console.client.errors import END, translating
+from kvbm_console.client.questions import require_role
 from kvbm_console.core.config import SECOND_NS, BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
 from kvbm_console.core.ids import Site, SlotState
@@ -63,6 +64,7 @@ class ControlSession:
 
     async def open(self) -> None:
         """Begin the session. ``Refused`` when this endpoint does not control, ``UsageError`` for a bad name."""
+        await require_role(self._channel, self._target, self._name, "Control")
         self._call = self._channel.stream_stream(method_path("Control"), None, None)()
         self._tasks.append(asyncio.create_task(self._read(), name="kvbm-control-read"))
         try:

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Self
 from google.protobuf.message import DecodeError
 
 from kvbm_console.client.errors import END, translating
+from kvbm_console.client.questions import require_role
 from kvbm_console.core import instructions as ins
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
 from kvbm_console.core.ids import Route, Site, WaitPoint
@@ -78,6 +79,7 @@ class FeedClient:
         self._holds_changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
+        await require_role(self._channel, self._target, self._open.name, "Feed")
         self._opened = asyncio.get_running_loop().create_future()
         self._call = self._channel.stream_stream(method_path("Feed"), None, None)()
         self._reader = asyncio.create_task(self._read(), name="kvbm-feed-read")

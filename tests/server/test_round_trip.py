@@ -141,8 +141,10 @@ async def test_any_session_may_change_any_breakpoint_and_the_shells_outlive_thei
 
 
 @pytest.mark.asyncio
-async def test_tcp_grants_observe_only() -> None:
+async def test_tcp_grants_observe_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stream is begun: one that is refused while its first message is on its way may lose the reason."""
     async with running(options_for(MULTITURN, "127.0.0.1:0")) as daemon, Client(daemon.address) as client:
+        monkeypatch.setattr(client._channel, "stream_stream", None)
         assert not (await client.hello()).control
         assert (await client.status())["stream"]["incarnation"] == daemon.service.incarnation
         with pytest.raises(Refused, match="needs the role control; this endpoint grants observe"):

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from kvbm_console.cli.output import print_json, warn
-from kvbm_console.cli.params import Duration, Labelled, compiled, format_option, resolve_target, target_option
+from kvbm_console.cli.params import NUMBER, Duration, Labelled, compiled, format_option, resolve_target, target_option
 from kvbm_console.core.config import EXPIRES_MAX_NS, MAX_HOLD_NS_MAX, BreakpointSpec
-from kvbm_console.core.errors import Refused
+from kvbm_console.core.errors import Refused, UsageError
 from kvbm_console.core.ids import (
+    NUMBER_MAX,
     BreakpointAction,
     CandidateStatus,
     OnTimeout,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STATE: Final = Labelled(SlotState, "state")
+_FLAGS: Final = {"condition": "--when", "hit_condition": "--hits", "ignore_count": "--ignore", "log": "--log",
+                 "name": "--name", "request": "--request", "depends_on": "--after"}
+"""Fields whose bounds are those of the specification, by the flags that state them."""
 SILENT: Final = "\x00"
 """What ``--log`` without a template stands for."""
 SHOWN_HITS: Final = 20
@@ -55,7 +59,7 @@ def spec_options(command: F) -> F:
                      help="Only when this holds, as 'tokens.computed > 4096 and tiers.g1.available < 16'."),
         click.option("--hits", "hit_condition", metavar="N", default="",
                      help="Which matches count: ==N, >=N or every %N-th."),
-        click.option("--ignore", "ignore_count", type=click.IntRange(0), default=0, metavar="N",
+        click.option("--ignore", "ignore_count", type=click.IntRange(0, NUMBER_MAX), default=0, metavar="N",
                      help="Let the first N matches through; --hits counts from there."),
         click.option("--action", type=Labelled(BreakpointAction, "action"), metavar="ACTION",
                      help="hold (default), log, snapshot or freeze."),
@@ -72,15 +76,19 @@ def spec_options(command: F) -> F:
 
 
 def spec_of(given: dict[str, Any]) -> BreakpointSpec:
-    """The breakpoint that the flags state; raises ``UsageError`` naming a field that is out of bounds."""
+    """The breakpoint that the flags state; raises ``UsageError`` naming the flag that is out of bounds."""
     given = dict(given)
     log, action = given.pop("log"), given.pop("action")
     if action is None:
         action = BreakpointAction.HOLD if log is None else BreakpointAction.LOG
-    return BreakpointSpec(
-        action=action, log="" if log in (None, SILENT) else log, one_shot=given.pop("once"),
-        expires_ns=given.pop("expires_ns", None) or BreakpointSpec().expires_ns, **given,
-    )
+    try:
+        return BreakpointSpec(
+            action=action, log="" if log in (None, SILENT) else log, one_shot=given.pop("once"),
+            expires_ns=given.pop("expires_ns", None) or BreakpointSpec().expires_ns, **given,
+        )
+    except UsageError as error:
+        field, _, bound = str(error).partition(" ")
+        raise UsageError(f"{_FLAGS.get(field, field)} {bound}") from None
 
 
 def check(spec: BreakpointSpec) -> BreakpointSpec:
@@ -101,7 +109,7 @@ def break_group() -> None:
 
 @break_group.command(name="set")
 @spec_options
-@click.option("--after", "depends_on", type=click.IntRange(1), default=None, metavar="BREAKPOINT",
+@click.option("--after", "depends_on", type=NUMBER, default=None, metavar="BREAKPOINT",
               help="Only once that one has taken effect.")
 @click.option("--max-hold", "max_hold_ns", type=Duration(1, MAX_HOLD_NS_MAX, "above 0 and at most 120s"),
               default="30s", show_default=True, metavar="DURATION", help="Longest hold, at most 120s.")
@@ -146,7 +154,7 @@ def break_list(target: str | None, form: str) -> None:
 
 
 @break_group.command(name="clear")
-@click.argument("ids", metavar="[BREAKPOINT]...", nargs=-1, type=click.IntRange(1))
+@click.argument("ids", metavar="[BREAKPOINT]...", nargs=-1, type=NUMBER)
 @target_option
 def break_clear(ids: tuple[int, ...], target: str | None) -> None:
     """Remove breakpoints: these, or all of all owners."""
@@ -163,7 +171,7 @@ def break_clear(ids: tuple[int, ...], target: str | None) -> None:
 
 
 @break_group.command(name="enable")
-@click.argument("number", metavar="BREAKPOINT", type=click.IntRange(1))
+@click.argument("number", metavar="BREAKPOINT", type=NUMBER)
 @target_option
 def break_enable(number: int, target: str | None) -> None:
     """Arm a breakpoint again."""
@@ -171,7 +179,7 @@ def break_enable(number: int, target: str | None) -> None:
 
 
 @break_group.command(name="disable")
-@click.argument("number", metavar="BREAKPOINT", type=click.IntRange(1))
+@click.argument("number", metavar="BREAKPOINT", type=NUMBER)
 @target_option
 def break_disable(number: int, target: str | None) -> None:
     """Mute a breakpoint without removing it."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from kvbm_console.cli.output import print_json
-from kvbm_console.cli.params import Duration, format_option, resolve_target, target_option
+from kvbm_console.cli.params import NUMBER, Duration, format_option, resolve_target, target_option
 from kvbm_console.core.config import MAX_HOLD_NS_MAX
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Site, SlotState
@@ -56,7 +56,7 @@ def print_part(target: str | None, form: str, part: str, lines: Any, nothing: st
 
 
 @click.command(name="continue")
-@click.argument("hold", required=False, type=click.IntRange(1))
+@click.argument("hold", required=False, type=NUMBER)
 @click.option("--all", "everything", is_flag=True, help="Release every hold.")
 @click.option("--until", type=Until(), metavar="STATE|SITE", help="Stop the same slot once more there.")
 @target_option
@@ -90,7 +90,7 @@ def _only_hold(address: str, hold: int | None, needs: str) -> int | None:
 
 
 @click.command()
-@click.argument("hold", required=False, type=click.IntRange(1))
+@click.argument("hold", required=False, type=NUMBER)
 @click.option("--pipeline", is_flag=True, help="Instead let one candidate through its evaluation, while it is closed.")
 @target_option
 def step(hold: int | None, pipeline: bool, target: str | None) -> None:
@@ -112,7 +112,7 @@ def step(hold: int | None, pipeline: bool, target: str | None) -> None:
 
 
 @click.command()
-@click.argument("hold", type=click.IntRange(1))
+@click.argument("hold", type=NUMBER)
 @target_option
 def skip(hold: int, target: str | None) -> None:
     """Resolve the candidates of a held slot to no work, and let it go on."""

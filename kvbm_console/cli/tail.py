@@ -13,6 +13,7 @@ from kvbm_console.cli.params import compiled, filter_option, format_option, reso
 from kvbm_console.core.describe import describe, slot_of
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Event
+from kvbm_console.core.ids import NUMBER_MAX
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 
@@ -20,7 +21,7 @@ from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapS
 @click.command()
 @target_argument
 @format_option("text", "jsonl")
-@click.option("--since", type=click.IntRange(0), metavar="SEQ",
+@click.option("--since", type=click.IntRange(0, NUMBER_MAX), metavar="SEQ",
               help="Begin with this event, if the daemon still has it; default: with the next one.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after this many events.")
 @filter_option("Only events for which this holds, as 'kind = SlotMoved and to = preempted'.")

@@ -14,6 +14,7 @@ import xxhash
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import (
+    NUMBER_MAX,
     BreakpointAction,
     CandidateStatus,
     OnTimeout,
@@ -168,14 +169,16 @@ class BreakpointSpec(msgspec.Struct, frozen=True, array_like=True):
         require(len(self.log) <= TEMPLATE_CHARS_MAX, "log", f"at most {TEMPLATE_CHARS_MAX} characters", self.log[:80])
         require(not self.hit_condition or HIT_CONDITION.fullmatch(self.hit_condition) is not None, "hit_condition",
                 "==N, >=N or %N with N from 1", self.hit_condition[:80])
-        require(self.depends_on >= 0, "depends_on", "the id of a breakpoint, or 0", self.depends_on)
+        require(abs(self.id) <= NUMBER_MAX, "id", f"the id of a breakpoint, at most {NUMBER_MAX}, or 0", self.id)
+        require(0 <= self.depends_on <= NUMBER_MAX, "depends_on", f"the id of a breakpoint, at most {NUMBER_MAX}, or 0",
+                self.depends_on)
         require(0 < self.expires_ns <= EXPIRES_MAX_NS, "expires_ns", f"above 0 and at most {EXPIRES_MAX_NS}",
                 self.expires_ns)
         require(1 <= len(self.request.encode()) <= REQUEST_ID_BYTES_MAX, "request",
                 f"a pattern of 1 to {REQUEST_ID_BYTES_MAX} bytes", self.request)
         require(0 < self.max_hold_ns <= MAX_HOLD_NS_MAX, "max_hold_ns",
                 f"above 0 and at most {MAX_HOLD_NS_MAX}", self.max_hold_ns)
-        require(self.ignore_count >= 0, "ignore_count", "at least 0", self.ignore_count)
+        require(0 <= self.ignore_count <= NUMBER_MAX, "ignore_count", f"0 to {NUMBER_MAX}", self.ignore_count)
 
     @property
     def narrowed(self) -> bool:

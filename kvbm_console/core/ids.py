@@ -7,6 +7,8 @@ new members are added at the end.
 from enum import IntEnum
 from typing import Final
 
+NUMBER_MAX: Final = 2**53
+"""Of breakpoints, holds and events, and of what is counted: what every reader of our JSON can tell apart."""
 EMPTY_HASH: Final = 0
 """The sequence hash of a place that holds no full block (I4: one encoding of empty). The edge maps a real 0 to 1."""
 

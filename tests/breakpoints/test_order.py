@@ -97,11 +97,21 @@ def test_an_expression_that_is_not_understood_is_refused_when_it_is_set(fields: 
     assert [known.spec.request for known in house.state.breakpoints.values()] == ["keep"], "nothing changed"
 
 
+@pytest.mark.parametrize("ids", [(9,), (-1,), (1, 1)], ids=str)
+def test_an_id_that_was_not_given_out_is_refused(ids: tuple[int, ...]) -> None:
+    house = House()
+    house.stop_at(request="keep", action=LOG)
+    house.command(st.BreakpointsReplaced, "me", tuple(BreakpointSpec(id=number) for number in ids))
+    assert "was not given out or stands twice" in house.why
+    assert list(house.state.breakpoints) == [1], "nothing changed"
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"hit_condition": "3"}, {"hit_condition": "==0"}, {"hit_condition": "%"}, {"condition": "x" * 1_025},
      {"log": "x" * 257}, {"name": "n" * 65}, {"expires_ns": 0}, {"expires_ns": 25 * 3_600 * 10**9}, {"depends_on": -1},
-     {"max_hold_ns": 121 * 10**9}, {"ignore_count": -1}],
+     {"max_hold_ns": 121 * 10**9}, {"ignore_count": -1}, {"ignore_count": 2**60}, {"depends_on": 2**60},
+     {"id": 2**60}],
 )
 def test_a_specification_out_of_bounds_names_the_field(fields: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(fields))):

@@ -52,7 +52,7 @@ def breakpoints_replaced(leader: Decider, s: st.BreakpointsReplaced) -> tuple[Br
         if spec.id == 0:
             spec = msgspec.structs.replace(spec, id=number)
             number += 1
-        elif spec.id in (earlier.id for earlier in specs) or spec.id >= leader.state.next_breakpoint:
+        elif spec.id in (earlier.id for earlier in specs) or not 0 < spec.id < leader.state.next_breakpoint:
             raise Refused(f"breakpoint id {spec.id} was not given out or stands twice")
         elif known is not None and known.owner != s.owner:
             raise Refused(f"breakpoint {spec.id} belongs to {known.owner}")

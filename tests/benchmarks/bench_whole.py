@@ -1,35 +1,44 @@
 """Figures of whole processes: what observers cost an engine, and how soon a console shows something.
 
-Law of this file: real processes, sockets and terminals. The engine of ``observers`` is simulated at full speed, so what
-is compared is the processor's time of its whole process: decisions, publishing, ten streams and the recorder's thread.
-It is that of a long run less that of a short one: starting, connecting and sealing are no part of it.
+Law of this file: real processes, sockets and terminals. The engines of ``observers`` are simulated at full speed and
+run side by side, one with a console, a recorder and ten subscribers, one alone; both do the same work and end with the
+same digest. Their loops share one processor, so that a neighbour takes from both; all else has the other ones.
+Compared are the processor's time of the whole process (decisions, publishing, eleven streams, the recorder's threads)
+and the wall's, from the first to the last of the work: starting, connecting and sealing are no part of it.
 """
 
+import asyncio
 import contextlib
 import os
 import pty
 import select
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from kvbm_console.client import Client
+from kvbm_console.stream.feed import Heartbeat
 from tests.benchmarks.harness import Figure, Target
+from tests.benchmarks.measured_engine import Taken
 from tests.tui.pty_bench import PROGRAM, ROOT, daemon
 
-SHORT: Final = 150
-LONG: Final = 750
+REQUESTS: Final = 300
+PAIRS: Final = 6
+"""Even: each side starts first as often as the other."""
 SUBSCRIBERS: Final = 10
 STARTS: Final = 5
 DRAWN: Final = b"ev/s"
 """Part of the console's first line with values."""
 LIMIT_S: Final = 60.0
-SAME: Final = ("requests", "slots", "candidates", "hits")
-"""Lines of the summary that do not depend on who looks on."""
 
 
 @contextlib.contextmanager
@@ -58,8 +67,8 @@ def _drain(end: int, stop: threading.Event) -> None:
 
 
 @contextlib.contextmanager
-def _observers(address: str) -> Iterator[None]:
-    """Ten subscribers and a console."""
+def _observers(address: str) -> Iterator[list[int]]:
+    """Ten subscribers and a console, all of them there; gives the subscribers' process ids."""
     tails = [
         subprocess.Popen([*PROGRAM, "tail", address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
         for _ in range(SUBSCRIBERS)
@@ -70,7 +79,8 @@ def _observers(address: str) -> Iterator[None]:
             reader = threading.Thread(target=_drain, args=(end, stop))
             reader.start()
             try:
-                yield
+                asyncio.run(_all_there(address))
+                yield [tail.pid for tail in tails]
             finally:
                 stop.set()
                 reader.join()
@@ -80,35 +90,83 @@ def _observers(address: str) -> Iterator[None]:
             tail.wait()
 
 
-def _run(requests: int, observed: bool) -> tuple[float, list[str]]:
-    """Seconds of the processor until the work is done, and what the summary says of the work."""
+async def _all_there(address: str) -> None:
+    """Until the heartbeats tell of ten subscribers, a console and ourselves."""
+    async with asyncio.timeout(LIMIT_S), Client(address) as client, client.subscribe() as feed:
+        async for item in feed:
+            if isinstance(item, Heartbeat) and item.subscribers >= SUBSCRIBERS + 2:
+                return
+    raise AssertionError("the daemon ended before its work began")
+
+
+def _engine(place: str, name: str, *directory: str) -> "subprocess.Popen[str]":
+    """A ``measured_engine`` that can be connected to and waits for its line."""
+    command = [
+        sys.executable, "-m", "tests.benchmarks.measured_engine", f"multiturn:requests={REQUESTS}",
+        f"unix:{place}/{name}.sock", *directory,
+    ]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=ROOT, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def _taken(process: "subprocess.Popen[str]") -> Taken:
+    said, error = process.communicate()
+    assert process.returncode == 0, error
+    return msgspec.json.decode(said, type=Taken)
+
+
+def _share(loops: list[int], others: list[int]) -> None:
+    """Both loops (the processes' first threads) on one processor, the others on the rest."""
+    processors = sorted(os.sched_getaffinity(0))
+    if len(processors) > 1:
+        for one in loops:
+            os.sched_setaffinity(one, processors[:1])
+        for one in others:
+            os.sched_setaffinity(one, processors[1:])
+
+
+def _pair(observed_first: bool) -> tuple[Taken, Taken]:
+    """What the same work took with observers and without, at the same time."""
     with tempfile.TemporaryDirectory(prefix="kvbm-") as place:
-        address = f"unix:{place}/d.sock"
-        command = [
-            *PROGRAM, "serve", "--workload", f"multiturn:requests={requests}", "--speed", "max", "--exit-when-done",
-            "--listen", address, *(["--record", f"{place}/run"] if observed else []),
-        ]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, text=True)
-        assert process.stdout is not None
-        process.stdout.readline()
-        with _observers(address) if observed else contextlib.nullcontext():
-            summary = process.stdout.read()
-            _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0, summary
-    return usage.ru_utime + usage.ru_stime, [line for line in summary.splitlines() if line.startswith(SAME)]
+        if observed_first:
+            observed = _engine(place, "observed", f"{place}/run")
+        alone = _engine(place, "alone")
+        if not observed_first:
+            observed = _engine(place, "observed", f"{place}/run")
+        with _observers(f"unix:{place}/observed.sock") as tails:
+            _share([observed.pid, alone.pid], tails)
+            for process in (observed, alone):
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+            ours, theirs = _taken(observed), _taken(alone)
+    assert (ours.seq, ours.digest) == (theirs.seq, theirs.digest), "observers changed what happened"
+    return ours, theirs
+
+
+@cache
+def _pairs() -> list[tuple[Taken, Taken]]:
+    return [_pair(number % 2 == 0) for number in range(PAIRS)]
+
+
+def _observed(name: str, clock: Callable[[Taken], int]) -> Figure:
+    pairs = [(clock(ours), clock(theirs)) for ours, theirs in _pairs()]
+    ours, theirs = (statistics.median(column) / REQUESTS for column in zip(*pairs, strict=True))
+    ratio = statistics.median(one / other for one, other in pairs)
+    return Figure(name, ours, "unobserved", theirs, ratio, Target(ratio=1.02))
 
 
 def observers() -> Figure:
-    """A run with a console, a recorder and ten subscribers beside the same run alone; both do the same work."""
-    took = []
-    for observed in (False, True):
-        short, _ = _run(SHORT, observed)
-        long, said = _run(LONG, observed)
-        took.append(((long - short) * 1e9 / (LONG - SHORT), said))
-    (bare, said), (ours, said_too) = took
-    assert said == said_too, "observers changed what happened"
-    return Figure("observed: a request", ours, "unobserved", bare, ours / bare, Target(ratio=1.02))
+    """The processor's time of the whole process."""
+    return _observed("observed: a request", lambda taken: taken.process_ns)
+
+
+def observers_wall() -> Figure:
+    """What the engine's own progress is slowed by."""
+    return _observed("observed: a request, by the wall", lambda taken: taken.wall_ns)
 
 
 def first_frame() -> Figure:
@@ -140,4 +198,7 @@ def _wait_for(end: int) -> None:
         kept = kept[-64:] + os.read(end, 65_536)
 
 
-BENCHES: Final = {"first frame of attach": first_frame, "observed, a request": observers}
+BENCHES: Final = {
+    "first frame of attach": first_frame, "observed, a request": observers,
+    "observed, a request, by the wall": observers_wall,
+}

@@ -64,10 +64,13 @@ class TargetClock:
 class Progress:
     """Events per second of local time, and the lag behind the head that heartbeats tell of."""
 
-    __slots__ = ("_batches", "_beats", "_since")
+    __slots__ = ("_batches", "_beats", "_recent", "_since")
 
     def __init__(self) -> None:
-        self._batches: deque[tuple[int, int]] = deque(maxlen=BATCHES_MAX)
+        self._batches: deque[tuple[int, int]] = deque()
+        """(time, events) of the last ones, BATCHES_MAX at most."""
+        self._recent = 0
+        """Events of those."""
         self._beats: deque[tuple[int, int]] = deque(maxlen=BEATS_MAX)
         self._since: int | None = None
         """When the connection began."""
@@ -75,9 +78,12 @@ class Progress:
     def arrived(self, events: int, mono_ns: int) -> None:
         """A batch was taken."""
         batches = self._batches
+        self._recent += events
         if batches and 0 <= mono_ns - batches[-1][0] < RATE_STEP_NS:
             mono_ns, events = batches[-1][0], events + batches.pop()[1]
         batches.append((mono_ns, events))
+        if len(batches) > BATCHES_MAX:
+            self._recent -= batches.popleft()[1]
 
     def beat(self, head_seq: int, mono_ns: int) -> None:
         """A heartbeat told the head."""
@@ -93,12 +99,15 @@ class Progress:
         """A new connection."""
         self._since = mono_ns
         self._batches.clear()
+        self._recent = 0
         self._beats.clear()
 
     def rate(self, mono_ns: int) -> float:
         """Events per second over the last two seconds."""
-        edge = mono_ns - RATE_WINDOW_NS
-        return sum(events for at, events in self._batches if at >= edge) * SECOND_NS / RATE_WINDOW_NS
+        batches, edge = self._batches, mono_ns - RATE_WINDOW_NS
+        while batches and batches[0][0] < edge:
+            self._recent -= batches.popleft()[1]
+        return self._recent * SECOND_NS / RATE_WINDOW_NS
 
     def lag_events(self, next_seq: int) -> int:
         """Events between what is applied and the last head told."""

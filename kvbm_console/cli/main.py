@@ -146,5 +146,6 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> NoReturn:
     """Entry point of the console script."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is told by us, in one sentence
     cli.main()
     raise AssertionError("unreachable")

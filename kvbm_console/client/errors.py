@@ -20,6 +20,13 @@ _KIND: Final[dict[grpc.StatusCode, type[KvbmConsoleError]]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Refused,
     grpc.StatusCode.UNIMPLEMENTED: Refused,
 }
+_TLS: Final = (
+    ("WRONG_VERSION_NUMBER", "does not speak TLS, so --tls-ca is not for it"),
+    ("handshake failed", "shows no certificate that --tls-ca vouches for"),
+    ("failed to connect to all addresses; last error: UNAVAILABLE", "hangs up; one that speaks TLS needs --tls-ca"),
+    ("errors resolving", "names a host that is not found"),
+)
+"""What the transport says where somebody may listen, but not to us; the first that fits."""
 END: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
 """What reading a finished stream answers."""
 
@@ -32,8 +39,12 @@ def translated(target: str, code: grpc.StatusCode | None, details: str | None) -
         return kind(text or f"{target} refused with {code}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return ConnectionLost(f"{target} did not answer in time")
-    if code is grpc.StatusCode.UNAVAILABLE and "connect" in text.lower():
-        return ConnectionLost(f"nobody listens on {target}")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        for word, why in () if target.startswith("unix:") else _TLS:
+            if word in text:
+                return ConnectionLost(f"{target} {why}")
+        if "connect" in text.lower():
+            return ConnectionLost(f"nobody listens on {target}")
     return ConnectionLost(f"the connection to {target} was lost" + (f": {text}" if _is_ours(text) else ""))
 
 

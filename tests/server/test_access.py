@@ -18,6 +18,7 @@ import grpc.aio
 import pytest
 
 from kvbm_console.client import Access, Client
+from kvbm_console.client.errors import translated
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
 from kvbm_console.core.ids import SlotState
@@ -42,13 +43,11 @@ def token_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def made(place: Path) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 that signs itself, and its key."""
     openssl = which("openssl")
     if openssl is None:
         pytest.skip("needs openssl to make a certificate")
-    place = tmp_path_factory.mktemp("tls")
     cert, key = place / "cert.pem", place / "key.pem"
     subprocess.run(
         [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2",
@@ -57,6 +56,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     )
     key.chmod(0o600)
     return cert, key
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """That of the daemons."""
+    return made(tmp_path_factory.mktemp("tls"))
 
 
 @asynccontextmanager
@@ -192,9 +197,30 @@ async def test_tls_with_a_token(certificate: tuple[Path, Path], token_file: Path
             assert await controls(client)
         async with Client(daemon.address, access=Access.load(cert, None)) as client:
             assert not (await client.hello()).control
-        async with Client(daemon.address) as client:
-            with pytest.raises(ConnectionLost):
+
+
+@pytest.mark.asyncio
+async def test_who_listens_but_not_to_us_is_not_called_nobody(
+    certificate: tuple[Path, Path], tmp_path: Path, token_file: Path
+) -> None:
+    (cert, key), (another, _) = certificate, made(tmp_path)
+
+    async def said(target: str, ca: Path | None) -> str:
+        async with Client(target, access=Access.load(ca, None)) as client:
+            with pytest.raises(ConnectionLost) as caught:
                 await client.hello()
+        return str(caught.value)
+
+    async with tcp_daemon(tls_cert=cert, tls_key=key, token_file=token_file) as daemon:
+        assert await said(daemon.address, None) == f"{daemon.address} hangs up; one that speaks TLS needs --tls-ca"
+        assert await said(daemon.address, another) == (
+            f"{daemon.address} shows no certificate that --tls-ca vouches for")
+    assert await said(daemon.address, cert) == f"nobody listens on {daemon.address}"
+    assert await said(daemon.address, None) == f"nobody listens on {daemon.address}"
+    async with tcp_daemon() as daemon:
+        assert await said(daemon.address, cert) == f"{daemon.address} does not speak TLS, so --tls-ca is not for it"
+    unknown = translated("far:1", grpc.StatusCode.UNAVAILABLE, "errors resolving far:1: Domain name not found")
+    assert str(unknown) == "far:1 names a host that is not found"
 
 
 def test_files_that_are_no_pem_are_refused(tmp_path: Path, certificate: tuple[Path, Path]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from server.daemon import Daemon
+from server.summary import Summary
 from tests.server.daemons import options_for
 
 
@@ -23,8 +24,8 @@ class Taken(msgspec.Struct, frozen=True):
     wall_ns: int
     process_ns: int
     thread_ns: int
-    seq: int
-    digest: int
+    did: Summary
+    """What was done, without the notes that a loop was kept from running, and how they were recorded."""
 
 
 def now() -> tuple[int, int, int]:
@@ -53,9 +54,10 @@ async def work(workload: str, address: str, directory: str | None) -> Taken:
     """One run."""
     record = {} if directory is None else {"record": Path(directory)}
     daemon = Measured(options_for(workload, address, speed=None, exit_when_done=True, **record))
-    await daemon.run()
+    summary = await daemon.run()
     wall_ns, process_ns, thread_ns = (end - begin for begin, end in zip(daemon.began, daemon.ended, strict=True))
-    return Taken(wall_ns, process_ns, thread_ns, *daemon.service.digest())
+    did = msgspec.structs.replace(summary, events_published=0, stimuli=0, recorder=None)
+    return Taken(wall_ns, process_ns, thread_ns, did)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ console in order.
 
 import contextlib
 import queue
+import sys
 from collections.abc import Callable
 from typing import IO, Any, Final
 
@@ -20,11 +21,15 @@ GONE: Final = 129
 
 
 class Terminal(LinuxDriver):
-    """Textual's driver. Its writer ends with the first error, and whoever writes to it then waits for ever."""
+    """Textual's driver. Its writer ends with the first error, and whoever writes to it then waits for ever.
+
+    It draws to stderr; where that is no terminal (``2>errors``), this one draws to stdout.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._file: Any = _Sink(self._file, self._hung_up)
+        file = self._file if self._file.isatty() or sys.__stdout__ is None else sys.__stdout__
+        self._file: Any = _Sink(file, self._hung_up)
 
     @property
     def behind(self) -> bool:

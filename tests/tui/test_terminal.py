@@ -33,14 +33,17 @@ SHOW_CURSOR = b"\x1b[?25h"
 class Attached:
     """``attach`` on a pty of its own, under a shell's job control when asked."""
 
-    def __init__(self, directory: Path, *args: str, hears_of_hangup: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *args: str, hears_of_hangup: bool = True, errors: int | None = None
+    ) -> None:
         self.ours, self.theirs = pty.openpty()
         self.resize(80, 24)
         self.before = termios.tcgetattr(self.theirs)
         self.drawn = b""
         self._open = [self.theirs, self.ours]
         self.process = subprocess.Popen(
-            [PROGRAM, *(args or ("attach",))], stdin=self.theirs, stdout=self.theirs, stderr=self.theirs,
+            [PROGRAM, *(args or ("attach",))], stdin=self.theirs, stdout=self.theirs,
+            stderr=self.theirs if errors is None else errors,
             cwd=directory, env={**environment(directory), "TERM": "xterm-256color", "COLORTERM": "truecolor"},
             start_new_session=True,
             preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if hears_of_hangup else None,
@@ -111,9 +114,11 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def attached(daemon: Daemon, *args: str, hears_of_hangup: bool = True) -> Iterator[Attached]:
+def attached(
+    daemon: Daemon, *args: str, hears_of_hangup: bool = True, errors: int | None = None
+) -> Iterator[Attached]:
     """A console that has drawn a live target."""
-    console = Attached(daemon.directory, *args, hears_of_hangup=hears_of_hangup)
+    console = Attached(daemon.directory, *args, hears_of_hangup=hears_of_hangup, errors=errors)
     try:
         console.until(b"LIVE", b"TIERS")
         yield console
@@ -136,6 +141,14 @@ def test_f20_the_terminal_is_restored_and_the_daemon_goes_on(daemon: Daemon, how
     daemon.output("tail", "--count", "5")
     assert daemon.json("status")["stream"]["head_seq"] > before
     assert daemon.process.poll() is None
+
+
+def test_it_draws_on_the_terminal_though_its_errors_go_to_a_file(daemon: Daemon, tmp_path: Path) -> None:
+    with (tmp_path / "errors").open("wb") as file, attached(daemon, errors=file.fileno()) as console:
+        console.type(b"q")
+        assert console.leave() == 0
+        console.restored()
+    assert (tmp_path / "errors").read_bytes() == b""
 
 
 @pytest.mark.fault

@@ -136,10 +136,7 @@ class PoolFacts:
         return ready
 
     def contents_of(self, ids: list[int], packed: bytes | None = None) -> tuple[list[int], list[int]]:
-        """Those of these places that have content, and its hashes; nobody may change either.
-
-        ``packed``: the same places as a column.
-        """
+        """Those of these places (``packed``: as a column) with content, and its hashes; nobody may change either."""
         if len(ids) >= bulk.BULK_MIN:
             contents = bulk.contents_at(self, packed or pack_ids(ids))
             if contents is not None:

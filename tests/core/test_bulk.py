@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbm_console.core import bulk
+from kvbm_console.core import columns as packing
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.errors import FoldError, InternalError
@@ -199,3 +200,17 @@ def test_a_pool_of_unknown_size_grows_after_many_of_its_places_were_looked_at() 
             assert bulk.contents_at(pool, pack_ids(places[:3])) is None, "one of them is empty"
     assert pool.counts == pool.walk()
     assert list(pool.refs) == [1] * 3 + [2] * 8 + [1] * 5
+
+
+def test_columns_of_one_id_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_ONES_MAX", 3)
+    column_of, id_of = packing._ColumnOf(), packing._IdOf()
+    for block in (0, -1, 2**31 - 1, -2**31, 7, 0):
+        column = block.to_bytes(4, "little", signed=True)
+        assert (column_of[block], id_of[column], pack_ids([block])) == (column, block, column)
+    assert len(column_of) == len(id_of) == 3
+    for unfit in (2**32, -2**31 - 1):
+        with pytest.raises(OverflowError):
+            pack_ids([unfit])
+    with pytest.raises(TypeError):
+        pack_ids(["7"])  # type: ignore[list-item]

@@ -176,16 +176,17 @@ def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> 
         slot = state.known_slot(e.slot)
     column, index, held = e.ids, slot.device_pool, slot.device_blocks
     pool = state.device_pool_of(slot) if index is None else state.pools[index]
-    if len(column) == ID_BYTES * len(held):
+    if len(held) == 1 and len(column) == ID_BYTES:  # what decoding gives back
         held.clear()
         if slot.filled_blocks:
             slot.filled_blocks = 0
-        if len(column) == ID_BYTES:
-            pool.unref_one(id_of[column])
-            return
-        ids = read_ids(column)
+        pool.unref_one(id_of[column])
+        return
+    ids = read_ids(column)
+    if len(ids) == len(held):
+        held.clear()
+        slot.filled_blocks = 0
     else:
-        ids = read_ids(column)
         gone = set(ids)
         held[:] = [block for block in held if block not in gone]
         slot.filled_blocks = min(slot.filled_blocks, len(held))

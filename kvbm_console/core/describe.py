@@ -3,6 +3,7 @@
 Law of this file: the match is total, so a new event kind that is forgotten here is a type error.
 """
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from kvbm_console.core import events as ev
@@ -40,6 +41,10 @@ def slot_of(event: ev.Event, state: CacheState | None = None) -> int | None:
 
 def _blocks(count: int) -> str:
     return f"{count} block" if count == 1 else f"{count:,} blocks"
+
+
+def _slots(slots: Sequence[int]) -> str:
+    return f"{len(slots):,} {'slot' if len(slots) == 1 else 'slots'}"
 
 
 def _ids(column: bytes) -> str:
@@ -93,11 +98,11 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.DeviceBlocksAssigned():
             reused = f", {event.reused} reused" if event.reused else ""
             external = f", {event.external_tokens:,} tokens to load" if event.external_tokens else ""
-            return f"{_tier(state, event.pool)} {_ids(event.ids)} to {len(event.slots)} slots{reused}{external}"
+            return f"{_tier(state, event.pool)} {_ids(event.ids)} to {_slots(event.slots)}{reused}{external}"
         case ev.DeviceBlocksReleased():
             return f"{_ids(event.ids)}, {event.why.label}"
         case ev.BlocksFilled():
-            return f"{_tier(state, event.pool)} {_ids(event.ids)} of {len(event.slots)} slots"
+            return f"{_tier(state, event.pool)} {_ids(event.ids)} of {_slots(event.slots)}"
         case ev.BlocksEvicted():
             wanted = "" if event.for_slot is None else f" for slot {event.for_slot}"
             return f"{_tier(state, event.pool)} {_ids(event.ids)}{wanted}, {event.rule.label}"

@@ -253,3 +253,9 @@ def test_an_event_out_of_order_is_refused() -> None:
     facts.apply(ev.IterationAdvanced(1, 9, 1, 1, 1, 0, 0, (), ()))
     with pytest.raises(FoldError, match="is at 3 ns, before 9 ns"):
         facts.apply(ev.IterationAdvanced(2, 3, 2, 2, 1, 0, 0, (), ()))
+
+
+@pytest.mark.parametrize(("slots", "text"), [((7,), "1 block of 1 slot"), ((7, 8), "1 block of 2 slots")])
+def test_one_slot_is_not_several(slots: tuple[int, ...], text: str) -> None:
+    filled = ev.BlocksFilled(1, 0, 0, pool=0, slots=slots, counts=(1,), ids=bytes(4), hashes=bytes(8))
+    assert describe(filled, None).endswith(text)

@@ -207,7 +207,7 @@ class Desk:
         feet = self.prompt.lines(width, height // 2) if self.prompt is not None else [self._keys(width)]
         covered = len(feet) - 1
         if self.actions.playback is not None:
-            feet.insert(0, frame.transport_line(self.transport(), width, self.glyphs.full, self.glyphs.knob))
+            feet.insert(0, frame.transport_line(self.transport(), width, self.glyphs))
         room = height - len(lines) - len(feet)
         body = fit([_inside(line, width) for line in self._body(width, room + covered)], room)
         return [*lines, *body, *feet]

@@ -7,6 +7,7 @@ from kvbm_console.core.ids import SlotState, WaitPoint
 from tests.tui.script import MS, S, Script, opening
 from tui.draw import bars, table
 from tui.draw.bars import divide
+from tui.draw.frame import Transport, transport_line
 from tui.draw.glyphs import ASCII, UNICODE
 from tui.draw.lifeline import HELD, LATE, VERY_LATE, Lifelines, Window, busy_cells, life_codes, runs, transfer_codes
 from tui.draw.spans import Line, Row, Span, beside, crop
@@ -262,3 +263,9 @@ def test_rows_of_lives_come_and_go_between_two_sorts() -> None:
     for life in (mirror.lives.pop(slot), *(Life(number, "x", 0) for number in range(1_000, 1_000 + PAST_MAX))):
         mirror.archive.bury(life)
     assert [life.request for life in order.update(mirror, 3, None, None)] == ["a"], "the oldest one was forgotten"
+
+
+def test_the_bar_of_a_recording_needs_no_other_character_from_the_glyph_tables() -> None:
+    middle = Transport("PAUSED", "00:00:08.000", seq=50, first_seq=0, last_seq=100, hits=0, marks=[])
+    assert transport_line(middle, 80, ASCII).text.isascii()
+    assert "━●─" in transport_line(middle, 80, UNICODE).text

@@ -89,6 +89,16 @@ def test_a_warning_that_ended_stays_grey_for_five_seconds() -> None:
     assert [w for w in lints.warnings(LEAVE_AFTER_NS + 1) if w.kind == "lost"] == []
 
 
+def test_what_was_true_at_the_last_look_is_not_over_before_the_next() -> None:
+    mirror, lints = folded(story()), Lints()
+    lints.check(mirror, 5 * S)
+    (held,) = lints.unfolded(5 * S + 200 * MS)
+    assert (held.kind, held.ended_ns) == ("held", None)
+    mirror.take(GapSeen(1, 1, "reader too slow"), 6 * S)
+    lints.check(mirror, 6 * S)
+    assert [w.ended_ns for w in lints.unfolded(6 * S + 200 * MS) if w.kind == "lost"] == [None]
+
+
 def test_equal_ones_fold() -> None:
     script = Script()
     script.pools()

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from ..model.numbers import count, cut, duration, per_second, plain, plural
+from .glyphs import Glyphs
 from .spans import Action, Line, Row
 
 TABS: Final = (
@@ -188,27 +189,27 @@ class Transport(msgspec.Struct):
     """(seq, character, role) on the bar."""
 
 
-def transport_line(transport: Transport, width: int, full: str, knob: str) -> Line:
+def transport_line(transport: Transport, width: int, glyphs: Glyphs) -> Line:
     """The row above the keys on a recording; a click on its bar seeks."""
     row = Row().put(" ").put(transport.state, "strong").put(f"  {transport.clock}", "text")
     row.put("  seq ", "muted").put(count(transport.seq), "text").put(f" of {count(transport.last_seq)}  ", "muted")
     tail = f"  {plural(transport.hits, 'hit')}" if transport.hits else ""
     cells = width - 1 - row.x - len(tail)
     if cells >= 8:
-        bar_at(row, transport, cells, full, knob)
+        bar_at(row, transport, cells, glyphs)
     row.put(tail, "muted")
     return row.line("bar", width)
 
 
-def bar_at(row: Row, transport: Transport, cells: int, full: str, knob: str) -> None:
+def bar_at(row: Row, transport: Transport, cells: int, glyphs: Glyphs) -> None:
     """The bar of a recording, ``cells`` wide, appended to a row."""
     first, span = transport.first_seq, max(1, transport.last_seq - transport.first_seq)
     here = min(cells - 1, max(0, (transport.seq - first) * (cells - 1) // span))
     start = row.x
-    texts = [(full, "computed") if cell < here else ("─", "track") for cell in range(cells)]
+    texts = [(glyphs.full, "computed") if cell < here else (glyphs.track, "track") for cell in range(cells)]
     for seq, character, role in transport.marks:
         texts[min(cells - 1, max(0, (seq - first) * (cells - 1) // span))] = (character, role)
-    texts[here] = (knob, "strong")
+    texts[here] = (glyphs.knob, "strong")
     for text, role in texts:
         row.put(text, role)
     row.zone(start, ("seek", start, cells))

@@ -78,9 +78,12 @@ class Lints:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int, Warning]] = {}
         """Key to (true since, true last, the warning), in local time."""
+        self._checked = 0
+        """When everything was looked at last: what was true then is not over before it is looked at again."""
 
     def check(self, mirror: Mirror, mono_ns: int) -> None:
         """Look at everything again; called a few times a second."""
+        self._checked = mono_ns
         for warning in _all(mirror, mono_ns):
             first = self._seen[warning.key][0] if warning.key in self._seen else mono_ns
             self._seen[warning.key] = (first, mono_ns, warning)
@@ -98,7 +101,7 @@ class Lints:
         for first, last, warning in self._seen.values():
             if last - first < SHOW_AFTER_NS and warning.kind not in AT_ONCE:
                 continue
-            if mono_ns > last:
+            if last < self._checked:
                 if warning.kind == "held":
                     continue
                 warning = msgspec.structs.replace(warning, ended_ns=mono_ns - last)

@@ -83,7 +83,7 @@ class Record(Page):
         transport = desk.transport()
         cells = width - 3
         row = Row().put(" ")
-        bar_at(row, transport, cells, desk.glyphs.full, desk.glyphs.knob)
+        bar_at(row, transport, cells, desk.glyphs)
         values: list[float | None] = [float(value) for value in playback.density(cells)]
         density = Row().put(" ").spans(bars.trend(resample(values, cells, mean=False), desk.glyphs))
         lines += [density.line(), row.line()]

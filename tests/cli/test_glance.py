@@ -41,7 +41,7 @@ def test_a_hold_is_told_at_once_with_what_happens_next() -> None:
             continue
         break
     text = drawn(mirror)
-    assert text[0].startswith(" NEEDS YOU   1 caution")
+    assert text[0].startswith(" NEEDS YOU   1 hold")
     assert "held" in text[1]
     assert "at breakpoint" in text[1]
     assert [name for name in SECTIONS if any(line.startswith(f" {name}") for line in text)] == list(SECTIONS)

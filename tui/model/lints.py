@@ -26,6 +26,7 @@ LOSS_SHOWN_NS: Final = 300 * S
 FOLDED_BY_REQUEST: Final = ("preempt_loop", "polled")
 AT_ONCE: Final = ("held", "lost", "recorder", "all_held", "frozen")
 """What shows as soon as it is true."""
+LEVELS: Final = {Level.FAULT: "fault", Level.HELD: "hold", Level.CAUTION: "caution"}
 FOLD_FROM: Final = 3
 """So many equal warnings make one line."""
 ACTIONS: Final = {
@@ -107,6 +108,13 @@ class Lints:
                 warning = msgspec.structs.replace(warning, ended_ns=mono_ns - last)
             shown.append(warning)
         return sorted(shown, key=lambda w: (w.ended_ns is not None, w.level, -w.order))
+
+
+def tally(warnings: list[Warning]) -> str:
+    """How many there are of each level, worst first: ``1 fault, 2 cautions``; those that are over do not count."""
+    levels = [warning.level for warning in warnings if warning.ended_ns is None]
+    counts = [plural(levels.count(level), word) for level, word in LEVELS.items() if level in levels]
+    return ", ".join(counts) or "nothing"
 
 
 def _fold(warnings: list[Warning]) -> list[Warning]:

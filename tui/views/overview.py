@@ -7,14 +7,13 @@ fold to one row, then trends, then routes without traffic.
 from itertools import islice
 
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.lints import Level
 
 from ..desk import Desk
 from ..draw import words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, beside
-from ..model.lints import Warning, ended_text
-from ..model.numbers import S, cut, plain, plural
+from ..model.lints import Warning, ended_text, tally
+from ..model.numbers import S, cut, plain
 from ..model.sources import blocks_only
 from .engines import engines_section
 from .event_rows import EventLines
@@ -169,10 +168,7 @@ class Overview(Page):
 
     def _needs(self, desk: Desk, width: int) -> list[Line]:
         warnings = desk.warnings
-        faults = sum(w.level is Level.FAULT and w.ended_ns is None for w in warnings)
-        cautions = sum(w.level is not Level.FAULT and w.ended_ns is None for w in warnings)
-        told = [plural(number, word) for number, word in ((faults, "fault"), (cautions, "caution")) if number]
-        lines = [desk.title("NEEDS YOU", ", ".join(told) if warnings else "nothing")]
+        lines = [desk.title("NEEDS YOU", tally(warnings))]
         most = NEEDS_TALL if desk.tall else NEEDS_SHORT
         shown = warnings[:most] if len(warnings) <= most else warnings[: most - 1]
         who_width = min(28, max((len(w.who) for w in shown), default=0))

@@ -4,7 +4,6 @@ Law of this file: a warning is never told without what it was measured against, 
 """
 
 from kvbm_console.core.expression import Schema
-from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
 from ..desk import SLOT, SLOTS, TRANSFERS, WARNINGS, Desk
@@ -13,8 +12,8 @@ from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
 from ..model.filters import WARNINGS as SCHEMA
 from ..model.lint_texts import TEXTS
-from ..model.lints import Warning, ended_text
-from ..model.numbers import count, cut, plain, plural
+from ..model.lints import Warning, ended_text, tally
+from ..model.numbers import count, cut, plain
 from .moves import MOVES, moved
 from .page import Page
 
@@ -83,13 +82,7 @@ class Warnings(Page):
         return next((i for i, warning in enumerate(found) if warning.key == self.key), 0)
 
     def _head(self, desk: Desk, found: list[Warning], width: int) -> Line:
-        live = [warning for warning in found if warning.ended_ns is None]
-        parts = [
-            plural(sum(one.level is level for one in live), word)
-            for level, word in ((Level.FAULT, "fault"), (Level.HELD, "hold"), (Level.CAUTION, "caution"))
-            if any(one.level is level for one in live)
-        ]
-        row = Row().put(" WARNINGS", "title").put(f"   {', '.join(parts) or 'nothing'}", "muted")
+        row = Row().put(" WARNINGS", "title").put(f"   {tally(found)}", "muted")
         wanted = desk.filters.get(WARNINGS)
         if wanted is not None:
             row.put(f"   / {cut(plain(wanted.text), 30)}", "text").put(f"   {len(found)} match", "muted")

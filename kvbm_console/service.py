@@ -281,6 +281,7 @@ class LeaderService:
         self._show()
         self._base = self._shown
         self._aids = self.leader.export()
+        self._evictions = self.leader.evictions.copy()
         self._since_base.clear()
         self._stimulus_bytes = 0
 
@@ -306,6 +307,7 @@ class LeaderService:
     def _recover(self, stimulus: Stimulus, error: Exception) -> Outcome:
         """Undo a stimulus whose handler raised: rerun all since the base snapshot but this one, and say so."""
         leader = Leader.restore(self.config, self._base.facts, self._aids)
+        leader.evictions += self._evictions
         for earlier in self._stimuli_since_base():
             leader.handle(earlier)
         expected = self.broadcaster.next_seq

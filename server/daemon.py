@@ -26,7 +26,7 @@ from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.driver import drive
 from kvbm_console.engines.embedded import SOURCE, Rig, embed
-from kvbm_console.metrics.collect import View, collect
+from kvbm_console.metrics.collect import collect, view_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.metrics.http import MetricsServer
 from kvbm_console.recording.export.needs import need
@@ -110,8 +110,10 @@ class Daemon:
 
     def _metrics_page(self) -> str:
         service = self.service
-        return render(collect(View(
-            state=service.state, config=service.config, at_ns=service.at_ns,
+        rig = self.rig
+        return render(collect(view_of(
+            service.leader, at_ns=service.at_ns,
+            block_bytes=self.options.block_bytes if rig is None else rig.mover.block_bytes,
             subscribers=len(service.broadcaster.subscribers), ring_bytes=service.ring.bytes,
             recorder=None if service.recorder is None else service.recorder.status(),
             streams=() if self.streams is None else self.streams.rows(),

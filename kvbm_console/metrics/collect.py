@@ -15,7 +15,21 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.ids import CandidateStatus, Condition, FinishReason, HoldEnd, Route, SkipReason, SlotState, Tier
+from kvbm_console.core.ids import (
+    Authority,
+    CandidateStatus,
+    Condition,
+    EvictRule,
+    FinishReason,
+    HoldEnd,
+    Route,
+    SkipReason,
+    SlotState,
+    Tier,
+)
+from kvbm_console.core.leader import Leader
+from kvbm_console.core.leader.foresight import PrefetchAids
+from kvbm_console.core.leader.prefetch import prefetches
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.metrics.exposition import Family
@@ -66,6 +80,26 @@ class View(msgspec.Struct):
     """What watching has cost the engines that are watched (``LeaderService.costs``)."""
     spans: Mapping[str, int] = {}
     """Spans of request timelines by what became of them; empty when none are exported."""
+    block_bytes: int | None = None
+    """Bytes of one block, None when nobody told."""
+    evictions: Mapping[tuple[Tier, EvictRule], int] = {}
+    """Blocks given up by tier and deciding rule (``Decider.evictions``)."""
+    policies: Mapping[Tier, Mapping[str, float]] = {}
+    """Gauges of the policy of each tier that the leader decides (``PoolPolicy.gauges``)."""
+    prefetch: Mapping[str, int] = {}
+    """Counts of prefetched blocks (``PrefetchAids.gauges``); empty when nothing is prefetched."""
+
+
+def view_of(leader: Leader, **others: Any) -> View:
+    """What a leader tells, with the rest of a ``View``. Takes the same time however many blocks there are."""
+    config = leader.config
+    return View(
+        state=leader.state, config=config, evictions=leader.evictions,
+        policies={
+            pool.info.tier: leader.box.policies[pool.info.pool].gauges() for pool in leader.lower_pools()
+        },
+        prefetch=leader.aids.prefetch.gauges() if prefetches(leader) else {}, **others,
+    )
 
 
 class _Families:
@@ -96,6 +130,7 @@ def _tiers(families: _Families, view: View) -> None:
     blocks = families.make("kvbm_tier_blocks")
     resident = families.make("kvbm_tier_resident_blocks")
     uncertain = families.make("kvbm_tier_uncertain")
+    resident_bytes = families.make("kvbm_tier_resident_bytes")
     for (tier, medium), pools in _by_medium(state).items():
         labels = {"tier": tier.label, "medium": medium}
         capacities = [pool.info.capacity_blocks for pool in pools]
@@ -104,11 +139,62 @@ def _tiers(families: _Families, view: View) -> None:
         for condition in Condition:
             if known or condition is not Condition.EMPTY:  # places that nobody told us of cannot be counted as empty
                 blocks.add(sum(pool.counts[condition] for pool in pools), {**labels, "condition": condition.label})
-        resident.add(sum(pool.resident_blocks for pool in pools), labels)
+        blocks_here = sum(pool.resident_blocks for pool in pools)
+        resident.add(blocks_here, labels)
+        resident_bytes.add(_bytes(view, blocks_here), labels)
         uncertain.add(any(pool.info.source in state.lost_sources for pool in pools), labels)
+
+
+def _bytes(view: View, blocks: int) -> int | None:
+    return None if view.block_bytes is None else blocks * view.block_bytes
+
+
+def _evictions(families: _Families, view: View) -> None:
+    """Of a tier that only event streams describe nobody knows why a block went."""
+    state = view.state
+    told = {pool.info.tier for pool in state.pools if pool.info.authority is not Authority.STREAM}
     evicted = families.make("kvbm_evicted_blocks_total")
-    for tier in Tier:
+    by_rule = families.make("kvbm_policy_evicted_blocks_total")
+    for tier in sorted(told):
         evicted.add(state.totals.evicted_blocks[tier - 1], {"tier": tier.label})
+    for (tier, rule), blocks in sorted(view.evictions.items()):
+        by_rule.add(blocks, {"tier": tier.label, "rule": rule.label})
+
+
+_POLICY_GAUGES: Final = (
+    ("kvbm_policy_entries", "entries"), ("kvbm_policy_ghosts", "ghosts"), ("kvbm_policy_ghosts_max", "ghosts_max"),
+    ("kvbm_policy_half_life_seconds", "half_life_s"), ("kvbm_policy_frequency_weight", "weight"),
+    ("kvbm_policy_changes_total", "changes"), ("kvbm_policy_guarded_blocks", "guarded"),
+    ("kvbm_policy_not_admitted_blocks_total", "not_admitted"),
+)
+
+
+def _policies(families: _Families, view: View) -> None:
+    families.make("kvbm_policy_offload_threshold").add(view.config.offload_threshold)
+    families.make("kvbm_policy_offload_hysteresis").add(view.config.offload_hysteresis)
+    for name, gauge in _POLICY_GAUGES:
+        family = families.make(name)
+        for tier, gauges in view.policies.items():
+            family.add(gauges.get(gauge), {"tier": tier.label, "policy": view.config.eviction.policy})
+
+
+_PREFETCH_COUNTERS: Final = (
+    ("kvbm_prefetch_fetched_blocks_total", "fetched"), ("kvbm_prefetch_used_blocks_total", "used"),
+    ("kvbm_prefetch_late_blocks_total", "late"), ("kvbm_prefetch_disk_blocks_total", "from_disk"),
+    ("kvbm_prefetch_evicted_blocks_total", "evicted_unused"),
+)
+
+
+def _prefetch(families: _Families, view: View) -> None:
+    labels = {"predictor": view.config.prefetch}
+    for name, count in _PREFETCH_COUNTERS:
+        families.make(name).add(view.prefetch.get(count), labels)
+    wasted = families.make("kvbm_prefetch_wasted_bytes_total")
+    shares = PrefetchAids.shares(view.prefetch) if view.prefetch else {}
+    for share in ("precision", "coverage", "timeliness"):
+        families.make(f"kvbm_prefetch_{share}_ratio").add(shares.get(share), labels)
+    if view.prefetch:
+        wasted.add(_bytes(view, view.prefetch["evicted_unused"]), labels)
 
 
 def _by_medium(state: CacheState) -> dict[tuple[Tier, str], list[PoolFacts]]:
@@ -128,15 +214,16 @@ def _reuse(families: _Families, view: View) -> None:
         matched.add(totals.hit_blocks[tier - 1] * view.config.block_tokens, {"tier": tier.label})
     families.make("kvbm_lost_hit_blocks_total").add(totals.lost_blocks)
     families.make("kvbm_thrash_blocks_total").add(totals.thrash_blocks)
-    families.make("kvbm_policy_offload_threshold").add(view.config.offload_threshold)
-    families.make("kvbm_policy_offload_hysteresis").add(view.config.offload_hysteresis)
 
 
 def _transfers(families: _Families, view: View) -> None:
     state, totals = view.state, view.state.totals
     moved = families.make("kvbm_moved_blocks_total")
+    moved_bytes = families.make("kvbm_moved_bytes_total")
     for label, blocks in totals.moved_blocks.items():
-        moved.add(blocks, _route(Route.labelled(label)))
+        labels = _route(Route.labelled(label))
+        moved.add(blocks, labels)
+        moved_bytes.add(_bytes(view, blocks), labels)
     flying: dict[Route, int] = {}
     oldest: dict[Route, int] = {}
     for candidate in state.candidates.values():
@@ -275,5 +362,6 @@ def _memory_peak_bytes() -> int:
 
 
 _PARTS: Final[tuple[Callable[[_Families, View], None], ...]] = (
-    _tiers, _reuse, _transfers, _slots, _holds, _streams, _taps, _recorder, _self, _spans,
+    _tiers, _evictions, _reuse, _policies, _prefetch, _transfers, _slots, _holds, _streams, _taps, _recorder, _self,
+    _spans,
 )

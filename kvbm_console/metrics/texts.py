@@ -25,10 +25,21 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
         "1 when reports of an engine were lost: the tier's counts may be wrong until it clears or "
         "restarts.",
     ),
+    "kvbm_tier_resident_bytes": (
+        "gauge",
+        "Bytes of the blocks that have a place in a tier; missing where the size of a block is unknown "
+        "(--kv-geometry). Near the memory of the tier: it is full.",
+    ),
     "kvbm_evicted_blocks_total": (
         "counter",
-        "Blocks that lost their place in a tier. Growing as fast as stores: the tier is too small for its "
-        "work.",
+        "Blocks that lost their place in a tier; missing where only an event stream tells of it. Growing as fast as "
+        "stores: the tier is too small for its work.",
+    ),
+    "kvbm_policy_evicted_blocks_total": (
+        "counter",
+        "Evicted blocks by the rule that decided. recency: the policy chose as recency alone would have; frequency: "
+        "it chose others; reassigned: the engine reused the place. Growing frequency with a falling hit rate: the "
+        "policy chooses badly for this load.",
     ),
     "kvbm_prompt_blocks_total": (
         "counter",
@@ -62,9 +73,92 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
         "gauge",
         "How much safe share more ends the copying down; 0 makes it start and stop all the time.",
     ),
+    "kvbm_policy_entries": (
+        "gauge",
+        "Blocks that the policy of a tier ranks. Above the capacity of the tier: a bug, please report it.",
+    ),
+    "kvbm_policy_ghosts": (
+        "gauge",
+        "Evicted blocks that the policy remembers; missing for policies without history. Near "
+        "kvbm_policy_ghosts_max: older history is forgotten, which is normal on long runs.",
+    ),
+    "kvbm_policy_ghosts_max": (
+        "gauge",
+        "Most evicted blocks that the policy remembers, about 150 bytes each. Above what memory has: name another "
+        "policy.",
+    ),
+    "kvbm_policy_half_life_seconds": (
+        "gauge",
+        "Half-life that lrfu_auto has chosen, 0 for pure recency; missing while it counts uses while resident. "
+        "Changing all the time: no rule fits the load.",
+    ),
+    "kvbm_policy_frequency_weight": (
+        "gauge",
+        "Weight of frequency of the rule that lrfu_auto has chosen; missing while it follows a half-life. High with a "
+        "falling hit rate: popular blocks of the past fill the tier.",
+    ),
+    "kvbm_policy_changes_total": (
+        "counter",
+        "How often lrfu_auto has changed its rule. Growing fast: no rule fits the load for long.",
+    ),
+    "kvbm_policy_guarded_blocks": (
+        "gauge",
+        "Blocks that a pin or a priority keeps from eviction. Near half of the capacity: the oldest guards give way.",
+    ),
+    "kvbm_policy_not_admitted_blocks_total": (
+        "counter",
+        "Blocks that were used too rarely to be written to a tier (--disk-admission). Growing as fast as copies: the "
+        "bound keeps the tier empty.",
+    ),
+    "kvbm_prefetch_fetched_blocks_total": (
+        "counter",
+        "Blocks that a predictor has copied from disk to host memory; missing where nothing is prefetched. Growing "
+        "faster than kvbm_prefetch_used_blocks_total: wrong guesses.",
+    ),
+    "kvbm_prefetch_used_blocks_total": (
+        "counter",
+        "Prefetched blocks that a lookup has found in host memory. Flat while blocks are fetched: wrong guesses.",
+    ),
+    "kvbm_prefetch_late_blocks_total": (
+        "counter",
+        "Blocks that a lookup has found on disk while they were on their way. Growing: predictions come too late.",
+    ),
+    "kvbm_prefetch_disk_blocks_total": (
+        "counter",
+        "Blocks that lookups have found on disk, the late ones included. Growing faster than "
+        "kvbm_prefetch_used_blocks_total: little is predicted.",
+    ),
+    "kvbm_prefetch_evicted_blocks_total": (
+        "counter",
+        "Prefetched blocks that host memory gave up before a lookup found them. Growing: copies that were for nothing.",
+    ),
+    "kvbm_prefetch_wasted_bytes_total": (
+        "counter",
+        "Bytes of kvbm_prefetch_evicted_blocks_total; missing where the size of a block is unknown. Growing: "
+        "bandwidth that is lost to wrong guesses.",
+    ),
+    "kvbm_prefetch_precision_ratio": (
+        "gauge",
+        "Share of the fetched blocks that were used, since the start; missing before the first. Not high: prefetch "
+        "costs more than it gives; use --prefetch none.",
+    ),
+    "kvbm_prefetch_coverage_ratio": (
+        "gauge",
+        "Share of the blocks that lookups had from disk which were in host memory by then. Not high: little is "
+        "predicted.",
+    ),
+    "kvbm_prefetch_timeliness_ratio": (
+        "gauge",
+        "Share of the needed predictions that had arrived when a lookup came. Not high: predictions come too late.",
+    ),
     "kvbm_moved_blocks_total": (
         "counter",
         "Blocks copied from source to target tier. Down without up: offload that never pays back.",
+    ),
+    "kvbm_moved_bytes_total": (
+        "counter",
+        "Bytes copied from source to target tier; missing where the size of a block is unknown. Near the bandwidth of "
+        "a link: copies queue.",
     ),
     "kvbm_candidate_blocks": (
         "gauge",

@@ -15,6 +15,7 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import Tier
+from kvbm_console.core.leader.foresight import PrefetchAids
 from kvbm_console.engines.embedded import Rig
 from kvbm_console.engines.simulated import EngineTotals
 from kvbm_console.simulation.meter import COMPLETED, Meter, StatsLine, percentile
@@ -259,8 +260,7 @@ def _prefetch(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> di
     fetched, used, late, disk = (total[name] for name in ("fetched", "used", "late", "from_disk"))
     return {
         "predictor": options.prefetch, "stop": options.prefetch_stop, "fetched_blocks": fetched, "used_blocks": used,
-        "late_blocks": late, "disk_blocks": disk, "precision": _rate(used, fetched),
-        "coverage": _rate(used, used + disk), "timeliness": _rate(used, used + late),
+        "late_blocks": late, "disk_blocks": disk, **PrefetchAids.shares(total),
         "wasted_bytes": (fetched - used) * options.block_bytes,
     }
 

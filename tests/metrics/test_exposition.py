@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import json
 import re
+import sys
+from collections import Counter
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -12,17 +15,27 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.eviction.auto import RULES
+from kvbm_console.core.eviction.policy import PolicyConfig
+from kvbm_console.core.ids import Authority, CandidateStatus, EvictRule, Note, Route, Tier
+from kvbm_console.core.leader import Leader
 from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import Noted, PoolDeclared
 from kvbm_console.engines.embedded import default_engine_config, default_leader_config
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.stream import EventStream
 from kvbm_console.engines.workloads import parse_workload
-from kvbm_console.metrics.collect import View, collect
+from kvbm_console.metrics.collect import View, collect, view_of
 from kvbm_console.metrics.exposition import Family, render
 from kvbm_console.metrics.http import CONNECTIONS_MAX, MetricsServer
 from kvbm_console.metrics.texts import HELP
+from kvbm_console.recording.reader import Recording
+from kvbm_console.service import LeaderService
+from kvbm_console.transfers.link import TOKEN_BYTES
 from server.daemon import Daemon
 from server.options import DaemonOptions
 from tests.kv_events.payloads import batch, stored
@@ -57,14 +70,16 @@ async def page(port: int, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: x\r\
     return head.split(b"\r\n")[0], body.decode()
 
 
-@pytest_asyncio.fixture
-async def real_page(tmp_path: Path) -> str:
-    """The page of a daemon whose simulated engine ran to its end, that recorded, and that followed a stream."""
-    workload = parse_workload("multiturn", 60)
+async def run_and_scrape(
+    directory: Path, requests: int, enough: Callable[[Daemon], bool], engine: dict[str, int] | None = None,
+    **changes: object,
+) -> str:
+    """The page of a daemon that records a simulated engine and follows a stream, as soon as there is ``enough``."""
+    workload = parse_workload("multiturn", requests)
     options = DaemonOptions(
-        config=default_leader_config(workload), listen=f"unix:{tmp_path}/d.sock", workload=workload,
-        engine=default_engine_config(workload), speed=None, record=tmp_path / "r", handle_signals=False,
-        metrics="127.0.0.1:0",
+        config=default_leader_config(workload, **changes), listen=f"unix:{directory}/d.sock", workload=workload,
+        engine=default_engine_config(workload, **(engine or {})), speed=None, record=directory / "r",
+        handle_signals=False, metrics="127.0.0.1:0",
     )
     text = ""
 
@@ -72,8 +87,7 @@ async def real_page(tmp_path: Path) -> str:
         nonlocal text
         assert daemon.metrics is not None
         try:
-            totals = daemon.service.state.totals
-            while not (sum(totals.finished) and totals.moved_blocks and totals.preemptions):
+            while not enough(daemon):
                 await daemon.service.changed.wait()
             _status, text = await page(daemon.metrics.port)
         finally:
@@ -91,6 +105,22 @@ async def real_page(tmp_path: Path) -> str:
     await Daemon(options).run(ready)
     await tasks[0]
     return text
+
+
+@pytest_asyncio.fixture
+async def real_page(tmp_path: Path) -> str:
+    """A page on which everything ordinary has happened."""
+
+    def enough(daemon: Daemon) -> bool:
+        totals = daemon.service.state.totals
+        return bool(sum(totals.finished) and totals.moved_blocks and totals.preemptions) and (
+            daemon.service.leader.aids.prefetch.gauges()["used"] > 0
+        )
+
+    return await run_and_scrape(
+        tmp_path, 150, enough, {"g1_blocks": 192}, g2_blocks=160, g3_blocks=512, prefetch="chain",
+        eviction=PolicyConfig(policy="lrfu_auto"), offload_threshold=0.0,
+    )
 
 
 class OneStream:
@@ -134,6 +164,169 @@ async def test_the_page_of_a_real_run(real_page: str) -> None:
     assert "d2h" not in real_page
 
 
+class Account:
+    """What the figures of the policies and copies must be, by reading a recording event by event."""
+
+    def __init__(self, recording: Recording, last_seq: int) -> None:
+        self.evicted: Counter[tuple[str, str]] = Counter()
+        self.moved: Counter[tuple[str, str]] = Counter()
+        self.stored: dict[str, set[int]] = {}
+        self.prefetched = 0
+        self._recording = recording
+        self._last_seq = last_seq
+        self._pools: dict[int, Tier] = {}
+        self._promoted: dict[int, ev.CandidatePromoted] = {}
+        self._guesses: set[int] = set()
+        for events in recording.events():
+            for event in events:
+                if event.seq <= last_seq:
+                    self._look(event)
+
+    def _look(self, event: ev.Event) -> None:
+        match event:
+            case ev.PoolKnown():
+                self._pools[event.pool] = event.tier
+            case ev.BlocksEvicted():
+                self.evicted[self._pools[event.pool].label, event.rule.label] += len(event.ids) // 4
+            case ev.BlocksReserved():
+                self.stored.setdefault(self._pools[event.pool].label, set()).update(unpack_hashes(event.hashes))
+            case ev.CandidatePlanned(slot=None, route=Route.G3_G2):
+                self._guesses.add(event.candidate)
+            case ev.CandidatePromoted():
+                self._promoted[event.candidate] = event
+            case ev.CandidateEnded(status=CandidateStatus.COMPLETED):
+                copy = self._promoted[event.candidate]
+                blocks = len(copy.targets) // 4
+                route = (self._pools[copy.source_pool].label, self._pools[copy.target_pool].label)
+                self.moved[route] += blocks
+                self.prefetched += blocks * (event.candidate in self._guesses)
+
+    def leader(self) -> Leader:
+        """Another leader that was told the same up to the same moment."""
+        leader = Leader(self._recording.config)
+        for stimuli in self._recording.stimuli():
+            for stimulus in stimuli:
+                if leader.state.seq <= self._last_seq:
+                    leader.handle(stimulus)
+        assert leader.state.seq == self._last_seq + 1
+        return leader
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("policy", "rules"), [
+    ("lrfu_auto", {"reassigned", "recency"}), ("lfu", {"reassigned", "recency", "frequency"}),
+])
+async def test_policy_copy_and_prefetch_figures_are_those_of_the_recording(
+    tmp_path: Path, policy: str, rules: set[str]
+) -> None:
+    def enough(daemon: Daemon) -> bool:
+        counts = daemon.service.leader.aids.prefetch.gauges()
+        return min(counts["evicted_unused"], counts["used"], daemon.service.state.totals.evicted_blocks[2]) > 0
+
+    text = await run_and_scrape(
+        tmp_path, 150, enough, {"g1_blocks": 192}, g2_blocks=160, g3_blocks=512, offload_threshold=0.0,
+        prefetch="chain", eviction=PolicyConfig(policy=policy),
+    )
+    found = parse(text)
+
+    def value(name: str, **labels: str) -> float:
+        (sample,) = [one for has, one in found[name] if labels.items() <= has.items()]
+        return sample
+
+    account = Account(Recording.open(tmp_path / "r"), int(value("kvbm_stream_head_seq")))
+    by_rule = {
+        (has["tier"], has["rule"]): blocks for has, blocks in found["kvbm_policy_evicted_blocks_total"]
+    }
+    assert by_rule == account.evicted
+    assert {rule for _, rule in by_rule} == rules
+    for tier in ("g1", "g2", "g3"):
+        evicted = sum(blocks for (where, _), blocks in by_rule.items() if where == tier)
+        assert value("kvbm_evicted_blocks_total", tier=tier) == evicted
+    block_bytes = TOKEN_BYTES * 16
+    moved = {(has["source"], has["target"]): moved for has, moved in found["kvbm_moved_bytes_total"]}
+    assert moved == {route: blocks * block_bytes for route, blocks in account.moved.items()}
+    assert len(moved) >= 4
+
+    other = account.leader()
+    for pool in other.lower_pools():
+        tier = pool.info.tier.label
+        assert value("kvbm_policy_entries", tier=tier) == len(pool.by_hash)
+        assert value("kvbm_tier_resident_bytes", tier=tier) == len(pool.by_hash) * block_bytes
+        if policy == "lfu":
+            assert "kvbm_policy_ghosts" not in found
+            continue
+        assert value("kvbm_policy_ghosts", tier=tier) == len(account.stored[tier] - pool.by_hash.keys())
+        assert value("kvbm_policy_ghosts_max", tier=tier) >= 8 * len(pool)
+        ranks: Any = other.box.policies[pool.info.pool].export()["policy"]
+        assert value("kvbm_policy_changes_total", tier=tier) == ranks["changes"]
+        shown = [one for has, one in found["kvbm_policy_half_life_seconds"] if has["tier"] == tier]
+        rule = RULES[ranks["current"]]
+        assert shown == ([] if rule.half_life_s is None else [rule.half_life_s])
+
+    guesses = other.aids.prefetch
+    fetched, used = value("kvbm_prefetch_fetched_blocks_total"), value("kvbm_prefetch_used_blocks_total")
+    assert fetched == account.prefetched
+    assert used == fetched - len(guesses.unused) - guesses.evicted
+    assert value("kvbm_prefetch_precision_ratio") == used / fetched
+    assert value("kvbm_prefetch_coverage_ratio") == used / (used + guesses.from_disk)
+    assert value("kvbm_prefetch_timeliness_ratio") == used / (used + guesses.late)
+    assert value("kvbm_prefetch_wasted_bytes_total") == guesses.evicted * block_bytes
+
+
+@pytest.mark.asyncio
+async def test_an_undone_stimulus_is_not_counted_among_the_evictions() -> None:
+    service = LeaderService(LeaderConfig(g2_blocks=8), lambda: 0)
+    service.start()
+    leader = service.leader
+    leader.evictions[Tier.G2, EvictRule.RECENCY] = 3
+    service.broadcaster.flush()
+    service.keyframe()
+    leader.evictions[Tier.G2, EvictRule.RECENCY] += 4  # a stimulus that ends in a bug
+    assert service.dispatcher.recover is not None
+    service.dispatcher.recover(Noted(0, 0, 0, None, Note.SHUTTING_DOWN, ""), RuntimeError("planted"))
+    assert service.leader.evictions == {(Tier.G2, EvictRule.RECENCY): 3}
+
+
+def test_a_scrape_does_the_same_work_however_many_blocks_there_are() -> None:
+    def calls(blocks: int) -> int:
+        leader = Leader(LeaderConfig(g2_blocks=20_000, eviction=PolicyConfig(policy="lrfu_auto")))
+        leader.handle(PoolDeclared(0, 0, 0, None, 0, 0, Tier.G2, "CPU", 20_000, 16, Authority.LEADER))
+        policy = leader.box.policies[0]
+        policy.touch(range(1, blocks), 0)
+        policy.guard(range(1, blocks // 2), 1, 10**18)
+        policy.forget(range(1, blocks, 3))
+        count = 0
+
+        def look(frame: object, kind: str, argument: object) -> None:
+            nonlocal count
+            count += kind in ("call", "c_call")
+
+        sys.setprofile(look)
+        try:
+            text = render(collect(view_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))
+        finally:
+            sys.setprofile(None)
+        (entries,) = parse(text)["kvbm_policy_entries"]
+        assert entries[1] > blocks // 2
+        return count
+
+    assert calls(16_000) == calls(16)
+
+
+def test_what_only_an_event_stream_tells_is_left_out_rather_than_shown_as_zero() -> None:
+    leader = Leader(LeaderConfig(g2_blocks=0, g3_blocks=0))
+    leader.handle(PoolDeclared(0, 0, 1, None, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM))
+    found = parse(render(collect(view_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=()))))
+    for name in (
+        "kvbm_evicted_blocks_total", "kvbm_policy_evicted_blocks_total", "kvbm_policy_entries",
+        "kvbm_policy_half_life_seconds", "kvbm_prefetch_fetched_blocks_total", "kvbm_prefetch_precision_ratio",
+        "kvbm_prefetch_wasted_bytes_total", "kvbm_moved_bytes_total", "kvbm_tier_resident_bytes",
+    ):
+        assert name in HELP
+        assert name not in found, name
+    assert found["kvbm_tier_resident_blocks"] == [({"tier": "g1", "medium": "GPU"}, 0.0)]
+
+
 @pytest.mark.asyncio
 async def test_every_query_of_the_dashboard_is_answered_by_the_real_page(real_page: str) -> None:
     found = parse(real_page)
@@ -161,7 +354,9 @@ async def test_every_query_of_the_dashboard_is_answered_by_the_real_page(real_pa
         words = set(re.findall(r"[a-z_]+", re.sub(r"kvbm_\w+|\[\$\w+\]|\{[^}]*\}|by \([^)]*\)", "", query)))
         assert words <= FUNCTIONS, query
     # Nothing to show yet is possible for what did not happen in the run, and for nothing else.
-    assert {name for name in used if name not in found} <= {"kvbm_candidate_blocks", "kvbm_oldest_candidate_seconds"}
+    assert {name for name in used if name not in found} <= {
+        "kvbm_candidate_blocks", "kvbm_oldest_candidate_seconds", "kvbm_policy_half_life_seconds",
+    }
 
 
 def test_each_help_says_what_a_bad_value_means() -> None:

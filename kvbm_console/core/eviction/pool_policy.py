@@ -172,9 +172,10 @@ class PoolPolicy:
             self._guards = {key: guard for key, guard in self._guards.items() if guard[1] > now_ns}
 
     def gauges(self) -> dict[str, float]:
-        """The policy's own, evictions, those that recency would have chosen too, and guarded blocks."""
+        """The policy's own, ranked blocks, evictions, those that recency would have chosen too, guarded blocks."""
         return {
-            **self.policy.gauges(), "evicted": self.evicted, "evicted_as_recency": self.as_recency,
+            **self.policy.gauges(), "entries": len(self.policy.resident), "evicted": self.evicted,
+            "evicted_as_recency": self.as_recency,
             "guarded": len(self._guards), "not_admitted": self.not_admitted,
         }
 

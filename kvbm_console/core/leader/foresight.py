@@ -4,7 +4,7 @@ Law of this file: plain containers in deterministic order, all bounded; it names
 what is copied (``prefetch`` does).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Final
 
@@ -66,6 +66,19 @@ class PrefetchAids(msgspec.Struct):
             "evicted_unused": self.evicted, "unused": len(self.unused), "asked": len(self.asked),
             "contexts": len(self.successors), "sessions": len(self.sessions),
         }
+
+    @staticmethod
+    def shares(counts: Mapping[str, int]) -> dict[str, float | None]:
+        """Precision, coverage and timeliness of these ``gauges``; None where nothing was counted.
+
+        Precision: used of the blocks that were fetched. Coverage: used of those that lookups had from the disk tier,
+        directly or fetched. Timeliness: used of those that were fetched or on their way when a lookup found them.
+        """
+        used = counts["used"]
+        wholes = {
+            "precision": counts["fetched"], "coverage": used + counts["from_disk"], "timeliness": used + counts["late"],
+        }
+        return {name: used / whole if whole else None for name, whole in wholes.items()}
 
     # --- what became of a guess ---
 

@@ -4,7 +4,7 @@ Law of this file: a handler checks everything and then emits; ``Refused`` may be
 event is applied to the facts the moment it is emitted, so later decisions of the same stimulus see it.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import filterfalse
 from typing import Concatenate, Final, ParamSpec
@@ -88,6 +88,8 @@ class Decider:
         self.meter: Callable[[], int] | None = None
         """A clock of the shell: what conditions cost is counted with it, and nothing is decided by it."""
         self.condition_ns: dict[int, int] = {}
+        self.evictions: Counter[tuple[Tier, EvictRule]] = Counter()
+        """Blocks given up by tier and deciding rule, for metrics; no aid, so a restored leader counts from 0."""
         self.n = 0
         self.at_ns = 0
         self.source = 0
@@ -263,6 +265,7 @@ class Decider:
             hashes = list(gather(pool.hash_of, places))
         once = not pool.copies
         self.emit(ev.BlocksEvicted, pool.info.pool, pack_ids(places), pack_hashes(hashes), for_slot, rule)
+        self.evictions[pool.info.tier, rule] += len(places)
         self.aids.evicted(pool, places)
         self._gave_up(pool, places, hashes, once)
 

@@ -117,6 +117,11 @@ def _tiers(leader: Decider) -> tuple[PoolFacts, PoolFacts] | None:
     return (pools[Tier.G2], pools[Tier.G3]) if Tier.G2 in pools and Tier.G3 in pools else None
 
 
+def prefetches(leader: Decider) -> bool:
+    """Whether this leader has a predictor and both tiers that it needs."""
+    return _tiers(leader) is not None
+
+
 def _queues(leader: Decider, slot: SlotFacts) -> bool:
     """Whether another request waits before this one: else its lookup comes before any copy could end."""
     return any(

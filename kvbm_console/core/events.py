@@ -73,7 +73,8 @@ class SlotOpened(Event, tag=2):
 
 
 class SlotMoved(Event, tag=3):
-    """A slot made a move of the transition table. ``cached`` are tokens found in G1 to G4 at its admission.
+    """A slot made a move of the transition table. ``cached`` are the prompt tokens that its last
+    admission found in G1 to G4, those of failed loads taken back; earlier versions said it of loads alone.
 
     ``entry`` is the tag of the stimulus (``stimuli.ENTRY_NAMES``), ``detail`` the tokens of ``onboard_staged(n)`` and
     ``onboarding(n)``. A move to ``finished`` also carries the iteration first scheduled and the iterations skipped,

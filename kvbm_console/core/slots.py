@@ -139,7 +139,7 @@ class SlotFacts(msgspec.Struct, array_like=True):
     local_blocks: int = 0
     """Prefix blocks that the engine reported as its own (G1) at the last lookup."""
     cached: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Tokens found in G1 to G4 at its last admission."""
+    """``CacheState.found_tokens`` as of the last move. Older recordings have it of loads alone: read that instead."""
     hits: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Blocks scored as hits at its last admission, lost ones taken back."""
     outstanding: set[int] = set()

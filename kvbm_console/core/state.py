@@ -108,6 +108,14 @@ class CacheState:
         number = self.slot_of.get(request)
         return None if number is None else self.slots[number]
 
+    def found_tokens(self, slot: SlotFacts) -> tuple[int, int, int, int]:
+        """Tokens of the prompt that the last admission found in G1 to G4, those of failed loads taken back."""
+        hits = slot.hits
+        if slot.device_pool is None or not any(hits):
+            return hits
+        size = self.pools[slot.device_pool].info.block_tokens
+        return hits[0] * size, hits[1] * size, hits[2] * size, hits[3] * size
+
     @property
     def all_held(self) -> bool:
         """Whether there are live slots and every one of them stands still in a hold."""

@@ -45,7 +45,7 @@ def a_slot(**fields: Any) -> SlotFacts:
     base: dict[str, Any] = {
         "slot": 3, "request": "chat-17", "source": 1, "state": SlotState.ONBOARDING, "since_ns": 5 * MS,
         "opened_ns": 1 * MS, "hashes": [], "prompt_tokens": 64, "output_limit": 8, "priority": -1, "session": None,
-        "prompt_blocks": 4, "anchor_tokens": 48, "cached": (16, 32, 0, 0),
+        "prompt_blocks": 4, "anchor_tokens": 48, "device_pool": 0, "hits": (1, 2, 0, 0),
     }
     return SlotFacts(**{**base, **fields})
 

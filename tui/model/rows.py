@@ -16,6 +16,7 @@ from .filters import Filter
 from .lints import slot_level
 from .mirror import Mirror
 from .numbers import S
+from .prompts import Prompt, prompt_of
 from .waits import waits_for
 
 SORT_EVERY_NS: Final = S
@@ -36,10 +37,10 @@ class SlotRow(msgspec.Struct):
     slot: SlotFacts
     level: Level | None
     age_ns: int
-    computed: int
+    prompt: Prompt
     waits: str
     blocks: dict[Tier, int]
-    """Blocks of the slot by tier: its device blocks, and what was found below at its admission."""
+    """Blocks of the slot by tier: its device blocks, and what its admission or look-up found below."""
 
 
 def slot_row(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> SlotRow:
@@ -47,27 +48,16 @@ def slot_row(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> SlotRow:
     now = mirror.now_ns(mono_ns)
     state = mirror.state
     assert state is not None
+    prompt = prompt_of(state, slot)
     blocks = {Tier.G1: len(slot.device_blocks)}
-    tokens = block_tokens(mirror)
-    for tier, cached in zip((Tier.G2, Tier.G3, Tier.G4), slot.cached[1:], strict=True):
-        blocks[tier] = cached // tokens
-    for index, ids in slot.staged:
-        tier = state.pools[index].info.tier
-        blocks[tier] = max(blocks.get(tier, 0), len(ids))
+    for tier, tokens in zip((Tier.G2, Tier.G3, Tier.G4), prompt.found[1:], strict=True):
+        blocks[tier] = tokens // prompt.block_tokens
     age = now - slot.since_ns
     if slot.hold is not None:
         age = mirror.hold_age_ns(slot.hold, mono_ns)
     return SlotRow(
-        slot, slot_level(mirror, slot, now), age, slot.computed_tokens(state.iteration),
-        waits_for(mirror, slot, mono_ns), blocks,
+        slot, slot_level(mirror, slot, now), age, prompt, waits_for(mirror, slot, mono_ns), blocks
     )
-
-
-def block_tokens(mirror: Mirror) -> int:
-    """Tokens of one block, from the pools."""
-    if mirror.state is not None and mirror.state.pools:
-        return mirror.state.pools[0].info.block_tokens
-    return 16
 
 
 def limits(mirror: Mirror) -> dict[SlotState, int]:

@@ -300,7 +300,7 @@ def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: 
     left = [Row().put(" SNAPSHOT", "title").line()]
     pool = state.pools[slot.device_pool] if slot.device_pool is not None else None
     facts = [
-        ("request", slot.request), ("tokens", f"{count(info.computed)} / {count(slot.prompt_tokens)}"),
+        ("request", slot.request), ("tokens", f"{count(info.prompt.reached)} / {count(slot.prompt_tokens)}"),
         ("blocks", "  ".join(f"{tier.name} {blocks}" for tier, blocks in info.blocks.items() if blocks) or "none"),
         ("free G1", count(pool.counts[0] + pool.counts[1]) if pool is not None else "–"),
         ("operations", plural(len(slot.outstanding), "open one")), ("preempted", f"{slot.preemptions} ×"),

@@ -14,11 +14,12 @@ from ..draw import bars, words
 from ..draw.frame import Hint
 from ..draw.glyphs import state_role
 from ..draw.lifeline import Lifelines, Window, runs, tick_ns, transfer_codes
-from ..draw.prompt_bar import parts, prompt_bar
+from ..draw.prompt_bar import prompt_bar
 from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
-from ..model.rows import block_tokens, limits, slot_row
+from ..model.prompts import prompt_of
+from ..model.rows import limits, slot_row
 from ..model.waits import breakpoints_text, ends, sentences
 from ..model.wording import concerns, describe
 from .event_rows import event_table
@@ -276,19 +277,18 @@ def _prompt(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[
         return [Row().put(" PROMPT", "title").put("   not kept after its end", "muted").line()]
     head = Row().put(" PROMPT", "title")
     head.put(f"   {count(slot.prompt_tokens)} tokens, {plural(slot.prompt_blocks, 'full block')}", "muted")
-    computed = slot.computed_tokens(desk.mirror.state.iteration)
-    bar = Row().put(" ").spans(prompt_bar(slot, computed, width - 1, desk.glyphs))
-    cached, done, todo = parts(slot, computed)
-    size = block_tokens(desk.mirror)
+    prompt = prompt_of(desk.mirror.state, slot)
+    bar = Row().put(" ").spans(prompt_bar(prompt, width - 1, desk.glyphs))
+    size = prompt.block_tokens
     present = {pool.info.tier for pool in desk.mirror.state.pools}
-    generated = max(0, computed - slot.prompt_tokens)
+    generated = max(0, prompt.reached - slot.prompt_tokens)
     for gap in ("   ", "  ", " "):  # nothing of it is cut as long as it fits
         legend = Row().put(" ")
         for tier in (Tier.G1, Tier.G2, Tier.G3):
-            known = str(cached[tier - 1] // size) if tier in present else "–"
+            known = str(prompt.found[tier - 1] // size) if tier in present else "–"
             legend.put(desk.glyphs.prompt[tier], f"fill.{tier.name.lower()}").put(f" {tier.name} {known}{gap}", "muted")
-        legend.put(f"{desk.glyphs.computed} computed {done // size}", "computed")
-        legend.put(f"{gap}{desk.glyphs.todo} to do {-(-todo // size)}", "muted")
+        legend.put(f"{desk.glyphs.computed} computed {prompt.computed // size}", "computed")
+        legend.put(f"{gap}{desk.glyphs.todo} to do {-(-prompt.to_do // size)}", "muted")
         if generated:
             legend.put(f"{gap}+{count(generated)}{' generated' if gap == '   ' else ' gen'}", "muted")
         if legend.x <= width:

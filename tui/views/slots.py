@@ -157,7 +157,7 @@ class Slots(Page):
                  "g2_blocks", "g3_blocks", "outstanding", "preemptions", "waits_for"]
         return names, [[
             str(row.slot.slot), row.slot.request, row.slot.state.label, str(row.age_ns),
-            "yes" if row.slot.hold is not None else "no", str(row.computed), str(row.slot.prompt_tokens),
+            "yes" if row.slot.hold is not None else "no", str(row.prompt.reached), str(row.slot.prompt_tokens),
             *[str(row.blocks.get(tier, 0)) for tier in (Tier.G1, Tier.G2, Tier.G3)], str(len(row.slot.outstanding)),
             str(row.slot.preemptions), row.waits,
         ] for row in found]
@@ -260,11 +260,11 @@ def _columns(desk: Desk, width: int) -> list[Column[SlotRow]]:
         return [words.request(row.slot.request, size, "strong" if row.level is not None else "text")]
 
     def prompt(row: SlotRow, size: int) -> list[Span]:
-        return prompt_bar(row.slot, row.computed, size, glyphs)
+        return prompt_bar(row.prompt, size, glyphs)
 
     def tokens(row: SlotRow, size: int) -> list[Span]:
-        total = row.slot.prompt_tokens
-        return [Span(brief(min(row.computed, total) if row.slot.state in _BEFORE_DECODE else row.computed), "text"),
+        total, reached = row.slot.prompt_tokens, row.prompt.reached
+        return [Span(brief(min(reached, total) if row.slot.state in _BEFORE_DECODE else reached), "text"),
                 Span(f"/{brief(total)}", "muted")]
 
     def blocks(tier: Tier) -> "Column[SlotRow]":

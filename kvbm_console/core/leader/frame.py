@@ -180,8 +180,8 @@ class Decider:
     # --- slots -----------------------------------------------------------------------------------
 
     def move(
-        self, slot: SlotFacts, new: SlotState, *, detail: int = 0, cached: tuple[int, int, int, int] | None = None,
-        iteration: int | None = None, reason: FinishReason | None = None,
+        self, slot: SlotFacts, new: SlotState, *, detail: int = 0, iteration: int | None = None,
+        reason: FinishReason | None = None,
     ) -> None:
         """Move a slot, asking the gate before and after; the counts of the finish event are added here."""
         old, since_ns = slot.state, slot.since_ns
@@ -204,8 +204,8 @@ class Decider:
                 skipped += now - slot.skipped_since + 1
         self.emit(
             ev.SlotMoved, slot.slot, old, new, self.entry, now if iteration is None else iteration,
-            slot.computed_tokens(self.state.iteration), self.aids.evaluated.get(slot.slot, 0), cached or slot.cached,
-            len(slot.outstanding), detail, first, skipped, reason,
+            slot.computed_tokens(self.state.iteration), self.aids.evaluated.get(slot.slot, 0),
+            self.state.found_tokens(slot), len(slot.outstanding), detail, first, skipped, reason,
         )
         if old is _DECODING or new is _DECODING:
             self.note_place(slot)

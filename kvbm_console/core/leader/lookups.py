@@ -333,7 +333,6 @@ def _load(leader: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, extern
     leader.clear_deadline("staging", slot.slot)
     at, batch = reused, leader.state.next_candidate
     parts: list[LoadPart] = []
-    cached = [reused * leader.config.block_tokens, 0, 0, 0]
     for index, places in slot.staged:
         count = min(external - (at - reused), len(places))
         if not count:
@@ -346,9 +345,8 @@ def _load(leader: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, extern
         )
         leader.aids.batch_of[number] = batch
         parts.append(LoadPart(number, tier, at, count))
-        cached[tier - 1] += count * leader.config.block_tokens
         at += count
     leader.aids.loads[slot.slot] = parts
-    leader.move(slot, SlotState.ONBOARDING, detail=tokens, cached=(cached[0], cached[1], cached[2], cached[3]))
+    leader.move(slot, SlotState.ONBOARDING, detail=tokens)
     for part in parts:
         enqueue(leader, leader.state.candidates[part.candidate])

@@ -33,17 +33,14 @@ def load(
         leader.move(slot, SlotState.ONBOARD_STAGED, detail=tokens)
     hashes = slot.hashes[reused : reused + external]
     targets = slot.device_blocks[reused : reused + len(hashes)]
-    size = pool.info.block_tokens
-    cached = [reused * size, 0, 0, 0]
     if lower is None or not hashes:
         leader.move(slot, SlotState.ONBOARDING, detail=tokens)
         return
-    cached[lower.info.tier - 1] = tokens
     leader.aids.loads[slot.slot] = [
         LoadPart(leader.state.next_candidate, int(lower.info.tier), reused, len(hashes))
     ]
     number = _plan(leader, slot, Route.of(lower.info.tier, pool.info.tier), hashes, targets, reused)
-    leader.move(slot, SlotState.ONBOARDING, detail=tokens, cached=(cached[0], cached[1], cached[2], cached[3]))
+    leader.move(slot, SlotState.ONBOARDING, detail=tokens)
     operation = leader.state.next_operation
     leader.emit(ev.BlocksReserved, pool.info.pool, operation, pack_ids(targets), pack_hashes(hashes))
     _promote(leader, number, lower, pool, [], targets)

@@ -26,10 +26,10 @@ from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.engines.calendar import Calendar
 from kvbm_console.engines.driver import drive
 from kvbm_console.engines.embedded import SOURCE, Rig, embed
+from kvbm_console.extras import need
 from kvbm_console.metrics.collect import collect, view_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.metrics.http import MetricsServer
-from kvbm_console.recording.export.needs import need
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.transfers.link import TOKEN_BYTES, LinkMover
@@ -161,7 +161,7 @@ class Daemon:
     def _prepare_spans(self) -> None:
         """Whoever exports none needs no OpenTelemetry."""
         if self.options.otlp is not None:
-            need("opentelemetry.exporter.otlp.proto.http", "otlp", "OpenTelemetry")
+            need("opentelemetry.exporter.otlp.proto.http", "otlp", "OpenTelemetry", "--otlp")
             from .spans import SpanExport
 
             self.spans = SpanExport(self.service, self.options.otlp, self._target())

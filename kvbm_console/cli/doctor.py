@@ -10,7 +10,7 @@ import click
 
 from kvbm_console.cli.evidence import RECORDING, RUN, evidence_from
 from kvbm_console.cli.output import duration, number, print_json
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import format_option, target_option
 from kvbm_console.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ WIDTH: Final = 100
 @click.command()
 @RECORDING
 @RUN
-@click.option("--target", metavar="T", help="A live daemon instead of a recording: unix:PATH or HOST:PORT.")
+@target_option
 @click.option("--brief", is_flag=True, help="One line for each finding, without explanation.")
 @format_option("text", "json")
 @click.pass_context

@@ -1,7 +1,8 @@
 """The program ``kvbm-console``: its list of commands, and what becomes of their errors.
 
-Law of this file: whatever a user can mend ends as one sentence on stderr and exit 2, without a traceback; ctrl-c ends
-with 130, a reader that closed the pipe ends quietly; anything else is a bug and keeps its traceback.
+Law of this file: a mistake on the command line or in a file ends as one sentence on stderr and exit 2, without a
+traceback. A daemon that does not listen or refuses, and a thing that does not exist, end as one sentence and exit 3.
+Ctrl-c ends with 130, a reader that closed the pipe ends quietly; anything else is a bug and keeps its traceback.
 """
 
 import importlib
@@ -12,11 +13,13 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
+from kvbm_console.core.errors import ConnectionLost, NotFound, Refused, UsageError
 
 PROGRAM: Final = "kvbm-console"
 EXIT_USAGE: Final = 2
-"""The command line or an input file is wrong, or nobody listens on the target."""
+"""The command line or an input file is wrong."""
+EXIT_ABSENT: Final = 3
+"""Nobody listens on the target, the target refuses, or there is no such request, hold, breakpoint or run."""
 EXIT_INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
 
@@ -98,7 +101,9 @@ class LazyGroup(click.Group):
             return EXIT_USAGE
         except click.ClickException as error:
             return complain(error.format_message())
-        except (UsageError, ConnectionLost, Refused) as error:
+        except (NotFound, ConnectionLost, Refused) as error:
+            return complain(str(error), EXIT_ABSENT)
+        except UsageError as error:
             return complain(str(error))
         except (_ReaderGone, BrokenPipeError):
             # The reader of our output went away (`| head`). Python would complain once more when it closes stdout.
@@ -113,11 +118,11 @@ class LazyGroup(click.Group):
         return status if isinstance(status, int) else 0
 
 
-def complain(message: str) -> int:
+def complain(message: str, status: int = EXIT_USAGE) -> int:
     """Print one sentence on stderr; returns the exit status that goes with it."""
     sentence = " ".join(message.split())
     click.echo(f"{PROGRAM}: {sentence}", err=True)
-    return EXIT_USAGE
+    return status
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
@@ -136,7 +141,8 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 def cli(ctx: click.Context) -> None:
     """Show, stop and replay what a tiered KV cache is doing.
 
-    Exit status: 0 fine, 1 a check found something, 2 the command line or an input file is wrong.
+    Exit status: 0 fine, 1 a check found something, 2 the command line or an input file is wrong, 3 nobody listens, the
+    daemon refuses, or there is no such request, hold, breakpoint or run.
     """
     from kvbm_console.cli.configuration import defaults
 

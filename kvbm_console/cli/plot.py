@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core.errors import UsageError
+from kvbm_console.extras import missing
 
 if TYPE_CHECKING:
     from kvbm_console.simulation.compare import Cell
@@ -26,7 +27,7 @@ def require_plot(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--plot {path} must be in a directory that exists")
     if importlib.util.find_spec(LIBRARY) is None:
-        raise UsageError(f"--plot needs {LIBRARY}, which is an extra: pip install 'kvbm-console[plot]'")
+        raise missing("--plot", "plot", LIBRARY)
 
 
 def draw(path: Path, cells: "list[Cell]", title: str) -> None:

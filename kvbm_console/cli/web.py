@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kvbm_console.cli.output import warn
 from kvbm_console.core.errors import UsageError
+from kvbm_console.extras import missing
 
 HOST: Final = "127.0.0.1"
 RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
@@ -30,7 +31,7 @@ def serve(port: int, arguments: Sequence[str]) -> None:
         from aiohttp import web
         from textual_serve.server import Server
     except ImportError:
-        raise UsageError("--serve-web needs the extra `web`: pip install 'kvbm-console[web]'") from None
+        raise missing("--serve-web", "web", "textual-serve") from None
     _require_free(port)
     ours = own_hosts(port)
 

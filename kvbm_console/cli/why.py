@@ -10,7 +10,7 @@ import click
 
 from kvbm_console.cli.evidence import RECORDING, RUN, evidence_from
 from kvbm_console.cli.output import duration, number, print_json, share, table
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import format_option, target_option
 from kvbm_console.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ RUNS_SHOWN: Final = 24
 @click.argument("request")
 @RECORDING
 @RUN
-@click.option("--target", metavar="T", help="A live daemon instead of a recording: unix:PATH or HOST:PORT.")
+@target_option
 @click.option("--block", type=click.IntRange(0), metavar="I", help="Only this block of the prompt, from 0, in full.")
 @format_option("text", "json")
 def why(

@@ -43,6 +43,10 @@ class FoldError(KvbmConsoleError):
     """Raised when an event does not fit the facts: a seq out of order, an id that is unknown or not free."""
 
 
+class NotFound(UsageError):
+    """Raised when there is no such thing as a request or a run that was named, although the name is well formed."""
+
+
 class RecordingError(UsageError):
     """Raised when a recording cannot be read: not ours, another major version, or corrupt; names the file."""
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kvbm_console.core.errors import UsageError
+from kvbm_console.core.errors import ConnectionLost, NotFound, UsageError
 from kvbm_console.engines.kv_events.address import RANKS_MAX, WILDCARDS, Publisher, parse_publishers
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class _ServerInfo(msgspec.Struct):
 
 
 def discover(url: str) -> list[Publisher]:
-    """The publishers of the engine at ``http://HOST:PORT``. Raises ``UsageError`` with one sentence."""
+    """The publishers of the engine at ``http://HOST:PORT``. Raises ``UsageError`` or ``ConnectionLost``."""
     host, port, tls = _server(url)
     status, body = _get(url, host, port, tls, "/kv_event_sources")
     if status == 200:
@@ -73,13 +73,13 @@ def discover(url: str) -> list[Publisher]:
     else:
         status, body = _get(url, host, port, tls, "/server_info")
         if status != 200:
-            raise UsageError(
+            raise NotFound(
                 f"{url} answers neither /kv_event_sources (vLLM) nor /server_info (SGLang); "
                 "give the stream itself as zmq://HOST:PORT"
             )
         found = _sglang(url, host, body)
     if not found:
-        raise UsageError(f"{url} publishes no KV events: start the engine with its KV events switched on")
+        raise NotFound(f"{url} publishes no KV events: start the engine with its KV events switched on")
     if len(found) > RANKS_MAX:
         raise UsageError(f"{url} names {len(found)} publishers, more than {RANKS_MAX}")
     return found
@@ -106,7 +106,7 @@ def _get(url: str, host: str, port: int, tls: bool, path: str) -> tuple[int, byt
         answer = connection.getresponse()
         body = answer.read(ANSWER_BYTES_MAX + 1)
     except (OSError, http.client.HTTPException) as error:
-        raise UsageError(f"{url} does not answer: {error or type(error).__name__}") from None
+        raise ConnectionLost(f"{url} does not answer: {error or type(error).__name__}") from None
     finally:
         connection.close()
     if len(body) > ANSWER_BYTES_MAX:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvbm_console.core.errors import KvbmConsoleError, RecordingError, UsageError
+from kvbm_console.core.errors import KvbmConsoleError, NotFound, RecordingError, UsageError
 from kvbm_console.core.events import Event, InvariantViolated
 from kvbm_console.core.expression import compile_event_filter
 from kvbm_console.core.leader import Leader
@@ -74,7 +74,7 @@ def stretch(recording: Recording, first: int, last: int, matches: Matches) -> tu
         if events[-1].seq >= last:
             break
     if not found:
-        raise UsageError(f"no event of {recording.path} between {first} and {last} is of that kind")
+        raise NotFound(f"no event of {recording.path} between {first} and {last} is of that kind")
     return found[0], found[1]
 
 

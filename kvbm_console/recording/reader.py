@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.core.errors import CorruptRecording, RecordingError
+from kvbm_console.core.errors import CorruptRecording, NotFound, RecordingError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
@@ -60,7 +60,10 @@ class Recording:
 
     @classmethod
     def open(cls, path: Path, run: str | None = None) -> "Recording":
-        """A directory (its last run, or the one with this incarnation) or one file. Raises ``RecordingError``."""
+        """A directory (its last run, or the one with this incarnation) or one file.
+
+        Raises ``RecordingError``, and ``NotFound`` when it holds no such run.
+        """
         if path.is_dir():
             return _open_directory(path, run)
         if not path.exists():
@@ -68,7 +71,7 @@ class Recording:
         segment = open_segment(path)
         held = segment.about.incarnation
         if run not in (None, held):
-            raise RecordingError(f"{path} holds the run {held!r} and not {run!r}")
+            raise NotFound(f"{path} holds the run {held!r} and not {run!r}")
         return cls(path, [segment], [held])
 
     def refresh(self) -> bool:
@@ -266,7 +269,7 @@ def _open_directory(directory: Path, run: str | None) -> Recording:
     runs = list(dict.fromkeys(segment.about.incarnation for segment in segments))
     wanted = runs[-1] if run is None else run
     if wanted not in runs:
-        raise RecordingError(f"{directory} holds no run {wanted!r}, but {', '.join(runs)}")
+        raise NotFound(f"{directory} holds no run {wanted!r}, but {', '.join(runs)}")
     return Recording(directory, [one for one in segments if one.about.incarnation == wanted], runs)
 
 

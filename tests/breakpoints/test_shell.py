@@ -66,7 +66,7 @@ def test_log_points_freeze_and_the_other_verbs(tmp_path: Path) -> None:
         frozen = daemon.json("status")
         assert frozen["frozen"]["max_hold_ns"] == 100 * 10**9
         refused = run(tmp_path, "freeze")
-        assert (refused.returncode, f"already frozen by {who()}" in refused.stderr) == (2, True)
+        assert (refused.returncode, f"already frozen by {who()}" in refused.stderr) == (3, True)
         assert daemon.json("status")["stream"]["head_seq"] - frozen["stream"]["head_seq"] <= 1, "but for the refusal"
         assert daemon.output("run-for", "200ms") == "running\n"
         froze = [json.loads(line) for line in daemon.output(
@@ -140,7 +140,7 @@ def test_of_several_runs_the_last_one_or_the_one_that_was_named(tmp_path: Path) 
     assert named == alone
     assert named["hits"]
     wrong = run(tmp_path, *preempted, "--run", "nobody")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert (wrong.returncode, wrong.stdout) == (3, "")
     assert "holds no run 'nobody', but preempt-and-resume, onboard-from-host" in wrong.stderr
 
     specs = [BreakpointSpec(to_state=SlotState.PREEMPTED)]
@@ -156,7 +156,7 @@ def test_a_file_holds_one_run(tmp_path: Path) -> None:
     recording = str(RECORDINGS / "onboard-from-host.mcap")
     output(tmp_path, "rec", "info", recording, "--run", "onboard-from-host")
     wrong = run(tmp_path, "rec", "info", recording, "--run", "other")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert (wrong.returncode, wrong.stdout) == (3, "")
     assert "onboard-from-host.mcap holds the run 'onboard-from-host' and not 'other'" in wrong.stderr
 
 

@@ -62,6 +62,6 @@ def test_one_of_several_runs(tmp_path: Path) -> None:
     assert run(tmp_path).exit_code == 0
     assert run(tmp_path, "--run", "stuck-slot").exit_code == 1
     unknown = run(tmp_path, "--run", "nobody")
-    assert unknown.exit_code == 2
+    assert unknown.exit_code == 3
     assert "holds no run 'nobody', but stuck-slot, local-only" in unknown.output
     assert run("--run", "nobody").exit_code == 2

@@ -222,7 +222,7 @@ def test_a_missing_library_is_one_sentence_with_its_extra(
     monkeypatch.setitem(sys.modules, module, None)
     result = run(RECORDINGS / "gap.mcap", "--to", form, "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert f"pip install 'kvbm-console[{extra}]'" in result.output
+    assert f"pip install '.[{extra}]'" in result.output
     assert list(tmp_path.iterdir()) == []
 
 

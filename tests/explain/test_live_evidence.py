@@ -21,7 +21,7 @@ def test_why_and_doctor_on_a_daemon_that_ended_its_work(tmp_path: Path) -> None:
         assert diagnosis["requests"] >= 1
         assert diagnosis["lost_events"] == 0
         unknown = run(tmp_path, "why", "nobody")
-        assert unknown.returncode == 2
+        assert unknown.returncode == 3
         assert "has no request 'nobody'" in unknown.stderr
         assert daemon.stop()[0] == 0
     recorded = json.loads(run(tmp_path, "why", opened["request"], "run", "--format", "json").stdout)
@@ -33,5 +33,5 @@ def test_why_and_doctor_on_a_daemon_that_ended_its_work(tmp_path: Path) -> None:
 
 def test_without_a_daemon_it_is_one_sentence(tmp_path: Path) -> None:
     done = run(tmp_path, "doctor")
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert len(done.stderr.strip().splitlines()) == 1

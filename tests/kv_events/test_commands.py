@@ -93,7 +93,7 @@ def test_doctor_and_why_say_what_a_stream_cannot_tell(tmp_path: Path) -> None:
     doctor = run("doctor", str(tmp_path / "out"))
     assert (doctor.returncode, "1 gap in its reports" in doctor.stdout) == (1, True), doctor
     why = run("why", "someone", str(tmp_path / "out"))
-    assert (why.returncode, "names blocks and no requests" in why.stderr) == (2, True), why
+    assert (why.returncode, "names blocks and no requests" in why.stderr) == (3, True), why
 
 
 # --- with a publisher ---
@@ -134,7 +134,7 @@ def test_attach_without_a_terminal_prints_lines(engine: Engine) -> None:
 
 def test_attach_to_nothing_is_one_sentence() -> None:
     found = run("attach", "http://127.0.0.1:1")
-    assert (found.returncode, found.stderr.count("\n")) == (2, 1)
+    assert (found.returncode, found.stderr.count("\n")) == (3, 1)
     assert "does not answer" in found.stderr
 
 

@@ -12,7 +12,10 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from shutil import which
 from typing import Any
+
+import pytest
 
 from kvbm_console.client import Client, Subscription
 from kvbm_console.core.config import LeaderConfig
@@ -32,6 +35,21 @@ def socket_directory() -> Iterator[Path]:
     """A directory with a short name: a socket's path has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="kvbm-") as name:
         yield Path(name)
+
+
+def certificate_in(place: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    openssl = which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl to make a certificate")
+    cert, key = place / "cert.pem", place / "key.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"],
+        check=True, capture_output=True,
+    )
+    key.chmod(0o600)
+    return cert, key
 
 
 def options_for(workload: Workload | str | None, listen: str, **changes: Any) -> DaemonOptions:

@@ -6,11 +6,9 @@ Law of this file: every method and every verb is tried, by the contract's own li
 import asyncio
 import signal
 import socket
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import grpc
@@ -28,7 +26,7 @@ from server.access import read_token
 from server.daemon import Daemon
 from server.options import Endpoint
 from tests.cli.programs import run
-from tests.server.daemons import Process, options_for, process, running, socket_directory
+from tests.server.daemons import Process, certificate_in, options_for, process, running, socket_directory
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 MAIN = "from kvbm_console.cli.main import main; main()"
@@ -43,25 +41,10 @@ def token_file(tmp_path: Path) -> Path:
     return path
 
 
-def made(place: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
-    openssl = which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl to make a certificate")
-    cert, key = place / "cert.pem", place / "key.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"],
-        check=True, capture_output=True,
-    )
-    key.chmod(0o600)
-    return cert, key
-
-
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """That of the daemons."""
-    return made(tmp_path_factory.mktemp("tls"))
+    return certificate_in(tmp_path_factory.mktemp("tls"))
 
 
 @asynccontextmanager
@@ -203,7 +186,7 @@ async def test_tls_with_a_token(certificate: tuple[Path, Path], token_file: Path
 async def test_who_listens_but_not_to_us_is_not_called_nobody(
     certificate: tuple[Path, Path], tmp_path: Path, token_file: Path
 ) -> None:
-    (cert, key), (another, _) = certificate, made(tmp_path)
+    (cert, key), (another, _) = certificate, certificate_in(tmp_path)
 
     async def said(target: str, ca: Path | None) -> str:
         async with Client(target, access=Access.load(ca, None)) as client:
@@ -272,7 +255,7 @@ async def test_the_shell_controls_a_daemon_over_tls(
             run, tmp_path, "break", "set", "--to", "decoding", *target, "--token-file", str(token_file))
         assert (said.returncode, said.stdout) == (0, "breakpoint 1: transition.did * → decoding\n")
         denied = await asyncio.to_thread(run, tmp_path, "break", "set", "--to", "decoding", *target)
-        assert denied.returncode == 2
+        assert denied.returncode == 3
         assert "Control needs the role control; this endpoint grants observe" in denied.stderr
         seen = await asyncio.to_thread(run, tmp_path, "break", "list", *target)
         assert "decoding" in seen.stdout

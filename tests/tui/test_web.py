@@ -141,5 +141,5 @@ def test_without_the_extra_it_is_one_sentence(daemon: Daemon, tmp_path: Path) ->
         cwd=tmp_path, env=environment(tmp_path), timeout=DEADLINE_S, check=False,
     )
     assert done.returncode == 2
-    assert "needs the extra `web`" in done.stderr
+    assert "pip install '.[web]'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -20,13 +20,14 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.capture import Frame
 from kvbm_console.engines.kv_events.decoder import PAYLOAD_BYTES_MAX
+from kvbm_console.extras import missing
 
 try:
     import zmq
     import zmq.asyncio
     from zmq.utils.monitor import parse_monitor_message
 except ImportError:  # pragma: no cover - the extra is installed wherever tests run
-    raise UsageError("event streams need pyzmq: install kvbm-console[engines]") from None
+    raise missing("an event stream", "engines", "pyzmq") from None
 
 QUEUE_MESSAGES_MAX: Final = 10_000
 """Messages that wait in the socket: as many as an engine keeps for a replay. What comes on top is lost and noticed."""

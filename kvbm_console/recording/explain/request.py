@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.columns import unpack_hashes
-from kvbm_console.core.errors import UsageError
+from kvbm_console.core.errors import NotFound, UsageError
 from kvbm_console.core.events import HitsLost, SlotCloned, SlotOpened
 from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.core.state import CacheState
@@ -75,7 +75,7 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
         near = f"; it has {', '.join(found.near)}" if found.near else ""
         if not near and _only_streams(evidence):
             near = "; an engine's event stream names blocks and no requests"
-        raise UsageError(f"{evidence.name} has no request {request!r}{near}")
+        raise NotFound(f"{evidence.name} has no request {request!r}{near}")
     wanted = set(found.hashes)
     ledger, lower = Ledger(wanted), _Lower(evidence, wanted)
     course = Course(found.slots[-1], evidence.now_ns)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.recording.export.needs import need
+from kvbm_console.extras import need
 from kvbm_console.recording.export.rows import (
     Consumer,
     EngineRow,
@@ -78,8 +78,8 @@ class ParquetTables(Consumer):
     wants_events = True
 
     def __init__(self, directory: Path) -> None:
-        self._arrow: Any = need("pyarrow", "parquet", "pyarrow")
-        parquet: Any = need("pyarrow.parquet", "parquet", "pyarrow")
+        self._arrow: Any = need("pyarrow", "parquet", "pyarrow", "--to parquet")
+        parquet: Any = need("pyarrow.parquet", "parquet", "pyarrow", "--to parquet")
         self.rows = dict.fromkeys(TABLES, 0)
         self._schemas = {name: self._schema(kind) for name, kind in TABLES.items()}
         self._waiting: dict[str, list[msgspec.Struct]] = {name: [] for name in TABLES}

@@ -6,7 +6,7 @@ Law of this file: the library is imported when a trace is begun; tracks are desc
 
 from typing import IO, Any, Final
 
-from kvbm_console.recording.export.needs import need
+from kvbm_console.extras import need
 from kvbm_console.recording.export.pictures import Lanes, hold_args, state_args, transfer_args, transfer_name
 from kvbm_console.recording.export.rows import Consumer, EngineRow, HoldRow, StateRow, TierRow, TransferRow
 from kvbm_console.stream.feed import GapSeen
@@ -21,7 +21,7 @@ class PerfettoTrace(Consumer):
     """Writes rows as packets. Raises ``UsageError`` when the library is missing."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._pb: Any = need(PROTOS, "perfetto", "perfetto")
+        self._pb: Any = need(PROTOS, "perfetto", "perfetto", "--to perfetto")
         self._file = file
         self.written = 0
         self._tracks: dict[tuple[str, object], int] = {}

@@ -8,6 +8,7 @@ Law of this file: a byte is removed only when no valid frame follows it, or when
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,9 @@ from kvbm_console.recording.scan import (
 from kvbm_console.recording.segment import write_all
 
 DAMAGED_SUFFIX: Final = ".damaged"
+
+_OUR_NAME: Final = re.compile(r"(\d{6,12})-\d{12,19}\.(?:active|mcap|mcap\.tmp|salvage\.tmp|active\.damaged)")
+"""Names that recorder, sealer and salvage give. A directory may hold other files, which are not ours to remove."""
 
 Progress = Callable[[str, int, int], None]
 """(what, done, of): called now and then while something takes long."""
@@ -91,21 +95,27 @@ def prepare(directory: Path) -> Prepared:
 
 
 def segment_number(path: Path) -> int:
-    """The segment that a file of a recording belongs to, 0 for other files."""
-    number = path.name.split("-")[0]
-    return int(number) if number.isdecimal() and len(number) <= 12 else 0
+    """The segment that a recorder's file belongs to, 0 for a file that no recorder has named.
+
+    >>> segment_number(Path("run/000003-000004182377.mcap.tmp")), segment_number(Path("2024-holiday.mcap"))
+    (3, 0)
+    """
+    match = _OUR_NAME.fullmatch(path.name)
+    return int(match[1]) if match else 0
 
 
 def recover_directory(
     directory: Path, *, strict: bool = True, salvage: bool = False, progress: Progress | None = None
 ) -> list[Recovered]:
-    """Recover every active segment; the caller holds the directory's lock.
+    """Remove drafts and recover every active segment; the caller holds the directory's lock.
 
-    Raises ``CorruptRecording`` for damage when ``strict`` and not ``salvage``, and ``OSError``.
+    Files that no recorder has named stay as they are. Raises ``CorruptRecording`` for damage when ``strict`` and not ``salvage``, and ``OSError``.
     """
-    for draft in directory.glob("*.tmp"):
-        draft.unlink()
-    paths = sorted(directory.glob("*.active"))
+    ours = sorted(path for path in directory.iterdir() if segment_number(path))
+    for draft in ours:
+        if draft.suffix == ".tmp":
+            draft.unlink()
+    paths = [path for path in ours if path.suffix == ".active"]
     results = []
     for done, path in enumerate(paths):
         if progress is not None:

@@ -9,6 +9,7 @@ import pytest
 from kvbm_console.core.errors import UsageError
 from kvbm_console.recording.options import RecordingOptions, recording_options
 from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.recover import recover_directory, segment_number
 from kvbm_console.recording.retain import Retention, retain
 from kvbm_console.recording.seal import seal_segment
 from tests.recording.helpers import Log, recorder_of
@@ -151,3 +152,35 @@ def test_always_syncs_after_every_flush_and_never_only_at_the_end_of_a_segment(t
     assert (never.written_seq, never.status().synced_seq) == (4, -1)
     never.close()
     assert never.status().synced_seq == 4
+
+
+FOREIGN = (
+    "thesis.docx.tmp", "other.active", "short.active", "2024-holiday.mcap", "7-upload.tmp", "000001-notes.mcap",
+    "000001-000000000000.mcap.bak",
+)
+"""Names that somebody else could have given to a file in the same directory."""
+
+
+def test_files_that_no_recorder_has_named_are_never_touched(tmp_path: Path) -> None:
+    for name in FOREIGN:
+        (tmp_path / name).write_bytes(b"the only copy")
+    log = Log()
+    recorder = recorder_of(log, tmp_path, retention=Retention(keep_bytes=1, keep_ns=1, segment_bytes=10**12))
+    for _ in range(3):
+        recorder.offer(*log.flush(10))
+        assert recorder.settle()
+        assert recorder.rotate()
+        assert recorder.settle()
+    recorder.close()
+    assert min(filter(None, map(segment_number, tmp_path.iterdir()))) >= 1
+    assert max(map(segment_number, tmp_path.iterdir())) <= 4, "a foreign number is no number of a segment"
+    recover_directory(tmp_path)
+    assert {(tmp_path / name).read_bytes() for name in FOREIGN} == {b"the only copy"}
+
+
+def test_drafts_of_a_dead_sealer_or_salvage_go(tmp_path: Path) -> None:
+    drafts = [tmp_path / f"000002-000000000050.{ending}" for ending in ("mcap.tmp", "salvage.tmp")]
+    for draft in drafts:
+        draft.write_bytes(b"x")
+    recover_directory(tmp_path)
+    assert not any(draft.exists() for draft in drafts)

@@ -28,6 +28,17 @@ class SegmentFile:
         # Held for as long as the file is written: whoever seals or recovers takes the same lock first.
         fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
+    def check(self, size: int) -> None:
+        """Raises ``OSError`` unless the file still has a name and exactly ``size`` bytes.
+
+        The system accepts writes to a removed file, and writes behind a hole to a file that was cut.
+        """
+        found = os.fstat(self.fd)
+        if found.st_nlink == 0:
+            raise OSError(errno.ENOENT, "the file was removed", str(self.path))
+        if found.st_size != size:
+            raise OSError(errno.EIO, f"the file was changed from {size} to {found.st_size} bytes", str(self.path))
+
     def writev(self, buffers: Sequence[bytes | memoryview]) -> int:
         """Append; returns how many bytes were accepted, which may be fewer than there are."""
         return os.writev(self.fd, buffers)
@@ -62,6 +73,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         """Create the directory if need be and take the lock. Raises ``UsageError`` when it cannot be had."""
+        self._directory = directory
         try:
             directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             self._fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -74,6 +86,18 @@ class DirectoryLock:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise UsageError(f"cannot lock {directory}: {error.strerror}") from None
             raise UsageError(f"{directory} is being recorded to by another process") from None
+
+    def renew(self) -> None:
+        """Take the lock again where the directory was moved or removed meanwhile. Raises ``OSError``."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._directory / LOCK_NAME).st_ino == os.fstat(self._fd).st_ino:
+                return
+        try:
+            again = DirectoryLock(self._directory)
+        except UsageError as error:
+            raise OSError(errno.EBUSY, str(error)) from None
+        self.release()
+        self._fd, again._fd = again._fd, -1
 
     def release(self) -> None:
         """Give the lock back; twice is fine. The file stays: removing it would race with the next holder."""

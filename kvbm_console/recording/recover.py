@@ -109,7 +109,8 @@ def recover_directory(
 ) -> list[Recovered]:
     """Remove drafts and recover every active segment; the caller holds the directory's lock.
 
-    Files that no recorder has named stay as they are. Raises ``CorruptRecording`` for damage when ``strict`` and not ``salvage``, and ``OSError``.
+    Files that no recorder has named stay as they are. Raises ``CorruptRecording`` for damage when ``strict`` and not
+    ``salvage``, and ``OSError``.
     """
     ours = sorted(path for path in directory.iterdir() if segment_number(path))
     for draft in ours:

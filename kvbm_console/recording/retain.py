@@ -1,9 +1,10 @@
-"""Retention: the oldest sealed segments go when a directory is too large, or they are too old.
+"""Retention: the oldest segments go when a directory is too large, the disk too full, or they are too old.
 
-What is being written, waits to be sealed, is a draft or is damaged counts as bytes and is never removed; neither is the
-newest sealed segment. A reader that has a segment open keeps what it has.
+A segment may go before it is sealed: sealing can fall behind for as long as an engine is busy, and a bound that waits
+for sealing is none. Drafts and files that a salvage set aside count as bytes and are not removed. A reader that has a
+segment open keeps what it has.
 
-Law of this file: only whole ``.mcap`` segments are removed, oldest first: what is left has no hole.
+Law of this file: whole segments are removed, oldest first and never the last: the rest has no hole.
 """
 
 import contextlib
@@ -18,14 +19,14 @@ import msgspec
 from kvbm_console.recording.recover import segment_number
 
 RETAIN_EVERY_S: Final = 60.0
-"""Ages are looked at this often; bytes also after every sealing."""
+"""Ages are looked at this often; bytes also at every rotation and around every sealing."""
 FREE_SEGMENTS: Final = 2
 """Room for so many segments stays free where something is retained at all: a sealing writes up to 0.82 of its source
 before the source goes."""
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays of a directory."""
+    """How much of a directory stays."""
 
     keep_bytes: int | None = None
     keep_ns: int | None = None
@@ -48,28 +49,38 @@ def free_bytes(directory: Path) -> int:
 
 
 def retain(
-    directory: Path, retention: Retention, *, wall: Callable[[], int] = time.time_ns,
-    free: Callable[[Path], int] = free_bytes,
+    directory: Path, retention: Retention, *, growth: int = 0, ending: Callable[[str], None] = lambda stem: None,
+    wall: Callable[[], int] = time.time_ns, free: Callable[[Path], int] = free_bytes,
 ) -> list[Path]:
-    """Remove what need not stay, and tell what that was. The caller holds the directory's lock. Raises ``OSError``."""
+    """Remove the oldest segments until the rest and ``growth`` more bytes fit; returns the removed files.
+
+    The caller holds the directory's lock and is writing the last segment, if any segment is being written. ``ending``
+    is called with the name of each segment before the segment goes. Raises ``OSError``.
+    """
     if not retention.wanted:
         return []
-    sizes = {path: path.stat() for path in directory.iterdir() if segment_number(path)}
-    total = sum(found.st_size for found in sizes.values())
+    files = {path: path.stat() for path in directory.iterdir() if segment_number(path)}
+    total = growth + sum(found.st_size for found in files.values())
     room = free(directory)
-    # An .active beside it means that a crash came between rename and removal: the sealed one is whole already.
-    sealed = sorted((path for path in sizes if path.suffix == ".mcap"), key=segment_number)
+    segments: dict[str, list[Path]] = {}
+    # An .active sorts before its sealed twin, which a crash between rename and removal left beside it. It goes first:
+    # a recovery would bring an .active back that stands alone.
+    for path in sorted(files):
+        if path.suffix in (".active", ".mcap"):
+            segments.setdefault(path.stem, []).append(path)
     removed: list[Path] = []
-    for path in sealed[:-1]:
-        found = sizes[path]
-        old = retention.keep_ns is not None and wall() - found.st_mtime_ns > retention.keep_ns
+    for stem in list(segments)[:-1]:
+        paths = segments[stem]
+        old = retention.keep_ns is not None and wall() - files[paths[-1]].st_mtime_ns > retention.keep_ns
         large = retention.keep_bytes is not None and total > retention.keep_bytes
         tight = room < FREE_SEGMENTS * retention.segment_bytes
-        if not (old or large or tight) or path.with_suffix(".active").exists():
+        if not (old or large or tight):
             break
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        total -= found.st_size
-        room += found.st_size
-        removed.append(path)
+        ending(stem)
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            total -= files[path].st_size
+            room += files[path].st_size
+            removed.append(path)
     return removed

@@ -23,7 +23,8 @@ from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import FILE_MODE, lock_file, sync_directory
 from kvbm_console.recording.format import About, Frame, IndexEntry
-from kvbm_console.recording.retain import RETAIN_EVERY_S
+from kvbm_console.recording.recover import segment_number
+from kvbm_console.recording.retain import RETAIN_EVERY_S, Retention, retain
 from kvbm_console.recording.scan import Buffer, EntryBuilder, Scan, frames_between, map_file, scan
 from kvbm_console.recording.sealed import SealedSegment
 
@@ -33,6 +34,10 @@ LIBRARY_CHUNK_BYTES: Final = 2 * fmt.FRAME_BYTES_MAX
 """Above every chunk of ours, so that the library never ends one by itself and our index knows them all."""
 SEAL_NICENESS: Final = 15
 """Measured: sealing in a thread raises the recorder's p99.9 to 3.9 ms, in a process of low priority to 94 us."""
+SEAL_RETRY_S: Final = 5.0
+"""A process that could not be started is tried again this often."""
+RETAIN_WHILE_SEALING_S: Final = 1.0
+"""A sealing beside a busy engine can take minutes; the directory is looked at this often meanwhile."""
 
 _CHILD: Final = "import sys; from kvbm_console.recording.seal import main; sys.exit(main(sys.argv[1]))"
 
@@ -191,51 +196,124 @@ def _same(sealed: Frame, active: Frame) -> bool:
 
 
 class BackgroundSealer:
-    """Seals segments one after the other in a process of low priority; a failed one stays active for the next start.
+    """Seals segments one after the other in a process of low priority, and keeps the directory within its retention.
 
-    ``idle`` is called in its thread at the start, after every sealing and every minute: retention does its work there.
+    A segment that cannot be sealed stays active until the next start. A process that cannot be started (no
+    descriptors, no memory) is tried again after ``SEAL_RETRY_S``; ``failure`` says why until then.
+
+    Law of this class: its thread ends by ``stop`` alone.
     """
 
-    def __init__(self, paths: list[Path], idle: Callable[[], None] = lambda: None) -> None:
-        self._idle = idle
+    def __init__(self, directory: Path, retention: Retention, paths: list[Path], growth: Callable[[], int]) -> None:
+        """``growth()`` is how many bytes the segment being written may still take."""
+        self._seal_failure: str | None = None
+        self._retain_failure: str | None = None
+        self.removed_segments = 0
+        """Files of segments that retention has removed."""
+        self._directory, self._retention, self._growth = directory, retention, growth
         self._queue: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        """Held while a process starts and while files are removed; the writing and the sealing thread do both."""
         self._child: subprocess.Popen[bytes] | None = None
-        self._stopping = False
+        self._sealing: Path | None = None
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvbm-recorder-seal", daemon=True)
         self._thread.start()
         for path in paths:
             self._queue.put(path)
 
+    @property
+    def failure(self) -> str | None:
+        """Why segments are not sealed or not removed at the moment, None when they are."""
+        return self._seal_failure or self._retain_failure
+
     def add(self, path: Path) -> None:
         """Seal this one too."""
         self._queue.put(path)
 
+    def retain(self, growth: int | None = None) -> None:
+        """Make room for ``growth`` more bytes; for any thread. A directory that refuses is tried again later."""
+        try:
+            with self._lock:
+                wanted = self._growth() if growth is None else growth
+                if self._sealing is not None:
+                    wanted += self._sealing_bytes(self._sealing)
+                removed = retain(self._directory, self._retention, growth=wanted, ending=self._abandon)
+                self.removed_segments += len(removed)
+        except OSError as error:
+            self._retain_failure = f"segments are not removed: {error.strerror or error}"
+        else:
+            self._retain_failure = None
+
     def stop(self) -> None:
         """End the child, which loses nothing, and the thread."""
-        self._stopping = True
+        self._stopping.set()
         self._queue.put(None)
-        child = self._child
-        if child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                child.terminate()
+        with self._lock:
+            if self._sealing is not None:
+                self._abandon(self._sealing.stem)
         self._thread.join()
 
-    def _next(self) -> Path | None:
-        while True:
-            self._idle()
-            with contextlib.suppress(queue.Empty):
-                return self._queue.get(timeout=RETAIN_EVERY_S)
+    def _sealing_bytes(self, path: Path) -> int:
+        """Bytes that the draft of a segment may still take: at most as many as its source has."""
+        sizes = [0, 0]
+        for place, part in enumerate((path, path.with_suffix(".mcap.tmp"))):
+            with contextlib.suppress(FileNotFoundError):
+                sizes[place] = part.stat().st_size
+        return max(0, sizes[0] - sizes[1])
+
+    def _abandon(self, stem: str) -> None:
+        """End the sealing of this segment, if it is the one being sealed; the caller holds the lock."""
+        child, path = self._child, self._sealing
+        if child is None or path is None or path.stem != stem:
+            return
+        child.kill()
+        child.wait()
+        path.with_suffix(".mcap.tmp").unlink(missing_ok=True)
+
+    def _has_room(self, path: Path) -> bool:
+        """Whether a draft of this segment fits beside all that is there. Otherwise the segment stays active."""
+        keep = self._retention.keep_bytes
+        if keep is None:
+            return True
+        total = sum(one.stat().st_size for one in self._directory.iterdir() if segment_number(one))
+        return total + self._growth() + self._sealing_bytes(path) <= keep
 
     def _run(self) -> None:
-        while (path := self._next()) is not None and not self._stopping:
-            # -P: the working directory is not searched for modules.
-            command = [sys.executable, "-P", "-c", _CHILD, str(path)]
-            with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
-                self._child = child
-                if self._stopping:
-                    child.terminate()
-                child.wait()
-            self._child = None
+        path: Path | None = None
+        while not self._stopping.is_set():
+            self.retain()
+            with contextlib.suppress(queue.Empty):
+                path = path or self._queue.get(timeout=RETAIN_EVERY_S)
+                if path is None:
+                    return
+            if path is None:
+                continue
+            try:
+                self._seal(path)
+            except Exception as error:  # the edge of a thread: a later segment must find it alive
+                self._seal_failure = f"segments are not sealed: {getattr(error, 'strerror', None) or error}"
+                self._stopping.wait(SEAL_RETRY_S)
+            else:
+                self._seal_failure = path = None
+
+    def _seal(self, path: Path) -> None:
+        # -P: the working directory is not searched for modules.
+        command = [sys.executable, "-P", "-c", _CHILD, str(path)]
+        with self._lock:
+            if self._stopping.is_set() or not path.exists() or not self._has_room(path):
+                return
+            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self._sealing = path
+        child = self._child
+        try:
+            while child.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(RETAIN_WHILE_SEALING_S)
+                self.retain()
+        finally:
+            with self._lock:
+                self._child = self._sealing = None
 
 
 def main(path: str) -> int:

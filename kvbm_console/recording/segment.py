@@ -10,9 +10,11 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvbm_console.core.errors import RecordingError
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.format import About, Frame
+from kvbm_console.recording.scan import map_file, scan
 
 OpenFile = Callable[[Path], SegmentFile]
 
@@ -50,7 +52,9 @@ class SegmentWriter:
         self.path = directory / f"{fmt.segment_name(about.segment, about.first_seq)}.active"
         self.file = open_file(self.path)
         self.broken = False
-        """The end of the file could not be restored: only a new segment helps."""
+        """The end of the file could not be restored, or somebody else changed the file: only a new segment helps."""
+        self.changed = False
+        """Somebody else has removed or cut the file: frames that were appended are gone."""
         try:
             self.size = write_all(self.file, [fmt.encode_preamble(about)])
         except OSError:
@@ -62,13 +66,29 @@ class SegmentWriter:
         if self.broken:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
         try:
-            self.size += write_all(self.file, [part for frame in frames for part in fmt.encode_frame(frame)])
+            self.file.check(self.size)
         except OSError:
+            self.broken = self.changed = True
+            raise
+        try:
+            self.size += write_all(self.file, [part for frame in frames for part in fmt.encode_frame(frame)])
+        except BaseException:
             try:
                 self.file.truncate(self.size)
             except OSError:
                 self.broken = True
             raise
+
+    def survivors(self) -> int:
+        """Cut a ``changed`` file behind its last whole frame; returns the number of the first event that is gone."""
+        try:
+            if os.stat(self.path).st_ino != os.fstat(self.file.fd).st_ino:
+                return self.about.first_seq
+            found = scan(map_file(self.path), self.path.name)
+            self.file.truncate(found.end_offset)
+        except (RecordingError, OSError):
+            return self.about.first_seq
+        return found.next_seq
 
     def discard(self) -> None:
         """Close and remove the file, as far as the system lets us."""

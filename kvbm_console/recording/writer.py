@@ -29,7 +29,7 @@ from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.format import About, Frame, Gap, Keyframe, Mark, SegmentEnd
 from kvbm_console.recording.options import SEGMENT_BYTES, SEGMENT_NS, SYNC_INTERVAL_S, RecorderStatus
 from kvbm_console.recording.recover import Prepared, prepare
-from kvbm_console.recording.retain import KEEP_ALL, Retention, retain
+from kvbm_console.recording.retain import KEEP_ALL, Retention
 from kvbm_console.recording.seal import BackgroundSealer, try_seal
 from kvbm_console.recording.segment import OpenFile, SegmentWriter
 from kvbm_console.recording.sync import Syncer
@@ -48,6 +48,14 @@ KEYFRAME_BYTES_PER_EVENT: Final = 8
 SEAL_AT_CLOSE_BYTES: Final = 8 * 1024 * 1024
 """A last segment up to this size is sealed at once, in about 100 ms; a larger one at the next start or by hand."""
 
+KEYFRAMES_PER_SEGMENT: Final = 4
+"""A segment holds at least so many times the bytes of its keyframe, unless ``keep`` leaves less."""
+KEEP_SHARE_PERCENT: Final = 45
+"""A segment takes at most this part of what is kept: the one being written and the one before it fit, with the few
+flushes by which a segment is longer than its limit."""
+ROTATION_RETRY_S: Final = 5.0
+"""A rotation that the disk refused is tried again this often; the old segment goes on meanwhile."""
+
 CLOSE_TIMEOUT_S: Final = 3.0
 """A disk that hangs must not keep the daemon from ending; what is not written by then is as after a kill."""
 
@@ -65,6 +73,13 @@ def _entries(chunks: Chunks) -> Iterator[_Entry]:
         yield fmt.STIMULI, stimuli.count, stimuli.base_ns, stimuli.last_ns, stimuli.data
     if events is not None:
         yield fmt.EVENTS, events.count, events.base_ns, events.last_ns, events.data
+
+
+def _said(error: Exception) -> str:
+    """The reason that a person reads: the system's words, or a bug's."""
+    if isinstance(error, OSError):
+        return error.strerror or os.strerror(error.errno or 0)
+    return f"{type(error).__name__}: {error}"
 
 
 class Recorder:
@@ -106,16 +121,17 @@ class Recorder:
         except BaseException:
             self._lock.release()
             raise
-        self.removed_segments = 0
-        """Sealed segments that retention has removed."""
         # Of the service's thread.
         self._head = seq
         self._last_ns = 0
         self._dropped = self._since_keyframe = 0
         self._healed_loss = 0
         self._overflowing = False
-        self._rotation_asked = 0
-        self._segment_began_ns = clock()
+        self._rotating = False
+        """A rotation was asked for and is neither done nor refused; the writing thread clears it."""
+        self._segment_began_ns = self._rotation_failed_ns = clock()
+        self._rotation_refused: str | None = None
+        """Why the last rotation failed; the old segment goes on meanwhile."""
         self._closed = self._sealed = False
         # Of the writing thread; the other one only reads them.
         self._next_seq = seq
@@ -123,7 +139,7 @@ class Recorder:
         self.written_seq = seq - 1
         """The last event that a ``kill -9`` cannot take any more; one below the first before there is one."""
         self._spacing = keyframe_events or KEYFRAME_EVENTS_MIN
-        self._loss = self._healable_loss = self._written_keyframes = 0
+        self._loss = self._healable_loss = self._written_keyframes = self._keyframe_bytes = 0
         self._down = False
         self._lost = 0
         self._tried_ns = 0
@@ -131,7 +147,10 @@ class Recorder:
         self._begin(facts, aids, left.to_seal)
 
     def _begin(self, facts: bytes, aids: bytes, to_seal: list[Path]) -> None:
-        self._sealer = BackgroundSealer(to_seal if self._seal else [], self._retain)
+        self._sealer = BackgroundSealer(
+            self.directory, self.retention, to_seal if self._seal else [],
+            lambda: max(0, self._segment_limit - self._segment.size),
+        )
         # A sync after every flush needs a write after every flush.
         self._queue = WriteQueue(self._queue_bytes, 0.0 if self._sync_interval_s == 0 else WRITE_GAP_S)
         self._syncer = Syncer(
@@ -159,13 +178,12 @@ class Recorder:
         if loss != self._healed_loss or self._overflowing:
             self._dropped += self._head - head
             if self._healable_loss == loss and self._has_room(self._queue_bytes // 2):
-                self._send_keyframe(loss, self._rotation_is_due())
+                self._send_keyframe(loss, self._rotation_is_due())  # it costs a keyframe anyway
             return
         size = (len(stimuli.data) if stimuli else 0) + (len(events.data) if events else 0)
         self._queue.put(Chunks(stimuli, events, size))
         self._since_keyframe += events.count if events is not None else 0
-        if self._rotation_asked != self._segment.about.segment and self._rotation_is_due():
-            self._rotation_asked = self._segment.about.segment
+        if not self._rotation_waits() and self._rotation_is_due():
             self._send_keyframe(loss, True)
         elif self._since_keyframe >= self._spacing:
             self._send_keyframe(loss, False)
@@ -174,15 +192,24 @@ class Recorder:
         """The watermarks and counts as of now."""
         synced_seq = self._syncer.synced_seq
         failed = self._syncer.failed
-        degraded = self._down or self._overflowing or failed is not None or self._loss != self._healed_loss
-        reason = failed.error if failed else self._reason if degraded else None
+        losing = self._down or self._overflowing or failed is not None or self._loss != self._healed_loss
+        reason = failed.error if failed else self._reason if losing else self._hindrance()
         segment = self._segment
         path = segment.path.with_suffix(".mcap") if self._sealed else segment.path
         return RecorderStatus(
-            "closed" if self._closed else "degraded" if degraded else "recording", self.written_seq, synced_seq,
+            "closed" if self._closed else "degraded" if losing or reason else "recording", self.written_seq, synced_seq,
             max(0, self._clock() - self._syncer.synced_ns), self._dropped + self._lost, str(path), segment.size,
-            segment.about.segment, reason, self._syncer.failures, self.removed_segments,
+            segment.about.segment, reason, self._syncer.failures, self._sealer.removed_segments,
         )
+
+    def _hindrance(self) -> str | None:
+        """What keeps the directory from being as it was asked for while no event is lost."""
+        if self._rotation_refused is not None:
+            return f"no new segment can begin: {self._rotation_refused}"
+        keep = self.retention.keep_bytes
+        if keep is not None and 2 * self._segment_limit > keep:
+            return f"keep is {keep} bytes, less than two segments with keyframes of {self._keyframe_bytes} bytes"
+        return self._sealer.failure
 
     def settle(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Wait until what was offered is written or counted, then for a sync; False when the disk takes longer.
@@ -204,41 +231,54 @@ class Recorder:
         self._sealer.stop()
         if ended and self._seal and self._segment.size <= SEAL_AT_CLOSE_BYTES:
             self._sealed = try_seal(self._segment.path)
-        self._retain()
+        self._sealer.retain(0)
         self._lock.release()
 
     def rotate(self) -> bool:
         """Begin a new segment; everything published must have been offered. False while events are being lost."""
         if self._closed or self._overflowing or self._loss != self._healed_loss:
             return False
-        self._rotation_asked = self._segment.about.segment
         return self._send_keyframe(self._loss, True)
-
-    def _retain(self) -> None:
-        # A directory that cannot be read or changed keeps what it has; the recorder itself will meet the error.
-        with contextlib.suppress(OSError):
-            self.removed_segments += len(retain(self.directory, self.retention))
 
     def _has_room(self, limit: int) -> bool:
         return self._queue.bytes <= limit
 
+    @property
+    def _segment_limit(self) -> int:
+        """Bytes at which a segment ends.
+
+        It is the size that was asked for, but less than half of what is kept, so that the segment before it can stay.
+        And it is at least twice a keyframe: a segment that its first keyframe fills would end with the next flush, and
+        each rotation costs an export of the whole state.
+        """
+        keep = self.retention.keep_bytes
+        wanted = max(self._segment_bytes, KEYFRAMES_PER_SEGMENT * self._keyframe_bytes)
+        if keep is not None:
+            wanted = min(wanted, keep * KEEP_SHARE_PERCENT // 100)
+        return max(wanted, 2 * self._keyframe_bytes)
+
     def _rotation_is_due(self) -> bool:
+        if self._syncer.failed is not None or self._segment.broken:
+            return True
         return (
-            self._segment.size >= self._segment_bytes
+            self._segment.size >= self._segment_limit
             or self._clock() - self._segment_began_ns >= self._segment_ns
-            or self._syncer.failed is not None
         )
+
+    def _rotation_waits(self) -> bool:
+        """Whether a rotation is on its way, or was refused a moment ago."""
+        refused = self._rotation_refused is not None
+        return self._rotating or (refused and self._clock() - self._rotation_failed_ns < ROTATION_RETRY_S * SECOND_NS)
 
     def _send_keyframe(self, loss: int, rotate: bool) -> bool:
         seq, facts, aids = self._take_keyframe()
         if seq != self._head:
             return False  # taken between two flushes: the next one will fit
+        self._rotating |= rotate
         self._queue.put(Key(seq, self._last_ns, facts, aids, len(facts) + len(aids), loss, rotate))
         self._healed_loss = loss
         self._overflowing = False
         self._since_keyframe = 0
-        if rotate:
-            self._segment_began_ns = self._clock()
         return True
 
     # --- the writing thread ------------------------------------------------------------------------------------------
@@ -269,7 +309,7 @@ class Recorder:
         if not self._down:
             try:
                 self._append([entry for chunks in batch for entry in _entries(chunks)])
-            except OSError as error:
+            except Exception as error:  # the edge of a thread: a bug or no memory is a loss, stated as any other
                 if len(batch) > 1:
                     for chunks in batch:  # as much as still fits
                         self._write_chunks([chunks])
@@ -281,22 +321,23 @@ class Recorder:
             self._syncer.wake()
 
     def _write_keyframe(self, item: Key) -> None:
-        if item.loss != self._loss:
-            return  # taken before the last failure; the next one is on its way
         try:
-            if item.rotate or self._segment.broken:
-                self._rotate(item)
-            else:
+            if item.loss != self._loss:
+                return  # taken before the last failure; the next one is on its way
+            rotated = (item.rotate or self._segment.broken) and self._rotate(item)
+            if not rotated:
                 self._append_keyframe(self._segment, item)
-        except OSError as error:
+            self._down = False
+            self._reason = None
+            if self._fixed_spacing is None:
+                compress = zstandard.ZstdCompressor(level=1).compress
+                wanted = (len(compress(item.facts)) + len(compress(item.aids))) // KEYFRAME_BYTES_PER_EVENT
+                self._spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, KEYFRAME_EVENTS_MAX))
+        except Exception as error:  # as above
             self._lose(error)
-            return
-        self._down = False
-        self._reason = None
-        if self._fixed_spacing is None:
-            compress = zstandard.ZstdCompressor(level=1).compress
-            wanted = (len(compress(item.facts)) + len(compress(item.aids))) // KEYFRAME_BYTES_PER_EVENT
-            self._spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, KEYFRAME_EVENTS_MAX))
+        finally:
+            if item.rotate:
+                self._rotating = False
 
     def _append_keyframe(self, segment: SegmentWriter, item: Key) -> None:
         """A gap if something is missing in front of it, then the keyframe; a segment's first repeats its preamble."""
@@ -307,6 +348,7 @@ class Recorder:
         data = fmt.encode_item(Keyframe(item.seq, bool(item.aids), item.facts, item.aids, about))
         self._append([(fmt.KEYFRAMES, 0, item.at_ns, item.at_ns, data)], segment)
         self._written_keyframes += 1
+        self._keyframe_bytes = len(data)
 
     def _append_gap(self, segment: SegmentWriter, last: int) -> None:
         self._append_mark(segment, Gap(self._next_seq, last, self._reason or "the writer fell behind"))
@@ -333,18 +375,29 @@ class Recorder:
         if segment is self._segment:
             self.written_seq = self._next_seq - 1
 
-    def _rotate(self, item: Key) -> None:
-        about = msgspec.structs.replace(
-            self._segment.about, segment=self._segment.about.segment + 1, first_seq=self._next_seq
-        )
-        new = SegmentWriter(self.directory, about, self._open_file)
+    def _rotate(self, item: Key) -> bool:
+        """Begin the next segment with this keyframe. False when the disk refuses and the old segment can go on."""
         began = self._next_seq
+        about = msgspec.structs.replace(
+            self._segment.about, segment=self._segment.about.segment + 1, first_seq=began
+        )
         try:
-            self._append_keyframe(new, item)
-        except OSError:
-            self._next_seq = began
-            new.discard()
-            raise
+            self._sealer.retain(self._segment_limit)
+            self._lock.renew()
+            new = SegmentWriter(self.directory, about, self._open_file)
+            try:
+                self._append_keyframe(new, item)
+            except BaseException:
+                self._next_seq = began
+                new.discard()
+                raise
+        except OSError as error:
+            if self._segment.broken or self._syncer.failed is not None:
+                raise
+            self._rotation_refused, self._rotation_failed_ns = _said(error), self._clock()
+            return False
+        self._rotation_refused = None
+        self._segment_began_ns = self._clock()
         old, self._segment = self._segment, new
         self.written_seq = self._next_seq - 1
         # The old segment is whole without it: a reader also goes on when the next one begins where this one ends.
@@ -355,12 +408,20 @@ class Recorder:
         if failed is not None:
             with contextlib.suppress(OSError):
                 self._append_mark(new, failed)
+        return True
 
-    def _lose(self, error: OSError) -> None:
+    def _lose(self, error: Exception) -> None:
         self._down = True
         self._loss += 1
-        self._reason = error.strerror or os.strerror(error.errno or 0)
+        self._reason = _said(error)
         self._tried_ns = self._clock()
+        if self._segment.changed:
+            # Acknowledged events are gone. They are counted now, and the next segment begins with a gap over them.
+            self._segment.changed = False
+            survivor = self._segment.survivors()
+            self._lost += self._next_seq - survivor
+            self._next_seq = survivor
+            self.written_seq = survivor - 1
 
     def _probe(self) -> None:
         """Try whether the disk takes a gap; if so, ask for the keyframe that ends the loss."""

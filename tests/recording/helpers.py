@@ -137,8 +137,10 @@ class Log:
 
 def recorder_of(log: Log, directory: Path, **options: Any) -> Recorder:
     """A recorder of a log, without a timer of its own for syncs."""
-    usual: dict[str, Any] = {"config": LeaderConfig(), "incarnation": "run", "clock_anchor_ns": 10**18}
-    return Recorder(directory, keyframe=log.keyframe, **{**usual, "sync_interval_s": None, **options})
+    usual: dict[str, Any] = {
+        "config": LeaderConfig(), "incarnation": "run", "clock_anchor_ns": 10**18, "keyframe": log.keyframe,
+    }
+    return Recorder(directory, **{**usual, "sync_interval_s": None, **options})
 
 
 def write_active(directory: Path, log: Log, sizes: Sequence[int], *, end: bool = True) -> Path:

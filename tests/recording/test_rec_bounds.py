@@ -1,0 +1,280 @@
+"""A recorder keeps its promises when a disk, a process or a person interferes: bounds hold, threads live.
+
+Law of this file: every event is in the recording or counted as not recorded, and the directory stays within its bound.
+"""
+
+import errno
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbm_console.core.snapshots import encode_facts
+from kvbm_console.recording import seal
+from kvbm_console.recording import writer as writer_module
+from kvbm_console.recording.files import SegmentFile
+from kvbm_console.recording.format import encode_frame
+from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.recover import recover_directory
+from kvbm_console.recording.retain import Retention
+from kvbm_console.recording.seal import seal_segment
+from kvbm_console.recording.writer import ROTATION_RETRY_S, Recorder
+from tests.recording.helpers import FakeClock, Log, recorder_of
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of everything in a directory."""
+    found = 0
+    for path in directory.iterdir():
+        try:
+            found += path.stat().st_size
+        except FileNotFoundError:
+            continue  # removed or renamed while the directory was listed
+    return found
+
+
+def record(recorder: Recorder, log: Log, count: int, text: str = "note") -> None:
+    """Offer one flush and wait until it is written or counted."""
+    recorder.offer(*log.flush(count, text))
+    assert recorder.settle()
+
+
+def accounted(recorder: Recorder, directory: Path, log: Log) -> None:
+    """Close, recover, and compare what is there with what was told."""
+    recorder.close()
+    recover_directory(directory)
+    recording = Recording.open(directory)
+    missing = sum(gap.count for gap in recording.gaps)
+    assert recording.last_seq == log.state.seq - 1
+    assert missing == recorder.status().not_recorded
+    assert encode_facts(recording.state_at(recording.last_seq)) == encode_facts(log.state)
+
+
+@pytest.mark.parametrize("sealing", [True, False])
+def test_keep_is_a_bound_at_every_moment_whether_or_not_sealing_keeps_up(tmp_path: Path, sealing: bool) -> None:
+    log, keep = Log(), 400_000
+    recorder = recorder_of(
+        log, tmp_path, segment_bytes=100_000, retention=Retention(keep_bytes=keep, segment_bytes=100_000), seal=sealing,
+    )
+    highest = 0
+    for _ in range(150):
+        record(recorder, log, 200, "x" * 40)
+        highest = max(highest, size_of(tmp_path))
+    assert recorder.status().segment > 8
+    assert highest <= keep
+    assert size_of(tmp_path) > keep // 4, "and what fits is kept"
+    recorder.close()
+
+
+def test_a_segment_below_its_keyframe_does_not_rotate_with_every_flush(tmp_path: Path) -> None:
+    log = Log()
+    taken = 0
+
+    def large() -> tuple[int, bytes, bytes]:
+        nonlocal taken
+        taken += 1
+        seq, facts, _ = log.keyframe()
+        return seq, facts, b"\xc4" * 300_000
+
+    recorder = recorder_of(log, tmp_path, keyframe=large, segment_bytes=100_000)
+    for _ in range(100):
+        record(recorder, log, 200, "x" * 40)
+    assert taken == recorder.status().segment <= 3
+    recorder.close()
+
+
+def test_a_keep_that_cannot_hold_two_keyframes_is_told(tmp_path: Path) -> None:
+    log = Log()
+    recorder = recorder_of(
+        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], b"\xc4" * 300_000),
+        retention=Retention(keep_bytes=500_000),
+    )
+    record(recorder, log, 1)
+    status = recorder.status()
+    assert status.state == "degraded"
+    assert status.reason is not None
+    assert status.reason.startswith("keep is 500000 bytes, less than two segments with keyframes of 300")
+    assert status.not_recorded == 0
+    recorder.close()
+
+
+def test_a_rotation_that_the_disk_refuses_loses_nothing_and_is_tried_again(tmp_path: Path) -> None:
+    log, clock, refused = Log(), FakeClock(), [False]
+
+    def opened(path: Path) -> SegmentFile:
+        if refused[0]:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return SegmentFile(path)
+
+    recorder = recorder_of(log, tmp_path, open_file=opened, clock=clock, segment_ns=10**9)
+    record(recorder, log, 10)
+    refused[0] = True
+    clock.now_ns += 10**9
+    record(recorder, log, 10)
+    record(recorder, log, 10)
+    status = recorder.status()
+    assert (status.state, status.segment, status.not_recorded) == ("degraded", 1, 0)
+    assert status.reason == f"no new segment can begin: {os.strerror(errno.EMFILE)}"
+    refused[0] = False
+    clock.now_ns += int(ROTATION_RETRY_S * 10**9)
+    record(recorder, log, 10)
+    assert (recorder.status().state, recorder.status().segment) == ("recording", 2)
+    accounted(recorder, tmp_path, log)
+    assert Recording.open(tmp_path).gaps == []
+
+
+def test_a_rotation_while_the_disk_is_full_is_asked_for_again_afterwards(tmp_path: Path) -> None:
+    """A loss that was healed without a rotation once left the recorder in its old segment for ever."""
+    from tests.recording.helpers import Disk
+
+    log, clock, disk = Log(), FakeClock(), Disk()
+    recorder = recorder_of(log, tmp_path, open_file=disk.open, clock=clock, segment_ns=10**9)
+    record(recorder, log, 10)
+    clock.now_ns += 10**9
+    disk.free = 0
+    record(recorder, log, 10)
+    assert recorder.status().not_recorded > 0
+    disk.free = None
+    for _ in range(3):
+        clock.now_ns += 10**10
+        record(recorder, log, 10)
+        record(recorder, log, 10)
+    assert recorder.status().segment >= 3
+    assert recorder.status().state == "recording"
+    accounted(recorder, tmp_path, log)
+
+
+def test_a_bug_in_the_writing_thread_is_a_loss_that_is_told_and_healed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, left = Log(), [0]
+
+    def encoded(frame: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise MemoryError("no memory for a frame")
+        return encode_frame(frame)
+
+    monkeypatch.setattr("kvbm_console.recording.format.encode_frame", encoded)
+    monkeypatch.setattr(writer_module, "RETRY_S", 0)
+    recorder = recorder_of(log, tmp_path)
+    record(recorder, log, 10)
+    left[0] = 1
+    record(recorder, log, 10)
+    status = recorder.status()
+    assert (status.state, status.not_recorded, status.reason) == (
+        "degraded", 10, "MemoryError: no memory for a frame"
+    )
+    record(recorder, log, 10)
+    record(recorder, log, 10)
+    assert recorder.status().state == "recording"
+    accounted(recorder, tmp_path, log)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("a bug")])
+def test_a_sealer_that_cannot_start_a_process_says_so_and_seals_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    log, failing, failed = Log(), threading.Event(), threading.Event()
+    failing.set()
+
+    class Child(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            if failing.is_set():
+                failed.set()
+                raise error
+            super().__init__(*args, **named)
+
+    monkeypatch.setattr(seal.subprocess, "Popen", Child)
+    monkeypatch.setattr(seal, "SEAL_RETRY_S", 0.01)
+    recorder = recorder_of(log, tmp_path)
+    record(recorder, log, 10)
+    assert recorder.rotate()
+    record(recorder, log, 10)
+    assert failed.wait(10)
+    while (status := recorder.status()).reason is None:
+        record(recorder, log, 1)
+    assert status.state == "degraded"
+    assert status.reason.startswith("segments are not sealed: ")
+    failing.clear()
+    first = tmp_path / "000001-000000000000.mcap"
+    while not first.exists():
+        record(recorder, log, 1)
+    while recorder.status().state != "recording":
+        record(recorder, log, 1)
+    accounted(recorder, tmp_path, log)
+
+
+def interfere(directory: Path, how: str) -> None:
+    """What a person does to a directory that is being recorded to."""
+    active = next(directory.glob("*.active"))
+    if how == "directory removed":
+        shutil.rmtree(directory)
+    elif how == "file removed":
+        active.unlink()
+    elif how == "file emptied":
+        os.truncate(active, 0)
+    else:
+        os.truncate(active, active.stat().st_size - 20)
+
+
+@pytest.mark.parametrize("how", ["directory removed", "file removed", "file emptied", "file cut"])
+def test_a_recording_that_is_removed_or_cut_under_its_recorder_is_told_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(writer_module, "RETRY_S", 0)
+    directory, log = tmp_path / "run", Log()
+    recorder = recorder_of(log, directory)
+    record(recorder, log, 10)
+    record(recorder, log, 10)
+    interfere(directory, how)
+    record(recorder, log, 10)
+    status = recorder.status()
+    assert status.state == "degraded"
+    assert status.reason is not None
+    assert status.reason.startswith("the file was ")
+    assert status.not_recorded == (20 if how == "file cut" else 30), "the flush that met it and what was there before"
+    assert status.written_seq == log.state.seq - 1 - status.not_recorded
+    for _ in range(3):
+        record(recorder, log, 10)
+    assert recorder.status().state == "recording"
+    accounted(recorder, directory, log)
+
+
+def test_a_directory_that_is_moved_away_takes_its_segment_along_and_a_new_one_begins(tmp_path: Path) -> None:
+    directory, log = tmp_path / "run", Log()
+    recorder = recorder_of(log, directory)
+    record(recorder, log, 10)
+    directory.rename(tmp_path / "moved")
+    record(recorder, log, 10)
+    assert recorder.rotate()
+    record(recorder, log, 10)
+    assert recorder.status().not_recorded == 0
+    with pytest.raises(Exception, match="is being recorded to by another process"):
+        recorder_of(Log(), directory)
+    recorder.close()
+    for place, first, last in ((tmp_path / "moved", 0, 19), (directory, 20, 29)):
+        recover_directory(place)
+        found = Recording.open(place)
+        assert (found.first_seq, found.last_seq, found.gaps) == (first, last, [])
+
+
+def test_a_segment_is_not_brought_back_by_a_sealing_that_was_given_up(tmp_path: Path) -> None:
+    log = Log()
+    recorder = recorder_of(log, tmp_path, seal=False)
+    for _ in range(4):
+        record(recorder, log, 50)
+        assert recorder.rotate()
+    record(recorder, log, 1)
+    recorder.close()
+    paths = sorted(tmp_path.glob("*.active"))
+    sealer = seal.BackgroundSealer(tmp_path, Retention(keep_bytes=1), paths[:1], lambda: 0)
+    sealer.retain(0)
+    sealer.stop()
+    assert sorted(path.stem for path in tmp_path.iterdir() if path.name != "lock") == [paths[-1].stem]
+    assert sealer.removed_segments == 4
+    seal_segment(paths[-1])

@@ -53,7 +53,8 @@ def policy_options(command: F) -> F:
                      help="How long the blocks of a request with a priority are kept before others.  [default: 60]"),
         click.option("--pin-ttl-s", type=float, metavar="S", help="How long a pin lasts.  [default: 60]"),
         click.option("--pin-tail-tokens", type=int, metavar="N",
-                     help="Keep finished sequences up to N tokens from their end for a while.  [default: 0]"),
+                     help="Pin N more tokens of each sequence that finishes, behind what is pinned of it.  "
+                          "[default: 0]"),
         click.option("--half-life-s", type=float, metavar="S",
                      help="lrfu: a touch counts half after this.  [default: 300]"),
         click.option("--frequency-credit-s", type=float, metavar="S",

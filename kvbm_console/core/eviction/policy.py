@@ -92,8 +92,9 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     half_life_s: float = 300.0
     """``lrfu``: after this long a touch counts half."""
     pin_tail_tokens: int = 0
-    """Above 0, the last blocks of a finished sequence that hold so many tokens are not evicted for ``pin_ttl_s``, nor
-    is their prefix, without which they are useless: so the whole sequence stays."""
+    """Above 0, what is pinned of a finished sequence stays so for ``pin_ttl_s``, and so do the blocks behind it that
+    hold so many tokens: a budget of places. So a sequence that returns often is pinned whole, and one that comes once
+    takes few."""
     pin_ttl_s: float = 60.0
     """How long a pin lasts; a sequence that goes on is pinned anew."""
     priority_ttl_s: float = 60.0

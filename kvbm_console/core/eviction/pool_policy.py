@@ -2,7 +2,8 @@
 
 Law of this file: a guard only takes keys out of the policy's reach, for a time that is known when it is set; it never
 changes a rank. Pins are never evicted while they last, and together they hold at most ``GUARDED_SHARE`` of the pool,
-the oldest ones giving way; a priority is given up only when nothing of a lower one is left.
+the oldest ones giving way; a priority is given up only when nothing of a lower one is left. What is pinned of a
+sequence is a prefix of it: a block without its prefix is of no use.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -100,6 +101,20 @@ class PoolPolicy:
         if excess > 0:
             for key in list(islice(guards, excess)):
                 del guards[key]
+
+    def pin(self, keys: Sequence[int], budget: int, now_ns: int, until_ns: int) -> None:
+        """Pin of this sequence, until then, what is pinned already and at most ``budget`` blocks behind it.
+
+        The last ``budget`` blocks of a sequence of which the rest is pinned are pinned whole; of one that has grown by
+        more, those that follow the pinned prefix: no others have their whole prefix.
+        """
+        pinned = 0
+        for key in keys:
+            level, until = self._guards.get(key, (0, 0))
+            if level != PIN or until <= now_ns:
+                break
+            pinned += 1
+        self.guard(keys[: pinned + budget], PIN, until_ns)
 
     def choose(
         self, count: int, evictable: Callable[[int], bool], protected: Collection[int], now_ns: int

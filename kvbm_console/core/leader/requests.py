@@ -133,8 +133,9 @@ def _guard(leader: Decider, slot: SlotFacts) -> None:
             leader.box.policies[pool.info.pool].guard(slot.hashes, min(slot.priority, PIN - 1), until_ns)
     if eviction.pin_tail_tokens:
         until_ns = leader.at_ns + round(eviction.pin_ttl_s * SECOND_NS)
+        budget = -(-eviction.pin_tail_tokens // leader.config.block_tokens)
         for pool in leader.lower_pools():
-            leader.box.policies[pool.info.pool].guard(slot.hashes, PIN, until_ns)
+            leader.box.policies[pool.info.pool].pin(slot.hashes, budget, leader.at_ns, until_ns)
 
 
 def request_cloned(leader: Decider, s: st.RequestCloned) -> CloneAnswer:

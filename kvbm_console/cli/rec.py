@@ -67,7 +67,8 @@ def info(path: Path, run: str | None, format_: str) -> None:
 def verify(ctx: click.Context, path: Path, format_: str) -> None:
     """Fold the events, check every invariant, and rerun the stimuli through today's leader.
 
-    Exit 0 when all is equal, 1 with the first difference.
+    Every run of a directory is verified. Exit 0 when all is equal and whole, 1 with the first difference of each run,
+    with segments that were removed from a run, and with earlier segments that cannot be read.
     """
     from kvbm_console.recording.verify import verify as verify_recording
 
@@ -75,8 +76,11 @@ def verify(ctx: click.Context, path: Path, format_: str) -> None:
     if format_ == "json":
         print_json(report)
     else:
-        for line in _report_lines(report):
-            click.echo(line)
+        for one in (*report.earlier, report):
+            if report.earlier:
+                click.echo(f"run {one.run}")
+            for line in _report_lines(one):
+                click.echo(line)
     ctx.exit(0 if report.ok else 1)
 
 
@@ -235,6 +239,7 @@ def _info_lines(found: "RecordingInfo") -> list[str]:
         f"{'gap':<10} {number(gap.first)} to {number(gap.last)}, {number(gap.count)} events: {gap.reason}"
         for gap in found.gaps
     ]
+    lines += [f"{'unreadable':<10} {name}: {error}" for name, error in found.unreadable.items()]
     lines.append("")
     lines += table(
         ["segment", "sealed", "first", "last", "bytes", "torn"],
@@ -271,7 +276,11 @@ def _report_lines(report: "VerifyReport") -> list[str]:
         lines.append(f"{number(report.unknown)} events of kinds of a newer version were passed over")
     if not report.decisions:
         lines.append("state replay only: it holds no stimuli that can be rerun")
-    lines.append("equal" if report.ok else f"first difference: {report.first_difference}")
+    lines += report.findings
+    if report.first_difference is not None:
+        lines.append(f"first difference: {report.first_difference}")
+    else:
+        lines.append("what is there is equal" if report.findings else "equal")
     return lines
 
 

@@ -78,6 +78,8 @@ class RecordingInfo(msgspec.Struct, frozen=True):
     segments: list[SegmentInfo]
     runs: list[str]
     """Incarnations in the directory, oldest first; the last one is read unless another is asked for."""
+    unreadable: dict[str, str] = {}
+    """Damaged segments in front of this run, by name, with what is wrong."""
 
 
 def info_of(recording: Recording) -> RecordingInfo:
@@ -107,6 +109,7 @@ def info_of(recording: Recording) -> RecordingInfo:
             for segment in recording.segments
         ],
         runs=recording.runs,
+        unreadable={path.name: error for path, error in recording.unreadable.items()},
     )
 
 

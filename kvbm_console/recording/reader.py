@@ -8,7 +8,7 @@ behind a gap are told only from the next keyframe on.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,9 @@ from kvbm_console.recording.growing import Segment, newer_segments, open_segment
 from kvbm_console.recording.scan import Torn
 
 MISSING: Final = "a segment is missing"
-"""Reason of a gap between two segments: one was removed, or nothing was recorded in between."""
+"""Reason of a gap between two segments of which the first ends with a rotation: the segment behind it was removed."""
+PAUSED: Final = "nothing was recorded in between"
+"""Reason of a gap between two segments of which the first was closed: recording was stopped and started again."""
 
 
 OPEN_ATTEMPTS: Final = 3
@@ -35,10 +37,14 @@ OPEN_ATTEMPTS: Final = 3
 class Recording:
     """One run, open for reading. Not thread-safe."""
 
-    def __init__(self, path: Path, segments: list[Segment], runs: list[str]) -> None:
+    def __init__(
+        self, path: Path, segments: list[Segment], runs: list[str], unreadable: Mapping[Path, str] | None = None
+    ) -> None:
         self.path = path
         self.segments = segments
         self.runs = runs
+        self.unreadable: Mapping[Path, str] = unreadable or {}
+        """Damaged segments of the directory that stand in front of this run, with what is wrong."""
         about = segments[0].about
         self.config = about.config
         self.clock_anchor_ns = about.clock_anchor_ns
@@ -106,11 +112,14 @@ class Recording:
     @property
     def finished(self) -> bool:
         """Whether the run was closed on purpose."""
-        last = self.segments[-1]
-        mark: Mark | None = None
-        for frame in last.frames(last.entries[-1]) if last.entries else ():
-            mark = fmt.decode_mark(frame.data) if frame.channel == fmt.MARKS else None
-        return isinstance(mark, SegmentEnd) and not mark.more
+        end = _end_of(self.segments[-1])
+        return end is not None and not end.more
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the last segment ends with a rotation, so that the segment behind it was removed."""
+        end = _end_of(self.segments[-1])
+        return end is not None and end.more
 
     def time_of(self, seq: int) -> int:
         """Engine time near this event, from the index: never later than the event itself."""
@@ -145,11 +154,12 @@ class Recording:
         Between two segments of which the second does not go on where the first one ends stands a ``Gap`` of ours.
         """
         end_seq: int | None = None
+        before: Segment | None = None
         for segment, entry in self._from(first_seq):
-            if end_seq is not None and entry.first_seq > end_seq:
-                yield _missing(end_seq, entry, segment.about.clock_anchor_ns)
+            if end_seq is not None and before is not None and entry.first_seq > end_seq:
+                yield _missing(end_seq, entry, segment.about.clock_anchor_ns, _gap_reason(before))
             yield from segment.frames(entry)
-            end_seq = entry.end_seq
+            before, end_seq = segment, entry.end_seq
 
     def events(self, first_seq: int | None = None) -> Iterator[list[Event]]:
         """Events from ``first_seq`` on (default: all) in batches, in order; a gap lies between two batches."""
@@ -235,9 +245,23 @@ def _keyframe_of(segment: Segment, entry: IndexEntry) -> Keyframe:
     raise CorruptRecording(f"{segment.path.name}: there is no keyframe at event {entry.first_seq}")
 
 
-def _missing(first_seq: int, following: IndexEntry, anchor_ns: int) -> Frame:
-    """The gap in front of a segment that does not go on where the one before it ends."""
-    gap = Gap(first_seq, following.first_seq - 1, MISSING)
+def _end_of(segment: Segment) -> SegmentEnd | None:
+    """The mark that ends a segment, None when its writer was killed."""
+    mark: Mark | None = None
+    for frame in segment.frames(segment.entries[-1]) if segment.entries else ():
+        mark = fmt.decode_mark(frame.data) if frame.channel == fmt.MARKS else None
+    return mark if isinstance(mark, SegmentEnd) else None
+
+
+def _gap_reason(before: Segment) -> str:
+    """Why the segment behind this one does not go on where this one ends."""
+    end = _end_of(before)
+    return PAUSED if end is not None and not end.more else MISSING
+
+
+def _missing(first_seq: int, following: IndexEntry, anchor_ns: int, reason: str) -> Frame:
+    """The gap in front of a segment that does not go on where the segment before it ends."""
+    gap = Gap(first_seq, following.first_seq - 1, reason)
     at = anchor_ns + following.first_ns
     return Frame(fmt.MARKS, first_seq, gap.count, at, at, fmt.encode_item(gap))
 
@@ -258,30 +282,40 @@ def _spread(counts: list[int], frame: Frame, begin_ns: int, span_ns: int) -> Non
 def _open_directory(directory: Path, run: str | None) -> Recording:
     for _ in range(OPEN_ATTEMPTS - 1):
         try:
-            segments = _open_segments(directory)
+            segments, unreadable = _open_segments(directory)
             break
         except _Moved:
             continue  # sealed or removed between listing and opening: its successor is listed now
     else:
-        segments = _open_segments(directory)
+        segments, unreadable = _open_segments(directory)
     if not segments:
+        for error in unreadable.values():
+            raise error
         raise RecordingError(f"{directory} holds no recording")
     runs = list(dict.fromkeys(segment.about.incarnation for segment in segments))
     wanted = runs[-1] if run is None else run
     if wanted not in runs:
         raise NotFound(f"{directory} holds no run {wanted!r}, but {', '.join(runs)}")
-    return Recording(directory, [one for one in segments if one.about.incarnation == wanted], runs)
+    ours = [one for one in segments if one.about.incarnation == wanted]
+    following = [one.path.stem for one in segments if one.path.stem > ours[-1].path.stem]
+    for path, error in unreadable.items():
+        # A damaged segment names no run. In front of this run, or behind the next one, it belongs to another run.
+        if ours[0].path.stem < path.stem and not (following and following[0] < path.stem):
+            raise error
+    return Recording(directory, ours, runs, {path: str(error) for path, error in unreadable.items()})
 
 
 class _Moved(RecordingError):
     """Raised when a segment was sealed, or removed, after the directory was listed."""
 
 
-def _open_segments(directory: Path) -> list[Segment]:
+def _open_segments(directory: Path) -> tuple[list[Segment], dict[Path, RecordingError]]:
+    """The segments of a directory, and what is wrong with each that cannot be opened."""
     sealed = {path.stem: path for path in directory.glob("*.mcap")}
     # A crash between rename and removal leaves both: the sealed one is whole.
     active = {path.stem: path for path in directory.glob("*.active") if path.stem not in sealed}
     segments: list[Segment] = []
+    unreadable: dict[Path, RecordingError] = {}
     for _, path in sorted({**active, **sealed}.items()):
         try:
             segments.append(open_segment(path))
@@ -290,22 +324,22 @@ def _open_segments(directory: Path) -> list[Segment]:
         except RecordingError as error:
             if not path.exists():
                 raise _Moved(str(error)) from None
-            raise
-    return segments
+            unreadable[path] = error
+    return segments, unreadable
 
 
 def _gaps(segments: list[Segment]) -> list[Gap]:
     """Stated gaps, those that touch made one, and what is missing between two segments."""
     gaps: list[Gap] = []
-    next_seq: int | None = None
+    before: Segment | None = None
     for segment in segments:
         found: list[Any] = [gap for entry in segment.entries for gap in entry.gaps]
-        if next_seq is not None and segment.about.first_seq > next_seq:
-            found.insert(0, Gap(next_seq, segment.about.first_seq - 1, MISSING))
+        if before is not None and segment.about.first_seq > before.next_seq:
+            found.insert(0, Gap(before.next_seq, segment.about.first_seq - 1, _gap_reason(before)))
         for gap in found:
             if gaps and gaps[-1].last + 1 == gap.first and gaps[-1].reason == gap.reason:
                 gaps[-1] = Gap(gaps[-1].first, gap.last, gap.reason, gaps[-1].bytes + gap.bytes)
             else:
                 gaps.append(gap)
-        next_seq = segment.next_seq
+        before = segment
     return gaps

@@ -27,7 +27,7 @@ from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_state, decode_stimuli, fold
 from kvbm_console.recording.format import Frame, Gap, Keyframe, SegmentEnd
-from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.reader import MISSING, Recording
 from kvbm_console.recording.sealed import SealedSegment
 from kvbm_console.stream.event_document import field_text
 from kvbm_console.wire.batches import NewerSchema
@@ -66,6 +66,12 @@ class VerifyReport(msgspec.Struct, frozen=True):
     """False when it holds no stimuli with a complete keyframe in front: then only the state was replayed."""
     unknown: int = 0
     """Events of kinds that only a newer version knows: passed over, and nothing compared until the next keyframe."""
+    run: str = ""
+    """Incarnation of the run."""
+    findings: list[str] = []
+    """Segments that were removed from this run and, in the report of a directory, segments that cannot be read."""
+    earlier: "list[VerifyReport]" = []
+    """The same for every earlier run of the directory, oldest first. ``ok`` covers them."""
 
 
 class _Difference(Exception):
@@ -73,8 +79,29 @@ class _Difference(Exception):
 
 
 def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
-    """Replay a recording by state and by decision. Raises ``RecordingError`` when it cannot be read."""
+    """Replay every run of a recording by state and by decision.
+
+    The report is that of the last run, with those of the earlier ones inside. Raises ``RecordingError`` when the last
+    run cannot be read.
+    """
     recording = Recording.open(path)
+    report = _verified(recording, progress)
+    earlier = [_earlier(path, run, progress) for run in recording.runs if run != recording.incarnation]
+    unreadable = [f"{file.name} cannot be read: {error}" for file, error in recording.unreadable.items()]
+    findings = report.findings + unreadable
+    ok = report.ok and not findings and all(one.ok for one in earlier)
+    return msgspec.structs.replace(report, ok=ok, findings=findings, earlier=earlier)
+
+
+def _earlier(path: Path, run: str, progress: Progress | None) -> VerifyReport:
+    """The report of an earlier run; damage is its first difference."""
+    try:
+        return _verified(Recording.open(path, run), progress)
+    except CorruptRecording as error:
+        return VerifyReport(str(path), False, str(error), 0, 0, 0, 0, 0, 0, 0, 0, None, run=run)
+
+
+def _verified(recording: Recording, progress: Progress | None) -> VerifyReport:
     for segment in recording.segments:
         if isinstance(segment, SealedSegment):
             segment.verify_bytes()
@@ -85,11 +112,17 @@ def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
     except _Difference as found:
         difference = str(found)
     state = run.state
+    removed = [
+        f"events {gap.first} to {gap.last} are missing: a segment was removed"
+        for gap in recording.gaps if gap.reason == MISSING
+    ]
+    if recording.path.is_dir() and recording.cut_off:
+        removed.append(f"every segment behind event {recording.last_seq} was removed")
     return VerifyReport(
-        str(path), difference is None, difference, run.events, run.stimuli, run.not_folded, run.not_rerun,
-        run.keyframes, run.audits, len(recording.gaps), sum(gap.count for gap in recording.gaps),
+        str(recording.path), difference is None and not removed, difference, run.events, run.stimuli, run.not_folded,
+        run.not_rerun, run.keyframes, run.audits, len(recording.gaps), sum(gap.count for gap in recording.gaps),
         None if state is None or difference is not None else f"{digest(state):016x}", run.stimuli > 0,
-        run.unknown,
+        run.unknown, recording.incarnation, removed,
     )
 
 

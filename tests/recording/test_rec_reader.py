@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbm_console.core.errors import RecordingError
+from kvbm_console.core.errors import NotFound, RecordingError
 from kvbm_console.core.events import SlotCloned, SlotOpened
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.recording.format import Frame, IndexEntry
@@ -106,7 +106,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="does not exist"):
         Recording.open(tmp_path / "none")
     write_active(tmp_path, Log(), [5])
-    with pytest.raises(RecordingError, match="holds no run 'other', but run"):
+    with pytest.raises(NotFound, match="holds no run 'other', but run"):
         Recording.open(tmp_path, run="other")
 
 

@@ -248,13 +248,13 @@ def test_json_of_info_and_verify_is_stable(tmp_path: Path) -> None:
     assert list(info) == [
         "path", "incarnation", "first_seq", "last_seq", "events", "stimuli", "requests", "live_requests", "engines",
         "keyframes", "gaps", "versions", "config", "config_digest", "labels", "clock_anchor_ns", "first_ns", "last_ns",
-        "bytes", "bytes_per_event", "finished", "segments", "runs",
+        "bytes", "bytes_per_event", "finished", "segments", "runs", "unreadable",
     ]
     assert (info["first_seq"], info["last_seq"], info["events"], info["stimuli"], info["gaps"]) == (0, 6, 7, 7, [])
     assert list(info["versions"]) == ["format", "wire", "program"]
     report = msgspec.json.decode(run.invoke(cli, ["rec", "verify", "--format", "json", str(path)]).stdout)
     assert list(report) == [
         "path", "ok", "first_difference", "events", "stimuli", "not_folded", "not_rerun", "keyframes", "audits", "gaps",
-        "missing", "digest", "decisions", "unknown",
+        "missing", "digest", "decisions", "unknown", "run", "findings", "earlier",
     ]
     assert report["ok"] is True

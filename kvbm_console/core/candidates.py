@@ -54,3 +54,8 @@ class OperationFacts(msgspec.Struct, array_like=True):
     failed: set[int] = set()
     """Indices of blocks that some rank could not copy."""
     error: str = ""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the operation copies. A pool that is known by hash alone names no places on its side."""
+        return max(len(self.sources), len(self.targets))

@@ -10,6 +10,7 @@ New kinds take a new tag, new fields go to the end with a default: older readers
 
 import msgspec
 
+from kvbm_console.core.columns import ID_BYTES
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import (
     Authority,
@@ -269,6 +270,11 @@ class CandidatePromoted(Event, tag=20):
     sources: bytes
     targets: bytes
     thrash: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the operation copies. A pool that is known by hash alone names no places on its side."""
+        return max(len(self.sources), len(self.targets)) // ID_BYTES
 
 
 class OperationStarted(Event, tag=21):

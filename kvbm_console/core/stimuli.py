@@ -131,6 +131,7 @@ class RequestFinished(Stimulus, tag=9):
 
     request: str
     block_ids: bytes
+    """Of an engine that is watched: leading blocks that a lookup can find, of a request that ends while it loads."""
     reason: FinishReason
     delayed: bool = False
     """Of an engine that is watched: it keeps the blocks until their copy has ended (``CopiesObserved.sent``)."""

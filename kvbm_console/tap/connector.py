@@ -248,7 +248,7 @@ _COPIES: Final = ("finished_recving", "finished_sending", "failed_recving", "inv
 def request_finished(self: Any, request: Any, block_ids: Any) -> Any:
     """The end, in engines without hybrid memory."""
     answer = self._tapped.request_finished(request, block_ids)
-    _finished(self._recorder, request, answer)
+    _finished(self, request, (block_ids,), answer)
     return answer
 
 
@@ -256,20 +256,36 @@ def request_finished_all_groups(self: Any, request: Any, block_ids: Any) -> Any:
     """The end. An inner connector that knows one group of blocks is told of the first, as the engine would."""
     inside = getattr(self._tapped, "request_finished_all_groups", None)
     answer = self._tapped.request_finished(request, block_ids[0]) if inside is None else inside(request, block_ids)
-    _finished(self._recorder, request, answer)
+    _finished(self, request, block_ids, answer)
     return answer
 
 
-def _finished(recorder: Recorder, request: Any, answer: Any) -> None:
+_EARLY: Final = ("FINISHED_ABORTED", "FINISHED_ERROR")
+
+
+def _finished(self: Any, request: Any, groups: Any, answer: Any) -> None:
     began = _now()
+    recorder = self._recorder
     try:
         recorder.live.pop(request.request_id, None)
         recorder.forget(request.request_id)
         if recorder.on:
-            recorder.put(("finish", began, request, bool(answer[0])))
+            early = getattr(request.status, "name", "") in _EARLY
+            recorder.put(("finish", began, request, bool(answer[0]), _named(self, groups) if early else ()))
     except Exception:
         recorder.failed()
     recorder.spent(_now() - began)
+
+
+def _named(self: Any, groups: Any) -> tuple[int, ...]:
+    """Of each group of blocks how many at the beginning carry a hash; nothing from an engine that does not say so."""
+    pool = getattr(getattr(self, "_kv_cache_manager", None), "block_pool", None)
+    blocks = getattr(pool, "blocks", None)
+    if blocks is None:
+        return ()
+    return tuple(
+        next((at for at, place in enumerate(ids) if blocks[place].block_hash is None), len(ids)) for ids in groups
+    )
 
 
 def take_events(self: Any) -> Any:

@@ -12,7 +12,7 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
             preempted, skipped, unskipped, running, fills (each [request, first block, hashes])
 ``fill``    time, fills
 ``copies``  time, loaded, sent, failed, failed block ids
-``finish``  time, request, status, delayed
+``finish``  time, request, status, delayed, leading blocks with a hash if it ended before its time
 ``events``  time, [[kind, hashes, medium, group]]
 ``all``     time, [[request..., as in new], [block ids, computed, status, tokens, scheduled,
             hashes of full blocks]], whether it has ever formed a step, records dropped so far
@@ -190,7 +190,7 @@ class Flattener:
     ) -> list[Any]:
         return [["copies", now, list(loaded), list(sent), list(failed), list(invalid)]]
 
-    def _finish(self, now: int, request: Any, delayed: bool) -> list[Any]:
+    def _finish(self, now: int, request: Any, delayed: bool, named: tuple[int, ...]) -> list[Any]:
         name = request.request_id
         fills: list[Any] = []
         self._fill(fills)
@@ -203,7 +203,7 @@ class Flattener:
             return []
         status = getattr(request.status, "name", str(request.status))
         told: list[Any] = [["fill", now, fills]] if fills else []
-        return [*told, ["finish", now, name, status, delayed]]
+        return [*told, ["finish", now, name, status, delayed, named[self.group] if named else 0]]
 
     def _events(self, now: int, events: Any) -> list[Any]:
         rows = []

@@ -6,7 +6,7 @@ and everything after records were dropped, are told as what they are, and the so
 Law of this file: nothing here waits or knows a socket; it keeps of each live request what the next message needs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -40,8 +40,8 @@ class _Request(msgspec.Struct):
     """Leading blocks whose content was told."""
     local: int = 0
     prefilling: bool = False
-    allocated: list[int] | None = None
-    """Of a tap beside other connectors: blocks whose loaded share is known when it is scheduled."""
+    allocated: tuple[list[int], int] | None = None
+    """Blocks and external tokens of an allocation that is told with the next step."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -59,8 +59,8 @@ class Translator:
         self._settings = settings
         self._requests: dict[str, _Request] = {}
         self._allocated: list[str] = []
-        """Requests whose blocks are told with the next step, in the order in which they got them: one of them may share
-        what another one, resumed or new, was given just before it."""
+        """Requests whose blocks are told with the next step, in the order in which they got them. A request may share
+        blocks that a running, resumed or new request got just before it in the same step."""
         self.pools: dict[str, int] = {}
         """Index of the pool of each medium below the device, as the leader has answered."""
         self.started = False
@@ -128,17 +128,13 @@ class Translator:
     def _lookup(self, name: str, computed: int, tokens: int | None, asynchronous: bool) -> None:
         request = self._requests[name]
         request.local = computed
-        request.blocks = []
+        request.blocks, request.allocated = [], None
         tier = tier_of(self._settings.medium) if self._settings.medium else Tier.G1
         self._call(st.LookupObserved, name, computed, tokens, asynchronous, tier)
 
     def _alloc(self, name: str, ids: list[int], external: int) -> None:
-        request = self._requests[name]
-        if not self._settings.medium and not request.blocks:
-            request.allocated = ids  # what others load is seen when it is scheduled
-            self._allocated.append(name)
-            return
-        self._allocate(name, request, ids, external)
+        self._requests[name].allocated = ids, external
+        self._allocated.append(name)
 
     def _allocate(self, name: str, request: _Request, ids: list[int], external: int) -> None:
         request.allocated = None
@@ -153,15 +149,13 @@ class Translator:
     ) -> None:
         progressed: dict[str, int] = {}
         starting = {row[0]: row for row in (*new, *resumed)}
-        in_order = dict.fromkeys([name for name in self._allocated if name in starting])
+        in_order = dict.fromkeys([*self._allocated, *starting])
         self._allocated.clear()
-        told = self._tell_shared(starting, going)
-        for name, ids, computed, count, tokens in map(starting.__getitem__, in_order | starting):
+        told = self._tell_shared(in_order, starting, going)
+        for name in in_order:
+            self._admit(name, starting.get(name))
+        for name, _, computed, count, tokens in starting.values():
             request = self._requests[name]
-            known = request.allocated or request.blocks
-            if request.allocated is not None or known != ids:
-                whole = ids if len(ids) >= len(known) else known
-                self._allocate(name, request, whole, max(0, computed - request.local))
             request.target = tokens or request.prompt
             progressed[name] = computed + count
             request.prefilling = True
@@ -189,12 +183,31 @@ class Translator:
         )
         self._fill(fills)
 
-    def _tell_shared(self, starting: dict[str, Any], going: list[Any]) -> set[str]:
-        """Running requests get their blocks first, and one that starts in the same step may share them: then they are
-        told by themselves, before it. Returns whose."""
-        if not starting:
+    def _admit(self, name: str, row: list[Any] | None) -> None:
+        """Tell the blocks that a request got in this step; ``row`` is None when it does not compute in it."""
+        request = self._requests.get(name)
+        if request is None:
+            return
+        ids, external = request.allocated or (request.blocks, 0)
+        if not self._settings.medium:
+            if row is None:
+                return  # another connector loads: its share is known when the request computes
+            external = max(0, row[2] - request.local)
+        if row is not None and len(row[1]) >= len(ids):
+            ids = row[1]
+        if request.allocated is not None or ids != request.blocks:
+            self._allocate(name, request, ids, external)
+
+    def _tell_shared(self, admitted: Iterable[str], starting: dict[str, Any], going: list[Any]) -> set[str]:
+        """Running requests get their blocks first, and a request that is admitted in the same step may share them.
+        Then this tells their blocks before it. Returns the names of these running requests."""
+        taken = {place for row in starting.values() for place in row[1]}
+        for name in admitted:
+            request = self._requests.get(name)
+            if request is not None and request.allocated is not None:
+                taken.update(request.allocated[0])
+        if not taken:
             return set()
-        taken = {place for name, row in starting.items() for place in self._requests[name].allocated or row[1]}
         told: set[str] = set()
         for name, ids, *_ in going:
             if ids and not taken.isdisjoint(ids):
@@ -219,9 +232,11 @@ class Translator:
     def _copies(self, loaded: list[str], sent: list[str], failed: list[str], invalid: list[int]) -> None:
         self._call(st.CopiesObserved, tuple(loaded), tuple(sent), tuple(failed), pack_ids(invalid))
 
-    def _finish(self, name: str, status: str, delayed: bool) -> None:
-        del self._requests[name]
-        self._call(st.RequestFinished, name, b"", REASONS.get(status, FinishReason.ERROR), delayed)
+    def _finish(self, name: str, status: str, delayed: bool, named: int = 0) -> None:
+        request = self._requests.pop(name)
+        self._call(
+            st.RequestFinished, name, pack_ids(request.blocks[:named]), REASONS.get(status, FinishReason.ERROR), delayed
+        )
 
     def _events(self, rows: list[Any]) -> None:
         for kind, hashes, medium, _ in rows:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import Authority, SlotState
 from kvbm_console.tap.connector import TAPPED, make_tap
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import ASK_NS, ERRORS_MAX, QUEUE_MAX, Recorder
@@ -41,8 +41,8 @@ def made(inner: type[Any] = Inner, base: type[Any] = Base) -> tuple[Any, Recorde
     return make_tap("Tap", (base,), binding)("config", "role", "cache"), binding.made
 
 
-def watching(recorder: Recorder, blocks: int) -> Watching:
-    return Watching(recorder, Flattener(block_tokens=BLOCK), Settings("", "fake", BLOCK, blocks))
+def watching(recorder: Recorder, blocks: int, medium: str = "") -> Watching:
+    return Watching(recorder, Flattener(block_tokens=BLOCK), Settings("", "fake", BLOCK, blocks, medium=medium))
 
 
 def test_everything_nobody_has_seen_goes_through_unchanged() -> None:
@@ -199,7 +199,7 @@ def compare(engine: Scheduler, watch: Watching) -> None:
         else:
             waits = {Status.WAITING: SlotState.INITIALIZED, Status.PREEMPTED: SlotState.PREEMPTED}
             assert slot.state is waits[request.status]
-    (pool,) = (one for one in state.pools if one.info.source == 1)
+    (pool,) = (one for one in state.pools if one.info.authority is Authority.OBSERVED)
     for block in range(1, engine.size):
         theirs = engine.hash_of.get(block)
         assert pool.hash_of[block] == (0 if theirs is None else int.from_bytes(theirs[-8:], "big")), block
@@ -212,18 +212,25 @@ def arrivals(dice: random.Random) -> list[list[int]]:
             for _ in range(dice.randrange(1, 14))]
 
 
+def with_longer(prompts: list[list[int]], dice: random.Random) -> list[list[int]]:
+    """The prompts with others behind them that begin alike: a request may share blocks that the one before it is still
+    computing."""
+    return [one for prompt in prompts
+            for one in ([*prompt, *(dice.randrange(100) for _ in range(dice.randrange(1, 20)))], prompt)]
+
+
 EXAMPLES = max(25, settings.default.max_examples // 4)
 """An example is a whole run of an engine, compared after every step."""
 
 
 @settings(max_examples=EXAMPLES)
-@given(some.integers(0, 2**32), some.integers(16, 60), some.integers(4, 40))
-def test_what_the_leader_knows_is_what_the_engine_does(seed: int, blocks: int, budget: int) -> None:
+@given(some.integers(0, 2**32), some.integers(16, 60), some.integers(4, 40), some.sampled_from(["", "CPU"]))
+def test_what_the_leader_knows_is_what_the_engine_does(seed: int, blocks: int, budget: int, medium: str) -> None:
     dice = random.Random(seed)
     tap, recorder = made()
     engine = Scheduler(tap, blocks=blocks, budget=budget)
-    watch = watching(recorder, blocks)
-    prompts = arrivals(dice)
+    watch = watching(recorder, blocks, medium)
+    prompts = with_longer(arrivals(dice), dice)
     for step in range(400):
         while prompts and dice.random() < 0.4:
             prompt = prompts.pop()

@@ -1,28 +1,21 @@
 """The console on an engine with a tap: its name, its blocks, and what watching costs it."""
 
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
-import msgspec
 import pytest
-import zstandard
 
 from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.core.events import Event, SourceLost
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
-from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import Recorder
-from kvbm_console.tap.sender import Settings
-from tests.tap.watching import Watching
+from tests.tap.kept import kept, steps, watching
 from tests.tui.desks import desk_of, everything
 from tests.tui.script import Mono, ScriptedFeed, connected
 from tui.app import ConsoleApp
 from tui.desk import TIERS
 from tui.source import Session
 
-KEPT = Path(__file__).resolve().parents[2] / "recordings" / "vllm" / "offload.tap.zst"
-UNPACKED_MAX = 64 * 2**20
 COST = {"calls": 2_000, "dropped": 0, "errors": 0, "call_ns": 3_000_000, "steps": 100, "step_ns": 1_000_000_000}
 
 
@@ -34,12 +27,9 @@ def told(**changed: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def events() -> list[Event]:
     """vLLM's own scheduler with a host tier, half way through what it did."""
-    data = zstandard.ZstdDecompressor().decompress(KEPT.read_bytes(), UNPACKED_MAX)
-    kept: Any = msgspec.msgpack.decode(data, strict=False)
-    watch = Watching(Recorder(), Flattener(), msgspec.convert(kept["settings"], Settings))
-    for messages, _ in kept["steps"][: len(kept["steps"]) // 2]:
-        watch.now += 10**7
-        watch.take(messages)
+    watch = watching("offload")
+    for _ in islice(steps("offload", watch), len(kept("offload")["steps"]) // 2):
+        pass
     return watch.events
 
 

@@ -1,44 +1,46 @@
-"""What the tap said of vLLM's own scheduler (``tests/vllm/record.py``), against the truth that was kept beside it."""
+"""What the tap said of vLLM's own scheduler, against the truth that was kept beside it, and what we say of it.
 
+The runs hold loads, failed loads, aborts and preemptions.
+"""
+
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
-import zstandard
 
-from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.core import events as ev
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.ids import CandidateStatus, FinishReason, SlotState, Tier
 from kvbm_console.core.tiers import WRITING
-from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import Recorder
-from kvbm_console.tap.sender import Settings
-from tests.tap.watching import Watching
+from kvbm_console.recording.diff import diff
+from kvbm_console.recording.explain import explain
+from kvbm_console.recording.export import export
+from kvbm_console.recording.lints import diagnose
+from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.verify import verify
+from kvbm_console.recording.walk import evidence_of
+from tests.explain.evidence import evidence
+from tests.tap.kept import NAMES, kept, run_of, steps, watching
 
-KEPT = Path(__file__).resolve().parents[2] / "recordings" / "vllm"
-UNPACKED_MAX = 64 * 2**20
 
-
-@pytest.mark.parametrize("name", ["alone", "offload"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_leader_comes_to_the_schedulers_own_truth_after_every_step(name: str) -> None:
-    data = zstandard.ZstdDecompressor().decompress((KEPT / f"{name}.tap.zst").read_bytes(), UNPACKED_MAX)
-    kept: Any = msgspec.msgpack.decode(data, strict=False)
-    watch = Watching(Recorder(), Flattener(), msgspec.convert(kept["settings"], Settings))
+    watch = watching(name)
     state = watch.leader.state
     loads = 0
-    for messages, truth in kept["steps"]:
-        watch.now += 10**7
-        watch.take(messages)
+    for truth in steps(name, watch):
         slots = {slot.request: slot for slot in state.slots.values() if slot.state is not SlotState.FINISHING}
         assert slots.keys() == truth["requests"].keys()
         coming: set[int] = set()
+        for slot in state.slots.values():
+            if slot.state in (SlotState.ONBOARDING, SlotState.FINISHING):
+                coming |= set(slot.device_blocks)
+                loads += slot.state is SlotState.ONBOARDING
         for request, (blocks, computed, runs) in truth["requests"].items():
             slot = slots[request]
             assert slot.device_blocks == blocks
             if runs:
                 assert slot.computed_tokens(state.iteration) == computed
-            if slot.state is SlotState.ONBOARDING:
-                coming |= set(blocks)
-                loads += 1
         pool = state.pools[0]
         known = {
             place: key for place, key in enumerate(pool.hash_of)
@@ -49,5 +51,78 @@ def test_the_leader_comes_to_the_schedulers_own_truth_after_every_step(name: str
     assert state.lost_sources == {}
     assert not state.slots
     assert state.totals.hit_blocks[0] > 0
-    assert (loads > 0) is (name == "offload") is (state.totals.hit_blocks[Tier.G2 - 1] > 0)
+    assert (loads > 0) is (name != "alone") is (state.totals.hit_blocks[Tier.G2 - 1] > 0)
     assert watch.mirror.totals == state.totals
+
+
+def test_the_kept_runs_hold_loads_failed_loads_aborts_and_preemptions() -> None:
+    """So that the laws here are about all of them."""
+    found: Counter[str] = Counter()
+    for name in NAMES:
+        for event in run_of(name).all_events:
+            match event:
+                case ev.SlotMoved(new=SlotState.PREEMPTED):
+                    found["preempted"] += 1
+                case ev.SlotMoved(reason=FinishReason.ABORTED | FinishReason.ERROR as reason):
+                    found[reason.label] += 1
+                case ev.CandidateEnded(status=CandidateStatus.COMPLETED | CandidateStatus.FAILED as status):
+                    found[status.label] += 1
+                case ev.HitsLost():
+                    found["hits lost"] += 1
+    assert found.keys() == {"preempted", "aborted", "error", "completed", "failed", "hits lost"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_why_answers_for_every_request_and_agrees_with_the_engines_own_count(name: str) -> None:
+    run = run_of(name)
+    told, size = evidence(run.all_events, run.config), kept(name)["settings"]["block_tokens"]
+    names = [event.request for event in run.all_events if isinstance(event, ev.SlotOpened)]
+    cached = kept(name)["cached"]
+    assert cached.keys() <= set(names)
+    for request in names:
+        one = explain(told, request)
+        assert one.spent.complete
+        assert one.spent.ended
+        assert sum(part.ns for part in one.spent.parts) == one.spent.total_ns
+        for admission in one.admissions:
+            assert sum(admission.hits) + admission.missed == one.prompt_blocks
+        if request not in cached:
+            continue  # it ended before its first token, and then the engine tells no count
+        local, external = cached[request]
+        first = [admission for admission in one.admissions if not admission.after_preemption][-1]
+        failed = sum(run.blocks for run in first.misses if run.reason == "copy_failed")
+        assert (first.hits[0], sum(first.hits[1:]) + failed) == (local // size, external // size)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_question_is_answered_of_its_recording(name: str, tmp_path: Path) -> None:
+    """Verification, diagnosis, comparison and export of the file that a daemon would have written."""
+    run_of(name).record(tmp_path / "run", [7])
+    (path,) = (tmp_path / "run").glob("*.mcap")
+    report = verify(path)
+    assert report.ok, report.first_difference
+    recorded = evidence_of(Recording.open(path))
+    diagnosis = diagnose(recorded)
+    assert [one for one in diagnosis.findings if one.lint in ("reports_lost", "violation", "pin_leak", "stuck")] == []
+    assert diff(recorded, evidence_of(Recording.open(path))).equal
+    assert export(recorded, "chrome", tmp_path / "trace.json")
+
+
+def test_why_answers_for_a_recording_of_before(shared: Path) -> None:
+    """A tap of before wrote it, around a connector whose loads name no places below."""
+    recording = Recording.open(shared / "recordings" / "vllm-0.33-loads")
+    found: dict[str, tuple[int, int]] = {}
+    loads: dict[str, int] = {}
+    for batch in recording.stimuli():
+        for stimulus in batch:
+            match stimulus:
+                case st.LookupObserved():
+                    found[stimulus.request] = stimulus.computed_tokens, stimulus.tokens or 0
+                case st.BlocksAllocated(external_tokens=external) if external:
+                    loads[stimulus.request] = external
+    assert loads
+    told = evidence_of(recording)
+    for request, (local, external) in found.items():
+        one = explain(told, request)
+        hits = one.admissions[-1].hits
+        assert (hits[0], sum(hits[1:])) == (local // one.block_tokens, external // one.block_tokens), request

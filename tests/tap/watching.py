@@ -13,6 +13,7 @@ from kvbm_console.core.audit import audit
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.instructions import PoolAnswer
 from kvbm_console.core.leader import Leader
+from kvbm_console.core.leader.frame import Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.tap.flatten import Flattener, drain
@@ -29,15 +30,22 @@ class Watching:
         self.translator = Translator(settings)
         self.now = 0
         self.leader = Leader(LeaderConfig(), check=True)
-        self.dispatcher = Dispatcher(self.leader, lambda: self.now)
+        self.dispatcher = Dispatcher(self.leader, lambda: self.now, publish=self._publish)
         self.mirror = CacheState()
         self.events: list[ev.Event] = []
         self.rejected: list[str] = []
         self.kept: list[Any] = []
         """Every message, for who wants to keep them."""
+        self.stimuli: list[st.Stimulus] = []
+        self.outcomes: list[list[ev.Event]] = []
+        """The events of each stimulus."""
         self.translator.begin()
         self._submit()
         recorder.listen()
+
+    def _publish(self, stimulus: st.Stimulus, outcome: Outcome) -> None:
+        self.stimuli.append(stimulus)
+        self.outcomes.append(list(outcome.events))
 
     def pump(self) -> None:
         """Everything that was recorded so far becomes true."""

@@ -5,6 +5,7 @@ Law of this file: nothing of the scheduler, its block pool, its connectors or it
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.vllm.executor import LOAD_STEPS, Copies
@@ -37,6 +38,8 @@ MODEL = {
 }
 TAP = {"kv_connector": "KvbmTap", "kv_connector_module_path": "kvbm_console.tap.vllm", "kv_role": "kv_both"}
 PAGE = 16 * 1024
+Arrival = tuple[int, str, list[int], int]
+"""Step of the arrival, name, prompt, tokens of the answer."""
 
 
 def offloading(chunks: int, **more: Any) -> dict[str, Any]:
@@ -55,7 +58,7 @@ class Engine:
 
     def __init__(
         self, directory: Path, connector: dict[str, Any], *, blocks: int = 96, running: int = 8, tokens: int = 256,
-        publish: tuple[str, str] | None = None, load_steps: int = LOAD_STEPS,
+        publish: tuple[str, str] | None = None, load_steps: int = LOAD_STEPS, fail_every: int = 0,
     ) -> None:
         (directory / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=str(directory), dtype="float16", seed=0, skip_tokenizer_init=True)
@@ -92,8 +95,10 @@ class Engine:
             send(batch)
 
         publisher.publish = publish_and_keep
-        self._copies = Copies(load_steps)
+        self._copies = Copies(load_steps, fail_every)
         self.finished: list[str] = []
+        self.cached: dict[str, tuple[int, int]] = {}
+        """Request to the prompt tokens that the engine says it found: in device memory, and below."""
         self.steps = 0
 
     @property
@@ -108,10 +113,6 @@ class Engine:
         )
         self.scheduler.add_request(request)
         return request
-
-    def schedule(self) -> Any:
-        """Form a step."""
-        return self.scheduler.schedule()
 
     def step(self) -> Any:
         """Form a step, run it, and take its result."""
@@ -135,6 +136,29 @@ class Engine:
         outputs = self.scheduler.update_from_output(output, result)
         for one in outputs.values():
             self.finished += [each.request_id for each in one.outputs if each.finish_reason is not None]
+            self.cached.update({
+                each.request_id: (each.prefill_stats.num_local_cached_tokens,
+                                  each.prefill_stats.num_external_cached_tokens)
+                for each in one.outputs if each.prefill_stats is not None
+            })
+
+    def run(self, requests: list[Arrival], *, aborts: float = 0.0) -> Iterator[Any]:
+        """Take ``requests`` and step until all of them are done. Yields each formed step before it is run.
+
+        Before a step a request is aborted with the probability ``aborts``, whatever its state is.
+        """
+        waiting, dice = list(requests), random.Random(len(requests))
+        while waiting or self.busy:
+            while waiting and waiting[0][0] <= self.steps:
+                _, name, prompt, output = waiting.pop(0)
+                self.add(name, prompt, output)
+            live = [name for name, one in self.scheduler.requests.items() if not one.is_finished()]
+            if live and dice.random() < aborts:
+                self.scheduler.finish_requests(dice.choice(live), RequestStatus.FINISHED_ABORTED)
+            output = self.scheduler.schedule()
+            yield output
+            self.finish(output)
+            assert self.steps < 5_000
 
     @property
     def busy(self) -> bool:

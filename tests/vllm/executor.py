@@ -29,12 +29,19 @@ def token(name: str, known: int) -> int:
 
 
 class Copies:
-    """The worker's side of the offloading connector: a copy ends some steps after it was asked for."""
+    """The worker's side of the offloading connector: a copy ends some steps after it was asked for.
 
-    def __init__(self, load_steps: int = LOAD_STEPS) -> None:
+    Of each ``fail_every`` loads the last one fails at its second half, 0: none.
+    """
+
+    def __init__(self, load_steps: int = LOAD_STEPS, fail_every: int = 0) -> None:
         self.load_steps = load_steps
+        self.fail_every = fail_every
         self.steps = 0
+        self.loads = 0
         self.jobs: list[tuple[int, int, str | None]] = []
+        self._failing: dict[int, set[int]] = {}
+        """Job to the blocks that will not arrive."""
 
     def step(self, metadata: Any) -> KVConnectorOutput | None:
         """One step with what the connector attached to it; what ended in it."""
@@ -47,6 +54,10 @@ class Copies:
             for job, about in (getattr(part, "load_jobs", None) or {}).items():
                 wait, name = (0, None) if about.sync else (self.load_steps, about.req_id)
                 self.jobs.append((self.steps + wait, job, name))
+                self.loads += 1
+                if self.fail_every and self.loads % self.fail_every == 0:
+                    ids = [int(place) for place in about.dst_spec.block_ids]
+                    self._failing[job] = set(ids[len(ids) // 2 :])
         due = [one for one in self.jobs if one[0] <= self.steps or one[1] in flushed]
         self.jobs = [one for one in self.jobs if one not in due]
         if not due:
@@ -57,7 +68,8 @@ class Copies:
         if hasattr(metadata, "metadata"):
             worker = MultiKVConnectorWorkerMetadata(metadata=(worker, None))
         return KVConnectorOutput(
-            kv_connector_worker_meta=worker, finished_recving={name for _, _, name in due if name is not None} or None
+            kv_connector_worker_meta=worker, finished_recving={name for _, _, name in due if name is not None} or None,
+            invalid_block_ids={place for _, job, _ in due for place in self._failing.pop(job, ())},
         )
 
 

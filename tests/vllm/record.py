@@ -2,7 +2,8 @@
 
 ``python -m tests.vllm.record`` in the environment of ``make test-vllm``. Each file is zstd-compressed msgpack: the
 settings of the tap, and for each step its messages and what the scheduler held then (requests with their blocks and
-positions, and the hash of every full block). The ordinary tests bring the messages to a leader and compare.
+positions, and the hash of every full block), and the engine's own counts of the prompt tokens that it found. Ordinary
+tests bring the messages to a leader and compare.
 
 Law of this file: the truth is read from the scheduler, never from the tap.
 """
@@ -24,10 +25,22 @@ from tests.vllm.truth import short
 
 HERE: Final = Path(__file__).resolve().parents[2] / "recordings" / "vllm"
 RUNS: Final[dict[str, Any]] = {
-    "alone": (tap(), {"blocks": 36}, (1, 6, 4)),
-    "offload": (tap(offloading(40)), {"blocks": 48, "running": 4}, (2, 6, 4)),
+    "alone": (tap(), {"blocks": 36}, (1, 6, 4), 0.0),
+    "offload": (tap(offloading(40)), {"blocks": 48, "running": 4}, (2, 6, 4), 0.0),
+    "trouble": (
+        {**tap(offloading(60)), "kv_load_failure_policy": "recompute"}, {"blocks": 32, "running": 5, "fail_every": 3},
+        (3, 8, 4), 0.02,
+    ),
+    "refused": (
+        {**tap(offloading(60)), "kv_load_failure_policy": "fail"}, {"blocks": 32, "running": 5, "fail_every": 3},
+        (4, 5, 3), 0.0,
+    ),
 }
-"""Name to connector, sizes, and (seed, sessions, turns) of the workload."""
+"""Name to connector, sizes, (seed, sessions, turns) of the workload, and the probability of an abort before a step.
+
+``trouble`` has loads that fail and are computed instead, preemptions and aborts; in ``refused`` a failed load ends its
+request.
+"""
 
 
 def truth(engine: Engine) -> dict[str, Any]:
@@ -46,25 +59,21 @@ def truth(engine: Engine) -> dict[str, Any]:
 
 def record(name: str) -> bytes:
     """One run, compressed."""
-    connector, sizes, shape = RUNS[name]
+    connector, sizes, shape, aborts = RUNS[name]
     steps: list[Any] = []
     with tempfile.TemporaryDirectory() as directory:
         engine = Engine(Path(directory), connector, **sizes)
         sender = engine.connector.sender
         watch = Watching(sender.recorder, sender.flattener, sender.settings)
-        waiting = workload(*shape)
-        while waiting or engine.busy:
-            while waiting and waiting[0][0] <= engine.steps:
-                _, request, prompt, output = waiting.pop(0)
-                engine.add(request, prompt, output)
-            output = engine.schedule()
+        for _ in engine.run(workload(*shape), aborts=aborts):
             watch.pump()
             steps.append([watch.kept, truth(engine)])
             watch.kept = []
-            engine.finish(output)
-            watch.pump()
+        watch.pump()
         steps.append([watch.kept, truth(engine)])
-    data = msgspec.msgpack.encode({"settings": msgspec.to_builtins(sender.settings), "steps": steps})
+    data = msgspec.msgpack.encode({
+        "settings": msgspec.to_builtins(sender.settings), "steps": steps, "cached": engine.cached,
+    })
     return zstandard.ZstdCompressor(level=19).compress(data)
 
 

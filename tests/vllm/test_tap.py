@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="make test-vllm runs these")
 
-from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.core.ids import CandidateStatus, FinishReason, SlotState, Tier
 from kvbm_console.tap import vllm as binding
 from kvbm_console.tap.flatten import drain
 from tests.tap.watching import Watching
@@ -59,23 +59,18 @@ def workload(seed: int, sessions: int, turns: int) -> list[tuple[int, str, list[
     return sorted(found)
 
 
-def drive(engine: Engine, watch: Watching, requests: list[Any], *, every: int = 1) -> dict[str, Any]:
+def drive(
+    engine: Engine, watch: Watching, requests: list[Any], *, every: int = 1, aborts: float = 0.0
+) -> dict[str, Any]:
     """Run to the end, comparing after each step; what was seen on the way."""
-    seen: dict[str, Any] = {"states": Counter(), "evicted": [], "prompts": {}}
-    waiting = list(requests)
-    while waiting or engine.busy:
-        while waiting and waiting[0][0] <= engine.steps:
-            _, name, prompt, output = waiting.pop(0)
-            engine.add(name, prompt, output)
-        output = engine.schedule()
+    seen: dict[str, Any] = {"states": Counter(), "evicted": []}
+    for output in engine.run(requests, aborts=aborts):
         watch.pump()
         seen["evicted"] += evicted(watch.events, watch.leader.state)
         seen["states"].update(slot.state for slot in watch.leader.state.slots.values())
         if engine.steps % every == 0:
             compare(engine, watch.leader.state, set(output.num_scheduled_tokens))
-        engine.finish(output)
-        watch.pump()
-        assert engine.steps < 5_000
+    watch.pump()
     assert watch.rejected == []
     assert watch.leader.state.lost_sources == {}
     assert watch.recorder.errors == 0
@@ -128,6 +123,20 @@ def test_around_the_offloading_connector(unsent: None, tmp_path: Path) -> None:
     assert Counter({key: len(host.places_of(key)) for key in host.by_hash}) == +stored
 
 
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_failed_loads_aborts_and_preemptions(unsent: None, tmp_path: Path, policy: str) -> None:
+    connector = {**tap(offloading(60)), "kv_load_failure_policy": policy}
+    engine = Engine(tmp_path, connector, blocks=32, running=5, fail_every=3)
+    watch = watching(engine.connector)
+    seen = drive(engine, watch, workload(3, 8, 4), aborts=0.02)
+    totals = watch.leader.state.totals
+    assert totals.finished[FinishReason.ABORTED] > 0
+    assert (totals.finished[FinishReason.ERROR] > 0) is (policy == "fail")
+    assert totals.candidates_ended[CandidateStatus.FAILED] > 0
+    assert totals.preemptions > 0
+    assert sorted(key for key, _ in seen["evicted"]) == sorted(removed_by_engine(engine, "GPU"))
+
+
 def test_inside_multi_connector(unsent: None, tmp_path: Path) -> None:
     multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both",
              "kv_connector_extra_config": {"connectors": [offloading(40), tap()]}}
@@ -135,14 +144,9 @@ def test_inside_multi_connector(unsent: None, tmp_path: Path) -> None:
     (mine,) = (one for one in engine.connector.sub_connectors if type(one).__name__ == "KvbmTap")
     watch = watching(mine)
     requests = workload(3, 5, 3)
-    waiting = list(requests)
-    while waiting or engine.busy:
-        while waiting and waiting[0][0] <= engine.steps:
-            _, name, prompt, output = waiting.pop(0)
-            engine.add(name, prompt, output)
-        engine.step()
+    for _ in engine.run(requests):
         watch.pump()
-        assert engine.steps < 5_000
+    watch.pump()
     assert watch.rejected == []
     assert watch.leader.state.totals.slots_opened == len(requests) == len(engine.finished)
 
@@ -154,12 +158,7 @@ def test_the_same_tokens_with_and_without(unsent: None, tmp_path: Path) -> None:
         directory = tmp_path / str(len(log) + id(log))
         directory.mkdir()
         engine = Engine(directory, connector, blocks=48, running=4)
-        waiting = workload(4, 5, 3)
-        while waiting or engine.busy:
-            while waiting and waiting[0][0] <= engine.steps:
-                _, name, prompt, output = waiting.pop(0)
-                engine.add(name, prompt, output)
-            output = engine.step()
+        for output in engine.run(workload(4, 5, 3)):
             log.append((dict(output.num_scheduled_tokens),
                         {name: engine.scheduler.kv_cache_manager.get_block_ids(name)
                          for name in engine.scheduler.requests if not engine.scheduler.requests[name].is_finished()}))

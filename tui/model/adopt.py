@@ -74,7 +74,7 @@ def _transfers(mirror: "Mirror", state: CacheState, seen_ns: int) -> None:
     mirror.by_operation = {}
     for operation, copy in state.operations.items():
         known = mirror.transfers[copy.candidate]
-        known.blocks = len(copy.targets)
+        known.blocks = copy.blocks
         known.ranks = set(copy.reported)
         mirror.ranks = max(mirror.ranks, len(known.ranks), *(rank + 1 for rank in known.ranks), 1)
         mirror.by_operation[operation] = known

@@ -155,7 +155,7 @@ def _promoted(mirror: Mirror, e: ev.CandidatePromoted) -> None:
     transfer.status = CandidateStatus.PROMOTED
     transfer.promoted_ns = e.at_ns
     transfer.operation = e.operation
-    transfer.blocks = len(e.targets) // ID_BYTES
+    transfer.blocks = e.blocks
     mirror.by_operation[e.operation] = transfer
     if transfer.route.is_load:
         mirror.flows.loaded[transfer.route.source].add(e.at_ns, transfer.blocks)

@@ -192,7 +192,22 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
     if s.delayed:
         store(leader, slot)
+    _give_up_unnamed(leader, slot, unpack_ids(s.block_ids))
     return _finish(leader, slot, s.reason)
+
+
+def _give_up_unnamed(leader: Decider, slot: SlotFacts, named: list[int]) -> None:
+    """An engine gives loaded blocks their hashes when it takes the request up again. If the request ends before that,
+    no lookup finds them: only the blocks ``named`` by the engine are kept."""
+    if slot.state is not _S.ONBOARDING or slot.device_pool is None or slot.outstanding:
+        return
+    pool = leader.state.pools[slot.device_pool]
+    loaded = set(slot.device_blocks[slot.local_blocks :]).difference(named)
+    places = sorted(place for place in loaded if pool.content[place] == READY)
+    if places:
+        hashes = [pool.hash_of[place] for place in places]
+        leader.emit(ev.BlocksDropped, pool.info.pool, TOLD, pack_ids(places), ReleaseReason.FINISHED)
+        leader.gave_up(pool, places, hashes)
 
 
 def _finish(leader: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer:

@@ -266,7 +266,9 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
     leader.aids.let_go(target, operation.targets)
     leader.unblock_above(source)
     leader.unblock_above(target)
-    _forget_plan(leader, source, candidate, operation.sources, {operation.sources[at] for at in operation.failed})
+    # A load of an engine that is watched may fail although its source places are not known.
+    failed = {place for at, place in enumerate(operation.sources) if at in operation.failed}
+    _forget_plan(leader, source, candidate, operation.sources, failed)
     _end_batch(leader, candidate)
     if slot is not None and candidate.route.is_load:
         _end_load(leader, slot)

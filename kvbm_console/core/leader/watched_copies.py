@@ -79,9 +79,12 @@ def copies_observed(leader: Decider, s: st.CopiesObserved) -> None:
     """Loads and stores of these requests ended."""
     lost = set(unpack_ids(s.failed_ids))
     for request in s.loaded:
+        slot = leader.state.slot_named(request)
         for operation in copies_of(leader, request, loads=True):
             failed = [at for at, place in enumerate(operation.targets) if place in lost]
             report(leader, operation, failed=request in s.failed or bool(failed), places=failed)
+            if slot is not None and slot.state is SlotState.FINISHING:
+                discard(leader, operation)
     for request in s.sent:
         for operation in copies_of(leader, request, loads=False):
             report(leader, operation, failed=False)
@@ -103,6 +106,13 @@ def report(leader: Decider, operation: OperationFacts, *, failed: bool, places: 
     leader.emit(ev.OperationReported, operation.operation, 0, not failed, error, pack_ids(places))
     if operation.operation not in leader.aids.complete:
         leader.aids.complete.append(operation.operation)
+
+
+def discard(leader: Decider, operation: OperationFacts) -> None:
+    """A load ended after its request: the engine never names what it brought."""
+    leader.aids.complete.remove(operation.operation)
+    drop(leader, leader.state.pools[operation.target_pool], operation, operation.targets)
+    end_candidate(leader, operation, CandidateStatus.FAILED if operation.failed else CandidateStatus.COMPLETED)
 
 
 def close_copies(leader: Decider, slot: SlotFacts) -> None:

@@ -257,7 +257,7 @@ class Course(Visitor):
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
         copy = self._copies.get(e.candidate)
         if copy is not None:
-            copy.operation, copy.blocks, copy.status = e.operation, len(e.targets) // 4, "promoted"
+            copy.operation, copy.blocks, copy.status = e.operation, e.blocks, "promoted"
 
     def _copy_of(self, operation: int, state: CacheState) -> _Copy | None:
         known = state.operations.get(operation)

@@ -229,7 +229,9 @@ class Ledger(Visitor):
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
         self._operation_of[e.candidate] = e.operation
         owners: dict[int, None] = {}
-        for source, target in zip(unpack_ids(e.sources), unpack_ids(e.targets), strict=True):
+        sources, targets = unpack_ids(e.sources), unpack_ids(e.targets)
+        # Of an engine that is watched the places of one side are not known: then no owner passes on to the copy.
+        for source, target in zip(sources, targets, strict=bool(sources and targets)):
             owner = self._owners.get((e.source_pool, source))
             if owner is not None:
                 self._owners[e.target_pool, target] = owner

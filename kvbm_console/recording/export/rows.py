@@ -294,7 +294,7 @@ class Rows(Visitor):
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
         copy = self._copies[e.candidate]
-        copy.batch, copy.blocks, copy.thrash = e.batch, len(e.targets) // 4, e.thrash
+        copy.batch, copy.blocks, copy.thrash = e.batch, e.blocks, e.thrash
         self._sample(e, state)
 
     def _ended(self, e: ev.CandidateEnded, state: CacheState) -> None:

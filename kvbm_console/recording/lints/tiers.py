@@ -101,7 +101,7 @@ class Thrash(Lint):
         if state.pools[e.target_pool].info.tier >= tier:
             return
         window = self._windows.setdefault(tier, _Window(deque()))
-        blocks = len(e.sources) // 4
+        blocks = e.blocks
         window.loads.append((e.at_ns, blocks, e.thrash))
         window.blocks += blocks
         window.thrash += e.thrash

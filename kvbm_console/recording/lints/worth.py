@@ -43,7 +43,7 @@ class Duplicate(Lint):
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
         route = state.candidates[e.candidate].route
-        self._copied[route] = self._copied.get(route, 0) + len(e.targets) // 4
+        self._copied[route] = self._copied.get(route, 0) + e.blocks
         operation, again = self._waiting
         if operation == e.operation and again:
             self._twice[route] = self._twice.get(route, 0) + again
@@ -110,7 +110,7 @@ class NeverLoaded(Lint):
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
         tier = state.pools[e.source_pool].info.tier
         if tier is not Tier.G1 and state.pools[e.target_pool].info.tier is Tier.G1:
-            self._loaded[tier] = self._loaded.get(tier, 0) + len(e.sources) // 4
+            self._loaded[tier] = self._loaded.get(tier, 0) + e.blocks
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
         """Per tier, over all of the evidence."""

@@ -32,6 +32,7 @@ from kvbm_console.wire.protocol import NAME_BYTES_MAX
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 from .guard import END, Context, Malformed, parse, refuse, require_text
+from .names import RequestNames
 
 log = logging.getLogger("kvbm_console.server")
 
@@ -57,6 +58,7 @@ class FeedSink:
         self._standing: frozenset[str] = frozenset()
         self._lookups: frozenset[str] = frozenset()
         self.name = name
+        self.names = RequestNames(source)
         self.cost: pb.FeedCost | None = None
         """What the reporting has cost the engine, of one that is watched."""
         self._held: frozenset[int] = frozenset()
@@ -101,7 +103,8 @@ class FeedSink:
         mine = frozenset(request for request in standing if self._is_mine(request))
         if mine != self._standing:
             self._standing = mine
-            self.put(pb.FeedReply(standing=pb.StandingRequests(requests=sorted(mine))))
+            theirs = sorted(map(self.names.there, mine))
+            self.put(pb.FeedReply(standing=pb.StandingRequests(requests=theirs)))
 
     def _look_at_breakpoints(self) -> None:
         """An engine that is watched must ask before a lookup that somebody may want to hold."""
@@ -127,7 +130,7 @@ class FeedSink:
             held = pb.HeldRequests()
             for hold in mine:
                 held.held.add(
-                    request=state.slots[hold.slot].request, hold=hold.hold, site=int(hold.site),
+                    request=self.names.there(state.slots[hold.slot].request), hold=hold.hold, site=int(hold.site),
                     max_hold_ns=hold.max_hold_ns,
                 )
             self.put(pb.FeedReply(held=held))
@@ -141,11 +144,11 @@ class FeedSink:
     def wake(self, request: str) -> None:
         """The request's load ended."""
         computed = self._service.dispatcher.port(self._source).computed_tokens(request)
-        self.put(pb.FeedReply(wake=pb.WakeRequest(request=request, computed_tokens=computed)))
+        self.put(pb.FeedReply(wake=pb.WakeRequest(request=self.names.there(request), computed_tokens=computed)))
 
     def release(self, request: str, ids: bytes) -> None:
         """Blocks that may be reused."""
-        self.put(pb.FeedReply(release=pb.ReleaseDeviceBlocks(request=request, ids=ids)))
+        self.put(pb.FeedReply(release=pb.ReleaseDeviceBlocks(request=self.names.there(request), ids=ids)))
 
     def pin(self, ids: bytes) -> None:
         """Blocks that must not be reused for now."""
@@ -242,6 +245,7 @@ class FeedMethod:
             await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{OUTBOX_MAX} messages were left unread")
 
     async def _read(self, sink: FeedSink, source: int, context: Context) -> None:
+        service = self._service
         while (data := await context.read()) is not END:
             request = parse("Feed", pb.FeedRequest, data)
             if request.WhichOneof("item") == "cost":
@@ -257,6 +261,8 @@ class FeedMethod:
                 check_stimulus(stimulus)
             answers = pb.Answers(first_n=request.batch.first_n)
             for stimulus in stimuli:
+                if sink.names.differ or len(service.dispatcher.engines) > 1:
+                    stimulus = sink.names.translated(stimulus, service.state)
                 answers.answers.append(answer_of(self._submit(source, stimulus)))
             sink.put(pb.FeedReply(answers=answers))
             await anyio.lowlevel.checkpoint()

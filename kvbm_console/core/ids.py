@@ -137,16 +137,13 @@ class CandidateStatus(Word):
 
 
 class SkipReason(Word):
-    """Why a candidate resolved to no work."""
+    """Why a candidate resolved to no work. 3, 6 and 7 are reserved: they had names before anything emitted them."""
 
     ALREADY_CACHED = 0
     NO_CAPACITY = 1
     BELOW_FREQUENCY = 2
-    BELOW_PRIORITY = 3
     SOURCE_EVICTED = 4
     SLOT_STOPPING = 5
-    WITHDRAWN = 6
-    POLICY = 7
     OPERATOR = 8
 
 

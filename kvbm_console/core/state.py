@@ -40,7 +40,7 @@ class Totals(msgspec.Struct, array_like=True):
     """Blocks onboarded within the window after their offload (BC-6)."""
     candidates_ended: list[int] = msgspec.field(default_factory=lambda: [0] * len(CandidateStatus))
     """Candidates by terminal status."""
-    skipped: list[int] = msgspec.field(default_factory=lambda: [0] * len(SkipReason))
+    skipped: list[int] = msgspec.field(default_factory=lambda: [0] * (max(SkipReason) + 1))
     """Skipped candidates by reason."""
     rejected: int = 0
     completions_refused: int = 0

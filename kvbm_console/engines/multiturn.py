@@ -41,6 +41,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Mean seconds between an answer and the next message of its session."""
     ramp: float = 0.15
     """Seconds between the first messages of two sessions."""
+    priority: float = 0.0
+    """Share of the users, spread evenly, whose requests have a priority of 1."""
     seed: int = 0
     requests: int = 0
     """Most requests; 0 goes on for ever."""
@@ -55,6 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("think", "ramp"):
             value = getattr(self, field)
             require(0.0 <= value <= 86_400.0, f"multiturn {field}", "from 0 to 86400", value)
+        require(0.0 <= self.priority <= 1.0, "multiturn priority", "from 0 to 1", self.priority)
 
 
 def parse_settings(text: str) -> Settings:
@@ -167,5 +170,9 @@ class Multiturn:
         return Request(
             request=name, arrival_ns=at_ns, hashes=tuple(session.chain.hashes[:blocks]),
             output_hashes=tuple(session.chain.hashes[blocks:]), prompt_tokens=prompt, output_tokens=output,
-            session=f"s{session.number:03d}",
+            session=f"s{session.number:03d}", priority=self._priority(session.user),
         )
+
+    def _priority(self, user: int) -> int:
+        share = self.settings.priority
+        return int((user + 1) * share) - int(user * share)

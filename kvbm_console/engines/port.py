@@ -102,7 +102,7 @@ class StimulusPort:
         """As ``EnginePort.arrived``."""
         outcome = self._submit(
             RequestArrived, request.request, pack_hashes(request.hashes), request.prompt_tokens,
-            request.output_tokens, 0, request.session,
+            request.output_tokens, request.priority, request.session,
         )
         return not any(isinstance(event, StimulusRejected) for event in outcome.events)
 

@@ -4,7 +4,8 @@ Law of this file: a line is used whole or refused, naming file, line number and 
 line at a time, so its length does not matter.
 
 A line is ``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}``: one id for each
-512 tokens of the prompt, the last one possibly partial, ids chained over the prefix. Output tokens have no ids.
+512 tokens of the prompt, the last one possibly partial, ids chained over the prefix. Output tokens have no ids. A line
+may have a ``"priority"``, which the published traces do not.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 """A prompt of a million tokens has 2,000 ids, about 16 kB; a longer line is not a trace."""
 TOKENS_MAX: Final = 16_777_216
 """Far above any context window; keeps a corrupt length from growing the core."""
+PRIORITY_MAX: Final = 2**31 - 1
 MILLISECOND_NS: Final = 1_000_000
 
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)]
@@ -37,6 +39,7 @@ class _Line(msgspec.Struct):
     input_length: _Tokens
     output_length: _Tokens
     hash_ids: list[_TraceId]
+    priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)] = 0
 
 
 class MooncakeTrace:
@@ -113,5 +116,5 @@ class MooncakeTrace:
         return Request(
             request=f"r{index:05d}", arrival_ns=round(entry.timestamp * MILLISECOND_NS), hashes=tuple(hashes),
             output_hashes=tuple(generated_hashes(hashes[-1] if hashes else 0, index, own)),
-            prompt_tokens=prompt, output_tokens=output,
+            prompt_tokens=prompt, output_tokens=output, priority=entry.priority,
         )

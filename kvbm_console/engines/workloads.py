@@ -27,6 +27,8 @@ class Request(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int
     session: str | None = None
+    priority: int = 0
+    """Above 0, its blocks are kept before those of lower priorities for a while after its end."""
 
 
 class Capacities(msgspec.Struct, frozen=True):

@@ -131,7 +131,7 @@ def test_i6_a_candidate_ends_once(script: Script) -> None:
     facts = facts_of(script)
     for again in (
         ev.CandidateEnded(facts.seq, script.now, 99, ended.candidate, CandidateStatus.COMPLETED),
-        ev.CandidateSkipped(facts.seq, script.now, 99, ended.candidate, SkipReason.POLICY),
+        ev.CandidateSkipped(facts.seq, script.now, 99, ended.candidate, SkipReason.NO_CAPACITY),
     ):
         with pytest.raises(FoldError, match=f"no open candidate {ended.candidate}"):
             facts_of(script).apply(again)

@@ -44,6 +44,16 @@ def test_a_line_of_a_trace_becomes_a_request(tmp_path: Path) -> None:
     assert len(second.output_hashes) == (600 + 600) // 512 - 1
 
 
+def test_a_line_and_a_share_of_the_users_can_have_a_priority(tmp_path: Path) -> None:
+    workload = trace(tmp_path, GOOD, GOOD.replace("{", '{"priority": 3, '))
+    workload.begin(512)
+    assert [request.priority for request in workload.arrivals()] == [0, 3]
+    for share, preferred in ((0.0, 0), (0.25, 2), (0.5, 4), (1.0, 8)):
+        requests = played(Multiturn(Settings(sessions=8, turns=2, requests=16, priority=share)))
+        assert [request.priority for request in requests].count(1) == 2 * preferred
+        assert len({request.session for request in requests if request.priority}) == preferred
+
+
 def test_output_blocks_of_two_requests_never_meet(tmp_path: Path) -> None:
     workload = trace(tmp_path, GOOD, GOOD)
     workload.begin(16)
@@ -94,6 +104,7 @@ def test_a_trace_is_read_one_line_at_a_time_and_no_further_than_its_limit(tmp_pa
     ("multiturn:turns=1.5", None, "multiturn turns must be a whole number, got '1.5'"),
     ("multiturn:think=soon", None, "multiturn think must be a number, got 'soon'"),
     ("multiturn:think=nan", None, "multiturn think must be from 0 to 86400, got nan"),
+    ("multiturn:priority=1.1", None, "multiturn priority must be from 0 to 1, got 1.1"),
     ("multiturn:sessions=0", None, "multiturn sessions must be from 1 to 100000, got 0"),
 ])
 def test_a_bad_specification_is_one_sentence(text: str, limit: int | None, sentence: str) -> None:

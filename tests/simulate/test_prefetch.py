@@ -121,6 +121,20 @@ def test_every_request_ends_and_every_block_is_accounted_for(prefetch: str, stop
         assert not memory.late
 
 
+def test_every_stop_rule_acts_where_the_disk_is_slower_than_the_queue() -> None:
+    """Nobody waits with best effort, so blocks come late; with the others a lookup waits for as long as it may."""
+    found: dict[str, Any] = {}
+    for stop, timeout_s in (("best_effort", 1.0), ("timeout", 0.02), ("wait_complete", 1.0)):
+        found[stop] = simulate(SimulateOptions(
+            trace=chats(2), total_kv_blocks=40, kv_cpu_blocks=48, kv_disk_blocks=400, kv_offload_threshold=0.0,
+            kv_transfer_bandwidth=0.005, prefetch_stop=stop, prefetch_timeout_s=timeout_s,  # type: ignore[arg-type]
+        )).report.document
+    late = {stop: document["prefetch"]["late_blocks"] for stop, document in found.items()}
+    assert late["best_effort"] > late["timeout"] > late["wait_complete"] == 0
+    coverage = {stop: document["prefetch"]["coverage"] for stop, document in found.items()}
+    assert coverage["best_effort"] < coverage["timeout"] < coverage["wait_complete"]
+
+
 def test_nothing_is_fetched_and_nothing_remembered_without_a_predictor() -> None:
     rig, _ = run("none")
     memory = counts(rig)

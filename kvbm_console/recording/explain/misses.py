@@ -17,8 +17,7 @@ from kvbm_console.recording.explain.ledger import GONE, STORED, Entry, Ledger
 from kvbm_console.recording.explain.model import Missed, MissedRun
 
 FILTERS: Final = frozenset(
-    reason.label
-    for reason in (SkipReason.BELOW_FREQUENCY, SkipReason.BELOW_PRIORITY, SkipReason.POLICY, SkipReason.OPERATOR)
+    reason.label for reason in (SkipReason.BELOW_FREQUENCY, SkipReason.OPERATOR)
 )
 """Skip reasons that are a rule's decision; the others are circumstances."""
 TRIES: Final = frozenset({"planned", "filtered", "skipped", "promoted", "ended"})

@@ -108,11 +108,8 @@ class SkipReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SKIP_REASON_ALREADY_CACHED: _ClassVar[SkipReason]
     SKIP_REASON_NO_CAPACITY: _ClassVar[SkipReason]
     SKIP_REASON_BELOW_FREQUENCY: _ClassVar[SkipReason]
-    SKIP_REASON_BELOW_PRIORITY: _ClassVar[SkipReason]
     SKIP_REASON_SOURCE_EVICTED: _ClassVar[SkipReason]
     SKIP_REASON_SLOT_STOPPING: _ClassVar[SkipReason]
-    SKIP_REASON_WITHDRAWN: _ClassVar[SkipReason]
-    SKIP_REASON_POLICY: _ClassVar[SkipReason]
     SKIP_REASON_OPERATOR: _ClassVar[SkipReason]
 
 class CandidateStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -268,11 +265,8 @@ ROUTE_G4_G3: Route
 SKIP_REASON_ALREADY_CACHED: SkipReason
 SKIP_REASON_NO_CAPACITY: SkipReason
 SKIP_REASON_BELOW_FREQUENCY: SkipReason
-SKIP_REASON_BELOW_PRIORITY: SkipReason
 SKIP_REASON_SOURCE_EVICTED: SkipReason
 SKIP_REASON_SLOT_STOPPING: SkipReason
-SKIP_REASON_WITHDRAWN: SkipReason
-SKIP_REASON_POLICY: SkipReason
 SKIP_REASON_OPERATOR: SkipReason
 CANDIDATE_STATUS_PENDING_EVALUATION: CandidateStatus
 CANDIDATE_STATUS_PROMOTED: CandidateStatus

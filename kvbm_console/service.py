@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 import msgspec
@@ -37,6 +37,9 @@ from kvbm_console.stream.document import Document, status_document
 from kvbm_console.stream.ring import Cursor, Ring
 from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_stimuli
 
+if TYPE_CHECKING:
+    from kvbm_console.recording.writer import Recorder
+
 HEARTBEAT_S: Final = 0.5
 """A console knows within a second that it talks to a living daemon."""
 LEASE_CHECK_S: Final = 0.1
@@ -50,34 +53,6 @@ SNAPSHOT_REUSE_EVENTS: Final = 4_096
 BASES_MAX: Final = 4
 """Older snapshots that are kept while the ring goes on from them: what ``rec dump`` can reach back to. Each is as large
 as the facts."""
-
-
-class RecorderState(Protocol):
-    """What the service reads of a recorder's status."""
-
-    state: str
-    written_seq: int
-    synced_seq: int
-    synced_age_ns: int
-    not_recorded: int
-    path: str
-    bytes: int
-
-
-class Recorder(Protocol):
-    """Who keeps the stream; ``offer`` never waits and never raises."""
-
-    def offer(self, stimuli: StimulusChunk | None, events: EventChunk | None) -> None:
-        """Keep one flush: the stimuli, then the events that they caused."""
-        ...
-
-    def status(self) -> Any:
-        """A ``RecorderState``."""
-        ...
-
-    def close(self) -> None:
-        """Write and sync what was offered."""
-        ...
 
 
 class Closing(Protocol):

@@ -8,6 +8,7 @@ Law of this file: after ``Bye{last_seq}`` no event is published, and the recordi
 """
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -52,6 +53,11 @@ HANDLERS_GRACE_S: Final = 1.0
 """What feeds and sessions have to end by themselves."""
 SYNC_GRACE_S: Final = 2.0
 """What the recorder has to write and sync; a disk that takes longer is told so in the summary's watermarks."""
+SEAL_GRACE_S: Final = 3.5
+"""From a signal to the moment where sealing is given up: the process ends within five seconds of the signal. A
+segment that is left active is whole, and the summary names it."""
+STUCK_DISK_S: Final = 0.5
+"""Sealing asks whether to give up at each frame; a disk that takes longer for a frame is not waited for."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 DISARM_SIGNAL: Final = signal.SIGUSR1
 """Mutes every breakpoint and releases every hold, for when no client gets through."""
@@ -102,6 +108,9 @@ class Daemon:
             self.endpoint.close()
             raise
         self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._seal_until = math.inf
+        """On the monotonic clock; a run that ends by itself seals to the end."""
 
     @property
     def address(self) -> str:
@@ -124,8 +133,11 @@ class Daemon:
         """What the run has come to by now."""
         return summarise(self.service)
 
-    def stop(self) -> None:
-        """Ask for an orderly end; may be called often. For the loop's thread."""
+    def stop(self, *, soon: bool = False) -> None:
+        """Ask for an orderly end; may be called often. For the loop's thread. ``soon``: within five seconds."""
+        if soon and not self._hurried.is_set():
+            self._seal_until = time.monotonic() + SEAL_GRACE_S
+            self._hurried.set()
         self._stopping.set()
 
     # --- assembly ----------------------------------------------------------------------------------------------------
@@ -199,6 +211,7 @@ class Daemon:
         """Serve until ``stop``, a signal, or (when asked for) the end of the work. Returns the final summary."""
         bulk.warm()
         try:
+            self._handle_signals()
             self._open_streams()
             if self.options.metrics is not None:
                 self.metrics = MetricsServer(self.options.metrics, self._metrics_page)
@@ -217,43 +230,62 @@ class Daemon:
                 self.streams.close()
             if self.metrics is not None:
                 await self.metrics.close()
-            if self.service.recorder is not None:
-                self.service.recorder.close()
+            await self._seal()
+            self._ignore_signals()
         return self.summary()
+
+    async def _seal(self) -> None:
+        """Seal what was recorded, with the loop still there for signals; a disk that hangs does not keep us."""
+        recorder = self.service.recorder
+        if recorder is None:
+            return
+        sealing = asyncio.ensure_future(anyio.to_thread.run_sync(
+            recorder.close, lambda: time.monotonic() >= self._seal_until, abandon_on_cancel=True))
+        hurried = asyncio.ensure_future(self._hurried.wait())
+        await asyncio.wait((sealing, hurried), return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not sealing.done():
+            await asyncio.wait([sealing], timeout=max(0.0, self._seal_until - time.monotonic()) + STUCK_DISK_S)
+        if sealing.done():
+            sealing.result()
+        sealing.cancel()
+
+    def _handle_signals(self) -> None:
+        if self.options.handle_signals:
+            loop = asyncio.get_running_loop()
+            for number in SIGNALS:
+                loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(DISARM_SIGNAL, lambda: self.service.submit(Disarmed, "signal"))
+
+    def _ignore_signals(self) -> None:
+        if self.options.handle_signals:
+            for number in (*SIGNALS, DISARM_SIGNAL):
+                asyncio.get_running_loop().remove_signal_handler(number)
 
     async def _serve(
         self, servicer: ConsoleServicer, probe: Any,
         on_ready: "Callable[[Daemon], None] | None",
     ) -> None:
         loop = asyncio.get_running_loop()
-        if self.options.handle_signals:
-            for number in SIGNALS:
-                loop.add_signal_handler(number, self._signalled)
-            loop.add_signal_handler(DISARM_SIGNAL, lambda: self.service.submit(Disarmed, "signal"))
-        try:
-            async with anyio.create_task_group() as group:
-                await group.start(self.service.run)
-                if self.spans is not None:
-                    group.start_soon(self.spans.run)
-                if self.rig is None:
-                    self._engine_clock_is_the_wall(loop)
-                engine = asyncio.ensure_future(self._drive())
-                if on_ready is not None:
-                    on_ready(self)
-                try:
-                    stopped = asyncio.ensure_future(self._stopping.wait())
-                    await asyncio.wait((engine, stopped), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    stopped.cancel()
-                    failed = await self._end_engine(engine)
-                await self._drain(servicer, probe)
-                group.cancel_scope.cancel()
+        async with anyio.create_task_group() as group:
+            await group.start(self.service.run)
             if self.spans is not None:
-                await self.spans.finish()
-        finally:
-            if self.options.handle_signals:
-                for number in (*SIGNALS, DISARM_SIGNAL):
-                    loop.remove_signal_handler(number)
+                group.start_soon(self.spans.run)
+            if self.rig is None:
+                self._engine_clock_is_the_wall(loop)
+            engine = asyncio.ensure_future(self._drive())
+            if on_ready is not None:
+                on_ready(self)
+            try:
+                stopped = asyncio.ensure_future(self._stopping.wait())
+                await asyncio.wait((engine, stopped), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stopped.cancel()
+                failed = await self._end_engine(engine)
+            await self._drain(servicer, probe)
+            group.cancel_scope.cancel()
+        if self.spans is not None:
+            await self.spans.finish()
         if failed is not None:
             raise failed
 
@@ -310,7 +342,7 @@ class Daemon:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
-        self.stop()
+        self.stop(soon=True)
 
     async def _drain(self, servicer: ConsoleServicer, probe: Any) -> None:
         """Sessions and feeds end, then what they published last is flushed, written and synced."""
@@ -320,7 +352,7 @@ class Daemon:
         recorder = self.service.recorder
         if recorder is not None:
             with anyio.move_on_after(SYNC_GRACE_S):
-                await anyio.to_thread.run_sync(recorder.close, abandon_on_cancel=True)
+                await anyio.to_thread.run_sync(recorder.end, abandon_on_cancel=True)
 
 
 async def run_daemon(options: DaemonOptions, *, on_ready: Callable[[Daemon], None] | None = None) -> Summary:

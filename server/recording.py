@@ -7,6 +7,7 @@ Law of this file: the stream never waits, and at every moment at most one record
 """
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from .guard import Context, Malformed, parse, require_text
 
 PATH_BYTES_MAX: Final = 4_096
 """The kernel's own limit of a path."""
+SEAL_S: Final = 4.0
+"""Sealing before the answer to ``stop``: a client waits ten seconds. The next recorder seals a segment that is left."""
 
 
 def recorder_message(status: RecorderStatus) -> pb.RecorderStatus:
@@ -92,7 +95,8 @@ class RecordingMethod:
         recorder, service.recorder = service.recorder, None
         if recorder is None:
             raise Refused("nothing is being recorded")
-        await anyio.to_thread.run_sync(recorder.close)
+        until = time.monotonic() + SEAL_S
+        await anyio.to_thread.run_sync(recorder.close, lambda: time.monotonic() >= until)
         return recorder
 
     async def _rotate(self) -> Any:

@@ -19,6 +19,8 @@ class Watermarks(msgspec.Struct, frozen=True):
     synced_seq: int
     not_recorded: int
     path: str
+    unsealed: tuple[str, ...] = ()
+    """Segments that could not be sealed in the time that the end has; ``rec index`` seals them."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -56,7 +58,8 @@ def summarise(service: LeaderService) -> Summary:
     if service.recorder is not None:
         status = service.recorder.status()
         recorder = Watermarks(
-            status.state, status.written_seq, status.synced_seq, status.not_recorded, str(status.path)
+            status.state, status.written_seq, status.synced_seq, status.not_recorded, str(status.path),
+            tuple(path.name for path in service.recorder.unsealed),
         )
     candidates = _labelled(CandidateStatus, totals.candidates_ended)
     for candidate in state.candidates.values():

@@ -103,5 +103,5 @@ async def _with_console(options: "DaemonOptions", seconds: float | None, look: d
     try:
         return await console([daemon.address], seconds=seconds, **look)
     finally:
-        daemon.stop()
+        daemon.stop(soon=True)
         await serving

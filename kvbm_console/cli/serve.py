@@ -4,6 +4,7 @@ Law of this file: the start-up line goes to stderr once the daemon can be connec
 end.
 """
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,21 +42,23 @@ if TYPE_CHECKING:
 @click.option("--breakpoints", type=click.Path(path_type=Path), metavar="FILE",
               help="Set the breakpoints of this file at the start, and keep those set with --persist in it.")
 @click.option("--exit-when-done", is_flag=True, help="End when the workload has ended.")
+@click.option("--seconds", type=click.FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
 @format_option("text", "json")
 @recording_flags
 @workload_options
 def serve(
     workload: str | None, engines: tuple[str, ...], metrics: str | None, otlp: str | None, listen: str | None,
     exit_when_done: bool, form: str, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str,
-    tls_cert: Path | None, tls_key: Path | None, token_file: Path | None, read_only: bool, breakpoints: Path | None,
-    **machine: Any,
+    seconds: float | None, tls_cert: Path | None, tls_key: Path | None, token_file: Path | None, read_only: bool,
+    breakpoints: Path | None, **machine: Any,
 ) -> None:
     """The daemon: leader, engine, recorder and stream.
 
     With --workload it runs a simulated engine, with --engine it follows real ones, else engines connect by Feed.
 
     A recording loses nothing up to its written watermark when the process is killed, and nothing up to its synced
-    watermark when the power fails. The first SIGTERM or ctrl-c ends in order, the second one at once.
+    watermark when the power fails. An end in order seals the last segment. The first SIGTERM or ctrl-c ends in order,
+    within five seconds; the second one at once.
     """
     if exit_when_done and workload is None:
         raise click.UsageError("--exit-when-done needs --workload: without one the daemon serves engines until stopped")
@@ -78,6 +81,8 @@ def serve(
 
     def ready(daemon: "Daemon") -> None:
         warn(f"serving on {daemon.address}: {machine_line(options)}")
+        if seconds is not None:
+            asyncio.get_running_loop().call_later(seconds, daemon.stop)
 
     summary = msgspec.to_builtins(run(run_daemon(options, on_ready=ready)))
     if form == "json":

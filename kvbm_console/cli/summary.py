@@ -4,6 +4,7 @@ Law of this file: formatting only; the numbers are the daemon's summary (``serve
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from kvbm_console.cli.output import duration, number, share
@@ -84,5 +85,13 @@ def _recorder(recorder: Mapping[str, Any] | None) -> str:
     return (
         f"{recorder['state']}, written up to event {number(recorder['written_seq'])}, "
         f"synced up to {number(recorder['synced_seq'])}"
-        f"{lost}, in {recorder['path']}"
+        f"{lost}, in {recorder['path']}{_unsealed(recorder)}"
     )
+
+
+def _unsealed(recorder: Mapping[str, Any]) -> str:
+    count = len(recorder["unsealed"])
+    if not count:
+        return ""
+    left = "1 segment is whole but not sealed" if count == 1 else f"{count} segments are whole but not sealed"
+    return f"; {left}: rec index {Path(recorder['path']).parent} seals"

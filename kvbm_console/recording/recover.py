@@ -104,6 +104,11 @@ def segment_number(path: Path) -> int:
     return int(match[1]) if match else 0
 
 
+def active_segments(directory: Path) -> list[Path]:
+    """The unsealed segments of a directory, in order. Raises ``OSError``."""
+    return sorted(path for path in directory.glob("*.active") if segment_number(path))
+
+
 def recover_directory(
     directory: Path, *, strict: bool = True, salvage: bool = False, progress: Progress | None = None
 ) -> list[Recovered]:
@@ -116,7 +121,7 @@ def recover_directory(
     for draft in ours:
         if draft.suffix == ".tmp":
             draft.unlink()
-    paths = [path for path in ours if path.suffix == ".active"]
+    paths = active_segments(directory)
     results = []
     for done, path in enumerate(paths):
         if progress is not None:

@@ -42,6 +42,15 @@ RETAIN_WHILE_SEALING_S: Final = 1.0
 _CHILD: Final = "import sys; from kvbm_console.recording.seal import main; sys.exit(main(sys.argv[1]))"
 
 
+def never() -> bool:
+    """Seal to the end, however long that takes."""
+    return False
+
+
+class GivenUp(Exception):
+    """Raised when sealing was told to give up; the active segment is as it was."""
+
+
 class SegmentBusy(RecordingError):
     """Raised when a segment is being written, recovered or sealed by somebody else, or is gone."""
 
@@ -69,30 +78,31 @@ class _Output:
         """Nothing is kept back."""
 
 
-def seal_segment(path: Path) -> Path:
+def seal_segment(path: Path, give_up: Callable[[], bool] = never) -> Path:
     """Seal one active segment and remove it; returns the new file.
 
-    Raises ``SegmentBusy``, ``CorruptRecording`` when it is damaged or was not recovered, and ``OSError``.
+    Raises ``SegmentBusy``, ``CorruptRecording`` when it is damaged or was not recovered, ``OSError``, and ``GivenUp``
+    as soon as ``give_up``, which is asked at each frame, says so.
     """
     fd = lock_file(path)
     if fd is None:
         raise SegmentBusy(f"{path} is being written, or is gone")
     try:
-        return _seal_locked(path)
+        return _seal_locked(path, give_up)
     finally:
         os.close(fd)
 
 
-def try_seal(path: Path) -> bool:
+def try_seal(path: Path, give_up: Callable[[], bool] = never) -> bool:
     """Seal if possible; a segment that stays active is sealed later. False when it stayed."""
     try:
-        seal_segment(path)
-    except (RecordingError, OSError):
+        seal_segment(path, give_up)
+    except (RecordingError, OSError, GivenUp):
         return False
     return True
 
 
-def _seal_locked(path: Path) -> Path:
+def _seal_locked(path: Path, give_up: Callable[[], bool]) -> Path:
     sealed, draft = path.with_suffix(".mcap"), path.with_suffix(".mcap.tmp")
     if sealed.exists():
         # Only a rename makes this name, after the comparison: a crash came between it and the removal.
@@ -102,10 +112,10 @@ def _seal_locked(path: Path) -> Path:
     found = scan(buffer, path.name)
     if found.end_offset != found.size:
         raise CorruptRecording(f"{path.name} was not recovered: byte {found.end_offset} does not begin a frame")
-    frames = _all_frames(buffer, found, path.name)
+    frames = _all_frames(buffer, found, path.name, give_up)
     try:
         write_draft(draft, found.about, frames)
-        _compare(draft, found, _all_frames(buffer, found, path.name))
+        _compare(draft, found, _all_frames(buffer, found, path.name, give_up))
         os.rename(draft, sealed)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -116,9 +126,12 @@ def _seal_locked(path: Path) -> Path:
     return sealed
 
 
-def _all_frames(buffer: Buffer, found: Scan, name: str) -> Iterator[Frame]:
+def _all_frames(buffer: Buffer, found: Scan, name: str, give_up: Callable[[], bool]) -> Iterator[Frame]:
     start = found.entries[0].offset if found.entries else found.end_offset
-    return frames_between(buffer, start, found.end_offset, name)
+    for frame in frames_between(buffer, start, found.end_offset, name):
+        if give_up():
+            raise GivenUp(name)
+        yield frame
 
 
 def write_draft(draft: Path, about: About, frames: Iterator[Frame]) -> None:

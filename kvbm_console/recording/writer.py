@@ -28,9 +28,9 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.format import About, Frame, Gap, Keyframe, Mark, SegmentEnd
 from kvbm_console.recording.options import SEGMENT_BYTES, SEGMENT_NS, SYNC_INTERVAL_S, RecorderStatus
-from kvbm_console.recording.recover import Prepared, prepare
+from kvbm_console.recording.recover import Prepared, active_segments, prepare
 from kvbm_console.recording.retain import KEEP_ALL, Retention
-from kvbm_console.recording.seal import BackgroundSealer, try_seal
+from kvbm_console.recording.seal import BackgroundSealer, never, try_seal
 from kvbm_console.recording.segment import OpenFile, SegmentWriter
 from kvbm_console.recording.sync import Syncer
 from kvbm_console.recording.waiting import WRITE_GAP_S, Chunks, Key, WriteQueue
@@ -45,9 +45,6 @@ KEYFRAME_EVENTS_MAX: Final = 150_000
 """Bounds of the spacing of keyframes. With a fold of a million events a second the longest seek stays near 150 ms."""
 KEYFRAME_BYTES_PER_EVENT: Final = 8
 """Compressed bytes that keyframes may add to an event."""
-SEAL_AT_CLOSE_BYTES: Final = 8 * 1024 * 1024
-"""A last segment up to this size is sealed at once, in about 100 ms; a larger one at the next start or by hand."""
-
 KEYFRAMES_PER_SEGMENT: Final = 4
 """A segment holds at least so many times the bytes of its keyframe, unless ``keep`` leaves less."""
 KEEP_SHARE_PERCENT: Final = 45
@@ -132,7 +129,9 @@ class Recorder:
         self._segment_began_ns = self._rotation_failed_ns = clock()
         self._rotation_refused: str | None = None
         """Why the last rotation failed; the old segment goes on meanwhile."""
-        self._closed = self._sealed = False
+        self._closed = self._durable = self._sealed = self._released = False
+        self.unsealed: list[Path] = []
+        """Segments that ``close`` left active."""
         # Of the writing thread; the other one only reads them.
         self._next_seq = seq
         self._log_ns = self._last_publish_ns = anchor
@@ -220,17 +219,30 @@ class Recorder:
         self._queue.put(passed)
         return passed.wait(timeout_s) and self._syncer.sync(timeout_s)
 
-    def close(self) -> None:
-        """Write what was offered, end the segment, sync, seal a small one, give the directory back."""
+    def end(self) -> None:
+        """Write what was offered, end the segment, sync; bounded in time. ``close`` is still to come."""
         if self._closed:
             return
         self._closed = True
         self._queue.put(None)
         self._thread.join(CLOSE_TIMEOUT_S)
-        ended = not self._thread.is_alive() and self._syncer.stop(CLOSE_TIMEOUT_S)
+        self._durable = not self._thread.is_alive() and self._syncer.stop(CLOSE_TIMEOUT_S)
+
+    def close(self, give_up: Callable[[], bool] = never) -> None:
+        """``end``, seal each segment that is left until ``give_up`` says so, give the directory back.
+
+        Sealing takes about 20 ms of CPU for each MB. An unsealed segment stays as it is: it is whole and readable, and
+        the next recorder in the directory or ``rec index`` seals it.
+        """
+        self.end()
+        if self._released:
+            return
+        self._released = True
         self._sealer.stop()
-        if ended and self._seal and self._segment.size <= SEAL_AT_CLOSE_BYTES:
-            self._sealed = try_seal(self._segment.path)
+        if self._durable and self._seal:
+            with contextlib.suppress(OSError):  # a directory that was removed holds nothing to seal
+                self.unsealed = [path for path in active_segments(self.directory) if not try_seal(path, give_up)]
+                self._sealed = self._segment.path not in self.unsealed
         self._sealer.retain(0)
         self._lock.release()
 

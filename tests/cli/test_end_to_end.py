@@ -128,6 +128,24 @@ def test_a_daemon_ends_in_order_when_it_is_told_to(tmp_path: Path) -> None:
     output(tmp_path, "rec", "verify", "run")
 
 
+@pytest.mark.parametrize("end", ["signal", "done", "seconds"])
+def test_an_end_in_order_leaves_no_active_segment(end: str, tmp_path: Path) -> None:
+    flags = {"signal": ENDLESS, "done": ("--workload", "multiturn:requests=60", "--exit-when-done"),
+             "seconds": (*ENDLESS, "--seconds", "1.5")}[end]
+    with serving(tmp_path, *flags, "--speed", "max", "--record", "run", "--segment-size", "1MB") as daemon:
+        if end == "signal":
+            daemon.until("SlotClosed")
+            status, out, err = daemon.stop()
+        else:
+            out, err = daemon.process.communicate(timeout=CONTROL_TIMEOUT_S)
+            status = daemon.process.returncode
+    assert (status, "not sealed" in out) == (0, False), err
+    info = json.loads(output(tmp_path, "rec", "info", "run", "--format", "json"))
+    assert [one["sealed"] for one in info["segments"]] == [True] * len(info["segments"])
+    assert info["segments"]
+    assert not list((tmp_path / "run").glob("*.active"))
+
+
 def test_a_second_daemon_on_the_same_socket_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, *ENDLESS) as daemon:
         second = run(tmp_path, "serve", *ENDLESS)

@@ -13,6 +13,8 @@ from kvbm_console.core.events import Event
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.recover import active_segments
+from kvbm_console.recording.verify import verify
 from kvbm_console.recording.waiting import BATCH_MAX
 from kvbm_console.recording.writer import RETRY_S, Recorder
 from tests.recording.helpers import Disk, FakeClock, Log, recorder_of
@@ -365,3 +367,33 @@ def test_offering_never_waits_for_the_disk(tmp_path: Path) -> None:
     disk.gate.set()
     recorder.close()
     assert read(tmp_path) == log.events
+
+
+# --- sealing at the end ---
+
+
+def test_a_large_last_segment_is_sealed_at_the_end(tmp_path: Path) -> None:
+    log = Log()
+    recorder = recorder_of(log, tmp_path)
+    for _ in range(24):
+        recorder.offer(*log.flush(64, "x" * 8_000))
+        recorder.settle()
+    assert recorder.status().bytes > 16 * 2**20
+    recorder.close()
+    assert (recorder.unsealed, active_segments(tmp_path)) == ([], [])
+    assert verify(tmp_path).ok
+
+
+def test_an_end_that_has_no_time_leaves_whole_segments_and_names_them(tmp_path: Path) -> None:
+    log = Log()
+    recorder = recorder_of(log, tmp_path)
+    recorder.offer(*log.flush(40))
+    asked = iter((False, False, True))
+    recorder.close(lambda: next(asked))
+    left = active_segments(tmp_path)
+    assert [path.name for path in recorder.unsealed] == [path.name for path in left] == ["000001-000000000000.active"]
+    assert not list(tmp_path.glob("*.tmp"))
+    assert recorder.status().path == str(left[0])
+    assert verify(tmp_path).ok
+    recorder_of(log, tmp_path).close()
+    assert not active_segments(tmp_path), "the next recorder of the directory seals what is left"

@@ -1,11 +1,14 @@
 """The recorder of a running daemon: begin, rotate, end, and a dump of what it still remembers without one."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from kvbm_console.cli.recorder import _dump
+from kvbm_console.cli.summary import summary_text
 from kvbm_console.client import Client
 from kvbm_console.core.errors import RecordingError, Refused, UsageError
 from kvbm_console.core.ids import Note
@@ -119,3 +122,24 @@ async def test_a_daemon_without_events_has_nothing_to_dump(tmp_path: Path) -> No
         daemon.service._bases.clear()
         with pytest.raises(RecordingError, match="nothing to dump"):
             await dumped(daemon, tmp_path / "dump.mcap", 1)
+
+
+@pytest.mark.asyncio
+async def test_an_end_that_must_come_soon_names_the_segment_that_it_could_not_seal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.daemon.SEAL_GRACE_S", 0.0)
+    for soon in (True, False):
+        record = tmp_path / f"{soon}"
+        daemon = Daemon(options_for("multiturn", f"unix:{tmp_path}/d.sock", record=record, speed=None))
+        ready = asyncio.Event()
+        task = asyncio.create_task(daemon.run(lambda _, ready=ready: ready.set()))
+        await ready.wait()
+        await published(daemon, lambda daemon=daemon: daemon.service.state.seq > 200)
+        daemon.stop(soon=soon)
+        summary = await task
+        assert summary.recorder is not None
+        left = ("000001-000000000000.active",) if soon else ()
+        assert summary.recorder.unsealed == left
+        assert ("1 segment is whole but not sealed: rec index" in summary_text(to_builtins(summary))) == soon
+        assert verify(record).ok

@@ -108,6 +108,11 @@ class LeaderPort(Protocol):
         """Requests that must be left out of iterations."""
         ...
 
+    @property
+    def held(self) -> Set[str]:
+        """Requests that a hold keeps, wherever: what is not held is preempted before them."""
+        ...
+
     def submit(
         self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
     ) -> "Outcome":
@@ -136,6 +141,11 @@ class _Port:
     @property
     def standing(self) -> Set[str]:
         return self._dispatcher.leader.state.standing
+
+    @property
+    def held(self) -> Set[str]:
+        state = self._dispatcher.leader.state
+        return {state.slots[hold.slot].request for hold in state.holds.values()}
 
     def submit(
         self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs

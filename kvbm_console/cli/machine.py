@@ -83,7 +83,7 @@ def daemon_options(
         return DaemonOptions(
             config=cache.leader_config(), links=_links(cache, said), block_bytes=block_bytes, **common
         )
-    from kvbm_console.engines.embedded import PRESSURE_SHARE, default_engine_config
+    from kvbm_console.engines.embedded import default_engine_config
     from kvbm_console.engines.workloads import parse_workload
 
     requests = parse_workload(workload, limit)
@@ -93,7 +93,7 @@ def daemon_options(
         kv_disk_blocks=own.g3_blocks,
     ))
     return DaemonOptions(
-        config=cache.leader_config(pressure_share=PRESSURE_SHARE), workload=requests, target=requests.name,
+        config=cache.leader_config(), workload=requests, target=requests.name,
         engine=default_engine_config(
             requests, g1_blocks=cache.total_kv_blocks, token_bytes=cache.kv_geometry.token_bytes
         ),

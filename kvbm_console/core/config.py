@@ -82,9 +82,9 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Slots that may always be held at once."""
     hold_budget_share: float = 0.25
     """Share of the live slots that may be held at once, at most 64 (safety rule 4)."""
-    pressure_share: float = 0.0
-    """Share of a device pool that held slots must own before what others suffer ends the oldest hold (safety rule 7);
-    0: any block. Simulated engines run at their limit all the time, so their machines set it higher."""
+    pressure_share: float = 0.25
+    """Share of a device pool that held slots may own: beyond it no further one is held, so that the others keep the
+    rest of the pool (safety rule 4). The first hold always begins."""
     eviction: PolicyConfig = PolicyConfig()
     """The policy of the lower tiers; without a word of it (recordings of before) it is ``simple_lru``."""
     prefetch: Prefetch = "none"

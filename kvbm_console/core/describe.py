@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.holds import ended_text
 from kvbm_console.core.ids import MissReason
 from kvbm_console.core.newer import UnknownKind
 from kvbm_console.core.state import CacheState
@@ -147,8 +148,8 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.HoldParked():
             return f"hold {event.hold} stands still"
         case ev.HoldReleased():
-            by = f" by {event.by}" if event.by else ""
-            return f"hold {event.hold} {event.why.label}{by} after {event.held_ns / 1e6:.1f} ms"
+            reason = ended_text(event.why, event.by)
+            return f"hold {event.hold} ended after {event.held_ns / 1e6:.1f} ms: {reason}"
         case ev.HoldDenied():
             return f"at {event.site.label}: {event.why}"
         case ev.LeaseChanged():

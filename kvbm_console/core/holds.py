@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.ids import OnTimeout, Site, SlotState, Suspend, WaitPoint
+from kvbm_console.core.ids import HoldEnd, OnTimeout, Site, SlotState, Suspend, WaitPoint
 
 _W = WaitPoint
 POINT_OF_STATE: Final[dict[SlotState, WaitPoint | None]] = {
@@ -47,6 +47,33 @@ def wait_point(site: Site, state: SlotState) -> WaitPoint | None:
     'dispatch'
     """
     return POINT_OF_SITE[site] if site in POINT_OF_SITE else POINT_OF_STATE[state]
+
+
+OF_A_COPY: Final = frozenset({_W.EVALUATE, _W.PROMOTE, _W.DISPATCH, _W.COMPLETION})
+"""Points at which a copy of the slot stands still, while the request itself goes on: also beyond its end."""
+
+_ENDED: Final[dict[HoldEnd, str]] = {
+    HoldEnd.CONTINUED: "continued by {by}",
+    HoldEnd.STEPPED: "stepped by {by}",
+    HoldEnd.SKIPPED: "its copies were skipped by {by}",
+    HoldEnd.EXPIRED: "its longest time was over",
+    HoldEnd.LEASE_LOST: "the lease of {by} was lost",
+    HoldEnd.CANCELLED: "the request was {by}",
+    HoldEnd.DISARMED: "disarmed by {by}",
+    HoldEnd.PRESSURE: "made way for {by}, which could not run beside what was held",
+    HoldEnd.SHUTDOWN: "the daemon shut down",
+}
+
+
+def ended_text(why: HoldEnd, by: str) -> str:
+    """Why a hold ended, as a clause.
+
+    >>> ended_text(HoldEnd.CANCELLED, "preempted"), ended_text(HoldEnd.CONTINUED, "ann-1")
+    ('the request was preempted', 'continued by ann-1')
+    """
+    if why is HoldEnd.CANCELLED and not by:  # recordings of before
+        return "the request ended or was preempted"
+    return _ENDED[why].format(by=by or "somebody")
 
 
 def points_of(spec: BreakpointSpec) -> frozenset[WaitPoint]:

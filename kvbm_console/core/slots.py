@@ -153,6 +153,13 @@ class SlotFacts(msgspec.Struct, array_like=True):
     preemptions: int = 0
     reason: FinishReason | None = None
 
+    def sequence_tokens(self, iteration: int, block_tokens: int) -> int:
+        """Tokens of the sequence as far as they are known: the prompt, and what was generated behind it."""
+        generated = len(self.hashes) > self.prompt_blocks
+        return max(
+            self.prompt_tokens, self.computed_tokens(iteration) + 1, len(self.hashes) * block_tokens + generated
+        )
+
     @property
     def token_limit(self) -> int:
         """Most tokens that its sequence may have: those of the prompt and ``output_limit`` more (I15)."""

@@ -22,8 +22,6 @@ from kvbm_console.transfers.link import DEFAULT_LINKS, LinkMover, LinkSpec
 
 SOURCE = 1
 """Index of the embedded engine; 0 is the daemon itself."""
-PRESSURE_SHARE = 0.25
-"""The workloads fill the device pool on purpose and preempt all the time: one held slot must not count as the cause."""
 
 
 class Rig:
@@ -105,10 +103,7 @@ class Rig:
 def default_leader_config(workload: Workload, **changes: object) -> LeaderConfig:
     """The leader's configuration that goes with a workload; ``changes`` are fields that the user said."""
     sizes = workload.capacities
-    base = LeaderConfig(
-        block_tokens=sizes.block_tokens, g2_blocks=sizes.g2_blocks, g3_blocks=sizes.g3_blocks,
-        pressure_share=PRESSURE_SHARE,
-    )
+    base = LeaderConfig(block_tokens=sizes.block_tokens, g2_blocks=sizes.g2_blocks, g3_blocks=sizes.g3_blocks)
     return msgspec.structs.replace(base, **changes)
 
 

@@ -35,6 +35,11 @@ class EnginePort(Protocol):
         """Requests that must be left out of iterations."""
         ...
 
+    @property
+    def held(self) -> Set[str]:
+        """See ``LeaderPort.held``."""
+        ...
+
     def declared(self, blocks: int, block_tokens: int) -> None:
         """The engine stands, with a device pool of so many blocks."""
         ...
@@ -93,6 +98,11 @@ class StimulusPort:
     def standing(self) -> Set[str]:
         """As ``EnginePort.standing``."""
         return self._port.standing
+
+    @property
+    def held(self) -> Set[str]:
+        """As ``EnginePort.held``."""
+        return self._port.held
 
     def declared(self, blocks: int, block_tokens: int) -> None:
         """As ``EnginePort.declared``."""

@@ -46,6 +46,8 @@ class Scheduler:
         self.running: list[Work] = []
         self.withheld: dict[str, list[int]] = {}
         self.preemptions = 0
+        self._refused: Work | None = None
+        """The request that found no room in the last iteration; those behind it were not asked for."""
         self._steady = 0
         """So many of those that run, the first ones, were decoding in the last iteration."""
 
@@ -66,6 +68,7 @@ class Scheduler:
         self.loaded.clear()
         self.running.clear()
         self._steady = 0
+        self._refused = None
         self.withheld.clear()
         self.pool.clear()
 
@@ -77,6 +80,7 @@ class Scheduler:
         if not (running or waiting or loaded):
             return None
         plan = Plan()
+        self._refused = None
         budget = self.config.max_batch_tokens
         plan.tell_at_once = bool(waiting or loaded) or (
             self.pool.free_blocks <= len(running) + budget // self.block_tokens
@@ -174,7 +178,7 @@ class Scheduler:
             count = min(work.left, budget)
             if count <= 0 or work.name in standing:
                 self._leave_out(plan, work)
-            elif self._room(plan, work, count, now_ns):
+            elif self._room(plan, at, count, now_ns):
                 self._schedule(plan, work, count)
                 budget -= count
             elif at < len(running) and running[at] is work:
@@ -184,8 +188,9 @@ class Scheduler:
             at += 1
         return budget
 
-    def _room(self, plan: Plan, work: Work, count: int, now_ns: int) -> bool:
-        """Give a running request the blocks for ``count`` more tokens; False: it stands back or was preempted."""
+    def _room(self, plan: Plan, at: int, count: int, now_ns: int) -> bool:
+        """Give running request ``at`` the blocks for ``count`` more tokens; False: it stands back or was preempted."""
+        work = self.running[at]
         need = self._blocks(work.computed + count) - len(work.blocks)
         if need <= 0:
             return True
@@ -193,7 +198,10 @@ class Scheduler:
         while ids is None:
             if (plan.steady or plan.tokens) and self._patient(work, now_ns):
                 return False
-            victim = self.loaded[-1] if self.loaded else self.running[-1]
+            victim = self._victim(at)
+            if victim is None and (plan.steady or plan.tokens):
+                return False  # its turn comes before a hold has to end
+            victim = victim or self._last()
             self._preempt(plan, victim)
             if victim is work:
                 return False
@@ -207,9 +215,22 @@ class Scheduler:
             plan.appended_ids += ids
         return True
 
+    def _victim(self, at: int) -> Work | None:
+        """Who is preempted next: of the running requests from ``at`` on, which have no turn in this iteration yet, and
+        the loaded ones, the one admitted last that is not held."""
+        held = self.port.held
+        return next((work for work in reversed([*self.running[at:], *self.loaded]) if work.name not in held), None)
+
+    def _last(self) -> Work:
+        return self.loaded[-1] if self.loaded else self.running[-1]
+
+    def _blocks_come_back(self) -> bool:
+        """Whether a copy runs whose end gives blocks back, or lets a request go on: one that is held does not end."""
+        return not (self.withheld.keys() | self.loading.keys()) <= self.port.held
+
     def _patient(self, work: Work, now_ns: int) -> bool:
-        if not self.withheld:
-            return False
+        if not self.withheld or self.withheld.keys() <= self.port.held:
+            return False  # nothing comes back by itself
         if work.starved_ns is None:
             work.starved_ns = now_ns
         return now_ns - work.starved_ns < self.config.patience_ns
@@ -249,11 +270,12 @@ class Scheduler:
             count = min(work.left, budget)
             need = max(0, self._blocks(work.computed + count) - len(work.blocks))
             ids = self.pool.allocate(need)
-            while ids is None and not (
-                plan.steady or plan.tokens or self.loading or self.withheld
-            ) and self.loaded[-1] is not work:
-                # Only loaded requests could give blocks: the last one does, or none of them would ever go on.
-                self._preempt(plan, self.loaded[-1])
+            while ids is None and not (plan.steady or plan.tokens or self._blocks_come_back()):
+                # Only requests that do not run could give blocks: one does, or none of them would ever go on.
+                victim = self._victim(0) or self._last()
+                self._preempt(plan, victim)
+                if victim is work:
+                    break
                 ids = self.pool.allocate(need)
             if ids is None:
                 break
@@ -286,6 +308,7 @@ class Scheduler:
             count = 0 if wait else min(work.total - computed, budget)
             ids = self.pool.allocate(self._blocks(computed + count) - len(prefix), prefix)
             if ids is None:
+                self._refused = work
                 break
             del self.waiting[at]
             work.blocks = prefix + ids
@@ -306,6 +329,19 @@ class Scheduler:
         if answer.tokens and computed_tokens + answer.tokens >= work.total:
             raise InternalError(f"the lookup of {work.name} leaves no token to compute: {answer}")
         return answer
+
+    def made_way(self) -> bool:
+        """Ask again for the request that was refused, as an engine does that polls; whether a hold made way for it.
+
+        For when nothing runs and nothing is to come: no time passes then, in which it would be asked for again.
+        """
+        held = self.port.held
+        if not held or self._refused is None:
+            return False
+        for _ in range(2):  # one refusal is told by the second lookup, and two of them make a hold go on
+            prefix = self.pool.match(self._refused.hashes, (self._refused.total - 1) // self.block_tokens)
+            self._look_up(self._refused, len(prefix) * self.block_tokens)
+        return self.port.held != held
 
     def wake(self, name: str) -> None:
         """A load ended: what is now computed says the leader (it went back if the load failed)."""

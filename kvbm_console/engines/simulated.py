@@ -202,7 +202,7 @@ class SimulatedEngine:
             plan = self.scheduler.form(self.calendar.now_ns)
             self.totals.preemptions = self.scheduler.preemptions
             if plan is None:
-                if self._nudged:
+                if self._nudged or (self.calendar.next_ns is None and self.scheduler.made_way()):
                     continue
                 return
             lasts_ns, late_ns = self.config.step_ns(plan.prefill_tokens, plan.decoding), 0

@@ -38,6 +38,7 @@ class Ledger:
     """
 
     standing: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
 
     def __init__(
         self, config: EngineConfig, workload: Workload, block_tokens: int, *, stats_every: int = 0,

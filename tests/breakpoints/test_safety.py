@@ -141,7 +141,7 @@ def test_rule_3_a_disarm_is_not_undone_by_an_owner_that_comes_back() -> None:
     assert house.ever(ev.BreakpointsChanged)[-1].by == "you"
 
 
-def test_rule_4_beyond_the_budget_a_hit_is_a_log_with_one_warning() -> None:
+def test_rule_4_beyond_the_budget_a_hit_is_a_log_and_each_refused_hold_leaves_a_trace() -> None:
     house = House(hold_budget_min=2, hold_budget_share=0.0)
     number = house.stop_at(to=SlotState.INITIALIZED)
     for name in "abcde":
@@ -149,13 +149,28 @@ def test_rule_4_beyond_the_budget_a_hit_is_a_log_with_one_warning() -> None:
     assert len(house.state.holds) == 2
     actions = [event.action for event in house.ever(ev.BreakpointHit)]
     assert actions == [BreakpointAction.HOLD] * 2 + [BreakpointAction.LOG] * 3
-    (warning,) = house.ever(ev.HoldDenied)
-    assert warning.why == "the budget of 2 holds is used up"
+    assert [event.why for event in house.ever(ev.HoldDenied)] == ["the budget of 2 holds is used up"] * 3
     assert house.state.breakpoints[number].hits == 5
+    assert house.state.totals.hold_denied == 3
     house.go_on(next(iter(house.state.holds)))
     for name in "fgh":
         house.arrive(name, "ab")
-    assert len(house.ever(ev.HoldDenied)) == 2, "warned again when it is used up again"
+    assert len(house.ever(ev.HoldDenied)) == 5, "the first of these takes the free place"
+
+
+def test_rule_4_held_slots_own_at_most_a_share_of_the_device_pool() -> None:
+    house = House(g1=16, hold_budget_min=8, pressure_share=0.5)
+    house.stop_at(to=SlotState.DECODING)
+    house.decoding("first", "abcdefghij")
+    assert len(house.state.holds) == 1, "the first hold always begins, whatever it owns"
+    house.arrive("second", "kl")
+    assert house.admit("second")
+    house.step(2)
+    assert len(house.state.holds) == 1
+    (denied,) = house.ever(ev.HoldDenied)
+    assert denied.why == (
+        "held requests would own 14 of 16 device blocks, more than the 50% that others can spare"
+    )
 
 
 @pytest.mark.parametrize(("live", "budget"), [(0, 4), (16, 4), (40, 10), (256, 64), (100_000, HOLDS_MAX)])
@@ -221,7 +236,7 @@ def test_rule_6_a_shutdown_lets_everything_go_first() -> None:
 
 def pressed(**config: object) -> House:
     """Two held slots with blocks, and a third that decodes and can be preempted."""
-    house = House(g1=16, hold_budget_min=8, **config)
+    house = House(g1=16, hold_budget_min=8, pressure_share=0.5, **config)
     house.stop_at(to=SlotState.DECODING, request="held*")
     house.decoding("held-1", "ab")
     house.decoding("held-2", "cd")
@@ -230,23 +245,26 @@ def pressed(**config: object) -> House:
     return house
 
 
-def test_rule_7_preempted_twice_within_two_seconds_lets_the_oldest_hold_go() -> None:
+def test_rule_7_preempted_and_refused_within_two_seconds_lets_the_oldest_hold_go() -> None:
     house = pressed()
+    house.finish("free")
     oldest = min(house.state.holds)
-    house.preempt("free")
+    house.arrive("large", "mnopqrstu")
+    assert house.admit("large"), "it has just room for its prompt"
+    house.step(3)
+    house.preempt("large")
+    house.lookup("large")
     assert house.ended == []
-    assert house.admit("free")
-    house.step(2)
-    house.preempt("free")
+    house.lookup("large")
     assert house.ended == [HoldEnd.PRESSURE]
     (released,) = house.ever(ev.HoldReleased)
-    assert (released.hold, released.by) == (oldest, "free")
+    assert (released.hold, released.by) == (oldest, "large")
     assert len(house.state.holds) == 1
 
 
 def test_rule_7_refused_twice_within_two_seconds_does_the_same() -> None:
     house = pressed()
-    house.arrive("late", "mnopqrst")
+    house.arrive("late", "mnopqrstuv")
     for expected in ([], [], [HoldEnd.PRESSURE]):
         assert house.lookup("late") == 0, "answered, and the engine has no room: it asks again"
         assert house.ended == expected
@@ -254,33 +272,39 @@ def test_rule_7_refused_twice_within_two_seconds_does_the_same() -> None:
 
 def test_rule_7_not_when_the_second_time_comes_late_or_concerns_another() -> None:
     house = pressed()
-    house.preempt("free")
+    house.arrive("large", "mnopqrstuv")
+    house.lookup("large")
+    house.lookup("large")
     house.now += 2 * SECOND + 1
-    assert house.admit("free")
-    house.step(2)
-    house.preempt("free")
-    house.arrive("late", "mnopqrst")
+    house.arrive("late", "mnopqrstuv")
     house.lookup("late")
     house.lookup("late")
+    house.lookup("large")
     assert house.ended == []
 
 
 def test_rule_7_not_when_the_held_slots_own_no_blocks_there() -> None:
-    house = House(hold_budget_min=8)
+    house = House(g1=8, hold_budget_min=8)
     house.stop_at(to=SlotState.INITIALIZED, request="held*")
     house.arrive("held-1", "ab")
-    house.arrive("late", "mnop")
+    house.arrive("late", "mnopqrs")
     for _ in range(4):
         house.lookup("late")
     assert house.ended == []
 
 
-def test_rule_7_not_when_they_own_less_than_the_configured_share() -> None:
-    house = pressed(pressure_share=0.5)
-    house.arrive("late", "mnopqrst")
+@pytest.mark.parametrize(("blocks", "why"), [
+    ("mnop", "it fits beside what is held, once a request that is not held has ended"),
+    ("mnopqrstuvwxyzijk", "it never fits, held or not"),
+    ("abcdefghij", "its prefix is what a held request owns"),
+])
+def test_rule_7_counts_only_what_would_fit_if_nothing_were_held(blocks: str, why: str) -> None:
+    house = pressed()
+    house.arrive("late", blocks)
     for _ in range(4):
         house.lookup("late")
-    assert house.ended == [], "6 of 16 places"
+    assert house.ended == [], why
+    assert len(house.state.holds) == 2
 
 
 # --- rules 8 and 9 ---

@@ -65,6 +65,7 @@ class FakePort:
         self.calendar = calendar
         self.block_tokens = block_tokens
         self.standing: set[str] = set()
+        self.held: set[str] = set()
         self.log: list[st.Stimulus] = []
         self.found: dict[str, int | None] = {}
         self.loaded: dict[str, int] = {}

@@ -142,10 +142,8 @@ class Aids(msgspec.Struct):
     """Slots that their own hold has left out, and that come back at the next chance."""
     logged: dict[int, tuple[int, int]] = {}
     """Breakpoint to (begin of a second of engine time, messages in it)."""
-    budget_warned: bool = False
-    """Whether the budget of holds is used up and somebody was told."""
     pressed: dict[int, int] = {}
-    """Unheld slot to when it was last preempted or refused while held ones owned device blocks."""
+    """Unheld slot to when it was last preempted or refused, and would have fitted if nothing were held."""
     paused: list[int] = []
     """Engines that were asked to pause."""
     iterations: dict[int, int] = {}

@@ -5,15 +5,22 @@ Law of this file: a slot leaves the facts only when it owns nothing (I8).
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_ids
-from kvbm_console.core.ids import FinishReason, HoldEnd, ReleaseReason, SlotState, WaitPoint
+from kvbm_console.core.ids import FinishReason, ReleaseReason, SlotState
 from kvbm_console.core.instructions import ReleaseDeviceBlocks
 from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.holds import cancel_hold
 from kvbm_console.core.slots import SlotFacts
 
 
 def close_slot(leader: Decider, slot: SlotFacts) -> None:
-    """A finishing slot whose last copy has ended gives its blocks back and leaves the facts, unless it is held."""
-    if slot.outstanding or leader.held_at(slot, WaitPoint.RELEASE):
+    """A finishing slot whose last copy has ended gives its blocks back and leaves the facts, unless it is held.
+
+    A hold of a copy passes to the release, where the slot stands still when no copy of it is left.
+    """
+    if slot.outstanding:
+        return
+    if slot.hold is not None:
+        leader.park(slot)
         return
     leader.aids.ending.remove(slot.slot)
     places = list(slot.device_blocks)
@@ -25,8 +32,7 @@ def close_slot(leader: Decider, slot: SlotFacts) -> None:
 
 def finish(leader: Decider, slot: SlotFacts, reason: FinishReason | None) -> None:
     """The slot owns nothing any more: finished, closed, forgotten. A hold that is left ends as cancelled."""
-    if slot.hold is not None:
-        leader.release_hold(leader.state.holds[slot.hold], HoldEnd.CANCELLED, "")
+    cancel_hold(leader, slot, "finished")
     leader.move(slot, SlotState.FINISHED, reason=reason)
     forget_slot(leader, slot)
     leader.emit(ev.SlotClosed, slot.slot)

@@ -30,6 +30,7 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.instructions import PauseEngine, ResumeEngine, SetDeadline
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, MatchRequested
+from kvbm_console.core.tiers import PoolFacts
 
 if TYPE_CHECKING:
     from kvbm_console.core.leader.frame import Decider
@@ -178,17 +179,41 @@ def _hold(
         leader.emit(ev.HoldDenied, slot.slot, moment.site, "a finished slot cannot wait")
         capture(leader, slot, moment, numbers)
         return
-    budget = hold_budget(len(leader.state.slots), leader.config.hold_budget_min, leader.config.hold_budget_share)
-    full = slot.hold is None and len(leader.state.holds) >= budget
+    full = _over_budget(leader, slot) if slot.hold is None else ""
     if numbers:
         action = BreakpointAction.LOG if full else BreakpointAction.HOLD
         leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, action, said)
     if full:
-        if not leader.aids.budget_warned:
-            leader.aids.budget_warned = True
-            leader.emit(ev.HoldDenied, slot.slot, moment.site, f"the budget of {budget} holds is used up")
+        leader.emit(ev.HoldDenied, slot.slot, moment.site, full)
     elif slot.hold is None:
         _begin_hold(leader, slot, moment, point, holders, asked_by)
+
+
+def _over_budget(leader: "Decider", slot: SlotFacts) -> str:
+    """Why this slot may not be held beside those that are (safety rule 4); empty when it may."""
+    config, state = leader.config, leader.state
+    budget = hold_budget(len(state.slots), config.hold_budget_min, config.hold_budget_share)
+    if len(state.holds) >= budget:
+        return f"the budget of {budget} holds is used up"
+    if slot.device_pool is None or not slot.device_blocks:
+        return ""
+    pool = state.pools[slot.device_pool]
+    owned = _places_held(leader, pool)
+    if not owned:
+        return ""
+    wanted = len(owned.union(slot.device_blocks))
+    if wanted <= config.pressure_share * len(pool):
+        return ""
+    return (
+        f"held requests would own {wanted} of {len(pool)} device blocks, "
+        f"more than the {config.pressure_share:.0%} that others can spare"
+    )
+
+
+def _places_held(leader: "Decider", pool: PoolFacts) -> set[int]:
+    """The device places that held slots own."""
+    slots = (leader.state.slots[hold.slot] for hold in leader.state.holds.values())
+    return {place for slot in slots if slot.device_pool == pool.info.pool for place in slot.device_blocks}
 
 
 def _begin_hold(
@@ -213,7 +238,6 @@ def end_hold(leader: "Decider", hold: HoldFacts, why: HoldEnd, by: str) -> None:
     slot = leader.state.slots[hold.slot]
     leader.emit(ev.HoldReleased, hold.hold, hold.slot, why, by, leader.at_ns - hold.since_ns)
     leader.clear_deadline("hold", hold.hold)
-    leader.aids.budget_warned = False
     if hold.point is WaitPoint.SCHEDULE and slot.state in _SKIPPED:
         leader.aids.returning[slot.slot] = True
     elif hold.site is Site.CALL_WILL and hold.point is WaitPoint.LOOKUP and hold.parked:
@@ -221,6 +245,12 @@ def end_hold(leader: "Decider", hold: HoldFacts, why: HoldEnd, by: str) -> None:
         leader.aids.announced[slot.slot] = ENTRY_TAGS[MatchRequested]
     if slot.staged and slot.state is SlotState.ONBOARD_STAGED and not slot.device_blocks:
         leader.set_staging_deadline(slot)
+
+
+def cancel_hold(leader: "Decider", slot: SlotFacts, fate: str) -> None:
+    """The request was ``fate``: whatever held it ends."""
+    if slot.hold is not None:
+        end_hold(leader, leader.state.holds[slot.hold], HoldEnd.CANCELLED, fate)
 
 
 def expire_hold(leader: "Decider", hold: HoldFacts) -> None:
@@ -288,20 +318,35 @@ def pause_engines(leader: "Decider") -> None:
 
 
 def felt_pressure(leader: "Decider", slot: SlotFacts) -> None:
-    """An unheld request was preempted or refused: the second time within the window, the oldest hold goes on."""
+    """An unheld request was preempted or refused: the second time within the window, the oldest hold goes on.
+
+    Only a request counts that would fit if nothing were held, and does not fit beside what is. Any other finds its room
+    when requests that are not held end: a full pool has a queue without a debugger, too.
+    """
     if slot.hold is not None or not leader.state.holds:
         return
     pool = leader.state.pool_of(Tier.G1, slot.source)
-    holding = [] if pool is None else [
-        hold for hold in leader.state.holds.values()
-        if leader.state.slots[hold.slot].device_blocks
-        and leader.state.slots[hold.slot].device_pool == pool.info.pool
-    ]
-    owned = sum(len(leader.state.slots[hold.slot].device_blocks) for hold in holding)
-    if not owned or pool is None or owned < leader.config.pressure_share * len(pool):
+    if pool is None or not _fits_only_without_holds(leader, slot, pool):
         return
     before = leader.aids.pressed.get(slot.slot)
     leader.aids.pressed[slot.slot] = leader.at_ns
     if before is not None and leader.at_ns - before <= PRESSURE_WINDOW_NS:
         leader.aids.pressed.clear()
-        end_hold(leader, min(holding, key=lambda hold: hold.hold), HoldEnd.PRESSURE, slot.request)
+        oldest = min(
+            number for number, hold in leader.state.holds.items()
+            if leader.state.slots[hold.slot].device_blocks
+            and leader.state.slots[hold.slot].device_pool == pool.info.pool
+        )
+        end_hold(leader, leader.state.holds[oldest], HoldEnd.PRESSURE, slot.request)
+
+
+def _fits_only_without_holds(leader: "Decider", slot: SlotFacts, pool: PoolFacts) -> bool:
+    """Whether the blocks of the request fit into the pool, and not beside those that held slots own."""
+    size = leader.block_tokens_of(slot.source)
+    needed = -(-slot.sequence_tokens(leader.state.iteration, size) // size)
+    owned = _places_held(leader, pool)
+    if needed > len(pool) or needed <= len(pool) - len(owned):
+        return False
+    mine = set(slot.hashes)
+    shared = sum(1 for place in owned if pool.hash_of[place] in mine)
+    return needed - shared > len(pool) - len(owned)

@@ -118,11 +118,7 @@ def _match(
     leader: Decider, slot: SlotFacts, local: int
 ) -> tuple[list[tuple[PoolFacts, list[int]]], int | None, MissReason]:
     """Places below G1 that continue the prefix, the first prompt block found nowhere, and why it was not."""
-    generated = len(slot.hashes) > slot.prompt_blocks
-    total = max(
-        slot.prompt_tokens, slot.computed_tokens(leader.state.iteration) + 1,
-        len(slot.hashes) * leader.config.block_tokens + generated,
-    )
+    total = slot.sequence_tokens(leader.state.iteration, leader.config.block_tokens)
     # At least one token must be left to compute, so a full match gives back its last block.
     limit = min(len(slot.hashes), (total - 1) // leader.config.block_tokens)
     at = local

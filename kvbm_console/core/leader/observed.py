@@ -15,11 +15,12 @@ from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.errors import Refused
-from kvbm_console.core.ids import FinishReason, HoldEnd, MissReason, ReleaseReason, SlotState, Tier, WaitPoint
+from kvbm_console.core.ids import FinishReason, MissReason, ReleaseReason, SlotState, Tier, WaitPoint
 from kvbm_console.core.instructions import FencedBlocks, FinishAnswer, MatchAnswer
 from kvbm_console.core.leader import lookups
 from kvbm_console.core.leader.ends import finish
 from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.holds import cancel_hold
 from kvbm_console.core.leader.requests import preempt
 from kvbm_console.core.leader.watched_copies import close_copies, copies_observed, load, lower_of, store
 from kvbm_console.core.leader.watched_steps import (
@@ -211,8 +212,7 @@ def _give_up_unnamed(leader: Decider, slot: SlotFacts, named: list[int]) -> None
 
 
 def _finish(leader: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer:
-    if slot.hold is not None:
-        leader.release_hold(leader.state.holds[slot.hold], HoldEnd.CANCELLED, "")
+    cancel_hold(leader, slot, "aborted" if reason is FinishReason.ABORTED else "finished")
     if slot.outstanding:
         leader.move(slot, _S.FINISHING, reason=reason)
         leader.aids.ending.append(slot.slot)

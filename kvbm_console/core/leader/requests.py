@@ -10,11 +10,11 @@ from kvbm_console.core.columns import pack_ids, read_ids, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, SECOND_NS
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.eviction.pool_policy import PIN
+from kvbm_console.core.holds import OF_A_COPY
 from kvbm_console.core.ids import (
     CandidateStatus,
     EvictRule,
     FinishReason,
-    HoldEnd,
     ReleaseReason,
     Site,
     SkipReason,
@@ -25,7 +25,7 @@ from kvbm_console.core.instructions import CancelTransfer, CloneAnswer, FencedBl
 from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.ends import finish
 from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.leader.holds import felt_pressure
+from kvbm_console.core.leader.holds import cancel_hold, felt_pressure
 from kvbm_console.core.leader.lookups import check_device_ids
 from kvbm_console.core.leader.offloads import plan_last_offload
 from kvbm_console.core.leader.pipeline import drop, end_candidate, skip
@@ -44,7 +44,7 @@ def request_preempted(leader: Decider, s: st.RequestPreempted) -> FencedBlocks:
 def preempt(leader: Decider, slot: SlotFacts) -> FencedBlocks:
     """As ``request_preempted``, for a slot that was checked."""
     felt_pressure(leader, slot)
-    _drop_hold(leader, slot)
+    cancel_hold(leader, slot, "preempted")
     _stop_candidates(leader, slot, cancel_stores=True)
     leader.release_staging(slot, ReleaseReason.PREEMPTED)
     fenced = _fence(leader, slot)
@@ -54,22 +54,27 @@ def preempt(leader: Decider, slot: SlotFacts) -> FencedBlocks:
     return FencedBlocks(pack_ids(fenced))
 
 
-def _drop_hold(leader: Decider, slot: SlotFacts) -> None:
-    if slot.hold is not None:
-        leader.release_hold(leader.state.holds[slot.hold], HoldEnd.CANCELLED, "")
+def _ends_with_its_hold(leader: Decider, slot: SlotFacts, reason: FinishReason) -> bool:
+    """Whether a request that finishes stays held: its copy stands still, and with it the release of its blocks."""
+    if slot.hold is None or reason is FinishReason.ABORTED:
+        return False
+    return leader.state.holds[slot.hold].point in OF_A_COPY
 
 
 def _stop_candidates(leader: Decider, slot: SlotFacts, *, cancel_stores: bool) -> None:
-    """Skip the slot's pending candidates; cancel its loads, and its stores if asked, that have not started.
+    """Skip the slot's candidates that are pending and not held; cancel its loads, and its stores if asked, that have
+    not started.
 
     Nobody waits for the load any more: its end wakes nobody.
     """
+    held = slot.hold is not None and leader.state.holds[slot.hold].point in (WaitPoint.EVALUATE, WaitPoint.PROMOTE)
     leader.aids.loads.pop(slot.slot, None)
     leader.aids.lost_at.pop(slot.slot, None)
     for number in sorted(slot.outstanding):
         candidate = leader.state.candidates[number]
         if candidate.operation is None:
-            skip(leader, candidate, SkipReason.SLOT_STOPPING)
+            if not held:
+                skip(leader, candidate, SkipReason.SLOT_STOPPING)
             continue
         operation = leader.state.operations[candidate.operation]
         if operation.started or operation.reported or not (cancel_stores or candidate.route.is_load):
@@ -104,7 +109,8 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
     told = read_ids(s.block_ids)
     if told and told != slot.device_blocks and set(told) != set(slot.device_blocks):
         raise Refused(f"request {s.request!r} does not hold the {len(told)} blocks it is said to give back")
-    _drop_hold(leader, slot)
+    if not _ends_with_its_hold(leader, slot, s.reason):
+        cancel_hold(leader, slot, "aborted" if s.reason is FinishReason.ABORTED else "finished")
     _stop_candidates(leader, slot, cancel_stores=False)
     leader.release_staging(slot, ReleaseReason.FINISHED)
     if s.reason is not FinishReason.ABORTED:
@@ -114,8 +120,7 @@ def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
     gate = leader.awake
     if gate is not None and gate.finishes and slot.slot in gate.sought:
         leader.strike(Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
-    held = slot.hold is not None and leader.state.holds[slot.hold].point is WaitPoint.RELEASE
-    if slot.outstanding or held:
+    if slot.outstanding or slot.hold is not None:
         leader.move(slot, SlotState.FINISHING, reason=s.reason)
         leader.aids.ending.append(slot.slot)
         return FinishAnswer(True)

@@ -61,7 +61,7 @@ def reset(leader: Decider, mode: ResetMode) -> None:
     leader.clear_deadline("drain", 0)
     leader.emit(ev.ResetBegun, mode)
     for hold in list(leader.state.holds.values()):
-        leader.release_hold(hold, HoldEnd.CANCELLED, "")
+        leader.release_hold(hold, HoldEnd.CANCELLED, "reset")
     thaw(leader, HoldEnd.CANCELLED, "")
     _close_candidates(leader)
     for slot in list(leader.state.slots.values()):

@@ -108,8 +108,11 @@ class LeaderService:
         self, config: LeaderConfig, clock: Callable[[], int], *, check: bool = False, ring: Ring | None = None,
         monotonic: Callable[[], int] = time.monotonic_ns, wall: Callable[[], int] = time.time_ns,
         lease_ttl_ns: int = LEASE_TTL_NS, incarnation: str | None = None, more_hosts: Sequence[Leader] = (),
+        name: str = "",
     ) -> None:
         self.config = config
+        self.name = name
+        """How people call this target."""
         self.check = check
         self.clock = clock
         self.incarnation = incarnation or secrets.token_hex(8)
@@ -179,7 +182,7 @@ class LeaderService:
         """The documented ``status`` document (``stream.document``), with the slots for which the filter holds."""
         recorder = None if self.recorder is None else self.recorder.status()
         return status_document(
-            self.state, at_ns=self.at_ns, incarnation=self.incarnation,
+            self.state, at_ns=self.at_ns, incarnation=self.incarnation, name=self.name,
             subscribers=len(self.broadcaster.subscribers), slot_filter=slot_filter, engines=self.costs(),
             publishers=self.publishers(),
             recorder=None if recorder is None else {

@@ -146,6 +146,7 @@ class Daemon:
         options = self.options
         kept: dict[str, Any] = {
             "check": options.check, "lease_ttl_ns": options.lease_ttl_ns, "ring": options.ring,
+            "name": self._target(),
         }
         if options.workload is None or options.engine is None:
             begin = time.monotonic_ns()

@@ -59,7 +59,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     check: bool = False
     """Verify the invariants after every stimulus and raise on a bug instead of undoing it."""
     target: str = ""
-    """A name for people; the workload's by default."""
+    """A name for people; by default that of the workload, or of the engines."""
     run: int = 0
     """Number of this run as people count them, 0 when unknown."""
     block_bytes: int | None = None

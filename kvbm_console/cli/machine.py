@@ -93,7 +93,7 @@ def daemon_options(
         kv_disk_blocks=own.g3_blocks,
     ))
     return DaemonOptions(
-        config=cache.leader_config(), workload=requests, target=requests.name,
+        config=cache.leader_config(), workload=requests,
         engine=default_engine_config(
             requests, g1_blocks=cache.total_kv_blocks, token_bytes=cache.kv_geometry.token_bytes
         ),
@@ -123,9 +123,10 @@ def machine_line(options: "DaemonOptions") -> str:
     tiers = f"G2 {config.g2_blocks:,}, G3 {config.g3_blocks:,} blocks of {config.block_tokens} tokens"
     if engine is None:
         return f"{tiers}; engines connect by Feed"
+    assert options.workload is not None, "a simulated engine has a workload"
     speed = "max" if options.speed is None else f"{options.speed:g}"
     return (
-        f"{options.target}; G1 {engine.g1_blocks:,}, {tiers} ({engine.token_bytes // 1024} KiB per token); "
+        f"{options.workload.name}; G1 {engine.g1_blocks:,}, {tiers} ({engine.token_bytes // 1024} KiB per token); "
         f"step {engine.step_base_ns / 1e6:g} ms + {engine.prefill_token_ns / 1e3:g} us per prefill token "
         f"+ {engine.decode_request_ns / 1e3:g} us per decoding request; speed {speed}"
     )

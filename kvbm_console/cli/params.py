@@ -29,6 +29,9 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m|h)")
 NUMBER: Final = click.IntRange(1, NUMBER_MAX)
 """Of a hold, a breakpoint: what is above it cannot be said to a daemon."""
 
+NAME_MAX: Final = 64
+"""Characters of a name: the console shows about 40 of them, cut in the middle."""
+
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
     """``30s``, ``200ms``, ``1.5m``: nanoseconds as an int, within bounds that are inclusive."""
@@ -104,6 +107,19 @@ class Listen(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The address in its canonical form."""
         return parse_address(str(value), lambda why: self.fail(why, param, ctx))
+
+
+class Name(click.ParamType):  # type: ignore[type-arg]
+    """A name for people."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name as it was said."""
+        text = str(value)
+        if not text.isprintable() or len(text) > NAME_MAX:
+            self.fail(f"must be at most {NAME_MAX} printable characters, got {text!r}", param, ctx)
+        return text
 
 
 def parse_address(text: str, refuse: Callable[[str], Any]) -> str:

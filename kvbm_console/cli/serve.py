@@ -12,7 +12,7 @@ import click
 
 from kvbm_console.cli.machine import daemon_options, machine_line, recording_flags, workload_options
 from kvbm_console.cli.output import print_json, warn
-from kvbm_console.cli.params import DEFAULT_SOCKET, Listen, format_option, socket_address
+from kvbm_console.cli.params import DEFAULT_SOCKET, Listen, Name, format_option, socket_address
 from kvbm_console.cli.summary import summary_text
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 @click.option("--listen", type=Listen(), metavar="ADDRESS",
               help="unix:PATH, or HOST:PORT: of the loopback, or with TLS and a token of any; default: the default "
                    "socket.")
+@click.option("--name", type=Name(), metavar="NAME", default="",
+              help="Name of this daemon on screens and in status; the workload's or the engines' without it.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE",
               help="Certificate chain in PEM form; with --tls-key, HOST:PORT speaks TLS.")
 @click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE",
@@ -50,7 +52,7 @@ def serve(
     workload: str | None, engines: tuple[str, ...], metrics: str | None, otlp: str | None, listen: str | None,
     exit_when_done: bool, form: str, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str,
     seconds: float | None, tls_cert: Path | None, tls_key: Path | None, token_file: Path | None, read_only: bool,
-    breakpoints: Path | None, **machine: Any,
+    breakpoints: Path | None, name: str, **machine: Any,
 ) -> None:
     """The daemon: leader, engine, recorder and stream.
 
@@ -72,7 +74,7 @@ def serve(
     options = daemon_options(
         workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done,
         recording=recording, publishers=publishers, metrics=metrics, otlp=otlp, tls_cert=tls_cert, tls_key=tls_key,
-        token_file=token_file, read_only=read_only, breakpoints=breakpoints, **machine,
+        token_file=token_file, read_only=read_only, breakpoints=breakpoints, target=name, **machine,
     )
     import msgspec
 

@@ -51,7 +51,8 @@ def render(document: dict[str, Any]) -> str:
 
 def _stream(document: dict[str, Any]) -> list[str]:
     stream, recorder = document["stream"], document["recorder"]
-    lines = [f"stream    event {number(stream['head_seq'])}  epoch {stream['epoch']}  subscribers "
+    named = f"{stream['name']}  " if stream.get("name") else ""
+    lines = [f"stream    {named}event {number(stream['head_seq'])}  epoch {stream['epoch']}  subscribers "
              f"{stream['subscribers']}  incarnation {stream['incarnation']}"]
     if recorder is None:
         lines.append("recorder  off")

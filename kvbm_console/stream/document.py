@@ -14,7 +14,8 @@ exactly these keys, and new ones are only added:
 ``holds``        list of {id, slot, request, site, point, owner, breakpoints, pending, since_ns, deadline_ns, suspend,
                  on_timeout, age_ns}; the longest time of a hold runs on the wall, so deadline_ns is right at speed 1
 ``frozen``       {by, since_ns, max_hold_ns}, null when nothing is frozen
-``stream``       {head_seq, epoch, incarnation, subscribers}
+``stream``       {name, head_seq, epoch, incarnation, subscribers}; name is what ``serve --name`` says, else the
+                 workload's or the engines' own
 ``engines``      list of {source, name, calls, dropped, errors, call_ns, steps, step_ns}: what a tap has cost its engine
 ``publishers``   list of {source, name, connected, batches, gaps, lost_batches, restarts, last_batch_ns}: event streams
                  that are followed; last_batch_ns is null before the first batch
@@ -38,7 +39,7 @@ Document = dict[str, Any]
 
 def status_document(
     state: CacheState, *, at_ns: int, incarnation: str, subscribers: int, recorder: Document | None,
-    slot_filter: str = "", engines: Sequence[Document] = (), publishers: Sequence[Document] = (),
+    name: str = "", slot_filter: str = "", engines: Sequence[Document] = (), publishers: Sequence[Document] = (),
 ) -> Document:
     """The document of facts as of ``at_ns``, the engine's clock now.
 
@@ -57,7 +58,8 @@ def status_document(
             "by": state.frozen.by, "since_ns": state.frozen.since_ns, "max_hold_ns": state.frozen.max_hold_ns,
         },
         "stream": {
-            "head_seq": state.seq - 1, "epoch": state.epoch, "incarnation": incarnation, "subscribers": subscribers,
+            "name": name, "head_seq": state.seq - 1, "epoch": state.epoch, "incarnation": incarnation,
+            "subscribers": subscribers,
         },
         "recorder": recorder,
         "engines": list(engines),

@@ -71,7 +71,8 @@ OWN: Final[dict[str, list[tuple[str, Any, str]]]] = {
         ("policies", "fifo", "of simple_lru"), ("presets", "fast", "of chat, document, batch"),
         ("workers", 0, "1<=x<=1024"), ("format", "xml", "'text', 'csv', 'json'"),
     ],
-    "serve": [("limit", 0, "x>=1"), ("speed", "0", "a factor from 0.001"), ("format", "csv", "'text', 'json'")],
+    "serve": [("name", "x" * 65, "at most 64 printable"), ("limit", 0, "x>=1"),
+              ("speed", "0", "a factor from 0.001"), ("format", "csv", "'text', 'json'")],
     "demo": [("limit", 0, "x>=1"), ("speed", "0", "a factor from 0.001"), ("format", "csv", "'text', 'json'")],
 }
 """Command to the further flags that it has, in the same form."""

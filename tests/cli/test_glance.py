@@ -3,6 +3,7 @@
 Law of this file: what is asserted is what the command prints.
 """
 
+import json
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -48,9 +49,10 @@ def test_a_hold_is_told_at_once_with_what_happens_next() -> None:
 
 
 def test_status_has_the_overview_and_the_tables(tmp_path: Path) -> None:
-    with serving(tmp_path, "--workload", "multiturn", "--speed", "max") as daemon:
+    with serving(tmp_path, "--workload", "multiturn", "--speed", "max", "--name", "chat-prod") as daemon:
         daemon.until("PrefixScored")
         text = daemon.output("status")
+        document = json.loads(daemon.output("status", "--format", "json"))
         plain = subprocess.run(
             [PROGRAM, "status"], capture_output=True, cwd=tmp_path, timeout=DEADLINE_S, check=True,
             env={**environment(tmp_path), "PYTHONIOENCODING": "ascii:replace"},
@@ -58,7 +60,8 @@ def test_status_has_the_overview_and_the_tables(tmp_path: Path) -> None:
     for name in SECTIONS:
         assert f"\n {name}" in f"\n{text}"
         assert f"\n {name}".encode() in b"\n" + plain
-    assert "\nstream " in text
+    assert "\nstream    chat-prod  event " in text
+    assert document["stream"]["name"] == "chat-prod"
     assert "HIT RATE" in text
     assert plain.isascii()
 

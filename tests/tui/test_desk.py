@@ -9,10 +9,12 @@ from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything, screen
-from tests.tui.script import MS, Mono, S, connected, story
+from tests.tui.script import MS, Mono, S, Script, connected, opening, story
 from tui.desk import BREAKS, LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, Desk
 from tui.draw import frame
 from tui.keys import press
+from tui.model.life_order import LifeOrder
+from tui.model.rows import SORTS, SlotOrder
 from tui.theme import DARK, LIGHT, THEMES, Theme
 
 SIZES = [(60, 16), (80, 24), (99, 30), (110, 36), (120, 40), (160, 45), (200, 50), (200, 60), (250, 80)]
@@ -35,6 +37,30 @@ def test_the_status_row_is_the_mock_up() -> None:
     assert frame.status_line(status, 200).text == (
         " LIVE  chat-prod  run 7  iteration 18,204  14:03:07  unix:/run/user/1000/kvbm/chat-prod.sock" + " " * 37
         + "1.92k ev/s  lag 38  lost 921 2m10s ago  rec synced 0.4s ago  !!1 !2 ‖1")
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160, 200])
+@pytest.mark.parametrize("size", [1, 9, 21, 40, 41, 90, 300])
+def test_a_long_name_swallows_nothing(width: int, size: int) -> None:
+    """Law: rate, lag, losses, recorder and badges stand on the row whatever the name, two cells behind it."""
+    name = "".join(chr(ord("a") + i % 26) for i in range(size))
+    for pill, note, recorder in (("LIVE", "", "recording"), ("LIVE −2.1s", "observe", "degraded"), ("LIVE", "", None)):
+        text = frame.status_line(frame.Status(
+            pill=pill, pill_role="pill.ok", target=name, note=note, run=7, iteration=18_204, clock="14:03:07",
+            socket="unix:/run/user/1000/kvbm/chat-prod.sock", rate=1_921, lag=38, lost=921, lost_age_ns=130 * S,
+            recorder=recorder, synced_age_ns=400 * MS, not_recorded=12_204, buffered=0, faults=1, cautions=2, holds=1,
+        ), width).text
+        words = ["1.92k ev/s  lag 38  lost 921", "  rec ", "  !!1 !2 ‖1"]
+        if width == 80 and recorder == "degraded":  # the badges need the room of the rate
+            words[0] = "  lost 921"
+        assert all(word in text for word in words), text
+        assert len(text) == width - 1
+        shown = text.removeprefix(f" {pill}  ").split(" ", 1)[0]
+        assert shown == name or (len(shown) >= frame.NAME_MIN and "…" in shown), text
+        assert shown.split("…")[0] == name[: len(shown.split("…")[0])]
+        assert shown[0] == name[0]
+        assert shown[-1] == name[-1]
+        assert text.removeprefix(f" {pill}  {shown}").startswith(f" {note}  " if note else "  "), text
 
 
 def test_the_tabs_are_the_mock_up() -> None:
@@ -178,6 +204,63 @@ def test_the_selected_row_never_moves_by_itself() -> None:
     desk.mirror.take(script.heartbeat(), mono.at_ns)
     assert screen(desk)[at].startswith("▌")
     assert "chat-0004.1" in screen(desk)[at]
+
+
+def test_another_order_moves_the_selected_row_as_well() -> None:
+    script = Script()
+    script.pools()
+    for name, blocks in (("a", 1), ("b", 3), ("c", 2)):
+        script.run(name, blocks)
+        script.wait(50 * MS)
+    desk = desk_of(script)
+    desk.go(SLOTS)
+    press(desk, "j")
+    for _ in SORTS:
+        everything(desk)
+        press(desk, "o")
+        sort = SORTS[desk.view.sort]  # type: ignore[attr-defined]
+        fresh = SlotOrder().update(desk.mirror, desk.mono(), None, sort, False, None)
+        everything(desk)
+        assert desk.order.numbers == fresh, sort
+    desk.go(TIMELINE)
+    everything(desk)
+    lives = LifeOrder()
+    for by_arrival in (True, False):
+        press(desk, "o")
+        lives.by_arrival = by_arrival
+        everything(desk)
+        assert desk.view.shown == lives.update(desk.mirror, desk.mono(), None, None)  # type: ignore[attr-defined]
+
+
+def test_another_geometry_after_a_reconnect_is_another_number_of_bytes() -> None:
+    script = story()
+    desk = desk_of(script)
+    desk.go(TRANSFERS)
+    assert "640 KiB" in everything(desk, 120, 40)  # 4 blocks of 160 KiB, ended
+    desk.mirror.take(Disconnected("gone", 1.0), desk.mono())
+    for item in opening(script, incarnation="two", block_bytes=32 * 163_840):
+        desk.mirror.take(item, desk.mono())
+    text = everything(desk, 120, 40)
+    assert "640 KiB" not in text
+    assert "20 MiB" in text
+
+
+def test_another_incarnation_with_the_same_numbers_is_drawn_anew() -> None:
+    def of(name: str, incarnation: str) -> list[FeedItem]:
+        script = Script()
+        script.pools()
+        script.run(name, 3)
+        return opening(script, incarnation=incarnation)
+
+    desk = desk_of(items=of("chat-0001", "one"))
+    for view in (LOG, TIMELINE, SLOTS, TRANSFERS):
+        desk.go(view)
+        everything(desk)
+    for item in of("rag-0002", "two"):
+        desk.mirror.take(item, desk.mono())
+    for view in (LOG, TIMELINE, SLOTS, TRANSFERS):
+        desk.go(view)
+        assert "chat-0001" not in everything(desk), view
 
 
 def test_one_selection_is_shared_by_all_views() -> None:

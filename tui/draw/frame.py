@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from ..model.numbers import count, cut, duration, per_second, plain, plural
+from ..model.numbers import count, cut, cut_middle, duration, per_second, plain, plural
 from .glyphs import Glyphs
 from .spans import Action, Line, Row
 
@@ -48,23 +48,34 @@ class Status(msgspec.Struct):
     holds: int
 
 
-_DROPS: Final = ("socket", "clock", "iteration", "age", "synced", "run")
+_DROPS: Final = ("socket", "clock", "iteration", "age", "synced", "run", "rate", "lag", "note")
+_LAST: Final = 3
+"""So many of those at the end go only when a name of ``NAME_MIN`` cells leaves no room for them: below 80 columns."""
+NAME_SHARE: Final = 4
+"""A name takes this part of the row before anything else is dropped for it: 20 cells of 80, 30 of 120."""
+NAME_MIN: Final = 5
+"""Cells of a name that still tells two targets apart."""
+NAME_MAX: Final = 40
 
 
 def status_line(status: Status, width: int) -> Line:
-    """Row 1."""
+    """Row 1. A long name is cut in its middle, so that what tells whether the screen can be believed stays."""
+    name = plain(status.target)
+    size = min(len(name), width // NAME_SHARE)
     for dropped in range(len(_DROPS) + 1):
         keep = set(_DROPS[dropped:])
-        left, right = _left(status, keep), _right(status, keep)
-        if left.x + 2 + right.x <= width - 1:
+        left, right = _left(status, cut_middle(name, size), keep), _right(status, keep)
+        free = width - 1 - left.x - 2 - right.x
+        if free >= (0 if dropped < len(_DROPS) - _LAST else NAME_MIN - size):
             break
+    left = _left(status, cut_middle(name, min(NAME_MAX, max(NAME_MIN, size + free))), keep)
     row = Row().add(left.line())
-    return row.to(width - 1 - right.x).add(right.line()).line("bar", width)
+    return row.to(max(row.x + 2, width - 1 - right.x)).add(right.line()).line("bar", width)
 
 
-def _left(status: Status, keep: set[str]) -> Row:
-    row = Row().put(f" {status.pill} ", status.pill_role).put(" ").put(plain(status.target), "strong")
-    if status.note:
+def _left(status: Status, name: str, keep: set[str]) -> Row:
+    row = Row().put(f" {status.pill} ", status.pill_role).put(" ").put(name, "strong")
+    if status.note and "note" in keep:
         row.put(f" {status.note}", "muted")
     if status.run and "run" in keep:
         row.put(f"  run {status.run}", "muted")
@@ -81,10 +92,13 @@ def _right(status: Status, keep: set[str]) -> Row:
     row = Row()
     if status.buffered:
         row.put(f"+{count(status.buffered)}", "caution").put(" buffered  ", "muted")
-    row.put(per_second(status.rate), "text").put(" ev/s  ", "muted")
-    row.put("lag ", "muted").put(count(status.lag), "caution" if (status.lag or 0) > 10_000 else "text")
+    if "rate" in keep:
+        row.put(per_second(status.rate), "text").put(" ev/s  ", "muted")
+    if "lag" in keep:
+        row.put("lag ", "muted").put(count(status.lag), "caution" if (status.lag or 0) > 10_000 else "text")
     fresh = status.lost_age_ns is not None and status.lost_age_ns < 300_000_000_000
-    row.put("  lost ", "muted").put(count(status.lost), "caution" if status.lost and fresh else "text")
+    row.put("  lost " if "lag" in keep else "lost ", "muted")
+    row.put(count(status.lost), "caution" if status.lost and fresh else "text")
     if status.lost and status.lost_age_ns is not None and "age" in keep:
         row.put(f" {duration(status.lost_age_ns)} ago", "faint")
     _recorder(row, status, keep)

@@ -61,10 +61,11 @@ class Window:
 class _Kept:
     """The cells of one life, as they were drawn last."""
 
-    __slots__ = ("busy", "changes", "codes", "ink", "until_ns", "weights", "window")
+    __slots__ = ("busy", "changes", "codes", "ink", "life", "until_ns", "weights", "window")
 
     def __init__(self, life: Life, window: Window, codes: bytearray, weights: list[int], busy: set[int]) -> None:
-        self.changes, self.window, self.codes, self.weights, self.busy = life.changes, window, codes, weights, busy
+        self.life, self.changes, self.window = life, life.changes, window
+        self.codes, self.weights, self.busy = codes, weights, busy
         self.until_ns = _until(life, window)
         self.ink: Ink | None = None
         """None: not made of the present cells yet."""
@@ -134,7 +135,9 @@ def _until(life: Life, window: Window) -> int:
 def _moved(kept: _Kept, life: Life, window: Window) -> int | None:
     """Whole cells that the window went on since; None when more than time has changed what it shows."""
     old = kept.window
-    if kept.changes != life.changes or old.cell_ns != window.cell_ns or old.cells != window.cells:
+    if kept.life is not life or kept.changes != life.changes:
+        return None
+    if old.cell_ns != window.cell_ns or old.cells != window.cells:
         return None
     moved, rest = divmod(window.start_ns - old.start_ns, window.cell_ns)
     if rest or moved < 0 or _until(life, window) < kept.until_ns or life.held_now() is not None:

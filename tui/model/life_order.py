@@ -43,12 +43,13 @@ class LifeOrder:
         if key_now == self._sorted_by and 0 <= mono_ns - self._sorted_mono < SORT_EVERY_NS:
             self._catch_up(mirror, selected is None, wanted, now)
             return self._lives
+        same = key_now == self._sorted_by
         self._sorted_by, self._sorted_mono, self._gone = key_now, mono_ns, (mirror.archive, mirror.archive.forgotten)
         by_slot = {life.slot: life for life in mirror.past} | mirror.lives
         lives = [life for life in by_slot.values() if wanted is None or wanted.matches(life, state, now)]
         lives.sort(key=key)
         self._needy = sum(key(life)[0] < 9 for life in lives[:len(mirror.lives)])
-        at = next((i for i, life in enumerate(self._lives) if life is self._chosen), None)
+        at = next((i for i, life in enumerate(self._lives) if life is self._chosen), None) if same else None
         if at is not None and self._chosen in lives and self._chosen.request == selected:
             lives.remove(self._chosen)
             lives.insert(min(at, len(lives)), self._chosen)

@@ -114,6 +114,11 @@ class Mirror:
         """Where the second of the target's time begins for which levels were sampled."""
         self.mono_ns = 0
 
+    @property
+    def incarnation(self) -> str:
+        """The run of the target: numbers of slots, events and operations mean something within it."""
+        return self.connected.incarnation if self.connected is not None else ""
+
     # --- items -------------------------------------------------------------------------------------------------------
 
     def take(self, item: FeedItem, mono_ns: int) -> None:
@@ -247,7 +252,7 @@ class Mirror:
             self.density.add(at_ns, events)
 
     def _connect(self, item: Connected, mono_ns: int) -> None:
-        if self.connected is None or self.connected.incarnation != item.incarnation:
+        if self.connected is None or self.incarnation != item.incarnation:
             self.state = None
             self.gaps.clear()
             self.lost_events = 0

@@ -89,8 +89,8 @@ class SlotOrder:
         now = mirror.now_ns(mono_ns)
         due = self._sorted_mono is None or mono_ns - self._sorted_mono >= SORT_EVERY_NS or key != self._key
         if due:
-            self._sorted_mono, self._key = mono_ns, key
             keep = selected if selected in self.numbers and key == self._key else None
+            self._sorted_mono, self._key = mono_ns, key
             at = self.numbers.index(keep) if keep is not None else 0
             found = [
                 slot for slot in state.slots.values() if wanted is None or wanted.matches(slot, state, now)

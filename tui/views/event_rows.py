@@ -73,7 +73,7 @@ class EventLines:
     def line(self, desk: Desk, event: Event, width: int, *, choice: int | None = None, folded: int = 0) -> Line:
         """The row of an event; that of the event ``choice`` stands out."""
         chosen = event.seq == choice
-        key = (event.seq, folded, width, desk.selected, chosen, desk.times.wall)
+        key = (desk.mirror.incarnation, event.seq, folded, width, desk.selected, chosen, desk.times.wall)
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= LINES_MAX:

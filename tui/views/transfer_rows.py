@@ -115,9 +115,14 @@ _STATUS_ROLE: Final = {
 }
 
 
+def block_bytes(desk: Desk) -> int | None:
+    """Bytes of one block by the geometry of the target that is connected now."""
+    return desk.mirror.connected.block_bytes if desk.mirror.connected is not None else None
+
+
 def columns_of(desk: Desk, width: int) -> list[Column[TransferRow]]:
+    """The columns for a width: they are kept, so a cell asks the desk for what another target changes."""
     glyphs = desk.glyphs
-    block_bytes = desk.mirror.connected.block_bytes if desk.mirror.connected is not None else None
 
     def status(row: TransferRow, cells: int) -> list[Span]:
         if row.level is Level.HELD:
@@ -138,7 +143,8 @@ def columns_of(desk: Desk, width: int) -> list[Column[TransferRow]]:
         return [Span(count(row.transfer.blocks), "text" if row.transfer.open else "muted")]
 
     def bytes_(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(size(row.transfer.blocks * block_bytes if block_bytes else None), "muted")]
+        each = block_bytes(desk)
+        return [Span(size(row.transfer.blocks * each if each else None), "muted")]
 
     def ranks(row: TransferRow, cells: int) -> list[Span]:
         return [Span(f"{len(row.transfer.ranks)}/{desk.mirror.ranks}", "muted")]

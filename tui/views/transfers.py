@@ -25,7 +25,7 @@ from ..model.series import resample
 from .moves import MOVES, moved
 from .page import Page
 from .sections import kept, known_routes, route_numbers
-from .transfer_rows import SORTS, STAMPS, TransferRow, columns_of, since, transfer_rows
+from .transfer_rows import SORTS, STAMPS, TransferRow, block_bytes, columns_of, since, transfer_rows
 
 HISTOGRAM_LOW_NS: Final = 100_000
 HISTOGRAM_HIGH_NS: Final = 1_000_000_000
@@ -109,13 +109,13 @@ class Transfers(Page):
         head.to(latency_at + (cells - 4) // 2).put("latency", "faint").right("1s", latency_at + cells, "faint")
         lines = [head.line("", width - 1)]
         mirror, now = desk.mirror, desk.now_ns
-        block_bytes = mirror.connected.block_bytes if mirror.connected is not None else None
+        each = block_bytes(desk)
         for route in known_routes(desk):
             known = mirror.flows.routes.get(route)
             queued, moving = route_numbers(desk, route)
             p50, p99 = known.times(now) if known is not None else (None, None)
             row = Row().put(" ").spans([words.route(route, desk.glyphs)]).right(str(queued), 16).right(str(moving), 23)
-            rate = flow(known.blocks.rate(now) if known is not None else 0, block_bytes, " " if wide else "")
+            rate = flow(known.blocks.rate(now) if known is not None else 0, each, " " if wide else "")
             row.right(rate, rate_end).right(duration(p50), rate_end + 6).right(duration(p99), rate_end + 12)
             if known is not None:
                 row.to(spark_at).spans(bars.trend(resample(known.blocks.last(60, now), 12), desk.glyphs))
@@ -132,7 +132,7 @@ class Transfers(Page):
         if row.transfer.open:
             table.cells(places, row, built)
         else:
-            self._kept.cells(places, row, built, (row.transfer, desk.mirror.ranks))
+            self._kept.cells(places, row, built, (row.transfer, desk.mirror.ranks, block_bytes(desk)))
         built.to(width - 1 if chosen else 0).zone(0, ("row", number), width)
         return built.line("sel" if chosen else "", width)
 

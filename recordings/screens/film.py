@@ -9,6 +9,8 @@ from typing import Final
 
 _STYLE: Final = re.compile(r"\.film-(r\d+) \{([^}]*)\}")
 _CELL: Final = re.compile(r"<(?:rect|text)[^>]*?class=\"film-r\d+\"[^>]*?(?:/>|>[^<]*</text>)|<rect fill=[^>]*?/>")
+_WINDOW: Final = re.compile(r'<clipPath id="film-clip-terminal">\s*(<rect [^>]*/>)\s*</clipPath>')
+"""What of the rows is inside the window: a row is drawn one unit wider than the window."""
 _Y: Final = re.compile(r' y="([\d.]+)"')
 _LINE: Final = re.compile(r"film-line-(\d+)")
 ROW: Final = 24.4
@@ -50,12 +52,15 @@ def film(frames: Sequence[str], frame_s: float) -> str:
         groups.append(f'<g class="{shown[when]}">{cells}</g>')
     rules = "".join(f".{name}{{{rule}}}" for rule, name in styles.items())
     head = frames[0][: frames[0].index("<style>")]
+    window = _WINDOW.search(frames[0])
+    clip = f'<clipPath id="window">{window[1]}</clipPath>' if window is not None else ""
     frame = frames[0][frames[0].index("</defs>") + len("</defs>"): frames[0].index('<g transform="translate(9, 41)"')]
     frame = frame.replace("film-title", "title")
     return (
         f"{head}<style>text{{font-family:Fira Code,monospace;font-size:20px;white-space:pre}}"
         f".title{{font-size:18px;font-weight:bold;font-family:arial}}{rules}{''.join(css)}</style>\n"
-        f"{frame}<g transform=\"translate(9, 41)\">\n" + "\n".join(groups) + "\n</g></svg>\n"
+        f"{clip}{frame}<g transform=\"translate(9, 41)\" clip-path=\"url(#window)\">\n"
+        + "\n".join(groups) + "\n</g></svg>\n"
     )
 
 

@@ -279,6 +279,19 @@ def test_one_selection_is_shared_by_all_views() -> None:
     assert desk.selected == "agent-0003.2"
 
 
+@pytest.mark.parametrize("width", [80, 99, 100, 111, 112, 120, 139, 140, 160])
+@pytest.mark.parametrize("size", [4, 13, 30, 60])
+def test_the_head_of_a_held_slot_is_never_cut(width: int, size: int) -> None:
+    script = Script()
+    script.pools()
+    slot = script.run("x" * size, 3)
+    script.hold(slot, max_hold_ns=30 * S)
+    desk = desk_of(script)
+    desk.select("x" * size)
+    desk.go(SLOT)
+    assert "resumes in" in everything(desk, width, 40)
+
+
 def test_one_slot_tells_its_story() -> None:
     desk = desk_of()
     desk.select("agent-0003.2")

@@ -36,9 +36,12 @@ def test_every_character_stands_where_it_stood(rows: list[list[tuple[str, str]]]
     console.file.close()
     drawn = console.export_svg(title="x", unique_id="t")
     trimmed = sturdy(drawn)
+    assert sturdy(trimmed) == trimmed
+    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)[0]
+    assert f'<svg class="rich-terminal" width="{width}" height="{height}" viewBox="0 0 {width} {height}"' in trimmed
     assert cells(trimmed) == cells(drawn)
     for _, _, _, told in PIECE.findall(trimmed):
         text = html.unescape(told)
         assert text == text.strip("\u00a0 ")
         assert text
-    assert len(trimmed) <= len(drawn) + 8 * trimmed.count("<text")
+    assert len(trimmed) <= len(drawn) + len(f' width="{width}" height="{height}"') + 8 * trimmed.count("<text")

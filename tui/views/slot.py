@@ -29,7 +29,11 @@ from .page import Page
 STORY_PAGE = 8
 LIFE_LEFT = 24
 """Where the axis begins."""
+NAME_CELLS = 40
 SIDE = 64
+"""Where the story begins when it stands beside the prompt."""
+WIDE_FROM = 112
+"""Columns from which there is room for that, and for a head in one row with a name of 13 cells."""
 _LIFELINES = Lifelines()
 
 
@@ -135,8 +139,9 @@ def slot_panel(
     if life is None or state is None:
         return [Row().put(f" {plain(request)} is not known here any more.", "muted").line()]
     slot = state.slots.get(life.slot)
-    wide = width >= 100
-    lines = _head_wide(desk, life, slot, width) if wide else _head(desk, life, slot, width)
+    wide = width >= WIDE_FROM
+    one_row = width >= WIDE_FROM + max(0, min(NAME_CELLS, len(life.request)) - 13)
+    lines = _head_wide(desk, life, slot, width) if one_row else _head(desk, life, slot, width)
     lines.append(BLANK)
     room = 3 if height < 30 else max(3, min(12, height - 28 + 3))
     lines += _life(desk, life, width, room)
@@ -156,7 +161,7 @@ def slot_panel(
 
 
 def _head(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Line]:
-    row = Row().put(" ").spans([words.request(life.request, 40, "strong")])
+    row = Row().put(" ").spans([words.request(life.request, NAME_CELLS, "strong")])
     row.put(f"   slot {life.slot}, arrived {_arrived(desk, life)}", "muted")
     if slot is not None and slot.preemptions:
         row.put(f", preempted {slot.preemptions} ×", "muted")
@@ -164,7 +169,7 @@ def _head(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Li
 
 
 def _head_wide(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Line]:
-    row = Row().put(" ").spans([words.request(life.request, 40, "strong")])
+    row = Row().put(" ").spans([words.request(life.request, NAME_CELLS, "strong")])
     row.put(f"  arrived {_arrived(desk, life)}    ", "muted")
     return [_standing(desk, life, slot, row, width, "  ", 8)]
 

@@ -288,7 +288,7 @@ def test_sessions_refuse_with_a_sentence() -> None:
 
 
 def test_the_status_document_has_exactly_the_documented_keys() -> None:
-    service = LeaderService(LeaderConfig(g2_blocks=16), lambda: 7, incarnation="abc")
+    service = LeaderService(LeaderConfig(g2_blocks=16), lambda: 7, incarnation="abc", name="here")
     service.start()
     one_request(service)
     session = service.sessions.open("me", lease=True)
@@ -325,7 +325,9 @@ def test_the_status_document_has_exactly_the_documented_keys() -> None:
             "on_timeout": "continue", "age_ns": 0,
         }],
         "frozen": None,
-        "stream": {"head_seq": service.state.seq - 1, "epoch": 0, "incarnation": "abc", "subscribers": 0},
+        "stream": {
+            "name": "here", "head_seq": service.state.seq - 1, "epoch": 0, "incarnation": "abc", "subscribers": 0,
+        },
         "recorder": None,
         "engines": [],
         "publishers": [],

@@ -40,6 +40,8 @@ QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
 """What may wait for the thread: about a million events. Beyond it chunks are dropped and counted."""
 RETRY_S: Final = 0.25
 """A full disk is tried again this often."""
+TOO_LARGE_RETRY_S: Final = 60.0
+"""A keyframe that no frame can hold is tried again this often: each try exports the whole state."""
 KEYFRAME_EVENTS_MIN: Final = 50_000
 KEYFRAME_EVENTS_MAX: Final = 150_000
 """Bounds of the spacing of keyframes. With a fold of a million events a second the longest seek stays near 150 ms."""
@@ -70,6 +72,10 @@ def _entries(chunks: Chunks) -> Iterator[_Entry]:
         yield fmt.STIMULI, stimuli.count, stimuli.base_ns, stimuli.last_ns, stimuli.data
     if events is not None:
         yield fmt.EVENTS, events.count, events.base_ns, events.last_ns, events.data
+
+
+class FrameTooLarge(OSError):
+    """Raised for a keyframe of pools that are too large for the format."""
 
 
 def _said(error: Exception) -> str:
@@ -142,6 +148,7 @@ class Recorder:
         self._down = False
         self._lost = 0
         self._tried_ns = 0
+        self._patience_s = RETRY_S
         self._reason: str | None = None
         self._begin(facts, aids, left.to_seal)
 
@@ -310,7 +317,7 @@ class Recorder:
                 break
             if isinstance(last, Key):
                 self._write_keyframe(last)
-            if self._down and self._clock() - self._tried_ns >= RETRY_S * SECOND_NS:
+            if self._down:
                 self._probe()
             if isinstance(last, threading.Event):
                 last.set()
@@ -376,7 +383,7 @@ class Recorder:
         frames = []
         for channel, count, base_ns, last_ns, data in entries:
             if len(data) + fmt.MESSAGE_BODY_HEAD_BYTES > fmt.FRAME_BYTES_MAX:
-                raise OSError(0, f"a frame of {len(data)} bytes is above the limit of {fmt.FRAME_BYTES_MAX}")
+                raise FrameTooLarge(0, f"a frame of {len(data)} bytes is above the limit of {fmt.FRAME_BYTES_MAX}")
             log_ns = max(log_ns, anchor + base_ns)
             publish_ns = max(publish_ns, log_ns, anchor + last_ns)
             frame = Frame(channel, seq, count, log_ns, publish_ns, data)
@@ -427,6 +434,7 @@ class Recorder:
         self._loss += 1
         self._reason = _said(error)
         self._tried_ns = self._clock()
+        self._patience_s = TOO_LARGE_RETRY_S if isinstance(error, FrameTooLarge) else RETRY_S
         if self._segment.changed:
             # Acknowledged events are gone. They are counted now, and the next segment begins with a gap over them.
             self._segment.changed = False
@@ -437,9 +445,10 @@ class Recorder:
 
     def _probe(self) -> None:
         """Try whether the disk takes a gap; if so, ask for the keyframe that ends the loss."""
-        self._tried_ns = self._clock()
-        if self._healable_loss == self._loss:
+        now_ns = self._clock()
+        if self._healable_loss == self._loss or now_ns - self._tried_ns < self._patience_s * SECOND_NS:
             return
+        self._tried_ns = now_ns
         try:
             if not self._segment.broken:
                 self._append_gap(self._segment, self._head - 1)

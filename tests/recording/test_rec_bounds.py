@@ -278,3 +278,27 @@ def test_a_segment_is_not_brought_back_by_a_sealing_that_was_given_up(tmp_path: 
     assert sorted(path.stem for path in tmp_path.iterdir() if path.name != "lock") == [paths[-1].stem]
     assert sealer.removed_segments == 4
     seal_segment(paths[-1])
+
+
+def test_a_keyframe_that_no_frame_can_hold_is_told_and_tried_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try exports the whole state on the engine's loop: four a second once starved the engine."""
+    monkeypatch.setattr("kvbm_console.recording.format.FRAME_BYTES_MAX", 100_000)
+    log, clock, taken = Log(), FakeClock(), 0
+
+    def large() -> tuple[int, bytes, bytes]:
+        nonlocal taken
+        taken += 1
+        return *log.keyframe()[:2], b"\xc4" * 200_000
+
+    recorder = recorder_of(log, tmp_path, keyframe=large, clock=clock)
+    for _ in range(40):
+        record(recorder, log, 10)
+        clock.now_ns += 10**9
+    status = recorder.status()
+    assert taken <= 2
+    assert (status.state, status.not_recorded) == ("degraded", log.state.seq)
+    assert status.reason is not None
+    assert status.reason.endswith("bytes is above the limit of 100000")
+    recorder.close()

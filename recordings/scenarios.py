@@ -13,20 +13,44 @@ from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.describe import slots_of
 from kvbm_console.core.events import (
+    BlocksDropped,
     BlocksEvicted,
     BlocksFilled,
+    CandidateEnded,
     CandidatePromoted,
+    CandidateSkipped,
     DeviceBlocksAssigned,
+    DrainBegun,
     Event,
+    HitsLost,
     LookupAnswered,
+    OperationReported,
+    ResetDone,
     SlotMoved,
     SlotOpened,
     StimulusRejected,
 )
 from kvbm_console.core.hashing import Chain
-from kvbm_console.core.ids import FinishReason, MissReason, SlotState
+from kvbm_console.core.ids import (
+    CandidateStatus,
+    FinishReason,
+    MissReason,
+    ReleaseReason,
+    ResetMode,
+    SkipReason,
+    SlotState,
+)
 from kvbm_console.core.instructions import StartTransfer
-from kvbm_console.core.stimuli import BreakpointsReplaced, HoldContinued, LeaseGranted, LeaseLost, RequestFinished
+from kvbm_console.core.stimuli import (
+    BreakpointsReplaced,
+    DrainRequested,
+    HoldContinued,
+    LeaseGranted,
+    LeaseLost,
+    RequestFinished,
+    ResetRequested,
+    TransferFinished,
+)
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.embedded import SOURCE, Rig
 from kvbm_console.engines.workloads import Capacities, Request
@@ -141,6 +165,96 @@ def lose_a_report(rig: Rig) -> None:
     rig.run_to_end(until_ns=64_000 * MS)
 
 
+def fail_a_load(rig: Rig) -> None:
+    """The link fails for the last three of the first load's blocks."""
+    failed: list[int] = []
+
+    def broken(order: StartTransfer) -> Fault | None:
+        if failed or not order.route.is_load:
+            return None
+        failed.append(order.operation)
+        return Fault(blocks=tuple(range(order.blocks - 3, order.blocks)), error="checksum")
+
+    rig.mover.faults = broken
+    rig.run_to_end()
+
+
+def reset_in_a_copy(rig: Rig) -> None:
+    """An operator resets everything while a load runs, whose places stay quarantined until it has ended."""
+    rig.calendar.at(720 * MS, lambda: rig.dispatcher.submit(ResetRequested, ResetMode.LOGICAL, OPERATOR) and None)
+    rig.run_to_end()
+
+
+def drain_twice(rig: Rig) -> None:
+    """The first drain waits for what is in flight and refuses ``late``; the second one's time is over too soon."""
+    rig.run_to_end(until_ns=20 * MS)
+    rig.dispatcher.submit(DrainRequested, 10_000 * MS, OPERATOR)
+    rig.run_to_end(until_ns=700 * MS)
+    rig.dispatcher.submit(DrainRequested, 10 * MS, OPERATOR)
+    rig.run_to_end()
+
+
+def report_late(rig: Rig) -> None:
+    """Rank 1 reports the first load 60 ms after rank 0."""
+    late: list[int] = []
+
+    def silent(order: StartTransfer) -> Fault | None:
+        if late or not order.route.is_load:
+            return None
+        late.append(order.operation)
+        rig.calendar.at(
+            rig.now_ns + 60 * MS,
+            lambda: rig.dispatcher.submit(TransferFinished, order.operation, order.epoch, 1) and None,
+        )
+        return Fault(ranks=(1,), silent=True)
+
+    rig.mover.faults = silent
+    rig.run_to_end()
+
+
+def lost_and_computed(events: list[Event]) -> bool:
+    """Hits were taken back, and the same slot computed the rest and finished."""
+    lost = [event for event in events if isinstance(event, HitsLost)]
+    return any(
+        isinstance(event, SlotMoved) and event.new is SlotState.FINISHED and event.slot == lost[0].slot
+        and event.seq > lost[0].seq for event in events
+    ) and any(isinstance(event, CandidateEnded) and event.status is CandidateStatus.FAILED for event in events)
+
+
+def was_quarantined(events: list[Event]) -> bool:
+    """Places were quarantined at the reset and given back when the copy of the older epoch had ended."""
+    done, = (event for event in events if isinstance(event, ResetDone))
+    return "BlocksQuarantined" in kinds(events) and any(
+        isinstance(event, BlocksDropped) and event.why is ReleaseReason.EPOCH and event.seq > done.seq
+        for event in events
+    )
+
+
+def drained_and_cut(events: list[Event]) -> bool:
+    """The first drain refused a request and ended nobody; the second one did."""
+    begun = [event.seq for event in events if isinstance(event, DrainBegun)]
+    ended = [event.seq for event in events if isinstance(event, ResetDone)]
+    aborted = [event.seq for event in events
+               if isinstance(event, SlotMoved) and event.reason is FinishReason.ABORTED]
+    refused = any(isinstance(event, StimulusRejected) and begun[0] < event.seq < ended[0] for event in events)
+    return len(begun) == len(ended) == 2 and refused and bool(aborted) and min(aborted) > begun[1]
+
+
+def ranks_apart(events: list[Event]) -> int:
+    """The longest time between the reports of two ranks about one load that completed."""
+    loads = {event.candidate: event.operation for event in events
+             if isinstance(event, CandidatePromoted) and event.target_pool != 0}
+    done = {event.candidate for event in events
+            if isinstance(event, CandidateEnded) and event.status is CandidateStatus.COMPLETED}
+    apart = 0
+    for candidate, operation in loads.items():
+        at = {event.rank: event.at_ns for event in events
+              if isinstance(event, OperationReported) and event.operation == operation}
+        if candidate in done and set(at) == {0, 1}:
+            apart = max(apart, abs(at[1] - at[0]) + 1)
+    return apart
+
+
 def deferred_then_loaded(events: list[Event]) -> bool:
     """Some lookup was answered "ask again" because of a copy under way, and the same slot loaded later."""
     asked = [event for event in events if isinstance(event, LookupAnswered) and event.answer is None
@@ -184,6 +298,11 @@ def waited_for_room(events: list[Event]) -> bool:
 
 SLOW_DOWN: Final = (msgspec.structs.replace(DEFAULT_LINKS[0], base_latency_ns=60 * MS), *DEFAULT_LINKS[1:])
 """Copies to host memory that take as long as fifteen iterations."""
+SLOW_UP: Final = (
+    DEFAULT_LINKS[0], msgspec.structs.replace(DEFAULT_LINKS[1], base_latency_ns=60 * MS), *DEFAULT_LINKS[2:],
+)
+"""Copies from host memory that take as long as fifteen iterations."""
+OPERATOR: Final = "ann@ops"
 STUCK: Final = "agent-0093"
 OTHERS: Final = [ask(f"other-{number}", 200 + 60 * number, (100 + number, 150), 8) for number in range(4)]
 """Four prompts of ten blocks: together more than a device pool of 24 holds beside a fifth one."""
@@ -251,6 +370,44 @@ SCENARIOS: Final = [
         [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("long", 690, (50, 250), 20),
          ask("chat.1", 700, (7, 160, 8, 40), 8)],
         waited_for_room,
+    ),
+    Scenario(
+        "failed-load", "three blocks of a load fail: their hits are taken back, and the rest of the prompt is computed",
+        leader(), engine(24), [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("chat.1", 700, (7, 160, 8, 40), 8)],
+        lost_and_computed, fail_a_load,
+    ),
+    Scenario(
+        "skipped", "host memory has no place that could be given up: copies down are skipped until a copy has ended",
+        leader(g2_blocks=8), engine(24),
+        [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("chat.1", 700, (7, 160, 8, 40), 8)],
+        lambda events: {event.reason for event in events if isinstance(event, CandidateSkipped)}
+        == {SkipReason.NO_CAPACITY}, links=SLOW_DOWN,
+    ),
+    Scenario(
+        "reset", "an operator resets everything during a load: its places are quarantined until the copy has ended",
+        leader(), engine(24),
+        [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("chat.1", 700, (7, 160, 8, 40), 8),
+         ask("chat.2", 900, (7, 160, 8, 40), 8)],
+        was_quarantined, reset_in_a_copy, links=SLOW_UP,
+    ),
+    Scenario(
+        "drain", "an operator drains twice: the first drain waits for what is in flight, the second ends what is left",
+        leader(), engine(24),
+        [ask("chat.0", 0, (7, 160), 8), ask("late", 25, (8, 60), 4), ask("chat.1", 500, (7, 160, 8, 40), 8),
+         ask("long", 690, (9, 200), 40), ask("after", 900, (7, 160), 4)],
+        drained_and_cut, drain_twice,
+    ),
+    Scenario(
+        "two-ranks", "a chat is loaded by two ranks, and its load ends when both have reported",
+        leader(ranks=2), engine(24),
+        [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("chat.1", 700, (7, 160, 8, 40), 8)],
+        lambda events: ranks_apart(events) == 1,
+    ),
+    Scenario(
+        "late-rank", "rank 1 reports a load 60 ms after rank 0: the request waits for the later one",
+        leader(ranks=2), engine(24),
+        [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("chat.1", 700, (7, 160, 8, 40), 8)],
+        lambda events: ranks_apart(events) > 50 * MS, report_late,
     ),
     Scenario(
         "two-hosts", "the second host of offload-pressure, whose order of eviction was altered at one step",

@@ -6,9 +6,11 @@ Law of this file: the session lives exactly as long as its stream. However the s
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
+import msgspec
+
 from kvbm_console.core.errors import Refused, UsageError
-from kvbm_console.core.ids import Site, SlotState
-from kvbm_console.core.instructions import BreakpointVerdict
+from kvbm_console.core.ids import ResetMode, Site, SlotState
+from kvbm_console.core.instructions import BreakpointVerdict, DrainAnswer, ResetAnswer
 from kvbm_console.debug.sessions import Session
 from kvbm_console.service import LeaderService
 from kvbm_console.wire import convert
@@ -16,7 +18,7 @@ from kvbm_console.wire.v1 import console_pb2 as pb
 
 from .guard import END, Context, Malformed, parse
 
-Answer = BreakpointVerdict | tuple[BreakpointVerdict, ...] | str
+Answer = BreakpointVerdict | tuple[BreakpointVerdict, ...] | ResetAnswer | DrainAnswer | str
 
 
 class ControlMethod:
@@ -69,6 +71,10 @@ class ControlMethod:
         if isinstance(answer, tuple):
             verdicts = pb.BreakpointVerdicts(verdicts=[_verdict(one) for one in answer])
             return pb.ControlReply(id=request.id, verdicts=verdicts)
+        if isinstance(answer, ResetAnswer):
+            return pb.ControlReply(id=request.id, reset=pb.ResetAnswer(**msgspec.structs.asdict(answer)))
+        if isinstance(answer, DrainAnswer):
+            return pb.ControlReply(id=request.id, drain=pb.DrainAnswer(**msgspec.structs.asdict(answer)))
         return pb.ControlReply(id=request.id, done=answer)
 
 
@@ -127,6 +133,14 @@ def _thaw(service: LeaderService, session: Session, _: Any) -> Answer:
     return service.sessions.thaw(session)
 
 
+def _reset(service: LeaderService, session: Session, verb: pb.Reset) -> Answer:
+    return service.sessions.reset(session, ResetMode(verb.mode))
+
+
+def _drain(service: LeaderService, session: Session, verb: pb.Drain) -> Answer:
+    return service.sessions.drain(session, verb.deadline_ns)
+
+
 def _disarm(service: LeaderService, session: Session, _: Any) -> Answer:
     return service.sessions.disarm(session)
 
@@ -134,6 +148,6 @@ def _disarm(service: LeaderService, session: Session, _: Any) -> Answer:
 _VERBS: Final[dict[str, Callable[[LeaderService, Session, Any], Answer]]] = {
     "renew": _renew, "set": _set, "remove": _remove, "enable": _enable, "continue_hold": _continue, "step": _step,
     "disarm": _disarm, "step_pipeline": _step_pipeline, "run_for": _run_for, "skip": _skip, "freeze": _freeze,
-    "thaw": _thaw, "replace": _replace,
+    "thaw": _thaw, "replace": _replace, "reset": _reset, "drain": _drain,
 }
 """Verb of a control message to what carries it out; complete but for ``open`` (a test)."""

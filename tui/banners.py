@@ -9,7 +9,7 @@ from kvbm_console.core.ids import Suspend
 
 from .draw.frame import message_line
 from .draw.spans import Line
-from .model.numbers import S, count, cut, plain
+from .model.numbers import S, count, cut, plain, plural
 
 if TYPE_CHECKING:
     from .desk import Desk
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def banner(desk: "Desk", width: int) -> Line | None:
     """The first sentence that is true; None on an ordinary screen."""
-    return _gone(desk, width) or _frozen(desk, width) or _all_held(desk, width) or _suspended(desk, width)
+    return _gone(desk, width) or _frozen(desk, width) or _all_held(desk, width) or _suspended(desk, width) or (
+        _draining(desk, width)
+    )
 
 
 def _gone(desk: "Desk", width: int) -> Line | None:
@@ -48,6 +50,15 @@ def _frozen(desk: "Desk", width: int) -> Line | None:
     left = max(0, desk.mirror.frozen_left_ns(desk.mono()) or 0)
     text = f"Frozen by {by}. Thaws by itself in {left // S} s."
     return message_line(text + ("  F  thaw now" if desk.may_control else ""), ("key", "F"), width)
+
+
+def _draining(desk: "Desk", width: int) -> Line | None:
+    """New requests are refused, which looks like an engine without work."""
+    state = desk.mirror.state
+    if state is None or not state.draining:
+        return None
+    live, copies = plural(len(state.slots), "live request"), plural(len(state.operations), "copy", "copies")
+    return message_line(f"Draining: no new request is taken; {live}, {copies} in flight. Then a reset.", None, width)
 
 
 def _all_held(desk: "Desk", width: int) -> Line | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import ResetMode
 
 from .draw.frame import TABS
 from .draw.spans import Line, Row
@@ -67,7 +68,7 @@ def _key(desk: "Desk", key: str) -> None:
 
 
 def _debugger(desk: "Desk") -> list[Command]:
-    from .debugging import refusal
+    from .debugging import ask_to_drain, ask_to_reset, refusal
 
     state, actions = desk.mirror.state, desk.actions
     holds = state.holds if state is not None else {}
@@ -97,6 +98,13 @@ def _debugger(desk: "Desk") -> list[Command]:
                 takes="TIME", why_not=why()),
         Command("disarm", "mute every breakpoint, release every hold", lambda text: actions.disarm(), "D",
                 why_not=why()),
+        Command("drain", "take no new request, wait so long at most, then reset",
+                lambda text: ask_to_drain(desk, _time(text)), takes="TIME",
+                why_not=why() or ("it drains already" if state is not None and state.draining else "")),
+        Command("reset", "forget what all tiers hold, end every request",
+                lambda text: ask_to_reset(desk, ResetMode.LOGICAL), why_not=why()),
+        Command("reset physical", "the same, and overwrite the bytes",
+                lambda text: ask_to_reset(desk, ResetMode.PHYSICAL), why_not=why()),
     ]
     for number, hold in list(holds.items())[:SHOWN_MAX]:
         assert state is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import ResetMode, SlotState
 from kvbm_console.core.state import CacheState
 
 from .draw.frame import Hint
@@ -223,6 +223,14 @@ class Actions(Protocol):
 
     def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
         """Arm or mute a breakpoint."""
+        ...
+
+    def reset(self, mode: ResetMode) -> None:
+        """Forget everything in all tiers."""
+        ...
+
+    def drain(self, for_ns: int) -> None:
+        """Take no new request, wait for what is in flight, then reset."""
         ...
 
     def disarm(self) -> None:

@@ -15,7 +15,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import SlotMoved
 from kvbm_console.core.expression import ExpressionError, compile_condition
-from kvbm_console.core.ids import CandidateStatus, Site, SlotState
+from kvbm_console.core.ids import CandidateStatus, ResetMode, Site, SlotState
 
 from .desk import BREAKS, LOG, Desk
 from .model.breaks import NEXT, complete_breakpoint, parse_breakpoint
@@ -96,6 +96,26 @@ def confirm(desk: Desk, question: str, act: Callable[[], None], otherwise: str) 
             desk.tell(otherwise, "muted")
 
     desk.prompt = Prompt(f"{question} y/n ", "", answer)
+
+
+# --- the operator's verbs ---
+
+
+def ask_to_reset(desk: Desk, mode: ResetMode) -> None:
+    """Reset after a confirmation."""
+    confirm(desk, f"{'Overwrite and forget' if mode is ResetMode.PHYSICAL else 'Forget'} what all tiers hold and end "
+                  f"{_live(desk)}?", lambda: desk.actions.reset(mode), "nothing was reset")
+
+
+def ask_to_drain(desk: Desk, for_ns: int) -> None:
+    """Drain after a confirmation."""
+    confirm(desk, f"Take no new request, wait {for_ns / S:g} s at most for {_live(desk)}, then reset?",
+            lambda: desk.actions.drain(for_ns), "nothing is drained")
+
+
+def _live(desk: Desk) -> str:
+    state = desk.mirror.state
+    return plural(len(state.slots) if state is not None else 0, "live request")
 
 
 # --- breakpoints -----------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from typing import Final
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import ResetMode, SlotState
 from kvbm_console.stream.feed import Controls
 
 from .hooks import Spawner
+from .model.numbers import plural
 
 FREEZE_NS: Final = 30_000_000_000
 """How long a freeze from the console lasts at most; `F` says so when it asks."""
@@ -119,6 +120,20 @@ class Verbs:
         async def work(controls: Controls) -> str:
             await controls.enable_breakpoint(breakpoint_id, enabled)
             return f"breakpoint {breakpoint_id} {'armed' if enabled else 'muted'}"
+        self._call(work)
+
+    def reset(self, mode: ResetMode) -> None:
+        """Forget everything in all tiers."""
+        async def work(controls: Controls) -> str:
+            answer = await controls.reset(mode)
+            return f"{mode.label} reset, epoch {answer.epoch}: {plural(answer.aborted_requests, 'request')} ended"
+        self._call(work)
+
+    def drain(self, for_ns: int) -> None:
+        """Take no new request, wait for what is in flight, then reset."""
+        async def work(controls: Controls) -> str:
+            answer = await controls.drain(for_ns)
+            return f"draining {plural(answer.live_requests, 'request')}; no new one is taken until that is over"
         self._call(work)
 
     def disarm(self) -> None:

@@ -38,6 +38,8 @@ COMMANDS: Final[dict[str, str]] = {
     "freeze": "kvbm_console.cli.debug:freeze",
     "thaw": "kvbm_console.cli.debug:thaw",
     "disarm": "kvbm_console.cli.debug:disarm",
+    "reset": "kvbm_console.cli.operate:reset",
+    "drain": "kvbm_console.cli.operate:drain",
     "replay": "kvbm_console.cli.replay:replay",
     "rec": "kvbm_console.cli.rec:rec",
     "simulate": "kvbm_console.cli.simulate:simulate",

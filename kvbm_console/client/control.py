@@ -15,8 +15,8 @@ from kvbm_console.client.errors import END, translating
 from kvbm_console.client.questions import require_role
 from kvbm_console.core.config import SECOND_NS, BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
-from kvbm_console.core.ids import Site, SlotState
-from kvbm_console.core.instructions import BreakpointVerdict
+from kvbm_console.core.ids import ResetMode, Site, SlotState
+from kvbm_console.core.instructions import BreakpointVerdict, DrainAnswer, ResetAnswer
 from kvbm_console.debug.leases import LEASE_RENEW_S
 from kvbm_console.wire.convert import spec_to_message
 from kvbm_console.wire.protocol import method_path
@@ -157,6 +157,19 @@ class ControlSession:
     async def disarm(self) -> None:
         """Mute every breakpoint and release every hold."""
         await self._request(disarm=pb.Disarm())
+
+    async def reset(self, mode: ResetMode = ResetMode.LOGICAL) -> ResetAnswer:
+        """Forget everything in all tiers at once; ``physical`` also overwrites the bytes."""
+        told = (await self._request(reset=pb.Reset(mode=int(mode)))).reset  # type: ignore[arg-type]
+        return ResetAnswer(told.epoch, told.aborted_requests, told.quarantined_blocks)
+
+    async def drain(self, deadline_ns: int) -> DrainAnswer:
+        """Take no new request until all that is in flight has ended or ``deadline_ns`` of engine time are over.
+
+        Then everything is reset and requests are taken again. Answered at once; see ``client.draining`` for the end.
+        """
+        told = (await self._request(drain=pb.Drain(deadline_ns=deadline_ns))).drain
+        return DrainAnswer(told.seq, told.live_requests)
 
     async def renew(self) -> None:
         """Show that this session is alive; done every second by itself."""

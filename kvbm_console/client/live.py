@@ -22,8 +22,8 @@ from kvbm_console.client.subscription import Ended, Subscription
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
 from kvbm_console.core.events import Event
-from kvbm_console.core.ids import Site, SlotState
-from kvbm_console.core.instructions import BreakpointVerdict
+from kvbm_console.core.ids import ResetMode, Site, SlotState
+from kvbm_console.core.instructions import BreakpointVerdict, DrainAnswer, ResetAnswer
 from kvbm_console.stream.feed import (
     Connected,
     Disconnected,
@@ -349,6 +349,14 @@ class LiveControls:
     async def run_for(self, duration_ns: int, max_hold_ns: int = MAX_FREEZE_NS) -> str:
         """Go on for this much engine time, then freeze again."""
         return await (await self._live()).run_for(duration_ns, max_hold_ns)
+
+    async def reset(self, mode: ResetMode = ResetMode.LOGICAL) -> ResetAnswer:
+        """Forget everything in all tiers at once."""
+        return await (await self._live()).reset(mode)
+
+    async def drain(self, deadline_ns: int) -> DrainAnswer:
+        """Take no new request until all that is in flight has ended or the time is over; then reset."""
+        return await (await self._live()).drain(deadline_ns)
 
     async def disarm(self) -> None:
         """Mute every breakpoint and release every hold."""

@@ -155,11 +155,11 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.LeaseChanged():
             return f"{event.owner} {'lost' if not event.live else 'back' if event.back else 'granted'}"
         case ev.ResetBegun():
-            return event.mode.label
+            return event.mode.label + (f" by {event.by}" if event.by else "")
         case ev.ResetDone():
             return f"{event.mode.label}, epoch {event.epoch}"
         case ev.DrainBegun():
-            return f"for {event.deadline_ns / 1e9:g} s"
+            return f"for {event.deadline_ns / 1e9:g} s" + (f" by {event.by}" if event.by else "")
         case ev.StimulusRejected():
             return f"{ENTRY_NAMES.get(event.entry, str(event.entry))}: {event.why}"
         case ev.CompletionRefused():

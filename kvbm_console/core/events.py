@@ -418,9 +418,13 @@ class LeaseChanged(Event, tag=34):
 
 
 class ResetBegun(Event, tag=35):
-    """A reset was asked for; what follows up to ``ResetDone`` returns everything to the initial state."""
+    """A reset was asked for, or a drain ends; what follows up to ``ResetDone`` returns everything to the initial state.
+
+    ``by`` is who asked for the reset, empty at the end of a drain.
+    """
 
     mode: ResetMode
+    by: str = ""
 
 
 class ResetDone(Event, tag=36):
@@ -431,9 +435,10 @@ class ResetDone(Event, tag=36):
 
 
 class DrainBegun(Event, tag=37):
-    """No new request is taken; when the last live one ends, a reset follows."""
+    """No new request is taken; when the last live one and the last copy have ended, a reset follows."""
 
     deadline_ns: int
+    by: str = ""
 
 
 class StimulusRejected(Event, tag=38):

@@ -156,8 +156,25 @@ class PoolAnswer(msgspec.Struct, frozen=True):
     pool: int
 
 
+class ResetAnswer(msgspec.Struct, frozen=True):
+    """What a reset has come to."""
+
+    epoch: int
+    aborted_requests: int
+    quarantined_blocks: int
+    """Places that running copies still touch."""
+
+
+class DrainAnswer(msgspec.Struct, frozen=True):
+    """A drain has begun."""
+
+    seq: int
+    """Number of its ``DrainBegun``."""
+    live_requests: int
+
+
 Result = (
     PoolAnswer | MatchAnswer | FencedBlocks | FinishAnswer | IterationMetadata | CloneAnswer
-    | tuple[BreakpointVerdict, ...]
+    | ResetAnswer | DrainAnswer | tuple[BreakpointVerdict, ...]
 )
 """What ``Outcome.result`` may be; None when the entry point returns nothing or refused."""

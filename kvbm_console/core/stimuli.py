@@ -321,15 +321,21 @@ class BreakpointOverran(Stimulus, tag=33):
 
 
 class ResetRequested(Stimulus, tag=34):
-    """Return to the initial state at once; running copies quarantine their places until they are reported."""
+    """Return to the initial state at once; running copies quarantine their places until they are reported.
+
+    ``by`` is who asked, empty for an engine or a test.
+    """
 
     mode: ResetMode
+    by: str = ""
 
 
 class DrainRequested(Stimulus, tag=35):
-    """Take no new request, let the live ones finish for ``deadline_ns`` of engine time, abort the rest, then reset."""
+    """Take no new request, let the live ones and the copies end for ``deadline_ns`` of engine time, abort the rest,
+    then reset. ``by`` is who asked."""
 
     deadline_ns: int
+    by: str = ""
 
 
 class Noted(Stimulus, tag=36):

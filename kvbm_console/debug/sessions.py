@@ -15,17 +15,19 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.holds import points_of
-from kvbm_console.core.ids import BreakpointAction, HoldEnd, Site, SlotState, Suspend, WaitPoint
-from kvbm_console.core.instructions import BreakpointVerdict
+from kvbm_console.core.ids import Authority, BreakpointAction, HoldEnd, ResetMode, Site, SlotState, Suspend, WaitPoint
+from kvbm_console.core.instructions import BreakpointVerdict, DrainAnswer, ResetAnswer
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import (
     BreakpointsReplaced,
     CandidateSkipRequested,
     Disarmed,
+    DrainRequested,
     Frozen,
     HoldContinued,
     PipelineStepped,
+    ResetRequested,
     RunForRequested,
     SlotStepped,
     Thawed,
@@ -33,6 +35,8 @@ from kvbm_console.core.stimuli import (
 from kvbm_console.debug.leases import Leases
 from kvbm_console.dispatch import Dispatcher
 
+DRAIN_NS_MAX: Final = 24 * 3_600 * 10**9
+"""A day: requests that take longer do not end by themselves."""
 DAEMON_OWNER: Final = "daemon"
 """Owner of breakpoints that outlive the shell command that set them."""
 SESSION_NAME_BYTES_MAX: Final = 64
@@ -247,6 +251,29 @@ class Sessions:
             raise Refused("no engine that is attached can be paused")
         _accepted(self._dispatcher.submit(RunForRequested, duration_ns, session.by, max_hold_ns))
         return "running"
+
+    def reset(self, session: Session, mode: ResetMode) -> ResetAnswer:
+        """Forget everything in all tiers at once."""
+        self._require_own("reset")
+        result = _accepted(self._dispatcher.submit(ResetRequested, mode, session.by)).result
+        assert isinstance(result, ResetAnswer)
+        return result
+
+    def drain(self, session: Session, deadline_ns: int) -> DrainAnswer:
+        """Take nothing new; reset when all that is in flight has ended, after ``deadline_ns`` at the latest."""
+        self._require_own("drained")
+        if not 0 < deadline_ns <= DRAIN_NS_MAX:
+            raise Refused(f"deadline_ns must be from 1 to {DRAIN_NS_MAX}, got {deadline_ns}")
+        result = _accepted(self._dispatcher.submit(DrainRequested, deadline_ns, session.by)).result
+        assert isinstance(result, DrainAnswer)
+        return result
+
+    def _require_own(self, what: str) -> None:
+        """An engine that is only watched keeps its cache and its requests, whatever we say."""
+        state = self._state
+        foreign = [pool for pool in state.pools if pool.info.authority in (Authority.OBSERVED, Authority.STREAM)]
+        if foreign:
+            raise Refused(f"an engine that is only watched cannot be {what}: its cache is its own")
 
     def disarm(self, session: Session) -> str:
         """Mute every breakpoint and release every hold."""

@@ -11,8 +11,8 @@ import msgspec
 
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.events import Event
-from kvbm_console.core.ids import Site, SlotState
-from kvbm_console.core.instructions import BreakpointVerdict
+from kvbm_console.core.ids import ResetMode, Site, SlotState
+from kvbm_console.core.instructions import BreakpointVerdict, DrainAnswer, ResetAnswer
 from kvbm_console.core.state import CacheState
 
 if TYPE_CHECKING:
@@ -192,6 +192,14 @@ class Controls(Protocol):
 
     async def run_for(self, duration_ns: int, max_hold_ns: int = ...) -> str:
         """Go on for this much engine time, then freeze for ``max_hold_ns`` at most."""
+        ...
+
+    async def reset(self, mode: ResetMode = ...) -> ResetAnswer:
+        """Forget everything in all tiers at once."""
+        ...
+
+    async def drain(self, deadline_ns: int) -> DrainAnswer:
+        """Take no new request until all that is in flight has ended or the time is over; then reset."""
         ...
 
     async def disarm(self) -> None:

@@ -45,7 +45,8 @@ CALLS: Final[dict[tuple[str, ...], Call]] = {
     ("run-for",): Call(("1ms",)), ("disarm",): Call(), ("why",): Call(("REQUEST",), control=False),
     ("doctor",): Call(("--brief",), -1, control=False), ("rec", "start"): Call(("run",)),
     ("rec", "rotate"): Call(), ("rec", "status"): Call(control=False), ("rec", "stop"): Call(),
-    ("rec", "dump"): Call(("dumped.mcap",), control=False),
+    ("rec", "dump"): Call(("dumped.mcap",), control=False), ("drain",): Call(("--for", "5s"), -1),
+    ("reset",): Call(("--physical",)),
 }
 """Words to the call, in an order in which all of them work; status -1: 0 or 1, as the run goes."""
 ABSENT: Final[tuple[tuple[str, ...], ...]] = (

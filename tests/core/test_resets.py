@@ -9,8 +9,16 @@ import pytest
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_ids, unpack_ids
+from kvbm_console.core.describe import describe
 from kvbm_console.core.ids import Condition, FinishReason, ResetMode, Site, SlotState
-from kvbm_console.core.instructions import CancelTransfer, ClearDevicePool, WakeRequest, ZeroBlocks
+from kvbm_console.core.instructions import (
+    CancelTransfer,
+    ClearDevicePool,
+    DrainAnswer,
+    ResetAnswer,
+    WakeRequest,
+    ZeroBlocks,
+)
 from kvbm_console.core.snapshots import decode_facts, encode_facts
 
 from .engine_model import BLOCK
@@ -121,6 +129,57 @@ def test_a_finishing_request_keeps_its_reason_and_the_others_are_aborted() -> No
     reasons = {event.slot: event.reason for event in script.told(ev.SlotMoved) if event.new is SlotState.FINISHED}
     assert sorted(reasons.values()) == sorted([FinishReason.STOP] + [FinishReason.ABORTED] * 3)
     assert script.state.totals.finished[FinishReason.STOP] == 3, "two of them before"
+
+
+def drain(script: Script, deadline_ns: int = 10**9) -> DrainAnswer:
+    result = script.tell(st.DrainRequested, deadline_ns, "ann@host", source=0)
+    assert isinstance(result, DrainAnswer)
+    return result
+
+
+def test_a_drain_ends_with_the_last_copy_and_not_before() -> None:
+    script = stored("abcd", g1=24)
+    script.arrive("runs", "xy")
+    script.admit("runs")
+    script.step()
+    assert script.state.operations
+    answer = drain(script)
+    assert (answer.seq, answer.live_requests) == (script.told(ev.DrainBegun)[0].seq, 1)
+    script.arrive("late", "ab")
+    assert "drains" in script.told(ev.StimulusRejected)[0].why
+    script.finish("runs", FinishReason.STOP)
+    assert script.state.draining
+    assert not script.told(ev.ResetBegun), "a copy is in flight"
+    script.move_all()
+    assert not script.state.draining
+    assert script.state.epoch == 1
+    assert not script.state.late, "nothing was cut off"
+    assert not any(pool.quarantined for pool in script.state.pools)
+    serve(script, "after", "ab")
+
+
+def test_a_drain_whose_time_is_over_quarantines_what_still_runs() -> None:
+    script = busy()
+    drain(script, 5)
+    script.pass_deadline(max(script.deadlines))
+    assert not script.state.draining
+    assert script.state.epoch == 1
+    assert not script.state.slots
+    assert sum(len(pool.quarantined) for pool in script.state.pools) > 0
+    reasons = [event.reason for event in script.told(ev.SlotMoved) if event.new is SlotState.FINISHED]
+    assert reasons.count(FinishReason.ABORTED) == 3
+
+
+def test_who_asked_is_on_the_record_and_the_answer_counts() -> None:
+    script = busy()
+    result = script.tell(st.ResetRequested, ResetMode.PHYSICAL, "ann@host", source=0)
+    quarantined = sum(len(pool.quarantined) for pool in script.state.pools)
+    assert result == ResetAnswer(1, 3, quarantined)
+    assert quarantined > 0
+    assert describe(script.told(ev.ResetBegun)[0]) == "physical by ann@host"
+    drain(script, 2_000_000_000)
+    assert describe(script.told(ev.DrainBegun)[0]) == "for 2 s by ann@host"
+    assert describe(script.told(ev.ResetBegun)[0]) == "logical"
 
 
 def test_the_engine_is_told_which_places_to_keep() -> None:

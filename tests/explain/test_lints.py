@@ -33,7 +33,10 @@ from tests.explain.tale import MS, S, Tale
 from tests.recording.helpers import real_run
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
-TROUBLED = {"stuck-slot": {"stuck", "silent", "polled"}, "thrash": {"thrash"}, "gap": {"lost"}}
+TROUBLED = {
+    "stuck-slot": {"stuck", "silent", "polled"}, "thrash": {"thrash"}, "gap": {"lost"},
+    "failed-load": {"failed_copies"},
+}
 
 
 def recorded(name: str) -> Evidence:

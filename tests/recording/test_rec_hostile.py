@@ -176,7 +176,7 @@ def test_f22_files_of_others(tmp_path: Path, make: Callable[[int], bytes], endin
 
 
 def test_another_major_version_is_refused_by_both_numbers(tmp_path: Path) -> None:
-    about = msgspec.structs.replace(fmt.About(), major=9)
+    about = msgspec.structs.replace(fmt.About(), major=9, minor=0)
     segment = SegmentWriter(tmp_path, about)
     segment.file.close()
     assert "has recording format '9.0', this program reads 1.x" in refused(segment.path)

@@ -126,5 +126,5 @@ def test_f21_another_major_version_is_refused_by_naming_both(tmp_path: Path) -> 
     about = msgspec.structs.replace(fmt.About(incarnation="run"), major=fmt.FORMAT_MAJOR + 1)
     segment = SegmentWriter(tmp_path, about)
     segment.file.close()
-    with pytest.raises(RecordingError, match=r"recording format '2\.0', this program reads 1\.x"):
+    with pytest.raises(RecordingError, match=rf"recording format '2\.{fmt.FORMAT_MINOR}', this program reads 1\.x"):
         Recording.open(segment.path)

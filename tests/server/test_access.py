@@ -4,6 +4,7 @@ Law of this file: every method and every verb is tried, by the contract's own li
 """
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -102,6 +103,27 @@ async def test_f27_an_observer_is_refused_every_controlling_method() -> None:
         assert (found[name] is grpc.StatusCode.PERMISSION_DENIED) is (role == pb.ROLE_CONTROL), name
     controlling = {name for name, role in ROLE_OF.items() if role == pb.ROLE_CONTROL}
     assert {"Control", "Feed"} <= controlling
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+async def test_f27_an_observer_is_refused_every_verb_of_a_session() -> None:
+    verbs = [field.name for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["verb"].fields]
+    assert {"reset", "drain", "freeze", "set"} <= set(verbs)
+    async with tcp_daemon() as daemon:
+        before = daemon.service.state.seq
+        async with grpc.aio.insecure_channel(daemon.address) as channel:
+            for verb in verbs:
+                request = pb.ControlRequest(id=1)
+                getattr(request, verb).SetInParent()
+                stream = channel.stream_stream(method_path("Control"))()
+                with contextlib.suppress(grpc.aio.AioRpcError):  # the refusal may be there before the message
+                    await stream.write(request.SerializeToString())
+                assert await stream.code() is grpc.StatusCode.PERMISSION_DENIED, verb
+        async with Client(daemon.address) as client:
+            with pytest.raises(Refused, match="needs the role control"):
+                await client.control("me", lease=False).open()
+        assert daemon.service.state.seq == before, "nothing became true"
 
 
 @pytest.mark.asyncio

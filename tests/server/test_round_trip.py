@@ -14,6 +14,7 @@ from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Rout
 from kvbm_console.core.instructions import FinishAnswer, MatchAnswer, StartTransfer
 from kvbm_console.stream.feed import SnapshotTaken
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF
+from kvbm_console.wire.protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from tests.server.daemons import (
     Mirror,
     daemon_at,
@@ -33,7 +34,8 @@ async def test_hello_status_and_digest() -> None:
     identity = {"program": "9.9", "target": "a machine", "block_bytes": 4096}
     async with daemon_at(MULTITURN, **identity) as daemon, Client(daemon.address) as client:
         hello = await client.hello()
-        assert (hello.program, hello.protocol, hello.control, hello.target) == ("9.9", (1, 0), True, "a machine")
+        assert hello.protocol == (PROTOCOL_MAJOR, PROTOCOL_MINOR)
+        assert (hello.program, hello.control, hello.target) == ("9.9", True, "a machine")
         assert hello.incarnation == daemon.service.incarnation
         assert hello.config_digest == daemon.options.config.digest()
         assert hello.block_bytes == 4096

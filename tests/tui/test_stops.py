@@ -7,7 +7,7 @@ import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.ids import HoldEnd, Note, OnTimeout, Site, SlotState, Suspend, WaitPoint
+from kvbm_console.core.ids import HoldEnd, Note, OnTimeout, ResetMode, Site, SlotState, Suspend, WaitPoint
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from tests.tui.desks import desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, connected, story
@@ -65,6 +65,56 @@ def test_the_palette_runs_for_a_time_and_thaws_what_is_frozen() -> None:
     assert "expected a time with a unit such as 200ms or 5s, got '200'" in everything(desk)
     typed(desk, ":thaw")
     assert "nothing is frozen" in everything(desk)
+
+
+def test_the_palette_resets_and_drains_after_a_question() -> None:
+    desk = desk_of(story())
+    live = len(desk.mirror.state.slots) if desk.mirror.state is not None else 0
+    for text, question, otherwise, call in (
+        (":reset", f"Forget what all tiers hold and end {live} live requests? y/n", "nothing was reset",
+         ("reset", ResetMode.LOGICAL)),
+        (":reset physical", f"Overwrite and forget what all tiers hold and end {live} live requests? y/n",
+         "nothing was reset", ("reset", ResetMode.PHYSICAL)),
+        (":drain 5s", f"Take no new request, wait 5 s at most for {live} live requests, then reset? y/n",
+         "nothing is drained", ("drain", 5 * S)),
+    ):
+        desk.actions.calls.clear()
+        typed(desk, text)
+        press(desk, "enter")
+        assert question in everything(desk), text
+        assert not desk.actions.calls
+        press(desk, "n")
+        press(desk, "enter")
+        assert otherwise in everything(desk)
+        assert not desk.actions.calls
+        typed(desk, text)
+        press(desk, "enter")
+        press(desk, "y")
+        press(desk, "enter")
+        assert desk.actions.calls == [call], text
+    typed(desk, ":drain soon")
+    press(desk, "enter")
+    assert "expected a time with a unit such as 200ms or 5s, got 'soon'" in everything(desk)
+
+
+def test_a_target_that_drains_says_so_on_every_view() -> None:
+    script = story()
+    script.emit(ev.DrainBegun, 30 * S, "ann@host")
+    desk = desk_of(script)
+    for view in "123456789":
+        press(desk, view)
+        assert screen(desk)[2].startswith(" Draining: no new request is taken; "), view
+    typed(desk, ":drain")
+    assert "it drains already" in everything(desk)
+
+
+def test_an_observer_may_neither_reset_nor_drain() -> None:
+    desk = desk_of(story(), read_only=True)
+    for text in (":reset", ":drain 5s"):
+        typed(desk, text)
+        press(desk, "enter")
+        assert f"{text}: read-only" in everything(desk)
+    assert not desk.actions.calls
 
 
 def test_a_hold_that_suspends_others_says_for_whom_they_wait() -> None:

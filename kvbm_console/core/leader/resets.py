@@ -20,8 +20,16 @@ from kvbm_console.core.ids import (
     ReleaseReason,
     ResetMode,
     SkipReason,
+    SlotState,
 )
-from kvbm_console.core.instructions import CancelTransfer, ClearDevicePool, SetDeadline, ZeroBlocks
+from kvbm_console.core.instructions import (
+    CancelTransfer,
+    ClearDevicePool,
+    DrainAnswer,
+    ResetAnswer,
+    SetDeadline,
+    ZeroBlocks,
+)
 from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.leader.ends import finish
 from kvbm_console.core.leader.frame import Decider
@@ -33,33 +41,38 @@ REPORTED_BLOCKS_MAX = 1_000_000
 """Blocks of one report of an event stream; engines send one step at a time."""
 
 
-def reset_requested(leader: Decider, s: st.ResetRequested) -> None:
+def reset_requested(leader: Decider, s: st.ResetRequested) -> ResetAnswer:
     """Reset now."""
-    reset(leader, s.mode)
+    aborted = sum(slot.state not in (SlotState.FINISHING, SlotState.FINISHED) for slot in leader.state.slots.values())
+    reset(leader, s.mode, s.by)
+    quarantined = sum(len(pool.quarantined) for pool in leader.state.pools)
+    return ResetAnswer(leader.state.epoch, aborted, quarantined)
 
 
-def drain_requested(leader: Decider, s: st.DrainRequested) -> None:
-    """Take nothing new; reset when the last live slot ends or the time is over."""
+def drain_requested(leader: Decider, s: st.DrainRequested) -> DrainAnswer:
+    """Take nothing new; reset when the last live slot and the last copy have ended, or the time is over."""
     if s.deadline_ns <= 0:
         raise Refused(f"deadline_ns must be above 0, got {s.deadline_ns}")
     if leader.state.draining:
         raise Refused("the leader drains already")
-    leader.emit(ev.DrainBegun, s.deadline_ns)
+    answer = DrainAnswer(leader.state.seq, len(leader.state.slots))
+    leader.emit(ev.DrainBegun, s.deadline_ns, s.by)
     leader.ask(SetDeadline(leader.aids.deadline("drain", 0), s.deadline_ns, Clock.ENGINE))
+    return answer
 
 
 def finish_drain(leader: Decider) -> None:
-    """At the end of a stimulus: a drain whose last slot is gone becomes the reset."""
-    if leader.state.draining and not leader.state.slots:
+    """At the end of a stimulus: a drain whose last slot and last copy are gone becomes the reset."""
+    if leader.state.draining and not leader.state.slots and not leader.state.operations:
         reset(leader, ResetMode.LOGICAL)
 
 
-def reset(leader: Decider, mode: ResetMode) -> None:
+def reset(leader: Decider, mode: ResetMode, by: str = "") -> None:
     """Release holds, candidates, staging and slots, quarantine what copies still touch, clear the pools."""
     leader.gate, leader.awake, leader.calls = None, None, False  # nobody is stopped on the way; armed again at the end
     leader.aids.loads.clear()  # nobody is woken: the engine forgets its requests
     leader.clear_deadline("drain", 0)
-    leader.emit(ev.ResetBegun, mode)
+    leader.emit(ev.ResetBegun, mode, by)
     for hold in list(leader.state.holds.values()):
         leader.release_hold(hold, HoldEnd.CANCELLED, "reset")
     thaw(leader, HoldEnd.CANCELLED, "")

@@ -662,7 +662,7 @@ class RecordingReply(_message.Message):
     def __init__(self, recorder: _Optional[_Union[RecorderStatus, _Mapping]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("id", "open", "renew", "set", "remove", "enable", "continue_hold", "step", "disarm", "step_pipeline", "run_for", "skip", "freeze", "thaw", "replace")
+    __slots__ = ("id", "open", "renew", "set", "remove", "enable", "continue_hold", "step", "disarm", "step_pipeline", "run_for", "skip", "freeze", "thaw", "replace", "reset", "drain")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
@@ -678,6 +678,8 @@ class ControlRequest(_message.Message):
     FREEZE_FIELD_NUMBER: _ClassVar[int]
     THAW_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     id: int
     open: OpenSession
     renew: RenewLease
@@ -693,7 +695,9 @@ class ControlRequest(_message.Message):
     freeze: Freeze
     thaw: Thaw
     replace: ReplaceBreakpoints
-    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., renew: _Optional[_Union[RenewLease, _Mapping]] = ..., set: _Optional[_Union[SetBreakpoint, _Mapping]] = ..., remove: _Optional[_Union[RemoveBreakpoint, _Mapping]] = ..., enable: _Optional[_Union[EnableBreakpoint, _Mapping]] = ..., continue_hold: _Optional[_Union[ContinueHold, _Mapping]] = ..., step: _Optional[_Union[StepSlot, _Mapping]] = ..., disarm: _Optional[_Union[Disarm, _Mapping]] = ..., step_pipeline: _Optional[_Union[StepPipeline, _Mapping]] = ..., run_for: _Optional[_Union[RunFor, _Mapping]] = ..., skip: _Optional[_Union[SkipCandidate, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., thaw: _Optional[_Union[Thaw, _Mapping]] = ..., replace: _Optional[_Union[ReplaceBreakpoints, _Mapping]] = ...) -> None: ...
+    reset: Reset
+    drain: Drain
+    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., renew: _Optional[_Union[RenewLease, _Mapping]] = ..., set: _Optional[_Union[SetBreakpoint, _Mapping]] = ..., remove: _Optional[_Union[RemoveBreakpoint, _Mapping]] = ..., enable: _Optional[_Union[EnableBreakpoint, _Mapping]] = ..., continue_hold: _Optional[_Union[ContinueHold, _Mapping]] = ..., step: _Optional[_Union[StepSlot, _Mapping]] = ..., disarm: _Optional[_Union[Disarm, _Mapping]] = ..., step_pipeline: _Optional[_Union[StepPipeline, _Mapping]] = ..., run_for: _Optional[_Union[RunFor, _Mapping]] = ..., skip: _Optional[_Union[SkipCandidate, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., thaw: _Optional[_Union[Thaw, _Mapping]] = ..., replace: _Optional[_Union[ReplaceBreakpoints, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("name", "lease", "owner")
@@ -783,21 +787,55 @@ class Thaw(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Reset(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: ResetMode
+    def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("deadline_ns",)
+    DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
+    deadline_ns: int
+    def __init__(self, deadline_ns: _Optional[int] = ...) -> None: ...
+
 class ControlReply(_message.Message):
-    __slots__ = ("id", "opened", "verdict", "done", "refused", "verdicts")
+    __slots__ = ("id", "opened", "verdict", "done", "refused", "verdicts", "reset", "drain")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     id: int
     opened: SessionOpened
     verdict: BreakpointVerdict
     done: str
     refused: str
     verdicts: BreakpointVerdicts
-    def __init__(self, id: _Optional[int] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., verdict: _Optional[_Union[BreakpointVerdict, _Mapping]] = ..., done: _Optional[str] = ..., refused: _Optional[str] = ..., verdicts: _Optional[_Union[BreakpointVerdicts, _Mapping]] = ...) -> None: ...
+    reset: ResetAnswer
+    drain: DrainAnswer
+    def __init__(self, id: _Optional[int] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., verdict: _Optional[_Union[BreakpointVerdict, _Mapping]] = ..., done: _Optional[str] = ..., refused: _Optional[str] = ..., verdicts: _Optional[_Union[BreakpointVerdicts, _Mapping]] = ..., reset: _Optional[_Union[ResetAnswer, _Mapping]] = ..., drain: _Optional[_Union[DrainAnswer, _Mapping]] = ...) -> None: ...
+
+class ResetAnswer(_message.Message):
+    __slots__ = ("epoch", "aborted_requests", "quarantined_blocks")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    aborted_requests: int
+    quarantined_blocks: int
+    def __init__(self, epoch: _Optional[int] = ..., aborted_requests: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ...) -> None: ...
+
+class DrainAnswer(_message.Message):
+    __slots__ = ("seq", "live_requests")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    live_requests: int
+    def __init__(self, seq: _Optional[int] = ..., live_requests: _Optional[int] = ...) -> None: ...
 
 class SessionOpened(_message.Message):
     __slots__ = ("owner", "lease_ttl_ns")
@@ -1502,10 +1540,12 @@ class Event(_message.Message):
         back: bool
         def __init__(self, owner: _Optional[str] = ..., live: _Optional[bool] = ..., back: _Optional[bool] = ...) -> None: ...
     class ResetBegun(_message.Message):
-        __slots__ = ("mode",)
+        __slots__ = ("mode", "by")
         MODE_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
         mode: ResetMode
-        def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ...) -> None: ...
+        by: str
+        def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ..., by: _Optional[str] = ...) -> None: ...
     class ResetDone(_message.Message):
         __slots__ = ("mode", "epoch")
         MODE_FIELD_NUMBER: _ClassVar[int]
@@ -1514,10 +1554,12 @@ class Event(_message.Message):
         epoch: int
         def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ..., epoch: _Optional[int] = ...) -> None: ...
     class DrainBegun(_message.Message):
-        __slots__ = ("deadline_ns",)
+        __slots__ = ("deadline_ns", "by")
         DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
         deadline_ns: int
-        def __init__(self, deadline_ns: _Optional[int] = ...) -> None: ...
+        by: str
+        def __init__(self, deadline_ns: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
     class StimulusRejected(_message.Message):
         __slots__ = ("entry", "request", "why")
         ENTRY_FIELD_NUMBER: _ClassVar[int]
@@ -1954,15 +1996,19 @@ class Stimulus(_message.Message):
         deadline: int
         def __init__(self, deadline: _Optional[int] = ...) -> None: ...
     class ResetRequested(_message.Message):
-        __slots__ = ("mode",)
+        __slots__ = ("mode", "by")
         MODE_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
         mode: ResetMode
-        def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ...) -> None: ...
+        by: str
+        def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ..., by: _Optional[str] = ...) -> None: ...
     class DrainRequested(_message.Message):
-        __slots__ = ("deadline_ns",)
+        __slots__ = ("deadline_ns", "by")
         DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
         deadline_ns: int
-        def __init__(self, deadline_ns: _Optional[int] = ...) -> None: ...
+        by: str
+        def __init__(self, deadline_ns: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
     class Noted(_message.Message):
         __slots__ = ("note", "detail")
         NOTE_FIELD_NUMBER: _ClassVar[int]

@@ -34,6 +34,7 @@ from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.recording.notes import RecorderNotes
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.document import Document, status_document
+from kvbm_console.stream.ended import EndedHolds
 from kvbm_console.stream.ring import Cursor, Ring
 from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_stimuli
 
@@ -140,6 +141,8 @@ class LeaderService:
             lost=lambda owner: self.dispatcher.submit(LeaseLost, owner), ttl_ns=lease_ttl_ns,
         )
         self.sessions = Sessions(self.dispatcher, self.leases)
+        self.ended_holds = EndedHolds()
+        self._holds_seen = 0
         self._watch = Watch(self.dispatcher, monotonic, wall)
         self._recorder_notes = RecorderNotes(self.dispatcher.submit)
         self.submit = self.dispatcher.submit
@@ -184,7 +187,7 @@ class LeaderService:
         return status_document(
             self.state, at_ns=self.at_ns, incarnation=self.incarnation, name=self.name,
             subscribers=len(self.broadcaster.subscribers), slot_filter=slot_filter, engines=self.costs(),
-            publishers=self.publishers(),
+            publishers=self.publishers(), ended_holds=self.ended_holds.last,
             recorder=None if recorder is None else {
                 "state": recorder.state, "written_seq": recorder.written_seq, "synced_seq": recorder.synced_seq,
                 "path": recorder.path, "bytes": recorder.bytes,
@@ -235,6 +238,12 @@ class LeaderService:
         if self._recovered:
             self._recovered = False
             self._take_base()  # no later rerun may meet the stimulus that was undone
+        totals = self.state.totals
+        seen = 2 * totals.holds - len(self.state.holds) + totals.hold_denied
+        if seen != self._holds_seen:  # a hold began, ended, or was refused
+            self._holds_seen = seen
+            for event in outcome.events:
+                self.ended_holds.take(event, self.state)
         self.changed.notify()
         for listener in self.listeners:
             listener()

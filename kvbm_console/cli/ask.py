@@ -99,6 +99,72 @@ def control(target: str, request: "Callable[[ControlSession], Awaitable[T]]") ->
     return ask(target, work)
 
 
+async def standing_still(client: "Client", breakpoint_id: int | None = None) -> list[dict[str, Any]]:
+    """Wait until a slot stands still, for this breakpoint where one is named; the rows of those that do."""
+    from kvbm_console.client import Ended
+    from kvbm_console.core.errors import ConnectionLost
+    from kvbm_console.core.events import HoldParked
+    from kvbm_console.stream.feed import BatchArrived, Heartbeat
+
+    async def held() -> tuple[list[dict[str, Any]], int, str]:
+        status = await client.status()
+        rows = [
+            row for row in status["holds"]
+            if not row["pending"] and (breakpoint_id is None or str(breakpoint_id) in row["breakpoints"])
+        ]
+        return rows, status["stream"]["head_seq"], status["stream"]["incarnation"]
+
+    rows, head_seq, incarnation = await held()
+    if rows:
+        return rows
+    async with client.subscribe(after_seq=head_seq, incarnation=incarnation) as items:
+        items.unread = True
+        async for item in items:
+            if isinstance(item, Ended):
+                raise ConnectionLost(f"{client.target} ended after event {item.last_seq}: {item.reason}")
+            if isinstance(item, Heartbeat) or (
+                isinstance(item, BatchArrived) and not item.batch.may_have([HoldParked])
+            ):
+                continue
+            rows, _, _ = await held()
+            if rows:
+                return rows
+    raise ConnectionLost(f"{client.target} ended the stream")
+
+
+RETRY_S: Final = 0.1
+"""Between two looks whether a daemon listens that has just been started: a person does not notice it."""
+
+
+def wait(target: str, seconds: float, work: "Callable[[Client], Awaitable[T]]") -> T | None:
+    """One piece of work on one connection, which may take so long; None when the time is over.
+
+    A daemon that does not listen yet has the same time to begin; then ``ConnectionLost`` says that there is none.
+    """
+    from kvbm_console.client import Client
+    from kvbm_console.core.errors import ConnectionLost
+
+    async def patient() -> T | None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while True:
+            async with Client(target, name=SHELL, access=access()) as client:
+                try:
+                    await client.hello()
+                except ConnectionLost:
+                    if loop.time() + RETRY_S >= until:
+                        raise
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                try:
+                    async with asyncio.timeout_at(until):
+                        return await work(client)
+                except TimeoutError:
+                    return None
+
+    return run(patient())
+
+
 async def follow(target: str, after_seq: int | None, incarnation: str) -> AsyncIterator[FeedItem]:
     """The items of a subscription behind ``after_seq``; the last one tells why it ended.
 

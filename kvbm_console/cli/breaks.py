@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from kvbm_console.cli.debug import WAIT, time_is_over
 from kvbm_console.cli.output import print_json, warn
 from kvbm_console.cli.params import NUMBER, Duration, Labelled, compiled, format_option, resolve_target, target_option
 from kvbm_console.core.config import EXPIRES_MAX_NS, MAX_HOLD_NS_MAX, BreakpointSpec
-from kvbm_console.core.errors import Refused, UsageError
+from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
 from kvbm_console.core.ids import (
     NUMBER_MAX,
     BreakpointAction,
@@ -27,7 +28,8 @@ from kvbm_console.core.ids import (
 )
 
 if TYPE_CHECKING:
-    from kvbm_console.client import ControlSession
+    from kvbm_console.client import Client, ControlSession
+    from kvbm_console.core.instructions import BreakpointVerdict
     from kvbm_console.recording.hits import Hit, Hits
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -118,28 +120,58 @@ def break_group() -> None:
 @click.option("--expires", "expires_ns", type=Duration(1, EXPIRES_MAX_NS, "above 0 and at most 24h"), default="1h",
               show_default=True, metavar="DURATION", help="When it is disabled, at most 24h.")
 @click.option("--persist", is_flag=True, help="Keep it in the daemon's file of breakpoints (serve --breakpoints).")
+@click.option("--wait", "wait_ns", type=WAIT, metavar="DURATION",
+              help="Block until it has stopped something, as 10s; exit 1 when the time is over.")
 @target_option
 @format_option("text", "json")
-def break_set(target: str | None, form: str, depends_on: int | None, **given: Any) -> None:
+def break_set(target: str | None, form: str, depends_on: int | None, wait_ns: int | None, **given: Any) -> None:
     """Stop a slot when it gets somewhere.
 
-    A slot that is stopped stands still at its next waitable point; everything else goes on.
+    A slot that is stopped stands still at its next waitable point; everything else goes on. With --wait a daemon that
+    was started just before has the same time to listen.
     """
     spec = check(spec_of({**given, "depends_on": depends_on or 0}))
     if not spec.narrowed:
         raise click.UsageError(
             "break set needs at least one of --to, --from, --request, --site, --tier, --route, --status, --when"
         )
-    from kvbm_console.cli.ask import control
+    if wait_ns is not None and spec.action is not BreakpointAction.HOLD:
+        raise click.UsageError(f"--wait needs a breakpoint that holds, got --action {spec.action.label}")
+    from kvbm_console.cli.ask import control, wait, who
+    from kvbm_console.cli.status import hold_lines
 
-    verdict = control(resolve_target(None, target), lambda controls: controls.add_breakpoint(spec))
+    address = resolve_target(None, target)
+    if wait_ns is None:
+        verdict, held = control(address, lambda controls: controls.add_breakpoint(spec)), None
+    else:
+        told: list[BreakpointVerdict] = []
+        held = wait(address, wait_ns / 1e9, lambda client: _set_and_wait(client, who(), spec, told))
+        if not told:
+            raise ConnectionLost(f"{address} did not answer within {wait_ns / 1e9:g} s")
+        verdict = told[0]
     if form == "json":
-        print_json({"id": str(verdict.id), "verified": verdict.verified, "message": verdict.message})
+        document = {"id": str(verdict.id), "verified": verdict.verified, "message": verdict.message}
+        print_json(document if wait_ns is None else {**document, "holds": held or []})
     elif verdict.verified:
         click.echo(f"breakpoint {verdict.id}: {spec.describe()}")
+        for line in hold_lines(held) if held else ():
+            click.echo(line)
     if not verdict.verified:
         warn(f"breakpoint {verdict.id} cannot work: {verdict.message}")
         raise click.exceptions.Exit(1)
+    if wait_ns is not None and not held:
+        time_is_over(wait_ns)
+
+
+async def _set_and_wait(
+    client: "Client", by: str, spec: BreakpointSpec, told: "list[BreakpointVerdict]"
+) -> list[dict[str, Any]]:
+    """Set the breakpoint, tell its verdict at once, and wait until it has stopped something."""
+    from kvbm_console.cli.ask import standing_still
+
+    async with client.control(by, lease=False) as session:
+        told.append(await session.add_breakpoint(spec))
+    return await standing_still(client, told[0].id) if told[0].verified else []
 
 
 @break_group.command(name="list")

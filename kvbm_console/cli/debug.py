@@ -3,14 +3,15 @@
 Law of this file: a verb acts on what it names; a lost race is answered and is no error.
 """
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
-from kvbm_console.cli.output import print_json
+from kvbm_console.cli.output import print_json, warn
 from kvbm_console.cli.params import NUMBER, Duration, format_option, resolve_target, target_option
 from kvbm_console.core.config import MAX_HOLD_NS_MAX
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.holds import answer_text
 from kvbm_console.core.ids import Site, SlotState
 
 MAX_HOLD: Final = Duration(1, MAX_HOLD_NS_MAX, "above 0 and at most 120s")
@@ -34,14 +35,42 @@ class Until(click.ParamType):  # type: ignore[type-arg]
         raise click.BadParameter(f"must be one of {labels}, got {value!r}", ctx, param)
 
 
+WAIT_MAX_NS: Final = 3_600 * 10**9
+WAIT: Final = Duration(1, WAIT_MAX_NS, "above 0 and at most 1h")
+
+
 @click.command()
+@click.option("--ended", is_flag=True, help="Instead the last holds that ended or were refused, and why.")
+@click.option("--wait", "wait_ns", type=WAIT, metavar="DURATION",
+              help="Block until something stands still, as 10s; exit 1 when the time is over.")
 @target_option
 @format_option("text", "json")
-def holds(target: str | None, form: str) -> None:
+def holds(ended: bool, wait_ns: int | None, target: str | None, form: str) -> None:
     """Slots that stand still, or will at their next waitable point."""
-    from kvbm_console.cli.status import hold_lines
+    from kvbm_console.cli.status import ended_lines, hold_lines
 
-    print_part(target, form, "holds", hold_lines, "nothing is held")
+    if ended and wait_ns is not None:
+        raise click.UsageError("holds takes --ended or --wait, got both")
+    if ended:
+        print_part(target, form, "ended_holds", ended_lines, "no hold has ended or was refused")
+    elif wait_ns is None:
+        print_part(target, form, "holds", hold_lines, "nothing is held")
+    else:
+        from kvbm_console.cli.ask import standing_still, wait
+
+        found = wait(resolve_target(None, target), wait_ns / 1e9, standing_still)
+        if form == "json":
+            print_json(found or [])
+        elif found:
+            click.echo("\n".join(hold_lines(found)))
+        if not found:
+            time_is_over(wait_ns)
+
+
+def time_is_over(wait_ns: int) -> NoReturn:
+    """Nothing stood still in this time: exit 1."""
+    warn(f"nothing stood still within {wait_ns / 1e9:g} s")
+    raise click.exceptions.Exit(1)
 
 
 def print_part(target: str | None, form: str, part: str, lines: Any, nothing: str) -> None:
@@ -74,7 +103,18 @@ def continue_command(hold: int | None, everything: bool, until: SlotState | Site
             return
     state = until if isinstance(until, SlotState) else None
     site = until if isinstance(until, Site) else None
-    click.echo(control(address, lambda controls: controls.continue_hold(hold, state, site)))
+    _tell(address, hold, control(address, lambda controls: controls.continue_hold(hold, state, site)))
+
+
+def _tell(address: str, hold: int | None, answer: str) -> None:
+    """Print a daemon's answer to a verb; for a hold that has ended already, also why."""
+    from kvbm_console.cli.ask import fetch_status
+
+    reason = ""
+    if answer == "already_continued":
+        ended = fetch_status(address)["ended_holds"]
+        reason = next((entry["text"] for entry in ended if entry["id"] == str(hold)), "")
+    click.echo(answer_text(answer, reason))
 
 
 def _only_hold(address: str, hold: int | None, needs: str) -> int | None:
@@ -108,7 +148,7 @@ def step(hold: int | None, pipeline: bool, target: str | None) -> None:
         click.echo("nothing is held")
         return
     number = hold
-    click.echo(control(address, lambda controls: controls.step(number)))
+    _tell(address, number, control(address, lambda controls: controls.step(number)))
 
 
 @click.command()
@@ -118,7 +158,8 @@ def skip(hold: int, target: str | None) -> None:
     """Resolve the candidates of a held slot to no work, and let it go on."""
     from kvbm_console.cli.ask import control
 
-    click.echo(control(resolve_target(None, target), lambda controls: controls.skip(hold)))
+    address = resolve_target(None, target)
+    _tell(address, hold, control(address, lambda controls: controls.skip(hold)))
 
 
 def max_hold_option(command: Any) -> Any:
@@ -154,7 +195,7 @@ def thaw(target: str | None) -> None:
     """End a freeze."""
     from kvbm_console.cli.ask import control
 
-    click.echo(control(resolve_target(None, target), lambda controls: controls.thaw()))
+    click.echo(answer_text(control(resolve_target(None, target), lambda controls: controls.thaw())))
 
 
 @click.command()

@@ -139,3 +139,13 @@ def hold_lines(holds: list[dict[str, Any]]) -> list[str]:
     ]
     headings = ("HOLD", "SLOT", "REQUEST", "SITE", "WAITS AT", "", "FOR", "SUSPENDS", "BREAKPOINTS", "OWNER")
     return table(headings, rows, right=(0, 1, 6))
+
+
+def ended_lines(ended: list[dict[str, Any]]) -> list[str]:
+    """The table of holds that ended or were refused, the newest last."""
+    rows = [
+        (entry["id"] or "–", entry["request"], entry["site"], "" if entry["id"] is None else duration(entry["held_ns"]),
+         entry["text"] + (f" ({number(entry['times'])} in a row)" if entry["times"] > 1 else ""))
+        for entry in ended
+    ]
+    return table(("HOLD", "REQUEST", "SITE", "FOR", "ENDED BECAUSE"), rows, right=(0, 3))

@@ -76,6 +76,25 @@ def ended_text(why: HoldEnd, by: str) -> str:
     return _ENDED[why].format(by=by or "somebody")
 
 
+_LOST_RACES: Final = {
+    "already_continued": "it has ended already",
+    "already_thawed": "nothing is frozen",
+}
+"""What a daemon answers to a verb that came too late, and what a person reads."""
+
+
+def answer_text(answer: str, reason: str = "") -> str:
+    """What a person reads of a daemon's answer to a verb; ``reason``: why the hold has ended, where known.
+
+    >>> answer_text("already_continued", "continued by ann-1"), answer_text("stepped")
+    ('it has ended already: continued by ann-1', 'stepped')
+    """
+    text = _LOST_RACES.get(answer)
+    if text is None:
+        return answer
+    return f"{text}: {reason}" if reason else text
+
+
 def points_of(spec: BreakpointSpec) -> frozenset[WaitPoint]:
     """The points at which slots that this breakpoint holds may come to stand still."""
     if spec.site in POINT_OF_SITE:

@@ -13,6 +13,9 @@ exactly these keys, and new ones are only added:
                  depends_on, on_timeout, expires_ns, persist, message}; message says why it was disabled by itself
 ``holds``        list of {id, slot, request, site, point, owner, breakpoints, pending, since_ns, deadline_ns, suspend,
                  on_timeout, age_ns}; the longest time of a hold runs on the wall, so deadline_ns is right at speed 1
+``ended_holds``  list of {id, request, site, point, at_ns, held_ns, why, by, text, times}: the last 64 holds that ended
+                 or were refused, the newest last; text says why in words. Of a refused hold id and point are null, why
+                 is "refused", and times counts those that were refused in a row
 ``frozen``       {by, since_ns, max_hold_ns}, null when nothing is frozen
 ``stream``       {name, head_seq, epoch, incarnation, subscribers}; name is what ``serve --name`` says, else the
                  workload's or the engines' own
@@ -24,7 +27,7 @@ exactly these keys, and new ones are only added:
 Law of this file: it reads facts and changes nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvbm_console.core.candidates import CandidateFacts
@@ -33,6 +36,7 @@ from kvbm_console.core.holds import BreakpointFacts, HoldFacts
 from kvbm_console.core.ids import Condition, Tier, Word
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
+from kvbm_console.stream.ended import EndedHold
 
 Document = dict[str, Any]
 
@@ -40,6 +44,7 @@ Document = dict[str, Any]
 def status_document(
     state: CacheState, *, at_ns: int, incarnation: str, subscribers: int, recorder: Document | None,
     name: str = "", slot_filter: str = "", engines: Sequence[Document] = (), publishers: Sequence[Document] = (),
+    ended_holds: Iterable[EndedHold] = (),
 ) -> Document:
     """The document of facts as of ``at_ns``, the engine's clock now.
 
@@ -54,6 +59,7 @@ def status_document(
         "transfers": [_transfer(candidate) for candidate in state.candidates.values()],
         "breakpoints": [_breakpoint(known) for known in state.breakpoints.values()],
         "holds": [_hold(state, hold, at_ns) for hold in state.holds.values()],
+        "ended_holds": [_ended_hold(ended) for ended in ended_holds],
         "frozen": None if state.frozen is None else {
             "by": state.frozen.by, "since_ns": state.frozen.since_ns, "max_hold_ns": state.frozen.max_hold_ns,
         },
@@ -155,6 +161,21 @@ def _hold(state: CacheState, hold: HoldFacts, at_ns: int) -> Document:
         "suspend": hold.suspend.label,
         "on_timeout": hold.on_timeout.label,
         "age_ns": max(at_ns, state.at_ns) - hold.since_ns,
+    }
+
+
+def _ended_hold(ended: EndedHold) -> Document:
+    return {
+        "id": _id(ended.hold),
+        "request": ended.request,
+        "site": ended.site.label,
+        "point": _label(ended.point),
+        "at_ns": ended.at_ns,
+        "held_ns": ended.held_ns,
+        "why": "refused" if ended.why is None else ended.why.label,
+        "by": ended.by,
+        "text": ended.text,
+        "times": ended.times,
     }
 
 

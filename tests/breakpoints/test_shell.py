@@ -75,10 +75,15 @@ def test_log_points_freeze_and_the_other_verbs(tmp_path: Path) -> None:
         assert [event["kind"] for event in froze] == ["Thawed", "Frozen"]
         assert froze[1]["at_ns"] - froze[0]["at_ns"] == 200_000_000, "of the engine's time, to the nanosecond"
         assert daemon.output("thaw") == "thawed\n"
-        assert daemon.output("thaw") == "already_thawed\n"
+        assert daemon.output("thaw") == "nothing is frozen\n"
+        assert daemon.output("holds", "--ended") == "no hold has ended or was refused\n"
+        late = run(tmp_path, "holds", "--wait", "50ms")
+        assert (late.returncode, late.stdout, late.stderr.strip()) == (1, "", "nothing stood still within 0.05 s")
 
         daemon.output("break", "set", "--site", "evaluate.will", "--suspend", "all", "--once", "--max-hold", "100s")
+        (waited,) = daemon.json("holds", "--wait", "60s")
         hold = daemon.until("SlotHeld")
+        assert (waited["id"], waited["pending"]) == (hold["hold"], False)
         assert hold["suspend"] == "all", "time stands still: the hold is there for as long as the test needs"
         (held,) = daemon.json("status", "--filter", "held and outstanding > 0")["slots"]
         assert daemon.output("holds").split()[-3:-1] == ["all", "2"], "what it suspends, and which breakpoint did it"
@@ -88,7 +93,15 @@ def test_log_points_freeze_and_the_other_verbs(tmp_path: Path) -> None:
         skipped = json.loads(daemon.output(
             "tail", "--format", "jsonl", "--since", str(hold["seq"]), "--filter", "reason = operator", "--count", "1"))
         assert skipped["kind"] == "CandidateSkipped"
-        assert daemon.output("skip", hold["hold"]) == "already_continued\n"
+        reason = f"its copies were skipped by {who()}"
+        assert daemon.output("skip", hold["hold"]) == f"it has ended already: {reason}\n"
+        (ended,) = daemon.json("holds", "--ended")
+        assert (ended["id"], ended["why"], ended["by"], ended["text"]) == (hold["hold"], "skipped", who(), reason)
+        assert (ended["request"], ended["site"], ended["times"]) == (held["request"], "evaluate.will", 1)
+        assert daemon.output("holds", "--ended").splitlines()[1].endswith(reason)
+        refused = run(tmp_path, "break", "set", "--to", "decoding", "--log", "{request}", "--wait", "1s")
+        assert refused.returncode == 2
+        assert "--wait needs a breakpoint that holds, got --action log" in refused.stderr
 
 
 def test_until_and_step_from_a_shell(tmp_path: Path) -> None:
@@ -99,7 +112,7 @@ def test_until_and_step_from_a_shell(tmp_path: Path) -> None:
         second = daemon.until("SlotHeld", "--filter", f"kind = SlotHeld and slot = {first['slot']} and hold > "
                               f"{first['hold']}")
         assert (second["site"], second["owner"], second["breakpoints"]) == ("transition.did", who(), [])
-        assert daemon.output("step", second["hold"]) in ("stepped\n", "already_continued\n"), "it may have ended"
+        assert daemon.output("step", second["hold"]) == "stepped\n"
 
 
 @pytest.mark.parametrize(

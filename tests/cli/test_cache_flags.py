@@ -6,7 +6,6 @@ Law of this file: what ``simulate`` is told and what ``serve`` is told is compar
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -67,8 +66,7 @@ def options_of(told: list[Any], *args: str) -> Any:
 
 def same(simulated: SimulateOptions, served: DaemonOptions) -> None:
     assert served.engine is not None
-    config = msgspec.structs.replace(served.config, pressure_share=0.0)
-    assert config == simulated.leader_config()
+    assert served.config == simulated.leader_config()
     assert tuple(served.links) == simulated.links()
     assert served.engine.g1_blocks == simulated.total_kv_blocks
     assert served.engine.token_bytes == simulated.kv_geometry.token_bytes

@@ -41,8 +41,8 @@ async def test_hello_status_and_digest() -> None:
         assert hello.block_bytes == 4096
         status = await client.status()
         assert set(status) == {
-            "slots", "tiers", "transfers", "breakpoints", "holds", "frozen", "stream", "recorder", "engines",
-            "publishers",
+            "slots", "tiers", "transfers", "breakpoints", "holds", "ended_holds", "frozen", "stream", "recorder",
+            "engines", "publishers",
         }
         seq, digest = await client.digest()
         assert seq >= 0

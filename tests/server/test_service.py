@@ -324,6 +324,7 @@ def test_the_status_document_has_exactly_the_documented_keys() -> None:
             "breakpoints": ["1"], "pending": True, "since_ns": 7, "deadline_ns": 1_007, "suspend": "slot",
             "on_timeout": "continue", "age_ns": 0,
         }],
+        "ended_holds": [],
         "frozen": None,
         "stream": {
             "name": "here", "head_seq": service.state.seq - 1, "epoch": 0, "incarnation": "abc", "subscribers": 0,
@@ -334,6 +335,27 @@ def test_the_status_document_has_exactly_the_documented_keys() -> None:
     }
     service.dispatcher.port(1).submit(st.RequestFinished, "r-1", BLOCKS, FinishReason.ABORTED)
     assert service.status()["slots"] == service.status()["holds"] == []
+    assert service.status()["ended_holds"] == [{
+        "id": "1", "request": "r-1", "site": "transition.did", "point": "schedule", "at_ns": 7, "held_ns": 0,
+        "why": "cancelled", "by": "aborted", "text": "the request was aborted", "times": 1,
+    }]
+
+
+def test_refused_holds_leave_one_trace_with_their_count() -> None:
+    service = LeaderService(LeaderConfig(g2_blocks=16, hold_budget_min=1, hold_budget_share=0.0), lambda: 0)
+    service.start()
+    service.submit(st.BreakpointsReplaced, "me", (BreakpointSpec(to_state=SlotState.INITIALIZED),), "")
+    for number in range(4):
+        service.submit(st.RequestArrived, f"r-{number}", b"", 8, 8, 0, None)
+    (refused,) = service.status()["ended_holds"]
+    assert (refused["id"], refused["why"], refused["request"], refused["times"]) == (None, "refused", "r-3", 3)
+    assert refused["text"] == "refused: the budget of 1 holds is used up"
+    service.submit(st.HoldContinued, None, "ann", None, None)
+    service.submit(st.RequestArrived, "r-4", b"", 8, 8, 0, None)
+    service.submit(st.RequestArrived, "r-5", b"", 8, 8, 0, None)
+    assert [(entry["why"], entry["times"]) for entry in service.status()["ended_holds"]] == [
+        ("refused", 3), ("continued", 1), ("refused", 1),
+    ]
 
 
 def test_an_unknown_capacity_is_null_and_pools_of_engines_add_up() -> None:

@@ -1,0 +1,79 @@
+"""Holds that are over, and holds that were refused: who was held where, for how long, and why that ended.
+
+Law of this file: every end and every refusal leaves a trace. Refusals in a row are one entry that counts them, because
+a breakpoint that everybody hits is refused thousands of times.
+"""
+
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.holds import ended_text
+from kvbm_console.core.ids import HoldEnd, Site, WaitPoint
+from kvbm_console.core.state import CacheState
+
+ENDED_MAX: Final = 64
+"""Entries that are kept: what a person scrolls through; the recording has all."""
+
+
+class EndedHold(msgspec.Struct):
+    """One hold that ended, or, without a number, holds that were refused."""
+
+    hold: int | None
+    request: str
+    site: Site
+    point: WaitPoint | None
+    at_ns: int
+    """When it ended, or was refused last."""
+    held_ns: int
+    why: HoldEnd | None
+    """None: refused."""
+    by: str
+    text: str
+    """The reason, as a clause."""
+    times: int = 1
+
+
+class EndedHolds:
+    """``take`` is given every event of a hold; ``last`` are the entries, the newest at the end."""
+
+    def __init__(self) -> None:
+        self.last: deque[EndedHold] = deque(maxlen=ENDED_MAX)
+        self.count = 0
+        """Entries so far, those that are not kept any more included."""
+        self._open: dict[int, tuple[str, ev.SlotHeld]] = {}
+
+    def take(self, event: ev.Event, state: CacheState) -> None:
+        """See an event, before or after it was applied to the facts."""
+        if isinstance(event, ev.SlotHeld):
+            self._open[event.hold] = _request(state, event.slot), event
+        elif isinstance(event, ev.HoldReleased):
+            self._ended(event, state)
+        elif isinstance(event, ev.HoldDenied):
+            self._refused(event, state)
+
+    def _ended(self, event: ev.HoldReleased, state: CacheState) -> None:
+        request, held = self._open.pop(event.hold, (_request(state, event.slot), None))
+        known = held or state.holds.get(event.hold)  # one that began before anybody looked
+        site, point = (known.site, known.point) if known is not None else (Site.TRANSITION_DID, None)
+        text = ended_text(event.why, event.by)
+        self.count += 1
+        self.last.append(
+            EndedHold(event.hold, request, site, point, event.at_ns, event.held_ns, event.why, event.by, text)
+        )
+
+    def _refused(self, event: ev.HoldDenied, state: CacheState) -> None:
+        times, request = 1, _request(state, event.slot)
+        if self.last and self.last[-1].why is None:
+            times += self.last.pop().times
+        else:
+            self.count += 1
+        text = f"refused: {event.why}"
+        self.last.append(EndedHold(None, request, event.site, None, event.at_ns, 0, None, "", text, times))
+
+
+def _request(state: CacheState, slot: int) -> str:
+    known = state.slots.get(slot)
+    return f"slot {slot}" if known is None else known.request

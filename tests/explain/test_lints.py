@@ -28,6 +28,7 @@ from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.walk import Evidence, evidence_of
 from kvbm_console.stream.feed import EventsArrived
 from tests.core.script import Script
+from tests.explain.deadlocks import deadlocked
 from tests.explain.evidence import evidence
 from tests.explain.tale import MS, S, Tale
 from tests.recording.helpers import real_run
@@ -224,7 +225,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "already_cached": planned_for_nothing, "full": full, "thrash": lambda: recorded("thrash"),
     "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
     "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "late_reports": late, "reports_lost": reports_lost,
-    "unfinished": unfinished,
+    "unfinished": unfinished, "deadlock": deadlocked,
 }
 
 
@@ -270,7 +271,7 @@ def test_a_lint_speaks_with_evidence(lint: str) -> None:
     ("straggler", lambda: straggling(90 * MS)), ("duplicate", lambda: duplicated(63)),
     ("staged", lambda: staged_in_vain(2)), ("never_loaded", lambda: stored_for_nothing(999)),
     ("already_cached", lambda: planned_for_nothing(99)), ("full", lambda: full(1_900 * MS)),
-    ("late_reports", lambda: late(9)),
+    ("late_reports", lambda: late(9)), ("deadlock", lambda: deadlocked(4_900 * MS)),
 ])
 def test_below_its_threshold_a_lint_is_silent(lint: str, below: Callable[[], Evidence]) -> None:
     assert found(below(), lint) == []

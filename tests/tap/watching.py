@@ -46,6 +46,11 @@ class Watching:
     def _publish(self, stimulus: st.Stimulus, outcome: Outcome) -> None:
         self.stimuli.append(stimulus)
         self.outcomes.append(list(outcome.events))
+        for event in outcome.events:
+            self.mirror.apply(event)
+            self.events.append(event)
+            if isinstance(event, ev.StimulusRejected):
+                self.rejected.append(event.why)
 
     def pump(self) -> None:
         """Everything that was recorded so far becomes true."""
@@ -79,10 +84,5 @@ class Watching:
             kind: Any = type(stimulus)
             fields = [getattr(stimulus, name) for name in kind.__struct_fields__[4:]]
             outcome = self.dispatcher.submit_from(1, stimulus.at_ns, kind, *fields)
-            for event in outcome.events:
-                self.mirror.apply(event)
-                self.events.append(event)
-                if isinstance(event, ev.StimulusRejected):
-                    self.rejected.append(event.why)
             if isinstance(outcome.result, PoolAnswer) and call.medium:
                 self.translator.pools[call.medium] = outcome.result.pool

@@ -6,10 +6,10 @@ nothing.
 
 from kvbm_console.core.candidates import OperationFacts
 from kvbm_console.core.holds import HoldFacts
-from kvbm_console.core.ids import Condition, OnTimeout, SlotState, Tier, WaitPoint
+from kvbm_console.core.ids import OnTimeout, SlotState, Tier, WaitPoint
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.recording.waits import Standstill, blocks_text, free_blocks, standstill
 
 from .lives import Transfer
 from .mirror import Mirror
@@ -17,20 +17,6 @@ from .numbers import spoken
 from .series import percentile
 
 _S = SlotState
-
-
-def available(pool: PoolFacts) -> int:
-    """Places that can be given out: empty and cached ones."""
-    return pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED]
-
-
-def free_blocks(state: CacheState, slot: SlotFacts) -> tuple[int, int] | None:
-    """(device blocks wanted for the rest of the prompt, available ones); None when the pool is not known."""
-    pool = state.pool_of(Tier.G1, slot.source)
-    if pool is None or pool.info.capacity_blocks is None:
-        return None
-    wanted = -(-slot.prompt_tokens // pool.info.block_tokens) - slot.local_blocks - len(slot.device_blocks)
-    return max(0, wanted), available(pool)
 
 
 def silent_ranks(mirror: Mirror, copy: OperationFacts) -> list[int]:
@@ -100,6 +86,10 @@ def waits_for(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> str:
 
 def _waits_for_copies(mirror: Mirror, slot: SlotFacts) -> str:
     transfers = _open(mirror, slot)
+    if not transfers and slot.state is _S.ONBOARDING and mirror.state is not None:
+        still = standstill(mirror.state, slot.source)
+        if still is not None:
+            return _in_deadlock(still, slot)
     if not transfers:
         return "next iteration" if slot.state is _S.ONBOARDING else "release of its blocks"
     if len(transfers) > 1 and all(transfer.operation is not None for transfer in transfers):
@@ -114,12 +104,22 @@ def _waits_for_blocks(mirror: Mirror, state: CacheState, slot: SlotFacts) -> str
         transfers = _open(mirror, slot)
         if transfers:
             return transfer_wait(mirror, transfers[0]) + " to end"
+    still = standstill(state, slot.source)
+    if still is not None:
+        return _in_deadlock(still, slot)
     blocks = free_blocks(state, slot)
     if blocks is not None and blocks[0] > blocks[1]:
-        return f"{blocks[0]} G1 blocks, {blocks[1]} free"
+        return blocks_text(*blocks)
     if slot.state is _S.ONBOARD_STAGED:
         return "device blocks"
     return "first scheduling" if slot.state is _S.INITIALIZED else "next scheduling"
+
+
+def _in_deadlock(still: Standstill, slot: SlotFacts) -> str:
+    """The place of a slot among requests of which none can go on."""
+    if slot is still.head:
+        return blocks_text(still.wanted, still.free)
+    return f"{still.head.request}, which wants {blocks_text(still.wanted, still.free)}"
 
 
 def sentences(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> list[str]:

@@ -65,6 +65,13 @@ ABOUT: Final[dict[str, About]] = {
         "look at what it waits for: a copy without a report points at its worker, blocks at the size of the tier; an "
         "abort or a reset frees what it holds",
     ),
+    "deadlock": About(
+        "for 5 s no request of an engine runs and no copy is in flight, and the first request of its queue wants more "
+        "device blocks than are free",
+        "no request can go on any more: each waits for blocks of another, or behind it; nothing ends that by itself",
+        "abort the request that holds most, or reset the engine; then give the device tier more blocks or admit fewer "
+        "requests, and report the circle to the engine's or connector's project",
+    ),
     "polled": About(
         "the same call of a request refused 100 times or more",
         "the engine asks for something that will not come, for ever, and fills the log with it",

@@ -13,7 +13,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.audit import audit
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.config import SECOND_NS
-from kvbm_console.core.ids import Condition, SlotState, Tier
+from kvbm_console.core.ids import SlotState
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import ENTRY_NAMES
@@ -27,6 +27,7 @@ from kvbm_console.recording.lints.model import (
     spoken,
 )
 from kvbm_console.recording.lints.rule import Lint
+from kvbm_console.recording.waits import WORKING, Standstill, blocks_text, circle, free_blocks, standstill
 from kvbm_console.stream.feed import GapSeen
 
 _S = SlotState
@@ -44,6 +45,8 @@ PREEMPT_WINDOW_NS: Final = 60 * SECOND_NS
 PREEMPT_BLOCKS: Final = 2
 """A request that came this much further between its preemptions makes its way, slowly."""
 LEAK_LEAST_NS: Final = 2 * SECOND_NS
+DEADLOCK_LEAST_NS: Final = 5 * SECOND_NS
+"""A connector that the tap does not know may load for some seconds without a word."""
 
 
 def fault_after(limit_ns: int) -> int:
@@ -64,7 +67,7 @@ class _Stay(msgspec.Struct):
 
 
 class Stuck(Lint):
-    """A slot that stays in one state for much longer than is usual."""
+    """A slot that stays in one state for much longer than is usual, and engines in which no request can go on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,15 +75,17 @@ class Stuck(Lint):
         self._stays: dict[int, _Stay] = {}
         self._copies: dict[int, list[int]] = {}
         """Open candidate to the events that tell how far it came."""
+        self._worked: dict[int, int] = {}
+        """Engine to the last time at which one of its requests worked, was held, or had a copy."""
         self.before = {
             ev.SlotMoved: self._leaves, ev.SlotClosed: self._closes, ev.OperationStarted: self._came_on,
             ev.OperationReported: self._came_on, ev.CandidateEnded: self._copy_over,
-            ev.CandidateSkipped: self._copy_over,
+            ev.CandidateSkipped: self._copy_over, ev.DeviceBlocksReleased: self._gives_back,
         }
         self.after = {
             ev.CandidatePlanned: self._planned, ev.CandidatePromoted: self._planned,
             ev.SlotMoved: self._enters, ev.SlotOpened: self._opens, ev.SlotCloned: self._opens,
-            ev.SlotHeld: self._held, ev.HoldReleased: self._released,
+            ev.SlotHeld: self._held, ev.HoldReleased: self._released, ev.Thawed: self._thawed,
         }
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
@@ -103,6 +108,11 @@ class Stuck(Lint):
 
     def _copy_over(self, e: ev.CandidateEnded | ev.CandidateSkipped, state: CacheState) -> None:
         self._copies.pop(e.candidate, None)
+        candidate = state.candidates[e.candidate]
+        if candidate.slot is not None and candidate.slot in state.slots:
+            self._worked[state.slots[candidate.slot].source] = e.at_ns
+        if candidate.operation is not None:
+            self._worked[state.pools[state.operations[candidate.operation].source_pool].info.source] = e.at_ns
 
     def limit(self, state: SlotState) -> int:
         """Above this a stay is too long."""
@@ -112,6 +122,9 @@ class Stuck(Lint):
         self._stays[e.slot] = _Stay(e.at_ns, e.seq)
 
     def _leaves(self, e: ev.SlotMoved, state: CacheState) -> None:
+        self._resolve(state.slots[e.slot].source, e, state)
+        if e.old in WORKING:
+            self._worked[state.slots[e.slot].source] = e.at_ns
         stay = self._stays.get(e.slot)
         if stay is None or e.old not in WATCHED:
             return
@@ -120,6 +133,19 @@ class Stuck(Lint):
             slot = state.slots[e.slot]
             self.over(self._finding(state, slot, stay, age, f"it then went on to {e.new.label}", e.at_ns, (e.seq,)))
         self.usual.setdefault(e.old, Histogram()).add(age)
+
+    def _gives_back(self, e: ev.DeviceBlocksReleased, state: CacheState) -> None:
+        self._resolve(state.slots[e.slot].source, e, state)
+
+    def _resolve(self, source: int, e: ev.Event, state: CacheState) -> None:
+        """Right before a slot moves or gives blocks back: a deadlock that this ends is told as over."""
+        if e.at_ns - self._worked.get(source, 0) < DEADLOCK_LEAST_NS:
+            return
+        still = standstill(state, source)
+        since_ns = 0 if still is None else self._still_since(still)
+        if still is not None and e.at_ns - since_ns >= DEADLOCK_LEAST_NS:
+            self.over(msgspec.structs.replace(self._deadlock(still, since_ns, e.at_ns), until_ns=e.at_ns))
+            self._worked[source] = e.at_ns
 
     def _enters(self, e: ev.SlotMoved, state: CacheState) -> None:
         held = state.slots[e.slot].hold is not None
@@ -133,7 +159,12 @@ class Stuck(Lint):
         if stay is not None and stay.held_since_ns is None:
             stay.held_since_ns = e.at_ns
 
+    def _thawed(self, e: ev.Thawed, state: CacheState) -> None:
+        for slot in state.slots.values():
+            self._worked[slot.source] = e.at_ns
+
     def _released(self, e: ev.HoldReleased, state: CacheState) -> None:
+        self._worked[state.slots[e.slot].source] = e.at_ns
         stay = self._stays.get(e.slot)
         if stay is not None and stay.held_since_ns is not None:
             stay.held_ns += e.at_ns - stay.held_since_ns
@@ -151,14 +182,35 @@ class Stuck(Lint):
         return Level.FAULT if slot.state is _S.FINISHING or age > fault_after(limit) else Level.CAUTION
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
-        """Slots that are stuck now."""
+        """Deadlocks, and slots that are stuck now for another reason."""
+        explained: set[int] = set()
+        for source in sorted({slot.source for slot in state.slots.values()}):
+            still = standstill(state, source)
+            since_ns = 0 if still is None else self._still_since(still)
+            if still is not None and at_ns - since_ns >= DEADLOCK_LEAST_NS:
+                explained.update(slot.slot for slot in still.waiting)
+                yield self._deadlock(still, since_ns, at_ns)
         for number, stay in self._stays.items():
             slot = state.slots.get(number)
-            if slot is not None and self.level(slot, at_ns) is not None:
+            if slot is not None and number not in explained and self.level(slot, at_ns) is not None:
                 evidence = [seq for copy in sorted(slot.outstanding) for seq in self._copies.get(copy, ())]
                 yield self._finding(
                     state, slot, stay, stay.age(at_ns), why_stuck(state, slot), None, tuple(evidence[:EVIDENCE_MAX])
                 )
+
+    def _still_since(self, still: Standstill) -> int:
+        """Since when no request of this engine has worked, while one waited."""
+        first = min(slot.since_ns for slot in still.waiting)
+        return max(first, self._worked.get(still.source, 0))
+
+    def _deadlock(self, still: Standstill, since_ns: int, at_ns: int) -> Finding:
+        stays = [self._stays[slot.slot].seq for slot in still.waiting if slot.slot in self._stays]
+        age = at_ns - since_ns
+        return Finding(
+            lint="deadlock", level=Level.FAULT, who=f"engine {still.source}", what=f"deadlock {spoken(age)}",
+            because=circle(still), seq=stays[0] if stays else 0, evidence=tuple(stays[1 : EVIDENCE_MAX + 1]),
+            since_ns=since_ns, count=len(still.waiting), weight=age,
+        )
 
     def _finding(
         self, state: CacheState, slot: SlotFacts, stay: _Stay, age: int, because: str, until_ns: int | None,
@@ -182,12 +234,9 @@ def why_stuck(state: CacheState, slot: SlotFacts) -> str:
         return "no copy is left; nobody ends it" if slot.state is _S.FINISHING else "waits for the next iteration"
     if slot.state is _S.PREEMPTED and copies:
         return copy_wait(state, copies[0])
-    pool = state.pool_of(Tier.G1, slot.source)
-    if pool is not None and pool.info.capacity_blocks is not None:
-        wanted = -(-slot.prompt_tokens // pool.info.block_tokens) - slot.local_blocks - len(slot.device_blocks)
-        free = pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED]
-        if wanted > free:
-            return f"waits for {wanted} G1 blocks, {free} free"
+    blocks = free_blocks(state, slot)
+    if blocks is not None and blocks[0] > blocks[1]:
+        return f"waits for {blocks_text(*blocks)}"
     return "waits for the engine to schedule it"
 
 

@@ -16,6 +16,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.recording.lints.model import Finding, Level, spoken
 from kvbm_console.recording.lints.rule import Lint
+from kvbm_console.recording.waits import available
 from kvbm_console.stream.feed import GapSeen
 
 FULL_LEAST_NS: Final = 2 * SECOND_NS
@@ -28,11 +29,6 @@ _TAKING: Final = (
     ev.BlocksQuarantined,
 )
 """Events that may change whether a place can be given out."""
-
-
-def available(pool: PoolFacts) -> int:
-    """Places that can be given out."""
-    return pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED]
 
 
 class Full(Lint):

@@ -20,7 +20,7 @@ MARKS: Final = ("!!", " ‖", " !", " ·")
 """By level, as on the console's screens."""
 WORDS: Final = ("fault", "hold", "caution", "note")
 SHOWN: Final = 5
-"""Findings of one lint in the text; the others are counted."""
+"""Findings of one problem that the text names beside the worst; the others are counted."""
 WIDTH: Final = 100
 """Of explanations: what people read with comfort."""
 
@@ -29,7 +29,7 @@ WIDTH: Final = 100
 @RECORDING
 @RUN
 @target_option
-@click.option("--brief", is_flag=True, help="One line for each finding, without explanation.")
+@click.option("--brief", is_flag=True, help="One line for each problem, without explanation.")
 @format_option("text", "json")
 @click.pass_context
 def doctor(
@@ -53,24 +53,47 @@ def doctor(
 
 def _lines(one: "Diagnosis", *, brief: bool) -> list[str]:
     lines: list[str] = []
-    groups: dict[str, list[Finding]] = {}
-    for finding in one.findings:
-        groups.setdefault(finding.lint, []).append(finding)
-    for lint, findings in groups.items():
-        shown = findings[:SHOWN]
-        who = max(len(finding.who) for finding in shown)
-        what = max(len(finding.what) for finding in shown)
-        for finding in shown:
-            lines.append(f"{MARKS[finding.level]} {finding.who:<{who}}  {finding.what:<{what}}  {finding.because}")
+    by_lint: dict[str, list[list[Finding]]] = {}
+    for alike in problems(one):
+        by_lint.setdefault(alike[0].lint, []).append(alike)
+    for lint, found in by_lint.items():
+        rows = [_row(alike) for alike in found]
+        who, what = (max(len(row[at]) for row in rows) for at in (0, 1))
+        for alike, row in zip(found, rows, strict=True):
+            lines.append(f"{MARKS[alike[0].level]} {row[0]:<{who}}  {row[1]:<{what}}  {row[2]}")
             if not brief:
-                lines += _wrapped("seen", _seen(finding, one.until_ns))
-        if len(findings) > SHOWN:
-            lines.append(f"   and {number(len(findings) - SHOWN)} more like it; --format json tells them all")
+                lines += _wrapped("seen", _seen(alike[0], one.until_ns))
+                lines += _wrapped("also", _others(alike[1:])) if len(alike) > 1 else []
         if not brief:
             lines += [*_explained(lint), ""]
     if brief and lines:
         lines.append("")
     return [*lines, _summary(one)]
+
+
+def problems(one: "Diagnosis") -> list[list["Finding"]]:
+    """Findings by problem, each problem's worst first: requests with the same lint and level are one problem.
+
+    Each hold stays a problem of its own, because each waits for a person; so does what is not about a request.
+    """
+    groups: dict[tuple[str, int, int], list[Finding]] = {}
+    for at, finding in enumerate(one.findings):
+        alike = finding.request is not None and finding.lint != "held"
+        groups.setdefault((finding.lint, finding.level, -1 if alike else at), []).append(finding)
+    return list(groups.values())
+
+
+def _row(alike: list["Finding"]) -> tuple[str, str, str]:
+    worst = alike[0]
+    if len(alike) == 1:
+        return worst.who, worst.what, worst.because
+    return f"{number(len(alike))} requests", worst.what, f"worst {worst.who}: {worst.because}"
+
+
+def _others(findings: list["Finding"]) -> str:
+    shown = ", ".join(f"{one.who} {one.what}" for one in findings[:SHOWN])
+    rest = len(findings) - SHOWN
+    return f"{shown} and {number(rest)} more; --format json tells them all" if rest > 0 else shown
 
 
 def _seen(finding: "Finding", until_ns: int) -> str:
@@ -101,6 +124,7 @@ def _wrapped(name: str, text: str) -> list[str]:
 def _summary(one: "Diagnosis") -> str:
     looked = f"{number(one.events)} events of {number(one.requests)} requests, " \
              f"{duration(one.until_ns - one.from_ns)} of the engine"
-    counts = [sum(finding.level == level for finding in one.findings) for level in range(len(WORDS))]
+    levels = [alike[0].level for alike in problems(one)]
+    counts = [levels.count(level) for level in range(len(WORDS))]  # type: ignore[arg-type]
     found = [f"{count} {word}{'s' if count > 1 else ''}" for count, word in zip(counts, WORDS, strict=True) if count]
     return f"{', '.join(found) if found else 'nothing wrong'} in {looked}"

@@ -14,6 +14,7 @@ from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import Recorder
 from kvbm_console.tap.sender import Settings
 from tests.explain.evidence import evidence
+from tests.recording.helpers import Run
 from tests.tap.watching import Watching
 
 BLOCK = 16
@@ -28,11 +29,11 @@ def _step(new: list[Any], preempted: list[str], running: int) -> list[Any]:
     return ["step", 0, new, [], [], preempted, [], [], running, []]
 
 
-def deadlocked(
+def stands_still(
     wait_ns: int = 12 * SECOND_NS, *, others: int = 6, wanted: int = 13, loads: bool = False, held: bool = False,
     aborted: bool = False,
-) -> Evidence:
-    """The evidence after the engine has stood still for ``wait_ns``.
+) -> Run:
+    """The run of an engine that has stood still for ``wait_ns``.
 
     With ``loads`` the load has not ended yet, with ``held`` a breakpoint stops a request at its lookup, and with
     ``aborted`` the loaded request is aborted in the end.
@@ -60,6 +61,12 @@ def deadlocked(
     if aborted:
         watch.take([["finish", 0, "loaded", "FINISHED_ABORTED", False, 0]])
     assert watch.rejected == []
-    return evidence([event for events in watch.outcomes for event in events], LeaderConfig())
+    return Run(LeaderConfig(), watch.stimuli, watch.outcomes)
+
+
+def deadlocked(*arguments: Any, **options: Any) -> Evidence:
+    """The same as evidence."""
+    run = stands_still(*arguments, **options)
+    return evidence(run.all_events, run.config)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from kvbm_console.cli.main import cli
+from tests.explain.deadlocks import stands_still
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 
@@ -35,6 +36,29 @@ def test_brief_is_one_line_each() -> None:
     lines = run(RECORDINGS / "stuck-slot.mcap", "--brief").output.splitlines()
     assert len(lines) == 5
     assert lines[-1].startswith("2 faults, 1 caution")
+
+
+def test_requests_with_the_same_trouble_are_one_problem_with_its_worst_and_their_number(tmp_path: Path) -> None:
+    stands_still(loads=True).record(tmp_path, [7])
+    lines = run(tmp_path, "--brief").output.splitlines()
+    assert " ! 8 requests  onboarding 12s  worst loaded: op 0 has no report" in lines
+    assert lines[-1].startswith("2 cautions in ")
+    told = run(tmp_path).output
+    assert "   also  head preempted 12s, other-0 initialized 12s" in told
+    document = json.loads(run(tmp_path, "--format", "json").output)
+    assert [one["lint"] for one in document["findings"]].count("stuck") == 8
+
+
+def test_a_deadlock_is_one_fault_and_nothing_else(tmp_path: Path) -> None:
+    stands_still().record(tmp_path, [7])
+    result = run(tmp_path, "--brief")
+    assert result.exit_code == 1
+    (line, _, summary) = result.output.splitlines()
+    assert line == (
+        "!! engine 1  deadlock 12s  0 running, 8 waiting: head wants 13 G1 blocks, 7 free; "
+        "behind it wait loaded (holds 9) and 6 more"
+    )
+    assert summary.startswith("1 fault in ")
 
 
 def test_the_document() -> None:

@@ -8,12 +8,14 @@ import pytest
 from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.core.events import Event, SourceLost
 from kvbm_console.core.state import CacheState
+from kvbm_console.recording.lints import Level
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
+from tests.explain.deadlocks import stands_still
 from tests.tap.kept import kept, steps, watching
 from tests.tui.desks import desk_of, everything
 from tests.tui.script import Mono, ScriptedFeed, connected
 from tui.app import ConsoleApp
-from tui.desk import TIERS
+from tui.desk import SLOTS, TIERS, WARNINGS
 from tui.source import Session
 
 COST = {"calls": 2_000, "dropped": 0, "errors": 0, "call_ns": 3_000_000, "steps": 100, "step_ns": 1_000_000_000}
@@ -57,6 +59,24 @@ def test_requests_and_blocks_are_there_and_the_cost_is_said_when_told(events: li
     assert "step 10 ms" in text
     assert "2,000 calls" in text
     assert "0 dropped   0 errors" in text
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_a_deadlock_is_one_fault_and_every_request_tells_its_place_in_it(size: tuple[int, int]) -> None:
+    one = desk_of(items=items(stands_still().all_events))
+    (warning,) = one.warnings
+    assert (warning.level, warning.lint, warning.what) == (Level.FAULT, "deadlock", "deadlock 12s")
+    assert warning.because.startswith("0 running, 8 waiting: head wants 13 G1 blocks, 7 free")
+    one.go(SLOTS)
+    text = everything(one, *size)
+    assert "13 G1 blocks, 7 free" in text
+    assert "head, which wants 13 G1" in text
+    one.go(WARNINGS)
+    assert "1 fault" in everything(one, *size)
+    still = desk_of(items=items(stands_still(loads=True).all_events))
+    assert [(each.lint, each.who) for each in still.warnings] == [("stuck", "8 requests"), ("slow", "↑ G2→G1")]
+    still.go(WARNINGS)
+    assert "2 cautions" in everything(still, *size)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])

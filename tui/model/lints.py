@@ -1,7 +1,8 @@
 """Lints: what needs a person, found in facts and history and told in one sentence each.
 
 Law of this file: a warning shows after two seconds of truth and leaves five seconds after it ended, so that nothing
-flickers (a hold, a freeze and a loss show at once); equal ones fold; held time never counts against a slot.
+flickers (a hold, a freeze and a loss show at once); a problem of many requests is one; held time never counts
+against a slot.
 """
 
 from collections.abc import Iterator
@@ -23,12 +24,11 @@ SHOW_AFTER_NS: Final = 2 * S
 LEAVE_AFTER_NS: Final = 5 * S
 LOSS_SHOWN_NS: Final = 300 * S
 """A loss needs attention for five minutes; the status row keeps the count for the whole run."""
-FOLDED_BY_REQUEST: Final = ("preempt_loop", "polled")
 AT_ONCE: Final = ("held", "lost", "recorder", "all_held", "frozen")
 """What shows as soon as it is true."""
 LEVELS: Final = {Level.FAULT: "fault", Level.HELD: "hold", Level.CAUTION: "caution"}
-FOLD_FROM: Final = 3
-"""So many equal warnings make one line."""
+MANY: Final = "+"
+"""The end of the key of a problem that several requests have."""
 ACTIONS: Final = {
     "slow": ("enter", "show them"), "pending": ("enter", "show them"), "full": ("6", "the tiers"),
     "thrash": ("6", "the tiers"), "reports_lost": ("6", "the tiers"), "deadlock": ("2", "the slots"),
@@ -93,8 +93,8 @@ class Lints:
         }
 
     def warnings(self, mono_ns: int) -> list[Warning]:
-        """Those to show, worst first, longest first, equal ones folded."""
-        return _fold(self.unfolded(mono_ns))
+        """The problems to show, worst first, longest first."""
+        return fold(self.unfolded(mono_ns))
 
     def unfolded(self, mono_ns: int) -> list[Warning]:
         """Those to show one by one, worst first, longest first."""
@@ -107,7 +107,7 @@ class Lints:
                     continue
                 warning = msgspec.structs.replace(warning, ended_ns=mono_ns - last)
             shown.append(warning)
-        return sorted(shown, key=lambda w: (w.ended_ns is not None, w.level, -w.order))
+        return sorted(shown, key=_rank)
 
 
 def tally(warnings: list[Warning]) -> str:
@@ -117,28 +117,31 @@ def tally(warnings: list[Warning]) -> str:
     return ", ".join(counts) or "nothing"
 
 
-def _fold(warnings: list[Warning]) -> list[Warning]:
+def fold(warnings: list[Warning]) -> list[Warning]:
+    """One line for each problem, worst first: requests with the same lint and level are one problem, which tells how
+    many there are and the worst. Each hold stays a line of its own, because each waits for a person."""
     groups: dict[tuple[str, Level, bool], list[Warning]] = {}
     for warning in warnings:
-        groups.setdefault((warning.kind, warning.level, warning.ended_ns is not None), []).append(warning)
-    result: list[Warning] = []
-    for (kind, _, _), members in groups.items():
-        worst = members[0]
-        if len(members) >= FOLD_FROM and kind in FOLDED_BY_REQUEST:
-            result.append(msgspec.structs.replace(
-                worst, key=f"{worst.key}+", who=plural(len(members), "request"),
-                because=f"worst {worst.who}: {worst.because}", action=("enter", "show them"),
-            ))
-            continue
-        if len(members) < FOLD_FROM or not kind.startswith("stuck"):
-            result.extend(members)
-            continue
-        state = kind.partition(" ")[2]
-        result.append(msgspec.structs.replace(
-            worst, key=f"{worst.key}+", who=plural(len(members), "request"), what=worst.what,
-            because=f"longest {worst.who}; all in {state}", action=("enter", "show them"),
-        ))
-    return sorted(result, key=lambda w: (w.ended_ns is not None, w.level, -w.order))
+        alike = warning.request is not None and warning.kind != "held"
+        groups.setdefault(
+            (warning.lint if alike else warning.key, warning.level, warning.ended_ns is not None), []
+        ).append(warning)
+    return sorted(map(_one_of, groups.values()), key=_rank)
+
+
+def _one_of(alike: list[Warning]) -> Warning:
+    worst = min(alike, key=_rank)
+    if len(alike) == 1:
+        return worst
+    over = "" if worst.ended_ns is None else " ended"
+    return msgspec.structs.replace(
+        worst, key=f"{worst.lint} {worst.level.label}{over}{MANY}", who=plural(len(alike), "request"),
+        because=f"worst {worst.who}: {worst.because}", action=("enter", "show them"),
+    )
+
+
+def _rank(warning: Warning) -> tuple[bool, Level, int]:
+    return warning.ended_ns is not None, warning.level, -warning.order
 
 
 def _all(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:

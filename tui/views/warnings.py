@@ -12,7 +12,7 @@ from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
 from ..model.filters import WARNINGS as SCHEMA
 from ..model.lint_texts import TEXTS
-from ..model.lints import Warning, ended_text, tally
+from ..model.lints import MANY, Warning, ended_text, fold, tally
 from ..model.numbers import count, cut, plain
 from .moves import MOVES, moved
 from .page import Page
@@ -38,7 +38,11 @@ class Warnings(Page):
         return SCHEMA
 
     def listed(self, desk: Desk) -> list[Warning]:
-        """Those that the filter leaves, unfolded, worst first."""
+        """The problems that the filter leaves, worst first."""
+        return fold(self._each(desk))
+
+    def _each(self, desk: Desk) -> list[Warning]:
+        """Every warning that the filter leaves, also those that are one problem together."""
         wanted = desk.filters.get(WARNINGS)
         return [one for one in desk.lints.unfolded(desk.mono()) if wanted is None or wanted.matches(one)]
 
@@ -122,12 +126,12 @@ class Warnings(Page):
         return names, [[
             one.lint, one.level.name.lower(), one.who, one.what, one.because,
             "" if one.seq is None else str(one.seq), "no" if one.ended_ns is None else "yes",
-        ] for one in self.listed(desk)]
+        ] for one in self._each(desk)]
 
 
 def open_warning(desk: Desk, warning: Warning) -> None:
     """Go to what a warning is about."""
-    if warning.lint == "stuck" and warning.key.endswith("+"):
+    if warning.key.endswith(MANY):
         desk.go(SLOTS)
     elif warning.request is not None:
         desk.select(warning.request)

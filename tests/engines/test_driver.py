@@ -166,3 +166,53 @@ async def test_a_long_lag_is_forgotten_instead_of_caught_up() -> None:
         tasks.cancel_scope.cancel()
     assert slept_through < 10_000_000_000
     assert not rig.done
+
+
+class FakeLoopTime:
+    """A clock that each idle turn moves by 1 us, and each delivered event by 100 us."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.turns = 0
+        self.delivered = 0
+
+    def __call__(self) -> int:
+        self.now_ns += 1_000
+        self.turns += 1
+        return self.now_ns
+
+    async def deliver(self, events: int, turns_apart: int) -> None:
+        """What the RPC library does: one event a turn at most, the next one a few turns later."""
+        for _ in range(events):
+            for _ in range(turns_apart):
+                await asyncio.sleep(0)
+            self.now_ns += 100_000
+            self.delivered += 1
+
+
+@pytest.mark.asyncio
+async def test_events_that_come_one_a_turn_are_handled_between_two_slices() -> None:
+    clock = FakeLoopTime()
+    turns = driver.Turns(clock)
+    await turns.take()
+    library = asyncio.create_task(clock.deliver(10, turns_apart=3))
+    for _ in range(8):
+        await turns.take()
+    assert clock.delivered == 10, "with one turn a slice that would be thirty slices and more"
+    await library
+
+
+@pytest.mark.asyncio
+async def test_without_clients_a_slice_costs_one_turn_and_a_flood_keeps_the_engine_for_a_bounded_time() -> None:
+    clock = FakeLoopTime()
+    turns = driver.Turns(clock)
+    await turns.take()
+    before = clock.turns
+    for _ in range(10):
+        await turns.take()
+    assert clock.turns - before == 10 * 2, "one reading before the turn and one behind it"
+    flood = asyncio.create_task(clock.deliver(10_000, turns_apart=1))
+    before = clock.turns
+    await turns.take()
+    assert clock.turns - before <= driver.TURNS_MAX + 1
+    flood.cancel()

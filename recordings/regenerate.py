@@ -88,7 +88,8 @@ class Tape:
 class SecondHost(Tape):
     """Records another host of the same run: told the same stimuli, and altered once.
 
-    Right before it gives up blocks of host memory for the first time, it counts one more use of the first of them.
+    Right before it gives up blocks of host memory for the first time, it counts one more use of the first of them and
+    of its prefix.
     """
 
     def __init__(self, config: LeaderConfig) -> None:
@@ -105,7 +106,10 @@ class SecondHost(Tape):
         evicted = [event for event in outcome.events if isinstance(event, BlocksEvicted) and event.pool == 0]
         if evicted and not self.altered:
             self.altered = True
-            self.host.box.policies[0].touch(unpack_hashes(evicted[0].hashes)[:1], stimulus.at_ns)
+            prefix = unpack_hashes(evicted[0].hashes)[:1]
+            while prefix[-1] in self.host.aids.parent_of:
+                prefix.append(self.host.aids.parent_of[prefix[-1]])
+            self.host.box.policies[0].use(prefix[::-1], stimulus.at_ns)
         super().publish(stimulus, self.host.handle(stimulus))
 
 

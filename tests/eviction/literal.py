@@ -40,9 +40,6 @@ class Literal:
         order = sorted((key for key in self._last if key not in protected), key=lambda key: (score(key), key))
         return order[:count] if len(order) >= count else None
 
-    def recency_agrees(self, victims: Collection[int]) -> bool:
-        return False
-
     def gauges(self) -> dict[str, float]:
         return {}
 

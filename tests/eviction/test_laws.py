@@ -1,14 +1,17 @@
 """Laws of all policies on random prefix trees: the theorem, monotone hits, the bound, an oracle."""
 
 import math
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from kvbm_console.core.eviction import auto
-from kvbm_console.core.eviction.policy import POLICIES
+from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
+from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.eviction.ranked import AdaptiveLru, FrequencyBased, Lfu, Lrfu
+from kvbm_console.core.leader.prefixes import chains
 from kvbm_console.simulation.cache_only import replay
 from kvbm_console.simulation.references import References
 from tests.eviction.trees import ALL, SECOND_NS, make, paths, steps, traces
@@ -141,6 +144,58 @@ def test_ranked_policies_choose_what_an_oracle_chooses(name: str, steps: list[tu
             for key in chosen:
                 del oracle.since[key]
     assert set(policy.resident) == set(oracle.since)
+
+
+_VERBS = some.sampled_from(["use", "store", "store backwards", "evict"])
+_STEPS = some.lists(some.tuples(_VERBS, paths, some.integers(1, 9)), max_size=40)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=60)
+@given(taken=_STEPS, data=some.data())
+def test_a_tier_keeps_chains_whole_and_gives_all_that_may_go(
+    name: str, taken: list[tuple[str, list[int], int]], data: some.DataObject
+) -> None:
+    """Blocks are stored in any order and some are held; all may go but what continues in a block that stays (I13)."""
+    parent_of: dict[int, int] = {}
+    pool = PoolPolicy(PolicyConfig(policy=name), 20, parent_of)
+    resident, references = set[int](), 0
+    for now, (verb, path, count) in enumerate(taken):
+        keys = chain_of(path)
+        parent_of.update(zip(keys[1:], keys, strict=False))
+        if verb == "use":
+            pool.use(keys, now * SECOND_NS)
+            references += len(keys)
+        elif verb == "evict":
+            held = data.draw(some.sets(some.sampled_from(sorted(resident)), max_size=3)) if resident else set()
+            kept = {above for key in held for above in _prefix(parent_of, key)}
+            victims, _ = pool.choose(count, partial(not_in, held), keys, now * SECOND_NS)
+            kept |= {above for key in resident.intersection(keys) for above in _prefix(parent_of, key)}
+            assert len(victims) == len(set(victims)) == min(count, len(resident - kept))
+            assert kept.isdisjoint(victims)
+            for victim in victims:
+                resident.remove(victim)
+                assert not [key for key in resident if parent_of.get(key) == victim], "it went before its child"
+            pool.forget(victims)
+        else:
+            new = [key for key in keys if key not in resident]
+            for part in ([new] if verb == "store" else [[key] for key in reversed(new)]):
+                for chain in chains(parent_of, part):
+                    pool.insert(chain, now * SECOND_NS)
+            resident |= set(new)
+        assert pool.policy.resident == resident
+    assert pool.gauges()["references"] == references
+
+
+def not_in(keys: set[int], key: int) -> bool:
+    return key not in keys
+
+
+def _prefix(parent_of: dict[int, int], key: int) -> list[int]:
+    prefix = [key]
+    while prefix[-1] in parent_of:
+        prefix.append(parent_of[prefix[-1]])
+    return prefix
 
 
 @settings(max_examples=30)

@@ -1,9 +1,12 @@
 """Policies in the leader: they rule the lower tiers, keep chains whole, survive a keyframe, and say who decided."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.events import BlocksEvicted
+from kvbm_console.core.events import BlocksEvicted, PrefixScored
 from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PIN, PoolPolicy
 from kvbm_console.core.ids import EvictRule, SkipReason, Tier
@@ -23,6 +26,7 @@ class Watch:
     def __init__(self) -> None:
         self.leader: Leader | None = None
         self.rules: set[EvictRule] = set()
+        self.scored: list[PrefixScored] = []
         self.log: list[Stimulus] = []
         self.hashes: dict[int, frozenset[int]] = {}
 
@@ -31,6 +35,8 @@ class Watch:
         for event in outcome.events:
             if isinstance(event, BlocksEvicted):
                 self.rules.add(event.rule)
+            elif isinstance(event, PrefixScored):
+                self.scored.append(event)
         if self.leader is not None:
             self._check(self.leader)
 
@@ -47,11 +53,14 @@ class Watch:
             self.hashes[pool.info.pool] = now
 
 
-def run(eviction: PolicyConfig, *, hosts: int = 1, g2: int = 40, g3: int = 0, trace: str = CHATS) -> tuple[Rig, Watch]:
+def run(
+    eviction: PolicyConfig, *, hosts: int = 1, g1: int = 48, g2: int = 40, g3: int = 0, trace: str = CHATS,
+    threshold: float = 0.0,
+) -> tuple[Rig, Watch]:
     watch = Watch()
-    config = LeaderConfig(g2_blocks=g2, g3_blocks=g3, offload_threshold=0.0, eviction=eviction)
+    config = LeaderConfig(g2_blocks=g2, g3_blocks=g3, offload_threshold=threshold, eviction=eviction)
     rig = build(
-        config, EngineConfig(g1_blocks=48), parse_trace(trace), publish=watch, check=True, audit_every=20, hosts=hosts
+        config, EngineConfig(g1_blocks=g1), parse_trace(trace), publish=watch, check=True, audit_every=20, hosts=hosts
     )
     watch.leader = rig.leader
     rig.run_to_end()
@@ -68,6 +77,40 @@ def test_every_policy_keeps_facts_aids_and_chains(name: str) -> None:
     gauges = rig.leader.box.policies[1 if rig.leader.state.pools[1].info.tier is Tier.G2 else 0].gauges()
     assert gauges["evicted"] == rig.leader.state.totals.evicted_blocks[Tier.G2 - 1]
     assert (gauges["evicted_as_recency"] < gauges["evicted"]) == decided_otherwise
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.9])
+@pytest.mark.parametrize("trace", [CHATS, CHATS.replace("output=24", "output=80") + ",think=0.01,ramp=0.01"])
+def test_a_policy_sees_each_prompt_once_per_admission(trace: str, threshold: float) -> None:
+    """References are what the hit rate counts (BC-5): a store, a look-up that waits and a load are no use."""
+    rig, watch = run(PolicyConfig(policy="lrfu_auto"), g3=60, trace=trace, threshold=threshold)
+    assert (rig.leader.state.totals.preemptions > 0) == (trace != CHATS)
+    assert len(watch.scored) >= rig.engine.totals.finished == 26
+    policies = [rig.leader.box.policies[pool.info.pool] for pool in rig.leader.lower_pools()]
+    asked = sum(event.prompt_blocks for event in watch.scored)
+    assert [policy.gauges()["references"] for policy in policies] == [asked, asked]
+
+
+def test_lrfu_auto_keeps_in_a_tier_what_a_scan_would_push_out(tmp_path: Path) -> None:
+    """Twelve documents of eight blocks in turn, between each two a prompt that never comes again: too much for both."""
+    lines = []
+    for number in range(400):
+        fresh = 1_000_000 + 24 * number
+        ids = [100 * (number // 2 * 7 % 12) + block for block in range(8)] if number % 2 else range(fresh, fresh + 24)
+        request = {"timestamp": 2_000 * number, "input_length": 512 * len(ids) + 5, "output_length": 2}
+        lines.append(json.dumps({**request, "hash_ids": [*ids, 5_000_000 + number]}))
+    trace = tmp_path / "scan.jsonl"
+    trace.write_text("\n".join(lines) + "\n")
+    hits = {}
+    for name in ("simple_lru", "lrfu_auto"):
+        config = LeaderConfig(
+            g2_blocks=150, block_tokens=512, offload_threshold=0.0, eviction=PolicyConfig(policy=name)
+        )
+        rig = build(config, EngineConfig(g1_blocks=64), parse_trace(f"mooncake:{trace}"))
+        rig.run_to_end()
+        hits[name] = rig.leader.state.totals.hit_blocks[Tier.G2 - 1]
+    assert hits["simple_lru"] == 0
+    assert hits["lrfu_auto"] > 1_000, "of 1,600 references to the documents"
 
 
 @pytest.mark.parametrize("name", ["adaptive_lru", "lrfu_auto"])
@@ -119,10 +162,18 @@ def everything(key: int) -> bool:
     return True
 
 
+def touch(policy: PoolPolicy, keys: list[int], at_ns: int) -> None:
+    """A request asks for these blocks, and those that are not there are stored."""
+    fresh = [key for key in keys if key not in policy.policy.resident]
+    policy.use(keys, at_ns)
+    if fresh:
+        policy.insert(fresh, at_ns)
+
+
 def guarded() -> PoolPolicy:
     policy = PoolPolicy(PolicyConfig(), 20)
     for at in range(5):
-        policy.touch([10 * at, 10 * at + 1], at)
+        touch(policy, [10 * at, 10 * at + 1], at)
     return policy
 
 
@@ -153,9 +204,9 @@ def test_priorities_are_given_up_from_the_lowest() -> None:
 
 def test_pins_hold_at_most_half_of_a_pool_and_the_deepest_of_the_oldest_gives_way() -> None:
     policy = PoolPolicy(PolicyConfig(), 10)
-    policy.touch([1, 2, 3, 4], 0)
+    touch(policy, [1, 2, 3, 4], 0)
     policy.guard([1, 2, 3, 4], PIN, 100)
-    policy.touch([1, 2, 30, 40], 1)
+    touch(policy, [1, 2, 30, 40], 1)
     policy.guard([1, 2, 30, 40], PIN, 100)
     assert policy.choose(10, everything, (), 0)[0] == [4]
     assert policy.gauges()["guarded"] == 5
@@ -171,10 +222,10 @@ def test_a_guard_is_never_shortened_or_lowered() -> None:
 
 def test_who_decided_is_counted() -> None:
     policy = PoolPolicy(PolicyConfig(policy="lfu"), 10)
-    policy.touch([1], 0)
-    policy.touch([1], 1)
-    policy.touch([2], 2)
-    policy.touch([3], 3)
+    touch(policy, [1], 0)
+    touch(policy, [1], 1)
+    touch(policy, [2], 2)
+    touch(policy, [3], 3)
     assert policy.choose(1, everything, (), 3) == ([2], False)
     policy.forget([2])
     assert policy.choose(2, everything, (), 3) == ([3, 1], True)
@@ -186,11 +237,11 @@ def test_a_child_goes_before_its_parent_whatever_their_ranks() -> None:
     parent_of = {2: 1, 3: 2, 4: 2}
     policy = PoolPolicy(PolicyConfig(policy="lfu"), 10, parent_of)
     for at in range(3):
-        policy.touch([2, 3], at)
-    policy.touch([2, 4], 4)
-    policy.touch([1, 2, 3], 5)
-    policy.touch([9], 6)
-    policy.touch([9], 7)
+        touch(policy, [2, 3], at)
+    touch(policy, [2, 4], 4)
+    touch(policy, [1, 2, 3], 5)
+    touch(policy, [9], 6)
+    touch(policy, [9], 7)
     assert policy.policy.victims(1) == [1] or policy.policy.victims(1) == [4]
     assert policy.choose(3, everything, (), 7)[0] == [4, 3, 2]
     assert policy.choose(9, everything, (), 7)[0] == [4, 3, 2, 1, 9]
@@ -202,11 +253,11 @@ def test_a_child_goes_before_its_parent_whatever_their_ranks() -> None:
 def test_what_went_with_its_prefix_is_not_chosen_again_at_its_own_level() -> None:
     """A block without a guard takes its guarded continuation along; that one is then gone for every higher level."""
     pool = PoolPolicy(PolicyConfig(policy="lfu"), 8, {2: 1, 3: 2})
-    pool.touch([3], 0)
-    pool.touch([3], 1)
-    pool.touch([1, 2], 2)
+    touch(pool, [3], 0)
+    touch(pool, [3], 1)
+    touch(pool, [1, 2], 2)
     for at_ns in (3, 4, 5):
-        pool.touch([9], at_ns)
+        touch(pool, [9], at_ns)
     pool.guard([3], 1, 10**18)
     pool.guard([9], 1, 10**18)
     chosen, _ = pool.choose(4, lambda key: True, (), 5)

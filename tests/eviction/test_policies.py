@@ -240,16 +240,6 @@ def test_half_life_says_how_long_a_touch_counts() -> None:
         assert policy.victims(1) == [first]
 
 
-def test_recency_agrees_only_with_the_oldest() -> None:
-    policy = make("lfu", 10)
-    for at, key in enumerate((1, 1, 2, 3)):
-        policy.touch([key], at)
-    assert not policy.recency_agrees([2])
-    assert policy.recency_agrees([1])
-    assert policy.recency_agrees([1, 2])
-    assert make("simple_lru", 10).recency_agrees([])
-
-
 def test_auto_says_that_it_is_recency_without_history_and_follows_the_load() -> None:
     """A scan of blocks that are never used again makes room for popular ones only under a longer half-life."""
     policy = auto.LrfuAuto(340)
@@ -271,13 +261,16 @@ def test_auto_says_that_it_is_recency_without_history_and_follows_the_load() -> 
 
 
 _KEYS = some.lists(some.integers(0, 9), max_size=5)
-_VERBS = ["touch", "again", "forget", "compact", "restore"]
+_VERBS = ["touch", "again", "use", "insert", "forget", "compact", "restore"]
 
 
 @settings(max_examples=300)
 @given(some.lists(some.tuples(some.sampled_from(_VERBS), _KEYS), max_size=30))
 def test_recency_is_the_order_of_the_last_touches(steps: list[tuple[str, list[int]]]) -> None:
-    """Beside a list: each key, deepest first, goes to its end; also where a prefix is touched again, or a key twice."""
+    """Beside a list: each key, deepest first, goes to its end; also where a prefix is touched again, or a key twice.
+
+    What is used and not there stays away, and what is inserted stands directly below the one that it is beside.
+    """
     policy, order, last = SimpleLru(), list[int](), list[int]()
     for verb, keys in steps:
         if verb in ("touch", "again"):
@@ -285,11 +278,22 @@ def test_recency_is_the_order_of_the_last_touches(steps: list[tuple[str, list[in
             policy.touch(last, 0)
             for key in reversed(last):
                 order = [*(one for one in order if one != key), key]
+        elif verb == "use":
+            policy.use(keys, 0)
+            for key in reversed(keys):
+                order = [*(one for one in order if one != key), *([key] if key in order else [])]
+        elif verb == "insert":
+            new = [key for key in dict.fromkeys(keys) if key not in order]
+            beside = next((key for key in keys if key in order), None)
+            if new:
+                policy.insert(new, beside, 0)
+                place = len(order) if beside is None else order.index(beside)
+                order[place:place] = reversed(new)
         elif verb == "forget":
             policy.forget(keys)
             order = [key for key in order if key not in keys]
         elif verb == "compact":
-            policy._stand(policy.export())
+            policy._drop_dead()
         else:
             exported = policy.export()
             policy = SimpleLru()

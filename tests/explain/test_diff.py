@@ -61,7 +61,7 @@ def test_two_capacities_show_who_won() -> None:
 
 def test_two_policies_on_one_trace_show_who_won_and_who_lost(kvbm_run: Any) -> None:
     asked = [
-        prompt(f"s{at % 5}.{at // 5}", (at % 5, 160), (50 + at // 5, 30 * (at % 3)), at_ms=90 * at) for at in range(60)
+        prompt(f"s{at}", (at % 7 * (at % 2), 160), (50 + at // 5, 30 * (at % 3)), at_ms=90 * at) for at in range(60)
     ]
     engine = EngineConfig(g1_blocks=24, max_batch_tokens=128, max_running=8)
     one, other = (

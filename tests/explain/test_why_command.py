@@ -12,6 +12,7 @@ from kvbm_console.recording.reader import Recording
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 PRESSURE = RECORDINGS / "offload-pressure.mcap"
+ONBOARD = RECORDINGS / "onboard-from-host.mcap"
 
 
 def run(*arguments: object) -> Result:
@@ -56,11 +57,11 @@ def test_a_block_in_full_tells_its_earlier_fate() -> None:
 
 
 def test_a_block_that_did_not_miss_is_said_to_be_found() -> None:
-    admissions = json.loads(run("chat.1", PRESSURE, "--format", "json").output)["admissions"]
+    admissions = json.loads(run("chat.1", ONBOARD, "--format", "json").output)["admissions"]
     found = [sum(one["hits"]) for one in admissions]
     assert any(found)
     for block in (0, max(found) - 1, max(found)):
-        text = run("chat.1", PRESSURE, "--block", str(block)).output
+        text = run("chat.1", ONBOARD, "--block", str(block)).output
         assert text.count("found          it is one of the first") == sum(block < count for count in found)
 
 

@@ -25,8 +25,8 @@ MACHINE: dict[str, Any] = {
     "total_kv_blocks": 40, "kv_cpu_blocks": 48, "kv_disk_blocks": 400, "kv_offload_threshold": 0.0, "block_size": 16,
 }
 """Flags of ``simulate`` and ``serve`` that a case does not name."""
-SLOW_DISK = {"kv_transfer_bandwidth": 0.005}
-"""A copy of a block takes 3 ms: longer than a request queues."""
+SLOW_DISK = {"kv_transfer_bandwidth": 0.003}
+"""A copy of a block takes 5 ms: longer than a request queues."""
 SPARE = {"kv_cpu_blocks": 40, "kv_disk_blocks": 0}
 """A host tier that holds a part of the chats."""
 
@@ -50,7 +50,7 @@ CACHE: dict[str, Case] = {
     "pin_ttl_s": (0.01, 60, {**SPARE, "pin_tail_tokens": 128}),
     "priority_ttl_s": (0, 60, {**SPARE, "trace": f"{SMALL},priority=0.5"}),
     "disk_admission": (0, 2, {}),
-    "prefetch_timeout_s": (0.005, 0.05, {**SLOW_DISK, "prefetch_stop": "timeout", "trace": f"{SMALL},seed=2"}),
+    "prefetch_timeout_s": (0.005, 0.2, {**SLOW_DISK, "prefetch_stop": "timeout", "trace": f"{SMALL},seed=2"}),
 }
 """Of the cache, the same for ``simulate``, ``compare`` and ``serve`` where they have the flag."""
 OF_COMMAND: dict[str, dict[str, Case]] = {

@@ -124,9 +124,9 @@ def test_every_request_ends_and_every_block_is_accounted_for(prefetch: str, stop
 def test_every_stop_rule_acts_where_the_disk_is_slower_than_the_queue() -> None:
     """Nobody waits with best effort, so blocks come late; with the others a lookup waits for as long as it may."""
     found: dict[str, Any] = {}
-    for stop, timeout_s in (("best_effort", 1.0), ("timeout", 0.02), ("wait_complete", 1.0)):
+    for stop, timeout_s in (("best_effort", 1.0), ("timeout", 0.05), ("wait_complete", 1.0)):
         found[stop] = simulate(SimulateOptions(
-            trace=chats(2), total_kv_blocks=40, kv_cpu_blocks=48, kv_disk_blocks=400, kv_offload_threshold=0.0,
+            trace=chats(4), total_kv_blocks=40, kv_cpu_blocks=48, kv_disk_blocks=400, kv_offload_threshold=0.0,
             kv_transfer_bandwidth=0.005, prefetch_stop=stop, prefetch_timeout_s=timeout_s,  # type: ignore[arg-type]
         )).report.document
     late = {stop: document["prefetch"]["late_blocks"] for stop, document in found.items()}

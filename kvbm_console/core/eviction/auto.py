@@ -119,6 +119,20 @@ class LrfuAuto(Lrfu):
     def touch(self, keys: Sequence[int], at_ns: int) -> None:
         """One more use of each, here and in the shadows."""
         super().touch(keys, at_ns)
+        self._show(keys, at_ns)
+
+    def use(self, keys: Sequence[int], at_ns: int) -> None:
+        """One more use of each, here and in the shadows, which store what they are asked for."""
+        super().use(keys, at_ns)
+        self._show(keys, at_ns)
+
+    @property
+    def is_recency(self) -> bool:  # type: ignore[override]
+        """Whether the rule in force is recency."""
+        return not self._current
+
+    def _show(self, keys: Sequence[int], at_ns: int) -> None:
+        """The shadows will see the sampled ones of these keys."""
         sampled = [key for key in reversed(keys) if key % SAMPLED_SHARE == _REMAINDER]
         if sampled:
             stamps, sample = self._stamp, self._sample
@@ -136,12 +150,12 @@ class LrfuAuto(Lrfu):
         if self.half_life_s:
             super()._use(keys, at_ns)
 
-    def _enter(self, keys: Sequence[int]) -> None:
+    def _enter(self, keys: Sequence[int], aside: bool = False) -> None:
         if self._residence:
             uses, before = self._uses, self._before
             for key in keys:
                 before[key] = uses[key] - 1
-        super()._enter(keys)
+        super()._enter(keys, aside)
 
     def forget(self, keys: Iterable[int]) -> None:
         """These blocks are not resident any more."""

@@ -96,10 +96,6 @@ class Belady:
             heappush(heap, entry)
         return list(chosen) if len(chosen) >= count else None
 
-    def recency_agrees(self, victims: Collection[int]) -> bool:
-        """Recency is not known here."""
-        return False
-
     def gauges(self) -> dict[str, float]:
         """Nothing beside what every policy tells."""
         return {}

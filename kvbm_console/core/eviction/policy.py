@@ -8,6 +8,9 @@ A key is a number that names a block for as long as it is remembered: a sequence
 in ``simulate --cache-only``. One touch covers one prefix in prompt order. Within a touch the deeper block counts as the
 older one; with that, and because whoever touches a block touches its whole prefix, every policy whose rank grows with
 recency and frequency keeps a parent at least as long as its children.
+
+Without an engine a touch is both: a request asks for these blocks, and stores them. A tier of the leader is told apart:
+``use`` when a request asks for its prompt, once, and ``insert`` when a copy is stored, which is no use of any block.
 """
 
 import math
@@ -47,7 +50,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def touch(self, keys: Sequence[int], at_ns: int) -> None:
-        """These blocks of one prefix, in prompt order, were used or stored at this time; times never go backwards."""
+        """These blocks of one prefix, in prompt order, were used and are resident; times never go backwards."""
         ...
 
     def forget(self, keys: Iterable[int]) -> None:
@@ -63,10 +66,6 @@ class EvictionPolicy(Protocol):
         """
         ...
 
-    def recency_agrees(self, victims: Collection[int]) -> bool:
-        """Whether recency alone ranks every one of these below each resident key that is not among them."""
-        ...
-
     def gauges(self) -> dict[str, float]:
         """What the policy tells about itself, for example ``ghosts`` and ``ghosts_max``."""
         ...
@@ -77,6 +76,24 @@ class EvictionPolicy(Protocol):
 
     def restore(self, exported: Any) -> None:
         """Become what was exported; raises ``ValueError`` or ``TypeError`` on anything else."""
+        ...
+
+
+class TierPolicy(EvictionPolicy, Protocol):
+    """An eviction policy that tells use and storage apart."""
+
+    @property
+    def is_recency(self) -> bool:
+        """Whether its ranks are recency alone at the moment."""
+        ...
+
+    def use(self, keys: Sequence[int], at_ns: int) -> None:
+        """A request asks for these blocks, its prompt in order, whether they are resident or not."""
+        ...
+
+    def insert(self, keys: Sequence[int], beside: int | None, at_ns: int) -> None:
+        """These blocks of one prefix, in prompt order, become resident: as old as ``beside``, their nearest resident
+        ancestor, and deeper; without one as new as can be."""
         ...
 
 
@@ -134,7 +151,7 @@ def ghosts_max(capacity: int) -> int:
     return max(GHOSTS_MIN, GHOSTS_PER_BLOCK * capacity)
 
 
-def make_policy(config: PolicyConfig, capacity: int) -> EvictionPolicy:
+def make_policy(config: PolicyConfig, capacity: int) -> TierPolicy:
     """The policy that a configuration names, empty, for a pool of ``capacity`` places."""
     from kvbm_console.core.eviction import auto, ranked
     from kvbm_console.core.eviction.simple_lru import SimpleLru

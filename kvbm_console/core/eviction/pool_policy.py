@@ -3,14 +3,15 @@
 Law of this file: a guard only takes keys out of the policy's reach, for a time that is known when it is set; it never
 changes a rank. Pins are never evicted while they last, and together they hold at most ``GUARDED_SHARE`` of the pool,
 the oldest ones giving way; a priority is given up only when nothing of a lower one is left. What is pinned of a
-sequence is a prefix of it: a block without its prefix is of no use.
+sequence is a prefix of it: a block without its prefix is of no use. For the same reason a block is not evicted before
+one that continues it (I13), whatever the ranks say.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import filterfalse, islice
 from typing import Any, Final
 
-from kvbm_console.core.eviction.policy import EvictionPolicy, PolicyConfig, make_policy
+from kvbm_console.core.eviction.policy import PolicyConfig, TierPolicy, make_policy
 from kvbm_console.core.eviction.simple_lru import SimpleLru
 
 GUARDED_SHARE: Final = 0.5
@@ -23,37 +24,60 @@ class PoolPolicy:
     """The policy of one pool of ``capacity`` places, by hash; ``parent_of`` is the leader's map of prefixes."""
 
     def __init__(self, config: PolicyConfig, capacity: int, parent_of: Mapping[int, int] | None = None) -> None:
-        self.policy: EvictionPolicy = make_policy(config, capacity)
+        self.policy = make_policy(config, capacity)
         self.capacity = capacity
+        self.references = 0
+        """Blocks that requests have asked for: prompts, each once per admission."""
         self.evicted = 0
         self.as_recency = 0
         """Of these, recency alone would have chosen so many too."""
         self.not_admitted = 0
         """Blocks that were to be written here and were used too rarely for that."""
         self._recency = None if isinstance(self.policy, SimpleLru) else SimpleLru()
+        """What recency alone would choose, of a policy that is not recency for ever."""
         self._guards: dict[int, tuple[int, int]] = {}
         """Key to (level, until); in the order in which they were set."""
         self._parent_of = {} if parent_of is None else parent_of
         self._parent: dict[int, int] = {}
-        """Resident key to its parent, where recency does not order them by itself."""
+        """Resident key to its parent."""
         self._child: dict[int, int] = {}
         """Key to one of its resident children: most have one alone."""
         self._siblings: dict[int, set[int]] = {}
         """Key to its further children. Together with ``_child`` the inverse of ``_parent``."""
 
-    def touch(self, keys: Sequence[int], at_ns: int) -> None:
-        """These blocks, parents before children, were used or stored."""
-        self.policy.touch(keys, at_ns)
+    def use(self, keys: Sequence[int], at_ns: int) -> None:
+        """A request asks for these blocks, its prompt in order, whether they are resident or not."""
+        self.references += len(keys)
+        self.policy.use(keys, at_ns)
         if self._recency is not None:
-            self._recency.touch(keys, at_ns)
-            self._link(keys)
+            self._recency.use(keys, at_ns)
+
+    def insert(self, keys: Sequence[int], at_ns: int) -> None:
+        """These blocks of one prefix, in prompt order, become resident, beside their nearest resident ancestor.
+
+        That is no use: a store says nothing of who will ask. What continues an ancestor is older than the ancestor, so
+        this place is also newer than that of all that continues these blocks.
+        """
+        beside = self.ancestor(keys[0])
+        self.policy.insert(keys, beside, at_ns)
+        if self._recency is not None:
+            self._recency.insert(keys, beside, at_ns)
+        self._link(keys)
+
+    def ancestor(self, key: int) -> int | None:
+        """The nearest resident block in front of this one, as far as its prefix is known."""
+        resident, parent_of = self.policy.resident, self._parent_of.get
+        above = parent_of(key)
+        while above is not None and above not in resident:
+            above = parent_of(above)
+        return above
 
     def forget(self, keys: Collection[int]) -> None:
         """These blocks are not resident any more; guards stay until their time is over."""
         self.policy.forget(keys)
         if self._recency is not None:
             self._recency.forget(keys)
-            self._unlink(keys)
+        self._unlink(keys)
 
     def _link(self, keys: Iterable[int]) -> None:
         """Remember the parents of these keys, as far as they are known."""
@@ -132,12 +156,11 @@ class PoolPolicy:
 
         for level in self._levels():
             of_level = self._of_level(left, level)
-            victims = self._victims(self.policy, count - len(chosen), of_level, protected)
-            if self._recency is None:
+            victims = self._whole(self.policy, count - len(chosen), of_level, left, protected)
+            if self._recency is None or self.policy.is_recency:
                 same += len(victims)
             else:
-                victims = self._with_children(victims, count - len(chosen), left, protected, chosen)
-                by_recency = self._victims(self._recency, len(victims), of_level, protected)
+                by_recency = self._whole(self._recency, len(victims), of_level, left, protected)
                 same += len(set(victims).intersection(by_recency))
             chosen.update(dict.fromkeys(victims))
             if len(chosen) == count:
@@ -146,32 +169,58 @@ class PoolPolicy:
         self.as_recency += same
         return list(chosen), same == len(chosen)
 
-    def _victims(
-        self, policy: EvictionPolicy, count: int, evictable: Callable[[int], bool], protected: Collection[int]
+    def _whole(
+        self, policy: TierPolicy, count: int, evictable: Callable[[int], bool], may_follow: Callable[[int], bool],
+        protected: Collection[int],
     ) -> list[int]:
-        """As many as there are, up to ``count``."""
+        """As many as there are, up to ``count``, each with what continues it in front (I13).
+
+        A rank alone does not say that of blocks that were stored one by one. A block whose continuation may not go
+        stays.
+        """
+        order: dict[int, None] = {}
+        stays: set[int] = set()
+
+        def may_go(key: int) -> bool:
+            return key not in stays and evictable(key)
+
+        ask = count
+        while True:
+            victims = self._victims(policy, ask, may_go if stays else evictable, protected)
+            for victim in victims:
+                if victim not in order and not self._add_family(victim, order, may_follow, protected):
+                    stays.add(victim)
+            if len(order) >= count or len(victims) < ask:
+                return list(order)[:count]
+            ask *= 2
+
+    def _add_family(
+        self, victim: int, order: dict[int, None], may_follow: Callable[[int], bool], protected: Collection[int]
+    ) -> bool:
+        """Add a victim behind all that continues it, unless some of that may not go."""
+        child = self._child.get(victim)
+        if child is None or (child in order and victim not in self._siblings):  # as ranks mostly have it
+            order[victim] = None
+            return True
+        family = [victim]
+        for key in family:
+            for child in self._children(key):
+                if child not in order:
+                    if child in protected or not may_follow(child):
+                        return False
+                    family.append(child)
+        order.update(dict.fromkeys(reversed(family)))
+        return True
+
+    def _victims(
+        self, policy: TierPolicy, count: int, evictable: Callable[[int], bool], protected: Collection[int]
+    ) -> list[int]:
+        """As many as there are, up to ``count``, whatever continues them."""
         victims = policy.victims(count, evictable, protected)
         if victims is None:
             there = sum(1 for key in policy.resident if key not in protected and evictable(key))
             victims = policy.victims(there, evictable, protected)
         return victims or []
-
-    def _with_children(
-        self, victims: list[int], count: int, evictable: Callable[[int], bool], protected: Collection[int],
-        chosen: Collection[int],
-    ) -> list[int]:
-        """Victims with what continues them in front (I13); a rank alone does not say that of blocks stored one by one.
-
-        A block whose continuation may not go stays.
-        """
-        order: dict[int, None] = {}
-        for victim in victims:
-            family = [victim]
-            for key in family:
-                family += [child for child in self._children(key) if child not in chosen]
-            if len(family) == 1 or all(key not in protected and evictable(key) for key in family):
-                order.update(dict.fromkeys(reversed(family)))
-        return list(order)[:count]
 
     def _levels(self) -> list[int]:
         return [0, *sorted({level for level, _ in self._guards.values()} - {PIN})]
@@ -187,9 +236,10 @@ class PoolPolicy:
             self._guards = {key: guard for key, guard in self._guards.items() if guard[1] > now_ns}
 
     def gauges(self) -> dict[str, float]:
-        """The policy's own, ranked blocks, evictions, those that recency would have chosen too, guarded blocks."""
+        """The policy's own, ranked blocks, references, evictions, those that recency would have chosen too, guards."""
         return {
-            **self.policy.gauges(), "entries": len(self.policy.resident), "evicted": self.evicted,
+            **self.policy.gauges(), "entries": len(self.policy.resident), "references": self.references,
+            "evicted": self.evicted,
             "evicted_as_recency": self.as_recency,
             "guarded": len(self._guards), "not_admitted": self.not_admitted,
         }
@@ -202,6 +252,7 @@ class PoolPolicy:
             "policy": self.policy.export(), "recency": None if self._recency is None else self._recency.export(),
             "guards": [[key, level, until_ns] for key, (level, until_ns) in self._guards.items()],
             "evicted": self.evicted, "as_recency": self.as_recency, "not_admitted": self.not_admitted,
+            "references": self.references,
         }
 
     def restore(self, exported: Any) -> None:
@@ -209,7 +260,7 @@ class PoolPolicy:
         self.policy.restore(exported["policy"])
         if self._recency is not None:
             self._recency.restore(exported["recency"])
-            self._link(self._recency.resident)
+        self._link(self.policy.resident)
         self._guards = {key: (level, until_ns) for key, level, until_ns in exported["guards"]}
         self.evicted, self.as_recency = exported["evicted"], exported["as_recency"]
-        self.not_admitted = exported.get("not_admitted", 0)
+        self.not_admitted, self.references = exported.get("not_admitted", 0), exported.get("references", 0)

@@ -57,6 +57,7 @@ class Ranked:
 
     name = "ranked"
     remembers = False
+    is_recency = False
 
     def __init__(self, capacity: int) -> None:
         self.ghosts_max = ghosts_max(capacity)
@@ -85,22 +86,58 @@ class Ranked:
     def touch(self, keys: Sequence[int], at_ns: int) -> None:
         """See ``EvictionPolicy.touch``."""
         deepest_first = keys[::-1]
-        stamps, queued = self._stamp, self._queued
-        first = max(self._clock + 1, at_ns)
-        self._clock = first + len(keys) - 1
-        stamps.update(zip(deepest_first, range(first, first + len(keys)), strict=True))
+        self._stamps_anew(deepest_first, at_ns)
         self._use(deepest_first, at_ns)
-        entering = list(filterfalse(queued.__contains__, deepest_first))
+        entering = list(filterfalse(self._queued.__contains__, deepest_first))
         if entering:
             self._enter(entering)
+
+    def use(self, keys: Sequence[int], at_ns: int) -> None:
+        """See ``TierPolicy.use``. Without a memory of evicted blocks only resident ones count."""
+        used = keys[::-1]
+        if not self.remembers:
+            used = list(filter(self._queued.__contains__, used))
+        self._stamps_anew(used, at_ns)
+        self._use(used, at_ns)
+        if len(self._stamp) - len(self._queued) > self.ghosts_max:
+            self._prune()
+
+    def insert(self, keys: Sequence[int], beside: int | None, at_ns: int) -> None:
+        """See ``TierPolicy.insert``. A block that no request has asked for has the value of a first use, and at most
+        that of ``beside``."""
+        deepest_first = keys[::-1]
+        values = self._value
+        fresh = list(filterfalse(self._stamp.__contains__, deepest_first))
+        if fresh:
+            self._use(fresh, at_ns)
+        if beside is None:
+            self._stamps_anew(deepest_first, at_ns)
+        else:
+            self._stamp.update(dict.fromkeys(deepest_first, self._stamp[beside]))
+            if beside in values:
+                most = values[beside]
+                for key in fresh:
+                    values[key] = min(values[key], most)
+        self._enter(deepest_first, aside=True)
+
+    def _stamps_anew(self, keys: Sequence[int], at_ns: int) -> None:
+        """These keys, deepest first, are the newest."""
+        first = max(self._clock + 1, at_ns)
+        self._clock = first + len(keys) - 1
+        self._stamp.update(zip(keys, range(first, first + len(keys)), strict=True))
 
     def _use(self, keys: Sequence[int], at_ns: int) -> None:
         """The values after one more use of each of these keys, deepest first."""
         self._value.update(keys)
 
-    def _enter(self, keys: Sequence[int]) -> None:
-        """These keys, which were just touched, become resident."""
+    def _enter(self, keys: Sequence[int], aside: bool = False) -> None:
+        """These keys become resident: they were just touched, or are put ``aside`` another one."""
         stamps, values, queued, rank, first = self._stamp, self._value, self._queued, self.rank, self._first
+        if aside:
+            for key in keys:
+                stamp = queued[key] = stamps[key]
+                heappush(self._heap, (rank(key), stamp, key))
+            return
         if first is None:
             own = list(map(stamps.__getitem__, keys))
             queued.update(zip(keys, own, strict=True))
@@ -181,12 +218,6 @@ class Ranked:
             heappush(heap, entry)
         return [entry[2] for entry in offered] if left <= 0 else None
 
-    def recency_agrees(self, victims: Collection[int]) -> bool:
-        """Whether recency alone ranks every one of these below each resident key that is not among them."""
-        stamps, chosen = self._stamp, set(victims)
-        last = max((stamps[key] for key in chosen), default=-1)
-        return not any(stamps[key] < last and key not in chosen for key in self._queued)
-
     def gauges(self) -> dict[str, float]:
         """Ghosts and their bound, for policies that have them."""
         if not self.remembers:
@@ -201,7 +232,7 @@ class Ranked:
         There may be hundreds of thousands, and whoever asks stands still meanwhile: no object is made for a key.
         """
         stamps = self._stamp
-        keys = sorted(stamps, key=stamps.__getitem__)
+        keys = [key for _, key in sorted(zip(stamps.values(), stamps, strict=True))]
         return {
             "clock": self._clock, "keys": packed(keys), "stamps": packed(map(stamps.__getitem__, keys)),
             "values": list(map(self._value.get, keys)), "resident": bytes(map(self._queued.__contains__, keys)),

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 _SLACK: Final = 5_000
 """Dead keys that touches carry before all are looked through, beside two per block: O(1) amortised."""
+_ROW: Final = 256
+"""Keys of one touch after ``restore``: an ``insert`` looks through a touch."""
 _AT_ONCE: Final = 16
 """At least so many keys are looked at together: a comprehension costs half of a loop that tests everything."""
 
@@ -29,6 +31,7 @@ class SimpleLru:
     """
 
     name = "simple_lru"
+    is_recency = True
 
     def __init__(self, order: Iterable[int] = ()) -> None:
         self._touches: OrderedDict[int, list[int]] = OrderedDict()
@@ -66,7 +69,38 @@ class SimpleLru:
         self._next = number + 1
         self._carried += len(deepest_first)
         if self._carried > 3 * len(at) + _SLACK:
-            self._stand(self.export())
+            self._drop_dead()
+
+    def use(self, keys: Sequence[int], at_ns: int) -> None:
+        """See ``TierPolicy.use``; what is not resident is not remembered."""
+        self.touch(list(filter(self._at.__contains__, keys)), at_ns)
+
+    def insert(self, keys: Sequence[int], beside: int | None, at_ns: int) -> None:
+        """See ``TierPolicy.insert``."""
+        number = None if beside is None else self._at.get(beside)
+        if beside is None or number is None:
+            self.touch(keys, at_ns)
+            return
+        row = self._touches[number]
+        dead = set(keys).intersection(row)
+        if dead:  # they were here before they were forgotten
+            self._carried -= len(row)
+            row[:] = [key for key in row if key not in dead]
+            self._carried += len(row)
+            self._passed = 0
+        place = row.index(beside)
+        row[place:place] = reversed(keys)
+        self._at.update(zip(keys, repeat(number)))
+        self._carried += len(keys)
+        if self._carried > 3 * len(self._at) + _SLACK:
+            self._drop_dead()
+
+    def _drop_dead(self) -> None:
+        """Forget the dead keys that touches carry."""
+        live = self._at.get
+        rows = ((number, [key for key in row if live(key) == number]) for number, row in self._touches.items())
+        self._touches = OrderedDict((number, row) for number, row in rows if row)
+        self._carried, self._passed = len(self._at), 0
 
     def _replaced(self, number: int, keys: list[int]) -> bool:
         """The keys of this touch are touched again: whether it was moved, since all live in it; else it is dropped."""
@@ -125,10 +159,6 @@ class SimpleLru:
             self._passed = 0
         return 0
 
-    def recency_agrees(self, victims: Collection[int]) -> bool:
-        """Always: recency is all that there is."""
-        return True
-
     def gauges(self) -> dict[str, float]:
         """Nothing beside what every policy tells."""
         return {}
@@ -144,9 +174,11 @@ class SimpleLru:
         self._stand(list(exported))
 
     def _stand(self, keys: list[int]) -> None:
-        """The resident keys stand in this order, as of one touch."""
+        """The resident keys stand in this order, as of touches of ``_ROW`` keys."""
         self._newest = -1
-        self._at.update(dict.fromkeys(keys, self._next))
-        self._touches = OrderedDict({self._next: keys} if keys else {})
-        self._next += 1
+        self._touches = OrderedDict()
+        for at in range(0, len(keys), _ROW):
+            self._touches[self._next] = keys[at : at + _ROW]
+            self._at.update(dict.fromkeys(keys[at : at + _ROW], self._next))
+            self._next += 1
         self._carried, self._passed = len(keys), 0

@@ -297,7 +297,8 @@ class AidsBox:
             if pool.ranks is None and facts.info.authority is Authority.LEADER:
                 pool.capacity_blocks = len(facts)
                 policy = PoolPolicy(box.aids.eviction, pool.capacity_blocks, box.aids.parent_of)
-                policy.touch([facts.hash_of[place] for place in reversed(pool.order)], 0)
+                if pool.order:
+                    policy.insert([facts.hash_of[place] for place in reversed(pool.order)], 0)
                 box.policies[facts.info.pool] = policy
             pool.order = []
         return box

@@ -76,8 +76,6 @@ class Decider:
         self._below: list[PoolFacts | None] = []
         self._lower: list[PoolFacts] = []
         """What ``look_at_pools`` has found, and of which pools: asked for a dozen times per request."""
-        self.last_chain: list[int] = []
-        """Blocks of one prefix that were last copied down: what is copied next is mostly in front of them."""
         self.gate: Gate | None = None
         self.awake: Gate | None = None
         """The gate, unless no live slot can be named by a breakpoint: so most who arm one pay nothing at most sites."""
@@ -252,10 +250,6 @@ class Decider:
             self.unblock_above(self.state.pools[index])
 
     # --- places ----------------------------------------------------------------------------------
-
-    def touch(self, pool: PoolFacts, hashes: list[int]) -> None:
-        """Blocks of one prefix were used."""
-        self.box.policies[pool.info.pool].touch(hashes, self.at_ns)
 
     def evict(
         self, pool: PoolFacts, places: list[int], for_slot: int | None, rule: EvictRule, hashes: list[int] | None = None

@@ -173,16 +173,13 @@ def _answer(
 def _stage(
     leader: Decider, slot: SlotFacts, at: int, found: list[tuple[PoolFacts, list[int]]], tokens: int
 ) -> None:
-    """Hold what was found from block ``at`` on; the prefix in front of it was used as well."""
+    """Hold what was found from block ``at`` on."""
     for pool, places in found:
-        resident = pool.by_hash
-        above = [key for key in slot.hashes[:at] if key in resident]
         used = slot.hashes[at : at + len(places)]
         at += len(places)
         leader.emit(ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places))
         leader.aids.pools[pool.info.pool].staged_blocks += len(places)
         leader.aids.taken(pool, places)
-        leader.touch(pool, above + used)
         prefetch.found(leader, pool, used)
         if leader.config.eviction.disk_admission > 1:
             _offer_again(leader, pool, places)
@@ -322,6 +319,8 @@ def _score(leader: Decider, slot: SlotFacts, reused: int, external: int) -> None
         scored.append(min(count, left))
         left -= scored[-1]
     leader.emit(ev.PrefixScored, slot.slot, slot.prompt_blocks, (scored[0], scored[1], scored[2], scored[3]))
+    for pool in leader.lower_pools():
+        leader.box.policies[pool.info.pool].use(slot.hashes[: slot.prompt_blocks], leader.at_ns)
 
 
 def _load(leader: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, external: int, tokens: int) -> None:

@@ -24,7 +24,7 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
 from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.leader.prefixes import evictable, held_hashes, resident_with_prefix, with_prefix
+from kvbm_console.core.leader.prefixes import chains, evictable
 from kvbm_console.core.leader.sources import admitted, choose, pools_of
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
@@ -118,15 +118,16 @@ def _victims(leader: Decider, pool: PoolFacts, missing: int, hashes: Sequence[in
     """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too.
 
     A block that waits for its own copy down stays until that has ended: what was about to be saved is not given up.
+    So does what these hashes continue; with it all of its prefix, and that of what somebody holds (I13).
     """
-    waiting = [pool.hash_of[place] for place in leader.aids.pools[pool.info.pool].planned]
-    protected = resident_with_prefix(leader, pool, [*held_hashes(leader, pool), *waiting, *hashes])
-    may_go = evictable(pool)
-    cached = pool.counts[Condition.CACHED]
-    if cached - len(protected) < missing:  # else there are enough, however many of these are cached
-        cached -= sum(map(may_go, protected))
-    chosen, agrees = leader.box.policies[pool.info.pool].choose(
-        min(missing, cached), may_go, protected, leader.at_ns
+    policy = leader.box.policies[pool.info.pool]
+    protected = {pool.hash_of[place] for place in leader.aids.pools[pool.info.pool].planned}
+    for chain in chains(leader.aids.parent_of, hashes):
+        ancestor = policy.ancestor(chain[0])
+        if ancestor is not None:
+            protected.add(ancestor)
+    chosen, agrees = policy.choose(
+        min(missing, pool.counts[Condition.CACHED]), evictable(pool), protected, leader.at_ns
     )
     return [pool.by_hash[key] for key in chosen], EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
 
@@ -153,8 +154,8 @@ def _promote(
         leader.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
         leader.aids.fences[number] = (source.info.source, "", sources)
     if target.info.authority is Authority.LEADER:
-        slot = _slot(leader, candidate)
-        leader.touch(target, with_prefix(leader, target, hashes, () if slot is None else slot.hashes))
+        for chain in chains(leader.aids.parent_of, hashes):
+            leader.box.policies[target.info.pool].insert(chain, leader.at_ns)
         leader.aids.saved(source, _all_places(source, sources, hashes))
     _strike(leader, Site.DISPATCH_WILL, leader.state.candidates[candidate.candidate])
 

@@ -1,85 +1,37 @@
-"""Chains of blocks in a pool that the leader decides: what is touched together, and what must stay because of another.
+"""Chains of blocks, and what of a pool that the leader decides may be evicted.
 
-Law of this file: within a tier no block is evicted before one that continues it (I13).
+Law of this file: a chain is in prompt order, and a block is never in a chain behind that of a block which continues it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.tiers import READY, PoolFacts
 
 
-def held_hashes(leader: Decider, pool: PoolFacts) -> list[int]:
-    """What staging and operations hold in a pool: it cannot be evicted, so its prefix must not be either (I13)."""
-    held = [
-        pool.hash_of[places[0]] for slot in leader.state.slots.values() for index, places in slot.staged
-        if index == pool.info.pool
-    ]
-    for operation in leader.state.operations.values():
-        if operation.source_pool == pool.info.pool:
-            held += [pool.hash_of[place] for place in operation.sources]
-        if operation.target_pool == pool.info.pool:
-            held += [pool.hash_of[place] for place in operation.targets]
-    return held
+def chains(parent_of: Mapping[int, int], hashes: Sequence[int]) -> list[list[int]]:
+    """These blocks, each once, as chains in which each block is the parent of the next.
 
-
-def resident_with_prefix(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> set[int]:
-    """Those of these blocks and of all of their prefix that stand in a pool; ``with_prefix`` without order."""
-    seen: set[int] = set()
-    parent_of = leader.aids.parent_of.get
-    for first in hashes:
-        key: int | None = first
-        while key is not None and key not in seen:
-            seen.add(key)
-            key = parent_of(key)
-    resident = pool.by_hash
-    return {key for key in seen if key in resident}
-
-
-def with_prefix(leader: Decider, pool: PoolFacts, hashes: list[int], prompt: Sequence[int] = ()) -> list[int]:
-    """Those of these blocks and of all of their prefix that stand in a pool, parents before children.
-
-    A prefix is touched whenever its continuation is, so it is never colder and never evicted first (I13). ``prompt``:
-    where these blocks may stand in a row, which is then looked at in bulk.
+    >>> chains({2: 1, 3: 2, 9: 8}, [3, 9, 2])
+    [[2, 3], [9]]
     """
-    parent_of, resident = leader.aids.parent_of.get, pool.by_hash
-    if list(map(parent_of, hashes[1:])) == hashes[:-1]:  # the usual case: one chain, in prompt order
-        return list(filter(resident.__contains__, _whole(leader, hashes, prompt)))
-    if list(map(parent_of, hashes[:-1])) == hashes[1:]:  # blocks that were given up, the deepest first
-        return list(filter(resident.__contains__, _whole(leader, hashes[::-1], prompt)))
-    order: dict[int, None] = {}
-    for first in hashes:
-        key: int | None = first
-        path = []
-        while key is not None and key not in order:
-            path.append(key)
-            key = parent_of(key)
-        order.update(dict.fromkeys(reversed(path)))
-    return [key for key in order if key in resident]
-
-
-def _whole(leader: Decider, hashes: list[int], prompt: Sequence[int]) -> list[int]:
-    """A chain in prompt order with all that is known to be in front of it."""
-    if not hashes:
-        return []
-    parent_of = leader.aids.parent_of.get
-    for known in (prompt, leader.last_chain):
-        try:
-            end = known.index(hashes[-1]) + 1
-        except ValueError:
-            continue
-        whole = list(known[:end])
-        parents = list(map(parent_of, whole))
-        if whole[-len(hashes) :] == hashes and parents[0] is None and parents[1:] == whole[:-1]:
-            return whole
-    above = []
-    key = parent_of(hashes[0])
-    while key is not None:
-        above.append(key)
-        key = parent_of(key)
-    above.reverse()
-    leader.last_chain = [*above, *hashes]
-    return leader.last_chain
+    parents = list(map(parent_of.get, hashes))
+    if parents[1:] == hashes[:-1]:  # the usual case: one chain
+        return [list(hashes)] if hashes else []
+    if parents[:-1] == hashes[1:]:  # blocks that were given up, the deepest first
+        return [list(hashes[::-1])]
+    parent = dict(zip(hashes, parents, strict=True))
+    done: set[int] = set()
+    found = []
+    for key in hashes:
+        chain = []
+        at: int | None = key
+        while at is not None and at in parent and at not in done:
+            done.add(at)
+            chain.append(at)
+            at = parent[at]
+        if chain:
+            found.append(chain[::-1])
+    return found
 
 
 def evictable(pool: PoolFacts) -> Callable[[int], bool]:

@@ -4,9 +4,6 @@ Law of this file: results on stdout, progress on stderr; a check that found some
 read exits 2 with one sentence.
 """
 
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +12,7 @@ import click
 from kvbm_console.cli import rec_more, recorder
 from kvbm_console.cli.merging import merge
 from kvbm_console.cli.output import duration, number, print_json, table
+from kvbm_console.cli.progress import progress
 from kvbm_console.cli.streams import capture
 
 if TYPE_CHECKING:
@@ -22,9 +20,6 @@ if TYPE_CHECKING:
     from kvbm_console.recording.recover import Recovered
     from kvbm_console.recording.verify import VerifyReport
 
-PROGRESS_AFTER_S: Final = 1.0
-"""What ends sooner needs no progress."""
-PROGRESS_EVERY_S: Final = 0.2
 FORMAT: Final = click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text",
                              show_default=True, help="How to print the result.")
 RECORDING: Final = click.argument("path", metavar="DIR-or-FILE", type=click.Path(path_type=Path))
@@ -72,7 +67,7 @@ def verify(ctx: click.Context, path: Path, format_: str) -> None:
     """
     from kvbm_console.recording.verify import verify as verify_recording
 
-    report = verify_recording(path, _progress())
+    report = verify_recording(path, progress())
     if format_ == "json":
         print_json(report)
     else:
@@ -95,7 +90,7 @@ def recover(directory: Path, salvage: bool, format_: str) -> None:
     from kvbm_console.recording.recover import recover_directory
 
     with _locked(directory):
-        results = recover_directory(directory, salvage=salvage, progress=_progress())
+        results = recover_directory(directory, salvage=salvage, progress=progress())
     if format_ == "json":
         print_json([_recovered_document(one) for one in results])
         return
@@ -117,7 +112,7 @@ def index(directory: Path) -> None:
     from kvbm_console.recording.reindex import needs_index, rebuild_index
     from kvbm_console.recording.seal import seal_segment
 
-    tell = _progress()
+    tell = progress()
     with _locked(directory):
         without = [path for path in sorted(directory.glob("*.mcap")) if needs_index(path)]
         for path in without:
@@ -195,25 +190,6 @@ class _locked:
 
     def __exit__(self, *_error: object) -> None:
         self._lock.release()
-
-
-def _progress() -> Callable[[str, int, int], None]:
-    """Tells on stderr how far something long has come: rewritten in place on a terminal, else a line a second."""
-    began = time.monotonic()
-    last = began
-    terminal = sys.stderr.isatty()
-
-    def tell(what: str, done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - began < PROGRESS_AFTER_S or now - last < (PROGRESS_EVERY_S if terminal else 1.0):
-            return
-        last = now
-        share = f" {100 * done // total} %" if total else ""
-        click.echo(f"\r{what}: {number(done)} of {number(total)}{share} " if terminal
-                   else f"{what}: {number(done)} of {number(total)}{share}", err=True, nl=not terminal)
-
-    return tell
 
 
 def _info_lines(found: "RecordingInfo") -> list[str]:

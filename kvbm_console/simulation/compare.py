@@ -5,10 +5,12 @@ reported in the order of the grid, however they happen to finish.
 """
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any, Final
 
 import msgspec
@@ -115,15 +117,43 @@ def run_grid(
             if progress is not None:
                 progress(done)
         return cells
-    # Processes are started anew and not forked: the parent may have threads, and a fork would copy their locks.
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(run_cell, setting, keep_requests): at for at, setting in enumerate(settings)}
-        found: dict[int, Cell] = {}
+    found: dict[int, Cell] = {}
+    with _workers(count) as pool:
+        with _interrupts_wait():  # the processes start here, and their signal mask is ours
+            futures = {pool.submit(run_cell, setting, keep_requests): at for at, setting in enumerate(settings)}
         for future in as_completed(futures):
             found[futures[future]] = future.result()
             if progress is not None:
                 progress(len(found))
     return [found[at] for at in range(len(settings))]
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of processes that ends at once when the block fails: a cell may take minutes.
+
+    Processes are started anew and not forked: the parent may have threads, and a fork would copy their locks.
+    """
+    before = set(active_children())
+    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+    try:
+        yield pool
+    except BaseException:
+        for child in set(active_children()) - before:
+            child.kill()
+        pool.shutdown(cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-c reaches every process of a terminal: a worker that inherits this mask leaves the answer to its parent."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _cores() -> int:

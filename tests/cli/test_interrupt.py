@@ -1,0 +1,150 @@
+"""Ctrl-c ends every long command: at once, with 130, without a traceback and without a process that is left.
+
+Law of this file: real processes in a process group of their own, and the whole group is interrupted, as a terminal
+does. A command is interrupted after a sign that its work has begun. All pipes are read to their end, which comes when
+the last process that holds them is gone.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final, Self
+
+import pytest
+
+from tests.cli.programs import DEADLINE_S, PROGRAM, environment
+
+RECORDINGS: Final = Path(__file__).resolve().parents[2] / "recordings"
+TAPE: Final = str(RECORDINGS / "thrash.mcap")
+ENDS_WITHIN_S: Final = 5.0
+"""One second on a machine of one's own (measured: below 0.3 s); tests share their cores."""
+BEGUN: Final = "the work has begun"
+ENDLESS: Final = f'''
+import sys
+import kvbm_console.cli.progress as told
+
+def progress():
+    def tell(what, done, total):
+        print({BEGUN!r}, file=sys.stderr, flush=True)
+        while True:
+            pass
+    return tell
+
+told.progress = progress
+from kvbm_console.cli.main import main
+main()
+'''
+"""The program, whose work never ends after its first report of progress."""
+LINE_PARTS: Final = 12
+"""Parts of 8 KiB: more than the 64 KiB that a pipe holds, and less than the longest line of a trace."""
+LONG: Final = {
+    "rec verify": ("rec", "verify", TAPE), "rec diff": ("rec", "diff", TAPE, TAPE), "why": ("why", "chat-0.0", TAPE),
+    "doctor": ("doctor", TAPE), "export jsonl": ("rec", "export", TAPE, "--to", "jsonl", "--out", "out.jsonl"),
+    "export chrome": ("rec", "export", TAPE, "--to", "chrome", "--out", "out.json"),
+    "export perfetto": ("rec", "export", TAPE, "--to", "perfetto", "--out", "out.pftrace"),
+    "export parquet": ("rec", "export", TAPE, "--to", "parquet", "--out", "out"),
+}
+
+
+class Running:
+    """A command in a process group of its own, killed with it if the block leaves it running."""
+
+    def __init__(self, directory: Path, *command: str) -> None:
+        self.process = subprocess.Popen(
+            command, cwd=directory, env=environment(directory), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def interrupt(self) -> tuple[int, str, float]:
+        """Ctrl-c: (exit status, stderr, seconds until the last process was gone)."""
+        began = time.monotonic()
+        os.killpg(self.process.pid, signal.SIGINT)
+        _, errors = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, errors.decode(), time.monotonic() - began
+
+
+def alive(group: int) -> list[str]:
+    """The processes of a group that are not dead; a container may leave the dead ones without a parent to bury them."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = place.read_text().rpartition(")")
+            state, _, its_group = rest.split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(name)
+    return found
+
+
+def ended(running: Running) -> None:
+    """Interrupt, and demand an end without a trace."""
+    status, errors, seconds = running.interrupt()
+    assert status == 130, (status, errors)
+    assert "Traceback" not in errors
+    assert seconds < ENDS_WITHIN_S
+    assert alive(running.process.pid) == []
+
+
+def write_a_trace_without_an_end(fifo: Path) -> int:
+    """Write one line that never ends, more than a pipe holds: when this returns, a reader is at work on it.
+
+    The descriptor keeps the trace open. The first reader only looks whether the file can be read.
+    """
+    while True:
+        descriptor = os.open(fifo, os.O_WRONLY)
+        try:
+            for _ in range(LINE_PARTS):
+                os.write(descriptor, b" " * 8_192)
+        except BrokenPipeError:
+            os.close(descriptor)
+            continue
+        return descriptor
+
+
+def test_compare_ends_with_its_workers(tmp_path: Path) -> None:
+    fifo = tmp_path / "trace.jsonl"
+    os.mkfifo(fifo)
+    command = (PROGRAM, "compare", "--trace", f"mooncake:{fifo}", "--policies", "simple_lru,lfu,lrfu,belady",
+               "--total-kv-blocks", "40,80,160", "--workers", "2")
+    with Running(tmp_path, *command) as running:
+        descriptor = write_a_trace_without_an_end(fifo)
+        try:
+            ended(running)
+        finally:
+            os.close(descriptor)
+
+
+def test_simulate_ends(tmp_path: Path) -> None:
+    command = (PROGRAM, "simulate", "--trace", "multiturn:requests=100000,sessions=8", "--total-kv-blocks", "400",
+               "--kv-cpu-blocks", "400")
+    with Running(tmp_path, *command) as running:
+        assert running.process.stderr is not None
+        assert running.process.stderr.readline()
+        ended(running)
+
+
+def test_merge_ends(tmp_path: Path) -> None:
+    with Running(tmp_path, PROGRAM, "rec", "merge", str(RECORDINGS / "screens" / "run.mcap"), TAPE) as running:
+        assert running.process.stdout is not None
+        assert running.process.stdout.read(10)  # it has much more to say than a pipe holds
+        ended(running)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_work_on_a_recording_ends_and_leaves_no_file(name: str, tmp_path: Path) -> None:
+    with Running(tmp_path, sys.executable, "-c", ENDLESS, *LONG[name]) as running:
+        assert running.process.stderr is not None
+        assert running.process.stderr.readline().decode().strip() == BEGUN
+        ended(running)
+    assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ from kvbm_console.core.eviction.policy import DEFAULT_POLICY, POLICIES, PRESETS,
 from kvbm_console.simulation.options import (
     BLOCK_TOKENS,
     Geometry,
+    SimulateOptions,
     Transfers,
     blocks_of_size,
     check,
@@ -38,7 +39,8 @@ def trace_options(command: F) -> F:
         click.option("--seed", type=int, metavar="N", help="Seed of a generated trace."),
         click.option("--limit", type=int, metavar="N", help="At most this many requests."),
         click.option("--trace", metavar="SPEC",
-                     help="mooncake:FILE, azure:FILE, burstgpt:FILE or multiturn[:key=value,...]."),
+                     help="FILE, whose first line shows its format, or mooncake:FILE, azure:FILE, burstgpt:FILE, "
+                          "multiturn[:key=value,...]."),
     ):
         command = option(command)
     return command
@@ -70,7 +72,7 @@ def cache_options(command: F) -> F:
     """Tiers, links, policy and prefetch, the same for ``simulate``, ``serve`` and ``demo``; None: not said."""
     for option in reversed((
         click.option("--total-kv-blocks", "--g1-blocks", "total_kv_blocks", type=int, metavar="N",
-                     help="Capacity of the device; with --cache-only of the pool."),
+                     help="Capacity of the device; with --cache-only of the pool.  [default: that of the workload]"),
         click.option("--block-size", "--block-tokens", "block_size", type=int, metavar="N",
                      help="Tokens in one block.  [default: 16, or that of the workload]"),
         click.option("--kv-cpu-blocks", "--g2-blocks", "kv_cpu_blocks", type=int, metavar="N",
@@ -165,10 +167,33 @@ def policy_config(policy: str | None, preset: str | None, **parameters: Any) -> 
 
 
 def require_trace(trace: str | None) -> str:
-    """``--trace`` was said; a run has nothing to run otherwise."""
+    """``--trace`` with its format; a run has nothing to run without a trace."""
     if trace is None:
-        raise click.UsageError("--trace must name a trace, for example mooncake:FILE or multiturn:requests=1000")
-    return trace
+        raise click.UsageError("--trace must name a trace, for example FILE or multiturn:requests=1000")
+    from kvbm_console.simulation.traces import named_trace
+
+    return named_trace(trace)
+
+
+def device_blocks(options: SimulateOptions, *, cache_only: bool) -> int:
+    """The capacity of the device where no flag says it: that of the workload, in blocks of this run."""
+    from kvbm_console.simulation.run import open_trace
+
+    own = open_trace(options).capacities
+    return own.g1_blocks if cache_only else max(1, own.g1_blocks * own.block_tokens // options.block_size)
+
+
+def taken(trace: str | None, options: SimulateOptions, *, sized: bool, cache_only: bool) -> list[str]:
+    """One line that states what was taken because no flag says it, for the text on stdout; none without a default.
+
+    ``trace`` is what was said; ``sized``: the capacity was.
+    """
+    parts = [] if trace == options.trace else [f"the format {options.trace.partition(':')[0]}, found in the file"]
+    if not sized:
+        parts.append(f"--total-kv-blocks {options.total_kv_blocks}")
+        if not cache_only:
+            parts += [f"--block-size {options.block_size}", f"--kv-cpu-blocks {options.kv_cpu_blocks}"]
+    return [f"taken        {', '.join(parts)}"] if parts else []
 
 
 def expected_requests(workload: "Workload", limit: int | None) -> int | None:

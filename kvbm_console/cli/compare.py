@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
-from kvbm_console.cli.cache_options import policy_config, policy_options, progress_bar, require_trace, trace_options
+from kvbm_console.cli.cache_options import (
+    device_blocks,
+    policy_config,
+    policy_options,
+    progress_bar,
+    require_trace,
+    taken,
+    trace_options,
+)
 from kvbm_console.cli.output import ABSENT, number, print_json, table, warn
 from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
@@ -56,7 +65,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option("--presets", is_flag=False, flag_value=",".join(PRESETS), default="", metavar="[LIST]",
               help=f"Also these presets; without a list all of {', '.join(PRESETS)}.")
 @click.option("--total-kv-blocks", type=Numbers(1), metavar="LIST",
-              help="Capacities of the device; with --cache-only of the pool.")
+              help="Capacities of the device; with --cache-only of the pool.  [default: that of the workload]")
 @click.option("--kv-cpu-blocks", type=Numbers(0), default="0", show_default=True, metavar="LIST",
               help="Capacities of the host tier.")
 @click.option("--kv-disk-blocks", type=int, default=0, show_default=True, metavar="N",
@@ -90,11 +99,9 @@ def compare(
         block_size=block_size, kv_disk_blocks=kv_disk_blocks, kv_offload_threshold=kv_offload_threshold,
         policy=policy_config(None, None, **parameters),
     )
-    if total_kv_blocks is None:
-        raise click.UsageError("--total-kv-blocks must say how many blocks the device has")
-    settings = grid(
-        options, _words(policies), _words(presets), total_kv_blocks, kv_cpu_blocks, cache_only=cache_only
-    )
+    totals = total_kv_blocks or (device_blocks(options, cache_only=cache_only),)
+    options = msgspec.structs.replace(options, total_kv_blocks=totals[0], kv_cpu_blocks=kv_cpu_blocks[0])
+    settings = grid(options, _words(policies), _words(presets), totals, kv_cpu_blocks, cache_only=cache_only)
     wanted = _wanted(per_request, settings)
     if plot is not None:
         from kvbm_console.cli.plot import require_plot
@@ -103,11 +110,14 @@ def compare(
     started = time.perf_counter()
     with progress_bar("compare", len(settings)) as progress:
         cells = run_grid(settings, workers=workers, keep_requests=wanted is not None, progress=progress)
+    if form == "text":
+        for line in taken(trace, options, sized=total_kv_blocks is not None, cache_only=cache_only):
+            click.echo(line)
     _print(cells, None if wanted is None else (cells[wanted[0]], cells[wanted[1]]), options, cache_only, form)
     if plot is not None:
         from kvbm_console.cli.plot import draw
 
-        draw(plot, cells, trace or "")
+        draw(plot, cells, options.trace)
         warn(f"drawn into {plot}")
     warn(f"{len(cells)} runs in {time.perf_counter() - started:.2f} s")
     return 0

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+import msgspec
 
 from kvbm_console.cli.cache_options import (
     CACHE_FLAGS,
     cache_options,
     cache_settings,
+    device_blocks,
     expected_requests,
     progress_bar,
     require_trace,
     sized,
+    taken,
     trace_options,
 )
 from kvbm_console.cli.output import print_json, warn
@@ -65,17 +68,19 @@ def simulate(
         from kvbm_console.cli.vectors import replay_vectors
 
         return replay_vectors(vectors, form)
-    require_trace(trace)
-    if "total_kv_blocks" not in said:
-        raise click.UsageError("--total-kv-blocks must say how many blocks the device has")
-    if cache_only:
-        return _cache_only(options, "belady" if future else options.policy.policy, form)
-    if future:
+    options = msgspec.structs.replace(options, trace=require_trace(trace))
+    if future and not cache_only:
         raise UsageError("--policy must not be belady with an engine: only --cache-only knows the future, got belady")
-    return _with_engine(options, form)
+    capacity = "total_kv_blocks" in said
+    if not capacity:
+        options = msgspec.structs.replace(options, total_kv_blocks=device_blocks(options, cache_only=cache_only))
+    head = taken(trace, options, sized=capacity, cache_only=cache_only)
+    if cache_only:
+        return _cache_only(options, "belady" if future else options.policy.policy, form, head)
+    return _with_engine(options, form, head)
 
 
-def _with_engine(options: SimulateOptions, form: str) -> int:
+def _with_engine(options: SimulateOptions, form: str, head: list[str]) -> int:
     from kvbm_console.simulation.report import text_of
     from kvbm_console.simulation.run import open_trace
     from kvbm_console.simulation.run import simulate as run_simulation
@@ -93,12 +98,12 @@ def _with_engine(options: SimulateOptions, form: str) -> int:
     if form == "json":
         print_json(document)
     else:
-        click.echo(text_of(document))
+        click.echo("\n".join([*head, text_of(document)]))
     _took(time.perf_counter() - started, document["requests_arrived"])
     return 0
 
 
-def _cache_only(options: SimulateOptions, policy: str, form: str) -> int:
+def _cache_only(options: SimulateOptions, policy: str, form: str, head: list[str]) -> int:
     from kvbm_console.simulation.cache_only import document_of, policy_named, replay, text_of
     from kvbm_console.simulation.references import references_of
     from kvbm_console.simulation.run import open_trace
@@ -115,7 +120,7 @@ def _cache_only(options: SimulateOptions, policy: str, form: str) -> int:
     if form == "json":
         print_json(document)
     else:
-        click.echo(text_of(document))
+        click.echo("\n".join([*head, text_of(document)]))
     _took(time.perf_counter() - started, result.requests)
     return 0
 

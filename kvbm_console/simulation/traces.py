@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
@@ -21,10 +23,41 @@ from kvbm_console.core.hashing import generated_hashes
 from kvbm_console.engines.traces import TOKENS_MAX
 from kvbm_console.engines.workloads import Capacities, Request, Workload, parse_workload
 
-KINDS: Final = ("mooncake:FILE", "azure:FILE", "burstgpt:FILE", "multiturn[:key=value,...]")
+KINDS: Final = ("FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "multiturn[:key=value,...]")
 NO_REUSE: Final = "the trace has lengths only, so no block is ever used again"
 _AT_NS_MAX: Final = 2**62
 """A hundred years and more: keeps nanoseconds within 64 bits."""
+
+
+def named_trace(text: str) -> str:
+    """``--trace`` with the format in front: a bare FILE gets the format that its first line shows.
+
+    Raises ``UsageError`` for a file whose format is unknown or of which two formats are possible.
+    """
+    path = Path(text)
+    if text.partition(":")[0] in (*_MARKS, "multiturn") or not (path.exists() or "/" in text or path.suffix):
+        return text
+    try:
+        with path.open("rb") as file:
+            line = next((line for line in iter(lambda: file.readline(_LINE_BYTES_MAX), b"") if line.strip()), b"")
+    except OSError as error:
+        raise UsageError(f"trace {text} cannot be read: {error.strerror}") from None
+    found = [kind for kind, columns in _MARKS.items() if columns <= _columns_of(line)]
+    if len(found) == 1:
+        return f"{found[0]}:{text}"
+    what = f"fits {' and '.join(found)}" if found else "is of no known format"
+    raise UsageError(f"--trace {text}: the first line {what}; name the format as {', '.join(KINDS[1:4])}")
+
+
+def _columns_of(line: bytes) -> set[str]:
+    """The keys of a JSON line, or the columns of a CSV header, in lower case; empty for neither."""
+    try:
+        text = line.decode("utf-8-sig")
+        if text.lstrip().startswith("{"):
+            return {f"{key}:" for key in msgspec.json.decode(text.encode(), type=dict[str, Any])}
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return set()
+    return {name.strip().lower() for name in next(csv.reader([text]), [])}
 
 
 def parse_trace(text: str, limit: int | None = None) -> Workload:
@@ -162,3 +195,11 @@ _FORMATS: Final[dict[str, tuple[tuple[str, str, str], Callable[[str], int]]]] = 
     "burstgpt": (("Timestamp", "Request tokens", "Response tokens"), _decimal_ns),
 }
 """Kind of trace to its columns (time, prompt, output) and how its times are read."""
+_MARKS: Final[dict[str, set[str]]] = {
+    "mooncake": {"timestamp:", "input_length:", "output_length:", "hash_ids:"},
+    **{kind: {column.lower() for column in columns} for kind, (columns, _) in _FORMATS.items()},
+}
+"""Format to the keys (with a colon) or columns by which its first line is known. Our own traces are Mooncake lines
+with more keys."""
+_LINE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""As long as a line of a trace may be."""

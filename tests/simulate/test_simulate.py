@@ -246,7 +246,6 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
 BAD = [
     (("--total-kv-blocks", "0"), "--total-kv-blocks"),
     (("--total-kv-blocks", "x"), "--total-kv-blocks"),
-    ((), "--total-kv-blocks"),
     (("--total-kv-blocks", "9", "--block-size", "0"), "--block-size"),
     (("--total-kv-blocks", "9", "--kv-cpu-blocks", "-1"), "--kv-cpu-blocks"),
     (("--total-kv-blocks", "9", "--kv-disk-blocks", "-1"), "--kv-disk-blocks"),

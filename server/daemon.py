@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -20,6 +21,7 @@ import anyio.to_thread
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from msgspec.structs import replace
 
 from kvbm_console.core import bulk
 from kvbm_console.core.stimuli import DeadlinePassed, Disarmed
@@ -31,6 +33,7 @@ from kvbm_console.extras import need
 from kvbm_console.metrics.collect import collect, view_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.metrics.http import MetricsServer
+from kvbm_console.recording.place import Place, require_new
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.transfers.link import TOKEN_BYTES, LinkMover
@@ -99,6 +102,9 @@ class Daemon:
         try:
             self.rig: Rig | None = None
             self.streams: Streams | None = None
+            self._place: Place | None = None
+            self._made: Path | None = None
+            """The file that the recording has become."""
             self.metrics: MetricsServer | None = None
             self.spans: SpanExport | None = None
             self.service = self._assemble()
@@ -131,7 +137,10 @@ class Daemon:
 
     def summary(self) -> Summary:
         """What the run has come to by now."""
-        return summarise(self.service)
+        summary = summarise(self.service)
+        if summary.recorder is None or self._made is None:
+            return summary
+        return replace(summary, recorder=replace(summary.recorder, path=str(self._made)))
 
     def stop(self, *, soon: bool = False) -> None:
         """Ask for an orderly end; may be called often. For the loop's thread. ``soon``: within five seconds."""
@@ -182,10 +191,13 @@ class Daemon:
     def _record(self, service: LeaderService) -> None:
         """Recording begins before the first stimulus, so that decision replay can begin there too."""
         if self.options.record is not None:
+            self._place = Place(self.options.record)
+            if self._place.file is not None:
+                require_new(self.options.record, "--record")
             service.recorder = Recorder(
-                self.options.record, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
-                program=self.options.program, labels={"target": self._target()},
-                **self.options.recording.settings(),
+                self._place.directory, config=service.config, incarnation=service.incarnation,
+                keyframe=service.keyframe, program=self.options.program, labels={"target": self._target()},
+                **self.options.recording.settings() | self._place.settings,
             )
 
     def _target(self) -> str:
@@ -249,6 +261,8 @@ class Daemon:
             await asyncio.wait([sealing], timeout=max(0.0, self._seal_until - time.monotonic()) + STUCK_DISK_S)
         if sealing.done():
             sealing.result()
+            if self._place is not None and self._place.file is not None:
+                self._made = self._place.finish()
         sealing.cancel()
 
     def _handle_signals(self) -> None:

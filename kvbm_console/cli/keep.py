@@ -1,22 +1,17 @@
 """``attach --record FILE.mcap`` or ``DIR``: records what a console sees, as a daemon records what it publishes.
 
-A file is written as a segment in ``FILE.mcap.parts`` beside it and takes its name when it is complete; what a killed
-console leaves there, ``rec recover`` makes whole.
-
 Law of this file: what the console did not see is a stated gap of the recording; stimuli are not sent to consoles, so
 such a recording can be replayed and explained, and not decided again.
 """
 
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.options import SEGMENT_BYTES, SEGMENT_NS
+from kvbm_console.recording.place import FILE_SUFFIX, Place, require_new
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from kvbm_console.wire.batches import pack_events
@@ -25,19 +20,11 @@ if TYPE_CHECKING:
     from tui.model.mirror import Mirror
 
 
-FILE_SUFFIX: Final = ".mcap"
-FILE_BYTES_MAX: Final = 1 << 50
-FILE_NS_MAX: Final = 1 << 62
-"""A file is one segment, however large and long."""
-
-
 class SeenKeeper:
     """Records what one session folds. One per place; ``close`` it when the console is left."""
 
     def __init__(self, place: Path, program: str = "") -> None:
-        self.file = place if place.suffix == FILE_SUFFIX else None
-        """The file to make; None for a directory of segments."""
-        self.directory = place.with_name(f"{place.name}.parts") if self.file is not None else place
+        self.place = Place(place)
         self.made: list[Path] = []
         """Files that are complete: one for each incarnation of the target."""
         self.program = program
@@ -53,13 +40,11 @@ class SeenKeeper:
         if isinstance(item, SnapshotTaken) and mirror.connected.incarnation != self._incarnation:
             self.close()
             self._incarnation = mirror.connected.incarnation
-            whole = self.file is not None
             self.recorder = Recorder(
-                self.directory, config=mirror.connected.config or config_of(self._state),
+                self.place.directory, config=mirror.connected.config or config_of(self._state),
                 incarnation=self._incarnation, keyframe=self._keyframe, program=self.program,
                 clock_anchor_ns=mirror.connected.clock_anchor_ns, labels={"target": mirror.connected.target},
-                segment_bytes=FILE_BYTES_MAX if whole else SEGMENT_BYTES,
-                segment_ns=FILE_NS_MAX if whole else SEGMENT_NS,
+                **self.place.settings,
             )
         elif isinstance(item, EventsArrived) and item.events and self.recorder is not None:
             self.recorder.offer(None, pack_events(item.events))
@@ -73,19 +58,9 @@ class SeenKeeper:
         if self.recorder is not None:
             self.recorder.close()
             self.recorder = None
-            if self.file is not None:
-                self._name(self.file)
-
-    def _name(self, file: Path) -> None:
-        """The sealed segment becomes the file; of a target that came back as another, the next one beside it."""
-        segments = sorted(self.directory.glob(f"*{FILE_SUFFIX}"))
-        if len(segments) != 1:
-            return  # the recorder has said why: the disk, most likely
-        if self.made:
-            file = file.with_stem(f"{file.stem}-{len(self.made) + 1}")
-        segments[0].rename(file)
-        self.made.append(file)
-        shutil.rmtree(self.directory)
+            made = self.place.finish(len(self.made) + 1)
+            if made is not None and self.place.file is not None:
+                self.made.append(made)
 
 
 def config_of(state: CacheState) -> LeaderConfig:
@@ -103,15 +78,8 @@ def config_of(state: CacheState) -> LeaderConfig:
 
 def require_place(path: Path) -> Path:
     """Refuse early what the recorder would refuse after the console has drawn."""
-    if path.suffix == FILE_SUFFIX:
-        parts = path.with_name(f"{path.name}.parts")
-        for one in (path, parts):
-            if one.exists():
-                raise UsageError(f"--record must name a new file, and {str(one)!r} exists")
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"--record must name a file in a directory that exists, got {str(path)!r}")
-    elif path.exists() and not path.is_dir():
-        raise UsageError(f"--record must name a directory or a new file *.mcap, got the file {str(path)!r}")
+    if path.suffix == FILE_SUFFIX or not path.is_dir():
+        require_new(path, "--record")
     return path
 
 

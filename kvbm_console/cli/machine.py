@@ -32,7 +32,8 @@ def workload_options(command: F) -> F:
         click.option("--check", is_flag=True, help="Verify the invariants after every stimulus; a bug ends the run."),
         click.option("--speed", type=Speed(), default="1", show_default=True, metavar="FACTOR|max",
                      help="Virtual seconds per second; max never waits. The events are the same at any speed."),
-        click.option("--record", type=click.Path(path_type=Path), metavar="DIR", help="Record into this directory."),
+        click.option("--record", type=click.Path(path_type=Path), metavar="FILE.mcap|DIR",
+                     help="Record into this new file or this directory."),
         click.option("--limit", type=click.IntRange(1), metavar="N", help="At most this many requests."),
     ):
         command = option(command)

@@ -14,7 +14,7 @@ from kvbm_console.cli.output import duration, number, print_json
 
 @click.command()
 @click.argument("paths", metavar="DIR-or-FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", metavar="FILE.mcap", type=click.Path(path_type=Path),
+@click.option("--out", metavar="FILE.mcap|DIR", type=click.Path(path_type=Path),
               help="Write one recording instead of lines: the facts of all side by side, for every other command.")
 @click.option("--where", metavar="EXPRESSION", help="Only lines of events this is true of; gaps are always told.")
 @click.option("--format", "form", type=click.Choice(["text", "jsonl", "json"]), default="text", show_default=True,

@@ -131,7 +131,7 @@ def index(directory: Path) -> None:
 
 @rec.command()
 @RECORDING
-@click.argument("target", metavar="FILE.mcap", type=click.Path(path_type=Path))
+@click.argument("target", metavar="FILE.mcap-or-DIR", type=click.Path(path_type=Path))
 @click.option("--from", "begin", metavar="PLACE", help="Where to begin: an event, 90s or -60s of the engine's time, a "
               "time of day such as 2026-11-21T15:00:00.")
 @click.option("--to", "end", metavar="PLACE", default="end", show_default=True, help="Where to end.")
@@ -143,7 +143,7 @@ def cut(
     path: Path, target: Path, begin: str | None, end: str, request: str | None, where: str | None, run: str | None,
     format_: str,
 ) -> None:
-    """Write a stretch of a recording to FILE.mcap, with the keyframe that it needs.
+    """Write a stretch of a recording to a new file or directory, with the keyframe that it needs.
 
     --request and --where choose the shortest stretch that holds all they are true of, within --from and --to; what
     happens between stays, since a recording with holes does not fold.

@@ -27,8 +27,8 @@ import_group.add_command(import_kv_events)
 
 @import_group.command()
 @click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.mcap",
-              help="The recording to write.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.mcap|DIR",
+              help="The recording to write: a new file, or a new or empty directory.")
 @click.option("--block-tokens", type=click.IntRange(1, 65_536), metavar="N",
               help="Tokens in a block; without it found from the recording.")
 @click.option("--g2-blocks", type=click.IntRange(0, 2**31 - 1), default=8_192, show_default=True, metavar="N",

@@ -71,19 +71,19 @@ def status(target: str | None, form: str) -> None:
 
 
 @click.command()
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("path", metavar="FILE.mcap-or-DIR", type=click.Path(path_type=Path))
 @click.option("--last", type=Duration(10**6, LAST_NS_MAX, "from 1ms to 24h"), default="60s", show_default=True,
               metavar="TIME", help="How much of the engine's time.")
 @target_option
 @format_option("text", "json")
 def dump(path: Path, last: int, target: str | None, form: str) -> None:
-    """Write what a daemon still remembers to FILE, without having recorded.
+    """Write what a daemon still remembers to a new file or directory, without having recorded.
 
     Facts and events only: the state replays, decisions do not. A busy daemon remembers less than was asked for; what
     was written is printed.
     """
     from kvbm_console.cli.ask import ask
-    from kvbm_console.recording.output import require_new
+    from kvbm_console.recording.place import require_new
 
     require_new(path)
     made = ask(resolve_target(None, target), lambda client: _dump(client, path, last))

@@ -49,8 +49,8 @@ class Imported(msgspec.Struct, frozen=True):
 
 @click.command(name="kv-events")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path, exists=True))
-@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path, file_okay=False),
-              help="Where the recording goes; an empty or new directory.")
+@click.option("--out", metavar="FILE.mcap|DIR", required=True, type=click.Path(path_type=Path),
+              help="The recording to write: a new file, or a new or empty directory.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
               help="What to print on stdout.")
 def import_kv_events(path: Path, out: Path, form: str) -> None:
@@ -87,6 +87,8 @@ def capture(address: str, out: Path, seconds: float | None, batches: int | None)
     """
     from kvbm_console.cli.ask import run
 
+    if out.suffix == ".mcap":
+        raise UsageError(f"--out must be a directory, got {out}; rec import kv-events makes a recording of a capture")
     listeners = run(_capture(find_publishers(address), out, seconds, batches))
     for listener in listeners:
         listener.writer.close()
@@ -108,16 +110,17 @@ def find_publishers(address: str) -> "list[Publisher]":
 # --- import ---
 
 
-def import_capture(path: Path, directory: Path) -> Imported:
-    """Feed a capture to a leader and record what it makes of it. Raises ``UsageError``."""
+def import_capture(path: Path, out: Path) -> Imported:
+    """Feed a capture to a leader and record the outcome in a new file or directory. Raises ``UsageError``."""
     from kvbm_console.cli.versions import program_version
     from kvbm_console.engines.kv_events.capture import read_frames
     from kvbm_console.engines.kv_events.captured import CaptureStreams
+    from kvbm_console.recording.place import Place, require_new
     from kvbm_console.recording.writer import Recorder
     from kvbm_console.service import LeaderService
 
-    if directory.exists() and any(directory.iterdir()):
-        raise UsageError(f"{directory} is not empty: an import makes a recording of its own")
+    require_new(out, "--out")
+    place = Place(out)
     frames = read_frames(path)
     first = next(frames, None)
     if first is None:
@@ -130,9 +133,9 @@ def import_capture(path: Path, directory: Path) -> Imported:
         streams.take(frame, service.dispatcher, service.new_source)
 
     recorder = Recorder(
-        directory, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
+        place.directory, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
         program=program_version(), labels={"target": f"capture {path.name}"}, sync_interval_s=None,
-        clock_anchor_ns=_anchor(first.received),
+        clock_anchor_ns=_anchor(first.received), **place.settings,
     )
     service.recorder = recorder
     try:
@@ -148,7 +151,7 @@ def import_capture(path: Path, directory: Path) -> Imported:
         service.close()
     finally:
         recorder.close()
-    return _imported(service, streams, count + 1, recorder.directory)
+    return _imported(service, streams, count + 1, place.finish() or place.directory)
 
 
 def _anchor(received: float) -> int | None:

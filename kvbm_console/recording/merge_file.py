@@ -28,7 +28,8 @@ from kvbm_console.recording.decode import FOLD_ERRORS
 from kvbm_console.recording.format import About, Frame, Gap, Keyframe
 from kvbm_console.recording.merge import RECORDINGS_MAX, Source
 from kvbm_console.recording.merge_parts import Numbers, Part, side_by_side
-from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, require_new, write_recording
+from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, write_recording
+from kvbm_console.recording.place import require_new
 from kvbm_console.recording.walk import items_of
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 

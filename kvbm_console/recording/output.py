@@ -1,6 +1,6 @@
 """New recordings made of parts of others, or of what a daemon still remembers: one sealed file each.
 
-Law of this file: the file has its name only when it is whole, durable and was read back; nothing is overwritten.
+Law of this file: a file has its name only when it is whole, durable and was read back; nothing is overwritten.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import fold
 from kvbm_console.recording.files import sync_directory
 from kvbm_console.recording.format import About, Frame, Keyframe
+from kvbm_console.recording.place import require_new, segment_file
 from kvbm_console.recording.seal import write_draft
 from kvbm_console.recording.sealed import SealedSegment
 from kvbm_console.wire.batches import pack_events
@@ -40,20 +41,14 @@ class Made(msgspec.Struct, frozen=True):
         return self.last_seq - self.first_seq + 1
 
 
-def require_new(path: Path) -> None:
-    """Raise ``UsageError`` unless a recording can get this name."""
-    if path.suffix != ".mcap":
-        raise UsageError(f"a recording of one file ends in .mcap, got {path.name!r}")
-    if path.exists():
-        raise UsageError(f"{path} exists already; nothing is overwritten")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is not a directory")
-
-
 def write_recording(path: Path, about: About, frames: Iterable[Frame]) -> Made:
-    """Write a sealed recording of one file. Raises ``UsageError``, ``RecordingError`` and ``OSError``."""
+    """Write a sealed recording of one file, or a directory that holds this file (``place``).
+
+    Raises ``UsageError``, ``RecordingError`` and ``OSError``.
+    """
     require_new(path)
-    draft = path.with_name(path.name + ".tmp")
+    file = segment_file(path, about.first_seq)
+    draft = file.with_name(file.name + ".tmp")
     complete = False
 
     def watched() -> Iterator[Frame]:
@@ -66,13 +61,13 @@ def write_recording(path: Path, about: About, frames: Iterable[Frame]) -> Made:
         write_draft(draft, about, watched())
         segment = SealedSegment(draft)
         segment.verify_bytes()
-        os.link(draft, path)  # unlike a rename it never takes the place of a file that came meanwhile
+        os.link(draft, file)  # unlike a rename it never takes the place of a file that came meanwhile
     except FileExistsError:
         raise UsageError(f"{path} exists already; nothing is overwritten") from None
     finally:
         with contextlib.suppress(FileNotFoundError):
             draft.unlink()
-    sync_directory(path.parent)
+    sync_directory(file.parent)
     times = [entry for entry in segment.entries if entry.events] or segment.entries
     return Made(
         str(path), about.first_seq, segment.next_seq - 1, times[0].first_ns, times[-1].last_ns, segment.size, complete

@@ -126,16 +126,17 @@ def test_a_cut_keeps_gaps_and_cannot_begin_in_one(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten_and_bounds_are_named(recorded: Recording, tmp_path: Path) -> None:
     (tmp_path / "there.mcap").write_text("mine")
+    (tmp_path / "there.bin").write_text("mine")
     for first, last, name, sentence in (
         (5, 9, "there.mcap", "exists already; nothing is overwritten"),
-        (5, 9, "cut.bin", "a recording of one file ends in .mcap, got 'cut.bin'"),
-        (5, 9, "no/cut.mcap", "is not a directory"),
+        (5, 9, "there.bin", r"is a file: a recording is a new file \*\.mcap or a directory"),
+        (5, 9, "no/cut.mcap", "must be in a directory that exists"),
         (9, 5, "cut.mcap", "has events 0 to [0-9]+, not 9 to 5"),
         (5, 10**9, "cut.mcap", "not 5 to 1000000000"),
     ):
         with pytest.raises(UsageError, match=sentence):
             cut(recorded, first, last, tmp_path / name)
-    assert [path.name for path in tmp_path.iterdir()] == ["there.mcap"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there.bin", "there.mcap"]
     assert (tmp_path / "there.mcap").read_text() == "mine"
 
 

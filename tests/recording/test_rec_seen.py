@@ -78,8 +78,8 @@ def test_a_file_is_complete_when_it_has_its_name_and_never_replaces_another(tmp_
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("there.mcap", "must name a new file"), ("left.mcap", "exists"), ("no/where.mcap", "directory that exists"),
-    ("plain", "a directory or a new file"),
+    ("there.mcap", "exists already"), ("left.mcap", "exists"), ("no/where.mcap", "directory that exists"),
+    ("plain", "is a file: a recording is a new file"),
 ])
 def test_a_place_that_cannot_be_is_refused_before_the_screen_changes(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "there.mcap").touch()

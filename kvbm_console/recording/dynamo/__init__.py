@@ -19,7 +19,8 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.dynamo.drive import Drive, Other, Report
 from kvbm_console.recording.dynamo.lines import infer_block_tokens, read_lines
 from kvbm_console.recording.format import About, Frame, Keyframe
-from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, require_new, write_recording
+from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, write_recording
+from kvbm_console.recording.place import require_new
 from kvbm_console.recording.walk import Progress
 from kvbm_console.wire.batches import pack_stimuli
 

@@ -7,6 +7,7 @@ the last process that holds them is gone.
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -76,14 +77,18 @@ class Running:
 
 
 def alive(group: int) -> list[str]:
-    """The processes of a group that are not dead; a container may leave the dead ones without a parent to bury them."""
+    """The processes of a group that live on; one that has closed its pipes is about to be gone, and is waited for."""
     found = []
     for place in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             name, _, rest = place.read_text().rpartition(")")
-            state, _, its_group = rest.split()[:3]
-            if int(its_group) == group and state != "Z":
-                found.append(name)
+            if int(rest.split()[2]) == group:
+                ending = os.pidfd_open(int(place.parent.name))
+                try:
+                    if not select.select([ending], [], [], ENDS_WITHIN_S)[0]:
+                        found.append(name)
+                finally:
+                    os.close(ending)
     return found
 
 

@@ -99,9 +99,12 @@ def capture(address: str, out: Path, seconds: float | None, batches: int | None)
 def find_publishers(address: str) -> "list[Publisher]":
     """The publishers of a ``zmq://`` address, or of the engine at an ``http://`` one. Raises ``UsageError``."""
     if address.startswith(("http://", "https://")):
-        from kvbm_console.engines.discovery import discover
+        from kvbm_console.engines.discovery import advice, discover
 
-        return discover(address)
+        publishers = discover(address)
+        if note := advice(publishers):
+            click.echo(f"note: {note}", err=True)
+        return publishers
     from kvbm_console.engines.kv_events.address import parse_publishers
 
     return parse_publishers(address)

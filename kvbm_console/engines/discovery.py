@@ -19,6 +19,9 @@ from kvbm_console.engines.kv_events.address import RANKS_MAX, WILDCARDS, Publish
 
 T = TypeVar("T")
 
+QUEUE_SAFE: Final = 10_000
+"""Batches, one a step: as many as one replay sends, and a minute of steps of 6 ms."""
+
 TIMEOUT_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 4 * 2**20
 """SGLang's answer holds every argument of the server: some 20 kB."""
@@ -31,6 +34,7 @@ class _VllmSource(msgspec.Struct):
     data_parallel_rank: int | None = None
     publisher: str = "zmq"
     enable_kv_cache_events: bool = True
+    max_queue_size: int | None = None
 
 
 class _SglangRank(msgspec.Struct):
@@ -85,6 +89,17 @@ def discover(url: str) -> list[Publisher]:
     return found
 
 
+def advice(publishers: list[Publisher]) -> str | None:
+    """One sentence when the configuration of an engine may hold up its steps, else None."""
+    sizes = [one.queue_batches_max for one in publishers if one.queue_batches_max]
+    if not sizes or min(sizes) >= QUEUE_SAFE:
+        return None
+    return (
+        f"max_queue_size of the engine's kv_events_config should be at least {QUEUE_SAFE:,}, got {min(sizes):,}: "
+        "an engine with so many unpublished batches waits in its step, for example during a replay"
+    )
+
+
 def _server(url: str) -> tuple[str, int, bool]:
     parts = urlsplit(url)
     try:
@@ -126,8 +141,11 @@ def _vllm(url: str, host: str, body: bytes) -> list[Publisher]:
     sources: list[_VllmSource] | dict[int, _VllmSource] = _decode(url, "/kv_event_sources", body, kind)
     ranked = sources.items() if isinstance(sources, dict) else ((one.data_parallel_rank or 0, one) for one in sources)
     return [
-        _publisher(host, one.endpoint, one.replay_endpoint or None, one.topic or "", rank) for rank, one in ranked
-        if one.publisher == "zmq" and one.enable_kv_cache_events
+        msgspec.structs.replace(
+            _publisher(host, one.endpoint, one.replay_endpoint or None, one.topic or "", rank),
+            queue_batches_max=one.max_queue_size,
+        )
+        for rank, one in ranked if one.publisher == "zmq" and one.enable_kv_cache_events
     ]
 
 

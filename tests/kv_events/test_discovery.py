@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvbm_console.core.errors import ConnectionLost, UsageError
-from kvbm_console.engines.discovery import ANSWER_BYTES_MAX, discover
+from kvbm_console.engines.discovery import ANSWER_BYTES_MAX, advice, discover
 
 Server = Callable[[dict[str, Any]], str]
 
@@ -122,3 +122,18 @@ def test_other_answers_are_refused_in_one_sentence(server: Server, answers: dict
 def test_urls_that_are_refused_or_silent(url: str) -> None:
     with pytest.raises(ConnectionLost if url.endswith(":1") and "ftp" not in url else UsageError):
         discover(url)
+
+
+@pytest.mark.parametrize(("size", "said"), [(100, True), (9_999, True), (10_000, False), (0, False), (None, False)])
+def test_a_queue_in_the_engine_that_may_hold_it_up_is_said_in_one_sentence(
+    server: Server, size: int | None, said: bool
+) -> None:
+    source = {"endpoint": "tcp://*:5557", **({} if size is None else {"max_queue_size": size})}
+    url = server({"/kv_event_sources": {"0": source, "1": {**source, "max_queue_size": 100_000}}})
+    (mine, other) = discover(url)
+    assert (mine.queue_batches_max, other.queue_batches_max) == (size, 100_000)
+    told = advice([mine, other])
+    assert (told is not None) is said
+    if told is not None:
+        assert "max_queue_size" in told
+        assert f"at least 10,000, got {size:,}:" in told

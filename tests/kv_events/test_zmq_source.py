@@ -4,10 +4,12 @@ Law of this file: nothing sleeps; it waits until the follower has told its strea
 """
 
 import asyncio
+import itertools
 import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import SourceLost
 from kvbm_console.engines.kv_events.address import Publisher, parse_publishers
 from kvbm_console.engines.kv_events.stream import EventStream
-from kvbm_console.engines.kv_events.zmq_source import ZmqSource
+from kvbm_console.engines.kv_events.zmq_source import PAUSE_FACTOR, PAUSE_MOST_S, ZmqSource
 from tests.kv_events.payloads import cleared, removed, stored
 from tests.kv_events.test_stream import SOURCE, House, facts_of
 
@@ -436,3 +438,29 @@ def test_addresses(text: str, expected: list[tuple[Any, ...]]) -> None:
 def test_addresses_that_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_publishers(text)
+
+
+@pytest.mark.asyncio
+async def test_between_two_replays_the_publisher_has_four_times_as_long_for_its_engine(
+    engines: Callable[..., Engine],
+) -> None:
+    engine, house = engines(), House()
+    asked: list[tuple[float, float]] = []
+    async with Following(engine.publisher(), house) as following:
+        collect = following.source._collect
+
+        async def timed(*arguments: Any) -> None:
+            began = time.monotonic()
+            await collect(*arguments)
+            asked.append((began, time.monotonic()))
+
+        following.source._collect = timed  # type: ignore[method-assign]
+        await following.joined()
+        engine.hide(*([stored(number)] for number in range(200)))
+        async with following.source._taking:
+            for _ in range(3):
+                found = await following.source._fetch(0)
+                assert len(found.messages) == 200
+    assert len(asked) >= 3
+    for (began, ended), (again, _) in itertools.pairwise(asked):
+        assert again - ended >= min(PAUSE_FACTOR * (ended - began), PAUSE_MOST_S)

@@ -33,6 +33,8 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True):
     """Whether we bind, for an engine that connects."""
     dp_rank: int = 0
     """For batches that name none."""
+    queue_batches_max: int | None = None
+    """Batches that may wait inside the engine until it waits itself; 0: any number, None: not told."""
 
     @property
     def label(self) -> str:

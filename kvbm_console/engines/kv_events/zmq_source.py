@@ -41,6 +41,11 @@ TOPICS_MAX: Final = 256
 """Publishers that may connect to one address of ours."""
 REPLAY_COOLDOWN_S: Final = 10.0
 """After a replay that did not come, gaps are not asked for again so soon: each question holds up the live stream."""
+PAUSE_FACTOR: Final = 4
+PAUSE_MOST_S: Final = 2.0
+"""Between two replays: this many times as long as the last one took. vLLM answers from the thread that publishes, and
+an engine whose queue in front of that thread is full waits; so replays take a fifth of that thread at most. The
+question names only a first batch, never a last one: a replay cannot be asked for in smaller pieces."""
 SLICE_S: Final = 0.002
 """How long messages are taken in one go before others on the loop have their turn."""
 END_SEQ: Final = 2**64 - 1
@@ -145,6 +150,7 @@ class ZmqSource:
         self._monotonic, self._wall = monotonic, wall
         self._replay_idle_s = replay_idle_s
         self._no_replay_before = 0.0
+        self._pause_until = 0.0
         self._taking = asyncio.Lock()
         """One at a time: a live message, or a replay."""
 
@@ -294,6 +300,8 @@ class ZmqSource:
 
     async def _fetch(self, start: int) -> _Replay:
         """One question on a socket of its own, so that no late answer to an earlier one is mixed in."""
+        await asyncio.sleep(max(0.0, self._pause_until - self._monotonic()))
+        began = self._monotonic()
         self.status.replays += 1
         found = _Replay([], False)
         dealer = self._context.socket(zmq.DEALER)
@@ -310,6 +318,8 @@ class ZmqSource:
             pass
         finally:
             dealer.close(linger=0)
+        ended = self._monotonic()
+        self._pause_until = ended + min(PAUSE_FACTOR * (ended - began), PAUSE_MOST_S)
         if not found.complete:
             self.status.replays_failed += 1
             self._no_replay_before = self._monotonic() + REPLAY_COOLDOWN_S

@@ -25,6 +25,7 @@ from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.holds import points_of
 from kvbm_console.core.ids import FinishReason, SlotState, WaitPoint
 from kvbm_console.core.leader import Outcome
+from kvbm_console.core.names import request_globs
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.ingest import check_stimulus
 from kvbm_console.wire.batches import MalformedBatch, stimuli_of
@@ -112,8 +113,9 @@ class FeedSink:
         if self._source not in leader.watched or not (leader.state.breakpoints or self._lookups):
             return
         globs = frozenset(
-            known.spec.request for known in leader.state.breakpoints.values()
+            glob for known in leader.state.breakpoints.values()
             if known.enabled and WaitPoint.LOOKUP in points_of(known.spec)
+            for glob in request_globs(known.spec.request)
         )
         if globs != self._lookups:
             self._lookups = globs

@@ -10,7 +10,6 @@ what follows from a match is an event like any other, so decision replay reprodu
 import re
 import sys
 from collections.abc import Callable, Container
-from fnmatch import translate
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.expression import compile_condition, compile_log
 from kvbm_console.core.holds import POINT_OF_SITE, BreakpointFacts
 from kvbm_console.core.ids import CandidateStatus, Route, Site, SlotState, Tier
+from kvbm_console.core.names import request_match
 
 if TYPE_CHECKING:
     from kvbm_console.core.slots import SlotFacts
@@ -77,7 +77,7 @@ class Armed:
         spec = self.spec
         if spec.request != "*":
             if self._named is None:
-                self._named = re.compile(translate(spec.request)).match
+                self._named = request_match(spec.request)
             if self._named(moment.request) is None:
                 return False
         if self.plain:

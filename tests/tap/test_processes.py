@@ -20,6 +20,8 @@ from tests.server.daemons import daemon_at, options_for, published, running, soc
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = list(range(30))
+HELD = "held-1a2b3c4d"
+"""As an engine calls the request whose client knows it as ``held``."""
 
 
 class Child:
@@ -100,23 +102,23 @@ async def test_a_breakpoint_at_the_lookup_holds_one_request_and_others_go_on() -
         client.control() as control,
     ):
         await child.do(listened=True)
-        verdict = await control.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL, request="held*"))
+        verdict = await control.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL, request="held"))
         assert verdict.verified
         never = await control.add_breakpoint(BreakpointSpec(site=Site.PROMOTE_WILL, request="*"))
         assert not never.verified
         assert "promote" in never.message
         await child.do(gated=True)
-        told = await child.do(add=[["held", PROMPT, 4], ["free", PROMPT, 4]], until="free")
+        told = await child.do(add=[[HELD, PROMPT, 4], ["free", PROMPT, 4]], until="free")
         assert told["finished"] == ["free"]
         await published(daemon, lambda: bool(daemon.service.state.holds))
         (hold,) = daemon.service.state.holds.values()
-        assert daemon.service.state.slots[hold.slot].request == "held"
+        assert daemon.service.state.slots[hold.slot].request == HELD
         told = await child.do(steps=50)
         assert told["finished"] == ["free"]
         assert told["held_back"] > 0
         await control.continue_hold(hold.hold)
-        told = await child.do(until="held")
-        assert told["finished"] == ["free", "held"]
+        told = await child.do(until=HELD)
+        assert told["finished"] == ["free", HELD]
 
 
 @pytest.mark.fault

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvbm_console.core.expression.schema import Field, Getter, Kind, Schema, Test
 from kvbm_console.core.expression.tree import And, Comparison, Flag, Literal, Node, Not, Or, Other
+from kvbm_console.core.names import is_called
 
 
 def compile_tree(node: Node, schema: Schema) -> Test:
@@ -76,11 +77,26 @@ def _comparison(field: Field, node: Comparison, schema: Schema) -> Test:
     if node.operator == "~":
         return _glob(field, str(node.value.value))
     value = _raw(field, node.value)
+    if field.name == "request" and isinstance(value, str) and node.operator in ("=", "!="):
+        return _called(field, value, node.operator == "=")
     if field.many:
         return _many(field.get, node.operator, value)
     if node.operator in ("=", "!="):
         return _equal(field.get, value) if node.operator == "=" else _unequal(field.get, value)
     return _ordered(field, node.operator, value)
+
+
+def _called(field: Field, name: str, wanted: bool) -> Test:
+    """A request is also equal to the id that its client was given."""
+    get = field.get
+    if field.many:
+        return lambda item, state, moment: any(is_called(one, name) for one in get(item, state, moment)) is wanted
+
+    def test(item: Any, state: Any, moment: Any) -> bool:
+        found = get(item, state, moment)
+        return (found is not None and is_called(found, name)) is wanted
+
+    return test
 
 
 def _raw(field: Field, literal: Literal) -> Any:

@@ -11,6 +11,7 @@ from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.errors import NotFound, UsageError
 from kvbm_console.core.events import HitsLost, SlotCloned, SlotOpened
 from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.core.names import is_called
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.explain.course import Course, Looked
 from kvbm_console.recording.explain.ledger import Ledger
@@ -24,8 +25,10 @@ NAMES_SHOWN: Final = 3
 
 
 class _Found(msgspec.Struct):
-    slots: list[int] = []
-    hashes: list[int] = []
+    """Requests by name, in order of their first slot: those called so, and others that are near misses."""
+
+    named: dict[str, tuple[list[int], list[int]]] = {}
+    """Request to its slots and the prompt hashes of the last one."""
     near: list[str] = []
 
 
@@ -71,14 +74,18 @@ def _only_streams(evidence: Evidence) -> bool:
 def explain(evidence: Evidence, request: str, progress: Progress | None = None) -> Explanation:
     """Why ``request`` missed, and where its time went. Raises ``UsageError`` when it is not in the evidence."""
     found = _find(evidence, request)
-    if not found.slots:
+    if not found.named:
         near = f"; it has {', '.join(found.near)}" if found.near else ""
         if not near and _only_streams(evidence):
             near = "; an engine's event stream names blocks and no requests"
         raise NotFound(f"{evidence.name} has no request {request!r}{near}")
-    wanted = set(found.hashes)
+    if len(found.named) > 1 and request not in found.named:
+        names = [*list(found.named)[:NAMES_SHOWN], *(["..."] if len(found.named) > NAMES_SHOWN else [])]
+        raise UsageError(f"{request} is {len(found.named)} requests: name one of {', '.join(names)}")
+    slots, hashes = found.named[request if request in found.named else next(iter(found.named))]
+    wanted = set(hashes)
     ledger, lower = Ledger(wanted), _Lower(evidence, wanted)
-    course = Course(found.slots[-1], evidence.now_ns)
+    course = Course(slots[-1], evidence.now_ns)
     walk(evidence, (ledger, course, lower), progress=progress, what="explain")
     slot = course.slot
     assert slot is not None, "the request was found before"
@@ -87,7 +94,7 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
         ledger, slot.hashes, slot.prompt_tokens, course.block_tokens or 1, tiers, evidence.config, lower.remembered
     )
     return Explanation(
-        evidence=evidence.name, request=slot.request, slot=str(slot.slot), occurrences=len(found.slots),
+        evidence=evidence.name, request=slot.request, slot=str(slot.slot), occurrences=len(slots),
         state=(course.path[-1][0] if course.path else slot.state).label, prompt_tokens=slot.prompt_tokens,
         prompt_blocks=slot.prompt_blocks, block_tokens=course.block_tokens,
         admissions=tuple(_admissions(course, judge)), spent=course.spent(),
@@ -146,7 +153,7 @@ def _alike(one: MissedRun, other: MissedRun) -> bool:
 
 
 def _find(evidence: Evidence, request: str) -> _Found:
-    """Slots of this name in order of their opening, and the prompt hashes of the last one."""
+    """Slots of the requests that a client knows by this name."""
     found = _Found()
     prompts: dict[int, list[int]] = {}
     for item in evidence.items():
@@ -157,7 +164,7 @@ def _find(evidence: Evidence, request: str) -> _Found:
         elif isinstance(item, EventsArrived):
             for event in item.events:
                 if type(event) is SlotOpened:
-                    hashes = unpack_hashes(event.hashes) if event.request == request else []
+                    hashes = unpack_hashes(event.hashes) if is_called(event.request, request) else []
                     _meet(found, event.slot, event.request, hashes, request)
                 elif type(event) is SlotCloned:
                     _meet(found, event.slot, event.request, prompts.get(event.parent, []), request)
@@ -165,10 +172,9 @@ def _find(evidence: Evidence, request: str) -> _Found:
 
 
 def _meet(found: _Found, slot: int, name: str, hashes: list[int], wanted: str) -> None:
-    if name == wanted:
-        if slot not in found.slots:
-            found.slots.append(slot)
-            found.hashes = hashes
+    if is_called(name, wanted):
+        slots, last = found.named.get(name, ([], []))
+        found.named[name] = (slots, last) if slot in slots else ([*slots, slot], hashes)
     elif len(found.near) < NAMES_SHOWN and name not in found.near:
         found.near.append(name)
 

@@ -45,6 +45,7 @@ PREFETCH_TIMEOUT_MAX_NS: Final = 3_600 * SECOND_NS
 """Nobody waits an hour for a cache."""
 Prefetch = Literal["chain", "ngram", "session", "none"]
 PrefetchStop = Literal["best_effort", "wait_complete", "timeout"]
+OffloadLaw = Literal["total", "order"]
 
 
 def require(ok: bool, field: str, bound: str, value: object) -> None:
@@ -62,8 +63,11 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Capacity of the host tier; 0 means that there is none."""
     g3_blocks: int = 0
     """Capacity of the disk tier; 0 means that there is none."""
+    offload_law: OffloadLaw = "total"
+    """Which places count as safe: those that are evicted next (``order``), or all of the pool (``total``). Recordings
+    of before know no word of it; users get ``order``."""
     offload_threshold: float = 0.9
-    """Copying down starts when the safe share of a pool is below 1 - threshold; 0 copies every new block (BC-2)."""
+    """Copying down starts when the safe share of a pool is below 1 - threshold; 0 copies every new block, 1 none."""
     offload_hysteresis: float = 0.05
     """Copying down stops when the safe share has come back to 1 - threshold + hysteresis."""
     offload_batch_blocks: int = 64
@@ -108,6 +112,8 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         require(self.staging_deadline_ns > 0, "staging_deadline_ns", "above 0", self.staging_deadline_ns)
         require(1 <= self.ranks <= RANKS_MAX, "ranks", f"from 1 to {RANKS_MAX}", self.ranks)
         require(self.thrash_window_ns >= 0, "thrash_window_ns", "at least 0", self.thrash_window_ns)
+        laws = get_args(OffloadLaw)
+        require(self.offload_law in laws, "offload_law", f"one of {', '.join(laws)}", self.offload_law)
         known = get_args(Prefetch)
         require(self.prefetch in known, "prefetch", f"one of {', '.join(known)}", self.prefetch)
         stops = get_args(PrefetchStop)
@@ -115,6 +121,11 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         require(0 < self.prefetch_timeout_ns <= PREFETCH_TIMEOUT_MAX_NS, "prefetch_timeout_ns",
                 f"above 0 and at most {PREFETCH_TIMEOUT_MAX_NS}", self.prefetch_timeout_ns)
         require(self.hold_budget_min >= 1, "hold_budget_min", "at least 1", self.hold_budget_min)
+
+    @property
+    def by_order(self) -> bool:
+        """Whether the order of eviction says what is copied down; who copies all or nothing needs no order."""
+        return self.offload_law == "order" and 0.0 < self.offload_threshold < 1.0
 
     def digest(self) -> int:
         """xxh3_64 of the canonical encoding: equal for equal configurations, on any host."""

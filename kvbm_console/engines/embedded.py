@@ -103,7 +103,9 @@ class Rig:
 def default_leader_config(workload: Workload, **changes: object) -> LeaderConfig:
     """The leader's configuration that goes with a workload; ``changes`` are fields that the user said."""
     sizes = workload.capacities
-    base = LeaderConfig(block_tokens=sizes.block_tokens, g2_blocks=sizes.g2_blocks, g3_blocks=sizes.g3_blocks)
+    base = LeaderConfig(
+        block_tokens=sizes.block_tokens, g2_blocks=sizes.g2_blocks, g3_blocks=sizes.g3_blocks, offload_law="order",
+    )
     return msgspec.structs.replace(base, **changes)
 
 

@@ -145,7 +145,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         """What the leader is told of these options; ``more`` are fields that have no flag."""
         return LeaderConfig(
             block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
-            offload_threshold=self.kv_offload_threshold, asynchronous=self.transfers == "async",
+            offload_law="order", offload_threshold=self.kv_offload_threshold, asynchronous=self.transfers == "async",
             eviction=self.policy, prefetch=self.prefetch if self.prefetches else "none",
             prefetch_stop=self.prefetch_stop, prefetch_timeout_ns=round(self.prefetch_timeout_s * SECOND_NS), **more,
         )

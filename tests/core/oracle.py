@@ -9,7 +9,16 @@ from fnmatch import fnmatchcase
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
-from kvbm_console.core.ids import Authority, CandidateStatus, MissReason, ReleaseReason, SlotState, Tier, WaitPoint
+from kvbm_console.core.ids import (
+    Authority,
+    CandidateStatus,
+    Condition,
+    MissReason,
+    ReleaseReason,
+    SlotState,
+    Tier,
+    WaitPoint,
+)
 from kvbm_console.core.instructions import Instruction, StartTransfer
 from kvbm_console.core.leader import Leader, aids
 from kvbm_console.core.state import CacheState
@@ -245,6 +254,8 @@ def check_aids(leader: Leader, ever_lost: set[int]) -> None:
         missing = (exposed | covered) - set(mine.exposed) - set(mine.covered)
         assert lower is None or {pool.hash_of[place] for place in missing} <= ever_lost, f"forgotten {missing}"
         assert all(number in state.candidates for number in mine.planned.values())
+        cached = {place for place in range(len(pool)) if pool.condition(place) is Condition.CACHED}
+        assert set(mine.loose) == (cached if mine.ordered else set()), f"{pool.info.tier.name} loose, facts {cached}"
         staged = sum(len(ids) for slot in state.slots.values() for index, ids in slot.staged if index == pool.info.pool)
         assert mine.staged_blocks == staged
         if pool.info.authority is Authority.LEADER:

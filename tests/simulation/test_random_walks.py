@@ -87,7 +87,8 @@ def walk(seed: int, steps: int) -> tuple[dict[str, Any], list[Line]]:
     dice = random.Random(seed)
     config: dict[str, Any] = {
         "g1": dice.randint(7, 14), "g2": dice.choice([0, 5, 8, 16, 24, 32]), "g3": dice.choice([0, 0, 6, 16, 32]),
-        "offload_threshold": dice.choice([0.0, 0.0, 0.3, 0.9]), "ranks": dice.randint(1, 2),
+        "offload_threshold": dice.choice([0.0, 0.0, 0.3, 0.9]), "offload_law": ("total", "order")[seed % 2],
+        "ranks": dice.randint(1, 2),
         "asynchronous": dice.random() < 0.7, "offload_batch_blocks": dice.choice([2, 64]),
         "staging_share": dice.choice([0.5, 1.0]), "hold_budget_min": dice.choice([1, 2, 4]),
         "eviction": PolicyConfig(

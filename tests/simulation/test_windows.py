@@ -43,7 +43,7 @@ class Machine:
             block_tokens=block, g2_blocks=dice.choice([0, 0, 50, 300, 3_000]), g3_blocks=dice.choice([0, 0, 0, 100]),
             offload_threshold=dice.choice([0.0, 0.3, 0.5, 0.9, 0.9, 1.0]), asynchronous=dice.random() < 0.7,
             offload_batch_blocks=dice.choice([1, 4, 64]), offload_hysteresis=dice.choice([0.0, 0.05, 0.3]),
-            eviction=PolicyConfig(policy=dice.choice(POLICIES)),
+            eviction=PolicyConfig(policy=dice.choice(POLICIES)), offload_law="order" if seed % 3 else "total",
         )
         engine = engine_of(dice, load, block)
         if leader.g3_blocks and dice.random() < 0.7:
@@ -118,6 +118,7 @@ def facts_of(rig: Rig) -> dict[str, Any]:
         )
         facts[f"aids {at}"] = (
             mine.free, mine.unused, list(mine.exposed), list(mine.covered), mine.planned, mine.staged_blocks,
+            list(mine.loose), mine.given, mine.most_given, mine.wanted,
             mine.blocked, box.policies[at].export(),
         )
     return facts

@@ -33,6 +33,8 @@ class PoolPolicy:
         """Of these, recency alone would have chosen so many too."""
         self.not_admitted = 0
         """Blocks that were to be written here and were used too rarely for that."""
+        self._same = 0
+        """Of the keys that were chosen last, recency alone would have chosen so many too."""
         self._recency = None if isinstance(self.policy, SimpleLru) else SimpleLru()
         """What recency alone would choose, of a policy that is not recency for ever."""
         self._guards: dict[int, tuple[int, int]] = {}
@@ -140,10 +142,20 @@ class PoolPolicy:
             pinned += 1
         self.guard(keys[: pinned + budget], PIN, until_ns)
 
+    def coldest(self, count: int, evictable: Callable[[int], bool], now_ns: int) -> list[int]:
+        """The next ``count`` keys in the order of eviction, or as many as there are; nothing is evicted."""
+        self._expire(now_ns)
+        keys: list[int] = []
+        for level in self._levels():
+            keys += self._victims(self.policy, count - len(keys), self._of_level(evictable, level), ())
+            if len(keys) == count:
+                break
+        return keys
+
     def choose(
         self, count: int, evictable: Callable[[int], bool], protected: Collection[int], now_ns: int
     ) -> tuple[list[int], bool]:
-        """The keys to evict, and whether recency alone would have chosen the same.
+        """The keys to evict, and whether recency alone would have chosen the same; ``gave_up`` says that they were.
 
         At most ``count``, children before parents; fewer only when no more are evictable, unprotected and not pinned.
         """
@@ -165,9 +177,13 @@ class PoolPolicy:
             chosen.update(dict.fromkeys(victims))
             if len(chosen) == count:
                 break
-        self.evicted += len(chosen)
-        self.as_recency += same
+        self._same = same
         return list(chosen), same == len(chosen)
+
+    def gave_up(self, count: int) -> None:
+        """So many of the keys that were last chosen are evicted."""
+        self.evicted += count
+        self.as_recency += min(self._same, count)
 
     def _whole(
         self, policy: TierPolicy, count: int, evictable: Callable[[int], bool], may_follow: Callable[[int], bool],

@@ -18,7 +18,7 @@ from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.ids import Authority, MissReason, Site, SlotState
 from kvbm_console.core.leader.foresight import PrefetchAids
-from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.core.tiers import READY, PoolFacts
 
 HISTORY_PARTS: Final = 8
 HISTORY_PART: Final = 25_000
@@ -44,6 +44,9 @@ class PoolAids(msgspec.Struct):
     """Export of the policy; live in ``AidsBox.policies``."""
     exposed: dict[int, None] = {}
     """Full places without a copy below and without a holder, coldest first: the next eviction loses them."""
+    bereft: dict[int, None] = {}
+    """Full places of a pool that the leader decides whose copy below was evicted there: copied again only when they are
+    to be evicted here, so that two tiers do not copy in circles."""
     covered: dict[int, None] = {}
     """Full places without a copy below that somebody holds, in the order in which they were filled."""
     planned: dict[int, int] = {}
@@ -53,6 +56,22 @@ class PoolAids(msgspec.Struct):
     staged_blocks: int = 0
     blocked: bool = False
     """The last copy down found no room; not tried again before the lower pool changes."""
+    ordered: bool = False
+    """Whether ``loose`` is kept: of an engine's pool with a tier below, where the order of eviction rules offloads."""
+    loose: dict[int, None] = {}
+    """Full places that nobody holds, in the order in which the engine reuses them."""
+    given: int = 0
+    """Places that were given away so far."""
+    most_given: int = 0
+    """The most places that were given away at once or while one copy down was under way, since ``turned``."""
+    most_given_before: int = 0
+    """The same, in the turn before: a turn gives away as many places as the pool has."""
+    turned: int = 0
+    """``given`` where the current turn began."""
+    looked: int = 0
+    """``given`` when the next victims of the policy were last looked at."""
+    wanted: int = 0
+    """So many further victims must become safe, because a copy from above waits for their places."""
 
     @property
     def room(self) -> int:
@@ -66,7 +85,15 @@ class PoolAids(msgspec.Struct):
         first = self.capacity_blocks - self.unused
         fresh = range(first, first + count - len(taken))
         self.unused -= len(fresh)
+        self.given += count
+        self.gave(count, self.capacity_blocks)
         return [*taken, *fresh]
+
+    def gave(self, count: int, capacity: int) -> None:
+        """So many places were given away at once, or while one copy was under way."""
+        if self.given - self.turned >= capacity:
+            self.most_given_before, self.most_given, self.turned = self.most_given, 0, self.given
+        self.most_given = max(self.most_given, count)
 
     def give_back(self, places: Iterable[int]) -> None:
         """These places are empty."""
@@ -108,6 +135,11 @@ class Aids(msgspec.Struct):
     """Open candidate to its batch."""
     drawn_from: dict[int, int] = {}
     """Open offload candidate to the pool whose blocks it copies down."""
+    given_at: dict[int, int] = {}
+    """Open offload candidate to the places that this pool had given away when it was planned."""
+    busy: dict[int, list[list[int]]] = {}
+    """Pool of the leader to when copies of it into the pool below have run: [from, to], to -1 while they do; those that
+    were over a second ago are forgotten."""
     loads: dict[int, list[LoadPart]] = {}
     """Slot to the parts of the load that is running for it."""
     lost_at: dict[int, int] = {}
@@ -211,6 +243,8 @@ class Aids(msgspec.Struct):
         """Somebody holds these places now: those without a copy below are ``covered``."""
         mine = self.pools[pool.info.pool]
         exposed, refs = mine.exposed, pool.refs
+        if mine.ordered:
+            _drop(mine.loose, places)
         if exposed and not exposed.keys().isdisjoint(places):
             held = [place for place in filter(exposed.__contains__, reversed(places)) if refs[place]]
             deque(map(exposed.pop, held, repeat(None)), 0)
@@ -220,6 +254,11 @@ class Aids(msgspec.Struct):
         """These places have a holder less: those without any, and without a copy below, are ``exposed``."""
         mine = self.pools[pool.info.pool]
         covered, refs = mine.covered, pool.refs
+        if mine.ordered:
+            last_first, content = places[::-1], pool.content
+            if any(gather(refs, last_first)) or bytes(gather(content, last_first)).count(READY) != len(last_first):
+                last_first = [place for place in last_first if not refs[place] and content[place] == READY]
+            mine.loose.update(zip(last_first, repeat(None)))
         if covered and not covered.keys().isdisjoint(places):
             loose = list(filter(covered.__contains__, reversed(places)))
             if any(gather(refs, loose)):
@@ -246,12 +285,16 @@ class Aids(msgspec.Struct):
         mine = self.pools[pool.info.pool]
         _drop(mine.exposed, places)
         _drop(mine.covered, places)
+        _drop(mine.bereft, places)
 
     def evicted(self, pool: PoolFacts, places: list[int]) -> None:
         """These places, which nobody held, lost their content."""
         mine = self.pools[pool.info.pool]
         _drop(mine.exposed, places)
         _drop(mine.planned, places)
+        _drop(mine.bereft, places)
+        if mine.ordered:
+            _drop(mine.loose, places)
 
 
 def _drop(memory: dict[int, Any], keys: Sequence[int]) -> None:

@@ -133,6 +133,9 @@ class Decider:
             None if pool in watched else next((lower for lower in ours if lower.info.tier > pool.info.tier), None)
             for pool in pools
         ]
+        if self.config.by_order:
+            for pool, mine, lower in zip(pools, self.aids.pools, self._below, strict=False):
+                mine.ordered = pool.info.authority is Authority.ENGINE and lower is not None
 
     # --- look-ups that refuse --------------------------------------------------------------------
 
@@ -233,6 +236,8 @@ class Decider:
         places = read_ids(packed)
         self.emit(ev.DeviceBlocksReleased, slot.slot, packed, why)
         self.aids.let_go(pool, places)
+        if self.aids.pools[pool.info.pool].ordered:
+            self.mark_dirty(pool)  # what was held by its request can be evicted now
 
     def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:
         """The slot gives up what is staged for it, and the deadline with it: without the one there is not the other."""
@@ -278,7 +283,8 @@ class Decider:
                 self.aids.prefetch.gave_up(hashes)
             self.free_places(pool, [place for place in places if place not in pool.quarantined])
         # A copy that was evicted below is not made again: the block is as cold above. It counts as given up, until it
-        # is used again (``lookups.assign``).
+        # is used again (``lookups.assign``) or, in a pool of ours, to be evicted there too (``room``).
+        self._bereave_above(pool, hashes)
         gone = hashes
         for other in self.state.pools:
             resident = other.by_hash
@@ -287,6 +293,15 @@ class Decider:
         if gone:
             lowest = self.below(pool) is None
             self.aids.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)
+
+    def _bereave_above(self, pool: PoolFacts, hashes: list[int]) -> None:
+        """Pools of ours that hold blocks whose copy in ``pool`` was given up."""
+        if not self.config.by_order:
+            return
+        for other in self._lower:
+            if self.below(other) is pool and not other.by_hash.keys().isdisjoint(hashes):
+                mine, place_of = self.aids.pools[other.info.pool], other.by_hash
+                mine.bereft.update((place_of[key], None) for key in hashes if key in place_of)
 
     def free_places(self, pool: PoolFacts, places: list[int]) -> None:
         """Places of a pool that the leader decides may be used again."""

@@ -222,6 +222,7 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
     assign(leader, pool, [slot], [len(ids)], ids, reused, s.external_tokens, s.block_ids)
     if not first:
         return
+    leader.aids.pools[pool.info.pool].gave(len(ids) - reused, len(pool))
     _score(leader, slot, reused, external)
     if external:
         _load(leader, pool, slot, reused, external, s.external_tokens)
@@ -297,7 +298,11 @@ def assign(
             ],
         )
     if lower is not None:
-        owner = leader.aids.pools[pool.info.pool].owner
+        mine = leader.aids.pools[pool.info.pool]
+        mine.given += len(ids) - reused
+        if mine.ordered and lost:
+            leader.mark_dirty(pool)  # what is evicted next has changed
+        owner = mine.owner
         at = 0
         for slot, count in zip(slots, counts, strict=True):
             owner.update(zip(ids[at : at + count], repeat(slot.slot)))

@@ -1,10 +1,14 @@
 """Offloads: which blocks are copied down, and when (BC-2).
 
-Law of this file: a copy does not make room, so pressure is measured on what would be *lost*. Safe places are empty, or
-cached with a ready or in-flight copy below; copying starts when their share falls below 1 - threshold.
+Law of this file: a copy does not make room, so pressure is measured on what would be *lost* next. A pool gives away its
+empty places first, then those at the cold end of its order of eviction. A reserve of them is kept safe: empty, or with
+a ready or in-flight copy below. The reserve is the share 1 - threshold of the pool, or what the pool was last seen to
+give away while one copy was under way, whichever is more. Saved blocks that are evicted late protect nothing and do
+not count (they do by ``offload_law`` total, which is that of older recordings).
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from itertools import chain, islice, repeat
 from operator import ne
@@ -13,20 +17,25 @@ from typing import Final
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import gather, pack_hashes
 from kvbm_console.core.ids import Authority, Condition, Route, SlotState
+from kvbm_console.core.leader.aids import PoolAids
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.pipeline import enqueue
+from kvbm_console.core.leader.prefixes import evictable
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
 PLENTY: Final = 2**31
 """Blocks of which there are always fewer."""
+HELD_LEAST: Final = 8
+"""Blocks of a running request are copied so many at a time; the others when it ends. A copy costs ten events, whatever
+its size."""
 _EMPTY, _CACHED = int(Condition.EMPTY), int(Condition.CACHED)
 """As plain integers: to find a member in its class takes longer than the comparison that needs it."""
 _LEADER, _ONBOARDING = Authority.LEADER, SlotState.ONBOARDING
 
 
 def plan_offloads(leader: Decider, pool: PoolFacts) -> None:
-    """Copy down under pressure (BC-2): the coldest unsaved blocks, while too little of the pool is safe."""
+    """Copy down under pressure (BC-2): what would be lost next, or the coldest unsaved blocks, by ``offload_law``."""
     lower = leader.below(pool)
     mine = leader.aids.pools[pool.info.pool]
     if lower is None or mine.blocked or not (mine.exposed or mine.covered):
@@ -34,13 +43,87 @@ def plan_offloads(leader: Decider, pool: PoolFacts) -> None:
     batch = leader.config.offload_batch_blocks
     # Four candidates at once keep a link busy; more would only hold source places for longer.
     room = 4 * batch - len(mine.planned)
-    if room > 0:
-        room = min(room, pressure(leader, pool))
     if room <= 0:
         return
-    for owner, places in _coldest(leader, pool, room).items():
+    chosen: dict[int | None, list[int]] = {}
+    if not leader.config.by_order:
+        room = min(room, pressure(leader, pool))
+        if room > 0:
+            chosen = _coldest(leader, pool, room)
+    elif mine.ordered:
+        chosen = _next_of_engine(leader, pool, room)
+    elif mine.exposed:
+        chosen = _next_of_policy(leader, pool, lower, room)
+    for owner, places in chosen.items():
         for at in range(0, len(places), batch):
             _plan(leader, pool, lower, owner, places[at : at + batch])
+
+
+# --- by the order of eviction ---
+
+
+def reserve(leader: Decider, pool: PoolFacts) -> int:
+    """How many of the places that are given away next must be safe."""
+    mine, capacity = leader.aids.pools[pool.info.pool], len(pool)
+    share = math.ceil((1.0 - leader.config.offload_threshold) * capacity)
+    return min(max(share, mine.most_given, mine.most_given_before), capacity)
+
+
+def _further(leader: Decider, pool: PoolFacts) -> int:
+    """So many places behind the reserve are made safe with it: they give a batch, and the next look comes later."""
+    return max(leader.config.offload_batch_blocks, int(leader.config.offload_hysteresis * len(pool)))
+
+
+def _next_of_engine(leader: Decider, pool: PoolFacts, room: int) -> dict[int | None, list[int]]:
+    """What a device pool would lose next, and if even all free places are no reserve, what requests hold."""
+    mine = leader.aids.pools[pool.info.pool]
+    ahead = reserve(leader, pool) - pool.counts[_EMPTY]
+    if ahead <= 0:
+        return {}
+    loose, exposed = mine.loose, mine.exposed
+    chosen: dict[int | None, list[int]] = {}
+    if exposed and not exposed.keys().isdisjoint(islice(loose, ahead)):
+        unsafe = filter(exposed.__contains__, islice(loose, ahead + _further(leader, pool)))
+        chosen[None] = list(islice(unsafe, room))
+        room -= len(chosen[None])
+    if len(loose) < ahead and len(mine.covered) >= HELD_LEAST and room >= HELD_LEAST:
+        _add_held(leader, pool, mine, room, chosen)
+    return chosen
+
+
+def _add_held(
+    leader: Decider, pool: PoolFacts, mine: PoolAids, room: int, chosen: dict[int | None, list[int]]
+) -> None:
+    """Unsaved blocks of running requests that have a batch of them: to copy these takes no place from the engine."""
+    covered, content = mine.covered, pool.content
+    for number, count in Counter(map(mine.owner.get, covered)).items():
+        if count < HELD_LEAST or number is None:
+            continue
+        slot = leader.state.slots.get(number)
+        if slot is None or slot.device_pool != pool.info.pool or slot.state is _ONBOARDING:
+            continue
+        places = [place for place in filter(covered.__contains__, slot.device_blocks) if content[place] == READY]
+        if len(places) >= HELD_LEAST and room > 0:
+            chosen[number] = places[:room]
+            room -= len(chosen[number])
+
+
+def _next_of_policy(leader: Decider, pool: PoolFacts, lower: PoolFacts, room: int) -> dict[int | None, list[int]]:
+    """What the policy of a pool of ours would evict next and has no copy below; looked at from time to time."""
+    mine, index = leader.aids.pools[pool.info.pool], pool.info.pool
+    most = max(1, len(lower) // 2)  # more than half of the pool below would be evicted there before it is needed
+    ahead, further = min(reserve(leader, pool), most) - pool.counts[_EMPTY], _further(leader, pool)
+    if not mine.wanted and (ahead <= 0 or mine.given - mine.looked < min(further, ahead) // 2):
+        return {}
+    count = min(max(ahead, mine.wanted) + further, most)
+    keys = leader.box.policies[index].coldest(min(count, pool.counts[_CACHED]), evictable(pool), leader.at_ns)
+    unsafe = list(filter(mine.exposed.__contains__, map(pool.by_hash.__getitem__, keys)))
+    if len(unsafe) <= room:
+        mine.looked, mine.wanted = mine.given, 0
+    return {None: unsafe[:room]} if unsafe else {}
+
+
+# --- by the total, and write-through ---
 
 
 def pressure(leader: Decider, pool: PoolFacts) -> int:
@@ -95,7 +178,16 @@ def calm_blocks(leader: Decider, source: int) -> int | None:
     mine = aids.pools[pool.info.pool]
     if lower is None or mine.blocked or 4 * leader.config.offload_batch_blocks <= len(mine.planned):
         return PLENTY
+    if leader.config.by_order:
+        return max(-1, _safe_in_order(pool, mine) - reserve(leader, pool))
     return max(-1, _safe_places(leader, pool) - math.ceil((1.0 - leader.config.offload_threshold) * len(pool)))
+
+
+def _safe_in_order(pool: PoolFacts, mine: PoolAids) -> int:
+    """Places of a device pool that are given away before one that would be lost."""
+    if not mine.exposed:
+        return pool.counts[_EMPTY] + len(mine.loose)
+    return pool.counts[_EMPTY] + list(map(mine.exposed.__contains__, mine.loose)).index(True)
 
 
 def _coldest(leader: Decider, pool: PoolFacts, count: int) -> dict[int | None, list[int]]:
@@ -195,6 +287,7 @@ def _plan(leader: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None,
         pack_hashes(gather(pool.hash_of, places)), b"", first,
     )
     leader.aids.drawn_from[number] = pool.info.pool
+    leader.aids.given_at[number] = mine.given
     mine.planned.update(dict.fromkeys(places, number))
     leader.aids.saved(pool, places)
     enqueue(leader, leader.state.candidates[number])
@@ -209,7 +302,12 @@ def plan_last_offload(leader: Decider, slot: SlotFacts) -> None:
     mine = leader.aids.pools[pool.info.pool]
     batch = leader.config.offload_batch_blocks
     room = 4 * batch - len(mine.planned)
-    if lower is None or mine.blocked or not mine.covered or room <= 0 or pressure(leader, pool) <= 0:
+    if lower is None or mine.blocked or not mine.covered or room <= 0:
+        return
+    if mine.ordered:
+        if pool.counts[_EMPTY] + len(mine.loose) >= reserve(leader, pool):
+            return  # there is time to copy what it leaves
+    elif pressure(leader, pool) <= 0:
         return
     refs = pool.refs
     places = [place for place in filter(mine.covered.__contains__, slot.device_blocks) if refs[place] == 1]

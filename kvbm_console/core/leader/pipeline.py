@@ -5,7 +5,7 @@ called here is called by ``settle``, to quiescence, at the end of every stimulus
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from itertools import repeat
 
 from kvbm_console.core import events as ev
@@ -14,8 +14,6 @@ from kvbm_console.core.columns import gather, pack_hashes, pack_ids
 from kvbm_console.core.ids import (
     Authority,
     CandidateStatus,
-    Condition,
-    EvictRule,
     ReleaseReason,
     Site,
     SkipReason,
@@ -24,7 +22,8 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
 from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.leader.prefixes import chains, evictable
+from kvbm_console.core.leader.prefixes import chains
+from kvbm_console.core.leader.room import copies_further, to_evict
 from kvbm_console.core.leader.sources import admitted, choose, pools_of
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
@@ -92,44 +91,26 @@ def advance(leader: Decider, candidate: CandidateFacts) -> None:
 
 def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: list[int], hashes: list[int]) -> None:
     """Take free places of the target, evict for the others; what does not fit is left for another time."""
-    _, target = pools_of(leader, candidate)
+    source, target = pools_of(leader, candidate)
     mine = leader.aids.pools[target.info.pool]
     missing = len(hashes) - mine.room
     if missing > 0:
-        victims, rule = _victims(leader, target, missing, hashes)
+        victims, rule = to_evict(leader, target, missing, hashes)
         room = mine.room + len(victims)
         sources, hashes = sources[:room], hashes[:room]
         if victims:
             _strike(leader, Site.EVICT_WILL, candidate)
             if _waits(leader, candidate, WaitPoint.PROMOTE):
                 return
+            leader.box.policies[target.info.pool].gave_up(len(victims))
             leader.evict(target, victims, candidate.slot, rule)
     if not hashes:
-        source, _ = pools_of(leader, candidate)
         if not candidate.route.is_load:
             leader.aids.pools[source.info.pool].blocked = True
         skip(leader, candidate, SkipReason.NO_CAPACITY)
         return
     targets = mine.take(len(hashes))
     _promote(leader, candidate, sources, targets, hashes)
-
-
-def _victims(leader: Decider, pool: PoolFacts, missing: int, hashes: Sequence[int]) -> tuple[list[int], EvictRule]:
-    """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too.
-
-    A block that waits for its own copy down stays until that has ended: what was about to be saved is not given up.
-    So does what these hashes continue; with it all of its prefix, and that of what somebody holds (I13).
-    """
-    policy = leader.box.policies[pool.info.pool]
-    protected = {pool.hash_of[place] for place in leader.aids.pools[pool.info.pool].planned}
-    for chain in chains(leader.aids.parent_of, hashes):
-        ancestor = policy.ancestor(chain[0])
-        if ancestor is not None:
-            protected.add(ancestor)
-    chosen, agrees = policy.choose(
-        min(missing, pool.counts[Condition.CACHED]), evictable(pool), protected, leader.at_ns
-    )
-    return [pool.by_hash[key] for key in chosen], EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
 
 
 def _promote(
@@ -150,6 +131,8 @@ def _promote(
     leader.aids.pending.remove(candidate.candidate)
     leader.aids.undispatched.append(number)
     leader.aids.taken(source, sources)
+    if not candidate.route.is_load and source.info.authority is Authority.LEADER:
+        copies_further(leader, source)
     if candidate.slot is None and source.info.authority is Authority.ENGINE:
         leader.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
         leader.aids.fences[number] = (source.info.source, "", sources)
@@ -191,6 +174,8 @@ def skip(leader: Decider, candidate: CandidateFacts, reason: SkipReason) -> None
     leader.aids.pending.remove(candidate.candidate)
     leader.emit(ev.CandidateSkipped, candidate.candidate, reason)
     _forget_plan(leader, source, candidate, [])
+    if leader.config.by_order and not candidate.route.is_load and source.info.authority is Authority.LEADER:
+        leader.unblock_above(source)  # who waits for its copy waits no longer
     if candidate.slot is None and candidate.route.is_load:
         leader.aids.prefetch.ended(candidate.candidate, candidate.hashes, ())
     _strike(leader, Site.SKIP_DID, candidate)
@@ -263,6 +248,7 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
     source = leader.state.pools[operation.source_pool]
     target = leader.state.pools[operation.target_pool]
     leader.emit(ev.CandidateEnded, candidate.candidate, status)
+    _count_given(leader, source, candidate)
     leader.aids.let_go(source, operation.sources)
     leader.aids.let_go(target, operation.targets)
     leader.unblock_above(source)
@@ -276,6 +262,18 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
     fence = leader.aids.fences.pop(operation.operation, None)
     if fence is not None:
         leader.ask(ReleaseDeviceBlocks(fence[0], fence[1], pack_ids(fence[2])))
+
+
+def _count_given(leader: Decider, source: PoolFacts, candidate: CandidateFacts) -> None:
+    """A copy has ended: how many places of its pool were given away meanwhile, and whether another one runs."""
+    aids, index = leader.aids, source.info.pool
+    before = aids.given_at.pop(candidate.candidate, None)
+    if before is None:
+        return
+    mine = aids.pools[index]
+    mine.gave(mine.given - before, len(source))
+    if index in aids.busy and not any(one.source_pool == index for one in leader.state.operations.values()):
+        aids.busy[index][-1][1] = leader.at_ns
 
 
 def _forget_plan(
@@ -313,6 +311,7 @@ def _forget_plan(
 def _end_batch(leader: Decider, candidate: CandidateFacts) -> None:
     batch = leader.aids.batch_of.pop(candidate.candidate, candidate.candidate)
     leader.aids.drawn_from.pop(candidate.candidate, None)
+    leader.aids.given_at.pop(candidate.candidate, None)
     leader.aids.struck.pop(candidate.candidate, None)
     if batch in leader.state.batches and batch not in leader.aids.batch_of.values():
         leader.emit(ev.BatchEnded, batch)

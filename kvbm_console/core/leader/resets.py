@@ -121,6 +121,7 @@ def _start_aids_anew(leader: Decider) -> None:
         if ours and pool.quarantined:
             leader.aids.pools[pool.info.pool].unused = 0
             leader.free_places(pool, [place for place in range(len(pool)) if place not in pool.quarantined])
+    leader.look_at_pools()
     leader.aids.matches = old.matches
     leader.aids.logged = old.logged
     leader.aids.paused = old.paused

@@ -1,0 +1,91 @@
+"""Room in a pool that the leader decides: what is evicted for a copy into it, and when that copy waits instead.
+
+Law of this file: under the law of order, a block that would be lost is not evicted while it can still be copied further
+down. Blocks with a copy below go first; if there are not enough of them, those in front are copied and whoever wants
+their places waits. They are given up all the same when the pool below can take nothing, or when its link has been busy
+for nearly all of the last second, so that waiting would only lose what is warmer above.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.ids import Condition, EvictRule
+from kvbm_console.core.leader.aids import PoolAids
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.prefixes import chains, evictable
+from kvbm_console.core.tiers import PoolFacts
+
+SATURATED_NS: Final = 9 * SECOND_NS // 10
+"""A link that has copied for so much of the last second cannot do more."""
+_FURTHER: Final = 4
+"""Blocks with a copy below are looked for among so many times the victims that are wanted."""
+
+
+def to_evict(leader: Decider, pool: PoolFacts, missing: int, hashes: Sequence[int]) -> tuple[list[int], EvictRule]:
+    """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too.
+
+    A block that waits for its own copy down stays until that has ended: what was about to be saved is not given up.
+    So does what these hashes continue; with it all of its prefix, and that of what somebody holds (I13).
+    """
+    mine, policy = leader.aids.pools[pool.info.pool], leader.box.policies[pool.info.pool]
+    protected = {pool.hash_of[place] for place in mine.planned}
+    for chain in chains(leader.aids.parent_of, hashes):
+        ancestor = policy.ancestor(chain[0])
+        if ancestor is not None:
+            protected.add(ancestor)
+    may_go, cached = evictable(pool), pool.counts[Condition.CACHED]
+    keys, agrees = policy.choose(min(missing, cached), may_go, protected, leader.at_ns)
+    places = [pool.by_hash[key] for key in keys]
+    if (len(places) < missing or not all(_saved(mine, place) for place in places)) and may_save(leader, pool):
+        keys, _ = policy.choose(min(_FURTHER * missing, cached), may_go, protected, leader.at_ns)
+        places = _safe(leader, pool, keys)[:missing]
+        if len(places) < missing:
+            mine.wanted = max(mine.wanted, missing)
+            leader.mark_dirty(pool)
+    return places, EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
+
+
+def _saved(mine: PoolAids, place: int) -> bool:
+    return place not in mine.exposed and place not in mine.bereft
+
+
+def may_save(leader: Decider, pool: PoolFacts) -> bool:
+    """Whether blocks of this pool that have no copy below can still get one."""
+    if leader.below(pool) is None or not leader.config.by_order:
+        return False
+    busy = leader.aids.busy.get(pool.info.pool, ())
+    if leader.aids.pools[pool.info.pool].blocked and not (busy and busy[-1][1] < 0):
+        return False  # the pool below had no place to give, and no copy runs whose end may give one
+    since, now = leader.at_ns - SECOND_NS, leader.at_ns
+    return sum(max(0, (now if until < 0 else until) - max(first, since)) for first, until in busy) < SATURATED_NS
+
+
+def copies_further(leader: Decider, pool: PoolFacts) -> None:
+    """Copies of this pool into the one below run from now on."""
+    busy = leader.aids.busy.setdefault(pool.info.pool, [])
+    while busy and 0 <= busy[0][1] <= leader.at_ns - SECOND_NS:
+        del busy[0]
+    if not busy or 0 <= busy[-1][1] < leader.at_ns:
+        busy.append([leader.at_ns, -1])
+    else:
+        busy[-1][1] = -1
+
+
+def _safe(leader: Decider, pool: PoolFacts, keys: Sequence[int]) -> list[int]:
+    """The places of those keys, in the order of eviction, that have a copy below; nothing that another one continues
+    which stays (I13)."""
+    mine, place_of, parent_of = leader.aids.pools[pool.info.pool], pool.by_hash, leader.aids.parent_of.get
+    again = list(filter(mine.bereft.__contains__, map(place_of.__getitem__, keys)))
+    leader.aids.saved(pool, again)
+    leader.aids.unsaved(pool, again)
+    exposed = mine.exposed
+    stay: set[int | None] = set()
+    safe: list[int] = []
+    for key in keys:
+        place = place_of[key]
+        if place in exposed or key in stay:
+            stay.add(parent_of(key))
+        else:
+            safe.append(place)
+    return safe

@@ -1,0 +1,149 @@
+"""What is evicted from the host tier without a copy below, told from the events alone.
+
+Law of this file: no block is evicted from G2 without a copy below while G3 has a place that it may take and its link
+was idle for more than a tenth of the last second.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.config import SECOND_NS, LeaderConfig
+from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
+from kvbm_console.core.ids import Condition, Tier
+from kvbm_console.core.leader import Outcome
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.embedded import Rig, build
+from kvbm_console.engines.multiturn import Multiturn, Settings
+from kvbm_console.simulation.options import CacheOptions
+from kvbm_console.transfers.link import LinkSpec
+
+SEEDS = range(12)
+MORE_SEEDS = range(12, 120)
+
+
+class Watch:
+    """Folds the events one by one, so that each eviction is judged by the facts of its own moment."""
+
+    def __init__(self) -> None:
+        self.facts = CacheState()
+        self.evicted = 0
+        self.lost = 0
+        """Of these, so many had a copy nowhere."""
+        self.broken: list[str] = []
+        self._parent_of: dict[int, int] = {}
+        self._busy: list[list[int]] = []
+        """When the link down to G3 has copied: [from, to], to -1 while it does."""
+
+    def keep(self, stimulus: Stimulus, outcome: Outcome) -> None:
+        for event in outcome.events:
+            if isinstance(event, ev.BlocksEvicted) and self._tier(event.pool) is Tier.G2:
+                self._judge(event)
+            self.facts.apply(event)
+            if isinstance(event, (ev.SlotOpened, ev.BlocksFilled)):
+                for number in (event.slot,) if isinstance(event, ev.SlotOpened) else event.slots:
+                    hashes = self.facts.slots[number].hashes
+                    self._parent_of.update(zip(hashes[1:], hashes[:-1], strict=True))
+            if isinstance(event, (ev.OperationStarted, ev.CandidateEnded)):
+                self._look(event.at_ns)
+
+    def _tier(self, pool: int) -> Tier:
+        return self.facts.pools[pool].info.tier
+
+    def _look(self, at_ns: int) -> None:
+        copies = any(
+            one.started and (self._tier(one.source_pool), self._tier(one.target_pool)) == (Tier.G2, Tier.G3)
+            for one in self.facts.operations.values()
+        )
+        open_now = bool(self._busy) and self._busy[-1][1] < 0
+        if copies and not open_now:
+            self._busy.append([at_ns, -1])
+        elif open_now and not copies:
+            self._busy[-1][1] = at_ns
+
+    def _judge(self, event: ev.BlocksEvicted) -> None:
+        disk = next(pool for pool in self.facts.pools if pool.info.tier is Tier.G3)
+        hashes = unpack_hashes(event.hashes)
+        self.evicted += len(hashes)
+        lost = [key for key in hashes if key not in disk.by_hash]
+        self.lost += len(lost)
+        since = event.at_ns - SECOND_NS
+        busy_ns = sum(
+            max(0, (event.at_ns if until < 0 else until) - max(first, since)) for first, until in self._busy[-2_000:]
+        )
+        host = self.facts.pools[event.pool].by_hash
+        wanted = [key for key in host if key not in disk.by_hash]
+        if lost and busy_ns < 9 * SECOND_NS // 10 and self._takes(disk, wanted):
+            self.broken.append(f"{len(lost)} blocks at {event.at_ns} ns, link busy for {busy_ns} ns")
+
+
+    def _takes(self, disk: PoolFacts, wanted: Sequence[int]) -> bool:
+        """Whether the disk has a place for these: empty, or cached and in front of nothing that stays or is wanted."""
+        if disk.counts[Condition.EMPTY]:
+            return True
+        conditions = {key: disk.condition(place) for key, place in disk.by_hash.items()}
+        stays = {key for key, condition in conditions.items() if condition is not Condition.CACHED}
+        for key in [*stays, *wanted]:
+            while (parent := self._parent_of.get(key)) is not None and parent not in stays:
+                stays.add(parent)
+                key = parent
+        return any(key not in stays for key in conditions)
+
+
+def machine(seed: int, **changes: Any) -> tuple[Rig, Watch]:
+    """Chats that do not fit, over tiers, policies and links of a seed."""
+    dice = random.Random(seed)
+    chats = Settings(
+        sessions=dice.randint(4, 16), prompts=dice.randint(1, 4), system=dice.choice([0, 128, 640]),
+        user=dice.choice([40, 160, 400]), output=dice.choice([16, 64]), turns=dice.randint(1, 6),
+        think=dice.choice([0.0, 0.2, 1.0]), ramp=dice.choice([0.0, 0.1]), seed=seed, requests=80,
+    )
+    context = (chats.system + chats.turns * (2 * chats.user + chats.output)) // 16 + 8
+    g1 = int(context * dice.choice([2, 3, 5]))
+    g2 = int(g1 * dice.choice([0.3, 0.6, 1.0]))
+    fields: dict[str, Any] = {
+        "g2_blocks": g2, "g3_blocks": g2 * dice.choice([2, 4, 20]), "offload_law": "order",
+        "offload_threshold": dice.choice([0.9, 0.9, 0.5]), "offload_batch_blocks": dice.choice([8, 64]),
+        "eviction": PolicyConfig(policy=dice.choice(POLICIES)), "prefetch": dice.choice(["none", "chain"]), **changes,
+    }
+    watch = Watch()
+    links: Sequence[LinkSpec] = CacheOptions(
+        total_kv_blocks=g1, kv_transfer_bandwidth=dice.choice([100.0, 1.0, 0.05]),
+        kv_transfer_base_latency=dice.choice([0.0, 100.0]),
+    ).links()
+    rig = build(
+        LeaderConfig(**fields), EngineConfig(g1_blocks=g1, max_batch_tokens=512), Multiturn(chats), publish=watch.keep,
+        links=links, check=True,
+    )
+    return rig, watch
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_lost_from_the_host_tier_while_the_disk_could_take_it(seed: int) -> None:
+    rig, watch = machine(seed)
+    rig.run_to_end()
+    assert not watch.broken, watch.broken[:3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", MORE_SEEDS)
+def test_nothing_is_lost_on_more_machines(seed: int) -> None:
+    test_nothing_is_lost_from_the_host_tier_while_the_disk_could_take_it(seed)
+
+
+def test_the_machines_of_this_file_evict_and_break_the_law_of_the_total() -> None:
+    evicted = broken = 0
+    for seed in list(SEEDS)[:4]:
+        rig, watch = machine(seed, offload_law="total", offload_threshold=0.9)
+        rig.run_to_end()
+        evicted += watch.evicted
+        broken += len(watch.broken)
+    assert evicted > 1_000
+    assert broken > 10

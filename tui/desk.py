@@ -342,8 +342,7 @@ class Desk:
             if self.mirror.disconnected is None and not self.actions.paused:
                 self.lints.check(self.mirror, mono)
                 self.warnings = self.lints.warnings(mono)
-        if self.mirror.state is not None:
-            self._stops.watch(self.mirror.state, mono)
+        self._stops.watch(self.mirror, mono)
 
     def notice_gone(self, mono_ns: int) -> bool:
         """Whether the notice is over (the frame needs a redraw)."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError
+from kvbm_console.core.holds import answer_text
 from kvbm_console.core.ids import ResetMode, SlotState
 from kvbm_console.stream.feed import Controls
 
@@ -53,26 +54,28 @@ class Verbs:
     def continue_hold(self, hold: int | None) -> None:
         """Release one hold, or all."""
         async def work(controls: Controls) -> str:
-            answer = await controls.continue_hold(hold)
+            answer = answer_text(await controls.continue_hold(hold))
             return f"hold {hold}: {answer}" if hold is not None else f"all holds: {answer}"
         self._call(work)
 
     def step(self, hold: int) -> None:
         """Release a hold and stop the slot at its next site."""
         async def work(controls: Controls) -> str:
-            return f"hold {hold}: {await controls.step(hold)}"
+            return f"hold {hold}: {answer_text(await controls.step(hold))}"
         self._call(work)
 
     def continue_until(self, hold: int, state: SlotState) -> None:
         """Release a hold and stop the slot once more at a state."""
         async def work(controls: Controls) -> str:
-            return f"hold {hold}: {await controls.continue_hold(hold, state)}, until {state.label}"
+            answer = await controls.continue_hold(hold, state)
+            lost = answer_text(answer) != answer
+            return f"hold {hold}: {answer_text(answer)}" + ("" if lost else f", until {state.label}")
         self._call(work)
 
     def skip_candidate(self, hold: int) -> None:
         """Resolve the open candidates of a held slot to no work, and release the hold."""
         async def work(controls: Controls) -> str:
-            return f"hold {hold}: {await controls.skip(hold)}"
+            return f"hold {hold}: {answer_text(await controls.skip(hold))}"
         self._call(work)
 
     def step_pipeline(self) -> None:
@@ -90,7 +93,7 @@ class Verbs:
     def thaw(self) -> None:
         """End a freeze."""
         async def work(controls: Controls) -> str:
-            return f"target: {await controls.thaw()}"
+            return f"target: {answer_text(await controls.thaw())}"
         self._call(work)
 
     def run_for(self, duration_ns: int) -> None:

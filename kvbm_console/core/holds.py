@@ -60,7 +60,7 @@ _ENDED: Final[dict[HoldEnd, str]] = {
     HoldEnd.LEASE_LOST: "the lease of {by} was lost",
     HoldEnd.CANCELLED: "the request was {by}",
     HoldEnd.DISARMED: "disarmed by {by}",
-    HoldEnd.PRESSURE: "made way for {by}, which could not run beside what was held",
+    HoldEnd.PRESSURE: "made way for {by}, which needs its blocks",
     HoldEnd.SHUTDOWN: "the daemon shut down",
 }
 

@@ -45,17 +45,17 @@ class EndedHolds:
         """Entries so far, those that are not kept any more included."""
         self._open: dict[int, tuple[str, ev.SlotHeld]] = {}
 
-    def take(self, event: ev.Event, state: CacheState) -> None:
-        """See an event, before or after it was applied to the facts."""
+    def take(self, event: ev.Event, state: CacheState, request: str | None = None) -> None:
+        """See an event, before or after it was applied to the facts; ``request``: whose slot it is, where known."""
         if isinstance(event, ev.SlotHeld):
-            self._open[event.hold] = _request(state, event.slot), event
+            self._open[event.hold] = request or _request(state, event.slot), event
         elif isinstance(event, ev.HoldReleased):
-            self._ended(event, state)
+            self._ended(event, state, request or _request(state, event.slot))
         elif isinstance(event, ev.HoldDenied):
-            self._refused(event, state)
+            self._refused(event, request or _request(state, event.slot))
 
-    def _ended(self, event: ev.HoldReleased, state: CacheState) -> None:
-        request, held = self._open.pop(event.hold, (_request(state, event.slot), None))
+    def _ended(self, event: ev.HoldReleased, state: CacheState, name: str) -> None:
+        request, held = self._open.pop(event.hold, (name, None))
         known = held or state.holds.get(event.hold)  # one that began before anybody looked
         site, point = (known.site, known.point) if known is not None else (Site.TRANSITION_DID, None)
         text = ended_text(event.why, event.by)
@@ -64,8 +64,8 @@ class EndedHolds:
             EndedHold(event.hold, request, site, point, event.at_ns, event.held_ns, event.why, event.by, text)
         )
 
-    def _refused(self, event: ev.HoldDenied, state: CacheState) -> None:
-        times, request = 1, _request(state, event.slot)
+    def _refused(self, event: ev.HoldDenied, request: str) -> None:
+        times = 1
         if self.last and self.last[-1].why is None:
             times += self.last.pop().times
         else:

@@ -98,12 +98,12 @@ def test_without_control_nothing_is_asked_and_the_reason_is_told(key: str) -> No
     assert "chat-prod read-only" in screen(desk)[0]
 
 
-def test_a_stop_is_announced_for_eight_seconds() -> None:
+def test_a_stop_is_announced_for_six_seconds() -> None:
     mono = Mono()
     script = story()
     actions = FakeActions()
     desk = desk_of(script, mono=mono, actions=actions)
-    mono.at_ns += 9 * S
+    mono.at_ns += 19 * S
     desk.mirror.take(script.heartbeat(), mono.at_ns)
     assert "held at breakpoint" not in screen(desk)[-1]
     slot = script.state.slot_of["rag-0002.7"]
@@ -114,7 +114,7 @@ def test_a_stop_is_announced_for_eight_seconds() -> None:
         " ‖ rag-0002.7 held at breakpoint 1, entering decoding; 30 s left   H go there")
     press(desk, "H")
     assert (desk.current, desk.selected) == (SLOT, "rag-0002.7")
-    mono.at_ns += 8 * S + 1
+    mono.at_ns += 6 * S + 1
     assert "H go there" not in screen(desk)[-1]
 
 

@@ -4,13 +4,14 @@ Law of this file: no terminal and no clock of its own.
 """
 
 import msgspec
+import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import HoldEnd, Note, OnTimeout, ResetMode, Site, SlotState, Suspend, WaitPoint
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from tests.tui.desks import desk_of, everything, screen
-from tests.tui.script import MS, Mono, S, connected, story
+from tests.tui.script import MS, Mono, S, Script, connected, story
 from tui.desk import Desk
 from tui.keys import press
 from tui.model.breaks import parse_breakpoint, spell
@@ -223,3 +224,102 @@ def test_a_held_slot_tells_what_follows_by_itself_and_its_verbs() -> None:
     desk = desk_of(script)
     press(desk, "7")
     assert "skips its copies in 2" in everything(desk, 200, 60)
+
+
+# --- the end of a hold -----------------------------------------------------------------------------------------------
+
+
+def ended(desk: Desk, script: Script, why: HoldEnd, by: str) -> None:
+    """The only hold ends in this way, after 12 s."""
+    (held,) = script.state.holds.values()
+    script.wait(12 * S)
+    told = len(script.events)
+    script.emit(ev.HoldReleased, held.hold, held.slot, why, by, 12 * S)
+    desk.mirror.take(EventsArrived(script.events[told:]), desk.mono())
+
+
+@pytest.mark.parametrize(("why", "by", "reason"), [
+    (HoldEnd.PRESSURE, "chat-7", "made way for chat-7, which needs its blocks"),
+    (HoldEnd.EXPIRED, "", "its longest time was over"),
+    (HoldEnd.CANCELLED, "preempted", "the request was preempted"),
+    (HoldEnd.LEASE_LOST, "ann-1", "the lease of ann-1 was lost"),
+])
+def test_a_hold_that_ended_tells_by_what_where_the_eye_is(why: HoldEnd, by: str, reason: str) -> None:
+    script, mono = story(), Mono()
+    desk = desk_of(script, mono=mono, late_ns=0)
+    (held,) = script.state.holds.values()
+    request = script.state.slots[held.slot].request
+    desk.select(request)
+    everything(desk)
+    mono.at_ns += 30 * S
+    ended(desk, script, why, by)
+    assert screen(desk, 160, 40)[-1].startswith(f" ‖ {request} goes on after 12.0s: {reason}")
+    press(desk, "3")
+    head = everything(desk, 200, 40)
+    assert f"hold {held.hold} ended 0ms ago after 12.0s: {reason}" in head
+    press(desk, "7")
+    rows = screen(desk, 120, 40)
+    at = next(index for index, row in enumerate(rows) if row.startswith(" ENDED"))
+    assert f"held 12.0s, {reason}" in rows[at + 1]
+
+
+def test_what_somebody_continued_is_listed_and_not_announced() -> None:
+    script, mono = story(), Mono()
+    desk = desk_of(script, mono=mono, late_ns=0)
+    everything(desk)
+    mono.at_ns += 30 * S
+    ended(desk, script, HoldEnd.CONTINUED, "ann@host")
+    assert "goes on" not in screen(desk)[-1]
+    press(desk, "7")
+    assert "held 12.0s, continued by ann@host" in everything(desk, 120, 40)
+
+
+def test_refused_holds_leave_a_trace_that_counts_them() -> None:
+    script, mono = story(), Mono()
+    desk = desk_of(script, mono=mono, late_ns=0)
+    everything(desk)
+    mono.at_ns += 30 * S
+    (held,) = script.state.holds.values()
+    told = len(script.events)
+    for _ in range(54):
+        script.emit(ev.HoldDenied, held.slot, Site.TRANSITION_DID, "the budget of 4 holds is used up")
+    desk.mirror.take(EventsArrived(script.events[told:]), mono.at_ns)
+    request = script.state.slots[held.slot].request
+    said = f"‖ the hold of {request} and 53 before was refused: the budget of 4 holds is used up"
+    assert said in screen(desk, 120, 40)[-1]
+    press(desk, "7")
+    text = everything(desk, 160, 60)
+    assert "refused: the budget of 4 holds is used up (54 in a row)" in text
+    assert "54 refused" in text
+
+
+def test_announcements_leave_the_keys_alone_for_most_of_the_time() -> None:
+    """A breakpoint that stops something every second announces itself, and never covers the key row for good."""
+    script, mono = story(), Mono()
+    desk = desk_of(script, mono=mono, late_ns=0)
+    script.release(next(iter(script.state.holds)), 0)
+    covered = []
+    for second in range(120):
+        told = len(script.events) - (second == 0)
+        slot = script.open(f"chat-{second}")
+        script.hold(slot)
+        desk.mirror.take(EventsArrived(script.events[told:]), mono.at_ns)
+        covered.append("held at" in screen(desk)[-1] or "goes on" in screen(desk)[-1])
+        mono.at_ns += S
+    assert 0.2 <= sum(covered) / len(covered) <= 0.5
+
+
+def test_a_countdown_says_what_may_end_the_hold_earlier() -> None:
+    script = story()
+    (held,) = script.state.holds.values()
+    assert script.state.slots[held.slot].device_blocks
+    desk = desk_of(script)
+    press(desk, "7")
+    assert "; sooner if others need its blocks" in everything(desk, 120, 40)
+    desk.select(script.state.slots[held.slot].request)
+    press(desk, "3")
+    assert "sooner if others need its blocks" in everything(desk, 200, 40)
+    script.emit(ev.LeaseChanged, "ops", True)
+    desk = desk_of(script)
+    press(desk, "7")
+    assert "sooner if others need its blocks or its console is gone" in everything(desk, 160, 40)

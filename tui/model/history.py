@@ -221,6 +221,7 @@ def _hits_lost(mirror: Mirror, e: ev.HitsLost) -> None:
 
 def _held(mirror: Mirror, e: ev.SlotHeld) -> None:
     life = _tell(mirror, e.slot, e)
+    _note_hold(mirror, e)
     mirror.hold_mono[e.hold] = mirror.mono_ns
     if life is None:
         return
@@ -237,7 +238,20 @@ def _parked(mirror: Mirror, e: ev.HoldParked) -> None:
         _tell(mirror, hold.slot, e)
 
 
+def _denied(mirror: Mirror, e: ev.HoldDenied) -> None:
+    _note_hold(mirror, e)
+    _tell(mirror, e.slot, e)
+
+
+def _note_hold(mirror: Mirror, e: ev.SlotHeld | ev.HoldReleased | ev.HoldDenied) -> None:
+    """See how a hold begins and ends, by the name of its request, which facts that are sampled may not have yet."""
+    if mirror.state is not None:
+        life = mirror.lives.get(e.slot)
+        mirror.ended_holds.take(e, mirror.state, None if life is None else life.request)
+
+
 def _released(mirror: Mirror, e: ev.HoldReleased) -> None:
+    _note_hold(mirror, e)
     mirror.hold_mono.pop(e.hold, None)
     life = _tell(mirror, e.slot, e)
     if life is None:
@@ -307,7 +321,7 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], object]]] = {
     ev.SlotHeld: _held,
     ev.HoldParked: _parked,
     ev.HoldReleased: _released,
-    ev.HoldDenied: _of_slot,
+    ev.HoldDenied: _denied,
     ev.Frozen: _frozen,
     ev.Thawed: _thawed,
     ev.ResetDone: _reset,

@@ -12,6 +12,7 @@ from kvbm_console.core.errors import FoldError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.lints import Pending, Slow, Stuck, Watch, stream_lints
+from kvbm_console.stream.ended import EndedHolds
 from kvbm_console.stream.feed import (
     BatchArrived,
     Connected,
@@ -106,6 +107,8 @@ class Mirror:
         """Slots that get a token from every iteration."""
         self.hold_mono: dict[int, int] = {}
         """Hold to local time of its beginning: its deadline runs on the wall clock."""
+        self.ended_holds = EndedHolds()
+        """Holds that ended or were refused while this console looked."""
         self.frozen_mono: int | None = None
         """Local time at which the target was frozen; None while it is not."""
         self.ranks = 1

@@ -1,63 +1,103 @@
-"""Stops: which holds are new enough to be announced in place of the keys.
+"""Stops: which holds began or ended so lately that they are announced in place of the keys.
 
-Law of this file: several stops within a second are one announcement, and one that is over is not told any more.
+Law of this file: an announcement lasts for some seconds and then leaves the keys alone for longer, however many holds
+come; what a person has asked for is told at once. Stops within a second are told together, and an end tells its reason.
 """
 
 from typing import Final
 
 from kvbm_console.core.holds import HoldFacts
-from kvbm_console.core.ids import Site
+from kvbm_console.core.ids import HoldEnd, Site
 from kvbm_console.core.state import CacheState
+from kvbm_console.stream.ended import EndedHold
 
 from .mirror import Mirror
-from .numbers import S
+from .numbers import S, count, duration
 from .waits import breakpoints_text
 
-STOP_NS: Final = 8 * S
-"""How long a stop announcement replaces the keys."""
+STOP_NS: Final = 6 * S
+"""How long an announcement replaces the keys."""
+READ_NS: Final = 2 * S
+"""What it takes to read one: a stop that comes later than so long before the end waits for the next."""
+REST_NS: Final = 12 * S
+"""How long the keys are shown before the next announcement."""
+ASKED: Final = (HoldEnd.CONTINUED, HoldEnd.STEPPED, HoldEnd.SKIPPED)
+"""Ends that somebody asked for: whoever did knows."""
 
 
 class Stops:
-    """The holds that began last."""
+    """The holds that began or ended last."""
 
     def __init__(self) -> None:
         self._announced = 0
+        self._ends = 0
         self._since: int | None = None
+        """When the announcement began."""
+        self._news_ns = 0
+        """When it last got something new."""
         self._holds: list[int] = []
+        self._ended: list[EndedHold] = []
 
-    def watch(self, state: CacheState, mono_ns: int) -> None:
-        """See which holds are new."""
-        fresh = [number for number in state.holds if number >= self._announced]
-        if fresh:
-            if self._since is None or mono_ns - self._since > S:
-                self._holds = []
-            self._since = mono_ns
-            self._holds.extend(fresh)
-        self._announced = max(self._announced, state.next_hold)
+    def watch(self, mirror: Mirror, mono_ns: int) -> None:
+        """See which holds are new, and which have ended by themselves."""
+        state, known = mirror.state, mirror.ended_holds
+        if state is None:
+            return
+        if known.count < self._ends:  # another target
+            self._ends = 0
+        fresh = [hold for number, hold in state.holds.items() if number >= self._announced]
+        asked = any(not hold.breakpoints for hold in fresh)
+        ends = list(known.last)[-(known.count - self._ends):] if known.count > self._ends else []
+        ends = [ended for ended in ends if ended.why not in ASKED]
+        if fresh or ends:
+            since_ns = None if self._since is None else mono_ns - self._since
+            begins = asked or since_ns is None or since_ns > STOP_NS + REST_NS
+            if not begins and since_ns is not None and since_ns > STOP_NS - READ_NS:
+                return  # told after the rest, if it is still so
+            if begins:
+                self._since = mono_ns
+            if begins or mono_ns - self._news_ns > S:
+                self._holds, self._ended = [], []
+            self._news_ns = mono_ns
+            self._holds += [hold.hold for hold in fresh]
+            self._ended += ends
+        self._announced, self._ends = max(self._announced, state.next_hold), known.count
+
+    def _shows(self, mono_ns: int) -> bool:
+        return self._since is not None and mono_ns - self._since <= STOP_NS
 
     def text(self, mirror: Mirror, mono_ns: int) -> str | None:
-        """Who is held, where, and for how long; None when nothing is new."""
+        """Who is held, where, and for how long, else whose hold ended and why; None when nothing is new."""
         state = mirror.state
-        if self._since is None or state is None or mono_ns - self._since > STOP_NS:
+        if state is None or not self._shows(mono_ns):
             return None
         holds = [state.holds[number] for number in self._holds if number in state.holds]
         if not holds:
-            return None
+            return _ended_text(self._ended)
         hold = holds[-1]
         slot = state.slots[hold.slot]
         left = max(0, mirror.hold_left_ns(hold.hold, mono_ns) or 0) // S
         more = f" and {len(holds) - 1} more" if len(holds) > 1 else ""
         by = breakpoints_text(hold.breakpoints)
-        return f"‖ {slot.request}{more} held at {by}, {_place(mirror, hold)}; {left} s left"
+        return f"‖ {slot.request}{more} held at {by}, {_place(mirror, state, hold)}; {left} s left"
 
 
-def _place(mirror: Mirror, hold: HoldFacts) -> str:
+def _ended_text(ended: list[EndedHold]) -> str | None:
+    if not ended:
+        return None
+    last = ended[-1]
+    if last.why is None:
+        more = f" and {count(last.times - 1)} before" if last.times > 1 else ""
+        return f"‖ the hold of {last.request}{more} was {last.text}"
+    more = f" and {len(ended) - 1} more" if len(ended) > 1 else ""
+    return f"‖ {last.request}{more} goes on after {duration(last.held_ns)}: {last.text}"
+
+
+def _place(mirror: Mirror, state: CacheState, hold: HoldFacts) -> str:
     """Where it was stopped; a move is named by the state it led to, also when the slot stands in another one by now."""
     if hold.site not in (Site.TRANSITION_WILL, Site.TRANSITION_DID):
         return f"at {hold.site.label}"
     word = "entering" if hold.site is Site.TRANSITION_DID else "before"
-    state = mirror.state
-    assert state is not None
     life = mirror.lives.get(hold.slot)
     moves = [] if life is None else [move for move in life.moves if move.start_ns <= hold.since_ns]
     if not moves:

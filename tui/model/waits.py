@@ -56,6 +56,16 @@ def ends(hold: HoldFacts) -> str:
     return "resumes" if hold.on_timeout is OnTimeout.CONTINUE else "skips its copies"
 
 
+def sooner(state: CacheState, hold: HoldFacts) -> str:
+    """What may end a hold before its time is over, as a clause; empty when nothing of itself does."""
+    reasons = []
+    if state.slots[hold.slot].device_blocks:
+        reasons.append("others need its blocks")
+    if hold.owner in state.leases:
+        reasons.append("its console is gone")
+    return f"sooner if {' or '.join(reasons)}" if reasons else ""
+
+
 def _open(mirror: Mirror, slot: SlotFacts) -> list[Transfer]:
     return [mirror.transfers[number] for number in sorted(slot.outstanding) if number in mirror.transfers]
 

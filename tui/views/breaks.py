@@ -21,13 +21,18 @@ from ..model.breaks import spell
 from ..model.filters import BREAKPOINTS
 from ..model.numbers import S, count, cut, duration, plain, plural
 from ..model.rows import slot_row
-from ..model.waits import breakpoints_text, ends, pinned
+from ..model.stops import ASKED
+from ..model.waits import breakpoints_text, ends, pinned, sooner
 from ..model.wording import describe, entry_name
 from .moves import MOVES, moved
 from .page import Page
 
 BREAKPOINTS_SHOWN = 10
 HOLDS_SHOWN = 8
+ENDED_SHOWN = 7
+"""Rows for ended holds below the chosen one, their title included."""
+INSIDE_ROWS = 8
+"""Rows that the chosen hold keeps before ended ones are shown."""
 IN_FULL_ROWS = 3
 WHEN_WIDTH = 72
 WIDE = 120
@@ -68,7 +73,11 @@ class Breaks(Page):
         lines += [self._budget(desk, state), *self._holds(desk, state, width)]
         chosen = self._chosen_hold(desk, state)
         if chosen is not None:
-            lines += [*gap, *_inside(desk, state, chosen, width, height - len(lines) - len(gap))]
+            room = height - len(lines) - len(gap)
+            ended = _ended(desk, width, max(0, min(ENDED_SHOWN, room - INSIDE_ROWS)))
+            lines += [*gap, *_inside(desk, state, chosen, width, room - len(ended)), *ended]
+        elif desk.mirror.ended_holds.last:
+            lines += [*gap, *_ended(desk, width, height - len(lines) - len(gap))]
         elif not state.breakpoints and desk.may_control:
             lines += [*([BLANK] if height - len(lines) > len(EXAMPLES) + 1 else []), *_examples(desk, width)]
         return lines[:height]
@@ -141,6 +150,8 @@ class Breaks(Page):
     def _budget(self, desk: Desk, state: CacheState) -> Line:
         allowed = hold_budget(len(state.slots), _DEFAULTS.hold_budget_min, _DEFAULTS.hold_budget_share)
         text = f"{len(state.holds)} of {allowed} allowed (25 % of {len(state.slots)} live, at least 4, at most 64)"
+        if state.totals.hold_denied:
+            text += f", {count(state.totals.hold_denied)} refused"
         return desk.title("HOLDS", text)
 
     def _holds(self, desk: Desk, state: CacheState, width: int) -> list[Line]:
@@ -290,6 +301,24 @@ def listed(desk: Desk, state: CacheState) -> list[int]:
     return [number for number, known in state.breakpoints.items() if wanted is None or wanted.matches(known, state)]
 
 
+def _ended(desk: Desk, width: int, height: int) -> list[Line]:
+    """The holds that ended or were refused last, the newest first, each with the reason."""
+    entries = list(reversed(desk.mirror.ended_holds.last))[: max(0, height - 1)]
+    if not entries:
+        return []
+    lines = [desk.title("ENDED", "the newest first")]
+    for entry in entries:
+        row = Row().right("" if entry.hold is None else str(entry.hold), 4, "muted").put("  ")
+        row.spans([words.request(entry.request, 14, "text")]).to(21)
+        row.right(duration(max(0, desk.now_ns - entry.at_ns)), 26, "muted").put(" ago  ")
+        if entry.hold is not None:
+            row.put(f"held {duration(entry.held_ns)}, ", "muted")
+        text = plain(entry.text) + (f" ({count(entry.times)} in a row)" if entry.times > 1 else "")
+        row.put(cut(text, max(0, width - 2 - row.x)), "muted" if entry.why in ASKED else "caution")
+        lines.append(row.line("", width))
+    return lines
+
+
 def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: int) -> list[Line]:
     """Who stopped it, its snapshot, and what led there."""
     slot = state.slots[hold.slot]
@@ -297,6 +326,10 @@ def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: 
     pins = ", ".join(f"{blocks} {tier}" for tier, blocks in pinned(desk.mirror, slot)) or "nothing"
     who = Row().put("      by ", "muted").put(breakpoints_text(hold.breakpoints), "text")
     who.put(f" at {hold.site.label}, {plain(hold.owner) or 'nobody'}", "muted").put(f"; pins {pins}", "caution")
+    early = sooner(state, hold)
+    fits = who.x + len(early) + 3 < width
+    if early and fits:
+        who.put(f"; {early}", "caution")
     left = [Row().put(" SNAPSHOT", "title").line()]
     pool = state.pools[slot.device_pool] if slot.device_pool is not None else None
     facts = [
@@ -323,4 +356,7 @@ def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: 
                 right.append(Row().to(7 if width >= WIDE else 0).put(told, "faint").line())
             if len(right) >= height:
                 break
-    return [who.line("", width), *beside(left, right[: max(1, height - 1)], 37)][:height]
+    above = [who.line("", width)]
+    if early and not fits:
+        above.append(Row().put(f"      {early}", "caution").line())
+    return [*above, *beside(left, right[: max(1, height - len(above))], 37)][:height]

@@ -20,7 +20,7 @@ from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.prompts import prompt_of
 from ..model.rows import limits, slot_row
-from ..model.waits import breakpoints_text, ends, sentences
+from ..model.waits import breakpoints_text, ends, sentences, sooner
 from ..model.wording import concerns, describe
 from .event_rows import event_table
 from .moves import moved
@@ -30,6 +30,8 @@ STORY_PAGE = 8
 LIFE_LEFT = 24
 """Where the axis begins."""
 NAME_CELLS = 40
+NEWS_NS = 60 * S
+"""How long the end of a hold is told in the head."""
 SIDE = 64
 """Where the story begins when it stands beside the prompt."""
 WIDE_FROM = 112
@@ -185,11 +187,12 @@ def _standing(desk: Desk, life: Life, slot: SlotFacts | None, row: Row, width: i
     if slot is None or state is None:
         ended = duration(desk.now_ns - (life.closed_ns or 0))
         how = "its end was not seen" if life.lost else f"finished {ended} ago"
-        return row.put(f"{glyphs.state[life.state]} {how}", "muted").line("", width - 1)
+        return _went_on(desk, life, row.put(f"{glyphs.state[life.state]} {how}", "muted"), width, gap)
     if slot.hold is None:
         info = slot_row(desk.mirror, slot, mono)
         row.spans(words.state(slot.state, glyphs)).put(f" {duration(info.age_ns)}", words.LEVEL_ROLE[info.level])
-        return row.put(gap).put(info.waits, "text" if info.level is not None else "muted").line("", width - 1)
+        row.put(gap).put(info.waits, "text" if info.level is not None else "muted")
+        return _went_on(desk, life, row, width, gap if info.waits else "")
     hold = state.holds[slot.hold]
     age = desk.mirror.hold_age_ns(hold.hold, mono)
     left = max(0, desk.mirror.hold_left_ns(hold.hold, mono) or 0)
@@ -206,6 +209,22 @@ def _standing(desk: Desk, life: Life, slot: SlotFacts | None, row: Row, width: i
             row.put(" until…", "muted")
             if slot.outstanding:
                 row.put("  X", "key", ("key", "X")).put(" skip candidate", "muted")
+    early = sooner(state, hold)
+    if row.x + len(early) + 3 < width:
+        row.put(f"   {early}", "muted")
+    return row.line("", width - 1)
+
+
+def _went_on(desk: Desk, life: Life, row: Row, width: int, gap: str) -> Line:
+    """The row, with why the last hold of this request ended, while that is news."""
+    ended = next((
+        entry for entry in reversed(desk.mirror.ended_holds.last)
+        if entry.request == life.request and entry.hold is not None
+    ), None)
+    if ended is not None and desk.now_ns - ended.at_ns <= NEWS_NS:
+        ago = duration(max(0, desk.now_ns - ended.at_ns))
+        text = f"hold {ended.hold} ended {ago} ago after {duration(ended.held_ns)}: {plain(ended.text)}"
+        row.put(gap).put(cut(text, max(0, width - 2 - row.x)), "caution")
     return row.line("", width - 1)
 
 

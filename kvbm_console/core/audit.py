@@ -25,6 +25,7 @@ RULES: Final[dict[str, str]] = {
     "I12": "a hold and its slot name each other",
     "I15": "0 <= computed tokens <= tokens that the sequence may have, and every computed token has a place",
     "I16": "the source of a copy is readable",
+    "I17": "a tier that the leader decides has a hash once, and a copy names a place once",
 }
 """Rules that the audit walks; the others are properties over time and are tested (see ARCHITECTURE.md)."""
 
@@ -124,6 +125,8 @@ def _audit_index(pool: PoolFacts, name: str) -> list[Violation]:
         if key not in pool.by_hash or not places or any(pool.hash_of[place] != key for place in places):
             found.append(Violation("I4", f"{name}: the copies of hash {key:016x} are not what the places hold"))
     full = len(pool.hash_of) - pool.hash_of.count(EMPTY_HASH)
+    if extra and pool.info.authority is Authority.LEADER:
+        found.append(Violation("I17", f"{name} has {len(pool.copies)} hashes in several places"))
     indexed = {*pool.by_hash.values(), *extra}
     if not len(indexed) == len(pool.by_hash) + len(extra) == full:
         found.append(Violation("I4", f"{name}: {full} full places, {len(indexed)} indexed"))
@@ -176,6 +179,10 @@ def _audit_candidates(state: CacheState) -> list[Violation]:
         if operation is not None:
             pool = state.pools[operation.source_pool]
             bad = [place for place in operation.sources if pool.content[place] != READY]
+            for side in (operation.sources, operation.targets):
+                if len(set(side)) != len(side):
+                    number_of = f"operation {operation.operation}"
+                    found.append(Violation("I17", f"{number_of} names a place twice in {side}", candidate.slot))
             if bad and pool.info.authority is Authority.LEADER:
                 found.append(Violation("I16", f"operation {operation.operation} reads places {bad}", candidate.slot))
     for number, slot in state.slots.items():

@@ -12,7 +12,9 @@ def quarantine(pool: PoolFacts, ids: Sequence[int], operation: int) -> None:
     """This operation still writes or reads these places across a reset."""
     for block in ids:
         before = pool.condition(block)
-        pool.quarantined.setdefault(block, []).append(operation)
+        keepers = pool.quarantined.setdefault(block, [])
+        if operation not in keepers:  # recordings of before have copies that name a place twice
+            keepers.append(operation)
         pool.recount(block, before)
 
 

@@ -1,4 +1,4 @@
-"""I1 to I16, one by one: sound facts pass, and facts (or an event) that break the invariant are found by its name.
+"""I1 to I17, one by one: sound facts pass, and facts (or an event) that break the invariant are found by its name.
 
 Law of this file: what breaks an invariant is done to a copy of the facts, past ``apply``, or is an event that ``apply``
 must refuse. That sound leaders never break one is the business of the state machine and of ``Script``.
@@ -15,11 +15,11 @@ from kvbm_console.core.audit import RULES, audit, quick_audit
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import FoldError, InvariantViolation, KvbmConsoleError
-from kvbm_console.core.ids import CandidateStatus, EvictRule, ResetMode, SkipReason, SlotState
+from kvbm_console.core.ids import Authority, CandidateStatus, EvictRule, ResetMode, SkipReason, SlotState
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.tiers import READY, WRITING
+from kvbm_console.core.tiers import FREE, READY, WRITING
 from kvbm_console.dispatch import Dispatcher, start_leader
 
 from . import oracle
@@ -257,9 +257,21 @@ def test_i16_what_a_copy_reads_is_ready(script: Script) -> None:
     assert "I16" in rules(facts)
 
 
+def test_i17_a_tier_has_a_hash_once_and_a_copy_a_place_once(script: Script) -> None:
+    facts = facts_of(script)
+    (lower,) = [pool for pool in facts.pools if pool.info.authority is Authority.LEADER]
+    lower.store([lower.content.index(FREE)], [next(iter(lower.by_hash))], READY, 0)
+    assert rules(facts) == {"I17"}
+    facts = facts_of(script)
+    operation = facts.operations[script.operation_of("a")]
+    operation.sources.append(operation.sources[0])
+    facts.pools[operation.source_pool].ref(operation.sources[-1:])
+    assert rules(facts) == {"I17"}
+
+
 def test_every_rule_of_the_audit_is_broken_here() -> None:
     tests: dict[str, Callable[..., object]] = {
         name: value for name, value in globals().items() if name.startswith("test_i")
     }
     numbers = {f"I{name.split('_')[1][1:]}" for name in tests}
-    assert numbers == {f"I{number}" for number in range(1, 17)} >= set(RULES)
+    assert numbers == {f"I{number}" for number in range(1, 18)} >= set(RULES)

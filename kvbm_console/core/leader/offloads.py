@@ -270,6 +270,7 @@ def _blocks_of(pool: PoolFacts, slot: SlotFacts, held: dict[int, set[int]]) -> s
 
 def _plan(leader: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None, places: list[int]) -> None:
     mine = leader.aids.pools[pool.info.pool]
+    places = _one_of_each(pool, places)
     number = leader.state.next_candidate
     slot = None if owner is None else leader.state.slots[owner]
     first = None
@@ -291,6 +292,16 @@ def _plan(leader: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None,
     mine.planned.update(dict.fromkeys(places, number))
     leader.aids.saved(pool, places)
     enqueue(leader, leader.state.candidates[number])
+
+
+def _one_of_each(pool: PoolFacts, places: list[int]) -> list[int]:
+    """Prompts that are computed at once leave a hash in several places: one of these is copied."""
+    if not pool.copies or pool.copies.keys().isdisjoint(gather(pool.hash_of, places)):
+        return places
+    first_of: dict[int, int] = {}
+    for place in places:
+        first_of.setdefault(pool.hash_of[place], place)
+    return list(first_of.values())
 
 
 def plan_last_offload(leader: Decider, slot: SlotFacts) -> None:

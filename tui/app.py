@@ -44,6 +44,8 @@ TICK_S: Final = 0.25
 SYNC_START: Final = "\x1b[?2026h"
 SYNC_END: Final = "\x1b[?2026l"
 """Between these a terminal that knows them shows nothing, so that a frame appears as a whole."""
+POOR_FONTS: Final = ("linux", "vt100", "vt102", "vt220", "cons25", "dumb")
+"""Terminals whose fonts have 256 or 512 characters: the kernel's console draws a box for the rest."""
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals that end the console; as an exit status 128 and the number, as shells report it."""
 SHARE: Final = 0.2
@@ -313,13 +315,21 @@ def choose_theme(theme: str | None, no_color: bool, environment: dict[str, str] 
     return "dark" if rich or not environment.get("TERM") else "ansi"
 
 
+def choose_ascii(ascii_only: bool, environment: dict[str, str] | None = None) -> bool:
+    """Whether to draw in ASCII: as asked, and where the terminal's own font has no block elements and shapes."""
+    environment = dict(os.environ) if environment is None else environment
+    return ascii_only or environment.get("TERM", "") in POOR_FONTS
+
+
 def run_console(
     session: Session, *, theme: str | None = None, ascii: bool = False, no_color: bool = False, read_only: bool = False,
     more: Sequence[Session] = (), utc: bool = False,
 ) -> int:
     """Run the console until it is left; returns the exit status. The terminal is restored whatever happens."""
     app = ConsoleApp(
-        session, theme=choose_theme(theme, no_color), ascii_only=ascii, read_only=read_only, more=more, utc=utc)
+        session, theme=choose_theme(theme, no_color), ascii_only=choose_ascii(ascii), read_only=read_only,
+        more=more, utc=utc,
+    )
     gc.freeze()  # what was loaded by now stays: no collection needs to walk it again
     result = app.run()
     return result if result is not None else (app.return_code or 0)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 SHOWN_MAX: Final = 10
 """Commands above the prompt."""
-_TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(us|ms|s|m)")
-_UNITS_NS: Final = {"us": US, "ms": MS, "s": S, "m": MINUTE}
+_TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(us|µs|ms|s|m)")
+_UNITS_NS: Final = {"us": US, "µs": US, "ms": MS, "s": S, "m": MINUTE}
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -128,14 +128,14 @@ def _recording(desk: "Desk") -> list[Command]:
 
     def seek(text: str) -> None:
         assert playback is not None
-        playback.seek(min(playback.last_seq, max(playback.first_seq, _number(text))))
+        playback.seek(min(playback.last_seq, max(playback.first_seq, playback.seq_of(text.replace(",", "")))))
 
     def speed(text: str) -> None:
         assert playback is not None
         playback.set_speed(float(text))
 
     return [
-        Command("seek", "go to an event", seek, takes="SEQ", why_not=why),
+        Command("seek", "go to an event, 60s, -60s, a time of day, end", seek, takes="PLACE", why_not=why),
         Command("speed", "play so many times as fast", speed, "< >", "N", why),
         Command("next hit", "continue to the next hit", lambda text: desk.actions.seek_hit(False), "c", why_not=why),
         Command("previous hit", "continue backwards", lambda text: desk.actions.seek_hit(True), "C", why_not=why),

@@ -16,6 +16,7 @@ from kvbm_console.core.state import CacheState
 
 from .draw.frame import Hint
 from .draw.spans import Line
+from .hooks import Kept
 from .model.hits import Hits
 
 if TYPE_CHECKING:
@@ -124,6 +125,10 @@ class TransportControls(Protocol):
         """Stand behind event ``seq``."""
         ...
 
+    def seq_of(self, place: str) -> int:
+        """The event at a place as people write it, which ``replay --at`` takes, too; raises UsageError."""
+        ...
+
     def density(self, cells: int) -> list[int]:
         """Events in each of ``cells`` equal parts of the recorded time."""
         ...
@@ -151,6 +156,11 @@ class Actions(Protocol):
     """Why there is none; empty while it is looked for."""
     hits: Hits
     """The hits on a recording."""
+
+    @property
+    def kept(self) -> Kept | None:
+        """What this console records of the target; None when nobody asked for it."""
+        ...
 
     @property
     def control(self) -> bool:

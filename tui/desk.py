@@ -109,6 +109,14 @@ class Desk:
         return self.mirror.now_ns(self.mono())
 
     @property
+    def rate(self) -> float | None:
+        """Events that come in a second of the wall's time; a tape that stands gives none."""
+        playback = self.actions.playback
+        if self.mirror.state is None:
+            return None
+        return self.mirror.progress.rate(self.mono()) if playback is None or playback.playing else 0.0
+
+    @property
     def recording(self) -> bool:
         """Whether the target is a recording."""
         return self.mirror.connected is not None and self.mirror.connected.recording
@@ -276,13 +284,15 @@ class Desk:
             "" if target.control else "observe")
         synced = beat.synced_age_ns if beat is not None else None
         recorder = "recording" if self.recording else beat.recorder if beat is not None else "unknown"
+        if recorder is None and self.actions.kept is not None:
+            recorder = "here"
         if synced is not None:
             synced += mirror.progress.silence_ns(mono) or 0
         return frame.Status(
             pill=pill, pill_role=role, target=target.target if target else "–", note=note,
             run=target.run if target else 0, iteration=state.iteration if state else None,
             clock=self.times.head(self.now_ns, date=self.recording) if state else "", socket=self.socket,
-            rate=None if state is None else mirror.progress.rate(mono),
+            rate=self.rate,
             lag=None if state is None or self.recording else mirror.progress.lag_events(mirror.next_seq),
             lost=self._missing() if self.recording else mirror.lost_events, lost_age_ns=mirror.lost_age_ns(mono),
             recorder=recorder, synced_age_ns=synced,

@@ -31,7 +31,7 @@ from kvbm_console.stream.feed import (
 from kvbm_console.wire.batches import MalformedBatch
 
 from .contracts import Table, TransportControls
-from .hooks import Explain, FindHits, Keeper, Spawner
+from .hooks import Explain, FindHits, Keeper, Kept, Spawner
 from .model.hits import Hits, Tracker, recorded_hits
 from .model.mirror import Mirror
 from .model.numbers import count, plural
@@ -93,6 +93,11 @@ class Session(Verbs):
         """The feed, when it can send facts again and nobody keeps every event."""
         self.hits = Hits()
         self._searching = False
+
+    @property
+    def kept(self) -> Kept | None:
+        """What this console records; None when nobody asked for it."""
+        return self.keeper.kept if self.keeper is not None else None
 
     @property
     def control(self) -> bool:
@@ -162,6 +167,8 @@ class Session(Verbs):
                 await breathe()
         elif isinstance(item, SnapshotTaken) and self.playback is not None:
             await self._stand(self.playback, item, breathe)
+            mirror.progress.reset(self.mono())  # what lies before the place did not arrive now
+            mirror.places += 1
         else:
             self._fold(item)
         if mirror.broken is not None and not self._resubscribe:

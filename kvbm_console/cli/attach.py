@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvbm_console.cli.look import look_options
-from kvbm_console.cli.output import require_terminal
+from kvbm_console.cli.output import require_terminal, warn
 from kvbm_console.cli.params import access_options, resolve_target, socket_address
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
 
@@ -124,7 +124,7 @@ async def console(
 ) -> int:
     """The console on these targets, on the running event loop."""
     from kvbm_console.cli.keep import SeenKeeper, place_of
-    from tui.app import ConsoleApp, choose_theme
+    from tui.app import ConsoleApp, choose_ascii, choose_theme
 
     keepers: list[SeenKeeper] = []
     sessions: list[Session] = []
@@ -135,7 +135,7 @@ async def console(
             keepers.append(keeper)
         sessions.append(live_session(address, keeper=keeper))
     app = ConsoleApp(
-        sessions[0], theme=choose_theme(theme, no_color), ascii_only=ascii_only, read_only=read_only,
+        sessions[0], theme=choose_theme(theme, no_color), ascii_only=choose_ascii(ascii_only), read_only=read_only,
         more=sessions[1:], utc=utc,
     )
     if seconds is not None:
@@ -146,6 +146,7 @@ async def console(
     finally:
         for keeper in keepers:
             keeper.close()
+            warn(keeper.told())
     return result if result is not None else (app.return_code or 0)
 
 

@@ -13,7 +13,7 @@ from kvbm_console.cli.look import look_options
 from kvbm_console.cli.machine import daemon_options, machine_line, workload_options
 from kvbm_console.cli.output import on_terminal, print_json, warn
 from kvbm_console.cli.params import DEMO_SOCKET, format_option, socket_address
-from kvbm_console.cli.summary import live_line, summary_text
+from kvbm_console.cli.summary import live_line, recorder_text, summary_text
 
 if TYPE_CHECKING:
     from server.daemon import Daemon
@@ -89,6 +89,8 @@ async def _with_console(options: "DaemonOptions", seconds: float | None, look: d
 
     The console is loaded before the daemon begins: it takes some tenths of a second, in which a loop would stand still.
     """
+    import msgspec
+
     from kvbm_console.cli.attach import console, load_console
     from server.daemon import run_daemon
 
@@ -104,4 +106,6 @@ async def _with_console(options: "DaemonOptions", seconds: float | None, look: d
         return await console([daemon.address], seconds=seconds, **look)
     finally:
         daemon.stop(soon=True)
-        await serving
+        recorder = (await serving).recorder
+        if recorder is not None:
+            warn(f"recorder: {recorder_text(msgspec.to_builtins(recorder))}")

@@ -17,6 +17,7 @@ from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from kvbm_console.wire.batches import pack_events
 
 if TYPE_CHECKING:
+    from tui.hooks import Kept
     from tui.model.mirror import Mirror
 
 
@@ -29,6 +30,13 @@ class SeenKeeper:
         """Files that are complete: one for each incarnation of the target."""
         self.program = program
         self.recorder: Recorder | None = None
+        self._events = self._bytes = self._missing = 0
+        """Of recordings that are complete; events are those that were handed over."""
+        self._begun = False
+        self._before: set[Path] = set()
+        """Segments of other runs in the directory."""
+        self._segment = (0, 0)
+        """Number and bytes of the segment that is being written."""
         self._incarnation = ""
         self._state: CacheState | None = None
 
@@ -39,6 +47,8 @@ class SeenKeeper:
             return
         if isinstance(item, SnapshotTaken) and mirror.connected.incarnation != self._incarnation:
             self.close()
+            if not self._begun:
+                self._begun, self._before = True, self._segments()
             self._incarnation = mirror.connected.incarnation
             self.recorder = Recorder(
                 self.place.directory, config=mirror.connected.config or config_of(self._state),
@@ -48,6 +58,21 @@ class SeenKeeper:
             )
         elif isinstance(item, EventsArrived) and item.events and self.recorder is not None:
             self.recorder.offer(None, pack_events(item.events))
+            self._events += len(item.events)
+            status = self.recorder.status()
+            if status.segment != self._segment[0]:
+                self._bytes += self._segment[1]
+            self._segment = status.segment, status.bytes
+
+    @property
+    def kept(self) -> "Kept":
+        """What is recorded by now, of all incarnations."""
+        from tui.hooks import Kept
+
+        now = self.recorder.status() if self.recorder is not None else None
+        missing = self._missing + (now.not_recorded if now is not None else 0)
+        size_bytes = self._bytes + (now.bytes if now is not None else 0)
+        return Kept(str(self.place.file or self.place.directory), self._events - missing, size_bytes, missing)
 
     def _keyframe(self) -> tuple[int, bytes, bytes]:
         assert self._state is not None
@@ -57,10 +82,28 @@ class SeenKeeper:
         """End the recording in order."""
         if self.recorder is not None:
             self.recorder.close()
+            status = self.recorder.status()
+            self._missing += status.not_recorded
             self.recorder = None
             made = self.place.finish(len(self.made) + 1)
             if made is not None and self.place.file is not None:
                 self.made.append(made)
+            files = self.made if self.place.file is not None else self._segments() - self._before
+            self._bytes, self._segment = sum(path.stat().st_size for path in files), (0, 0)
+
+    def _segments(self) -> set[Path]:
+        return set(self.place.directory.glob("*.mcap"))
+
+    def told(self) -> str:
+        """What was written and where, in one sentence."""
+        from tui.model.numbers import plural, size
+
+        kept = self.kept
+        where = " and ".join(map(str, self.made)) or kept.place
+        if not self._begun:
+            return f"nothing was recorded to {where}: this console saw no target"
+        lost = f"; {plural(kept.missing, 'event')} could not be written" if kept.missing else ""
+        return f"recorded {plural(kept.events, 'event')}, {size(kept.size_bytes)}, to {where}{lost}"
 
 
 def config_of(state: CacheState) -> LeaderConfig:

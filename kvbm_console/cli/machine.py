@@ -128,7 +128,7 @@ def machine_line(options: "DaemonOptions") -> str:
     speed = "max" if options.speed is None else f"{options.speed:g}"
     return (
         f"{options.workload.name}; G1 {engine.g1_blocks:,}, {tiers} ({engine.token_bytes // 1024} KiB per token); "
-        f"step {engine.step_base_ns / 1e6:g} ms + {engine.prefill_token_ns / 1e3:g} us per prefill token "
-        f"+ {engine.decode_request_ns / 1e3:g} us per decoding request; speed {speed}"
+        f"step {engine.step_base_ns / 1e6:g} ms + {engine.prefill_token_ns / 1e3:g} µs per prefill token "
+        f"+ {engine.decode_request_ns / 1e3:g} µs per decoding request; speed {speed}"
     )
 

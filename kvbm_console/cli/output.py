@@ -36,12 +36,12 @@ def number(value: int | None) -> str:
 def duration(nanoseconds: int | None) -> str:
     """A duration in at most two units.
 
-    >>> duration(1_500_000), duration(12_340_000_000), duration(130 * 10**9)
-    ('1.5ms', '12.3s', '2m10s')
+    >>> duration(271_000), duration(1_500_000), duration(12_340_000_000), duration(130 * 10**9)
+    ('271µs', '1.5ms', '12.3s', '2m10s')
     """
     if nanoseconds is None:
         return ABSENT
-    for below, unit, size in ((1_000, "ns", 1), (10**6, "us", 10**3), (10**9, "ms", 10**6), (60 * 10**9, "s", 10**9)):
+    for below, unit, size in ((1_000, "ns", 1), (10**6, "µs", 10**3), (10**9, "ms", 10**6), (60 * 10**9, "s", 10**9)):
         if nanoseconds < below:
             return f"{nanoseconds / size:.3g}{unit}"
     for big, big_name, small, small_name in reversed(_STEPS):

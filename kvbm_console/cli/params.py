@@ -23,8 +23,10 @@ TARGET_VARIABLE: Final = "KVBM_CONSOLE_TARGET"
 DEFAULT_SOCKET: Final = "default.sock"
 DEMO_SOCKET: Final = "demo.sock"
 """``demo`` listens on a socket of its own name, so that it never stands in the way of a daemon."""
-_UNITS_NS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60 * 10**9, "h": 3_600 * 10**9}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m|h)")
+_UNITS_NS: Final = {
+    "ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60 * 10**9, "h": 3_600 * 10**9,
+}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|h)")
 
 NUMBER: Final = click.IntRange(1, NUMBER_MAX)
 """Of a hold, a breakpoint: what is above it cannot be said to a daemon."""

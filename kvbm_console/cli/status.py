@@ -66,7 +66,7 @@ def _engine(row: dict[str, Any]) -> str:
     """What a tap has cost its engine: by call, of its steps, and what it lost."""
     call = row["call_ns"] / row["calls"] / 1_000 if row["calls"] else 0.0
     part = 100 * row["call_ns"] / row["step_ns"] if row["step_ns"] else 0.0
-    return (f"tap       {row['name']}  {number(row['steps'])} steps  {call:.1f} us a call, {part:.2f} % of a step  "
+    return (f"tap       {row['name']}  {number(row['steps'])} steps  {call:.1f} µs a call, {part:.2f} % of a step  "
             f"{number(row['dropped'])} dropped  {number(row['errors'])} errors")
 
 

@@ -27,7 +27,7 @@ def summary_text(document: Mapping[str, Any]) -> str:
                  f"{_in_brackets(counts(hits))}"),
         ("events", f"{number(document['events_published'])} published, from {number(document['stimuli'])} stimuli, "
                    f"{number(document['iterations'])} iterations in {duration(document['at_ns'])}"),
-        ("recorder", _recorder(document["recorder"])),
+        ("recorder", recorder_text(document["recorder"])),
     ]
     for name in ("holds", "rejected", "violations"):
         if document[name]:
@@ -78,7 +78,8 @@ def _in_brackets(text: str) -> str:
     return f" ({text})" if text else ""
 
 
-def _recorder(recorder: Mapping[str, Any] | None) -> str:
+def recorder_text(recorder: Mapping[str, Any] | None) -> str:
+    """What was written and where."""
     if recorder is None:
         return "off"
     lost = f", {number(recorder['not_recorded'])} events not recorded" if recorder["not_recorded"] else ""

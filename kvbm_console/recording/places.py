@@ -22,9 +22,9 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import decode_events
 from kvbm_console.recording.reader import Recording
 
-_TIME: Final = re.compile(r"(-?)(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
+_TIME: Final = re.compile(r"(-?)(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 _UNITS_NS: Final = {
-    "ns": 1, "us": 1_000, "ms": 1_000_000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3_600 * SECOND_NS,
+    "ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3_600 * SECOND_NS,
 }
 
 

@@ -18,6 +18,7 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.decode import fold
+from kvbm_console.recording.places import parse_place, seq_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Connected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 
@@ -84,6 +85,10 @@ class Playback:
     def state(self) -> CacheState:
         """The facts at the position. Read only."""
         return self._state
+
+    def seq_of(self, place: str) -> int:
+        """The event at a place as ``recording.places`` describes it. Raises ``UsageError``."""
+        return seq_of(self.recording, parse_place(place))
 
     def density(self, cells: int) -> list[int]:
         """Events in each of ``cells`` equal parts of the recorded time. Asked at every draw, so the last is kept."""

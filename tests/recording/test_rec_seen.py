@@ -70,7 +70,14 @@ def test_a_file_is_complete_when_it_has_its_name_and_never_replaces_another(tmp_
             mirror.take(item, 0)
             keeper.take(item, mirror)
         assert [path.name for path in keeper.made] == ["seen.mcap"][: len(keeper.made)]
+        assert keeper.kept.place == str(tmp_path / "seen.mcap")
+        assert keeper.kept.size_bytes > 0
     keeper.close()
+    assert keeper.kept.events == 200
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert keeper.kept.size_bytes == size
+    both = f"{tmp_path / 'seen.mcap'} and {tmp_path / 'seen-2.mcap'}"
+    assert keeper.told() == f"recorded 200 events, {size // 1024} KiB, to {both}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seen-2.mcap", "seen.mcap"]
     for path, incarnation in ((tmp_path / "seen.mcap", "run-1"), (tmp_path / "seen-2.mcap", "run-2")):
         recording = Recording.open(path)

@@ -10,6 +10,7 @@ from kvbm_console.stream.feed import FeedItem
 from tests.tui.script import Mono, S, Script, opening, story
 from tui.desk import Desk
 from tui.draw.glyphs import ASCII, UNICODE
+from tui.hooks import Kept
 from tui.model.hits import Hits
 from tui.model.mirror import Mirror
 from tui.views import all_views
@@ -48,6 +49,10 @@ class FakeTransport:
     def seek(self, seq: int) -> None:
         self.calls.append(("seek", seq))
 
+    def seq_of(self, place: str) -> int:
+        self.calls.append(("seq_of", place))
+        return int(place)
+
     def density(self, cells: int) -> list[int]:
         return [1] * cells
 
@@ -62,6 +67,7 @@ class FakeActions:
         self.control = True
         self.hits = Hits()
         self.explained = None
+        self.kept: Kept | None = None
         self.unexplained = ""
         self.calls: list[tuple[object, ...]] = []
         self.recorder_asked = 0

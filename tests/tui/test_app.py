@@ -18,7 +18,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from tests.tui.script import Mono, RecordedControls, S, Script, ScriptedFeed, connected, opening, story
 from tui import source, verbs
-from tui.app import ConsoleApp, choose_theme, key_name
+from tui.app import ConsoleApp, choose_ascii, choose_theme, key_name
 from tui.source import Session
 
 
@@ -321,6 +321,10 @@ def test_theme_is_chosen_once() -> None:
     assert choose_theme(None, False, {"TERM": "xterm-256color"}) == "dark"
     assert choose_theme(None, False, {"TERM": "linux"}) == "ansi"
     assert choose_theme("light", False, {"TERM": "linux"}) == "light"
+    assert choose_ascii(False, {"TERM": "linux"})
+    assert not choose_ascii(False, {"TERM": "xterm-256color"})
+    assert not choose_ascii(False, {})
+    assert choose_ascii(True, {"TERM": "xterm-256color"})
     assert choose_theme("light", True, {}) == "none"
     assert choose_theme(None, False, {"TERM": "xterm-256color", "NO_COLOR": "1"}) == "none"
 

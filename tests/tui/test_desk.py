@@ -1,20 +1,24 @@
 """The desk: what is on the screen, row by row, without a terminal."""
 
 
+import msgspec
 import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
-from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.core.ids import Authority, SlotState, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, Script, connected, opening, story
-from tui.desk import BREAKS, LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, Desk
+from tui.desk import BREAKS, LOG, RECORD, SLOT, SLOTS, TIMELINE, TRANSFERS, Desk
 from tui.draw import frame
+from tui.hooks import Kept
 from tui.keys import press
+from tui.model.filters import LIVES, Filter
 from tui.model.life_order import LifeOrder
 from tui.model.rows import SORTS, SlotOrder
+from tui.model.waits import sentences
 from tui.theme import DARK, LIGHT, THEMES, Theme
 
 SIZES = [(60, 16), (80, 24), (99, 30), (110, 36), (120, 40), (160, 45), (200, 50), (200, 60), (250, 80)]
@@ -230,6 +234,85 @@ def test_another_order_moves_the_selected_row_as_well() -> None:
         lives.by_arrival = by_arrival
         everything(desk)
         assert desk.view.shown == lives.update(desk.mirror, desk.mono(), None, None)  # type: ignore[attr-defined]
+
+
+def test_a_timeline_without_a_row_says_why() -> None:
+    desk = desk_of()
+    desk.go(TIMELINE)
+    desk.filters[TIMELINE] = Filter.parse("request ~ nobody", LIVES)
+    text = everything(desk)
+    assert "0 of 4 requests match  request ~ nobody   esc  clear" in text
+
+
+def test_what_this_console_records_is_told_where_the_daemon_records_nothing() -> None:
+    actions = FakeActions()
+    script = story()
+    desk = desk_of(script, actions=actions)
+    desk.mirror.take(script.heartbeat(recorder=None, synced_age_ns=None), desk.mono())
+    desk.go(RECORD)
+    assert "rec off" in screen(desk)[0]
+    actions.kept = Kept("/tmp/seen.mcap", 1_204, 3 * 2**20, 2)
+    rows = screen(desk)
+    assert "rec here" in rows[0]
+    assert " THIS CONSOLE   records what it sees" in rows
+    assert " file           /tmp/seen.mcap" in rows
+    assert " events         1,204, 3.00 MiB" in rows
+    assert " not recorded   2 events" in rows
+    assert not any("Nothing is recorded" in row for row in rows)
+
+
+def test_one_screen_has_one_rate_of_events() -> None:
+    for size in SIZES[4:]:
+        text = everything(desk_of(), *size)
+        assert text.count("ev/s") == 1
+        assert "events/s" not in text
+        assert "/step" in text
+
+
+def test_a_copy_that_is_long_overdue_is_not_said_to_take_about_the_usual() -> None:
+    script = Script()
+    script.pools()
+    slot = script.run("chat-1", 6)
+    script.offload(slot, 2)  # 4 ms
+    script.start(script.promote(script.plan(slot, 2)))
+    for wait_ns, told in (
+        (MS, "operation 1, about 4.0 ms on G1→G2"), (31 * S, "operation 1 for 31 s on G1→G2, where most take 4.0 ms"),
+    ):
+        script.wait(wait_ns)
+        script.iterate()
+        desk = desk_of(script, late_ns=0)
+        waiting = msgspec.structs.replace(script.state.slots[slot], state=SlotState.FINISHING)
+        assert sentences(desk.mirror, waiting, desk.mono())[0] == told
+
+
+def test_no_finished_row_stands_between_live_ones_unless_the_selected_one_would_move() -> None:
+    script, mono = Script(), Mono()
+    script.pools()
+    slots = [script.run(name, 1) for name in ("a", "b", "c", "d")]
+    desk = desk_of(script, mono=mono)
+    desk.go(SLOTS)
+    for selected in (None, "c"):
+        desk.select(selected)
+        screen(desk)
+        first = len(script.events)
+        script.finish(slots.pop(0))
+        desk.mirror.take(EventsArrived(script.events[first:]), mono.at_ns)
+        rows = screen(desk)
+        assert any("finished" in row for row in rows) == (selected is not None), rows
+    assert next(number for number in desk.order.numbers if number in script.state.slots) == slots[0]
+    mono.at_ns += S
+    assert not any("finished" in row for row in screen(desk))
+
+
+def test_stamps_that_say_nothing_have_no_column_and_a_duration_is_no_reason() -> None:
+    desk = desk_of()
+    desk.go(TRANSFERS)
+    rows = screen(desk, 200, 50)
+    head = next(row for row in rows if "STATUS" in row)
+    assert "ended" in head
+    assert "REASON" not in head
+    assert "enqueued" not in head, "every candidate was enqueued when it was planned"
+    assert any(row.endswith("took 4.0 ms") for row in rows)
 
 
 def test_another_geometry_after_a_reconnect_is_another_number_of_bytes() -> None:

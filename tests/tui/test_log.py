@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import deque
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.tui.desks import desk_of, screen
 from tests.tui.script import MS, Mono, S, Script, connected, story
 from tui.desk import LOG, Desk
 from tui.keys import press
+from tui.model.filters import EVENTS, Filter
 
 
 def log_of(events: int, gap_ns: int) -> tuple[Desk, Script]:
@@ -68,3 +70,44 @@ def test_hashes_of_the_chosen_event_are_those_of_the_event() -> None:
     event = next(event for event in desk.mirror.log if type(event).__name__ == "SlotOpened")
     desk.event = event.seq
     assert "hashes 0000000000000001" in "\n".join(screen(desk, 120, 40))
+
+
+def flow(desk: Desk, script: Script, events: int) -> None:
+    """So many more events arrive, a millisecond apart."""
+    first = len(script.events)
+    for _ in range(events):
+        script.wait(MS)
+        script.iterate()
+    desk.mirror.take(EventsArrived(script.events[first:]), desk.mono())
+
+
+def test_the_oldest_page_is_never_blank_while_events_flow_on() -> None:
+    desk, script = log_of(400, MS)
+    desk.mirror.log = deque(desk.mirror.log, maxlen=600)
+    press(desk, "g")
+    for _ in range(4):
+        flow(desk, script, 300)
+        rows = screen(desk, 80, 24)
+        assert "stopped" in rows[2]
+        assert f"{len(desk.mirror.log):,} events kept" in rows[2]
+        first = desk.mirror.log[0].seq
+        assert f" {first:,} " in rows[3], rows
+        assert all(f" {first + at:,} " in row for at, row in enumerate(rows[3:20])), rows
+
+
+def test_a_filter_on_the_oldest_page_goes_on_to_what_matches() -> None:
+    desk, script = log_of(40, MS)
+    flow(desk, script, 1_000)
+    press(desk, "g")
+    desk.filters[LOG] = Filter.parse("seq > 500", EVENTS)
+    rows = screen(desk, 80, 24)
+    assert " 501 " in rows[3], rows
+    desk.filters[LOG] = Filter.parse("kind = SlotHeld", EVENTS)
+    text = "\n".join(screen(desk, 80, 24))
+    assert "events around here match" in text
+    press(desk, "G")
+    kept = len(desk.mirror.log)
+    text = "\n".join(screen(desk, 80, 24))
+    assert f"0 of the newest {kept:,} events match" in text
+    assert f"{kept:,} events kept, 1." in text
+    assert "tail --since SEQ" in text

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ from textual.pilot import Pilot
 from kvbm_console.cli.replay import hit_finder
 from kvbm_console.core.ids import Authority
 from kvbm_console.core.snapshots import digest
+from kvbm_console.recording.places import parse_place, seq_of
 from kvbm_console.recording.playback import Playback, RecordingFeed
 from kvbm_console.recording.reader import Recording
 from tests.tui.script import Mono
 from tui.app import ConsoleApp
+from tui.commands import run_command
+from tui.keys import press
 from tui.source import Session
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
@@ -82,6 +86,44 @@ async def test_seek_shows_the_facts_and_the_past() -> None:
         await command(replay, "seek 40")
         await replay.at(40)
         assert replay.same()
+
+
+@pytest.mark.asyncio
+async def test_seek_takes_every_place_that_the_command_line_takes() -> None:
+    async with replaying("thrash.mcap") as replay:
+        recording = replay.recording
+        begun = datetime.fromtimestamp(recording.segments[0].about.clock_anchor_ns / 1e9)
+        day = (begun + timedelta(seconds=1.5)).isoformat()
+        for place in ("1.5s", "-900ms", "end", "1500000µs", day, "600", "6,00", "999999"):
+            run_command(replay.app.desk, f"seek {place}")
+            wanted = seq_of(recording, parse_place(place.replace(",", "")))
+            await replay.at(min(recording.last_seq, wanted))
+            assert replay.same()
+        run_command(replay.app.desk, "seek 60 parsecs")
+        assert "a place is a number, a time such as 90s" in replay.text()
+        assert replay.playback.position_seq == recording.last_seq
+
+
+@pytest.mark.asyncio
+async def test_the_timeline_is_never_blank_after_a_seek_and_a_tape_that_stands_has_no_rate() -> None:
+    async with replaying("thrash.mcap") as replay:
+        last = replay.recording.last_seq
+        await replay.pilot.press("4")
+        for at, keys in ((last, ["left"] * 30), (60, []), (last, ["+"] * 3 + ["left"] * 40), (300, ["left"] * 9),
+                         (90, ["0"]), (last - 5, [])):
+            places = replay.session.mirror.places
+            run_command(replay.app.desk, f"seek {at}")
+            while replay.session.mirror.places == places:
+                await replay.pilot.pause()
+            await replay.at(at)
+            rows = replay.text().splitlines()
+            names = [life.request for life in (*replay.session.mirror.lives.values(), *replay.session.mirror.past)]
+            assert any(name in row for row in rows for name in names), (at, rows)
+            assert any(character in row for row in rows[6:-4] for character in "░▒▁█▄╍┄·"), (at, rows)
+            assert " 0 ev/s " in rows[0]
+            for key in keys:
+                press(replay.app.desk, key)
+            replay.text()
 
 
 @pytest.mark.asyncio

@@ -39,7 +39,8 @@ class Status(msgspec.Struct):
     lost: int | None
     lost_age_ns: int | None
     recorder: str | None
-    """``recording``, ``degraded``, None when nothing is recorded, ``unknown`` before the first heartbeat."""
+    """``recording``, ``degraded``, ``here`` when this console alone records, None when nobody does, ``unknown`` before
+    the first heartbeat."""
     synced_age_ns: int | None
     not_recorded: int
     buffered: int
@@ -118,6 +119,8 @@ def _recorder(row: Row, status: Status, keep: set[str]) -> None:
     row.put("  rec ", "muted")
     if status.recorder is None:
         row.put("off", "muted")
+    elif status.recorder == "here":
+        row.put("here", "text")
     elif status.recorder == "degraded":
         row.put(f"DEGRADED {count(status.not_recorded)}", "mark.fault")
     elif status.synced_age_ns is None:

@@ -25,7 +25,7 @@ class LifeOrder:
         self._needy = 0
         """How many at the top need a person."""
         self._sorted_mono = -SORT_EVERY_NS
-        self._sorted_by: tuple[bool, str] = (False, "")
+        self._sorted_by: tuple[bool, str, int] = (False, "", -1)
         self._chosen: Life | None = None
 
     def update(self, mirror: Mirror, mono_ns: int, selected: str | None, wanted: Filter | None) -> list[Life]:
@@ -39,7 +39,7 @@ class LifeOrder:
             level = slot_level(mirror, slot, now) if slot is not None and not self.by_arrival else None
             return (9, -life.slot) if level is None else (int(level), life.slot)
 
-        key_now = (self.by_arrival, wanted.text if wanted is not None else "")
+        key_now = (self.by_arrival, wanted.text if wanted is not None else "", mirror.places)
         if key_now == self._sorted_by and 0 <= mono_ns - self._sorted_mono < SORT_EVERY_NS:
             self._catch_up(mirror, selected is None, wanted, now)
             return self._lives

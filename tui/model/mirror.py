@@ -67,6 +67,8 @@ class Mirror:
         """Whether there is time to look at events while facts are sampled; without, they are passed over."""
         self.facts_mono_ns = 0
         """When the last snapshot came."""
+        self.places = 0
+        """Places of a recording that were reached: after each of them another past is known."""
         self.lost_events = 0
         self.gaps: deque[Gap] = deque(maxlen=GAPS_MAX)
         self.broken: str | None = None

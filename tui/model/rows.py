@@ -79,7 +79,8 @@ class SlotOrder:
     ) -> list[int]:
         """Slot numbers from the first row to the last.
 
-        Between two sorts those that ended keep their place until a new one takes it; further new ones stand at the end.
+        Between two sorts new ones stand at the end, and those that ended go at once, unless the selected one stands
+        below them: so that it does not move, they keep their place until a new one takes it or the next sort comes.
         """
         state = mirror.state
         if state is None:
@@ -113,6 +114,8 @@ class SlotOrder:
                     self.numbers[place] = number
                     known.add(number)
                 self.numbers += [number for number in fresh if number not in known]
+            kept = self.numbers.index(selected) + 1 if selected in known else 0
+            self.numbers[kept:] = [number for number in self.numbers[kept:] if number in state.slots]
         return self.numbers
 
 

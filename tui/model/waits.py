@@ -4,6 +4,8 @@ Law of this file: the answer is read from facts; what cannot be known is not gue
 nothing.
 """
 
+from typing import Final
+
 from kvbm_console.core.candidates import OperationFacts
 from kvbm_console.core.holds import HoldFacts
 from kvbm_console.core.ids import OnTimeout, SlotState, Tier, WaitPoint
@@ -17,6 +19,8 @@ from .numbers import spoken
 from .series import percentile
 
 _S = SlotState
+OVERDUE: Final = 4
+"""A copy older than so many times the usual is no longer told to take about the usual."""
 
 
 def silent_ranks(mirror: Mirror, copy: OperationFacts) -> list[int]:
@@ -148,7 +152,12 @@ def sentences(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> list[str]:
         route = transfers[0].route.label.replace(">", "→")
         kind = "operation" if transfers[0].operation is not None else "candidate"
         number = transfers[0].operation if transfers[0].operation is not None else transfers[0].candidate
-        about = f"{kind} {number}" + (f", about {spoken(usual)} on {route}" if usual is not None else f" on {route}")
+        about = f"{kind} {number} on {route}"
+        if usual is not None:
+            spent = transfers[0].age(now)
+            late = spent > OVERDUE * usual
+            about = f"{kind} {number} for {spoken(spent)} on {route}, where most take {spoken(usual)}" if late else (
+                f"{kind} {number}, about {spoken(usual)} on {route}")
     if slot.hold is not None:
         point = state.holds[slot.hold].point
         after = about or {WaitPoint.SCHEDULE: "the next iteration", WaitPoint.LOOKUP: "the engine's next lookup"}.get(

@@ -4,6 +4,9 @@ Law of this file: scrolling up stops following and says how many newer events th
 never vanish from the list.
 """
 
+from bisect import bisect_right
+from itertools import islice
+
 import msgspec
 
 from kvbm_console.core.events import Event
@@ -16,7 +19,7 @@ from ..draw.spans import Line, Row, fit
 from ..model.coverage import Stretch
 from ..model.filters import EVENTS
 from ..model.gaps import Gap
-from ..model.numbers import count, cut, per_second
+from ..model.numbers import count, cut, per_second, plural, spoken
 from ..model.wording import concerns
 from .event_rows import EventLines, event_foot, event_table
 from .page import Page
@@ -54,13 +57,16 @@ class Log(Page):
         self._lines = EventLines()
         self._found: list[int] = []
         """Seqs of the rows on the screen."""
+        self._scanned = 0
+        """Events that were looked at for them."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The newest events, or those up to where the reader stopped."""
         self.page = max(1, height - 2)
+        self._hold_on(desk)
         chosen = desk.mirror.event(desk.event) if desk.event is not None else None
         foot = event_foot(desk, chosen, width, min(FOOT_ROWS, height // 3)) if chosen is not None else []
-        rate = desk.mirror.progress.rate(desk.mono())
+        rate = desk.rate or 0.0
         fold = self.last_seq is None and rate > FOLD_RATE
         events = self._shown(desk, height - 1 - len(foot), fold)
         self._found = [item.seq for item, _ in events if not isinstance(item, Gap | Passed)]
@@ -71,17 +77,35 @@ class Log(Page):
         newer = self._newer(desk)
         right = f"{count(newer)} newer  G" if newer else f"{per_second(rate)} a second" + (
             ", +n: n like it before" if fold else "")
+        kept = _kept_text(desk)
+        if row.x + 3 + len(kept) + 2 + len(right) < width:
+            row.put(f"   {kept}", "muted")
         row.right(right, width - 1, "caution" if newer else "muted")
         lines = [row.line("" if desk.tall else "bar", width)]
         if not events and wanted is not None:
-            return [*lines, Row().put(f" 0 of the last {count(SCANNED_MAX)} match   ", "muted").put("esc", "key")
-                    .put("  clear", "muted").line()]
+            return [*lines, *self._none(desk, width)]
         for item, more in events:
             if isinstance(item, Gap | Passed):
                 lines.append(_band(desk, item, width))
             else:
                 lines.append(self._lines.line(desk, item, width, choice=desk.event, folded=more))
         return [*fit(lines, height - len(foot)), *foot]
+
+    def _hold_on(self, desk: Desk) -> None:
+        """The place where the reader stopped is kept as long as its events are; then the oldest ones are shown."""
+        log = desk.mirror.log
+        if self.last_seq is not None and log:
+            self.last_seq = max(self.last_seq, log[min(self.page, len(log)) - 1].seq)
+
+    def _none(self, desk: Desk, width: int) -> list[Line]:
+        """What was looked at for a filter that nothing matches, and where more is."""
+        which = f"{count(self._scanned)} events around here" if self.last_seq is not None else (
+            f"the newest {plural(self._scanned, 'event')}")
+        row = Row().put(f" 0 of {which} match   ", "text").put("esc", "key").put("  clear", "muted")
+        if not desk.mirror.log:
+            return [row.line("", width)]
+        more = f" {_kept_text(desk)}" + ("" if desk.recording else "; older ones: tail --since SEQ, or a recording")
+        return [row.line("", width), Row().put(cut(more, width - 1), "muted").line()]
 
     def _newer(self, desk: Desk) -> int:
         if self.last_seq is None or not desk.mirror.log:
@@ -91,10 +115,30 @@ class Log(Page):
     def _shown(self, desk: Desk, rows: int, fold: bool) -> list[tuple[Event | Gap | Passed, int]]:
         """The last ``rows`` events that match, each with how many like it were folded into it.
 
-        Gaps, and what was passed over, stand at their place.
+        Gaps, and what was passed over, stand at their place. Where too few stand before the place of the reader, the
+        place moves on to those behind it.
         """
+        found = self._before(desk, self.last_seq, rows, fold)
+        if self.last_seq is not None and len(found) < rows:
+            wanted, missing, looked = desk.filters.get(LOG), rows - len(found), 0
+            log, last = desk.mirror.log, self.last_seq
+            for event in islice(log, bisect_right(log, last, key=lambda event: event.seq), None):
+                looked += 1
+                if wanted is None or wanted.matches(event, desk.mirror.state, desk.mirror):
+                    last, missing = event.seq, missing - 1
+                if not missing or looked >= SCANNED_MAX:
+                    break
+            if last != self.last_seq:
+                self.last_seq = last
+                found = self._before(desk, last, rows, fold)
+            self._scanned += looked
+        return found
+
+    def _before(
+        self, desk: Desk, newest: int | None, rows: int, fold: bool
+    ) -> list[tuple[Event | Gap | Passed, int]]:
+        """The last ``rows`` that match up to the event ``newest``."""
         wanted = desk.filters.get(LOG)
-        newest = self.last_seq
         marks: list[Gap | Stretch] = [gap for gap in desk.mirror.gaps if newest is None or gap.last <= newest]
         marks += desk.mirror.coverage.before(newest, STRETCHES_LOOKED_AT)
         marks.sort(key=lambda mark: mark.first)
@@ -114,6 +158,7 @@ class Log(Page):
                     found.append((event, 0))
             if len(found) > rows or scanned >= SCANNED_MAX:
                 break
+        self._scanned = scanned
         return list(reversed(found[:rows]))
 
     def hints(self, desk: Desk) -> list[Hint]:
@@ -199,6 +244,14 @@ class Log(Page):
         wanted, mirror = desk.filters.get(LOG), desk.mirror
         return event_table(desk, (
             event for event in mirror.log if wanted is None or wanted.matches(event, mirror.state, mirror)))
+
+
+def _kept_text(desk: Desk) -> str:
+    """How much of the past is in this list."""
+    log = desk.mirror.log
+    if not log:
+        return "no event yet"
+    return f"{plural(len(log), 'event')} kept, {spoken(log[-1].at_ns - log[0].at_ns)}"
 
 
 def _alike(desk: Desk, event: Event, other: Event | Gap | Passed) -> bool:

@@ -44,10 +44,10 @@ class Record(Page):
     def _live(self, desk: Desk, width: int) -> list[Line]:
         beat = desk.mirror.heartbeat
         state = beat.recorder if beat is not None else None
-        lines = [desk.title("RECORDER", state or "off")]
+        lines = [*_here(desk, width), desk.title("RECORDER", f"of the daemon: {state or 'off'}")]
         if beat is None or state is None:
-            text = " Nothing is recorded. The daemon records with --record DIR."
-            return [*lines, Row().put(text, "muted").line()]
+            text = " The daemon records nothing; serve --record DIR or rec start DIR makes it record."
+            return [*lines, Row().put(text, "muted").line("", width - 1)]
         synced = None if beat.synced_age_ns is None else (
             beat.synced_age_ns + (desk.mirror.progress.silence_ns(desk.mono()) or 0))
         desk.actions.ask_recorder()
@@ -151,6 +151,19 @@ class Record(Page):
     def rows(self, desk: Desk) -> Table | None:
         """The bookmarks."""
         return ["seq", "at_ns", "note"], [[str(mark.seq), str(mark.at_ns), mark.note] for mark in desk.marks.places]
+
+
+def _here(desk: Desk, width: int) -> list[Line]:
+    """What this console records itself."""
+    kept = desk.actions.kept
+    if kept is None:
+        return []
+    facts = [("file", cut_middle(plain(kept.place), max(8, width - 18)), "text"),
+             ("events", f"{count(kept.events)}, {size(kept.size_bytes)}", "text")]
+    if kept.missing:
+        facts.append(("not recorded", plural(kept.missing, "event"), "fault"))
+    lines = [Row().put(f" {name}", "muted").to(16).put(text, role).line() for name, text, role in facts]
+    return [desk.title("THIS CONSOLE", "records what it sees"), *lines, *([BLANK] if desk.tall else [])]
 
 
 def _gaps(desk: Desk, width: int) -> list[Line]:

@@ -244,7 +244,7 @@ def _bar_char(desk: Desk, state: SlotState) -> str:
 
 
 def engine_section(desk: Desk, state: CacheState, cells: int) -> list[Line]:
-    """Step time, tokens and events a second."""
+    """Step time, tokens in a second of the engine's clock, events in a step."""
     return kept(desk, state, "engine", (cells, desk.mirror.coverage.looked), lambda: _engine(desk, state, cells))
 
 
@@ -253,11 +253,15 @@ def _engine(desk: Desk, state: CacheState, cells: int) -> list[Line]:
     step = mirror.step_ns()
     head = desk.title("ENGINE", f"step {spoken(step)}, {state.running} of {len(state.slots)} scheduled")
     lines = [Line(tuple(head.spans[1:]), head.ground)]
-    for name, series in (("tokens/s", mirror.flows.tokens), ("events/s", mirror.flows.events)):
+    tokens, events = mirror.flows.tokens, mirror.flows.events
+    rate = events.rate(now)
+    each = "–" if step is None or rate is None else f"{per_second(rate * step / S)}/step"
+    for name, series, told in (
+        ("tokens/s", tokens, mirror.flows.about(now) + per_second(tokens.rate(now))), ("events", events, each),
+    ):
         row = Row().put(name, "muted").to(10)
         row.spans(bars.trend(resample(series.last(60, now), cells), desk.glyphs))
-        about = mirror.flows.about(now) if series is mirror.flows.tokens else ""
-        lines.append(row.right(about + per_second(series.rate(now)), 10 + cells + 8).line())
+        lines.append(row.right(told, 10 + cells + 8).line())
     return lines
 
 

@@ -22,8 +22,9 @@ from ..model.filters import LIVES
 from ..model.life_order import LifeOrder
 from ..model.lints import slot_level
 from ..model.lives import Life, Transfer
-from ..model.numbers import S, count, duration
+from ..model.numbers import S, count, duration, plain, plural
 from ..model.rows import limits
+from ..model.series import Density
 from .moves import moved
 from .page import Page
 from .time_axis import axis, gap_cells, legend, minimap, over_line, passed_cells, replace
@@ -68,6 +69,8 @@ class Timeline(Page):
         self._heads: dict[tuple[object, ...], tuple[Span, ...]] = {}
         self._gaps: list[tuple[int, int, int]] = []
         self._fitted_ns: int | None = None
+        self._density: Density | None = None
+        """The history that the window was chosen in: another one after a seek."""
         self.window = Window(0, S, 1, 0)
         self.shown: list[Life] = []
         self.page = 1
@@ -81,6 +84,13 @@ class Timeline(Page):
         now = desk.now_ns
         lives = self._lives(desk)
         self.window = window = self._window(desk, lives, cells, now)
+        if self._density is not desk.mirror.density:
+            self._density = desk.mirror.density
+            if not window.start_ns <= now <= window.end_ns:
+                self.end_ns = self.cursor_ns = None
+                self.window = window = self._window(desk, lives, cells, now)
+            elif self.cursor_ns is not None and not window.start_ns <= self.cursor_ns <= now:
+                self.cursor_ns = None
         lives = self._in_sight(desk, lives)
         bounds = limits(desk.mirror)
         feet = self._feet(desk, width)
@@ -104,7 +114,7 @@ class Timeline(Page):
             rows.append(self._row(desk, life, window, left, width, bounds))
             if life.request == desk.selected:
                 rows += self._operations(desk, life, window, left, width)
-        rows = rows[:room]
+        rows = (rows or self._empty(desk))[:room]
         rows += [Line()] * (room - len(rows))
         return [*lines, *rows, *feet]
 
@@ -117,6 +127,15 @@ class Timeline(Page):
             life for life in lives if life.request == desk.selected
             or (life.first_known_ns() < end and (life.closed_ns is None or life.closed_ns >= start))
         ]
+
+    def _empty(self, desk: Desk) -> list[Line]:
+        """Why there is no row."""
+        wanted, known = desk.filters.get(TIMELINE), len(desk.mirror.lives) + len(desk.mirror.past)
+        if wanted is None or self._lives(desk):
+            what = "No request is in this window; f follows, 0 fits." if known else "No request is known here yet."
+            return [Row().put(f" {what}", "muted").line()]
+        row = Row().put(f" 0 of {plural(known, 'request')} match  ", "text").put(plain(wanted.text), "muted")
+        return [row.put("   esc", "key").put("  clear", "muted").line()]
 
     def _lives(self, desk: Desk) -> list[Life]:
         return self.order.update(desk.mirror, desk.mono(), desk.selected, desk.filters.get(TIMELINE))

@@ -72,7 +72,8 @@ def transfer_rows(
         if len(rows) >= most:
             continue
         failed = transfer.status is CandidateStatus.FAILED
-        reason = transfer.error or (spoken(transfer.age(now)) if not failed else "failed")
+        word = "took" if transfer.status is CandidateStatus.COMPLETED else transfer.status.label + " after"
+        reason = transfer.error or f"{word} {spoken(transfer.age(now))}"
         rows.append(TransferRow(transfer, Level.FAULT if failed else None, now - transfer.ended_ns, reason))
     if wanted is not None:
         rows = [row for row in rows if wanted.matches(row, state)]
@@ -120,8 +121,11 @@ def block_bytes(desk: Desk) -> int | None:
     return desk.mirror.connected.block_bytes if desk.mirror.connected is not None else None
 
 
-def columns_of(desk: Desk, width: int) -> list[Column[TransferRow]]:
-    """The columns for a width: they are kept, so a cell asks the desk for what another target changes."""
+def columns_of(desk: Desk, width: int, stamps: frozenset[str]) -> list[Column[TransferRow]]:
+    """The columns for a width, with those ``stamps`` that tell something.
+
+    Columns are kept, so a cell asks the desk for what another target changes.
+    """
     glyphs = desk.glyphs
 
     def status(row: TransferRow, cells: int) -> list[Span]:
@@ -166,8 +170,8 @@ def columns_of(desk: Desk, width: int) -> list[Column[TransferRow]]:
         Column("REQUEST", 13 if width < 140 else 22, request, from_width=74),
     ]
     if width >= 180:
-        found += [_stamp(name, field) for name, field in STAMPS]
-    return [*found, Column("REASON", 0, reason, gap=2)]
+        found += [_stamp(name, field) for name, field in STAMPS if field in stamps]
+    return [*found, Column("DETAIL", 0, reason, gap=2)]
 
 
 STAMPS: Final = (
@@ -175,6 +179,14 @@ STAMPS: Final = (
     ("started", "started_ns"), ("ended", "ended_ns"),
 )
 """The stamps after ``planned``, told as distances from it."""
+
+
+def telling(rows: list[TransferRow]) -> frozenset[str]:
+    """The stamps that are later than the plan in some row: the others say nothing but 0."""
+    return frozenset(
+        field for _, field in STAMPS
+        if any((getattr(row.transfer, field) or 0) > row.transfer.planned_ns for row in rows)
+    )
 
 
 def since(at_ns: int | None, planned_ns: int) -> str:

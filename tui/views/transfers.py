@@ -25,7 +25,7 @@ from ..model.series import resample
 from .moves import MOVES, moved
 from .page import Page
 from .sections import kept, known_routes, route_numbers
-from .transfer_rows import SORTS, STAMPS, TransferRow, block_bytes, columns_of, since, transfer_rows
+from .transfer_rows import SORTS, STAMPS, TransferRow, block_bytes, columns_of, since, telling, transfer_rows
 
 HISTOGRAM_LOW_NS: Final = 100_000
 HISTOGRAM_HIGH_NS: Final = 1_000_000_000
@@ -47,7 +47,8 @@ class Transfers(Page):
         self.numbers: list[int] = []
         self.sort = 0
         self.reverse = False
-        self._columns: tuple[int, list[Column[TransferRow]]] = (0, [])
+        self._columns: tuple[tuple[int, str, frozenset[str]], list[Column[TransferRow]]] = ((0, "", frozenset()), [])
+        """The columns for a width, an incarnation and its stamps: stamps are added and do not go again."""
         self._kept: table.Kept[TransferRow] = table.Kept()
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
@@ -59,8 +60,11 @@ class Transfers(Page):
         assert state is not None
         routes = kept(desk, state, "routes", (width, looked), lambda: self._routes(desk, width))
         lines = [self._summary(desk, rows, width), *routes]
-        if self._columns[0] != width:
-            self._columns, self._kept = (width, columns_of(desk, width)), table.Kept()
+        before = self._columns[0]
+        stamps = telling(rows) | (before[2] if before[1] == mirror.incarnation else frozenset())
+        shape = width, mirror.incarnation, stamps
+        if before != shape:
+            self._columns, self._kept = (shape, columns_of(desk, width, stamps)), table.Kept()
         places = table.layout(self._columns[1], width)
         if desk.tall:
             lines.append(Line())

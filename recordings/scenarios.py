@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.describe import slots_of
 from kvbm_console.core.events import (
@@ -26,11 +26,12 @@ from kvbm_console.core.events import (
     LookupAnswered,
     OperationReported,
     ResetDone,
+    SlotCloned,
     SlotMoved,
     SlotOpened,
     StimulusRejected,
 )
-from kvbm_console.core.hashing import Chain
+from kvbm_console.core.hashing import Chain, clone_hashes
 from kvbm_console.core.ids import (
     CandidateStatus,
     FinishReason,
@@ -82,8 +83,9 @@ class Script:
         return None
 
 
-def ask(name: str, at_ms: int, prompt: tuple[int, ...], output: int) -> Request:
-    """A request whose prompt is (number, tokens, number, tokens ...): equal beginnings are a shared prefix."""
+def ask(name: str, at_ms: int, prompt: tuple[int, ...], output: int, n: int = 1) -> Request:
+    """A request for ``n`` sequences, whose prompt is (number, tokens, number, tokens ...): equal beginnings are a
+    shared prefix."""
     chain = Chain(BLOCK_TOKENS)
     for number, tokens in zip(prompt[::2], prompt[1::2], strict=True):
         chain.extend([number] * tokens)
@@ -92,6 +94,7 @@ def ask(name: str, at_ms: int, prompt: tuple[int, ...], output: int) -> Request:
     return Request(
         request=name, arrival_ns=at_ms * MS, hashes=hashes, output_hashes=tuple(chain.hashes[len(hashes):]),
         prompt_tokens=length, output_tokens=output, session=name.partition(".")[0],
+        clone_hashes=clone_hashes(hashes[-1] if hashes else 0, sum(name.encode()), len(chain.hashes) - len(hashes), n),
     )
 
 
@@ -227,6 +230,16 @@ def was_quarantined(events: list[Event]) -> bool:
     return "BlocksQuarantined" in kinds(events) and any(
         isinstance(event, BlocksDropped) and event.why is ReleaseReason.EPOCH and event.seq > done.seq
         for event in events
+    )
+
+
+def shared_and_own(events: list[Event]) -> bool:
+    """Two clones list the ten full blocks of their parent's prompt and a last block of their own; all three finish."""
+    clones = [event for event in events if isinstance(event, SlotCloned)]
+    blocks = [unpack_ids(event.ids) for event in clones]
+    finished = {event.slot for event in events if isinstance(event, SlotMoved) and event.new is SlotState.FINISHED}
+    return len(blocks) == 2 and blocks[0][:10] == blocks[1][:10] and blocks[0][10] != blocks[1][10] and (
+        finished >= {event.slot for event in clones} | {clones[0].parent}
     )
 
 
@@ -382,6 +395,10 @@ SCENARIOS: Final = [
         [ask("chat.0", 0, (7, 160), 8), *OTHERS, ask("chat.1", 700, (7, 160, 8, 40), 8)],
         lambda events: {event.reason for event in events if isinstance(event, CandidateSkipped)}
         == {SkipReason.NO_CAPACITY}, links=SLOW_DOWN,
+    ),
+    Scenario(
+        "clone", "a prompt is answered three times: its full blocks are shared, the last block is each clone's own",
+        leader(), engine(24), [ask("chat.0", 0, (7, 165), 40, n=3), ask("other", 60, (8, 60), 8)], shared_and_own,
     ),
     Scenario(
         "reset", "an operator resets everything during a load: its places are quarantined until the copy has ended",

@@ -195,6 +195,11 @@ def check_trace_block_tokens(block_tokens: int) -> None:
         )
 
 
+def clone_hashes(previous: int, owner: int, count: int, n: int) -> tuple[tuple[int, ...], ...]:
+    """Of the sequences 2 to n of a request: hashes of ``count`` blocks each, as ``generated_hashes``; owner < 2**56."""
+    return tuple(tuple(generated_hashes(previous, owner + (index << 56), count)) for index in range(1, n))
+
+
 def generated_hashes(previous: int, owner: int, count: int) -> list[int]:
     """Hashes of ``count`` blocks that follow ``previous`` (0: none) and that only ``owner`` generates."""
     hashes: list[int] = []

@@ -15,9 +15,10 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS, require
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.hashing import Chain
-from kvbm_console.engines.workloads import Capacities, Request
+from kvbm_console.core.hashing import Chain, clone_hashes
+from kvbm_console.engines.workloads import SEQUENCES_MAX, Capacities, Request
 
+TURNS_MAX: Final = 10_001
 SPREAD: Final = 0.5
 """Lengths and times are drawn uniformly within this share around their mean: visible variety, no extreme tail."""
 
@@ -43,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between the first messages of two sessions."""
     priority: float = 0.0
     """Share of the users, spread evenly, whose requests have a priority of 1."""
+    n: int = 1
+    """Sequences of each request, at most 64: the answer is generated so many times, and the first one stays."""
     seed: int = 0
     requests: int = 0
     """Most requests; 0 goes on for ever."""
@@ -50,7 +53,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field, low, high in (
             ("sessions", 1, 100_000), ("prompts", 1, 100_000), ("system", 0, 1_000_000), ("user", 1, 1_000_000),
-            ("output", 1, 1_000_000), ("turns", 1, 10_000), ("seed", 0, 2**63 - 1), ("requests", 0, 2**63 - 1),
+            ("output", 1, 1_000_000), ("turns", 1, TURNS_MAX - 1), ("n", 1, SEQUENCES_MAX),
+            ("seed", 0, 2**63 - 1), ("requests", 0, 2**63 - 1),
         ):
             value = getattr(self, field)
             require(low <= value <= high, f"multiturn {field}", f"from {low} to {high}", value)
@@ -167,9 +171,12 @@ class Multiturn:
         session.append(output)
         name = f"s{session.number:03d}-t{session.turn}"
         self._live[name] = session
+        hashes, output_hashes = tuple(session.chain.hashes[:blocks]), tuple(session.chain.hashes[blocks:])
+        owner = session.number * TURNS_MAX + session.turn
         return Request(
-            request=name, arrival_ns=at_ns, hashes=tuple(session.chain.hashes[:blocks]),
-            output_hashes=tuple(session.chain.hashes[blocks:]), prompt_tokens=prompt, output_tokens=output,
+            request=name, arrival_ns=at_ns, hashes=hashes, output_hashes=output_hashes, prompt_tokens=prompt,
+            output_tokens=output,
+            clone_hashes=clone_hashes(hashes[-1] if hashes else 0, owner, len(output_hashes), self.settings.n),
             session=f"s{session.number:03d}", priority=self._priority(session.user),
         )
 

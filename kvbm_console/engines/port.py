@@ -11,7 +11,7 @@ from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.ids import Authority, FinishReason, Tier
-from kvbm_console.core.instructions import FencedBlocks, FinishAnswer, MatchAnswer
+from kvbm_console.core.instructions import CloneAnswer, FencedBlocks, FinishAnswer, MatchAnswer
 from kvbm_console.core.stimuli import (
     BlocksAllocated,
     IterationFinished,
@@ -19,6 +19,7 @@ from kvbm_console.core.stimuli import (
     MatchRequested,
     PoolDeclared,
     RequestArrived,
+    RequestCloned,
     RequestFinished,
     RequestPreempted,
 )
@@ -58,6 +59,10 @@ class EnginePort(Protocol):
 
     def appended(self, work: Work, ids: list[int]) -> None:
         """A request that was admitted before was given further blocks, told on their own."""
+        ...
+
+    def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
+        """A request goes on as several sequences: ``ids`` are the partial last blocks of the clones, if it has one."""
         ...
 
     def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
@@ -131,6 +136,12 @@ class StimulusPort:
     def appended(self, work: Work, ids: list[int]) -> None:
         """As ``EnginePort.appended``."""
         self._submit(BlocksAllocated, work.name, pack_ids(ids), 0)
+
+    def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
+        """As ``EnginePort.cloned``."""
+        outcome = self._submit(RequestCloned, work.name, tuple([clone.name for clone in clones]), pack_ids(ids))
+        if not isinstance(outcome.result, CloneAnswer):
+            raise InternalError(f"the clones of {work.name} were refused", tuple(map(repr, outcome.events)))
 
     def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
         """As ``EnginePort.scheduled``."""

@@ -12,6 +12,10 @@ everything again through a new lookup; only an iteration without a preemption ad
   budget first; running requests that find no budget then are left out of this iteration.
 * While blocks of ended requests are withheld because copies still read them, a running request without a block is left
   out for a moment (``patience_ns``) rather than preempting another: those blocks come back by themselves.
+
+A request of n sequences has n seats from its admission on, and is admitted only when the partial blocks of its clones
+fit, too. It is cloned when it is scheduled for the first time after its prompt was computed; from then on each sequence
+is preempted and ends alone. With one token to generate it ends before that, and no clone is opened.
 """
 
 from collections import Counter, deque
@@ -22,7 +26,7 @@ from kvbm_console.core.errors import InternalError
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.port import EnginePort
-from kvbm_console.engines.work import Plan, Work
+from kvbm_console.engines.work import Family, Plan, Work
 
 LOOKUPS_MAX: Final = 64
 """Lookups in one iteration; requests that must ask again are passed over, and a long queue of them must stay cheap."""
@@ -46,6 +50,11 @@ class Scheduler:
         self.running: list[Work] = []
         self.withheld: dict[str, list[int]] = {}
         self.preemptions = 0
+        self.cloned = 0
+        self.sampled = 0
+        """Tokens that the sequences of a request have when it is cloned, and that the engine has not counted."""
+        self._due = 0
+        """Clones that admitted requests will have: their seats are kept."""
         self._refused: Work | None = None
         """The request that found no room in the last iteration; those behind it were not asked for."""
         self._steady = 0
@@ -67,7 +76,7 @@ class Scheduler:
         self.loading.clear()
         self.loaded.clear()
         self.running.clear()
-        self._steady = 0
+        self._steady = self._due = 0
         self._refused = None
         self.withheld.clear()
         self.pool.clear()
@@ -82,7 +91,7 @@ class Scheduler:
         plan = Plan()
         self._refused = None
         budget = self.config.max_batch_tokens
-        plan.tell_at_once = bool(waiting or loaded) or (
+        plan.tell_at_once = bool(waiting or loaded or self._due) or (
             self.pool.free_blocks <= len(running) + budget // self.block_tokens
         )
         kept = self._kept_for_loaded() if loaded else 0
@@ -136,6 +145,7 @@ class Scheduler:
         """A running request has ended."""
         at = self.running.index(work)
         del self.running[at]
+        self._due -= work.due
         if at < self._steady:
             self._steady -= 1
 
@@ -178,7 +188,9 @@ class Scheduler:
             count = min(work.left, budget)
             if count <= 0 or work.name in standing:
                 self._leave_out(plan, work)
-            elif self._room(plan, at, count, now_ns):
+            elif (not work.due or not work.prefilled or self._fork(plan, at, now_ns)) and (
+                self._room(plan, at, count, now_ns)
+            ):
                 self._schedule(plan, work, count)
                 budget -= count
             elif at < len(running) and running[at] is work:
@@ -194,18 +206,9 @@ class Scheduler:
         need = self._blocks(work.computed + count) - len(work.blocks)
         if need <= 0:
             return True
-        ids = self.pool.allocate(need)
-        while ids is None:
-            if (plan.steady or plan.tokens) and self._patient(work, now_ns):
-                return False
-            victim = self._victim(at)
-            if victim is None and (plan.steady or plan.tokens):
-                return False  # its turn comes before a hold has to end
-            victim = victim or self._last()
-            self._preempt(plan, victim)
-            if victim is work:
-                return False
-            ids = self.pool.allocate(need)
+        ids = self._take(plan, at, need, now_ns)
+        if ids is None:
+            return False
         work.blocks += ids
         if plan.tell_at_once:
             self.port.appended(work, ids)
@@ -213,6 +216,47 @@ class Scheduler:
             plan.appended.append(work)
             plan.appended_counts.append(need)
             plan.appended_ids += ids
+        return True
+
+    def _take(self, plan: Plan, at: int, need: int, now_ns: int) -> list[int] | None:
+        """So many blocks for running request ``at``; None: it stands back or was preempted."""
+        work = self.running[at]
+        ids = self.pool.allocate(need)
+        while ids is None:
+            if (plan.steady or plan.tokens) and self._patient(work, now_ns):
+                return None
+            victim = self._victim(at)
+            if victim is None and (plan.steady or plan.tokens):
+                return None  # its turn comes before a hold has to end
+            victim = victim or self._last()
+            self._preempt(plan, victim)
+            if victim is work:
+                return None
+            ids = self.pool.allocate(need)
+        return ids
+
+    def _fork(self, plan: Plan, at: int, now_ns: int) -> bool:
+        """Open the clones of running request ``at``, whose prompt is computed, behind it; False as of ``_room``.
+
+        They share the full blocks of the prompt. Each has a partial last block of its own.
+        """
+        work = self.running[at]
+        shared = work.blocks[: work.computed // self.block_tokens]
+        tail = len(work.blocks) - len(shared)
+        ids = self._take(plan, at, tail * work.due, now_ns)
+        if ids is None:
+            return False
+        count, work.due = work.due, 0
+        self._due -= count
+        work.family = Family(work.request, count + 1)
+        clones = []
+        for index in range(count):
+            self.pool.touch(shared)
+            clones.append(work.clone(index + 2, shared + ids[index * tail : (index + 1) * tail]))
+        self.running[at + 1 : at + 1] = clones
+        self.cloned += count
+        self.sampled += (count + 1) * work.sampled
+        self.port.cloned(work, clones, ids)
         return True
 
     def _victim(self, at: int) -> Work | None:
@@ -294,9 +338,10 @@ class Scheduler:
         """Waiting requests, first come first served; one that must ask again lets the next one try."""
         at = lookups = 0
         while at < len(self.waiting) and budget > 0 and lookups < LOOKUPS_MAX:
-            if len(self.running) + len(self.loaded) + len(self.loading) >= self.config.max_running:
-                break
             work = self.waiting[at]
+            seats = len(self.running) + len(self.loaded) + len(self.loading) + self._due
+            if seats + work.due >= self.config.max_running:
+                break
             prefix = self.pool.match(work.hashes, (work.total - 1) // self.block_tokens)
             found = self._look_up(work, len(prefix) * self.block_tokens)
             lookups += 1
@@ -306,7 +351,9 @@ class Scheduler:
             computed = len(prefix) * self.block_tokens + found.tokens
             wait = found.tokens > 0 and found.asynchronous
             count = 0 if wait else min(work.total - computed, budget)
-            ids = self.pool.allocate(self._blocks(computed + count) - len(prefix), prefix)
+            need = self._blocks(computed + count) - len(prefix)
+            own = work.due if work.request.prompt_tokens % self.block_tokens else 0
+            ids = None if own and not self.pool.fits(need + own, prefix) else self.pool.allocate(need, prefix)
             if ids is None:
                 self._refused = work
                 break
@@ -314,6 +361,7 @@ class Scheduler:
             work.blocks = prefix + ids
             work.stored = len(prefix)
             work.computed = computed
+            self._due += work.due
             if found.tokens:
                 work.loading_from = len(prefix)
                 self.loading[work.name] = work
@@ -364,6 +412,7 @@ class Scheduler:
         self.give_back(victim.name, [block for block in victim.blocks if block not in kept])
         if victim.prefilled:
             victim.total = victim.computed + 1
+        self._due -= victim.due
         victim.blocks = []
         victim.computed = victim.stored = 0
         victim.announced = victim.prefilled = victim.decoding = victim.skipped = False

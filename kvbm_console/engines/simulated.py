@@ -34,11 +34,13 @@ class EngineTotals(msgspec.Struct):
     refused: int = 0
     """Requests that the leader did not take, or that found the waiting queue full."""
     forgotten: int = 0
-    """Requests that a reset ended."""
+    """Sequences that a reset ended."""
     iterations: int = 0
     preemptions: int = 0
     prefill_tokens: int = 0
     output_tokens: int = 0
+    cloned: int = 0
+    """Sequences beyond the first of requests."""
 
 
 class SimulatedEngine:
@@ -143,7 +145,7 @@ class SimulatedEngine:
         self._current = None
         self.totals.forgotten += len(ended)
         for work in ended:
-            self._follow(work.request)
+            self._end(work)
         self._nudged = True
 
     def pause(self) -> None:
@@ -177,6 +179,24 @@ class SimulatedEngine:
         if follower is not None:
             self._expect(follower)
 
+    def _end(self, work: Work) -> bool:
+        """A sequence has ended; whether it was the last one of its request, whose end is followed then."""
+        family = work.family
+        if family is not None:
+            family.left -= 1
+            if family.left:
+                return False
+        self._follow(work.request if family is None else family.request)
+        return True
+
+    def _fits(self, request: Request) -> bool:
+        """Whether there are seats for all sequences, blocks for each, and for all when they begin."""
+        size, clones = self.block_tokens, len(request.clone_hashes)
+        prompt = -(-request.prompt_tokens // size)
+        forked = prompt + clones * (request.prompt_tokens % size > 0)
+        longest = -(-(request.prompt_tokens + request.output_tokens - 1) // size)
+        return clones < self.config.max_running and max(forked, longest) <= self.config.g1_blocks
+
     def _arrive(self, request: Request) -> None:
         self.totals.arrived += 1
         if len(self.scheduler.waiting) >= self.config.max_waiting:
@@ -186,7 +206,7 @@ class SimulatedEngine:
         if not self.port.arrived(request):
             self.totals.refused += 1
             self._follow(request)
-        elif -(-(request.prompt_tokens + request.output_tokens - 1) // self.block_tokens) > self.config.g1_blocks:
+        elif not self._fits(request):
             self.totals.too_large += 1
             self.port.finished(request.request, [], FinishReason.TOO_LARGE)
             self._follow(request)
@@ -201,6 +221,10 @@ class SimulatedEngine:
             self._nudged = False
             plan = self.scheduler.form(self.calendar.now_ns)
             self.totals.preemptions = self.scheduler.preemptions
+            if self.scheduler.sampled:
+                self.totals.cloned = self.scheduler.cloned
+                self.totals.output_tokens += self.scheduler.sampled
+                self.scheduler.sampled = 0
             if plan is None:
                 if self._nudged or (self.calendar.next_ns is None and self.scheduler.made_way()):
                     continue
@@ -291,7 +315,10 @@ class SimulatedEngine:
                 work.stored = full
             if computed == goal:
                 work.prefilled = True
-                produced += 1
+                if not work.due:
+                    produced += 1
+                elif computed == work.last:
+                    produced += (1 + work.due) * work.sampled
                 if computed == work.last:
                     ended.append(work)
         self.totals.output_tokens += produced
@@ -302,5 +329,4 @@ class SimulatedEngine:
         scheduler.withhold(work.name, work.blocks)
         if not self.port.finished(work.name, work.blocks, FinishReason.LENGTH):
             scheduler.give_back(work.name, work.blocks)
-        self.totals.finished += 1
-        self._follow(work.request)
+        self.totals.finished += self._end(work)

@@ -5,7 +5,7 @@ line at a time, so its length does not matter.
 
 A line is ``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}``: one id for each
 512 tokens of the prompt, the last one possibly partial, ids chained over the prefix. Output tokens have no ids. A line
-may have a ``"priority"``, which the published traces do not.
+may have a ``"priority"``, and an ``"n"`` from 1 to 64 for so many sequences, which the published traces do not.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,11 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.hashing import (
     TRACE_BLOCK_TOKENS,
     check_trace_block_tokens,
+    clone_hashes,
     generated_hashes,
     hashes_of_trace_ids,
 )
-from kvbm_console.engines.workloads import Capacities, Request
+from kvbm_console.engines.workloads import SEQUENCES_MAX, Capacities, Request
 
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 """A prompt of a million tokens has 2,000 ids, about 16 kB; a longer line is not a trace."""
@@ -40,6 +41,7 @@ class _Line(msgspec.Struct):
     output_length: _Tokens
     hash_ids: list[_TraceId]
     priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)] = 0
+    n: Annotated[int, msgspec.Meta(ge=1, le=SEQUENCES_MAX)] = 1
 
 
 class MooncakeTrace:
@@ -117,4 +119,5 @@ class MooncakeTrace:
             request=f"r{index:05d}", arrival_ns=round(entry.timestamp * MILLISECOND_NS), hashes=tuple(hashes),
             output_hashes=tuple(generated_hashes(hashes[-1] if hashes else 0, index, own)),
             prompt_tokens=prompt, output_tokens=output, priority=entry.priority,
+            clone_hashes=clone_hashes(hashes[-1] if hashes else 0, index, own, entry.n),
         )

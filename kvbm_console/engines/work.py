@@ -6,6 +6,17 @@ Law of this file: plain values; the scheduler and the engine change them, and wh
 from kvbm_console.engines.workloads import Request
 
 
+class Family:
+    """The sequences of one request: what follows its end follows the end of the last of them."""
+
+    __slots__ = ("left", "request")
+
+    def __init__(self, request: Request, left: int) -> None:
+        self.request = request
+        self.left = left
+        """Sequences that have not ended."""
+
+
 class Work:
     """What the engine knows of one request.
 
@@ -14,8 +25,8 @@ class Work:
     """
 
     __slots__ = (
-        "announced", "blocks", "computed", "decoding", "hashes", "last", "loading_from", "name", "preempted",
-        "prefilled", "request", "skipped", "starved_ns", "stored", "total",
+        "announced", "blocks", "computed", "decoding", "due", "family", "hashes", "last", "loading_from", "name",
+        "preempted", "prefilled", "request", "skipped", "starved_ns", "stored", "total",
     )
 
     def __init__(self, request: Request) -> None:
@@ -42,6 +53,27 @@ class Work:
         """Index of the first block that is being loaded, None when nothing is."""
         self.starved_ns: int | None = None
         """Since when it is left out because it found no block."""
+        self.due = len(request.clone_hashes)
+        """Clones that are opened when all tokens of the prompt have been computed."""
+        self.family: Family | None = None
+        """Once they are open."""
+
+    def clone(self, index: int, blocks: list[int]) -> "Work":
+        """Sequence ``index`` of this one, which has computed its prompt, with ``blocks``.
+
+        One that was preempted right before it was to be cloned has a token more, which all sequences share then.
+        """
+        other = Work(self.request.clone(index))
+        other.hashes = self.hashes[: self.stored] + other.hashes[self.stored :]
+        other.blocks, other.computed, other.stored = blocks, self.computed, self.stored
+        other.announced, other.prefilled, other.skipped = self.announced, self.prefilled, self.skipped
+        other.family = self.family
+        return other
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that were sampled once all that is to be computed has been."""
+        return self.computed - self.request.prompt_tokens + 1
 
     @property
     def left(self) -> int:

@@ -6,7 +6,7 @@ hands over hashes and lengths; tokens and text stay inside it.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -17,7 +17,8 @@ class Request(msgspec.Struct, frozen=True):
     """One generation to be asked of an engine.
 
     ``hashes`` has one sequence hash per full block of the prompt, ``output_hashes`` those of the blocks that become
-    full while ``output_tokens`` are generated, the one that the prompt left partial included.
+    full while ``output_tokens`` are generated, the one that the prompt left partial included. A request of n sequences
+    has n - 1 ``clone_hashes``: the ``output_hashes`` of each further sequence, which begins where the prompt ends.
     """
 
     request: str
@@ -29,6 +30,22 @@ class Request(msgspec.Struct, frozen=True):
     session: str | None = None
     priority: int = 0
     """Above 0, its blocks are kept before those of lower priorities for a while after its end."""
+    clone_hashes: tuple[tuple[int, ...], ...] = ()
+
+    def clone(self, index: int) -> "Request":
+        """Sequence ``index`` of this request, from 2, as a request of its own.
+
+        >>> clone = Request("r", 0, (1,), (2,), 16, 16, clone_hashes=((3,),)).clone(2)
+        >>> clone.request, clone.hashes, clone.output_hashes, clone.clone_hashes
+        ('r#2', (1,), (3,), ())
+        """
+        return msgspec.structs.replace(
+            self, request=f"{self.request}#{index}", output_hashes=self.clone_hashes[index - 2], clone_hashes=()
+        )
+
+
+SEQUENCES_MAX: Final = 64
+"""Of one request: the engine keeps a seat for each, and more than that no batch has."""
 
 
 class Capacities(msgspec.Struct, frozen=True):

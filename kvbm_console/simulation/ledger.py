@@ -148,6 +148,12 @@ class Ledger:
     def appended(self, work: Work, ids: list[int]) -> None:
         """Nothing: what is used is looked at when the iteration begins."""
 
+    def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
+        """Each counts as a request that arrived with the first sequence."""
+        arrived_ns = self._arrived_ns[work.name]
+        self._arrived_ns.update({clone.name: arrived_ns for clone in clones})
+        self._look()
+
     def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
         """First tokens, blocks in use, stats lines."""
         before, last = self._iteration, iteration + plan.steps - 1

@@ -177,6 +177,13 @@ class Meter:
         if self.keep_records:
             self.records.append(record)
 
+    def _cloned(self, event: ev.SlotCloned) -> None:
+        parent = self._live[event.parent]
+        record = RequestRecord(event.request, parent.arrived_ns, parent.prompt_blocks, parent.hits)
+        self._live[event.slot] = record
+        if self.keep_records:
+            self.records.append(record)
+
     def _answered(self, event: ev.LookupAnswered) -> None:
         record = self._live[event.slot]
         record.first_miss, record.why_missed = event.first_miss, event.why.label
@@ -267,6 +274,7 @@ class Meter:
 
 _LOOK: Final[dict[type[ev.Event], Callable[[Meter, Any], None]]] = {
     ev.SlotOpened: Meter._opened,
+    ev.SlotCloned: Meter._cloned,
     ev.LookupAnswered: Meter._answered,
     ev.PrefixScored: Meter._scored,
     ev.HitsLost: Meter._lost,

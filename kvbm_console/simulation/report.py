@@ -29,6 +29,8 @@ KEYS: Final[dict[str, str]] = {
     "note": "what the reader should know about the trace, else null",
     "settings": "what the run depends on, in blocks and tokens; about tiers only where there is a lower one",
     "requests_arrived": "requests of the trace that arrived",
+    "requests_cloned":
+        "sequences beyond the first of requests of several, each of which counts as a request from here on",
     "requests_completed": "requests that produced all their tokens",
     "requests_too_large": "requests refused because they can never fit into the device pool",
     "requests_refused": "requests refused because too many were waiting",
@@ -45,7 +47,7 @@ KEYS: Final[dict[str, str]] = {
     "lost_blocks": "hits taken back because their load failed",
     "preemptions": "times that the scheduler took the blocks of a request back",
     "preemptions_per_completed": "preemptions / requests_completed",
-    "preempted_fraction": "requests preempted at least once / requests_arrived",
+    "preempted_fraction": "requests preempted at least once / (requests_arrived + requests_cloned)",
     "offloaded_blocks": "blocks copied down",
     "onboarded_blocks": "blocks copied up",
     "moved_blocks": "blocks copied, by route",
@@ -171,6 +173,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
     duration_s = max((part.last_finish_ns for part in parts), default=0) / SECOND_NS
     output_tokens = sum(part.engine.output_tokens for part in parts)
     arrived = sum(part.engine.arrived for part in parts)
+    cloned = sum(part.engine.cloned for part in parts)
     thrash = sum(part.thrash_blocks for part in parts)
     tiers = _tiers(options)
     values: dict[str, Any] = {
@@ -179,6 +182,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "note": note,
         "settings": settings_of(options),
         "requests_arrived": arrived,
+        "requests_cloned": cloned,
         "requests_completed": completed,
         "requests_too_large": sum(part.engine.too_large for part in parts),
         "requests_refused": sum(part.engine.refused for part in parts),
@@ -195,7 +199,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "lost_blocks": sum(part.lost_blocks for part in parts),
         "preemptions": preemptions,
         "preemptions_per_completed": _rate(preemptions, completed),
-        "preempted_fraction": _rate(sum(part.requests_preempted for part in parts), arrived),
+        "preempted_fraction": _rate(sum(part.requests_preempted for part in parts), arrived + cloned),
         "offloaded_blocks": offloaded,
         "onboarded_blocks": sum(moved.values()) - offloaded,
         "moved_blocks": moved,
@@ -296,7 +300,9 @@ def text_of(document: Mapping[str, Any]) -> str:
     """The report as aligned lines."""
     rows = [("trace", document["trace"] + (f" ({document['note']})" if document["note"] else ""))]
     rows += [
-        ("requests", f"{document['requests_completed']:,} completed of {document['requests_arrived']:,}"
+        ("requests", f"{document['requests_completed']:,} completed of "
+                     f"{document['requests_arrived'] + document['requests_cloned']:,}"
+                     + _also(document["requests_cloned"], "cloned")
                      + _also(document["requests_too_large"], "too_large")
                      + _also(document["requests_refused"], "refused")),
         ("throughput", f"{_number(document['throughput_requests_per_s'])} requests/s, "

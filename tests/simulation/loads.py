@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from kvbm_console.core.hashing import clone_hashes
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.workloads import Capacities, Request
 
@@ -67,6 +68,16 @@ def load_of(dice: random.Random, block: int) -> Load:
         if dice.random() < 0.7:
             at_ns += dice.randint(0, 2 * gap_ns) if dice.random() < 0.8 else gap_ns
     return Load(dice, requests, dice.choice([0.0, 0.0, 0.3, 0.8]))
+
+
+def cloned(dice: random.Random, load: Load) -> Load:
+    """The same load, in which some requests ask for several sequences."""
+    for at, request in enumerate(load.requests):
+        if dice.random() < 0.4:
+            last = request.hashes[-1] if request.hashes else 0
+            clones = clone_hashes(last, at, len(request.output_hashes), dice.choice([2, 2, 3, 5]))
+            load.requests[at] = msgspec.structs.replace(request, clone_hashes=clones)
+    return load
 
 
 def engine_of(dice: random.Random, load: Load, block: int) -> EngineConfig:

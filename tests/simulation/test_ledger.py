@@ -24,7 +24,7 @@ from kvbm_console.simulation.meter import Meter, StatsLine
 from kvbm_console.simulation.options import SimulateOptions
 from kvbm_console.simulation.report import InstanceMeasures, make_report, measure
 from kvbm_console.simulation.run import counted, simulate
-from tests.simulation.loads import Load, engine_of, load_of
+from tests.simulation.loads import Load, cloned, engine_of, load_of
 
 FULL = bool(os.environ.get("KVBM_FULL"))
 FIRST_SEED = int(os.environ.get("KVBM_SEED", "1"))
@@ -65,11 +65,13 @@ def with_ledger(engine: EngineConfig, load: Workload, block: int, every: int, *,
     return document_of(ledger.measures()), lines
 
 
-def compare(seed: int) -> dict[str, Any]:
+def compare(seed: int, *, clones: bool = False) -> dict[str, Any]:
     """The report of the machine of a seed, which is the same four times."""
     dice = random.Random(seed)
     block = dice.choice([1, 4, 16, 16, 16])
     load = load_of(dice, block)
+    if clones:
+        load = cloned(dice, load)
     engine, every = engine_of(dice, load, block), dice.choice([1, 2, 7, 10, 64])
     document, lines = with_leader(engine, load, block, every, windows=dice.random() < 0.5)
     for windows in (False, True):
@@ -96,6 +98,32 @@ def test_the_ledger_counts_what_the_leader_counts(first: int) -> None:
     seen = compare_all(first)
     if FIRST_SEED == 1:
         assert min(seen[name] for name in ("requests_refused", "preemptions", "hits", "evicted")) > 0
+
+
+def compare_clones(first: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + TOGETHER):
+        document = compare(seed, clones=True)
+        for name in ("requests_cloned", "requests_too_large", "preemptions"):
+            seen[name] += document[name] > 0
+        assert (document["preempted_fraction"] or 0) <= 1
+        arrived = document["requests_arrived"] - document["requests_too_large"] - document["requests_refused"]
+        assert document["requests_completed"] == arrived + document["requests_cloned"]
+    return seen
+
+
+@pytest.mark.parametrize("first", FEW[:3])
+def test_the_ledger_counts_clones_as_the_leader_does(first: int) -> None:
+    seen = compare_clones(first)
+    if FIRST_SEED == 1:
+        assert seen["requests_cloned"] > 10
+        assert seen["preemptions"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", MANY)
+def test_the_ledger_counts_clones_as_the_leader_does_on_hundreds_of_machines(first: int) -> None:
+    compare_clones(first)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from kvbm_console.simulation.options import SimulateOptions
 from kvbm_console.simulation.report import make_report, measure
 from kvbm_console.simulation.run import simulate
 from kvbm_console.transfers.link import DEFAULT_LINKS
-from tests.simulation.loads import engine_of, load_of
+from tests.simulation.loads import cloned, engine_of, load_of
 
 FULL = bool(os.environ.get("KVBM_FULL"))
 FIRST_SEED = int(os.environ.get("KVBM_SEED", "1"))
@@ -35,10 +35,12 @@ MANY = range(FIRST_SEED + 1_000, FIRST_SEED + (4_000 if FULL else 1_400), TOGETH
 class Machine:
     """One machine of a seed, its report, and what its engine and mover said beside iterations."""
 
-    def __init__(self, seed: int, *, windows: bool) -> None:
+    def __init__(self, seed: int, *, windows: bool, clones: bool = False) -> None:
         dice = random.Random(seed)
         block = dice.choice([1, 4, 16, 16, 16])
         load = load_of(dice, block)
+        if clones:
+            load = cloned(random.Random(f"clones of {seed}"), load)
         leader = LeaderConfig(
             block_tokens=block, g2_blocks=dice.choice([0, 0, 50, 300, 3_000]), g3_blocks=dice.choice([0, 0, 0, 100]),
             offload_threshold=dice.choice([0.0, 0.3, 0.5, 0.9, 0.9, 1.0]), asynchronous=dice.random() < 0.7,
@@ -129,6 +131,23 @@ def test_windows_are_what_single_iterations_are(seed: int) -> None:
     compare(seed)
 
 
+@pytest.mark.parametrize("seed", FEW[:10])
+def test_windows_with_clones_are_what_single_iterations_are(seed: int) -> None:
+    window = compare(seed, clones=True)
+    assert window.rig.engine.totals.cloned > 0 or seed != 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", MANY)
+def test_windows_with_clones_are_what_single_iterations_are_on_hundreds_of_machines(first: int) -> None:
+    cloned_of = preempted = 0
+    for seed in range(first, first + TOGETHER):
+        window = compare(seed, clones=True)
+        cloned_of += window.rig.engine.totals.cloned
+        preempted += window.rig.engine.totals.preemptions
+    assert min(cloned_of, preempted) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", MANY)
 def test_windows_are_what_single_iterations_are_on_hundreds_of_machines(first: int) -> None:
@@ -145,9 +164,9 @@ def test_windows_are_what_single_iterations_are_on_hundreds_of_machines(first: i
 
 @pytest.mark.parametrize("seed", FEW[:12])
 def test_going_on_is_what_planning_every_request_anew_is(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    usual = Machine(seed, windows=False)
+    usual = Machine(seed, windows=False, clones=seed % 2 == 1)
     monkeypatch.setattr(Scheduler, "_go_on", lambda scheduler, plan: False)
-    anew = Machine(seed, windows=False)
+    anew = Machine(seed, windows=False, clones=seed % 2 == 1)
     assert usual.log == anew.log
     assert usual.rig.dispatcher.n == anew.rig.dispatcher.n
     assert usual.rig.leader.digest() == anew.rig.leader.digest()
@@ -167,9 +186,9 @@ def test_whoever_looks_at_single_iterations_gets_them() -> None:
     assert looked.report == simulate(options).report == simulate(options, windows=False).report
 
 
-def compare(seed: int) -> Machine:
+def compare(seed: int, *, clones: bool = False) -> Machine:
     """The machine of a seed with windows, after everything was found to be as without."""
-    walker, window = Machine(seed, windows=False), Machine(seed, windows=True)
+    walker, window = Machine(seed, windows=False, clones=clones), Machine(seed, windows=True, clones=clones)
     for mine, theirs in zip(walker.log, window.log, strict=False):
         assert theirs == mine, "a call came at another time or said something else"
     assert len(window.log) == len(walker.log)

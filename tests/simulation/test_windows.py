@@ -131,8 +131,9 @@ def test_windows_are_what_single_iterations_are(seed: int) -> None:
     compare(seed)
 
 
-@pytest.mark.parametrize("seed", FEW[:10])
+@pytest.mark.parametrize("seed", [*FEW[:10], 1356])
 def test_windows_with_clones_are_what_single_iterations_are(seed: int) -> None:
+    """In 1356 two copies of a block are evicted in one window."""
     window = compare(seed, clones=True)
     assert window.rig.engine.totals.cloned > 0 or seed != 1
 

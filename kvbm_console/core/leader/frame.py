@@ -290,6 +290,9 @@ class Decider:
             resident = other.by_hash
             if not (once and other is pool) and not resident.keys().isdisjoint(gone):
                 gone = list(filterfalse(resident.__contains__, gone))
+        if not once and len(set(gone)) < len(gone):
+            # Two copies at once: the hash is gone with the last of them, as it would be one after the other.
+            gone = list(dict.fromkeys(reversed(gone)))[::-1]
         if gone:
             lowest = self.below(pool) is None
             self.aids.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)

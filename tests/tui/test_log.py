@@ -89,7 +89,7 @@ def test_the_oldest_page_is_never_blank_while_events_flow_on() -> None:
         flow(desk, script, 300)
         rows = screen(desk, 80, 24)
         assert "stopped" in rows[2]
-        assert f"{len(desk.mirror.log):,} events kept" in rows[2]
+        assert f"{len(desk.mirror.log):,} kept" in rows[2]
         first = desk.mirror.log[0].seq
         assert f" {first:,} " in rows[3], rows
         assert all(f" {first + at:,} " in row for at, row in enumerate(rows[3:20])), rows
@@ -109,5 +109,5 @@ def test_a_filter_on_the_oldest_page_goes_on_to_what_matches() -> None:
     kept = len(desk.mirror.log)
     text = "\n".join(screen(desk, 80, 24))
     assert f"0 of the newest {kept:,} events match" in text
-    assert f"{kept:,} events kept, 1." in text
+    assert f"{kept:,} kept, 1." in text
     assert "tail --since SEQ" in text

@@ -251,7 +251,7 @@ def _kept_text(desk: Desk) -> str:
     log = desk.mirror.log
     if not log:
         return "no event yet"
-    return f"{plural(len(log), 'event')} kept, {spoken(log[-1].at_ns - log[0].at_ns)}"
+    return f"{count(len(log))} kept, {spoken(log[-1].at_ns - log[0].at_ns)}"
 
 
 def _alike(desk: Desk, event: Event, other: Event | Gap | Passed) -> bool:

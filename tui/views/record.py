@@ -46,7 +46,7 @@ class Record(Page):
         state = beat.recorder if beat is not None else None
         lines = [*_here(desk, width), desk.title("RECORDER", f"of the daemon: {state or 'off'}")]
         if beat is None or state is None:
-            text = " The daemon records nothing; serve --record DIR or rec start DIR makes it record."
+            text = " The daemon records nothing; serve --record DIR or rec start DIR begins."
             return [*lines, Row().put(text, "muted").line("", width - 1)]
         synced = None if beat.synced_age_ns is None else (
             beat.synced_age_ns + (desk.mirror.progress.silence_ns(desk.mono()) or 0))

@@ -139,6 +139,13 @@ class HoldFacts(msgspec.Struct, array_like=True):
     on_timeout: OnTimeout = OnTimeout.CONTINUE
 
 
+def stands_at(hold: HoldFacts, state: SlotState, copies: int) -> WaitPoint:
+    """Where a slot in ``state`` with so many open copies waits: one that has finished, and has none left, at the
+    release of its blocks, to which the hold of a copy passes."""
+    finished = state is SlotState.FINISHING and not copies
+    return WaitPoint.RELEASE if finished and hold.point in OF_A_COPY else hold.point
+
+
 class FreezeFacts(msgspec.Struct, array_like=True):
     """Everything stands still."""
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.expression import compile_slot_filter
-from kvbm_console.core.holds import BreakpointFacts, HoldFacts
+from kvbm_console.core.holds import BreakpointFacts, HoldFacts, stands_at
 from kvbm_console.core.ids import Condition, Tier, Word
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
@@ -147,12 +147,13 @@ def _breakpoint(known: BreakpointFacts) -> Document:
 
 
 def _hold(state: CacheState, hold: HoldFacts, at_ns: int) -> Document:
+    slot = state.slots[hold.slot]
     return {
         "id": str(hold.hold),
         "slot": str(hold.slot),
-        "request": state.slots[hold.slot].request,
+        "request": slot.request,
         "site": hold.site.label,
-        "point": hold.point.label,
+        "point": stands_at(hold, slot.state, len(slot.outstanding)).label,
         "owner": hold.owner,
         "breakpoints": [str(number) for number in hold.breakpoints],
         "pending": not hold.parked,

@@ -178,6 +178,23 @@ def test_rule_4_the_budget(live: int, budget: int) -> None:
     assert hold_budget(live, 4, 0.25) == budget
 
 
+def test_rule_4_what_the_copy_of_a_preempted_request_reads_counts_as_held() -> None:
+    house = House(g1=16, g2=16, offload_threshold=0.0, hold_budget_min=8, pressure_share=0.5)
+    house.stop_at(Site.COMPLETE_WILL, request="copies")
+    house.arrive("copies", "abcdefgh", tail=0)
+    assert house.admit("copies")
+    house.step(1)
+    house.start(house.operation_of("copies"))
+    house.preempt("copies")
+    house.move_all()
+    assert house.hold.parked
+    assert not house.slot("copies").device_blocks
+    house.stop_at(to=SlotState.DECODING, owner="another")
+    house.decoding("late", "kl")
+    assert len(house.state.holds) == 1
+    assert house.ever(ev.HoldDenied)[-1].why.startswith("held requests would own 11 of 16 device blocks")
+
+
 def test_rule_5_every_host_reaches_the_same_hold_by_itself() -> None:
     house = House(hosts=3, g1=8, offload_threshold=0.0)
     house.stored_below()

@@ -12,6 +12,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.audit import audit
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
+from kvbm_console.core.holds import POINT_OF_SITE, stands_at
 from kvbm_console.core.ids import FinishReason, HoldEnd, Route, Site, SlotState, WaitPoint
 from kvbm_console.engines.calendar import EngineDeadlines
 from kvbm_console.engines.config import EngineConfig
@@ -166,7 +167,9 @@ def test_a_request_that_finishes_leaves_its_copy_held_and_its_blocks_with_it(sit
     house.move_all()
     assert house.hold.parked
     assert house.finish("r"), "the blocks stay allocated"
-    assert house.state_of("r") is SlotState.FINISHING
+    slot = house.slot("r")
+    assert slot.state is SlotState.FINISHING
+    assert stands_at(house.hold, slot.state, len(slot.outstanding)) is POINT_OF_SITE[site]
     assert not house.ended
     house.go_on()
     house.move_all()
@@ -185,8 +188,10 @@ def test_a_hold_without_a_copy_left_passes_to_the_release() -> None:
     house.step(1)
     assert (house.hold.point, house.hold.parked) == (WaitPoint.PROMOTE, False)
     assert house.finish("r")
+    slot = house.slot("r")
     assert house.hold.parked
-    assert house.slot("r").device_blocks
+    assert slot.device_blocks
+    assert stands_at(house.hold, slot.state, len(slot.outstanding)) is WaitPoint.RELEASE
     house.go_on()
     assert not house.state.slots
 

@@ -8,7 +8,7 @@ from textwrap import wrap
 from kvbm_console.core.breakpoints import hold_budget
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.expression import Schema
-from kvbm_console.core.holds import BreakpointFacts, HoldFacts
+from kvbm_console.core.holds import BreakpointFacts, HoldFacts, stands_at
 from kvbm_console.core.ids import BreakpointAction, Suspend
 from kvbm_console.core.state import CacheState
 
@@ -172,7 +172,8 @@ class Breaks(Page):
                 row.put(f"{ends(hold)} in {left // S} s ", role)
                 row.spans(bars.level(left / hold.max_hold_ns, max(4, min(17, width - 2 - row.x)), desk.glyphs, role))
                 if width >= WIDE:
-                    row.put(f"   stands still at {hold.point.label}, {breakpoints_text(hold.breakpoints)}", "muted")
+                    point = stands_at(hold, slot.state, len(slot.outstanding)).label
+                    row.put(f"   stands still at {point}, {breakpoints_text(hold.breakpoints)}", "muted")
             else:
                 row.put(f"pending, stops at its next {hold.point.label}", "caution")
             row.zone(0, ("select", slot.request), width)

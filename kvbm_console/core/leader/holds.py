@@ -195,13 +195,12 @@ def _over_budget(leader: "Decider", slot: SlotFacts) -> str:
     budget = hold_budget(len(state.slots), config.hold_budget_min, config.hold_budget_share)
     if len(state.holds) >= budget:
         return f"the budget of {budget} holds is used up"
-    if slot.device_pool is None or not slot.device_blocks:
+    pool = state.pool_of(Tier.G1, slot.source)
+    mine = set() if pool is None else _places_of(leader, slot, pool)
+    owned = set() if pool is None or not mine else _places_held(leader, pool)
+    if pool is None or not owned:
         return ""
-    pool = state.pools[slot.device_pool]
-    owned = _places_held(leader, pool)
-    if not owned:
-        return ""
-    wanted = len(owned.union(slot.device_blocks))
+    wanted = len(owned | mine)
     if wanted <= config.pressure_share * len(pool):
         return ""
     return (
@@ -211,9 +210,21 @@ def _over_budget(leader: "Decider", slot: SlotFacts) -> str:
 
 
 def _places_held(leader: "Decider", pool: PoolFacts) -> set[int]:
-    """The device places that held slots own."""
-    slots = (leader.state.slots[hold.slot] for hold in leader.state.holds.values())
-    return {place for slot in slots if slot.device_pool == pool.info.pool for place in slot.device_blocks}
+    """The device places that held slots keep from others."""
+    slots = [leader.state.slots[hold.slot] for hold in leader.state.holds.values()]
+    return set().union(*(_places_of(leader, slot, pool) for slot in slots))
+
+
+def _places_of(leader: "Decider", slot: SlotFacts, pool: PoolFacts) -> set[int]:
+    """The device places that a slot keeps from others: its own, and those that its copies read or fill, which after a
+    preemption are not its own any more."""
+    index, state = pool.info.pool, leader.state
+    places = set(slot.device_blocks) if slot.device_pool == index else set()
+    promoted = (state.candidates[number].operation for number in slot.outstanding)
+    for operation in (state.operations[number] for number in promoted if number is not None):
+        places.update(operation.sources if operation.source_pool == index else ())
+        places.update(operation.targets if operation.target_pool == index else ())
+    return places
 
 
 def _begin_hold(
@@ -334,8 +345,7 @@ def felt_pressure(leader: "Decider", slot: SlotFacts) -> None:
         leader.aids.pressed.clear()
         oldest = min(
             number for number, hold in leader.state.holds.items()
-            if leader.state.slots[hold.slot].device_blocks
-            and leader.state.slots[hold.slot].device_pool == pool.info.pool
+            if _places_of(leader, leader.state.slots[hold.slot], pool)
         )
         end_hold(leader, leader.state.holds[oldest], HoldEnd.PRESSURE, slot.request)
 

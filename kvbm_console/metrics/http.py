@@ -15,7 +15,8 @@ REQUEST_BYTES_MAX: Final = 8_192
 """Of the head of a request; Prometheus sends some 300."""
 REQUEST_SECONDS_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 16
-"""Scrapers at once; more are turned away."""
+"""Connections at once. For one more, the oldest that has not asked yet is closed; where all have asked, it is turned
+away. So connections that say nothing cost few descriptors and keep no scraper out."""
 
 
 class MetricsServer:
@@ -30,6 +31,10 @@ class MetricsServer:
         self._page = page
         self._server: asyncio.Server | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.Task[None], None] = {}
+        """Those of them that have not asked yet, the oldest first."""
+        self._closing: set[asyncio.Task[None]] = set()
+        """Those of them that made way and have not ended."""
         self.port = 0
         """The port, after ``start``."""
 
@@ -37,7 +42,7 @@ class MetricsServer:
         """Listen. Raises ``UsageError``."""
         try:
             self._server = await asyncio.start_server(
-                self._answer, self._host, self._port, limit=REQUEST_BYTES_MAX
+                self._answer, self._host, self._port, limit=REQUEST_BYTES_MAX, backlog=CONNECTIONS_MAX
             )
         except OSError as error:
             raise UsageError(f"cannot serve metrics at {self._listen}: {error.strerror or error}") from None
@@ -56,13 +61,16 @@ class MetricsServer:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task: asyncio.Task[None] | None = asyncio.current_task()
         assert task is not None
+        crowded = len(self._answering) - len(self._closing) >= CONNECTIONS_MAX and not self._close_oldest()
         self._answering.add(task)
+        self._silent[task] = None
         try:
-            async with asyncio.timeout(REQUEST_SECONDS_MAX):
-                head = await reader.readuntil(b"\r\n\r\n")
-            if len(self._answering) > CONNECTIONS_MAX:
+            if crowded:
                 writer.write(_response("503 Service Unavailable", "too many scrapers at once\n"))
             else:
+                async with asyncio.timeout(REQUEST_SECONDS_MAX):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                del self._silent[task]
                 writer.write(self._respond(head))
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
                 await writer.drain()
@@ -72,7 +80,19 @@ class MetricsServer:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+            self._silent.pop(task, None)
+            self._closing.discard(task)
             self._answering.discard(task)
+
+    def _close_oldest(self) -> bool:
+        """Close the oldest connection that has not asked; False: all have."""
+        oldest = next(iter(self._silent), None)
+        if oldest is None:
+            return False
+        del self._silent[oldest]
+        self._closing.add(oldest)
+        oldest.cancel()
+        return True
 
     def _respond(self, head: bytes) -> bytes:
         words = head.split(b"\r\n", 1)[0].split(b" ")

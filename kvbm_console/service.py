@@ -188,6 +188,7 @@ class LeaderService:
             self.state, at_ns=self.at_ns, incarnation=self.incarnation, name=self.name,
             subscribers=len(self.broadcaster.subscribers), slot_filter=slot_filter, engines=self.costs(),
             publishers=self.publishers(), ended_holds=self.ended_holds.last,
+            thrash_window_ns=self.leader.config.thrash_window_ns,
             recorder=None if recorder is None else {
                 "state": recorder.state, "written_seq": recorder.written_seq, "synced_seq": recorder.synced_seq,
                 "path": recorder.path, "bytes": recorder.bytes,

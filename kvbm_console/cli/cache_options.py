@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 import click
 
 from kvbm_console.cli.output import warn
-from kvbm_console.core.config import Prefetch, PrefetchStop
+from kvbm_console.cli.params import Duration
+from kvbm_console.core.config import SECOND_NS, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, POLICIES, PRESETS, PolicyConfig
 from kvbm_console.simulation.options import (
     BLOCK_TOKENS,
+    STEP_NS,
+    THRASH_STEPS,
     Geometry,
     SimulateOptions,
     Transfers,
@@ -103,6 +106,11 @@ def cache_options(command: F) -> F:
                      help="Whether a lookup waits for what is being fetched for it.  [default: best_effort]"),
         click.option("--prefetch-timeout-s", type=float, metavar="S",
                      help="With --prefetch-stop timeout: seconds from the arrival.  [default: 1]"),
+        click.option("--thrash-window", metavar="TIME",
+                     type=Duration(1, 3_600 * SECOND_NS, "from 1ns to 1h"),
+                     help="A block that comes back this soon after its eviction is thrash.  "
+                          f"[default: {THRASH_STEPS} steps of the simulated engine, "
+                          f"{THRASH_STEPS * STEP_NS / 1e9:g}s]"),
     )):
         command = option(command)
     return command
@@ -148,7 +156,7 @@ POLICY_FLAGS: Final[tuple[str, ...]] = (
 CACHE_FLAGS: Final[tuple[str, ...]] = (
     "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", "kv_cpu_size", "kv_geometry",
     "kv_offload_threshold", "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch",
-    "prefetch_stop", "prefetch_timeout_s",
+    "prefetch_stop", "prefetch_timeout_s", "thrash_window",
 )
 """The parameters that ``cache_options`` adds to a command."""
 

@@ -168,8 +168,9 @@ def _print(
     elif form == "csv":
         click.echo("\n".join(map(_csv, [rows] if requests is None else [rows, requests])), nl=False)
     else:
-        headings = ("device", "host", "policy", "hits", "hit rate", "", "below belady", "gap closed", "ttft ms")
-        click.echo("\n".join(table(headings, map(_text_row, rows), right=(0, 1, 3, 4, 6, 7, 8))))
+        headings = ("device", "host", "policy", "hits", "hit rate", "", "below belady", "gap closed", "ttft ms",
+                    "thrash")
+        click.echo("\n".join(table(headings, map(_text_row, rows), right=(0, 1, 3, 4, 6, 7, 8, 9))))
         if pair is not None and requests is not None:
             click.echo("\n" + "\n".join(_requests_table(pair, requests)))
 
@@ -187,6 +188,7 @@ def _text_row(row: dict[str, Any]) -> list[str]:
         number(row["total_kv_blocks"]), number(row["kv_cpu_blocks"]), row["policy"], number(row["hits"]),
         _percent(row["hit_rate"]), "best" if row["best"] else "", _percent(row["below_belady"]),
         _percent(row["gap_closed"]), ABSENT if row["ttft_ms_mean"] is None else f"{row['ttft_ms_mean']:,.1f}",
+        _percent(row["thrash_rate"]),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvbm_console.cli.evidence import RECORDING, RUN, evidence_from
-from kvbm_console.cli.output import duration, number, print_json
+from kvbm_console.cli.output import duration, number, print_json, share
 from kvbm_console.cli.params import format_option, target_option
 from kvbm_console.cli.progress import progress
 
@@ -127,4 +127,7 @@ def _summary(one: "Diagnosis") -> str:
     levels = [alike[0].level for alike in problems(one)]
     counts = [levels.count(level) for level in range(len(WORDS))]  # type: ignore[arg-type]
     found = [f"{count} {word}{'s' if count > 1 else ''}" for count, word in zip(counts, WORDS, strict=True) if count]
+    if one.evicted_blocks:
+        thrash = share(one.thrash_blocks, one.evicted_blocks)
+        looked += f", thrash {thrash} of {number(one.evicted_blocks)} evicted blocks"
     return f"{', '.join(found) if found else 'nothing wrong'} in {looked}"

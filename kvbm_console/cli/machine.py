@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kvbm_console.cli.cache_options import CACHE_FLAGS, cache_options, cache_settings, sized
+from kvbm_console.cli.output import duration
 from kvbm_console.cli.params import Speed
 from kvbm_console.cli.versions import program_version
 from kvbm_console.core.errors import UsageError
@@ -122,13 +123,15 @@ def machine_line(options: "DaemonOptions") -> str:
     if options.publishers:
         return f"following the KV events of {', '.join(publisher.label for publisher in options.publishers)}"
     tiers = f"G2 {config.g2_blocks:,}, G3 {config.g3_blocks:,} blocks of {config.block_tokens} tokens"
+    thrash = f"thrash window {duration(config.thrash_window_ns)}"
     if engine is None:
-        return f"{tiers}; engines connect by Feed"
+        return f"{tiers}; {thrash}; engines connect by Feed"
     assert options.workload is not None, "a simulated engine has a workload"
     speed = "max" if options.speed is None else f"{options.speed:g}"
     return (
         f"{options.workload.name}; G1 {engine.g1_blocks:,}, {tiers} ({engine.token_bytes // 1024} KiB per token); "
         f"step {engine.step_base_ns / 1e6:g} ms + {engine.prefill_token_ns / 1e3:g} µs per prefill token "
-        f"+ {engine.decode_request_ns / 1e3:g} µs per decoding request; speed {speed}"
+        f"+ {engine.decode_request_ns / 1e3:g} µs per decoding request; {thrash} "
+        f"({config.thrash_window_ns / engine.step_base_ns:g} steps); speed {speed}"
     )
 

@@ -100,4 +100,5 @@ def state_document(recording: "Recording", at_seq: int | None) -> dict[str, obje
     state = recording.state_at(recording.last_seq if at_seq is None else at_seq)
     return status_document(
         state, at_ns=state.at_ns, incarnation=recording.incarnation, subscribers=0, recorder=None,
+        thrash_window_ns=recording.config.thrash_window_ns,
     )

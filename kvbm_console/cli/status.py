@@ -74,12 +74,14 @@ def _tiers(tiers: dict[str, dict[str, Any]]) -> list[str]:
     rows = [
         (name.upper(), number(tier["capacity_blocks"]), number(tier["resident_blocks"]),
          number(tier["referenced_blocks"]), number(tier["writing_blocks"]), number(tier["hits"]),
-         number(tier["lookups"]), share(tier["hits"], tier["lookups"]))
+         number(tier["lookups"]), share(tier["hits"], tier["lookups"]), number(tier["evicted_blocks"]),
+         share(tier["thrash_blocks"], tier["evicted_blocks"]) if tier["evicted_blocks"] else "")
         for name, tier in tiers.items()
         if tier["capacity_blocks"] != 0 or tier["hits"]
     ]
-    headings = ("TIER", "CAPACITY", "RESIDENT", "REFERENCED", "WRITING", "HITS", "LOOKUPS", "HIT RATE")
-    return table(headings, rows, right=range(1, 8))
+    headings = ("TIER", "CAPACITY", "RESIDENT", "REFERENCED", "WRITING", "HITS", "LOOKUPS", "HIT RATE", "EVICTED",
+                "THRASH")
+    return table(headings, rows, right=range(1, 10))
 
 
 def _slots(slots: list[dict[str, Any]]) -> list[str]:

@@ -8,6 +8,8 @@ Every event starts with ``seq`` (0, 1, 2 ... contiguous), ``at_ns`` (of the stim
 New kinds take a new tag, new fields go to the end with a default: older readers skip both.
 """
 
+from typing import Final
+
 import msgspec
 
 from kvbm_console.core.columns import ID_BYTES
@@ -33,6 +35,8 @@ from kvbm_console.core.ids import (
     Tier,
     WaitPoint,
 )
+
+NOTHING_RETURNED: Final = (0, 0, 0, 0)
 
 
 class Event(msgspec.Struct, array_like=True, gc=False, tag=0):
@@ -259,7 +263,8 @@ class CandidateSkipped(Event, tag=19):
 class CandidatePromoted(Event, tag=20):
     """The candidate became an operation: ``sources[i]`` is copied to ``targets[i]``.
 
-    ``thrash`` of its blocks come back within the window after their offload (loads only, BC-6).
+    Of loads: ``thrash`` of its blocks come back within the window after their offload (BC-6), and ``returned[i]`` of
+    them within the window after G1 to G4 had evicted them.
     """
 
     candidate: int
@@ -270,6 +275,7 @@ class CandidatePromoted(Event, tag=20):
     sources: bytes
     targets: bytes
     thrash: int = 0
+    returned: tuple[int, int, int, int] = NOTHING_RETURNED
 
     @property
     def blocks(self) -> int:
@@ -325,11 +331,18 @@ class IterationAdvanced(Event, tag=25):
 
 
 class PrefixScored(Event, tag=26):
-    """An admission committed: of ``prompt_blocks``, ``hits`` were found in G1 to G4; the rest is computed (BC-5)."""
+    """An admission committed: of ``prompt_blocks``, ``hits`` were found in G1 to G4; the rest is computed (BC-5).
+
+    ``again_blocks[i]`` of them had been evicted from tier ``again_tiers[i]`` within ``again_within_ns[i]`` before, and
+    not within the next shorter time of ``core.ages``; tiers that have them again are left out.
+    """
 
     slot: int
     prompt_blocks: int
     hits: tuple[int, int, int, int]
+    again_tiers: tuple[int, ...] = ()
+    again_within_ns: tuple[int, ...] = ()
+    again_blocks: tuple[int, ...] = ()
 
 
 class HitsLost(Event, tag=27):

@@ -8,6 +8,7 @@ Apply checks what it needs to stay consistent and raises ``FoldError``; it never
 import msgspec
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.ages import AGE_BOUNDS_NS
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.folding import APPLY
@@ -37,7 +38,7 @@ class Totals(msgspec.Struct, array_like=True):
     moved_blocks: dict[str, int] = msgspec.field(default_factory=dict)
     """Blocks whose copy completed, by the label of their route."""
     thrash_blocks: int = 0
-    """Blocks onboarded within the window after their offload (BC-6)."""
+    """Blocks onboarded within the window after their offload (BC-6); what users see as thrash is ``thrash``."""
     candidates_ended: list[int] = msgspec.field(default_factory=lambda: [0] * len(CandidateStatus))
     """Candidates by terminal status."""
     skipped: list[int] = msgspec.field(default_factory=lambda: [0] * (max(SkipReason) + 1))
@@ -49,6 +50,19 @@ class Totals(msgspec.Struct, array_like=True):
     holds: int = 0
     holds_ended: list[int] = msgspec.field(default_factory=lambda: [0] * len(HoldEnd))
     hold_denied: int = 0
+    returned_blocks: list[int] = msgspec.field(default_factory=lambda: [0] * 4)
+    """Blocks that came back to G1 to G4 by a copy within the thrash window after their eviction."""
+    asked_again: list[list[int]] = msgspec.field(default_factory=lambda: [[0] * len(AGE_BOUNDS_NS) for _ in range(4)])
+    """Prompt blocks of admissions that G1 to G4 had evicted, by ``core.ages`` since then."""
+
+    def thrash(self, tier: Tier | None = None) -> float | None:
+        """Blocks brought back within the window after their eviction per block evicted, of a tier or of all.
+
+        The one formula of thrash. None where nothing was evicted. ``thrash_blocks`` / copies down is BC-6.
+        """
+        index = slice(None) if tier is None else slice(tier - 1, tier)
+        evicted = sum(self.evicted_blocks[index])
+        return sum(self.returned_blocks[index]) / evicted if evicted else None
 
 
 class CacheState:

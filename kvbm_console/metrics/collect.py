@@ -10,10 +10,12 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, Protocol
 
 import msgspec
 
+from kvbm_console.core.ages import AGE_BOUNDS_NS
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import (
     Authority,
@@ -213,7 +215,21 @@ def _reuse(families: _Families, view: View) -> None:
         hits.add(totals.hit_blocks[tier - 1], {"tier": tier.label})
         matched.add(totals.hit_blocks[tier - 1] * view.config.block_tokens, {"tier": tier.label})
     families.make("kvbm_lost_hit_blocks_total").add(totals.lost_blocks)
-    families.make("kvbm_thrash_blocks_total").add(totals.thrash_blocks)
+    _thrash(families, view)
+
+
+def _thrash(families: _Families, view: View) -> None:
+    totals = view.state.totals
+    thrash = families.make("kvbm_thrash_blocks_total")
+    families.make("kvbm_thrash_window_seconds").add(view.config.thrash_window_ns / SECOND_NS)
+    again = families.make("kvbm_asked_again_blocks_total")
+    for tier in Tier:
+        thrash.add(totals.returned_blocks[tier - 1], {"tier": tier.label})
+        counts = totals.asked_again[tier - 1]
+        if any(counts):
+            bounds = [*(f"{bound / SECOND_NS:g}" for bound in AGE_BOUNDS_NS[:-1]), "+Inf"]
+            for bound, blocks in zip(bounds, accumulate(counts), strict=True):
+                again.add(blocks, {"tier": tier.label, "le": bound})
 
 
 def _transfers(families: _Families, view: View) -> None:

@@ -61,8 +61,18 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
     ),
     "kvbm_thrash_blocks_total": (
         "counter",
-        "Blocks loaded back within the window after they were offloaded. Growing: blocks go down too "
-        "early.",
+        "Blocks that came back by a copy up within kvbm_thrash_window_seconds after the tier had evicted them; per "
+        "kvbm_evicted_blocks_total the share of thrash. Growing: the tier is too small for this reuse.",
+    ),
+    "kvbm_thrash_window_seconds": (
+        "gauge",
+        "A block that comes back this soon after its eviction counts as thrash (serve --thrash-window). Far above the "
+        "time of an answer: waits of users count as thrash.",
+    ),
+    "kvbm_asked_again_blocks_total": (
+        "counter",
+        "Prompt blocks of admissions that the tier had evicted at most so many seconds before (le, cumulative as of a "
+        "histogram). What lies below a time would have been found had the tier kept blocks for that long.",
     ),
     "kvbm_policy_offload_threshold": (
         "gauge",

@@ -35,7 +35,7 @@ from kvbm_console.wire.schema import EVENT_BATCH, STIMULUS_BATCH, WIRE_PACKAGE, 
 
 FORMAT_MAJOR: Final = 1
 """Raised when an older reader would read something wrong; such a reader refuses and names both."""
-FORMAT_MINOR: Final = 1
+FORMAT_MINOR: Final = 2
 """Raised when something was added that an older reader may pass over."""
 PROFILE: Final = "kvbm"
 LIBRARY: Final = "kvbm-console"

@@ -65,6 +65,8 @@ class Cell(msgspec.Struct, frozen=True):
     ttft_ms_mean: float | None
     evicted_blocks: int
     moved_bytes: int
+    thrash_rate: float | None = None
+    """As in the report of ``simulate``."""
     requests: list[RequestOutcome] = []
     """Every request, where they were asked for."""
 
@@ -198,7 +200,7 @@ def _replayed(setting: Setting, keep_requests: bool) -> Cell:
     ]
     return Cell(
         setting.label, capacity, 0, result.hits, result.references, result.hit_rate if result.references else None,
-        None, result.evicted_blocks, 0, requests,
+        None, result.evicted_blocks, 0, None, requests,
     )
 
 
@@ -217,7 +219,7 @@ def _bound(setting: Setting, keep_requests: bool) -> Cell:
     hits, lookups = sum(hits_of), sum(blocks_of)
     return Cell(
         setting.label, options.total_kv_blocks, options.kv_cpu_blocks, hits, lookups,
-        hits / lookups if lookups else None, None, evicted, 0,
+        hits / lookups if lookups else None, None, evicted, 0, None,
         [RequestOutcome(*row, "the future is known") for row in zip(names, hits_of, blocks_of, strict=True)]
         if keep_requests else [],
     )
@@ -230,6 +232,7 @@ def _simulated(setting: Setting, keep_requests: bool) -> Cell:
         setting.label, setting.options.total_kv_blocks, setting.options.kv_cpu_blocks,
         sum(document["hit_blocks"].values()), document["prompt_blocks"], document["prefix_hit_rate"],
         document["ttft_ms"]["mean"], sum(document["evicted_blocks"].values()), sum(document["moved_bytes"].values()),
+        document["thrash_rate"],
         [
             RequestOutcome(record.request, sum(record.hits), record.prompt_blocks, _why_of(record))
             for record in run.records
@@ -281,6 +284,6 @@ def rows_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
                 "best": cell.label != BELADY and rate == best,
                 "below_belady": None if bound is None else bound - rate, "gap_closed": gap,
                 "ttft_ms_mean": cell.ttft_ms_mean, "evicted_blocks": cell.evicted_blocks,
-                "moved_bytes": cell.moved_bytes,
+                "moved_bytes": cell.moved_bytes, "thrash_rate": cell.thrash_rate,
             })
     return rows

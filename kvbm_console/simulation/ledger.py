@@ -112,7 +112,7 @@ class Ledger:
             engine=self.engine.totals, ttft_ns=self._ttft_ns, latency_ns=self._latency_ns,
             last_finish_ns=self._last_finish_ns, completed=len(self._latency_ns), prompt_blocks=self._prompt_blocks,
             hit_blocks=_of_device(self._hit_blocks), lost_blocks=0, evicted_blocks=_of_device(evicted),
-            moved_blocks={}, thrash_blocks=0, preemptions=self._preemptions,
+            moved_blocks={}, preemptions=self._preemptions,
             requests_preempted=self._requests_preempted, gauges={}, prefetch={}, peak_used=self._peak_used,
             mean_used=self._area / self._at_ns if self._at_ns else 0.0, points=tuple(self.points),
         )

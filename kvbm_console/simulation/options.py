@@ -14,6 +14,7 @@ from kvbm_console.core.config import SECOND_NS, LeaderConfig, Prefetch, Prefetch
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
 from kvbm_console.core.ids import Route
+from kvbm_console.engines.config import EngineConfig
 from kvbm_console.transfers.link import LinkSpec
 
 Transfers = Literal["async", "sync"]
@@ -29,6 +30,10 @@ BANDWIDTH_MIN: Final = 1e-9
 """A token in a quarter of an hour: so slow that nothing ever arrives, and still finite in nanoseconds."""
 BANDWIDTH_MAX: Final = 1e12
 """Beyond it a copy takes no time that could be measured."""
+STEP_NS: Final = EngineConfig(g1_blocks=1).step_base_ns
+THRASH_STEPS: Final = 250
+"""The thrash window in steps of an engine, where nobody says: about the time in which an answer is decoded. A block
+that comes back before the request that pushed it out can have ended was given up for nothing."""
 INSTANCES_MAX: Final = 256
 HOSTS_MAX: Final = 16
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -99,6 +104,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: Prefetch = "chain"
     prefetch_stop: PrefetchStop = "best_effort"
     prefetch_timeout_s: float = 1.0
+    thrash_window: int | None = None
+    """Nanoseconds; None: ``THRASH_STEPS`` steps of the simulated engine."""
 
     def __post_init__(self) -> None:
         whole = f"from 0 to {BLOCKS_MAX}"
@@ -113,6 +120,11 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         timeout = self.prefetch_timeout_s
         check(math.isfinite(timeout) and 1e-9 <= timeout <= 3_600, "prefetch_timeout_s", "above 0 and at most 3600",
               timeout)
+
+    @property
+    def thrash_window_ns(self) -> int:
+        """Nanoseconds within which a block that comes back after its eviction counts as thrash."""
+        return THRASH_STEPS * STEP_NS if self.thrash_window is None else self.thrash_window
 
     @property
     def prefetches(self) -> bool:
@@ -147,7 +159,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
             block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
             offload_law="order", offload_threshold=self.kv_offload_threshold, asynchronous=self.transfers == "async",
             eviction=self.policy, prefetch=self.prefetch if self.prefetches else "none",
-            prefetch_stop=self.prefetch_stop, prefetch_timeout_ns=round(self.prefetch_timeout_s * SECOND_NS), **more,
+            prefetch_stop=self.prefetch_stop, prefetch_timeout_ns=round(self.prefetch_timeout_s * SECOND_NS),
+            thrash_window_ns=self.thrash_window_ns, **more,
         )
 
 

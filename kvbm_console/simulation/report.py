@@ -13,15 +13,17 @@ from typing import Any, Final
 
 import msgspec
 
+from kvbm_console.core.ages import age_within
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.leader.foresight import PrefetchAids
+from kvbm_console.core.state import Totals
 from kvbm_console.engines.embedded import Rig
 from kvbm_console.engines.simulated import EngineTotals
 from kvbm_console.simulation.meter import COMPLETED, Meter, StatsLine, percentile
-from kvbm_console.simulation.options import SimulateOptions
+from kvbm_console.simulation.options import STEP_NS, THRASH_STEPS, SimulateOptions
 
-SCHEMA: Final = "kvbm-console.simulate/1"
+SCHEMA: Final = "kvbm-console.simulate/2"
 
 KEYS: Final[dict[str, str]] = {
     "schema": "name and version of this document",
@@ -52,8 +54,11 @@ KEYS: Final[dict[str, str]] = {
     "onboarded_blocks": "blocks copied up",
     "moved_blocks": "blocks copied, by route",
     "moved_bytes": "moved_blocks x block size x bytes of a token (settings: kv_geometry, token_bytes), by route",
-    "thrash_blocks": "blocks that came back within 1 ms after they were offloaded",
-    "thrash_rate": "thrash_blocks / offloaded_blocks",
+    "thrash_blocks": "blocks that came back by a copy up within thrash_window_s after a tier had evicted them",
+    "thrash_rate": "thrash_blocks / evicted_blocks, over all tiers; null without a lower tier",
+    "thrash": "the same by tier, and how long after their eviction blocks were asked for again; null without a lower "
+              "tier",
+    "bc6_thrash_rate": "blocks that came back within thrash_window_s after they were offloaded / offloaded_blocks",
     "evicted_blocks": "blocks that lost their place, by tier",
     "eviction_rate": "evicted blocks of the lower tiers / offloaded_blocks",
     "policy": "policy of the lower tiers and its gauges by tier, null without a lower tier",
@@ -84,9 +89,16 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "kv_cpu_blocks": "--kv-cpu-blocks, or --kv-cpu-size in blocks", "kv_disk_blocks": "--kv-disk-blocks",
         "kv_offload_threshold": "--kv-offload-threshold", "kv_transfer_bandwidth": "--kv-transfer-bandwidth",
         "kv_transfer_base_latency": "--kv-transfer-base-latency", "transfers": "--transfers",
+        "thrash_window_s": f"--thrash-window, else {THRASH_STEPS} steps of the engine",
         "prefetch": "--prefetch, none without both lower tiers",
         "prefetch_stop": "--prefetch-stop, where it is not best_effort",
         "prefetch_timeout_s": "--prefetch-timeout-s, where it counts",
+    },
+    "thrash": {
+        "thrash_blocks": "blocks that came back within the window", "thrash_rate": "thrash_blocks / evicted blocks",
+        "asked_again_blocks": "prompt blocks of admissions that the tier had evicted and had not got again",
+        "asked_again_p50_s": "half of these were evicted at most so long ago (1, 2 or 5 times a power of ten)",
+        "asked_again_p90_s": "the same of 90 %",
     },
     "prefetch": {
         "predictor": "--prefetch", "stop": "--prefetch-stop", "fetched_blocks": "blocks that arrived in the host tier",
@@ -122,7 +134,6 @@ class InstanceMeasures(msgspec.Struct, frozen=True):
     lost_blocks: int
     evicted_blocks: list[int]
     moved_blocks: dict[str, int]
-    thrash_blocks: int
     preemptions: int
     requests_preempted: int
     gauges: dict[str, dict[str, float]]
@@ -130,6 +141,8 @@ class InstanceMeasures(msgspec.Struct, frozen=True):
     peak_used: int
     mean_used: float
     points: tuple[StatsLine, ...]
+    totals: Totals = msgspec.field(default_factory=Totals)
+    """Of the leader, where there is one: what is not counted here."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -146,10 +159,10 @@ def measure(rig: Rig, meter: Meter) -> InstanceMeasures:
         last_finish_ns=meter.last_finish_ns, completed=sum(totals.finished[reason] for reason in COMPLETED),
         prompt_blocks=totals.prompt_blocks, hit_blocks=list(totals.hit_blocks), lost_blocks=totals.lost_blocks,
         evicted_blocks=list(totals.evicted_blocks), moved_blocks=dict(totals.moved_blocks),
-        thrash_blocks=totals.thrash_blocks, preemptions=totals.preemptions,
+        preemptions=totals.preemptions,
         requests_preempted=totals.requests_preempted, gauges=_gauges(rig),
         prefetch=rig.leader.aids.prefetch.gauges(), peak_used=meter.peak_used,
-        mean_used=meter.mean_used, points=tuple(meter.points),
+        mean_used=meter.mean_used, points=tuple(meter.points), totals=totals,
     )
 
 
@@ -174,7 +187,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
     output_tokens = sum(part.engine.output_tokens for part in parts)
     arrived = sum(part.engine.arrived for part in parts)
     cloned = sum(part.engine.cloned for part in parts)
-    thrash = sum(part.thrash_blocks for part in parts)
+    returned = _columns(part.totals.returned_blocks for part in parts)
     tiers = _tiers(options)
     values: dict[str, Any] = {
         "schema": SCHEMA,
@@ -204,8 +217,10 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "onboarded_blocks": sum(moved.values()) - offloaded,
         "moved_blocks": moved,
         "moved_bytes": {route: blocks * options.block_bytes for route, blocks in moved.items()},
-        "thrash_blocks": thrash,
-        "thrash_rate": _rate(thrash, offloaded),
+        "thrash_blocks": sum(returned),
+        "thrash_rate": _rate(sum(returned), sum(evicted)) if options.tiered else None,
+        "thrash": _thrash(tiers, parts) if options.tiered else None,
+        "bc6_thrash_rate": _rate(sum(part.totals.thrash_blocks for part in parts), offloaded),
         "evicted_blocks": {tier.name: evicted[tier - 1] for tier in tiers},
         "eviction_rate": _rate(sum(evicted[1:]), offloaded),
         "policy": _policy(options, parts),
@@ -237,6 +252,7 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
             "kv_offload_threshold": options.kv_offload_threshold,
             "kv_transfer_bandwidth": options.kv_transfer_bandwidth,
             "kv_transfer_base_latency": options.kv_transfer_base_latency, "transfers": options.transfers,
+            "thrash_window_s": options.thrash_window_ns / SECOND_NS,
             "prefetch": options.prefetch if options.prefetches else "none",
         }
         if options.prefetches and options.prefetch_stop != "best_effort":
@@ -255,6 +271,22 @@ def _policy(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> dict
     if not options.tiered:
         return None
     return {**msgspec.structs.asdict(options.policy), "gauges": parts[0].gauges}
+
+
+def _thrash(tiers: Sequence[Tier], parts: Sequence[InstanceMeasures]) -> dict[str, dict[str, Any]]:
+    told = {}
+    for tier in tiers:
+        at = tier - 1
+        returned = sum(part.totals.returned_blocks[at] for part in parts)
+        again = _columns(part.totals.asked_again[at] for part in parts)
+        half, most = age_within(again, 0.5), age_within(again, 0.9)
+        told[tier.name] = {
+            "thrash_blocks": returned,
+            "thrash_rate": _rate(returned, sum(part.evicted_blocks[at] for part in parts)),
+            "asked_again_blocks": sum(again), "asked_again_p50_s": None if half is None else half / SECOND_NS,
+            "asked_again_p90_s": None if most is None else most / SECOND_NS,
+        }
+    return told
 
 
 def _prefetch(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> dict[str, Any] | None:
@@ -330,14 +362,34 @@ def text_of(document: Mapping[str, Any]) -> str:
                       + (f" ({moved})" if moved else "")),
             ("geometry", f"{document['settings']['kv_geometry']} (layers, K/V heads, head dimension, bytes of an "
                          f"element): {document['settings']['token_bytes']:,} bytes per token"),
-            ("thrash", f"{_percent(document['thrash_rate'])} of the offloads, evictions "
-                       f"{_percent(document['eviction_rate'])}"),
+            ("thrash", _thrash_text(document)),
+            ("asked again", _again_text(document["thrash"])),
             ("policy", document["policy"]["policy"] + (f" ({gauges})" if gauges else "")),
         ]
     if document["prefetch"] is not None:
         rows.append(("prefetch", _prefetch_text(document["prefetch"])))
     rows.append(("steps", f"{document['steps']:,}"))
     return "\n".join(f"{name:<12} {words}" for name, words in rows)
+
+
+def _thrash_text(document: Mapping[str, Any]) -> str:
+    by_tier = ", ".join(f"{tier} {_percent(values['thrash_rate'])}" for tier, values in document["thrash"].items())
+    window_s = document["settings"]["thrash_window_s"]
+    return (
+        f"{_percent(document['thrash_rate'])} of the evicted blocks came back within {window_s:g} s "
+        f"({window_s * SECOND_NS / STEP_NS:g} steps): {by_tier}; {_percent(document['bc6_thrash_rate'])} of the "
+        f"offloads, evictions {_percent(document['eviction_rate'])}"
+    )
+
+
+def _again_text(tiers: Mapping[str, Mapping[str, Any]]) -> str:
+    """How long ago a tier had evicted what an admission asked for."""
+    return "; ".join(
+        f"{tier} {values['asked_again_blocks']:,} blocks" + (
+            f", half within {values['asked_again_p50_s']:g} s of their eviction, 90 % within "
+            f"{values['asked_again_p90_s']:g} s" if values["asked_again_blocks"] else ""
+        ) for tier, values in tiers.items()
+    )
 
 
 def _prefetch_text(values: Mapping[str, Any]) -> str:

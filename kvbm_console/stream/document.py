@@ -5,8 +5,13 @@ exactly these keys, and new ones are only added:
 
 ``slots``        list of {slot, request, state, since_ns, age_ns, computed_tokens, prompt_tokens, outstanding, hold}
 ``tiers``        object by ``g1`` to ``g4`` of {capacity_blocks, resident_blocks, referenced_blocks, writing_blocks,
-                 hits, lookups, uncertain}; hits and lookups count prompt blocks, capacity is null if the engine does
-                 not tell, uncertain says that reports of an engine were lost, so that the counts may be wrong
+                 hits, lookups, uncertain, evicted_blocks, thrash_blocks, thrash_rate, asked_again_blocks,
+                 asked_again_p50_ns, asked_again_p90_ns}; hits and lookups count prompt blocks, capacity is null if the
+                 engine does not tell, uncertain says that reports of an engine were lost, so that the counts may be
+                 wrong; thrash_blocks came back within the window after the tier had evicted them, thrash_rate is
+                 thrash_blocks / evicted_blocks (null without any), asked_again_blocks were asked for by an admission
+                 after the tier had evicted them, half of them at most asked_again_p50_ns later
+``thrash``       {window_ns, evicted_blocks, thrash_blocks, thrash_rate}: over all tiers; the window is null if unknown
 ``transfers``    list of {operation, candidate, route, blocks, status}: candidates that are not terminal
 ``breakpoints``  list of {id, owner, description, enabled, site, request, from_state, to_state, tier, route, action,
                  one_shot, hits, max_hold_ns, name, status, condition, ignore_count, hit_condition, log, suspend,
@@ -30,6 +35,7 @@ Law of this file: it reads facts and changes nothing.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from kvbm_console.core.ages import age_within
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.expression import compile_slot_filter
 from kvbm_console.core.holds import BreakpointFacts, HoldFacts, stands_at
@@ -44,7 +50,7 @@ Document = dict[str, Any]
 def status_document(
     state: CacheState, *, at_ns: int, incarnation: str, subscribers: int, recorder: Document | None,
     name: str = "", slot_filter: str = "", engines: Sequence[Document] = (), publishers: Sequence[Document] = (),
-    ended_holds: Iterable[EndedHold] = (),
+    ended_holds: Iterable[EndedHold] = (), thrash_window_ns: int | None = None,
 ) -> Document:
     """The document of facts as of ``at_ns``, the engine's clock now.
 
@@ -56,6 +62,10 @@ def status_document(
     return {
         "slots": [slot_row(state, slot, at_ns) for slot in state.slots.values() if shown(state, slot)],
         "tiers": {tier.label: tier_row(state, tier) for tier in Tier},
+        "thrash": {
+            "window_ns": thrash_window_ns, "evicted_blocks": sum(state.totals.evicted_blocks),
+            "thrash_blocks": sum(state.totals.returned_blocks), "thrash_rate": state.totals.thrash(),
+        },
         "transfers": [_transfer(candidate) for candidate in state.candidates.values()],
         "breakpoints": [_breakpoint(known) for known in state.breakpoints.values()],
         "holds": [_hold(state, hold, at_ns) for hold in state.holds.values()],
@@ -101,6 +111,12 @@ def tier_row(state: CacheState, tier: Tier) -> Document:
         "hits": state.totals.hit_blocks[tier - 1],
         "lookups": state.totals.prompt_blocks,
         "uncertain": any(pool.info.source in state.lost_sources for pool in pools),
+        "evicted_blocks": state.totals.evicted_blocks[tier - 1],
+        "thrash_blocks": state.totals.returned_blocks[tier - 1],
+        "thrash_rate": state.totals.thrash(tier),
+        "asked_again_blocks": sum(state.totals.asked_again[tier - 1]),
+        "asked_again_p50_ns": age_within(state.totals.asked_again[tier - 1], 0.5),
+        "asked_again_p90_ns": age_within(state.totals.asked_again[tier - 1], 0.9),
     }
 
 

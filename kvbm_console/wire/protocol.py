@@ -9,7 +9,7 @@ from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 1
+PROTOCOL_MINOR: Final = 2
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """What the transport accepts at all: the largest flush of an engine's calls is far below."""

@@ -56,6 +56,7 @@ CACHE: Final[list[tuple[str, Any, str]]] = [
     ("prefetch", "magic", "'chain', 'ngram'"), ("prefetch-stop", "never", "'best_effort', 'wait_complete', 'timeout'"),
     ("prefetch-timeout-s", 0, "above 0 and at most 3600"), ("prefetch-timeout-s", 3_601, "above 0 and at most 3600"),
     ("prefetch-timeout-s", "nan", "above 0 and at most 3600"),
+    ("thrash-window", "0s", "from 1ns to 1h"), ("thrash-window", "1", "a duration with a unit"),
 ]
 """Flag of the cache, a value that it refuses, and words of the bound."""
 OWN: Final[dict[str, list[tuple[str, Any, str]]]] = {

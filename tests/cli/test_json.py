@@ -73,7 +73,8 @@ def test_identifiers_are_strings_and_absent_is_null(document: dict[str, Any]) ->
 def test_tiers_count_in_blocks(document: dict[str, Any]) -> None:
     assert document["tiers"]["g1"] == {
         "capacity_blocks": 8, "resident_blocks": 3, "referenced_blocks": 3, "writing_blocks": 0, "hits": 0,
-        "lookups": 2, "uncertain": False,
+        "lookups": 2, "uncertain": False, "evicted_blocks": 0, "thrash_blocks": 0, "thrash_rate": None,
+        "asked_again_blocks": 0, "asked_again_p50_ns": None, "asked_again_p90_ns": None,
     }
     assert document["tiers"]["g2"]["writing_blocks"] == 2
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import re
@@ -306,11 +307,14 @@ def test_a_scrape_does_the_same_work_however_many_blocks_there_are() -> None:
             nonlocal count
             count += kind in ("call", "c_call")
 
+        gc.collect()
+        gc.disable()  # what it would collect in between is work of others
         sys.setprofile(look)
         try:
             text = render(collect(view_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))
         finally:
             sys.setprofile(None)
+            gc.enable()
         (entries,) = parse(text)["kvbm_policy_entries"]
         assert entries[1] > blocks // 2
         return count

@@ -243,7 +243,7 @@ def test_bc8_rates_of_several_instances_are_weighted_and_the_mean_is_not() -> No
     uneven = CHATS.replace("sessions=4", "sessions=5")
     two = document("--trace", uneven, "--kv-cpu-blocks", "100", "--instances", "2")
     assert two["prefix_hit_rate"] == sum(two["hit_blocks"].values()) / two["prompt_blocks"]
-    assert two["thrash_rate"] == two["thrash_blocks"] / two["offloaded_blocks"]
+    assert two["thrash_rate"] == two["thrash_blocks"] / sum(two["evicted_blocks"].values())
     assert two["blis_cache_hit_rate_mean"] != two["blis_cache_hit_rate"]
     assert blis_cache_hit_rate_mean([0.5, 0.0]) == 0.25
     assert two["blocks_total"] == 80, "lower tiers are no device capacity"

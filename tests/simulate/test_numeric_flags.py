@@ -50,6 +50,7 @@ CACHE: dict[str, Case] = {
     "pin_ttl_s": (0.01, 60, {**SPARE, "pin_tail_tokens": 128}),
     "priority_ttl_s": (0, 60, {**SPARE, "trace": f"{SMALL},priority=0.5"}),
     "disk_admission": (0, 2, {}),
+    "thrash_window": ("1ms", "10s", {}),
     "prefetch_timeout_s": (0.005, 0.2, {**SLOW_DISK, "prefetch_stop": "timeout", "trace": f"{SMALL},seed=2"}),
 }
 """Of the cache, the same for ``simulate``, ``compare`` and ``serve`` where they have the flag."""
@@ -64,6 +65,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "simulate": {"hosts": "tests.simulate.test_simulate.test_hosts_that_agree_and_checked_invariants_change_no_output"},
     "compare": {"workers": "tests.simulate.test_compare.test_all_cores_give_the_same_as_one"},
     "serve": {
+        "seconds": "tests.cli.test_end_to_end.test_an_end_in_order_leaves_no_active_segment",
         "speed": "tests.engines.test_driver.test_the_events_are_the_same_at_any_speed",
         "segment_size": "tests.recording.test_rec_writer.test_segments_rotate_by_size_without_a_hole",
         "segment_time": "tests.recording.test_rec_writer.test_segments_rotate_by_time",
@@ -72,7 +74,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
 }
 """Flags that must not change the report (how many look, how many work, how fast), or shape files and no report."""
 WORDS = {
-    "trace", "workload", "engines", "metrics", "otlp", "listen", "policy", "policies", "presets", "per_request",
+    "trace", "workload", "engines", "metrics", "otlp", "listen", "name", "policy", "policies", "presets", "per_request",
 }
 """Flags that take words."""
 REPEATED = {

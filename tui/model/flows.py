@@ -53,10 +53,8 @@ class Flows:
         """Resident share from 0 to 1, by pool."""
         self.hit_rate = Gauge()
         """Share of the last minute, sampled once a second."""
-        self.thrash = {tier: Estimate() for tier in TIERS}
-        """Blocks that came back too soon from this tier."""
-        self.loaded = {tier: Estimate() for tier in TIERS}
-        """Blocks loaded from this tier."""
+        self.thrash = {tier: Sums() for tier in TIERS}
+        """Blocks that came back to this tier too soon after it had evicted them."""
         self.events = Sums()
         self.tokens = Estimate()
         self._estimated_ns: int | None = None
@@ -93,6 +91,8 @@ class Flows:
         for index, tier in enumerate(TIERS):
             if now.hit_blocks[index] != was.hit_blocks[index]:
                 self.hits[tier].add(at_ns, now.hit_blocks[index] - was.hit_blocks[index])
+            if now.returned_blocks[index] != was.returned_blocks[index]:
+                self.thrash[tier].add(at_ns, now.returned_blocks[index] - was.returned_blocks[index])
         for route in Route:
             blocks = now.moved_blocks.get(route.label, 0) - was.moved_blocks.get(route.label, 0)
             if blocks:
@@ -107,8 +107,7 @@ class Flows:
 
     def settle(self, at_ns: int = 0, each: float = 1.0) -> None:
         """What was seen since the last time stood for ``each`` times as much."""
-        for series in (self.tokens, *self.thrash.values(), *self.loaded.values(), *self.stored.values(),
-                       *self.evicted.values()):
+        for series in (self.tokens, *self.stored.values(), *self.evicted.values()):
             series.settle(at_ns, each)
 
     def about(self, now_ns: int, seconds: int = 5) -> str:
@@ -119,7 +118,7 @@ class Flows:
     def sums(self) -> list[Sums]:
         """Every series of amounts, for what concerns all of them."""
         return [
-            self.asked, self.events, self.tokens, *self.hits.values(), *self.thrash.values(), *self.loaded.values(),
+            self.asked, self.events, self.tokens, *self.hits.values(), *self.thrash.values(),
             *self.evicted.values(), *self.stored.values(), *(flow.blocks for flow in self.routes.values()),
         ]
 
@@ -129,6 +128,18 @@ class Flows:
             series.blank(at_ns)
         for gauge in (self.hit_rate, *self.occupancy.values()):
             gauge.blank(at_ns)
+
+    def came_back(self, at_ns: int, returned: tuple[int, int, int, int]) -> None:
+        """So many blocks came back to each tier too soon after it had evicted them."""
+        for tier, blocks in zip(TIERS, returned, strict=True):
+            if blocks:
+                self.thrash[tier].add(at_ns, blocks)
+
+    def thrash_share(self, state: CacheState, tier: Tier, now_ns: int) -> tuple[int, int]:
+        """(blocks that came back too soon, blocks evicted) of a tier in the last minute."""
+        pools = [pool.info.pool for pool in state.pools if pool.info.tier is tier]
+        evicted = sum(self.evicted[pool].total(60, now_ns) for pool in pools if pool in self.evicted)
+        return int(self.thrash[tier].total(60, now_ns)), int(evicted)
 
     def scored(self, at_ns: int, prompt_blocks: int, hits: tuple[int, int, int, int]) -> None:
         """An admission was scored."""

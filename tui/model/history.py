@@ -150,18 +150,21 @@ def _skipped(mirror: Mirror, e: ev.CandidateSkipped) -> None:
     _tell(mirror, transfer.slot, e)
 
 
-def _promoted(mirror: Mirror, e: ev.CandidatePromoted) -> None:
+def _promoted_sampled(mirror: Mirror, e: ev.CandidatePromoted) -> Transfer:
+    """Without the blocks that came back, which the totals of the next snapshot bring."""
     transfer = mirror.transfers[e.candidate]
     transfer.status = CandidateStatus.PROMOTED
     transfer.promoted_ns = e.at_ns
     transfer.operation = e.operation
-    transfer.blocks = e.blocks
+    transfer.blocks = len(e.targets) // ID_BYTES
     mirror.by_operation[e.operation] = transfer
-    if transfer.route.is_load:
-        mirror.flows.loaded[transfer.route.source].add(e.at_ns, transfer.blocks)
-        if e.thrash:
-            mirror.flows.thrash[transfer.route.source].add(e.at_ns, e.thrash)
     _tell(mirror, transfer.slot, e)
+    return transfer
+
+
+def _promoted(mirror: Mirror, e: ev.CandidatePromoted) -> None:
+    _promoted_sampled(mirror, e)
+    mirror.flows.came_back(e.at_ns, e.returned)
 
 
 def _started(mirror: Mirror, e: ev.OperationStarted) -> None:
@@ -351,10 +354,11 @@ def _same(*kinds: type[ev.Event]) -> dict[type[ev.Event], Callable[[Mirror, Any]
 SKIMMED: Final[dict[type[ev.Event], Callable[[Mirror, Any], object]]] = {
     **_same(
         ev.SlotOpened, ev.SlotCloned, ev.SlotMoved, ev.SlotClosed, ev.CandidatePlanned, ev.CandidateSkipped,
-        ev.CandidatePromoted, ev.OperationStarted, ev.BreakpointHit, ev.HoldDenied, ev.IterationAdvanced, ev.ResetDone,
+        ev.OperationStarted, ev.BreakpointHit, ev.HoldDenied, ev.IterationAdvanced, ev.ResetDone,
         ev.BlocksFilled, ev.BlocksReady, ev.BlocksSeen, ev.SourceLost,
     ),
-    ev.CandidateEnded: _ended_sampled, ev.PrefixScored: _of_slot, ev.HitsLost: _of_slot,
+    ev.CandidatePromoted: _promoted_sampled, ev.CandidateEnded: _ended_sampled,
+    ev.PrefixScored: _of_slot, ev.HitsLost: _of_slot,
     ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released), ev.Frozen: _wanted(_frozen),
     ev.Thawed: _wanted(_thawed),
 }

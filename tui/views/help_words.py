@@ -23,7 +23,7 @@ WORDS: Final[dict[int, tuple[tuple[str, str], ...]]] = {
         ("rec", "age of the newest event that is safe on disk; off: no recorder"),
         ("queued", "copies that wait for their link; moving ones are on it"),
         ("evict/s", "blocks a second that gave their place to others"),
-        ("thrash", "share of the loaded blocks that had gone down only just before"),
+        ("thrash", "of the blocks evicted in the last minute, share that came back within the window"),
         ("p50 p99", "half, and 99 of 100, of the copies took no longer"),
     ),
     SLOTS: (
@@ -49,7 +49,7 @@ WORDS: Final[dict[int, tuple[tuple[str, str], ...]]] = {
     TIERS: (
         _TIERS, ("referenced", "in use by a live request"), ("writing", "being copied in"),
         ("cached", "kept for whoever asks for it again"), ("hit", "found here, of the blocks asked for here"),
-        ("thrash", "share of the loaded blocks that had gone down only just before"),
+        ("thrash", "of the blocks evicted in the last minute, share that came back within the window"),
         ("BOUND", "what the best possible eviction would have reached"),
     ),
     BREAKS: (
@@ -60,7 +60,8 @@ WORDS: Final[dict[int, tuple[tuple[str, str], ...]]] = {
     RECORD: (
         ("written", "survives when the daemon is killed"), ("synced", "survives when the power fails"),
         ("lost hits", "blocks that were found and gone before they could be used"),
-        ("thrash", "loaded blocks that had gone down only just before"), ("epoch", "resets of the cache so far"),
+        ("thrash", "blocks that came back within the window after their eviction"),
+        ("epoch", "resets of the cache so far"),
         ("rejected", "calls that the core refused"),
     ),
     LOG: (

@@ -192,7 +192,7 @@ def _totals(desk: Desk, width: int) -> list[Line]:
         ("preemptions", count(totals.preemptions)), ("prompt blocks", count(totals.prompt_blocks)),
         ("hit blocks", count(sum(totals.hit_blocks))), ("lost hits", count(totals.lost_blocks)),
         ("evicted", count(sum(totals.evicted_blocks))), ("moved", count(sum(totals.moved_blocks.values()))),
-        ("thrash", count(totals.thrash_blocks)), ("skipped", count(sum(totals.skipped))),
+        ("thrash", count(sum(totals.returned_blocks))), ("skipped", count(sum(totals.skipped))),
         ("rejected", count(totals.rejected)), ("refused reports", count(totals.completions_refused)),
         ("holds", count(totals.holds)), ("holds denied", count(totals.hold_denied)),
         ("violations", count(totals.violations)), ("epoch", count(state.epoch)),

@@ -139,9 +139,9 @@ def _tier_line(desk: Desk, pool: PoolFacts, bar: int, spark: int) -> Line:
         return row.to(end + 23).put("its engine ended", "stale").line()
     evicted = flows.evicted.get(pool.info.pool)
     row.right(per_second(evicted.rate(now)) if evicted is not None else "0", end + 30, "text")
-    loaded, back = int(flows.loaded[tier].total(60, now)), int(flows.thrash[tier].total(60, now))
-    share = f"{flows.about(now, 60)}{tenth(back, loaded)} %" if loaded else "–"
-    row.right(share, end + 38, "text" if loaded else "muted")
+    back, gone = flows.thrash_share(state, tier, now) if state is not None else (0, 0)
+    share = f"{flows.about(now, 60)}{tenth(back, gone)} %" if gone else "–"
+    row.right(share, end + 38, "text" if gone else "muted")
     gauge = flows.occupancy.get(pool.info.pool)
     if spark and gauge is not None:
         row.to(end + 40).spans(bars.trend(resample(gauge.last(60), spark), desk.glyphs, 1.0))

@@ -206,11 +206,11 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
     if evicted is not None:
         row.spans(bars.trend(resample(evicted.last(60, now), cells), desk.glyphs))
     row.to(19 + cells)
-    loaded, back = int(flows.loaded[tier].total(60, now)), int(flows.thrash[tier].total(60, now))
-    if tier is not Tier.G1:
-        share = f"{flows.about(now, 60)}{tenth(back, loaded)} % of {brief(loaded)}" if loaded else "–"
-        row.put("thrash ", "muted").put(share, "text")
-        row.put("  ")
+    assert desk.mirror.state is not None
+    back, gone = flows.thrash_share(desk.mirror.state, tier, now)
+    share = f"{flows.about(now, 60)}{tenth(back, gone)} % of {brief(gone)}" if gone else "–"
+    row.put("thrash ", "muted").put(share, "text")
+    row.put("  ")
     asked, hits = flows.hit_shares(now)
     here = asked - sum(hits[index] for index, one in enumerate(ALL_TIERS) if one < tier)
     found = hits[tier - 1]

@@ -76,6 +76,10 @@ def _candidate_promoted(state: "CacheState", e: ev.CandidatePromoted) -> None:
     candidate.promoted_ns = e.at_ns
     state.batches.setdefault(e.batch, set()).add(e.candidate)
     state.totals.thrash_blocks += e.thrash
+    if any(e.returned):
+        returned = state.totals.returned_blocks
+        for tier, blocks in enumerate(e.returned):
+            returned[tier] += blocks
     state.next_operation = e.operation + 1
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.ages import age_class
 from kvbm_console.core.columns import ID_BYTES, id_of, read_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import POINT_OF_SITE, POINT_OF_STATE
@@ -212,6 +213,8 @@ def _prefix_scored(state: "CacheState", e: ev.PrefixScored) -> None:
         found = state.totals.hit_blocks
         for tier, blocks in enumerate(hits):
             found[tier] += blocks
+    for tier, within_ns, blocks in zip(e.again_tiers, e.again_within_ns, e.again_blocks, strict=True):
+        state.totals.asked_again[tier - 1][age_class(within_ns)] += blocks
 
 
 def _hits_lost(state: "CacheState", e: ev.HitsLost) -> None:

@@ -28,6 +28,11 @@ NAMED_MAX: Final = 400_000
 """Blocks whose uses are counted for admission to the disk tier: 40 MB at most, and as many as a large disk tier has."""
 
 
+LEFT_MAX: Final = 65_536
+"""Evictions of a pool whose time is remembered, at least so many and at most twice: 15 MB a pool at most, and some
+seconds of a pool that thrashes. Halves are forgotten whole, as parts of the history are."""
+
+
 class PoolAids(msgspec.Struct):
     """What the leader remembers of one pool."""
 
@@ -72,11 +77,48 @@ class PoolAids(msgspec.Struct):
     """``given`` when the next victims of the policy were last looked at."""
     wanted: int = 0
     """So many further victims must become safe, because a copy from above waits for their places."""
+    left: dict[int, int] = {}
+    """Sequence hash to when it was last evicted here."""
+    left_before: dict[int, int] = {}
+    """The half of ``left`` that is forgotten next."""
 
     @property
     def room(self) -> int:
         """How many places the leader may fill."""
         return len(self.free) + self.unused
+
+    def leave(self, hashes: Sequence[int], at_ns: int) -> None:
+        """These blocks were evicted."""
+        if len(self.left) + len(hashes) < LEFT_MAX:
+            self.left.update(zip(hashes, repeat(at_ns)))
+            return
+        for key in hashes:  # block by block, so that what is forgotten depends on the blocks and not on the calls
+            self.left[key] = at_ns
+            if len(self.left) >= LEFT_MAX:
+                self.left_before, self.left = self.left, {}
+
+    def left_later(self, key: int, at_ns: int) -> None:
+        """This block, whose eviction was told early, was evicted only now."""
+        for part in (self.left, self.left_before):
+            if key in part:
+                part[key] = at_ns
+                return
+
+    def left_at(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+        """Those of the blocks whose eviction is remembered, each with its time."""
+        left, before = self.left, self.left_before
+        if left.keys().isdisjoint(hashes) and before.keys().isdisjoint(hashes):
+            return []
+        times = ((key, left.get(key, before.get(key))) for key in hashes)
+        return [(key, at_ns) for key, at_ns in times if at_ns is not None]
+
+    def came_back(self, hashes: Sequence[int], since_ns: int) -> int:
+        """How many of these blocks were evicted after ``since_ns``; they are here again, so each counts once."""
+        known = self.left_at(hashes)
+        keys = [key for key, _ in known]
+        _drop(self.left, keys)
+        _drop(self.left_before, keys)
+        return sum(at_ns > since_ns for _, at_ns in known)
 
     def take(self, count: int) -> list[int]:
         """The lowest ``count`` empty places; there must be so many."""
@@ -184,6 +226,10 @@ class Aids(msgspec.Struct):
     prefetch: PrefetchAids = msgspec.field(default_factory=PrefetchAids)
     named: dict[int, int] = {}
     """Sequence hash to how many requests have named or computed it; only with admission to the disk tier by count."""
+    early: list[int] = []
+    """Of iterations that were told at once: when they began, how many they are, the pool that gave their blocks."""
+    early_of: dict[int, int] = {}
+    """Evicted hash to by how many of these iterations it was evicted too early."""
     run_for: tuple[str, int] = ("", 0)
     """(who asked, longest freeze) of the run that ends with the deadline ``run_for``."""
     older: list[dict[int, int]] = []

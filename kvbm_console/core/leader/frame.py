@@ -12,6 +12,7 @@ from typing import Concatenate, Final, ParamSpec
 import msgspec
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.ages import AGE_BOUNDS_NS, age_class
 from kvbm_console.core.breakpoints import Gate
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.columns import gather, pack_hashes, pack_ids, read_ids
@@ -266,7 +267,40 @@ class Decider:
         self.emit(ev.BlocksEvicted, pool.info.pool, pack_ids(places), pack_hashes(hashes), for_slot, rule)
         self.evictions[pool.info.tier, rule] += len(places)
         self.aids.evicted(pool, places)
+        if self.lower_pools() or pool.info.source in self.watched:
+            self.aids.pools[pool.info.pool].leave(hashes, self.at_ns)
         self._gave_up(pool, places, hashes, once)
+
+    def returned(self, hashes: Sequence[int], source: PoolFacts, target: PoolFacts) -> tuple[int, int, int, int]:
+        """Of the blocks that are copied up, how many G1 to G4 had evicted within the thrash window.
+
+        A copy from G3 to G1 brings a block back to G2 as well: had it not left G2, it would have come from there.
+        """
+        counts = [0, 0, 0, 0]
+        since_ns = self.at_ns - self.config.thrash_window_ns
+        for pool in self.state.pools:
+            if target.info.tier <= pool.info.tier < source.info.tier and pool.info.source in (0, target.info.source):
+                counts[pool.info.tier - 1] += self.aids.pools[pool.info.pool].came_back(hashes, since_ns)
+        return counts[0], counts[1], counts[2], counts[3]
+
+    def asked_again(self, hashes: Sequence[int], device: PoolFacts) -> dict[tuple[int, int], int]:
+        """(tier, class of the age) to how many of these blocks, which an admission did not find in ``device``, the tier
+        had evicted so long ago and has not got."""
+        counts: dict[tuple[int, int], int] = {}
+        for pool in (device, *self.lower_pools()):
+            for key, at_ns in self.aids.pools[pool.info.pool].left_at(hashes):
+                if key not in pool.by_hash:
+                    of = int(pool.info.tier), age_class(self.at_ns - at_ns)
+                    counts[of] = counts.get(of, 0) + 1
+        return dict(sorted(counts.items()))
+
+    def score(self, slot: SlotFacts, hits: tuple[int, int, int, int], again: Sequence[int], device: PoolFacts) -> None:
+        """An admission committed; ``again`` are prompt blocks that were not found in ``device``."""
+        asked = self.asked_again(again, device)
+        self.emit(
+            ev.PrefixScored, slot.slot, slot.prompt_blocks, hits, tuple(tier for tier, _ in asked),
+            tuple(AGE_BOUNDS_NS[age] for _, age in asked), tuple(asked.values()),
+        )
 
     def gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int]) -> None:
         """Aids after places lost their content: free places, order, what is unsaved above, why it will be missed."""

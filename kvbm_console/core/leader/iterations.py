@@ -3,6 +3,8 @@
 Law of this file: lists name changes only, and all of them are checked before the first event.
 """
 
+from itertools import islice
+
 import msgspec
 
 from kvbm_console.core import events as ev
@@ -64,7 +66,10 @@ def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationM
             leader.park(slot)
     if appended.ids:
         pool = leader.device_pool(appended.slots[0].source)
+        told = len(leader.events)
         assign(leader, pool, appended.slots, appended.counts, appended.ids, 0, 0)
+        if s.count > 1:
+            _remember_early(leader, pool, appended, last - s.count, s.count, leader.events[told:])
     slots = tuple([leader.live(request).slot for request in s.progressed])
     if several:
         slots = _advance_beside_others(leader, s, last, slots)
@@ -245,10 +250,42 @@ def _check_token(slot: SlotFacts, tokens: int, size: int, more: int) -> None:
         raise Refused(f"request {slot.request!r} has all of its {slot.token_limit} tokens")
 
 
+def _remember_early(
+    leader: Decider, pool: PoolFacts, appended: _Appended, before: int, count: int, events: list[ev.Event]
+) -> None:
+    """Several iterations are told at once: a block that a later one needs is evicted by that one, and only when they
+    have ended is known when it began. ``before`` is the iteration in front of them."""
+    lost = next((event for event in events if isinstance(event, ev.BlocksEvicted)), None)
+    if lost is None:
+        return
+    size = leader.config.block_tokens
+    block = {slot.slot: len(slot.device_blocks) - appended.more[slot.slot] for slot in appended.slots}
+    later: dict[int, int] = {}
+    ids = iter(appended.ids)
+    for slot, blocks in zip(appended.slots, appended.counts, strict=True):
+        for place in islice(ids, blocks):
+            later[place] = block[slot.slot] * size - slot.computed_tokens(before)
+            block[slot.slot] += 1
+    hashes = zip(read_ids(lost.ids), read_hashes(lost.hashes), strict=True)
+    leader.aids.early = [leader.at_ns, count, pool.info.pool]
+    leader.aids.early_of = {key: later[place] for place, key in hashes if later[place]}
+
+
+def _date_early(leader: Decider) -> None:
+    """The iterations have ended, all equally long: date what their later ones evicted."""
+    (since_ns, count, pool), early = leader.aids.early, leader.aids.early_of
+    lasts_ns = (leader.at_ns - since_ns) // count
+    for key, later in early.items():
+        leader.aids.pools[pool].left_later(key, since_ns + later * lasts_ns)
+    leader.aids.early, leader.aids.early_of = [], {}
+
+
 def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
     """Blocks are full and carry their hashes; from now on they may be copied. In the order in which they became full:
     after several iterations a request may stand there several times."""
     formed = leader.last_iteration(s.source)
+    if leader.aids.early:
+        _date_early(leader)
     if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= formed:
         return
     ids, hashes = read_ids(s.block_ids), read_hashes(s.hashes)

@@ -323,7 +323,10 @@ def _score(leader: Decider, slot: SlotFacts, reused: int, external: int) -> None
     for count in hits:  # only prompt blocks count, in prefix order (BC-5)
         scored.append(min(count, left))
         left -= scored[-1]
-    leader.emit(ev.PrefixScored, slot.slot, slot.prompt_blocks, (scored[0], scored[1], scored[2], scored[3]))
+    leader.score(
+        slot, (scored[0], scored[1], scored[2], scored[3]), slot.hashes[reused : slot.prompt_blocks],
+        leader.device_pool(slot.source),
+    )
     for pool in leader.lower_pools():
         leader.box.policies[pool.info.pool].use(slot.hashes[: slot.prompt_blocks], leader.at_ns)
 

@@ -144,7 +144,7 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
     if external:
         tier = Tier.G2 if lower is None else lower.info.tier
         hits[tier - 1] = min(external, slot.prompt_blocks - hits[0])
-    leader.emit(ev.PrefixScored, slot.slot, slot.prompt_blocks, (hits[0], hits[1], hits[2], hits[3]))
+    leader.score(slot, (hits[0], hits[1], hits[2], hits[3]), slot.hashes[reused : slot.prompt_blocks], pool)
     if s.external_tokens:
         load(leader, pool, lower, slot, reused, external, s.external_tokens)
 

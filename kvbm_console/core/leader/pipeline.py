@@ -127,6 +127,7 @@ def _promote(
     leader.emit(
         ev.CandidatePromoted, candidate.candidate, number, batch, source.info.pool, target.info.pool,
         pack_ids(sources), pack_ids(targets), thrash,
+        leader.returned(hashes, source, target) if candidate.route.is_load else ev.NOTHING_RETURNED,
     )
     leader.aids.pending.remove(candidate.candidate)
     leader.aids.undispatched.append(number)

@@ -61,12 +61,13 @@ def _promote(
     leader: Decider, number: int, source: PoolFacts, target: PoolFacts, sources: list[int], targets: list[int]
 ) -> None:
     """The engine copies already. Places of a pool that is known by hash alone are not named."""
-    operation = leader.state.next_operation
+    operation, candidate = leader.state.next_operation, leader.state.candidates[number]
     leader.emit(ev.CandidateEnqueued, number)
     leader.emit(ev.CandidateEvaluated, number, len(sources) or len(targets), None)
     leader.emit(
         ev.CandidatePromoted, number, operation, number, source.info.pool, target.info.pool, pack_ids(sources),
         pack_ids(targets), 0,
+        leader.returned(candidate.hashes, source, target) if candidate.route.is_load else ev.NOTHING_RETURNED,
     )
     leader.aids.batch_of[number] = number
     leader.emit(ev.OperationStarted, operation)

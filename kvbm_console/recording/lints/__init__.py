@@ -66,12 +66,15 @@ class _Extent(Visitor):
         self.until_ns = 0
         self.requests = 0
         self.first_seq = self.next_seq = 0
+        self.evicted = self.returned = 0
+        self._before = (0, 0)
         self._slots_before = 0
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         if self.from_ns is None:
             self.from_ns, self.first_seq = state.at_ns, state.seq
             self._slots_before = state.next_slot - len(state.slots)
+            self._before = _thrash(state)
         self._look(state)
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
@@ -81,6 +84,12 @@ class _Extent(Visitor):
     def _look(self, state: CacheState) -> None:
         self.until_ns, self.next_seq = state.at_ns, state.seq
         self.requests = state.next_slot - self._slots_before
+        self.evicted, self.returned = (now - then for now, then in zip(_thrash(state), self._before, strict=True))
+
+
+def _thrash(state: CacheState) -> tuple[int, int]:
+    """Blocks evicted, and brought back within the window."""
+    return sum(state.totals.evicted_blocks), sum(state.totals.returned_blocks)
 
 
 def diagnose(evidence: "Evidence", progress: "Progress | None" = None) -> Diagnosis:
@@ -101,6 +110,8 @@ def diagnose(evidence: "Evidence", progress: "Progress | None" = None) -> Diagno
         evidence=evidence.name, ok=all(finding.level is Level.NOTE for finding in findings),
         events=max(0, extent.next_seq - extent.first_seq - lost), lost_events=lost, requests=extent.requests,
         from_ns=extent.from_ns or 0, until_ns=now_ns, findings=tuple(ranked(findings)),
+        evicted_blocks=extent.evicted, thrash_blocks=extent.returned,
+        thrash_rate=extent.returned / extent.evicted if extent.evicted else None,
     )
 
 

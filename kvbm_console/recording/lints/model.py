@@ -144,9 +144,10 @@ ABOUT: Final[dict[str, About]] = {
         "lower the batch, or give the tier more blocks",
     ),
     "thrash": About(
-        "more than 10 % of 100 or more blocks loaded in 60 s came back within the window after their offload",
-        "blocks go down and up again: the copies cost more than they save",
-        "the tier above is too small for this reuse; compare capacities",
+        "of 100 or more blocks that a tier evicted in 60 s, more than 10 % came back within the window "
+        "(--thrash-window)",
+        "blocks are given up and fetched again: the copies cost more than they save",
+        "the tier is too small for this reuse; compare capacities",
     ),
     "lost": About(
         "any event that is missing",
@@ -205,6 +206,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     until_ns: int
     findings: tuple[Finding, ...]
     """Worst first, longest first among equals."""
+    evicted_blocks: int = 0
+    thrash_blocks: int = 0
+    """Of these, brought back within the thrash window."""
+    thrash_rate: float | None = None
+    """``thrash_blocks`` / ``evicted_blocks``; None where nothing was evicted."""
 
 
 class Histogram:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.columns import ID_BYTES
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import Condition, Tier
 from kvbm_console.core.state import CacheState
@@ -76,44 +77,55 @@ class Full(Lint):
 
 
 class _Window(msgspec.Struct):
-    """Loads of the last minute: (at_ns, blocks, of them too soon)."""
+    """What happened to a tier in the last minute: (at_ns, blocks evicted, blocks that came back too soon)."""
 
-    loads: deque[tuple[int, int, int]]
-    blocks: int = 0
-    thrash: int = 0
+    moments: deque[tuple[int, int, int]]
+    evicted: int = 0
+    returned: int = 0
+
+    def add(self, at_ns: int, evicted: int, returned: int) -> None:
+        """Something happened; what is older than a minute is forgotten."""
+        self.moments.append((at_ns, evicted, returned))
+        self.evicted += evicted
+        self.returned += returned
+        while self.moments[0][0] <= at_ns - THRASH_WINDOW_NS:
+            _, gone, back = self.moments.popleft()
+            self.evicted -= gone
+            self.returned -= back
 
 
 class Thrash(Lint):
-    """Blocks that come back right after they went."""
+    """Blocks that come back right after they were evicted."""
 
     def __init__(self) -> None:
         super().__init__()
         self._windows: dict[Tier, _Window] = {}
         self._worst: dict[Tier, Finding] = {}
-        self.after = {ev.CandidatePromoted: self._promoted}
+        self.after = {ev.BlocksEvicted: self._evicted, ev.CandidatePromoted: self._promoted}
+
+    def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
+        self._of(state.pools[e.pool].info.tier).add(e.at_ns, len(e.ids) // ID_BYTES, 0)
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
-        tier = state.pools[e.source_pool].info.tier
-        if state.pools[e.target_pool].info.tier >= tier:
+        for tier, blocks in zip(Tier, e.returned, strict=True):
+            if blocks:
+                window = self._of(tier)
+                window.add(e.at_ns, 0, blocks)
+                self._judge(tier, window, e)
+
+    def _of(self, tier: Tier) -> _Window:
+        return self._windows.setdefault(tier, _Window(deque()))
+
+    def _judge(self, tier: Tier, window: _Window, e: ev.Event) -> None:
+        if window.evicted < THRASH_BLOCKS or 100 * window.returned <= THRASH_PERCENT * window.evicted:
             return
-        window = self._windows.setdefault(tier, _Window(deque()))
-        blocks = e.blocks
-        window.loads.append((e.at_ns, blocks, e.thrash))
-        window.blocks += blocks
-        window.thrash += e.thrash
-        while window.loads and window.loads[0][0] <= e.at_ns - THRASH_WINDOW_NS:
-            _, old, soon = window.loads.popleft()
-            window.blocks -= old
-            window.thrash -= soon
-        if window.blocks < THRASH_BLOCKS or 100 * window.thrash <= THRASH_PERCENT * window.blocks:
-            return
-        percent = 100 * window.thrash // window.blocks
+        percent = 100 * window.returned // window.evicted
         worst = self._worst.get(tier)
         if worst is None or percent > worst.weight:
             self._worst[tier] = Finding(
                 lint="thrash", level=Level.CAUTION, who=tier.name, what=f"thrash {percent} %",
-                because=f"of {window.blocks:,} blocks loaded; too small for this reuse", seq=e.seq,
-                since_ns=window.loads[0][0], until_ns=e.at_ns, count=window.thrash, weight=percent,
+                because=f"{window.returned:,} of {window.evicted:,} evicted blocks came back; too small for this reuse",
+                seq=e.seq, since_ns=window.moments[0][0], until_ns=e.at_ns, count=window.returned, weight=percent,
             )
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:

@@ -1377,7 +1377,7 @@ class Event(_message.Message):
         reason: SkipReason
         def __init__(self, candidate: _Optional[int] = ..., reason: _Optional[_Union[SkipReason, str]] = ...) -> None: ...
     class CandidatePromoted(_message.Message):
-        __slots__ = ("candidate", "operation", "batch", "source_pool", "target_pool", "sources", "targets", "thrash")
+        __slots__ = ("candidate", "operation", "batch", "source_pool", "target_pool", "sources", "targets", "thrash", "returned")
         CANDIDATE_FIELD_NUMBER: _ClassVar[int]
         OPERATION_FIELD_NUMBER: _ClassVar[int]
         BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -1386,6 +1386,7 @@ class Event(_message.Message):
         SOURCES_FIELD_NUMBER: _ClassVar[int]
         TARGETS_FIELD_NUMBER: _ClassVar[int]
         THRASH_FIELD_NUMBER: _ClassVar[int]
+        RETURNED_FIELD_NUMBER: _ClassVar[int]
         candidate: int
         operation: int
         batch: int
@@ -1394,7 +1395,8 @@ class Event(_message.Message):
         sources: bytes
         targets: bytes
         thrash: int
-        def __init__(self, candidate: _Optional[int] = ..., operation: _Optional[int] = ..., batch: _Optional[int] = ..., source_pool: _Optional[int] = ..., target_pool: _Optional[int] = ..., sources: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., thrash: _Optional[int] = ...) -> None: ...
+        returned: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, candidate: _Optional[int] = ..., operation: _Optional[int] = ..., batch: _Optional[int] = ..., source_pool: _Optional[int] = ..., target_pool: _Optional[int] = ..., sources: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., thrash: _Optional[int] = ..., returned: _Optional[_Iterable[int]] = ...) -> None: ...
     class OperationStarted(_message.Message):
         __slots__ = ("operation",)
         OPERATION_FIELD_NUMBER: _ClassVar[int]
@@ -1441,14 +1443,20 @@ class Event(_message.Message):
         positions: _containers.RepeatedScalarFieldContainer[int]
         def __init__(self, iteration: _Optional[int] = ..., count: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ...) -> None: ...
     class PrefixScored(_message.Message):
-        __slots__ = ("slot", "prompt_blocks", "hits")
+        __slots__ = ("slot", "prompt_blocks", "hits", "again_tiers", "again_within_ns", "again_blocks")
         SLOT_FIELD_NUMBER: _ClassVar[int]
         PROMPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
         HITS_FIELD_NUMBER: _ClassVar[int]
+        AGAIN_TIERS_FIELD_NUMBER: _ClassVar[int]
+        AGAIN_WITHIN_NS_FIELD_NUMBER: _ClassVar[int]
+        AGAIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
         slot: int
         prompt_blocks: int
         hits: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, slot: _Optional[int] = ..., prompt_blocks: _Optional[int] = ..., hits: _Optional[_Iterable[int]] = ...) -> None: ...
+        again_tiers: _containers.RepeatedScalarFieldContainer[int]
+        again_within_ns: _containers.RepeatedScalarFieldContainer[int]
+        again_blocks: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, slot: _Optional[int] = ..., prompt_blocks: _Optional[int] = ..., hits: _Optional[_Iterable[int]] = ..., again_tiers: _Optional[_Iterable[int]] = ..., again_within_ns: _Optional[_Iterable[int]] = ..., again_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
     class HitsLost(_message.Message):
         __slots__ = ("slot", "tier", "blocks", "position")
         SLOT_FIELD_NUMBER: _ClassVar[int]

@@ -31,7 +31,7 @@ class MetricsServer:
         self._page = page
         self._server: asyncio.Server | None = None
         self._answering: set[asyncio.Task[None]] = set()
-        self._silent: dict[asyncio.Task[None], None] = {}
+        self._silent: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         """Those of them that have not asked yet, the oldest first."""
         self._closing: set[asyncio.Task[None]] = set()
         """Those of them that made way and have not ended."""
@@ -63,19 +63,19 @@ class MetricsServer:
         assert task is not None
         crowded = len(self._answering) - len(self._closing) >= CONNECTIONS_MAX and not self._close_oldest()
         self._answering.add(task)
-        self._silent[task] = None
+        self._silent[task] = writer
         try:
             if crowded:
                 writer.write(_response("503 Service Unavailable", "too many scrapers at once\n"))
             else:
                 async with asyncio.timeout(REQUEST_SECONDS_MAX):
                     head = await reader.readuntil(b"\r\n\r\n")
-                del self._silent[task]
+                self._silent.pop(task, None)
                 writer.write(self._respond(head))
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
                 await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            pass  # only ``close`` cancels, and asyncio would log a stream whose task was cancelled
         finally:
             writer.close()
             with contextlib.suppress(OSError):
@@ -89,9 +89,8 @@ class MetricsServer:
         oldest = next(iter(self._silent), None)
         if oldest is None:
             return False
-        del self._silent[oldest]
         self._closing.add(oldest)
-        oldest.cancel()
+        self._silent.pop(oldest).transport.abort()  # it reads the end of its request
         return True
 
     def _respond(self, head: bytes) -> bytes:

@@ -425,6 +425,8 @@ def descriptors() -> int:
 
 @pytest.mark.asyncio
 async def test_connections_that_say_nothing_are_closed_and_keep_no_scraper_out() -> None:
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
     server = MetricsServer("127.0.0.1:0", lambda: "up 1\n")
     await server.start()
     idle = []
@@ -445,6 +447,7 @@ async def test_connections_that_say_nothing_are_closed_and_keep_no_scraper_out()
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+    assert not logged, "nothing is printed for any of them"
     # The listener, at most so many of its connections, and the other ends of all of them.
     assert before - descriptors() <= 1 + CONNECTIONS_MAX + len(idle)
 

@@ -101,9 +101,35 @@ def _forwarding(base: type, attribute: str, engine: Engine) -> Any:
 
 
 def bind_kv_cache_manager(self: Any, kv_cache_manager: Any) -> Any:
-    """Kept, so that all blocks can be told when somebody begins to listen."""
+    """Kept, so that all blocks can be told when a daemon begins to listen; its resets are recorded from now on."""
     self._kv_cache_manager = kv_cache_manager
+    try:
+        _record_resets(self._recorder, kv_cache_manager)
+    except Exception:
+        self._recorder.failed()
     return self._tapped.bind_kv_cache_manager(kv_cache_manager)
+
+
+def _record_resets(recorder: Recorder, manager: Any) -> None:
+    """No call of a connector tells that the engine forgot its prefix cache, so the manager's own method is wrapped."""
+    reset = getattr(manager, "reset_prefix_cache", None)
+    if reset is None:
+        return
+
+    @functools.wraps(reset)
+    def reset_prefix_cache(*args: Any, **kwargs: Any) -> Any:
+        done = reset(*args, **kwargs)
+        try:
+            if recorder.on and done is not False:
+                preempted = [
+                    name for name, one in recorder.live.items() if getattr(one.status, "name", "") == "PREEMPTED"
+                ]
+                recorder.put(("cleared", _now(), preempted))
+        except Exception:
+            recorder.failed()
+        return done
+
+    manager.reset_prefix_cache = reset_prefix_cache
 
 
 def on_new_request(self: Any, request: Any) -> Any:

@@ -17,6 +17,7 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``all``     time, [[request..., as in new], [block ids, computed, status, tokens, scheduled,
             hashes of full blocks]], whether it has ever formed a step, records dropped so far
 ``reset``   time
+``cleared`` time, requests that are preempted: the engine forgot its prefix cache
 
 Law of this file: it reads the engine's objects and changes none; a hash is the last eight bytes of the engine's own,
 which is also what its event stream says.
@@ -234,6 +235,9 @@ class Flattener:
                 self._skipped.add(name)
             told.append([self._about(request), [blocks, computed, status, tokens, scheduled, hashes]])
         return [["all", now, told, steps, dropped]]
+
+    def _cleared(self, now: int, preempted: list[str]) -> list[Any]:
+        return [["cleared", now, preempted]]
 
     def _reset(self, now: int) -> list[Any]:
         return [["reset", now]]

@@ -26,6 +26,8 @@ REASONS: Final = {
 """vLLM's words for the end of a request; another one counts as an error."""
 POOLS_MAX: Final = 16
 """Media that one connector may name."""
+DEVICE: Final = ""
+"""The device's pool, among the pools by medium."""
 _RUNS: Final = "RUNNING"
 
 
@@ -62,7 +64,7 @@ class Translator:
         """Requests whose blocks are told with the next step, in the order in which they got them. A request may share
         blocks that a running, resumed or new request got just before it in the same step."""
         self.pools: dict[str, int] = {}
-        """Index of the pool of each medium below the device, as the leader has answered."""
+        """Index of the pool of each medium below the device, and of ``DEVICE``, as the leader has answered."""
         self.started = False
         self.wants_all = False
         """Whether a message did not fit, so that everything should be told anew."""
@@ -151,6 +153,8 @@ class Translator:
         starting = {row[0]: row for row in (*new, *resumed)}
         in_order = dict.fromkeys([*self._allocated, *starting])
         self._allocated.clear()
+        # A reset preempts all, and some get blocks again in the same step: their lookups have told the preemption.
+        preempted = [name for name in preempted if name not in in_order]
         told = self._tell_shared(in_order, starting, going)
         for name in in_order:
             self._admit(name, starting.get(name))
@@ -253,8 +257,17 @@ class Translator:
                     ))
 
     def _clear(self) -> None:
-        for medium in self.pools:
+        for medium in filter(None, self.pools):
             self.calls.append(Call(self._stimulus(st.BlocksReported, 0, b"", b"", True), medium=medium))
+
+    def _cleared(self, preempted: list[str]) -> None:
+        """The engine forgot its prefix cache; requests that ran until then were preempted for it."""
+        for name in preempted:
+            request = self._requests.get(name)
+            if request is not None and request.blocks:
+                self._call(st.RequestPreempted, name)
+                request.blocks, request.local, request.prefilling = [], 0, False
+        self.calls.append(Call(self._stimulus(st.BlocksReported, 0, b"", b"", True), medium=DEVICE))
 
     def _reset(self) -> None:
         """The connector's cache; what it then removes it tells by its own events, if it has any."""
@@ -265,6 +278,10 @@ class Translator:
             self._call(st.SourceGapped, 0, max(0, dropped - self._dropped - 1))
         self._dropped = dropped
         self.started, self.wants_all = True, False
+        for name in self._allocated:
+            if name in self._requests:
+                self._requests[name].allocated = None  # its step was lost; what it holds now is told here
+        self._allocated.clear()
         live = {row[0][0] for row in rows}
         for name in [name for name in self._requests if name not in live]:
             self._finish(name, "FINISHED_ABORTED", False)
@@ -307,4 +324,5 @@ _TAKERS: Final[dict[str, Callable[..., None]]] = {
     "new": Translator._new, "will": Translator._will, "lookup": Translator._lookup, "alloc": Translator._alloc,
     "step": Translator._step, "fill": Translator._fill, "copies": Translator._copies, "finish": Translator._finish,
     "events": Translator._events, "all": Translator._all, "reset": Translator._reset,
+    "cleared": Translator._cleared,
 }

@@ -206,6 +206,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.evicted: list[tuple[bytes, str]] = []
+        self.reset_preempted: set[str] = set()
         connector.bind_kv_cache_manager(self)
 
     def get_block_ids(self, name: str) -> tuple[list[int], ...]:
@@ -217,6 +218,27 @@ class Scheduler:
         self.connector.on_new_request(request)
 
     # --- the pool ---
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every hash, when no request holds a block."""
+        if any(self.refs):
+            return False
+        self.hash_of.clear()
+        return True
+
+    def reset(self) -> None:
+        """Preempt all that run, then forget."""
+        for request in list(self.running):
+            self.preempt(request, self.reset_preempted)
+        self.reset_prefix_cache()
+
+    def preempt(self, victim: Request, preempted: set[str]) -> None:
+        """Take the blocks of a request back."""
+        self.running.remove(victim)
+        self.release(victim.request_id)
+        victim.status, victim.num_computed_tokens = Status.PREEMPTED, 0
+        self.waiting.appendleft(victim)
+        preempted.add(victim.request_id)
 
     def take(self, count: int, name: str) -> list[int] | None:
         if len(self.free) < count:
@@ -267,7 +289,8 @@ class Scheduler:
                 del column[at]
             del scheduled[name]
         new = self.admit(budget, scheduled, cached) if not preempted else []
-        output = Output(new, cached, scheduled, preempted)
+        output = Output(new, cached, scheduled, preempted | self.reset_preempted)
+        self.reset_preempted = set()
         self.connector.build_connector_meta(output)
         for name, count in scheduled.items():
             self.requests[name].num_computed_tokens += count
@@ -276,11 +299,8 @@ class Scheduler:
     def grow(self, request: Request, count: int, preempted: set[str]) -> list[int] | None:
         need = -(-(request.num_computed_tokens + count) // BLOCK) - len(self.owned[request.request_id])
         while (more := self.take(max(0, need), request.request_id)) is None:
-            victim = self.running.pop()
-            self.release(victim.request_id)
-            victim.status, victim.num_computed_tokens = Status.PREEMPTED, 0
-            self.waiting.appendleft(victim)
-            preempted.add(victim.request_id)
+            victim = self.running[-1]
+            self.preempt(victim, preempted)
             if victim is request:
                 return None
         self.owned[request.request_id] += more

@@ -10,11 +10,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Authority, SlotState
+from kvbm_console.recording.explain import explain
 from kvbm_console.tap.connector import TAPPED, make_tap
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import ASK_NS, ERRORS_MAX, QUEUE_MAX, Recorder
 from kvbm_console.tap.sender import Settings
+from tests.explain.evidence import evidence
+from tests.recording.helpers import Run
 from tests.tap.fake_engine import BLOCK, Base, Inner, Request, Scheduler, Status
 from tests.tap.watching import Watching
 
@@ -237,6 +241,8 @@ def test_what_the_leader_knows_is_what_the_engine_does(seed: int, blocks: int, b
             engine.add(Request(f"r{step}-{len(prompts)}", prompt, dice.randrange(1, 20)))
         if engine.requests and dice.random() < 0.02:
             engine.end(dice.choice(list(engine.requests.values())), Status.FINISHED_ABORTED)
+        if dice.random() < 0.03:
+            engine.reset()
         output = engine.step()
         names = {slot.slot: slot.request for slot in watch.leader.state.slots.values()}
         watch.pump()
@@ -318,3 +324,24 @@ def test_a_listener_that_comes_late_is_told_of_what_lives_and_says_what_it_canno
             assert slot.computed_tokens(state.iteration) == engine.requests[slot.request].num_computed_tokens
         engine.sample(output)
     assert {slot.state for slot in watch.leader.state.slots.values()} == {SlotState.DECODING}
+
+
+def test_a_reset_of_the_prefix_cache_empties_the_device_and_why_names_it() -> None:
+    tap, recorder = made()
+    engine = Scheduler(tap, blocks=40)
+    watch = watching(recorder, 40)
+    for name in ("before", "after"):
+        engine.add(Request(name, list(range(14)), 3))
+        while engine.requests:
+            engine.sample(engine.step())
+        watch.pump()
+        assert watch.leader.state.pools[0].resident_blocks > 0
+        if name == "before":
+            engine.reset()
+            watch.pump()
+            assert watch.leader.state.pools[0].resident_blocks == 0
+    assert watch.leader.state.lost_sources == {}
+    run = Run(LeaderConfig(), watch.stimuli, watch.outcomes)
+    (admission,) = explain(evidence(run.all_events, run.config), "after").admissions
+    first = admission.misses[0]
+    assert (first.reason, first.text) == ("reset", "a prefix cache reset cleared it")

@@ -84,5 +84,5 @@ class Watching:
             kind: Any = type(stimulus)
             fields = [getattr(stimulus, name) for name in kind.__struct_fields__[4:]]
             outcome = self.dispatcher.submit_from(1, stimulus.at_ns, kind, *fields)
-            if isinstance(outcome.result, PoolAnswer) and call.medium:
+            if isinstance(outcome.result, PoolAnswer):
                 self.translator.pools[call.medium] = outcome.result.pool

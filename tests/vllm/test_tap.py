@@ -137,6 +137,30 @@ def test_failed_loads_aborts_and_preemptions(unsent: None, tmp_path: Path, polic
     assert sorted(key for key, _ in seen["evicted"]) == sorted(removed_by_engine(engine, "GPU"))
 
 
+def test_a_reset_of_the_prefix_cache_is_seen(unsent: None, tmp_path: Path) -> None:
+    """As ``/reset_prefix_cache`` does it, with running requests and without."""
+    engine = Engine(tmp_path, tap(), blocks=48, running=4)
+    watch = watching(engine.connector)
+    emptied = 0
+    for _, name, prompt, output in workload(6, 4, 3):
+        engine.add(name, prompt, output)
+    while engine.busy:
+        formed = engine.scheduler.schedule()
+        watch.pump()
+        compare(engine, watch.leader.state, set(formed.num_scheduled_tokens))
+        engine.finish(formed)
+        if engine.steps % 10 == 0 and engine.steps < 200:
+            assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+            watch.pump()
+            emptied += watch.leader.state.pools[0].resident_blocks == 0
+        assert engine.steps < 5_000
+    watch.pump()
+    assert emptied > 3
+    assert watch.rejected == []
+    assert watch.leader.state.lost_sources == {}
+    assert watch.leader.state.totals.preemptions > 0
+
+
 def test_inside_multi_connector(unsent: None, tmp_path: Path) -> None:
     multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both",
              "kv_connector_extra_config": {"connectors": [offloading(40), tap()]}}

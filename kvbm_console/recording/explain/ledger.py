@@ -178,7 +178,12 @@ class Ledger(Visitor):
         candidate = state.operations[e.operation].candidate if e.operation in state.operations else None
         for place in places:
             key = pool.hash_of[place]
-            if key in self.wanted:
+            if key in self.wanted and e.why is ReleaseReason.RESET:
+                self._put(key, Entry(
+                    what="reset", seq=e.seq, at_ns=e.at_ns, kind="BlocksDropped", tier=pool.info.tier,
+                    left=self._left_without(state, e.pool, places, key), why="prefix cache",
+                ))
+            elif key in self.wanted:
                 self._put(key, Entry(
                     what="dropped", seq=e.seq, at_ns=e.at_ns, kind="BlocksDropped", tier=pool.info.tier,
                     left=self._left_without(state, e.pool, places, key), candidate=candidate,

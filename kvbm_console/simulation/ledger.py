@@ -57,6 +57,8 @@ class Ledger:
         self._arrived_ns: dict[str, int] = {}
         """Of the live requests."""
         self._first_token_ns: dict[str, int] = {}
+        self._prefilled: list[str] = []
+        """Requests whose prompt the iteration that runs computes to its end: it samples their first token."""
         self._iteration = 0
         self._prompt_blocks = self._hit_blocks = 0
         self._stored_blocks = 0
@@ -152,6 +154,8 @@ class Ledger:
         """Each counts as a request that arrived with the first sequence."""
         arrived_ns = self._arrived_ns[work.name]
         self._arrived_ns.update({clone.name: arrived_ns for clone in clones})
+        if work.name in self._first_token_ns:
+            self._first_token_ns.update({clone.name: self._first_token_ns[work.name] for clone in clones})
         self._look()
 
     def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
@@ -161,13 +165,10 @@ class Ledger:
         self._look()
         if plan.early:
             self._window = self._calendar.now_ns, plan.steps, sum(plan.early)
-        if plan.first_tokens:
-            now_ns, first = self._calendar.now_ns, self._first_token_ns
-            for name in plan.first_tokens:
-                first.setdefault(name, now_ns)
-            if len(self.points) == 1:
-                self.point("prefill")
-                self.engine.windows = self._windows
+        self._prefilled = [work.name for work, count in plan.tokens if work.computed + count >= work.total]
+        if plan.first_tokens and len(self.points) == 1:
+            self.point("prefill")
+            self.engine.windows = self._windows
         every = self._stats_every
         if every and before // every != last // every:
             self._tell(range((before // every + 1) * every, last + 1, every), plan.early, iteration)
@@ -186,7 +187,9 @@ class Ledger:
     def filled(
         self, iteration: int, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
     ) -> None:
-        """The iterations of the last plan ended."""
+        """The iterations of the last plan ended: where a prompt was computed to its end, there is a first token."""
+        for name in self._prefilled:
+            self._first_token_ns.setdefault(name, self._calendar.now_ns)
         begun_ns, count, early = self._window
         if early:
             self._area -= early * ((self._calendar.now_ns - begun_ns) // count)  # they last equally long

@@ -117,6 +117,8 @@ class Meter:
         self._used = 0
         self._area = 0
         self._assigned: ev.DeviceBlocksAssigned | None = None
+        self._prefilled: list[RequestRecord] = []
+        """Requests whose prompt the iteration that runs computes to its end: it samples their first token."""
         self._window: tuple[int, int, int] = (0, 0, 0)
         """Of iterations that were told at once: begin, number, and by how many iterations altogether their blocks were
         told of before they were given."""
@@ -154,6 +156,11 @@ class Meter:
             since_ns, count, early = self._window
             self._area -= early * ((stimulus.at_ns - since_ns) // count)  # they last equally long
             self._window = (0, 0, 0)
+        if self._prefilled and type(stimulus) is IterationFinished:
+            for record in self._prefilled:
+                if record.first_token_ns is None:
+                    record.first_token_ns = stimulus.at_ns
+            self._prefilled = []
         for event in outcome.events:
             look = _LOOK_AT(type(event))
             if look is not None:
@@ -180,6 +187,7 @@ class Meter:
     def _cloned(self, event: ev.SlotCloned) -> None:
         parent = self._live[event.parent]
         record = RequestRecord(event.request, parent.arrived_ns, parent.prompt_blocks, parent.hits)
+        record.first_token_ns = parent.first_token_ns  # each sequence samples its own from the same prompt
         self._live[event.slot] = record
         if self.keep_records:
             self.records.append(record)
@@ -202,8 +210,7 @@ class Meter:
         record = self._live.get(event.slot)
         if record is None:
             return
-        if event.new is SlotState.DECODING and record.first_token_ns is None:
-            record.first_token_ns = event.at_ns
+        if event.new is SlotState.DECODING:
             if len(self.points) == 1:
                 self.point("prefill")
                 self.after_prefill()
@@ -226,6 +233,10 @@ class Meter:
         self._assigned = event
 
     def _advanced(self, event: ev.IterationAdvanced) -> None:
+        if event.slots and self._state is not None:
+            for number, position in zip(event.slots, event.positions, strict=True):
+                if position >= self._state.slots[number].prompt_tokens:
+                    self._prefilled.append(self._live[number])
         early = self._early(event) if event.count > 1 else []
         if event.count > 1:
             self._window = (event.at_ns, event.count, sum(early))

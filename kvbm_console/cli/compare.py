@@ -87,10 +87,12 @@ def compare(
     kv_offload_threshold: float, cache_only: bool, workers: int | None, plot: Path | None,
     per_request: tuple[str, str] | None, form: str, **parameters: Any,
 ) -> int:
-    """Run policies and capacities side by side on one trace, next to the optimal bound.
+    """Run policies and capacities side by side on one trace, next to belady, which knows the future.
 
-    With an engine, belady is the bound over one pool as large as all tiers together. A policy is best among those of
-    the same capacities; gap closed is the way from simple_lru to belady.
+    With --cache-only belady is the optimum. With an engine it is a reference: one pool as large as all tiers
+    together, requests one after the other, no time. A machine can have more hits than that, and below belady is then
+    negative: a preempted request finds its own blocks. A policy is best among those of the same capacities; gap closed
+    is the way from simple_lru to belady.
     """
     from kvbm_console.simulation.compare import grid, run_grid
 

@@ -1,8 +1,8 @@
-"""The optimal bound beside a simulated machine: belady over one pool as large as all of its tiers together.
+"""The reference beside a simulated machine: belady over one pool as large as all of its tiers together.
 
 Law of this file: it knows everything and pays for nothing. Requests are looked up in the order of their arrival, with
-the whole future known, no time passes, and nothing is held or copied; a machine with the same blocks has no more hits,
-but for what an engine gets from requests that run at the same time.
+the whole future known, no time passes, and nothing is held or copied. It is no bound of the machine, which may have
+more hits: a preempted request finds its own blocks when it comes back, and admissions have another order than arrivals.
 
 A hit is counted as in the machine: full blocks of the prompt, one token left to compute; what a request generates is
 stored too, and a request that the device can never hold is refused and counted nowhere.

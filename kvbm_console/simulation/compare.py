@@ -1,4 +1,4 @@
-"""``compare``: policies and capacities side by side on one trace, always next to the optimal bound.
+"""``compare``: policies and capacities side by side on one trace, next to what knows the future.
 
 Law of this file: every cell is a run of its own, a function of the settings alone; cells run on all cores and are
 reported in the order of the grid, however they happen to finish.
@@ -213,7 +213,7 @@ def _why(miss: Miss | None, names: Sequence[str]) -> str:
 
 
 def _bound(setting: Setting, keep_requests: bool) -> Cell:
-    """The optimal bound over one pool as large as all tiers together."""
+    """The reference over one pool as large as all tiers together."""
     options = setting.options
     names, hits_of, blocks_of, evicted = bound_of(open_trace(options), options)
     hits, lookups = sum(hits_of), sum(blocks_of)

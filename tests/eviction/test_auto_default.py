@@ -1,4 +1,4 @@
-"""Why ``lrfu_auto`` is the default: it is never far below the best of the simple policies, and closes much of the gap.
+"""Why ``lrfu_auto`` is the default: on these loads it is near the best simple policy, and closes much of the gap.
 
 Law of this file: hit rates in percent of all references, over the capacities of ``tests.eviction.generated`` and, where
 it is at hand, of the shared trace. ``REGRET`` is the most that it may be below the best of ``FIXED`` in any cell. Some

@@ -38,6 +38,8 @@ def status(positional: str | None, target: str | None, form: str, expression: st
 def render(document: dict[str, Any]) -> str:
     """The status document for people: sections with aligned columns; the hits are those since the run began."""
     sections = [_stream(document), _tiers(document["tiers"]), _slots(document["slots"])]
+    if document["prefetch"]["fetched_blocks"]:
+        sections.append([_prefetch(document["prefetch"])])
     if document["transfers"]:
         sections.append(_transfers(document["transfers"]))
     if document["breakpoints"]:
@@ -82,6 +84,13 @@ def _tiers(tiers: dict[str, dict[str, Any]]) -> list[str]:
     headings = ("TIER", "CAPACITY", "RESIDENT", "REFERENCED", "WRITING", "HITS", "LOOKUPS", "HIT RATE", "EVICTED",
                 "THRASH")
     return table(headings, rows, right=range(1, 10))
+
+
+def _prefetch(row: dict[str, Any]) -> str:
+    now = "limited to probes" if row["limited"] else "not limited"
+    used = share(row["used_blocks"], row["fetched_blocks"])
+    return (f"prefetch  {number(row['fetched_blocks'])} blocks fetched  {used} used  {now}, "
+            f"{number(row['limits'])} times so far")
 
 
 def _slots(slots: list[dict[str, Any]]) -> list[str]:

@@ -188,5 +188,8 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             return f"by {event.by}, for at most {event.max_hold_ns / 1e9:g} s"
         case ev.Thawed():
             return f"{event.why.label}{' by ' + event.by if event.by else ''} after {event.held_ns / 1e6:.1f} ms"
+        case ev.PrefetchLimited():
+            share = f"{event.used} of {event.judged} fetched blocks were used"
+            return f"prefetch {'is limited to probes' if event.limited else 'is free again'}, {share}"
         case _:
             assert_never(event)

@@ -139,11 +139,15 @@ class LookupAnswered(Event, tag=6):
 
 
 class BlocksStaged(Event, tag=7):
-    """Places of a lower pool are held for the slot until its device blocks are allocated."""
+    """Places of a lower pool are held for the slot until its device blocks are allocated.
+
+    ``prefetched`` of them stand there because they were fetched ahead, and are found for the first time since.
+    """
 
     slot: int
     pool: int
     ids: bytes
+    prefetched: int = 0
 
 
 class StagingReleased(Event, tag=8):
@@ -550,6 +554,14 @@ class Thawed(Event, tag=48):
     held_ns: int
 
 
+class PrefetchLimited(Event, tag=49):
+    """Prefetch is ``limited`` to probes, or not any more: of ``judged`` fetched blocks ``used`` were used."""
+
+    limited: bool
+    used: int
+    judged: int
+
+
 AnyEvent = (
     PoolKnown | SlotOpened | SlotMoved | SlotClosed | SlotCloned | LookupAnswered | BlocksStaged | StagingReleased
     | DeviceBlocksAssigned | DeviceBlocksReleased | BlocksFilled | BlocksEvicted | BlocksReserved | BlocksReady
@@ -558,5 +570,6 @@ AnyEvent = (
     | BreakpointsChanged | BreakpointHit | SlotHeld | HoldParked | HoldReleased | HoldDenied | LeaseChanged
     | ResetBegun | ResetDone | DrainBegun | StimulusRejected | CompletionRefused | InvariantViolated | BlocksSeen
     | SourceLost | Noted | BlocksQuarantined | BreakpointStopped | SlotCaptured | Frozen | Thawed
+    | PrefetchLimited
 )
 """The closed union of events; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyEvent])``."""

@@ -13,7 +13,7 @@ from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.folding import APPLY
 from kvbm_console.core.holds import BreakpointFacts, FreezeFacts, HoldFacts
-from kvbm_console.core.ids import CandidateStatus, FinishReason, HoldEnd, SkipReason, Suspend, Tier
+from kvbm_console.core.ids import CandidateStatus, FinishReason, HoldEnd, Route, SkipReason, Suspend, Tier
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import PoolFacts
 
@@ -54,6 +54,18 @@ class Totals(msgspec.Struct, array_like=True):
     """Blocks that came back to G1 to G4 by a copy within the thrash window after their eviction."""
     asked_again: list[list[int]] = msgspec.field(default_factory=lambda: [[0] * len(AGE_BOUNDS_NS) for _ in range(4)])
     """Prompt blocks of admissions that G1 to G4 had evicted, by ``core.ages`` since then."""
+
+    prefetch_used_blocks: int = 0
+    """Blocks that were fetched ahead and found by a lookup in the host tier; fetched are those moved from G3 to G2."""
+    prefetch_limits: int = 0
+    """How often prefetch was limited to probes because too little of what was fetched was used."""
+    prefetch_limited: bool = False
+    """Whether it is now."""
+
+    def prefetch_precision(self) -> float | None:
+        """Share of the blocks fetched ahead that a lookup found; None where nothing was fetched."""
+        fetched = self.moved_blocks.get(Route.G3_G2.label, 0)
+        return self.prefetch_used_blocks / fetched if fetched else None
 
     def thrash(self, tier: Tier | None = None) -> float | None:
         """Blocks brought back within the window after their eviction per block evicted, of a tier or of all.

@@ -184,6 +184,7 @@ _PREFETCH_COUNTERS: Final = (
     ("kvbm_prefetch_fetched_blocks_total", "fetched"), ("kvbm_prefetch_used_blocks_total", "used"),
     ("kvbm_prefetch_late_blocks_total", "late"), ("kvbm_prefetch_disk_blocks_total", "from_disk"),
     ("kvbm_prefetch_evicted_blocks_total", "evicted_unused"),
+    ("kvbm_prefetch_limits_total", "limits"), ("kvbm_prefetch_limited", "limited"),
 )
 
 

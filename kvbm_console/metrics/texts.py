@@ -142,6 +142,16 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
         "counter",
         "Prefetched blocks that host memory gave up before a lookup found them. Growing: copies that were for nothing.",
     ),
+    "kvbm_prefetch_limits_total": (
+        "counter",
+        "Times that prefetch was limited to probes, because less than a quarter of what was fetched was used. Growing: "
+        "guesses swing between good and useless.",
+    ),
+    "kvbm_prefetch_limited": (
+        "gauge",
+        "1 while prefetch is limited to probes. For long: the host tier is too small to keep what is fetched until "
+        "any request asks for it, or the predictor does not fit the load.",
+    ),
     "kvbm_prefetch_wasted_bytes_total": (
         "counter",
         "Bytes of kvbm_prefetch_evicted_blocks_total; missing where the size of a block is unknown. Growing: "

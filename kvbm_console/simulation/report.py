@@ -107,6 +107,8 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "disk_blocks": "found on disk by a lookup, the late ones included",
         "precision": "used_blocks / fetched_blocks", "coverage": "used_blocks / (used_blocks + disk_blocks)",
         "timeliness": "used_blocks / (used_blocks + late_blocks)",
+        "limits": "how often fetching was limited to probes, because less than a quarter of what was fetched was used",
+        "limited": "instances that are limited at the end",
         "wasted_bytes": "(fetched_blocks - used_blocks) x block size x bytes of a token",
     },
     "ttft_ms": _SPREAD,
@@ -297,6 +299,7 @@ def _prefetch(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> di
     return {
         "predictor": options.prefetch, "stop": options.prefetch_stop, "fetched_blocks": fetched, "used_blocks": used,
         "late_blocks": late, "disk_blocks": disk, **PrefetchAids.shares(total),
+        "limits": total["limits"], "limited": total["limited"],
         "wasted_bytes": (fetched - used) * options.block_bytes,
     }
 
@@ -397,7 +400,7 @@ def _prefetch_text(values: Mapping[str, Any]) -> str:
         f"{values['predictor']}, {values['stop']}: {values['fetched_blocks']:,} blocks fetched from disk, "
         f"{values['used_blocks']:,} used (precision {_percent(values['precision'])}), coverage "
         f"{_percent(values['coverage'])} of what lookups had from disk, timeliness {_percent(values['timeliness'])}, "
-        f"{values['wasted_bytes']:,} bytes wasted"
+        f"{values['wasted_bytes']:,} bytes wasted, {values['limits']} times limited to probes"
     )
 
 

@@ -12,6 +12,9 @@ exactly these keys, and new ones are only added:
                  thrash_blocks / evicted_blocks (null without any), asked_again_blocks were asked for by an admission
                  after the tier had evicted them, half of them at most asked_again_p50_ns later
 ``thrash``       {window_ns, evicted_blocks, thrash_blocks, thrash_rate}: over all tiers; the window is null if unknown
+``prefetch``     {fetched_blocks, used_blocks, precision, limits, limited}: blocks copied from disk to host ahead of a
+                 look-up, and those that one found there; precision is their quotient (null without any); limited says
+                 that only probes are fetched because too few were used, limits how often that began
 ``transfers``    list of {operation, candidate, route, blocks, status}: candidates that are not terminal
 ``breakpoints``  list of {id, owner, description, enabled, site, request, from_state, to_state, tier, route, action,
                  one_shot, hits, max_hold_ns, name, status, condition, ignore_count, hit_condition, log, suspend,
@@ -39,7 +42,7 @@ from kvbm_console.core.ages import age_within
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.expression import compile_slot_filter
 from kvbm_console.core.holds import BreakpointFacts, HoldFacts, stands_at
-from kvbm_console.core.ids import Condition, Tier, Word
+from kvbm_console.core.ids import Condition, Route, Tier, Word
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.ended import EndedHold
@@ -65,6 +68,11 @@ def status_document(
         "thrash": {
             "window_ns": thrash_window_ns, "evicted_blocks": sum(state.totals.evicted_blocks),
             "thrash_blocks": sum(state.totals.returned_blocks), "thrash_rate": state.totals.thrash(),
+        },
+        "prefetch": {
+            "fetched_blocks": state.totals.moved_blocks.get(Route.G3_G2.label, 0),
+            "used_blocks": state.totals.prefetch_used_blocks, "precision": state.totals.prefetch_precision(),
+            "limits": state.totals.prefetch_limits, "limited": state.totals.prefetch_limited,
         },
         "transfers": [_transfer(candidate) for candidate in state.candidates.values()],
         "breakpoints": [_breakpoint(known) for known in state.breakpoints.values()],

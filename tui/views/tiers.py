@@ -206,8 +206,9 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
     if evicted is not None:
         row.spans(bars.trend(resample(evicted.last(60, now), cells), desk.glyphs))
     row.to(19 + cells)
-    assert desk.mirror.state is not None
-    back, gone = flows.thrash_share(desk.mirror.state, tier, now)
+    state = desk.mirror.state
+    assert state is not None
+    back, gone = flows.thrash_share(state, tier, now)
     share = f"{flows.about(now, 60)}{tenth(back, gone)} % of {brief(gone)}" if gone else "–"
     row.put("thrash ", "muted").put(share, "text")
     row.put("  ")
@@ -219,7 +220,18 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
         asked_here = (f" of {count(here)}{'' if tier is Tier.G1 else ' asked here'}", f" of {count(here)}",
                       f" of {brief(here)}", "")
         row.put(next(text for text in asked_here if not text or row.x + len(text) <= width - 1), "muted")
+    fetched = _prefetched(state, pool)
+    if fetched and row.x + len(fetched) + 3 <= width:
+        row.put(f"   {fetched}", "caution" if state.totals.prefetch_limited else "muted")
     return row.line("", width)
+
+
+def _prefetched(state: CacheState, pool: PoolFacts) -> str:
+    """Of the host tier: what share of the blocks fetched ahead was used, and whether only probes are fetched."""
+    precision = state.totals.prefetch_precision()
+    if pool.info.tier is not Tier.G2 or precision is None:
+        return ""
+    return f"fetched {percent(round(100 * precision), 100)} used{', limited' if state.totals.prefetch_limited else ''}"
 
 
 def _occupancy_row(desk: Desk, pools: list[PoolFacts], width: int) -> Line:

@@ -118,6 +118,11 @@ def _source_lost(state: "CacheState", e: ev.SourceLost) -> None:
     state.lost_sources.pop(e.source, None)
 
 
+def _prefetch_limited(state: "CacheState", e: ev.PrefetchLimited) -> None:
+    state.totals.prefetch_limited = e.limited
+    state.totals.prefetch_limits += e.limited
+
+
 FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
     ev.PoolKnown: _pool_known,
     ev.BlocksFilled: _blocks_filled,
@@ -128,4 +133,5 @@ FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
     ev.BlocksQuarantined: _blocks_quarantined,
     ev.BlocksSeen: _blocks_seen,
     ev.SourceLost: _source_lost,
+    ev.PrefetchLimited: _prefetch_limited,
 }

@@ -129,6 +129,7 @@ def _blocks_staged(state: "CacheState", e: ev.BlocksStaged) -> None:
     state.known_pool(e.pool).ref(ids, e.ids)
     slot = state.known_slot(e.slot)
     slot.staged = [*slot.staged, (e.pool, ids)]
+    state.totals.prefetch_used_blocks += e.prefetched
 
 
 def _staging_released(state: "CacheState", e: ev.StagingReleased) -> None:

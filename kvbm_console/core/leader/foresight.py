@@ -19,6 +19,18 @@ STEPS: Final = 32
 SESSIONS_MAX: Final = 1_024
 SESSION_BLOCKS_MAX: Final = 4_096
 """Sessions that are remembered, those that ended last, and how many of the last blocks of each: 32 MB at most."""
+JUDGED_LEAST: Final = 64
+JUDGED_MAX: Final = 512
+"""Blocks that were fetched and then used or evicted: from the first number on they are judged, at the second both
+counts are halved, so that the precision is that of the last few hundred blocks."""
+LIMIT_BELOW: Final = 0.25
+LIFT_FROM: Final = 0.5
+"""Precision below which only probes are fetched, and from which on everything is again: far enough apart that a load on
+the border does not swing. Below a quarter a fetch pushes out more than it brings."""
+PROBE_EVERY: Final = 8
+PROBE_BLOCKS: Final = 16
+"""While limited, every so many-th guess is followed for so many blocks: enough to see in seconds that guesses are good
+again, and a hundredth of the bandwidth of a long prompt."""
 GAP_WEIGHT: Final = 8
 """The mean time until a session comes back moves by one part in so many towards each new one."""
 
@@ -58,13 +70,23 @@ class PrefetchAids(msgspec.Struct):
     """Found in the disk tier by a lookup, the late ones included."""
     evicted: int = 0
     """Fetched, and evicted from the host tier before any lookup found them."""
+    recent_used: int = 0
+    recent_wasted: int = 0
+    """Of the blocks judged last: used, and evicted before any lookup found them."""
+    limited: bool = False
+    """Whether only probes are fetched, because too little of what was fetched was used."""
+    limits: int = 0
+    """How often that began."""
+    probes: int = 0
+    """Guesses while limited."""
 
     def gauges(self) -> dict[str, int]:
         """The counts, and what is remembered against its bounds."""
         return {
             "fetched": self.fetched, "used": self.used, "late": self.late, "from_disk": self.from_disk,
             "evicted_unused": self.evicted, "unused": len(self.unused), "asked": len(self.asked),
-            "contexts": len(self.successors), "sessions": len(self.sessions),
+            "contexts": len(self.successors), "sessions": len(self.sessions), "limited": int(self.limited),
+            "limits": self.limits, "recent_used": self.recent_used, "recent_wasted": self.recent_wasted,
         }
 
     @staticmethod
@@ -100,19 +122,44 @@ class PrefetchAids(msgspec.Struct):
         self.waits.pop(slot, None)
         self.arrived_ns.pop(slot, None)
 
+    def judge(self) -> bool:
+        """Begin or end the limit by the precision of the blocks judged last; whether that changed."""
+        used, judged = self.recent_used, self.recent_used + self.recent_wasted
+        if judged < JUDGED_LEAST:
+            return False
+        change = used >= LIFT_FROM * judged if self.limited else used < LIMIT_BELOW * judged
+        if change:
+            self.limited = not self.limited
+            self.limits += self.limited
+            self.recent_used = self.recent_wasted = self.probes = 0
+        elif judged >= (JUDGED_LEAST if self.limited else JUDGED_MAX):
+            self.recent_used //= 2
+            self.recent_wasted //= 2
+        return change
+
+    def room(self, room: int) -> int:
+        """How many blocks a guess may fetch where there is ``room`` for so many."""
+        if not self.limited:
+            return room
+        self.probes += 1
+        return 0 if self.probes % PROBE_EVERY else min(room, PROBE_BLOCKS)
+
     def found_below(self, hashes: Iterable[int]) -> None:
         """A lookup has found these blocks in the disk tier."""
         for key in hashes:
             self.from_disk += 1
             self.late += key in self.asked
 
-    def found(self, hashes: Iterable[int]) -> None:
-        """A lookup has found these blocks in the host tier."""
+    def found(self, hashes: Iterable[int]) -> int:
+        """A lookup has found these blocks in the host tier; how many of them were fetched ahead."""
+        before = self.used
         if self.unused:
             for key in hashes:
                 if key in self.unused:
                     del self.unused[key]
                     self.used += 1
+                    self.recent_used += 1
+        return self.used - before
 
     def gave_up(self, hashes: Iterable[int]) -> None:
         """These blocks have left the host tier."""
@@ -121,6 +168,7 @@ class PrefetchAids(msgspec.Struct):
                 if key in self.unused:
                     del self.unused[key]
                     self.evicted += 1
+                    self.recent_wasted += 1
 
     # --- what followed what ---
 

@@ -177,10 +177,11 @@ def _stage(
     for pool, places in found:
         used = slot.hashes[at : at + len(places)]
         at += len(places)
-        leader.emit(ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places))
+        leader.emit(
+            ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places), prefetch.found(leader, pool, used)
+        )
         leader.aids.pools[pool.info.pool].staged_blocks += len(places)
         leader.aids.taken(pool, places)
-        prefetch.found(leader, pool, used)
         if leader.config.eviction.disk_admission > 1:
             _offer_again(leader, pool, places)
     leader.set_staging_deadline(slot)

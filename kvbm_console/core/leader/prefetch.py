@@ -3,7 +3,7 @@
 Law of this file: a predictor only names hashes; what is copied, and where room is made for it, is decided by the same
 pipeline as every other copy, as a candidate that belongs to no slot. What is under way or unused holds at most
 ``staging_share`` of the host tier. Content is found by its hash alone, so a wrong guess costs bandwidth and room, and
-never an answer.
+never an answer. Where less than a quarter of what was fetched is used, only probes are fetched, until half of them is.
 
 Three predictors. ``chain``: the hashes of a prompt are known when it arrives, so while it queues behind others its
 continuation below the host tier is fetched. ``ngram``: which blocks followed the last one of this prompt before; a hash
@@ -98,12 +98,13 @@ def on_its_way(leader: Decider, pool: PoolFacts, key: int) -> bool:
     return lower is not None and lower.ready_place(key) is not None
 
 
-def found(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> None:
-    """A lookup has found these blocks in a pool."""
+def found(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> int:
+    """A lookup has found these blocks in a pool; how many of them stand there because they were fetched ahead."""
     if pool.info.tier is Tier.G3:
         leader.aids.prefetch.found_below(hashes)
     elif pool.info.tier is Tier.G2:
-        leader.aids.prefetch.found(hashes)
+        return leader.aids.prefetch.found(hashes)
+    return 0
 
 
 # --- what is fetched ---
@@ -133,7 +134,10 @@ def _queues(leader: Decider, slot: SlotFacts) -> bool:
 def _fetch(leader: Decider, host: PoolFacts, disk: PoolFacts, ways: Iterable[Sequence[int]]) -> list[int]:
     """Plan to copy up what stands in the disk tier alone of these parts of prefixes; returns the candidates."""
     memory, config = leader.aids.prefetch, leader.config
-    room = int(config.staging_share * len(host)) - len(memory.asked) - len(memory.unused)
+    used, judged = memory.recent_used, memory.recent_used + memory.recent_wasted
+    if memory.judge():
+        leader.emit(ev.PrefetchLimited, memory.limited, used, judged)
+    room = memory.room(int(config.staging_share * len(host)) - len(memory.asked) - len(memory.unused))
     wanted: dict[int, None] = {}
     for way in ways:
         for key in way:

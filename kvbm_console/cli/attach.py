@@ -146,8 +146,11 @@ async def console(
     finally:
         for keeper in keepers:
             keeper.close()
+    status = result if result is not None else (app.return_code or 0)
+    if not status:  # else the terminal may be gone, or take nothing
+        for keeper in keepers:
             warn(keeper.told())
-    return result if result is not None else (app.return_code or 0)
+    return status
 
 
 def live_session(address: str, *, keeper: "object | None" = None) -> "Session":

@@ -103,9 +103,10 @@ async def _with_console(options: "DaemonOptions", seconds: float | None, look: d
         return 0
     daemon = ready.result()
     try:
-        return await console([daemon.address], seconds=seconds, **look)
+        status = await console([daemon.address], seconds=seconds, **look)
     finally:
         daemon.stop(soon=True)
         recorder = (await serving).recorder
-        if recorder is not None:
-            warn(f"recorder: {recorder_text(msgspec.to_builtins(recorder))}")
+    if recorder is not None and not status:  # else the terminal may be gone, or take nothing
+        warn(f"recorder: {recorder_text(msgspec.to_builtins(recorder))}")
+    return status

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from kvbm_console.cli.debug import WAIT, time_is_over
-from kvbm_console.cli.output import print_json, warn
+from kvbm_console.cli.output import answer, print_json, warn
 from kvbm_console.cli.params import NUMBER, Duration, Labelled, compiled, format_option, resolve_target, target_option
 from kvbm_console.core.config import EXPIRES_MAX_NS, MAX_HOLD_NS_MAX, BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
@@ -188,7 +188,8 @@ def break_list(target: str | None, form: str) -> None:
 @break_group.command(name="clear")
 @click.argument("ids", metavar="[BREAKPOINT]...", nargs=-1, type=NUMBER)
 @target_option
-def break_clear(ids: tuple[int, ...], target: str | None) -> None:
+@format_option("text", "json")
+def break_clear(ids: tuple[int, ...], target: str | None, form: str) -> None:
     """Remove breakpoints: these, or all of all owners."""
     from kvbm_console.cli.ask import control
 
@@ -199,30 +200,33 @@ def break_clear(ids: tuple[int, ...], target: str | None) -> None:
             await session.remove_breakpoint(number)
         return f"removed {len(ids)}"
 
-    click.echo(control(resolve_target(None, target), clear))
+    answer(form, control(resolve_target(None, target), clear))
 
 
 @break_group.command(name="enable")
 @click.argument("number", metavar="BREAKPOINT", type=NUMBER)
 @target_option
-def break_enable(number: int, target: str | None) -> None:
+@format_option("text", "json")
+def break_enable(number: int, target: str | None, form: str) -> None:
     """Arm a breakpoint again."""
-    _enable(number, True, target)
+    _enable(number, True, target, form)
 
 
 @break_group.command(name="disable")
 @click.argument("number", metavar="BREAKPOINT", type=NUMBER)
 @target_option
-def break_disable(number: int, target: str | None) -> None:
+@format_option("text", "json")
+def break_disable(number: int, target: str | None, form: str) -> None:
     """Mute a breakpoint without removing it."""
-    _enable(number, False, target)
+    _enable(number, False, target, form)
 
 
-def _enable(number: int, enabled: bool, target: str | None) -> None:
+def _enable(number: int, enabled: bool, target: str | None, form: str) -> None:
     from kvbm_console.cli.ask import control
 
     control(resolve_target(None, target), lambda controls: controls.enable_breakpoint(number, enabled))
-    click.echo(f"breakpoint {number} {'armed' if enabled else 'muted'}")
+    done = "armed" if enabled else "muted"
+    answer(form, done, f"breakpoint {number} {done}", id=str(number))
 
 
 # --- files ---
@@ -231,20 +235,22 @@ def _enable(number: int, enabled: bool, target: str | None) -> None:
 @break_group.command(name="save")
 @click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
 @target_option
-def break_save(file: Path, target: str | None) -> None:
+@format_option("text", "json")
+def break_save(file: Path, target: str | None, form: str) -> None:
     """Write all breakpoints of a daemon into a file that `break load` reads."""
     from kvbm_console.cli.ask import fetch_status
     from kvbm_console.debug.files import spec_from_document, write_specs
 
     found = fetch_status(resolve_target(None, target))["breakpoints"]
     write_specs(file, [spec_from_document(entry) for entry in found])
-    click.echo(f"saved {len(found)}")
+    answer(form, f"saved {len(found)}", path=str(file))
 
 
 @break_group.command(name="load")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @target_option
-def break_load(file: Path, target: str | None) -> None:
+@format_option("text", "json")
+def break_load(file: Path, target: str | None, form: str) -> None:
     """Set the breakpoints of a file, beside those that there are."""
     from kvbm_console.cli.ask import control
     from kvbm_console.debug.files import read_specs, renumbered
@@ -262,7 +268,7 @@ def break_load(file: Path, target: str | None) -> None:
         return wrong
 
     wrong = control(resolve_target(None, target), load)
-    click.echo(f"loaded {len(specs)}")
+    answer(form, f"loaded {len(specs)}", path=str(file))
     for sentence in wrong:
         warn(sentence)
     if wrong:

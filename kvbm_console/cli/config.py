@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from kvbm_console.cli.configuration import config_path, read, sections
-from kvbm_console.cli.output import print_json
+from kvbm_console.cli.output import answer, print_json
 from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
 
@@ -27,9 +27,12 @@ def config() -> None:
 @config.command()
 @click.option("--force", is_flag=True, help="Overwrite the file that is there.")
 @click.option("--stdout", is_flag=True, help="Print it instead of writing it.")
-def init(force: bool, stdout: bool) -> None:
+@format_option("text", "json")
+def init(force: bool, stdout: bool, form: str) -> None:
     """Write a configuration file in which every key is explained and commented out."""
     text = template()
+    if stdout and form == "json":
+        raise UsageError("--format json tells of a file that is written: it has no meaning with --stdout")
     if stdout:
         click.echo(text, nl=False)
         return
@@ -38,7 +41,7 @@ def init(force: bool, stdout: bool) -> None:
         raise UsageError(f"{path} exists; --force overwrites it")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    click.echo(f"written: {path}")
+    answer(form, "written", f"written: {path}", path=str(path))
 
 
 @config.command()

@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from kvbm_console.cli.output import print_json, warn
+from kvbm_console.cli.output import answer, print_json, warn
 from kvbm_console.cli.params import NUMBER, Duration, format_option, resolve_target, target_option
 from kvbm_console.core.config import MAX_HOLD_NS_MAX
 from kvbm_console.core.errors import UsageError
@@ -89,7 +89,10 @@ def print_part(target: str | None, form: str, part: str, lines: Any, nothing: st
 @click.option("--all", "everything", is_flag=True, help="Release every hold.")
 @click.option("--until", type=Until(), metavar="STATE|SITE", help="Stop the same slot once more there.")
 @target_option
-def continue_command(hold: int | None, everything: bool, until: SlotState | Site | None, target: str | None) -> None:
+@format_option("text", "json")
+def continue_command(
+    hold: int | None, everything: bool, until: SlotState | Site | None, target: str | None, form: str
+) -> None:
     """Let a held slot go on; without HOLD the only one there is."""
     from kvbm_console.cli.ask import control
 
@@ -99,22 +102,22 @@ def continue_command(hold: int | None, everything: bool, until: SlotState | Site
     if not everything:
         hold = _only_hold(address, hold, "continue needs HOLD or --all")
         if hold is None:
-            click.echo("nothing is held")
+            answer(form, "nothing", "nothing is held")
             return
     state = until if isinstance(until, SlotState) else None
     site = until if isinstance(until, Site) else None
-    _tell(address, hold, control(address, lambda controls: controls.continue_hold(hold, state, site)))
+    _tell(form, address, hold, control(address, lambda controls: controls.continue_hold(hold, state, site)))
 
 
-def _tell(address: str, hold: int | None, answer: str) -> None:
+def _tell(form: str, address: str, hold: int | None, said: str) -> None:
     """Print a daemon's answer to a verb; for a hold that has ended already, also why."""
     from kvbm_console.cli.ask import fetch_status
 
     reason = ""
-    if answer == "already_continued":
+    if said == "already_continued":
         ended = fetch_status(address)["ended_holds"]
         reason = next((entry["text"] for entry in ended if entry["id"] == str(hold)), "")
-    click.echo(answer_text(answer, reason))
+    answer(form, said, answer_text(said, reason), id=None if hold is None else str(hold))
 
 
 def _only_hold(address: str, hold: int | None, needs: str) -> int | None:
@@ -133,7 +136,8 @@ def _only_hold(address: str, hold: int | None, needs: str) -> int | None:
 @click.argument("hold", required=False, type=NUMBER)
 @click.option("--pipeline", is_flag=True, help="Instead let one candidate through its evaluation, while it is closed.")
 @target_option
-def step(hold: int | None, pipeline: bool, target: str | None) -> None:
+@format_option("text", "json")
+def step(hold: int | None, pipeline: bool, target: str | None, form: str) -> None:
     """Let a held slot go on to its next site, and stop it there again; without HOLD the only one there is."""
     from kvbm_console.cli.ask import control
 
@@ -141,25 +145,26 @@ def step(hold: int | None, pipeline: bool, target: str | None) -> None:
     if pipeline:
         if hold is not None:
             raise click.UsageError(f"step takes HOLD or --pipeline, got both {hold} and --pipeline")
-        click.echo(control(address, lambda controls: controls.step_pipeline()))
+        answer(form, control(address, lambda controls: controls.step_pipeline()))
         return
     hold = _only_hold(address, hold, "step needs HOLD")
     if hold is None:
-        click.echo("nothing is held")
+        answer(form, "nothing", "nothing is held")
         return
     number = hold
-    _tell(address, number, control(address, lambda controls: controls.step(number)))
+    _tell(form, address, number, control(address, lambda controls: controls.step(number)))
 
 
 @click.command()
 @click.argument("hold", type=NUMBER)
 @target_option
-def skip(hold: int, target: str | None) -> None:
+@format_option("text", "json")
+def skip(hold: int, target: str | None, form: str) -> None:
     """Resolve the candidates of a held slot to no work, and let it go on."""
     from kvbm_console.cli.ask import control
 
     address = resolve_target(None, target)
-    _tell(address, hold, control(address, lambda controls: controls.skip(hold)))
+    _tell(form, address, hold, control(address, lambda controls: controls.skip(hold)))
 
 
 def max_hold_option(command: Any) -> Any:
@@ -172,37 +177,42 @@ def max_hold_option(command: Any) -> Any:
 @click.argument("duration_ns", metavar="DURATION", type=RUN_FOR)
 @max_hold_option
 @target_option
-def run_for(duration_ns: int, max_hold_ns: int, target: str | None) -> None:
+@format_option("text", "json")
+def run_for(duration_ns: int, max_hold_ns: int, target: str | None, form: str) -> None:
     """Go on for this much of the engine's time, as 200ms, and freeze again."""
     from kvbm_console.cli.ask import control
 
-    click.echo(control(resolve_target(None, target), lambda controls: controls.run_for(duration_ns, max_hold_ns)))
+    answer(form, control(resolve_target(None, target), lambda controls: controls.run_for(duration_ns, max_hold_ns)))
 
 
 @click.command()
 @max_hold_option
 @target_option
-def freeze(max_hold_ns: int, target: str | None) -> None:
+@format_option("text", "json")
+def freeze(max_hold_ns: int, target: str | None, form: str) -> None:
     """Let everything stand still: no candidate is evaluated, the engines are paused."""
     from kvbm_console.cli.ask import control
 
-    click.echo(control(resolve_target(None, target), lambda controls: controls.freeze(max_hold_ns)))
+    answer(form, control(resolve_target(None, target), lambda controls: controls.freeze(max_hold_ns)))
 
 
 @click.command()
 @target_option
-def thaw(target: str | None) -> None:
+@format_option("text", "json")
+def thaw(target: str | None, form: str) -> None:
     """End a freeze."""
     from kvbm_console.cli.ask import control
 
-    click.echo(answer_text(control(resolve_target(None, target), lambda controls: controls.thaw())))
+    said = control(resolve_target(None, target), lambda controls: controls.thaw())
+    answer(form, said, answer_text(said))
 
 
 @click.command()
 @target_option
-def disarm(target: str | None) -> None:
+@format_option("text", "json")
+def disarm(target: str | None, form: str) -> None:
     """Mute every breakpoint, release every hold, end a freeze."""
     from kvbm_console.cli.ask import control
 
     control(resolve_target(None, target), lambda controls: controls.disarm())
-    click.echo("disarmed")
+    answer(form, "disarmed")

@@ -23,6 +23,33 @@ def print_json(document: Any) -> None:
     click.echo(msgspec.json.encode(document))
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """The document of a verb: what the command did."""
+
+    done: str
+    """One word: ``continued``, ``frozen``, ``removed``, ``nothing`` and so on; ``already_continued`` is a lost race."""
+    text: str
+    """The same for a person."""
+    id: str | None = None
+    """The hold or breakpoint that was named or found, else null."""
+    count: int | None = None
+    """How many holds, breakpoints or files, else null."""
+    path: str | None = None
+    """The file that was written or read, else null."""
+
+
+def answer(form: str, done: str, text: str = "", **more: Any) -> None:
+    """Print what a verb did; ``done`` may end in a count, as ``removed 3``."""
+    word, _, rest = done.partition(" ")
+    if rest.isdigit():
+        more.setdefault("count", int(rest))
+    told = Answer(word, text or done, **more)
+    if form == "json":
+        print_json(told)
+    else:
+        click.echo(told.text)
+
+
 def warn(message: str) -> None:
     """A message that is not the result: on stderr."""
     click.echo(message, err=True)

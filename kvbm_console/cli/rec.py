@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from kvbm_console.cli import rec_more, recorder
 from kvbm_console.cli.merging import merge
@@ -24,6 +25,20 @@ FORMAT: Final = click.option("--format", "format_", type=click.Choice(["text", "
                              show_default=True, help="How to print the result.")
 RECORDING: Final = click.argument("path", metavar="DIR-or-FILE", type=click.Path(path_type=Path))
 DIRECTORY: Final = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+
+
+class Indexed(msgspec.Struct, frozen=True):
+    """One file that ``rec index`` made whole."""
+
+    segment: str
+    done: str
+    """``indexed`` or ``sealed``."""
+    bytes: int
+    """Size of the file afterwards."""
+    last_seq: int | None = None
+    """The last event of a file that was indexed again, else null."""
+    lost_bytes: int = 0
+    """Damaged bytes that were cut off."""
 
 
 @click.group()
@@ -102,7 +117,8 @@ def recover(directory: Path, salvage: bool, format_: str) -> None:
 
 @rec.command()
 @DIRECTORY
-def index(directory: Path) -> None:
+@FORMAT
+def index(directory: Path, format_: str) -> None:
     """Seal segments that were left active, and give sealed ones their missing or damaged index again.
 
     What is sealed is compared with its source before that goes; a file of which something could not be kept stays
@@ -113,19 +129,26 @@ def index(directory: Path) -> None:
     from kvbm_console.recording.seal import seal_segment
 
     tell = progress()
+    done_to: list[Indexed] = []
     with _locked(directory):
         without = [path for path in sorted(directory.glob("*.mcap")) if needs_index(path)]
         for path in without:
             made = rebuild_index(path)
-            lost = f"; {number(made.lost_bytes)} damaged bytes behind it are lost" if made.lost_bytes else ""
-            click.echo(f"{path.name}  indexed again up to event {number(made.last_seq)}{lost}")
+            done_to.append(Indexed(path.name, "indexed", path.stat().st_size, made.last_seq, made.lost_bytes))
+            if format_ == "text":
+                lost = f"; {number(made.lost_bytes)} damaged bytes behind it are lost" if made.lost_bytes else ""
+                click.echo(f"{path.name}  indexed again up to event {number(made.last_seq)}{lost}")
         left = [one.path for one in recover_directory(directory) if one.outcome in ("whole", "truncated")]
         for done, path in enumerate(left):
             tell("seal", done, len(left))
             before = path.stat().st_size
             sealed = seal_segment(path)
-            click.echo(f"{sealed.name}  {number(before)} bytes sealed into {number(sealed.stat().st_size)}")
-    if not left and not without:
+            done_to.append(Indexed(sealed.name, "sealed", sealed.stat().st_size))
+            if format_ == "text":
+                click.echo(f"{sealed.name}  {number(before)} bytes sealed into {number(sealed.stat().st_size)}")
+    if format_ == "json":
+        print_json(done_to)
+    elif not done_to:
         click.echo("nothing to do: every segment is sealed and indexed")
 
 

@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from kvbm_console.cli.output import number, print_json, warn
+from kvbm_console.cli.params import format_option
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 
@@ -80,7 +81,8 @@ def import_kv_events(path: Path, out: Path, form: str) -> None:
               help="Where frames.bin goes; with several publishers a directory for each rank.")
 @click.option("--seconds", type=click.FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
 @click.option("--batches", type=click.IntRange(1), metavar="N", help="End after N batches.")
-def capture(address: str, out: Path, seconds: float | None, batches: int | None) -> None:
+@format_option("text", "json")
+def capture(address: str, out: Path, seconds: float | None, batches: int | None, form: str) -> None:
     """Write an engine's event stream to a file, without a console, until ctrl-c.
 
     Make a recording of it with rec import kv-events.
@@ -92,8 +94,34 @@ def capture(address: str, out: Path, seconds: float | None, batches: int | None)
     listeners = run(_capture(find_publishers(address), out, seconds, batches))
     for listener in listeners:
         listener.writer.close()
+    if form == "json":
+        print_json([_captured(listener) for listener in listeners])
+        return
+    for listener in listeners:
         click.echo(f"{listener.writer.path}  {number(listener.writer.frames)} frames, "
                    f"{number(listener.writer.bytes)} bytes, {_blocks(listener)}")
+
+
+class Captured(msgspec.Struct, frozen=True):
+    """One publisher of ``rec capture``."""
+
+    path: str
+    frames: int
+    bytes: int
+    resident_blocks: dict[str, int]
+    """By medium, at the end."""
+    lost_batches: int
+    unreadable: int
+
+
+def _captured(listener: "Listener") -> Captured:
+    media: dict[str, int] = {}
+    for place, count in listener.residency.counts().items():
+        media[place.medium] = media.get(place.medium, 0) + count
+    return Captured(
+        str(listener.writer.path), listener.writer.frames, listener.writer.bytes, media, listener.lost_batches,
+        listener.unreadable,
+    )
 
 
 def find_publishers(address: str) -> "list[Publisher]":

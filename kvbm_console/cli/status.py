@@ -1,7 +1,7 @@
 """``kvbm-console status``: what is true of a daemon right now, once.
 
-Law of this file: the JSON is the daemon's own document, passed on as it is (its contract is in ARCHITECTURE.md, "JSON
-output"); the text has the console's overview in front, and then the same values.
+Law of this file: the JSON is the daemon's own document, passed on as it is (its keys are listed
+in JSON.md); the text has the console's overview in front, and then the same values.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Writes the generated parts of ARCHITECTURE.md: the state diagram and the table of all kinds.
+"""Writes the generated parts of ARCHITECTURE.md (state diagram, table of all kinds) and the table of all JSON.
 
 Law of this file: both come from the code alone (``slots.TRANSITIONS``, the three unions), so the document cannot tell
 another story than the program. ``python -m tests.architecture.generate [--check]``.
@@ -16,6 +16,7 @@ import msgspec
 from kvbm_console.core import events, instructions, stimuli
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.slots import TRANSITIONS
+from tests.architecture import json_table
 
 DOCUMENT: Final = Path(__file__).resolve().parent.parent.parent / "ARCHITECTURE.md"
 _COMMON: Final = {
@@ -95,14 +96,15 @@ def regenerated(text: str) -> str:
 
 
 def main() -> int:
-    """Rewrite the document, or with ``--check`` only say whether it is fresh (exit 1 when it is not)."""
-    old = DOCUMENT.read_text(encoding="utf-8")
-    new = regenerated(old)
+    """Rewrite the documents, or with ``--check`` only say which of them are stale (exit 1)."""
+    made = {DOCUMENT: regenerated(DOCUMENT.read_text(encoding="utf-8")), json_table.FILE: json_table.text()}
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
-        if old != new:
-            print("ARCHITECTURE.md is stale: run make docs", file=sys.stderr)
-        return int(old != new)
-    DOCUMENT.write_text(new, encoding="utf-8")
+        for path in stale:
+            print(f"{path.name} is stale: run make docs", file=sys.stderr)
+        return int(bool(stale))
+    for path in stale:
+        path.write_text(made[path], encoding="utf-8")
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture import json_table
 from tests.architecture.generate import DOCUMENT, regenerated
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -105,6 +106,7 @@ def test_the_core_has_examples() -> None:
 def test_architecture_document_is_fresh() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert text == regenerated(text), "ARCHITECTURE.md is stale: run make docs"
+    assert json_table.FILE.read_text(encoding="utf-8") == json_table.text(), "JSON.md is stale: run make docs"
 
 
 def test_the_table_of_invariants_names_files_that_exist() -> None:

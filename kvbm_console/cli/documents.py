@@ -1,0 +1,397 @@
+"""The JSON of every command, as types: the contract that JSON.md shows and that a test compares with real output.
+
+A document that the library makes has its type there. The types here are those of documents that are put together as
+plain values: the status document, answers of a few commands.
+
+Law of this file: a key that a command prints is a field of its type, and each field is printed; only a field whose
+default is UNSET may be absent.
+"""
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+INTERACTIVE: Final = {
+    "attach": "it is a screen; `status` and `tail` tell a script the same",
+}
+"""Commands without a document, and the reason."""
+ELSEWHERE: Final = {
+    "simulate": "keys and formulas: [REFERENCE.md](../simulation/REFERENCE.md); with `--vectors` an object of `file`, "
+                "`vectors`, `failed` and `lines`",
+    "tail": "one event a line (`--format jsonl`): `seq`, `at_ns`, `kind`, `cause` and the fields of that kind, see "
+            "[all kinds](../../ARCHITECTURE.md#all-kinds)",
+}
+"""Commands whose keys another generated document lists."""
+
+
+class Slot(msgspec.Struct):
+    """A live slot."""
+
+    slot: str
+    request: str
+    state: str
+    since_ns: int
+    age_ns: int
+    computed_tokens: int
+    prompt_tokens: int
+    outstanding: int
+    """Candidates that are not terminal."""
+    hold: str | None
+
+
+class TierRow(msgspec.Struct):
+    """A tier: the sum over the pools of all engines."""
+
+    capacity_blocks: int | None
+    """Null: an engine does not tell."""
+    resident_blocks: int
+    """Cached, referenced and writing."""
+    referenced_blocks: int
+    writing_blocks: int
+    hits: int
+    """In prompt blocks."""
+    lookups: int
+    """In prompt blocks."""
+    uncertain: bool
+    """Reports of an engine were lost."""
+
+
+class Transfer(msgspec.Struct):
+    """A candidate that is not terminal."""
+
+    operation: str | None
+    """Null: not promoted."""
+    candidate: str
+    route: str
+    blocks: int
+    status: str
+
+
+class BreakpointRow(msgspec.Struct):
+    """A breakpoint with its specification."""
+
+    id: str
+    owner: str
+    description: str
+    enabled: bool
+    site: str
+    request: str
+    from_state: str | None
+    to_state: str | None
+    tier: str | None
+    route: str | None
+    action: str
+    one_shot: bool
+    hits: int
+    max_hold_ns: int
+    name: str
+    status: str | None
+    condition: str
+    ignore_count: int
+    hit_condition: str
+    log: str
+    suspend: str
+    depends_on: str | None
+    on_timeout: str
+    expires_ns: int
+    persist: bool
+    message: str
+    """Why it was disabled by itself."""
+
+
+class HoldRow(msgspec.Struct):
+    """A hold."""
+
+    id: str
+    slot: str
+    request: str
+    site: str
+    point: str
+    """Where it stands still."""
+    owner: str
+    breakpoints: list[str]
+    pending: bool
+    since_ns: int
+    deadline_ns: int
+    suspend: str
+    on_timeout: str
+    age_ns: int
+
+
+class EndedHoldRow(msgspec.Struct):
+    """A hold that ended or was refused."""
+
+    id: str | None
+    request: str
+    site: str
+    point: str | None
+    at_ns: int
+    held_ns: int
+    why: str
+    by: str
+    text: str
+    times: int
+
+
+class Frozen(msgspec.Struct):
+    """A freeze."""
+
+    by: str
+    since_ns: int
+    max_hold_ns: int
+
+
+class Stream(msgspec.Struct):
+    """The event stream of the daemon."""
+
+    name: str
+    head_seq: int
+    """-1 before the first event."""
+    epoch: int
+    incarnation: str
+    subscribers: int
+
+
+class RecorderRow(msgspec.Struct):
+    """The recorder of the daemon."""
+
+    state: str
+    written_seq: int
+    synced_seq: int
+    path: str
+    bytes: int
+
+
+class EngineRow(msgspec.Struct):
+    """What a tap has cost its engine."""
+
+    source: str
+    name: str
+    calls: int
+    dropped: int
+    errors: int
+    call_ns: int
+    steps: int
+    step_ns: int
+
+
+class PublisherRow(msgspec.Struct):
+    """An event stream that is followed."""
+
+    source: str
+    name: str
+    connected: bool
+    batches: int
+    gaps: int
+    lost_batches: int
+    restarts: int
+    last_batch_ns: int | None
+    """Null: no batch yet."""
+
+
+class Status(msgspec.Struct):
+    """What is true of a daemon now."""
+
+    slots: list[Slot]
+    tiers: dict[str, TierRow]
+    """By `g1` to `g4`."""
+    transfers: list[Transfer]
+    breakpoints: list[BreakpointRow]
+    holds: list[HoldRow]
+    ended_holds: list[EndedHoldRow]
+    """The last 64, the newest last."""
+    frozen: Frozen | None
+    stream: Stream
+    recorder: RecorderRow | None
+    engines: list[EngineRow]
+    publishers: list[PublisherRow]
+
+
+class Verdict(msgspec.Struct):
+    """A breakpoint that was set."""
+
+    id: str
+    verified: bool
+    message: str
+    """Why it cannot work."""
+    holds: list[HoldRow] | UnsetType = UNSET
+    """With `--wait`: what stands still."""
+
+
+class HitRow(msgspec.Struct):
+    """One hit on a recording."""
+
+    seq: int
+    at_ns: int
+    n: int
+    slot: str
+    request: str
+    site: str
+    from_state: str
+    to_state: str
+    message: str
+
+
+class Tried(msgspec.Struct):
+    """Breakpoints that were tried on a recording."""
+
+    run: str
+    """Its incarnation."""
+    runs: int
+    """How many the recording holds."""
+    hits: int
+    matches: int
+    failed: str | None
+    first: list[HitRow]
+
+
+class FindingRow(msgspec.Struct):
+    """One thing that needs a person."""
+
+    lint: str
+    level: str
+    who: str
+    what: str
+    because: str
+    seq: int
+    evidence: list[int]
+    request: str | None
+    slot: str | None
+    since_ns: int
+    until_ns: int | None
+    count: int
+    threshold: str
+    bad: str
+    do: str
+
+
+class Doctor(msgspec.Struct):
+    """What needs a person."""
+
+    evidence: str
+    ok: bool
+    events: int
+    lost_events: int
+    requests: int
+    from_ns: int
+    until_ns: int
+    findings: list[FindingRow]
+
+
+class GapRow(msgspec.Struct):
+    """Events that are missing."""
+
+    first: int
+    last: int
+    reason: str
+    bytes: int
+
+
+class RecoveredRow(msgspec.Struct):
+    """One segment that was recovered."""
+
+    segment: str
+    outcome: str
+    torn_bytes: int
+    first_seq: int
+    last_seq: int
+    gaps: list[GapRow]
+
+
+class CellRow(msgspec.Struct):
+    """One policy or preset at one capacity."""
+
+    policy: str
+    total_kv_blocks: int
+    kv_cpu_blocks: int
+    hits: int
+    lookups: int
+    hit_rate: float | None
+    best: bool
+    below_belady: float | None
+    gap_closed: float | None
+    ttft_ms_mean: float | None
+    evicted_blocks: int
+    moved_bytes: int
+
+
+class PairRow(msgspec.Struct):
+    """One request in two cells."""
+
+    request: str
+    blocks: int
+    hits_a: int
+    hits_b: int
+    why_a: str
+    why_b: str
+
+
+class Pairs(msgspec.Struct):
+    """The requests whose hits differ most."""
+
+    a: str
+    b: str
+    requests: list[PairRow]
+
+
+class Comparison(msgspec.Struct):
+    """A grid of runs."""
+
+    schema: str
+    trace: str
+    limit: int | None
+    seed: int | None
+    cache_only: bool
+    block_size: int | None
+    kv_disk_blocks: int
+    cells: list[CellRow]
+    per_request: Pairs | None
+
+
+class Configuration(msgspec.Struct):
+    """What is in effect."""
+
+    path: str
+    exists: bool
+    config: dict[str, dict[str, Any]]
+    """Section to key to value."""
+
+
+class Reset(msgspec.Struct):
+    """A reset."""
+
+    mode: str
+    epoch: int
+    aborted_requests: int
+    quarantined_blocks: int
+
+
+def documents() -> dict[str, Any]:
+    """Command to the type of its document, in the order of the help."""
+    from kvbm_console.cli.output import Answer
+    from kvbm_console.cli.rec import Indexed
+    from kvbm_console.cli.streams import Captured, Imported
+    from kvbm_console.client.draining import DrainReport
+    from kvbm_console.recording.diff import Difference
+    from kvbm_console.recording.dynamo import Imported as DynamoImported
+    from kvbm_console.recording.explain import Explanation
+    from kvbm_console.recording.export import Exported
+    from kvbm_console.recording.info import RecordingInfo
+    from kvbm_console.recording.options import RecorderStatus
+    from kvbm_console.recording.output import Made
+    from kvbm_console.recording.verify import VerifyReport
+    from server.summary import Summary
+
+    verbs = ("break clear", "break disable", "break enable", "break load", "break save", "continue", "step", "skip",
+             "run-for", "freeze", "thaw", "disarm", "config init")
+    recorder = dict.fromkeys(("rec start", "rec stop", "rec rotate"), RecorderStatus)
+    return {
+        "demo": Summary, "serve": Summary, "status": Status, "replay": Status, "holds": list[HoldRow],
+        "break list": list[BreakpointRow], "break set": Verdict, "break test": Tried, **dict.fromkeys(verbs, Answer),
+        "reset": Reset, "drain": DrainReport, **recorder, "rec status": RecorderStatus | None, "rec dump": Made,
+        "rec cut": Made, "rec merge": Made, "rec info": RecordingInfo, "rec verify": VerifyReport,
+        "rec recover": list[RecoveredRow], "rec index": list[Indexed], "rec diff": Difference, "rec export": Exported,
+        "rec import dynamo": DynamoImported, "rec import kv-events": Imported, "rec capture": list[Captured],
+        "compare": Comparison, "why": Explanation, "doctor": Doctor, "config show": Configuration,
+    }

@@ -66,7 +66,9 @@ def _rows(kind: Any, prefix: str, above: tuple[Any, ...] = ()) -> list[str]:
     """A row for each key; an object inside an object of its own kind is not opened a second time."""
     struct = _struct(kind)
     hints, told = typing.get_type_hints(struct), _told(struct)
-    rows = []
+    config = struct.__struct_config__
+    rows = [] if config.tag_field is None else [f"| `{prefix}{config.tag_field}` | {type_words(type(config.tag))} | "
+                                                f"Always `{config.tag}`. |"]
     for field in msgspec.structs.fields(struct):
         its = hints[field.name]
         key = f"{prefix}{field.encode_name}"

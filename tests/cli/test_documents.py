@@ -94,6 +94,9 @@ def _wrong_object(value: Any, kind: Any, where: str) -> list[str]:
         return [f"{where}: {value!r} is no {kind.__name__}"]
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     optional = {name for name, field in fields.items() if field.default is msgspec.UNSET}
+    config = kind.__struct_config__
+    if config.tag_field is not None and value.get(config.tag_field) == config.tag:
+        value = {key: one for key, one in value.items() if key != config.tag_field}
     lines = [f"{where}.{key}: not in {kind.__name__}" for key in value.keys() - fields.keys()]
     lines += [f"{where}.{key}: missing" for key in fields.keys() - optional - value.keys()]
     hints = typing.get_type_hints(kind)

@@ -55,6 +55,26 @@ class TierRow(msgspec.Struct):
     """In prompt blocks."""
     uncertain: bool
     """Reports of an engine were lost."""
+    evicted_blocks: int
+    thrash_blocks: int
+    """Came back within the window after their eviction."""
+    thrash_rate: float | None
+    """Thrash per evicted block; null without evictions."""
+    asked_again_blocks: int
+    """Prompt blocks that the tier had evicted."""
+    asked_again_p50_ns: int | None
+    """Half of them were asked for again at most so long after their eviction."""
+    asked_again_p90_ns: int | None
+
+
+class Thrash(msgspec.Struct):
+    """Blocks that came back soon after their eviction, of all tiers."""
+
+    window_ns: int | None
+    """Null: unknown."""
+    evicted_blocks: int
+    thrash_blocks: int
+    thrash_rate: float | None
 
 
 class Transfer(msgspec.Struct):
@@ -196,6 +216,7 @@ class Status(msgspec.Struct):
     slots: list[Slot]
     tiers: dict[str, TierRow]
     """By `g1` to `g4`."""
+    thrash: Thrash
     transfers: list[Transfer]
     breakpoints: list[BreakpointRow]
     holds: list[HoldRow]
@@ -276,6 +297,9 @@ class Doctor(msgspec.Struct):
     requests: int
     from_ns: int
     until_ns: int
+    evicted_blocks: int
+    thrash_blocks: int
+    thrash_rate: float | None
     findings: list[FindingRow]
 
 
@@ -314,6 +338,7 @@ class CellRow(msgspec.Struct):
     ttft_ms_mean: float | None
     evicted_blocks: int
     moved_bytes: int
+    thrash_rate: float | None
 
 
 class PairRow(msgspec.Struct):

@@ -77,6 +77,18 @@ class Thrash(msgspec.Struct):
     thrash_rate: float | None
 
 
+class PrefetchRow(msgspec.Struct):
+    """Blocks that were copied from disk to host ahead of a look-up."""
+
+    fetched_blocks: int
+    used_blocks: int
+    precision: float | None
+    """Used per fetched block; null without any."""
+    limits: int
+    """Times that prefetching was limited to probes."""
+    limited: bool
+
+
 class Transfer(msgspec.Struct):
     """A candidate that is not terminal."""
 
@@ -217,6 +229,7 @@ class Status(msgspec.Struct):
     tiers: dict[str, TierRow]
     """By `g1` to `g4`."""
     thrash: Thrash
+    prefetch: PrefetchRow
     transfers: list[Transfer]
     breakpoints: list[BreakpointRow]
     holds: list[HoldRow]

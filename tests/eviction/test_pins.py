@@ -34,7 +34,7 @@ def test_the_number_of_pinned_tokens_acts_and_is_no_switch() -> None:
 
 def test_some_places_for_each_chat_beat_none_and_beat_all_for_the_last_ones() -> None:
     assert hit_rate(128) > hit_rate(0) + 0.01
-    assert hit_rate(128) > hit_rate(100_000) + 0.05
+    assert hit_rate(128) > hit_rate(100_000) + 0.03
 
 
 def test_presets_differ_in_their_pins_alone_too() -> None:

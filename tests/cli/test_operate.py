@@ -25,8 +25,8 @@ def test_reset_and_drain_in_text_and_json_and_a_rerun_is_equal(tmp_path: Path) -
         found = daemon.json("reset", "--physical")
         assert (found["mode"], found["epoch"]) == ("physical", 2)
         assert set(found) == {"mode", "epoch", "aborted_requests", "quarantined_blocks"}
-        mark = daemon.json("status")["stream"]["head_seq"]
-        daemon.until("SlotHeld", "--filter", f"kind = SlotHeld and seq > {mark}")
+        cleared = daemon.until("ResetDone")["seq"]
+        daemon.until("SlotHeld", "--filter", f"kind = SlotHeld and seq > {cleared}")
         waiting = subprocess.Popen(
             [PROGRAM, "drain", "--for", "1h"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment(tmp_path),

@@ -246,8 +246,10 @@ def _sum(one: Totals, other: Totals) -> Totals:
 
 
 def _added(one: Any, other: Any) -> Any:
+    if isinstance(one, bool):
+        return one or other
     if isinstance(one, list):
-        return [a + b for a, b in zip(one, other, strict=True)]
+        return [_added(a, b) for a, b in zip(one, other, strict=True)]
     if isinstance(one, dict):
         return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
     return one + other

@@ -20,7 +20,7 @@ from kvbm_console.core.errors import Refused, UsageError
 from kvbm_console.core.events import HoldReleased
 from kvbm_console.core.ids import HoldEnd
 from kvbm_console.stream.feed import EventsArrived
-from kvbm_console.wire.protocol import MESSAGE_BYTES_MAX, ROLE_OF, method_path
+from kvbm_console.wire.protocol import MESSAGE_BYTES_MAX, PROTOCOL_MAJOR, PROTOCOL_MINOR, ROLE_OF, method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 from tests.server.daemons import Process, daemon_at, process, socket_directory, until
 
@@ -229,7 +229,7 @@ async def test_another_major_version_is_refused_by_naming_both() -> None:
         request = pb.HelloRequest(protocol=pb.Version(major=7, minor=2), client="of the future")
         code, details = await status_of(channel, "Hello", request.SerializeToString())
         assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert details == "the daemon speaks protocol 1.0, the client 7.2"
+        assert details == f"the daemon speaks protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}, the client 7.2"
 
 
 @pytest.mark.asyncio

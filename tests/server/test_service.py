@@ -287,6 +287,12 @@ def test_sessions_refuse_with_a_sentence() -> None:
 # --- the status document ---
 
 
+NOTHING_EVICTED = {
+    "evicted_blocks": 0, "thrash_blocks": 0, "thrash_rate": None, "asked_again_blocks": 0, "asked_again_p50_ns": None,
+    "asked_again_p90_ns": None,
+}
+
+
 def test_the_status_document_has_exactly_the_documented_keys() -> None:
     service = LeaderService(LeaderConfig(g2_blocks=16), lambda: 7, incarnation="abc", name="here")
     service.start()
@@ -302,13 +308,13 @@ def test_the_status_document_has_exactly_the_documented_keys() -> None:
         }],
         "tiers": {
             "g1": {"capacity_blocks": 32, "resident_blocks": 4, "referenced_blocks": 4, "writing_blocks": 0,
-                   "hits": 0, "lookups": 3, "uncertain": False},
+                   "hits": 0, "lookups": 3, "uncertain": False, **NOTHING_EVICTED},
             "g2": {"capacity_blocks": 16, "resident_blocks": 0, "referenced_blocks": 0, "writing_blocks": 0,
-                   "hits": 0, "lookups": 3, "uncertain": False},
+                   "hits": 0, "lookups": 3, "uncertain": False, **NOTHING_EVICTED},
             "g3": {"capacity_blocks": 0, "resident_blocks": 0, "referenced_blocks": 0, "writing_blocks": 0,
-                   "hits": 0, "lookups": 3, "uncertain": False},
+                   "hits": 0, "lookups": 3, "uncertain": False, **NOTHING_EVICTED},
             "g4": {"capacity_blocks": 0, "resident_blocks": 0, "referenced_blocks": 0, "writing_blocks": 0,
-                   "hits": 0, "lookups": 3, "uncertain": False},
+                   "hits": 0, "lookups": 3, "uncertain": False, **NOTHING_EVICTED},
         },
         "transfers": [],
         "breakpoints": [{
@@ -332,6 +338,8 @@ def test_the_status_document_has_exactly_the_documented_keys() -> None:
         "recorder": None,
         "engines": [],
         "publishers": [],
+        "prefetch": {"fetched_blocks": 0, "used_blocks": 0, "precision": None, "limits": 0, "limited": False},
+        "thrash": {"window_ns": 1_000_000, "evicted_blocks": 0, "thrash_blocks": 0, "thrash_rate": None},
     }
     service.dispatcher.port(1).submit(st.RequestFinished, "r-1", BLOCKS, FinishReason.ABORTED)
     assert service.status()["slots"] == service.status()["holds"] == []

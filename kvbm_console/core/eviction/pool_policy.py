@@ -143,14 +143,19 @@ class PoolPolicy:
         self.guard(keys[: pinned + budget], PIN, until_ns)
 
     def coldest(self, count: int, evictable: Callable[[int], bool], now_ns: int) -> list[int]:
-        """The next ``count`` keys in the order of eviction, or as many as there are; nothing is evicted."""
+        """The next ``count`` keys in the order of eviction, each once, or as many as there are; nothing is evicted."""
         self._expire(now_ns)
-        keys: list[int] = []
+        chosen: dict[int, None] = {}
+
+        def left(key: int) -> bool:
+            return key not in chosen and evictable(key)
+
         for level in self._levels():
-            keys += self._victims(self.policy, count - len(keys), self._of_level(evictable, level), ())
-            if len(keys) == count:
+            victims = self._victims(self.policy, count - len(chosen), self._of_level(left, level), ())
+            chosen.update(dict.fromkeys(victims))
+            if len(chosen) == count:
                 break
-        return keys
+        return list(chosen)
 
     def choose(
         self, count: int, evictable: Callable[[int], bool], protected: Collection[int], now_ns: int

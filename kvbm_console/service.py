@@ -39,6 +39,7 @@ from kvbm_console.stream.ring import Cursor, Ring
 from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_stimuli
 
 if TYPE_CHECKING:
+    from kvbm_console.recording.place import Place
     from kvbm_console.recording.writer import Recorder
 
 HEARTBEAT_S: Final = 0.5
@@ -120,6 +121,8 @@ class LeaderService:
         self.started_wall_ns = wall()
         self.started_at_ns = clock()
         self.recorder: Recorder | None = None
+        self.place: Place | None = None
+        """Where the recorder writes, for a path that a person named."""
         self.changed = Changed()
         self.listeners: set[Callable[[], None]] = set()
         """Called after every publication; they must not submit."""

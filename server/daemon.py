@@ -102,7 +102,6 @@ class Daemon:
         try:
             self.rig: Rig | None = None
             self.streams: Streams | None = None
-            self._place: Place | None = None
             self._made: Path | None = None
             """The file that the recording has become."""
             self.metrics: MetricsServer | None = None
@@ -191,13 +190,13 @@ class Daemon:
     def _record(self, service: LeaderService) -> None:
         """Recording begins before the first stimulus, so that decision replay can begin there too."""
         if self.options.record is not None:
-            self._place = Place(self.options.record)
-            if self._place.file is not None:
+            service.place = place = Place(self.options.record)
+            if place.file is not None:
                 require_new(self.options.record, "--record")
             service.recorder = Recorder(
-                self._place.directory, config=service.config, incarnation=service.incarnation,
+                place.directory, config=service.config, incarnation=service.incarnation,
                 keyframe=service.keyframe, program=self.options.program, labels={"target": self._target()},
-                **self.options.recording.settings() | self._place.settings,
+                **self.options.recording.settings() | place.settings,
             )
 
     def _target(self) -> str:
@@ -261,8 +260,9 @@ class Daemon:
             await asyncio.wait([sealing], timeout=max(0.0, self._seal_until - time.monotonic()) + STUCK_DISK_S)
         if sealing.done():
             sealing.result()
-            if self._place is not None and self._place.file is not None:
-                self._made = self._place.finish()
+            place = self.service.place
+            if place is not None and place.file is not None:
+                self._made = place.finish()
         sealing.cancel()
 
     def _handle_signals(self) -> None:

@@ -3,7 +3,8 @@
 What may take long (locking and recovering a directory, the last sync) runs in a thread; only the first keyframe is
 taken on the loop, between two stimuli. One verb at a time.
 
-Law of this file: the stream never waits, and at every moment at most one recorder gets the flushes.
+Law of this file: the stream never waits, and at every moment at most one recorder gets the flushes. A path that ends in
+``.mcap`` becomes one sealed file, here as everywhere (``place``).
 """
 
 import asyncio
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio.to_thread
+import msgspec
 
 from kvbm_console.core.errors import Refused
 from kvbm_console.recording.options import RecorderStatus, RecordingOptions
+from kvbm_console.recording.place import Place, require_new
 from kvbm_console.recording.recover import Prepared, prepare
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
@@ -53,43 +56,47 @@ class RecordingMethod:
         verb = request.WhichOneof("verb")
         async with self._one:
             if verb == "start":
-                recorder = await self._start(request.start)
+                status: RecorderStatus | None = await self._start(request.start)
             elif verb == "stop":
-                recorder = await self._stop()
+                status = await self._stop()
             elif verb == "rotate":
-                recorder = await self._rotate()
+                status = await self._rotate()
             elif verb == "status":
                 recorder = self._service.recorder
+                status = None if recorder is None else recorder.status()
             else:
                 raise Malformed("verb must be start, stop, rotate or status")
         reply = pb.RecordingReply()
-        if recorder is not None:
-            reply.recorder.CopyFrom(recorder_message(recorder.status()))
+        if status is not None:
+            reply.recorder.CopyFrom(recorder_message(status))
         return bytes(reply.SerializeToString())
 
-    async def _start(self, verb: pb.StartRecording) -> Any:
+    async def _start(self, verb: pb.StartRecording) -> RecorderStatus:
         service = self._service
         require_text("directory", verb.directory, PATH_BYTES_MAX)
-        directory = Path(verb.directory)
-        if not directory.is_absolute():
+        path = Path(verb.directory)
+        if not path.is_absolute():
             raise Malformed(f"directory must be an absolute path, got {verb.directory!r}")
         options = _options(verb)
         if service.recorder is not None:
             raise Refused(f"a recording is being written to {service.recorder.status().path}; stop it first")
-        ready: Prepared = await anyio.to_thread.run_sync(prepare, directory)
+        place = Place(path)
+        if place.file is not None:
+            require_new(path)
+        ready: Prepared = await anyio.to_thread.run_sync(prepare, place.directory)
         if service.broadcaster.closing:
             ready.lock.release()
             raise Refused("the daemon is ending")
         # Nothing may be published between the last flush and the first keyframe: no await from here on.
         service.broadcaster.flush()
-        service.recorder = Recorder(
-            directory, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
+        service.place, service.recorder = place, Recorder(
+            place.directory, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
             clock_anchor_ns=service.started_wall_ns - service.started_at_ns, program=self._program,
-            labels={"target": self._target}, prepared=ready, **options.settings(),
+            labels={"target": self._target}, prepared=ready, **options.settings() | place.settings,
         )
-        return service.recorder
+        return service.recorder.status()
 
-    async def _stop(self) -> Any:
+    async def _stop(self) -> RecorderStatus:
         service = self._service
         service.broadcaster.flush()
         recorder, service.recorder = service.recorder, None
@@ -97,18 +104,26 @@ class RecordingMethod:
             raise Refused("nothing is being recorded")
         until = time.monotonic() + SEAL_S
         await anyio.to_thread.run_sync(recorder.close, lambda: time.monotonic() >= until)
-        return recorder
+        status = recorder.status()
+        if service.place is not None and service.place.file is not None:
+            made = await anyio.to_thread.run_sync(service.place.finish)
+            if made is not None:
+                status = msgspec.structs.replace(status, path=str(made))
+        return status
 
-    async def _rotate(self) -> Any:
+    async def _rotate(self) -> RecorderStatus:
         service = self._service
         service.broadcaster.flush()
         recorder: Any = service.recorder
         if recorder is None:
             raise Refused("nothing is being recorded")
+        if service.place is not None and service.place.file is not None:
+            raise Refused(f"{service.place.file} is one segment: record to a directory to begin others")
         if not recorder.rotate():
             raise Refused(f"the recorder is {recorder.status().state}: it rotates by itself when the disk takes it")
         await anyio.to_thread.run_sync(recorder.settle)
-        return recorder
+        settled: RecorderStatus = recorder.status()
+        return settled
 
 
 def _options(verb: pb.StartRecording) -> RecordingOptions:

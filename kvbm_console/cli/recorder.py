@@ -23,20 +23,23 @@ LAST_NS_MAX = 24 * 3_600 * 10**9
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("place", metavar="FILE.mcap-or-DIR", type=click.Path(path_type=Path))
 @recording_flags
 @target_option
 @format_option("text", "json")
 def start(
-    directory: Path, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str,
+    place: Path, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str,
     target: str | None, form: str,
 ) -> None:
-    """Let a running daemon record into DIR, a directory on its own machine."""
+    """Let a running daemon record into a new file or a directory on its own machine.
+
+    A file is one segment, sealed and named when the recording ends; until then its parts are in FILE.mcap.parts.
+    """
     from kvbm_console.cli.ask import ask
     from kvbm_console.recording.options import recording_options
 
     options = recording_options(segment_size=segment_size, segment_time=segment_time, keep=keep, sync=sync)
-    path = str(directory.absolute())
+    path = str(place.absolute())
     _tell(ask(resolve_target(None, target), lambda client: client.record_start(path, options)), form)
 
 

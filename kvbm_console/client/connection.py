@@ -151,7 +151,10 @@ class Client:
     # --- the recorder ----------------------------------------------------------------------------------------------
 
     async def record_start(self, directory: str, options: RecordingOptions | None = None) -> RecorderStatus:
-        """Begin to record into a directory of the daemon's machine; ``Refused`` when a recording is being written."""
+        """Begin to record into a directory, or a new ``*.mcap``, of the daemon's machine.
+
+        ``Refused`` when a recording is being written.
+        """
         verb = pb.StartRecording(directory=directory)
         if options is not None:
             verb.segment_bytes, verb.segment_ns, verb.sync = options.segment_bytes, options.segment_ns, options.sync

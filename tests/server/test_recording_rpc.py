@@ -58,6 +58,38 @@ async def test_a_recording_begun_while_the_engine_runs_replays_by_decision(tmp_p
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("ending", ["stop", "end of the daemon"])
+async def test_a_path_that_ends_in_mcap_becomes_one_sealed_file(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "run.mcap"
+    async with daemon_at("multiturn:seed=5", speed=20.0) as daemon, Client(daemon.address) as client:
+        begun = await client.record_start(str(path), RecordingOptions(segment_ns=10**9))
+        await published(daemon, lambda: daemon.service.state.seq > begun.written_seq + 500)
+        with pytest.raises(Refused, match=r"run.mcap is one segment: record to a directory to begin others"):
+            await client.record_rotate()
+        if ending == "stop":
+            assert (await client.record_stop()).path == str(path)
+            assert path.is_file()
+            with pytest.raises(UsageError, match=r"run.mcap exists already; nothing is overwritten"):
+                await client.record_start(str(path))
+    assert path.is_file()
+    assert not path.with_name("run.mcap.parts").exists()
+    report = verify(path)
+    assert report.ok, report.first_difference
+    assert report.decisions
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_a_daemon_names_the_recording_that_runs_then(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.mcap", tmp_path / "second.mcap"
+    async with daemon_at(WORK, record=first) as daemon, Client(daemon.address) as client:
+        assert (await client.record_stop()).path == str(first)
+        await client.record_start(str(second))
+    assert {file.name for file in (first, second) if file.is_file()} == {"first.mcap", "second.mcap"}
+    assert daemon.summary().recorder is not None
+    assert daemon.summary().recorder.path == str(second)
+
+
+@pytest.mark.asyncio
 async def test_only_control_may_steer_the_recorder_and_paths_are_checked(tmp_path: Path) -> None:
     async with running(options_for(None, "127.0.0.1:0")) as daemon, Client(daemon.address) as client:
         with pytest.raises(Refused, match="Recording needs the role control"):

@@ -128,7 +128,8 @@ def _recording(desk: "Desk") -> list[Command]:
 
     def seek(text: str) -> None:
         assert playback is not None
-        playback.seek(min(playback.last_seq, max(playback.first_seq, playback.seq_of(text.replace(",", "")))))
+        seq = playback.seq_of(text.replace(",", ""), utc=desk.times.utc)
+        playback.seek(min(playback.last_seq, max(playback.first_seq, seq)))
 
     def speed(text: str) -> None:
         assert playback is not None

@@ -125,8 +125,11 @@ class TransportControls(Protocol):
         """Stand behind event ``seq``."""
         ...
 
-    def seq_of(self, place: str) -> int:
-        """The event at a place as people write it, which ``replay --at`` takes, too; raises UsageError."""
+    def seq_of(self, place: str, *, utc: bool = False) -> int:
+        """The event at a place as people write it, which ``replay --at`` takes, too; raises UsageError.
+
+        ``utc``: a time without a zone is of UTC, else local.
+        """
         ...
 
     def density(self, cells: int) -> list[int]:

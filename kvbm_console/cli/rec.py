@@ -156,7 +156,7 @@ def index(directory: Path, format_: str) -> None:
 @RECORDING
 @click.argument("target", metavar="FILE.mcap-or-DIR", type=click.Path(path_type=Path))
 @click.option("--from", "begin", metavar="PLACE", help="Where to begin: an event, 90s or -60s of the engine's time, a "
-              "time of day such as 2026-11-21T15:00:00.")
+              "time of day such as 15:00:03 or 2026-11-21T15:00:00.")
 @click.option("--to", "end", metavar="PLACE", default="end", show_default=True, help="Where to end.")
 @click.option("--request", metavar="GLOB", help="The stretch that holds everything about these requests.")
 @click.option("--where", metavar="EXPRESSION", help="The stretch that holds all events this is true of.")

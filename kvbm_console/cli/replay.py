@@ -24,7 +24,7 @@ HITS_MAX: Final = 20_000
 @click.command()
 @click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
 @click.option("--at", "place", metavar="PLACE", help="Where to begin: an event, 90s or -60s of the engine's time, a "
-              "time of day such as 2026-11-21T15:00:00, or end.")
+              "time of day such as 15:00:03 or 2026-11-21T15:00:00, or end.")
 @click.option("--speed", type=click.FloatRange(0.001, 1e6), metavar="FACTOR",
               help="Play from there at once, so many times as fast.")
 @click.option("--follow", is_flag=True, help="The recording is still being written: begin at its end, go on with it.")
@@ -45,7 +45,7 @@ def replay(
     from kvbm_console.recording.reader import Recording
 
     recording = Recording.open(path, run)
-    at_seq = None if place is None else seq_of(recording, parse_place(place))
+    at_seq = None if place is None else seq_of(recording, parse_place(place, utc=utc))
     if form == "json":
         if follow or speed is not None:
             raise UsageError("--format json prints one place: --follow and --speed have no meaning with it")

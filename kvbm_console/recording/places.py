@@ -4,6 +4,7 @@
 ``90s``, ``1.5m``, ``2h``   the engine's clock, as the console shows it
 ``-60s``                    so long before the last event
 ``2026-11-21T15:00:00``     the wall's clock; with a zone, or local
+``15:00:03``                the same on the day on which the recording begins, or on the next one if it lasts until then
 ``end``                     the last event
 
 Law of this file: a time means the facts as of then, so it stands for the last event that is not later.
@@ -11,7 +12,7 @@ Law of this file: a time means the facts as of then, so it stands for the last e
 
 import re
 from bisect import bisect_right
-from datetime import datetime
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from typing import Final
 
 import msgspec
@@ -23,23 +24,26 @@ from kvbm_console.recording.decode import decode_events
 from kvbm_console.recording.reader import Recording
 
 _TIME: Final = re.compile(r"(-?)(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_TIME_OF_DAY: Final = re.compile(r"\d{1,2}:\d{2}.*")
 _UNITS_NS: Final = {
     "ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3_600 * SECOND_NS,
 }
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One place. ``kind``: ``seq``, ``engine`` and ``back`` (from the end) in ns, ``wall`` since 1970, ``end``."""
+    """One place. ``kind``: ``seq``, ``engine`` and ``back`` (from the end) in ns, ``wall`` since 1970, ``day`` since
+    midnight in ``zone`` (None: local), ``end``."""
 
     kind: str
     value: int = 0
+    zone: tzinfo | None = None
 
 
-def parse_place(text: str) -> Place:
-    """The place that a text names. Raises ``UsageError``.
+def parse_place(text: str, *, utc: bool = False) -> Place:
+    """The place that a text names; raises ``UsageError``. ``utc``: a wall's time without a zone is of UTC, else local.
 
     >>> parse_place("-1.5s")
-    Place(kind='back', value=1500000000)
+    Place(kind='back', value=1500000000, zone=None)
     """
     text = text.strip()
     if text == "end":
@@ -49,13 +53,19 @@ def parse_place(text: str) -> Place:
     match = _TIME.fullmatch(text)
     if match is not None and len(text) <= 32:
         return Place("back" if match[1] else "engine", round(float(match[2]) * _UNITS_NS[match[3]]))
+    zone = UTC if utc else None
     try:
+        if _TIME_OF_DAY.fullmatch(text):
+            of_day = time.fromisoformat(text.rjust(len(text) + (text[1] == ":"), "0"))
+            seconds = (of_day.hour * 60 + of_day.minute) * 60 + of_day.second
+            return Place("day", seconds * SECOND_NS + of_day.microsecond * 1_000, of_day.tzinfo or zone)
         if text[4:5] != "-":
             raise ValueError(text)
-        return Place("wall", round(datetime.fromisoformat(text).timestamp() * SECOND_NS))
+        at = datetime.fromisoformat(text)
+        return Place("wall", _since_1970(at if at.tzinfo else at.replace(tzinfo=zone)) + at.microsecond * 1_000)
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"a place is a number, a time such as 90s, -60s or 2026-11-21T15:00:00, or end, not {text!r}"
+            f"a place is a number, a time such as 90s, -60s, 15:00:03 or 2026-11-21T15:00:00, or end, not {text!r}"
         ) from None
 
 
@@ -70,7 +80,26 @@ def seq_of(recording: Recording, place: Place, *, following: bool = False) -> in
         at_ns = last_ns(recording) - place.value
     elif place.kind == "wall":
         at_ns = place.value - recording.segments[0].about.clock_anchor_ns
+    elif place.kind == "day":
+        at_ns = _on_its_day(recording, place)
     return seq_at(recording, at_ns - 1) + 1 if following else seq_at(recording, at_ns)
+
+
+def _since_1970(at: datetime) -> int:
+    """Nanoseconds of its whole second: a float holds no microseconds of today."""
+    return int(at.replace(microsecond=0).timestamp()) * SECOND_NS
+
+
+def _on_its_day(recording: Recording, place: Place) -> int:
+    """The engine's time at a time of day: the first one since the beginning, if the recording lasts until then."""
+    anchor_ns = recording.segments[0].about.clock_anchor_ns
+    first_ns = recording.segments[0].entries[0].first_ns if recording.segments[0].entries else 0
+    begin = datetime.fromtimestamp((anchor_ns + first_ns) // SECOND_NS, place.zone)
+    midnight = begin.replace(hour=0, minute=0, second=0, microsecond=0)
+    of_day = timedelta(seconds=place.value // SECOND_NS)
+    days = [midnight + timedelta(days=day) + of_day for day in (0, 1)]
+    found = [_since_1970(at) + place.value % SECOND_NS - anchor_ns for at in days]
+    return found[1] if found[0] < first_ns and found[1] <= last_ns(recording) else found[0]
 
 
 def last_ns(recording: Recording) -> int:

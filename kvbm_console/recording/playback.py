@@ -86,9 +86,9 @@ class Playback:
         """The facts at the position. Read only."""
         return self._state
 
-    def seq_of(self, place: str) -> int:
+    def seq_of(self, place: str, *, utc: bool = False) -> int:
         """The event at a place as ``recording.places`` describes it. Raises ``UsageError``."""
-        return seq_of(self.recording, parse_place(place))
+        return seq_of(self.recording, parse_place(place, utc=utc))
 
     def density(self, cells: int) -> list[int]:
         """Events in each of ``cells`` equal parts of the recorded time. Asked at every draw, so the last is kept."""

@@ -213,8 +213,9 @@ class Run:
         """Rerun it into a recorder with flushes of so many stimuli, again and again; returns the closed recorder."""
         leader = Leader(self.config)
         recorder = Recorder(
-            directory, config=self.config, incarnation="run", clock_anchor_ns=10**18, sync_interval_s=None,
-            keyframe=lambda: (leader.state.seq, encode_facts(leader.state), leader.export()), **options,
+            directory, config=self.config, incarnation="run",
+            keyframe=lambda: (leader.state.seq, encode_facts(leader.state), leader.export()),
+            **{"clock_anchor_ns": 10**18, "sync_interval_s": None, **options},
         )
         at = turn = 0
         while at < len(self.stimuli):

@@ -1,6 +1,8 @@
 """Cuts fold and replay like the stretch that they were cut from; an index can be made again from whole chunks."""
 
 import errno
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -153,9 +155,44 @@ def test_places_are_numbers_times_and_the_end(recorded: Recording) -> None:
         ns = events[at].at_ns
         assert seq_at(recorded, ns) == max(e.seq for e in events if e.at_ns <= ns)
         assert seq_of(recorded, Place("engine", ns), following=True) == min(e.seq for e in events if e.at_ns >= ns)
-    for wrong in ("", "soon", "12x", "-5", "1" * 40):
+    for wrong in ("", "soon", "12x", "-5", "1" * 40, "25:00", "15:60", "15:", "1:2:3", "15:00:03 parsecs"):
         with pytest.raises(UsageError, match=r"^a place is a number, a time such as 90s"):
             parse_place(wrong)
+
+
+@pytest.mark.parametrize("begins", ["12:00:00", "23:59:59.900"])
+def test_a_time_of_day_is_one_of_the_recording(begins: str, tmp_path: Path) -> None:
+    begun = datetime.fromisoformat(f"2026-11-21T{begins}+00:00")
+    anchor = round(begun.timestamp() * 1e3) * 10**6
+    real_run().record(tmp_path, [13, 40], clock_anchor_ns=anchor)
+    run = Recording.open(tmp_path)
+    events = [event for batch in run.events() for event in batch]
+    assert events[-1].at_ns > 10**8, "the second one spans midnight"
+    for event in events[:: len(events) // 20]:
+        micros = (anchor + event.at_ns) // 1_000
+        at_ns = micros * 1_000 - anchor
+        said = datetime.fromtimestamp(micros // 10**6, UTC).replace(microsecond=micros % 10**6)
+        for text in (said.strftime("%H:%M:%S.%fZ"), said.astimezone().strftime("%H:%M:%S.%f")):
+            assert seq_of(run, parse_place(text)) == seq_at(run, at_ns)
+        assert seq_of(run, parse_place(said.strftime("%H:%M:%S.%f"), utc=True)) == seq_at(run, at_ns)
+        assert seq_of(run, parse_place(said.strftime("%Y-%m-%dT%H:%M:%S.%f"), utc=True)) == seq_at(run, at_ns)
+    assert seq_of(run, parse_place("9:05", utc=True)) == -1, "before its beginning, and it does not last until then"
+    assert seq_of(run, parse_place("23:59:59.950", utc=True)) == (
+        run.last_seq if begins == "12:00:00" else seq_at(run, 50 * 10**6))
+
+
+def test_a_time_of_day_without_a_zone_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        anchor = round(datetime.fromisoformat("2026-11-21T20:00:00+00:00").timestamp()) * 10**9
+        real_run().record(tmp_path, [13, 40], clock_anchor_ns=anchor)
+        run = Recording.open(tmp_path)
+        assert seq_of(run, parse_place("01:30:00.05")) == seq_at(run, 50 * 10**6)
+        assert seq_of(run, parse_place("20:00:00.05", utc=True)) == seq_at(run, 50 * 10**6)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_commands_cut_and_say_what_became_of_it(recorded: Recording, tmp_path: Path) -> None:

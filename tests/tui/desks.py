@@ -49,7 +49,7 @@ class FakeTransport:
     def seek(self, seq: int) -> None:
         self.calls.append(("seek", seq))
 
-    def seq_of(self, place: str) -> int:
+    def seq_of(self, place: str, *, utc: bool = False) -> int:
         self.calls.append(("seq_of", place))
         return int(place)
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import click
 
-from kvbm_console.cli.output import warn
+from kvbm_console.cli.output import duration, warn
 from kvbm_console.cli.params import Duration
 from kvbm_console.core.config import SECOND_NS, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, POLICIES, PRESETS, PolicyConfig
+from kvbm_console.engines.config import EngineConfig
 from kvbm_console.simulation.options import (
     BLOCK_TOKENS,
     STEP_NS,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LINES_CHUNK: Final = 1 << 20
+STEP_NS_MAX: Final = 2 * SECOND_NS
+"""Of each part of a step: the engine keeps it in 31 bits."""
 
 
 def trace_options(command: F) -> F:
@@ -71,8 +74,32 @@ def policy_options(command: F) -> F:
     return command
 
 
+def engine_options(command: F) -> F:
+    """The step model and the limits of an iteration of the simulated engine."""
+    default = EngineConfig(g1_blocks=1)
+    most = Duration(0, STEP_NS_MAX, "from 0ns to 2s")
+    for option in reversed((
+        click.option("--step-base", metavar="TIME", type=Duration(1, STEP_NS_MAX, "from 1ns to 2s"),
+                     help="An iteration takes this and what its requests add.  "
+                          f"[default: {duration(default.step_base_ns)}]"),
+        click.option("--step-prefill-token", metavar="TIME", type=most,
+                     help="What each prompt token adds to an iteration.  "
+                          f"[default: {duration(default.prefill_token_ns)}]"),
+        click.option("--step-decode-request", metavar="TIME", type=most,
+                     help="What each decoding request adds to an iteration.  "
+                          f"[default: {duration(default.decode_request_ns)}]"),
+        click.option("--max-num-batched-tokens", type=int, metavar="N",
+                     help=f"Most tokens of one iteration.  [default: {default.max_batch_tokens}; serve and demo: that "
+                          "of the workload]"),
+        click.option("--max-num-seqs", type=int, metavar="N",
+                     help=f"Most requests that run at once.  [default: {default.max_running}]"),
+    )):
+        command = option(command)
+    return command
+
+
 def cache_options(command: F) -> F:
-    """Tiers, links, policy and prefetch, the same for ``simulate``, ``serve`` and ``demo``; None: not said."""
+    """Tiers, links, policy, prefetch and engine, the same for ``simulate``, ``serve`` and ``demo``; None: not said."""
     for option in reversed((
         click.option("--total-kv-blocks", "--g1-blocks", "total_kv_blocks", type=int, metavar="N",
                      help="Capacity of the device; with --cache-only of the pool.  [default: that of the workload]"),
@@ -111,6 +138,7 @@ def cache_options(command: F) -> F:
                      help="A block that comes back this soon after its eviction is thrash.  "
                           f"[default: {THRASH_STEPS} steps of the simulated engine, "
                           f"{THRASH_STEPS * STEP_NS / 1e9:g}s]"),
+        engine_options,
     )):
         command = option(command)
     return command
@@ -153,10 +181,14 @@ POLICY_FLAGS: Final[tuple[str, ...]] = (
     "priority_ttl_s", "disk_admission",
 )
 """Flags that together make a ``PolicyConfig``."""
+ENGINE_FLAGS: Final[tuple[str, ...]] = (
+    "step_base", "step_prefill_token", "step_decode_request", "max_num_batched_tokens", "max_num_seqs",
+)
+"""The parameters that ``engine_options`` adds to a command."""
 CACHE_FLAGS: Final[tuple[str, ...]] = (
     "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", "kv_cpu_size", "kv_geometry",
     "kv_offload_threshold", "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch",
-    "prefetch_stop", "prefetch_timeout_s", "thrash_window",
+    "prefetch_stop", "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
 )
 """The parameters that ``cache_options`` adds to a command."""
 

@@ -13,7 +13,9 @@ import click
 import msgspec
 
 from kvbm_console.cli.cache_options import (
+    ENGINE_FLAGS,
     device_blocks,
+    engine_options,
     policy_config,
     policy_options,
     progress_bar,
@@ -75,6 +77,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
               help="Copy down when less than 1 - T of a pool is safe.")
 @click.option("--cache-only", is_flag=True, help="Leave the engine out: one pool, in the trace's own blocks.")
 @policy_options
+@engine_options
 @click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: one per core]")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Draw hit rate against capacity as .svg or .png; needs the extra 'plot'.")
@@ -96,8 +99,9 @@ def compare(
     """
     from kvbm_console.simulation.compare import grid, run_grid
 
+    engine = {name: parameters.pop(name) for name in ENGINE_FLAGS}
     options = SimulateOptions(
-        trace=require_trace(trace), total_kv_blocks=(total_kv_blocks or (1,))[0], limit=limit, seed=seed,
+        **engine, trace=require_trace(trace), total_kv_blocks=(total_kv_blocks or (1,))[0], limit=limit, seed=seed,
         block_size=block_size, kv_disk_blocks=kv_disk_blocks, kv_offload_threshold=kv_offload_threshold,
         policy=policy_config(None, None, **parameters),
     )

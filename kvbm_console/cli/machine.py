@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvbm_console.cli.cache_options import CACHE_FLAGS, cache_options, cache_settings, sized
+from kvbm_console.cli.cache_options import CACHE_FLAGS, ENGINE_FLAGS, cache_options, cache_settings, sized
 from kvbm_console.cli.output import duration
 from kvbm_console.cli.params import Speed
 from kvbm_console.cli.versions import program_version
@@ -69,7 +69,8 @@ def daemon_options(
     """
     from server.options import DaemonOptions
 
-    said = cache_settings({name: flags.pop(name) for name in CACHE_FLAGS if name in flags})
+    flags_said = {name: flags.pop(name) for name in CACHE_FLAGS if name in flags}
+    said = cache_settings(flags_said)
     common: dict[str, Any] = {
         "listen": listen, "speed": speed, "record": record, "check": check, "exit_when_done": exit_when_done,
         "program": program_version(), "publishers": publishers, "metrics": metrics, **flags,
@@ -77,7 +78,9 @@ def daemon_options(
     if recording is not None:
         common["recording"] = recording
     if workload is None:
-        _only_with_workload({"--limit": limit, "--total-kv-blocks": said.get("total_kv_blocks")})
+        _only_with_workload({"--limit": limit} | {
+            f"--{name.replace('_', '-')}": flags_said.get(name) for name in ("total_kv_blocks", *ENGINE_FLAGS)
+        })
         # Of real engines every tier is their own.
         sizes = {} if publishers else {"kv_cpu_blocks": 8_192, "kv_disk_blocks": 32_768}
         cache = CacheOptions(**sized(said, total_kv_blocks=1, **sizes))
@@ -96,9 +99,7 @@ def daemon_options(
     ))
     return DaemonOptions(
         config=cache.leader_config(), workload=requests,
-        engine=default_engine_config(
-            requests, g1_blocks=cache.total_kv_blocks, token_bytes=cache.kv_geometry.token_bytes
-        ),
+        engine=default_engine_config(requests, **cache.engine_fields()),
         links=_links(cache, said), block_bytes=cache.block_bytes, **common,
     )
 

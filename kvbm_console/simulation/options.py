@@ -34,6 +34,8 @@ STEP_NS: Final = EngineConfig(g1_blocks=1).step_base_ns
 THRASH_STEPS: Final = 250
 """The thrash window in steps of an engine, where nobody says: about the time in which an answer is decoded. A block
 that comes back before the request that pushed it out can have ended was given up for nothing."""
+BATCH_MAX: Final = 2**20
+"""Tokens or requests of one iteration: a million is more than any engine takes."""
 INSTANCES_MAX: Final = 256
 HOSTS_MAX: Final = 16
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -87,8 +89,9 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The tiered cache of a machine. Field names are the flags' names, the same for ``simulate``, ``compare``,
-    ``serve`` and ``demo``; capacities in blocks, times in ticks of 1 us, bandwidth in tokens per tick."""
+    """The tiered cache of a machine and the step model of its engine. Field names are the flags' names, the same for
+    ``simulate``, ``compare``, ``serve`` and ``demo``; capacities in blocks, times of links in ticks of 1 us, bandwidth
+    in tokens per tick."""
 
     total_kv_blocks: int
     block_size: int = BLOCK_TOKENS
@@ -106,6 +109,13 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_timeout_s: float = 1.0
     thrash_window: int | None = None
     """Nanoseconds; None: ``THRASH_STEPS`` steps of the simulated engine."""
+    step_base: int | None = None
+    step_prefill_token: int | None = None
+    step_decode_request: int | None = None
+    """Nanoseconds; None: those of ``EngineConfig``, which checks them."""
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    """None: those of ``EngineConfig`` or of the workload."""
 
     def __post_init__(self) -> None:
         whole = f"from 0 to {BLOCKS_MAX}"
@@ -120,11 +130,25 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         timeout = self.prefetch_timeout_s
         check(math.isfinite(timeout) and 1e-9 <= timeout <= 3_600, "prefetch_timeout_s", "above 0 and at most 3600",
               timeout)
+        for field in ("max_num_batched_tokens", "max_num_seqs"):
+            value = getattr(self, field)
+            check(value is None or 1 <= value <= BATCH_MAX, field, f"from 1 to {BATCH_MAX}", value)
+
+    def engine_fields(self) -> dict[str, int]:
+        """The fields of ``EngineConfig`` that these options say."""
+        said = {
+            "g1_blocks": self.total_kv_blocks, "token_bytes": self.kv_geometry.token_bytes,
+            "max_batch_tokens": self.max_num_batched_tokens, "max_running": self.max_num_seqs,
+            "step_base_ns": self.step_base, "prefill_token_ns": self.step_prefill_token,
+            "decode_request_ns": self.step_decode_request,
+        }
+        return {name: value for name, value in said.items() if value is not None}
 
     @property
     def thrash_window_ns(self) -> int:
         """Nanoseconds within which a block that comes back after its eviction counts as thrash."""
-        return THRASH_STEPS * STEP_NS if self.thrash_window is None else self.thrash_window
+        step_ns = STEP_NS if self.step_base is None else self.step_base
+        return THRASH_STEPS * step_ns if self.thrash_window is None else self.thrash_window
 
     @property
     def prefetches(self) -> bool:

@@ -18,10 +18,11 @@ from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.leader.foresight import PrefetchAids
 from kvbm_console.core.state import Totals
+from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.embedded import Rig
 from kvbm_console.engines.simulated import EngineTotals
 from kvbm_console.simulation.meter import COMPLETED, Meter, StatsLine, percentile
-from kvbm_console.simulation.options import STEP_NS, THRASH_STEPS, SimulateOptions
+from kvbm_console.simulation.options import THRASH_STEPS, SimulateOptions
 
 SCHEMA: Final = "kvbm-console.simulate/2"
 
@@ -86,6 +87,9 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "total_kv_blocks": "--total-kv-blocks, of one instance", "block_size": "--block-size",
         "kv_geometry": "layers, K/V heads, head dimension, bytes of an element",
         "token_bytes": "bytes of K and V of a token: layers x heads x head dimension x 2 x bytes of an element",
+        "step_base_ns": "--step-base, in nanoseconds", "step_prefill_token_ns": "--step-prefill-token",
+        "step_decode_request_ns": "--step-decode-request", "max_num_batched_tokens": "--max-num-batched-tokens",
+        "max_num_seqs": "--max-num-seqs",
         "kv_cpu_blocks": "--kv-cpu-blocks, or --kv-cpu-size in blocks", "kv_disk_blocks": "--kv-disk-blocks",
         "kv_offload_threshold": "--kv-offload-threshold", "kv_transfer_bandwidth": "--kv-transfer-bandwidth",
         "kv_transfer_base_latency": "--kv-transfer-base-latency", "transfers": "--transfers",
@@ -243,10 +247,14 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
 
 def settings_of(options: SimulateOptions) -> dict[str, Any]:
     """What the run depended on; nothing about tiers, links and policies where there is no lower tier."""
+    engine = EngineConfig(**options.engine_fields())
     said: dict[str, Any] = {
         "limit": options.limit, "seed": options.seed, "instances": options.instances,
         "total_kv_blocks": options.total_kv_blocks, "block_size": options.block_size,
         "kv_geometry": options.kv_geometry.text, "token_bytes": options.kv_geometry.token_bytes,
+        "step_base_ns": engine.step_base_ns, "step_prefill_token_ns": engine.prefill_token_ns,
+        "step_decode_request_ns": engine.decode_request_ns, "max_num_batched_tokens": engine.max_batch_tokens,
+        "max_num_seqs": engine.max_running,
     }
     if options.tiered:
         said |= {
@@ -378,9 +386,10 @@ def text_of(document: Mapping[str, Any]) -> str:
 def _thrash_text(document: Mapping[str, Any]) -> str:
     by_tier = ", ".join(f"{tier} {_percent(values['thrash_rate'])}" for tier, values in document["thrash"].items())
     window_s = document["settings"]["thrash_window_s"]
+    steps = window_s * SECOND_NS / document["settings"]["step_base_ns"]
     return (
         f"{_percent(document['thrash_rate'])} of the evicted blocks came back within {window_s:g} s "
-        f"({window_s * SECOND_NS / STEP_NS:g} steps): {by_tier}; {_percent(document['bc6_thrash_rate'])} of the "
+        f"({steps:g} steps): {by_tier}; {_percent(document['bc6_thrash_rate'])} of the "
         f"offloads, evictions {_percent(document['eviction_rate'])}"
     )
 

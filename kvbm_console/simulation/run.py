@@ -161,7 +161,7 @@ def build_ledger(
 
 def engine_config(options: SimulateOptions) -> EngineConfig:
     """The numbers of the engine."""
-    return EngineConfig(g1_blocks=options.total_kv_blocks, token_bytes=options.kv_geometry.token_bytes)
+    return EngineConfig(**options.engine_fields())
 
 
 def share_of(options: SimulateOptions, index: int) -> Workload:

@@ -57,6 +57,12 @@ CACHE: Final[list[tuple[str, Any, str]]] = [
     ("prefetch-timeout-s", 0, "above 0 and at most 3600"), ("prefetch-timeout-s", 3_601, "above 0 and at most 3600"),
     ("prefetch-timeout-s", "nan", "above 0 and at most 3600"),
     ("thrash-window", "0s", "from 1ns to 1h"), ("thrash-window", "1", "a duration with a unit"),
+    ("step-base", "0ns", "from 1ns to 2s"), ("step-base", "3s", "from 1ns to 2s"),
+    ("step-base", "4", "a duration with a unit"), ("step-prefill-token", "3s", "from 0ns to 2s"),
+    ("step-prefill-token", "8", "a duration with a unit"), ("step-decode-request", "-1ms", "a duration with a unit"),
+    ("step-decode-request", "1h", "from 0ns to 2s"),
+    ("max-num-batched-tokens", 0, "from 1 to 1048576"), ("max-num-batched-tokens", 2**20 + 1, "from 1 to 1048576"),
+    ("max-num-seqs", 0, "from 1 to 1048576"), ("max-num-seqs", 2**20 + 1, "from 1 to 1048576"),
 ]
 """Flag of the cache, a value that it refuses, and words of the bound."""
 OWN: Final[dict[str, list[tuple[str, Any, str]]]] = {

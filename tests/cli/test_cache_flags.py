@@ -13,6 +13,7 @@ from kvbm_console.cli import serve as serve_module
 from kvbm_console.cli import simulate as simulate_module
 from kvbm_console.cli.main import cli
 from kvbm_console.simulation.options import SimulateOptions
+from kvbm_console.simulation.run import engine_config
 from kvbm_console.transfers.link import DEFAULT_LINKS
 from server.options import DaemonOptions
 
@@ -21,7 +22,8 @@ SAID = (
     "--total-kv-blocks", "40", "--block-size", "8", "--kv-cpu-size", "64MiB", "--kv-disk-blocks", "90",
     "--kv-geometry", "2,8,128,2", "--kv-offload-threshold", "0.4", "--kv-transfer-bandwidth", "7",
     "--kv-transfer-base-latency", "3", "--transfers", "sync", "--preset", "chat", "--frequency-weight", "0.6",
-    "--pin-ttl-s", "5",
+    "--pin-ttl-s", "5", "--step-base", "7ms", "--step-prefill-token", "21.5us", "--step-decode-request", "90us",
+    "--max-num-batched-tokens", "77", "--max-num-seqs", "6",
 )
 FILE = """[{}]
 total-kv-blocks = 40
@@ -36,6 +38,11 @@ transfers = "sync"
 preset = "chat"
 frequency-weight = 0.6
 pin-ttl-s = 5
+step-base = "7ms"
+step-prefill-token = "21.5us"
+step-decode-request = "90us"
+max-num-batched-tokens = 77
+max-num-seqs = 6
 """
 
 
@@ -68,8 +75,7 @@ def same(simulated: SimulateOptions, served: DaemonOptions) -> None:
     assert served.engine is not None
     assert served.config == simulated.leader_config()
     assert tuple(served.links) == simulated.links()
-    assert served.engine.g1_blocks == simulated.total_kv_blocks
-    assert served.engine.token_bytes == simulated.kv_geometry.token_bytes
+    assert served.engine == engine_config(simulated)
     assert served.block_bytes == simulated.block_bytes
 
 
@@ -80,6 +86,10 @@ def test_the_same_flags_make_the_same_cache(told: list[Any]) -> None:
     assert (served.config.eviction.policy, served.config.eviction.frequency_weight) == ("adaptive_lru", 0.6)
     assert served.config.g2_blocks == 64 * 2**20 // (8 * 2 * 8 * 128 * 2 * 2)
     assert not served.config.asynchronous
+    engine = served.engine
+    assert (engine.step_base_ns, engine.prefill_token_ns, engine.decode_request_ns) == (7_000_000, 21_500, 90_000)
+    assert (engine.max_batch_tokens, engine.max_running) == (77, 6)
+    assert served.config.thrash_window_ns == 250 * 7_000_000
 
 
 def test_the_configuration_file_says_it_as_well(
@@ -113,5 +123,7 @@ def test_without_a_workload_there_is_no_device_to_size(told: list[Any]) -> None:
     result = CliRunner().invoke(cli, ["serve", "--total-kv-blocks", "40"], prog_name="kvbm-console")
     assert result.exit_code == 2
     assert "--total-kv-blocks needs --workload, got 40 without one" in result.stderr
+    result = CliRunner().invoke(cli, ["serve", "--max-num-seqs", "4"], prog_name="kvbm-console")
+    assert "--max-num-seqs needs --workload, got 4 without one" in result.stderr
     served = options_of(told, "serve", "--policy", "lfu", "--kv-cpu-blocks", "9")
     assert (served.config.eviction.policy, served.config.g2_blocks, served.config.g3_blocks) == ("lfu", 9, 32_768)

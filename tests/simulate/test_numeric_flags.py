@@ -51,6 +51,11 @@ CACHE: dict[str, Case] = {
     "priority_ttl_s": (0, 60, {**SPARE, "trace": f"{SMALL},priority=0.5"}),
     "disk_admission": (0, 2, {}),
     "thrash_window": ("1ms", "10s", {}),
+    "step_base": ("4ms", "8ms", {}),
+    "step_prefill_token": ("8us", "80us", {}),
+    "step_decode_request": ("40us", "400us", {}),
+    "max_num_batched_tokens": (32, 8_192, {}),
+    "max_num_seqs": (1, 256, {}),
     "prefetch_timeout_s": (0.005, 0.2, {**SLOW_DISK, "prefetch_stop": "timeout", "trace": f"{SMALL},seed=2"}),
 }
 """Of the cache, the same for ``simulate``, ``compare`` and ``serve`` where they have the flag."""

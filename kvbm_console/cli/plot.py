@@ -1,6 +1,7 @@
 """Drawing hit rate against capacity, with the plot library that is an extra.
 
-Law of this file: the library is imported only to draw, and its absence is one sentence before any work.
+Law of this file: the library is imported only to draw, and its absence is one sentence before any work. A picture has
+its name only when it is whole.
 """
 
 import importlib
@@ -55,4 +56,10 @@ def draw(path: Path, cells: "list[Cell]", title: str) -> None:
     axes.set_title(title, fontsize=9)
     axes.grid(True, alpha=0.3)
     axes.legend(fontsize=8)
-    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    form = path.suffix.lower()[1:]
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        figure.savefig(draft, format=form, metadata={"Date": None} if form == "svg" else None)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

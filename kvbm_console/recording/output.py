@@ -47,6 +47,7 @@ def write_recording(path: Path, about: About, frames: Iterable[Frame]) -> Made:
     Raises ``UsageError``, ``RecordingError`` and ``OSError``.
     """
     require_new(path)
+    found = path.exists()
     file = segment_file(path, about.first_seq)
     draft = file.with_name(file.name + ".tmp")
     complete = False
@@ -65,8 +66,10 @@ def write_recording(path: Path, about: About, frames: Iterable[Frame]) -> Made:
     except FileExistsError:
         raise UsageError(f"{path} exists already; nothing is overwritten") from None
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
+        draft.unlink(missing_ok=True)
+        if file.parent == path and not found:
+            with contextlib.suppress(OSError):  # not empty: what it was made for is in it
+                path.rmdir()
     sync_directory(file.parent)
     times = [entry for entry in segment.entries if entry.events] or segment.entries
     return Made(

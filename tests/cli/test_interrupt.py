@@ -40,6 +40,53 @@ from kvbm_console.cli.main import main
 main()
 '''
 """The program, whose work never ends after its first report of progress."""
+HALF_WRITTEN: Final = f'''
+import sys
+import kvbm_console.recording.output as output
+
+real = output.write_draft
+
+def write_draft(draft, about, frames):
+    def half():
+        yield next(frames)
+        print({BEGUN!r}, file=sys.stderr, flush=True)
+        while True:
+            pass
+    real(draft, about, half())
+
+output.write_draft = write_draft
+from kvbm_console.cli.main import main
+main()
+'''
+"""The program, which never comes to the second frame of a recording that it writes."""
+HALF_DRAWN: Final = f'''
+import sys
+
+class Anything:
+    def __getattr__(self, name):
+        return self
+    def __call__(self, *args, **more):
+        return self
+
+class Figure:
+    def __init__(self, **more):
+        pass
+    def subplots(self):
+        return Anything()
+    def savefig(self, path, **more):
+        with open(path, "wb") as file:
+            file.write(b"<svg")
+            file.flush()
+            print({BEGUN!r}, file=sys.stderr, flush=True)
+            while True:
+                pass
+'''
+"""Stands for the plot library, which is an extra: a picture of which only the beginning is ever written."""
+OUTCOMES: Final = {
+    "merge into a file": ("rec", "merge", TAPE, TAPE, "--out", "out.mcap"),
+    "merge into a directory": ("rec", "merge", TAPE, TAPE, "--out", "out"),
+    "cut into a directory": ("rec", "cut", TAPE, "out"),
+}
 LINE_PARTS: Final = 12
 """Parts of 8 KiB: more than the 64 KiB that a pipe holds, and less than the longest line of a trace."""
 LONG: Final = {
@@ -153,3 +200,31 @@ def test_work_on_a_recording_ends_and_leaves_no_file(name: str, tmp_path: Path) 
         assert running.process.stderr.readline().decode().strip() == BEGUN
         ended(running)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_a_recording_that_is_half_written_leaves_no_file(name: str, tmp_path: Path) -> None:
+    with Running(tmp_path, sys.executable, "-c", HALF_WRITTEN, *OUTCOMES[name]) as running:
+        assert running.process.stderr is not None
+        assert running.process.stderr.readline().decode().strip() == BEGUN
+        assert any(tmp_path.rglob("*.tmp"))
+        ended(running)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_is_half_drawn_leaves_the_one_of_before(tmp_path: Path) -> None:
+    library = tmp_path / "library" / "matplotlib"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text("rcParams = {}\n\ndef use(name):\n    pass\n")
+    (library / "figure.py").write_text(HALF_DRAWN)
+    place = tmp_path / "here"
+    place.mkdir()
+    (place / "curves.svg").write_text("the picture of before")
+    shown = f"import sys; sys.path.insert(0, {str(library.parent)!r}); from kvbm_console.cli.main import main; main()"
+    with Running(place, sys.executable, "-c", shown, "compare", "--trace", "multiturn:requests=3", "--policies",
+                 "simple_lru", "--cache-only", "--workers", "1", "--plot", "curves.svg") as running:
+        assert running.process.stderr is not None
+        assert any(line.decode().strip() == BEGUN for line in running.process.stderr)
+        assert len(list(place.iterdir())) == 2
+        ended(running)
+    assert [file.read_text() for file in place.iterdir()] == ["the picture of before"]

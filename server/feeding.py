@@ -300,7 +300,7 @@ class FeedMethod:
                 service.dispatcher.submit_from(
                     source, None, st.RequestFinished, slot.request, pack_ids(slot.device_blocks), FinishReason.ABORTED
                 )
-        service.dispatcher.submit_from(source, None, st.SourceRestarted, True)
+        service.dispatcher.submit_from(source, None, st.SourceRestarted, True, True)
 
 
 def answer_of(outcome: Outcome) -> pb.Answer:

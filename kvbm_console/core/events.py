@@ -51,7 +51,10 @@ class Event(msgspec.Struct, array_like=True, gc=False, tag=0):
 
 
 class PoolKnown(Event, tag=1):
-    """A pool exists under this index. ``source`` is the index of the engine that it belongs to, 0 for the leader's."""
+    """A pool exists under this index. ``source`` is the index of the engine that it belongs to, 0 for the leader's.
+
+    A pool of an engine that ended may have had the index before: that pool is forgotten.
+    """
 
     pool: int
     source: int
@@ -496,6 +499,7 @@ class SourceLost(Event, tag=42):
     """Reports of a source were lost, or (``restarted``) it began again; what it holds is unknown.
 
     ``gone``: the source ended. Nothing more is heard of it, and what its pools hold is no fact any more.
+    ``replaceable``: pools that are declared later take over the indices of its pools.
     """
 
     source: int
@@ -503,6 +507,7 @@ class SourceLost(Event, tag=42):
     last: int
     restarted: bool
     gone: bool = False
+    replaceable: bool = False
 
 
 class Noted(Event, tag=43):

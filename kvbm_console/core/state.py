@@ -5,6 +5,8 @@ replay and every test use it, so folding the events of a leader from any snapsho
 Apply checks what it needs to stay consistent and raises ``FoldError``; it never decides.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from kvbm_console.core import events as ev
@@ -13,9 +15,9 @@ from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.folding import APPLY
 from kvbm_console.core.holds import BreakpointFacts, FreezeFacts, HoldFacts
-from kvbm_console.core.ids import CandidateStatus, FinishReason, HoldEnd, Route, SkipReason, Suspend, Tier
+from kvbm_console.core.ids import CandidateStatus, Condition, FinishReason, HoldEnd, Route, SkipReason, Suspend, Tier
 from kvbm_console.core.slots import SlotFacts
-from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.core.tiers import GONE, PoolFacts
 
 
 class Totals(msgspec.Struct, array_like=True):
@@ -105,8 +107,8 @@ class CacheState:
         self.frozen: FreezeFacts | None = None
         self.leases: dict[str, bool] = {}
         self.lost_sources: dict[int, int] = {}
-        """Sources of which reports were lost since they were last known whole: how often, ``GONE`` for one that ended.
-        Their counts are no facts."""
+        """Sources of which reports were lost since they were last known whole: how often, ``GONE`` or
+        ``REPLACEABLE`` for one that ended. Their counts are no facts."""
         self.totals = Totals()
         self.next_slot = 0
         self.next_candidate = 0
@@ -141,6 +143,24 @@ class CacheState:
             return hits
         size = self.pools[slot.device_pool].info.block_tokens
         return hits[0] * size, hits[1] * size, hits[2] * size, hits[3] * size
+
+    def living(self, pools: Sequence[PoolFacts]) -> Sequence[PoolFacts]:
+        """Those of engines that go on; all of them where every engine ended, so that the last stays readable."""
+        return [pool for pool in pools if not self.has_ended(pool.info.source)] or pools
+
+    def has_ended(self, source: int) -> bool:
+        """Whether nothing more is heard of a source."""
+        return self.lost_sources.get(source, 0) <= GONE
+
+    def in_use(self, pool: PoolFacts) -> bool:
+        """Whether places of this pool are held, written, or kept apart, or a slot or a copy names it."""
+        index, counts = pool.info.pool, pool.counts
+        return bool(
+            counts[Condition.REFERENCED] or counts[Condition.WRITING] or counts[Condition.QUARANTINED]
+        ) or any(
+            slot.device_pool == index or any(staged == index for staged, _ in slot.staged)
+            for slot in self.slots.values()
+        ) or any(index in (operation.source_pool, operation.target_pool) for operation in self.operations.values())
 
     @property
     def all_held(self) -> bool:

@@ -185,9 +185,13 @@ class SourceGapped(Stimulus, tag=14):
 
 
 class SourceRestarted(Stimulus, tag=15):
-    """The source began again: a new incarnation; or (``gone``) it ended, and nothing more is heard of it."""
+    """The source began again: a new incarnation; or (``gone``) it ended, and nothing more is heard of it.
+
+    ``replaceable``: with ``gone``, pools that are declared later take over the indices of its pools.
+    """
 
     gone: bool = False
+    replaceable: bool = False
 
 
 # --- from an engine that is only watched (``Authority.OBSERVED``) ---

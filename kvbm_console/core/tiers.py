@@ -29,6 +29,8 @@ _EMPTY, _CACHED, _REFERENCED, _WRITING = (
 
 GONE: Final = -1
 """Of ``CacheState.lost_sources``: the source ended."""
+REPLACEABLE: Final = -2
+"""The same, and pools that are declared later take over the indices of its pools."""
 
 
 class PoolInfo(msgspec.Struct, frozen=True):

@@ -133,7 +133,8 @@ def _tiers(families: _Families, view: View) -> None:
     resident = families.make("kvbm_tier_resident_blocks")
     uncertain = families.make("kvbm_tier_uncertain")
     resident_bytes = families.make("kvbm_tier_resident_bytes")
-    for (tier, medium), pools in _by_medium(state).items():
+    for (tier, medium), declared in _by_medium(state).items():
+        pools = state.living(declared)
         labels = {"tier": tier.label, "medium": medium}
         capacities = [pool.info.capacity_blocks for pool in pools]
         known = None not in capacities

@@ -82,7 +82,8 @@ class Part:
         """The event as it reads in the merged recording, but for ``seq`` and ``cause``; not folded yet."""
         changes: dict[str, Any] = {"at_ns": event.at_ns + self.shift_ns}
         if isinstance(event, ev.PoolKnown):
-            self.pools[event.pool] = self.shared.next_pool()
+            if event.pool not in self.pools:  # else it takes over the index of a pool that is forgotten
+                self.pools[event.pool] = self.shared.next_pool()
         elif isinstance(event, ev.SlotOpened | ev.SlotCloned):
             self.slots[event.slot] = self.shared.next_slot()
         for field in event.__struct_fields__:

@@ -1,6 +1,7 @@
 """Two engines with requests of the same name: each drives, and is asked for, its own."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import Authority, FinishReason, SlotState, Tier
-from tests.server.daemons import daemon_at
+from kvbm_console.recording.verify import verify
+from tests.server.daemons import daemon_at, published
 
 Submit = Callable[..., Awaitable[Any]]
 
@@ -93,3 +95,24 @@ async def test_a_hold_is_told_to_its_engine_under_the_name_that_the_engine_knows
         assert held.hold is not None
         await second.submit(st.IterationFinished, 1, (), (), b"", b"")  # answered behind the news
         assert (second.standing, first.standing) == ({"0"}, frozenset())
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("authority", [Authority.ENGINE, Authority.OBSERVED])
+async def test_the_lives_of_an_engine_that_crashes_leave_one_pool(tmp_path: Path, authority: Authority) -> None:
+    lives = 6
+    async with daemon_at(None, record=tmp_path / "run") as daemon, Client(daemon.address) as client:
+        for life in range(lives):
+            async with Client(daemon.address) as one, one.feed("crashes") as engine:
+                await engine.submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 24 + life, 16, authority)
+                await request_of(engine.submit, f"r{life}", 0, authority)
+                document = await client.status()
+                assert document["tiers"]["g1"]["capacity_blocks"] == 24 + life
+                assert document["tiers"]["g1"]["uncertain"] is False
+            await published(daemon, lambda: not daemon.service.feeds)
+        state = daemon.service.state
+        assert [pool.info.tier for pool in state.pools] == [Tier.G2, Tier.G3, Tier.G1]
+        assert len(state.lost_sources) == 1
+        assert state.totals.rejected == 0
+    report = verify(tmp_path / "run")
+    assert report.ok, report

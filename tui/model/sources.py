@@ -11,10 +11,10 @@ import msgspec
 
 from kvbm_console.core.ids import Authority, Condition
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.tiers import GONE, PoolFacts
+from kvbm_console.core.tiers import PoolFacts
 
 SOURCES_MAX: Final = 1_024
-"""Engines that are kept: sixteen times the publishers of a large deployment; what comes beyond is counted."""
+"""Engines that are kept: sixteen times the publishers of a large deployment."""
 WATCHED: Final = frozenset({Authority.STREAM, Authority.OBSERVED})
 """Pools that a real engine reports; those of the simulated one are told by the leader."""
 COMPARED_MAX: Final = 200_000
@@ -69,20 +69,23 @@ class Sources:
         self.told: dict[int, Told] = {}
         """Kept when a source ends: its last costs stay readable."""
         self.left_out = 0
-        """Sources beyond the limit."""
+        """Reports that were left out, and sources that had to make way for newer ones."""
         self.recorder: tuple[str, int] | None = None
         """Where the target records and how many bytes there are; None until it was asked, and without a recorder."""
 
     def of(self, source: int) -> Seen:
-        """What was seen of a source; beyond the limit what is added to it is not kept."""
+        """What was seen of a source."""
         found = self.seen.get(source)
         if found is None:
-            found = Seen()
-            if len(self.seen) < SOURCES_MAX:
-                self.seen[source] = found
-            else:
-                self.left_out += 1
+            self._make_way(self.seen)
+            found = self.seen[source] = Seen()
         return found
+
+    def _make_way(self, kept: dict[int, Any]) -> None:
+        """At the limit the source with the lowest number goes: every life of an engine has a higher one."""
+        if len(kept) >= SOURCES_MAX:
+            del kept[min(kept)]
+            self.left_out += 1
 
     def tell(self, document: Mapping[str, Any]) -> None:
         """Take ``engines``, ``publishers`` and ``recorder`` of a status document; what does not fit is left out."""
@@ -100,10 +103,9 @@ class Sources:
         except (KeyError, ValueError, TypeError, msgspec.ValidationError):
             self.left_out += 1
             return
-        if source in self.told or len(self.told) < SOURCES_MAX:
-            self.told[source] = told
-        else:
-            self.left_out += 1
+        if source not in self.told:
+            self._make_way(self.told)
+        self.told[source] = told
 
 
 def watched(state: CacheState) -> list[int]:
@@ -114,7 +116,7 @@ def watched(state: CacheState) -> list[int]:
 
 def ended(state: CacheState, source: int) -> bool:
     """Whether nothing more is heard of a source."""
-    return state.lost_sources.get(source) == GONE
+    return state.has_ended(source)
 
 
 def uncertain(state: CacheState, source: int) -> bool:

@@ -12,23 +12,31 @@ from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import Authority, Condition, ReleaseReason
 from kvbm_console.core.quarantine import lift, quarantine
 from kvbm_console.core.stream_places import forget_copy, take_free
-from kvbm_console.core.tiers import GONE, READY, WRITING, PoolFacts, PoolInfo
+from kvbm_console.core.tiers import GONE, READY, REPLACEABLE, WRITING, PoolFacts, PoolInfo
 
 if TYPE_CHECKING:
     from kvbm_console.core.state import CacheState
 
 
 def _pool_known(state: "CacheState", e: ev.PoolKnown) -> None:
-    if e.pool != len(state.pools):
+    if not 0 <= e.pool <= len(state.pools):
         raise FoldError(f"pool {e.pool} does not follow pool {len(state.pools) - 1}")
-    state.pools.append(
-        PoolFacts(
-            PoolInfo(
-                e.pool, e.source, e.dp_rank, e.group, e.tier, e.medium, e.capacity_blocks, e.block_tokens,
-                e.authority,
-            )
+    pool = PoolFacts(
+        PoolInfo(
+            e.pool, e.source, e.dp_rank, e.group, e.tier, e.medium, e.capacity_blocks, e.block_tokens,
+            e.authority,
         )
     )
+    if e.pool == len(state.pools):
+        state.pools.append(pool)
+        return
+    before = state.pools[e.pool]
+    source = before.info.source
+    if state.lost_sources.get(source) != REPLACEABLE or state.in_use(before):
+        raise FoldError(f"pool {e.pool} of source {source} is not to be forgotten")
+    state.pools[e.pool] = pool
+    if all(other.info.source != source for other in state.pools):
+        del state.lost_sources[source]
 
 
 def _blocks_filled(state: "CacheState", e: ev.BlocksFilled) -> None:
@@ -107,10 +115,10 @@ def _source_lost(state: "CacheState", e: ev.SourceLost) -> None:
         for pool in state.pools:
             if pool.info.source == e.source and pool.info.authority is not Authority.LEADER:
                 pool.forget([place for place in range(len(pool)) if pool.condition(place) is Condition.CACHED])
-        state.lost_sources[e.source] = GONE
+        state.lost_sources[e.source] = REPLACEABLE if e.replaceable else GONE
         return
     if not e.restarted:
-        if state.lost_sources.get(e.source) != GONE:
+        if not state.has_ended(e.source):
             state.lost_sources[e.source] = state.lost_sources.get(e.source, 0) + 1
         return
     for pool in _stream_pools(state, e.source):

@@ -366,6 +366,11 @@ class AidsBox:
         self.aids.pools.append(PoolAids(unused=places, capacity_blocks=places))
         self.policies.append(PoolPolicy(self.aids.eviction, places, self.aids.parent_of))
 
+    def replace_pool(self, index: int) -> None:
+        """An engine's pool took over the index of a pool that is forgotten."""
+        self.aids.pools[index] = PoolAids()
+        self.policies[index] = PoolPolicy(self.aids.eviction, 0, self.aids.parent_of)
+
     def export(self) -> bytes:
         """Canonical bytes: equal aids, equal bytes."""
         for pool, policy in zip(self.aids.pools, self.policies, strict=True):

@@ -232,7 +232,7 @@ def source_restarted(leader: Decider, s: st.SourceRestarted) -> None:
             leader.aids.ending.remove(slot.slot)
             leader.release_device_blocks(slot, ReleaseReason.FINISHED)
             finish(leader, slot, slot.reason)
-    leader.emit(ev.SourceLost, s.source, 0, 0, True, True)
+    leader.emit(ev.SourceLost, s.source, 0, 0, True, True, s.gone and s.replaceable)
     if not s.gone:
         leader.emit(ev.SourceLost, s.source, 0, 0, True)
 

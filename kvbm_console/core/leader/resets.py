@@ -181,4 +181,6 @@ def source_gapped(leader: Decider, s: st.SourceGapped) -> None:
 
 def source_restarted(leader: Decider, s: st.SourceRestarted) -> None:
     """The source began again: what its stream said is void."""
-    leader.emit(ev.SourceLost, s.source, 0, 0, True, s.gone)
+    if s.replaceable and all(pool.info.source != s.source for pool in leader.state.pools):
+        return  # it had no pool, so nothing that is known of it is lost
+    leader.emit(ev.SourceLost, s.source, 0, 0, True, s.gone, s.gone and s.replaceable)

@@ -72,7 +72,7 @@ class ReportsLost(Lint):
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
         """Engines whose counts are doubtful, also since before this began to look: the facts know it."""
         for source, losses in state.lost_sources.items():
-            if losses == GONE:
+            if losses <= GONE:
                 continue
             doubt = self._open.get(source)
             if doubt is not None:

@@ -1611,18 +1611,20 @@ class Event(_message.Message):
         cleared: bool
         def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ...) -> None: ...
     class SourceLost(_message.Message):
-        __slots__ = ("source", "first", "last", "restarted", "gone")
+        __slots__ = ("source", "first", "last", "restarted", "gone", "replaceable")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
         FIRST_FIELD_NUMBER: _ClassVar[int]
         LAST_FIELD_NUMBER: _ClassVar[int]
         RESTARTED_FIELD_NUMBER: _ClassVar[int]
         GONE_FIELD_NUMBER: _ClassVar[int]
+        REPLACEABLE_FIELD_NUMBER: _ClassVar[int]
         source: int
         first: int
         last: int
         restarted: bool
         gone: bool
-        def __init__(self, source: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., restarted: _Optional[bool] = ..., gone: _Optional[bool] = ...) -> None: ...
+        replaceable: bool
+        def __init__(self, source: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., restarted: _Optional[bool] = ..., gone: _Optional[bool] = ..., replaceable: _Optional[bool] = ...) -> None: ...
     class Noted(_message.Message):
         __slots__ = ("note", "detail")
         NOTE_FIELD_NUMBER: _ClassVar[int]
@@ -1963,10 +1965,12 @@ class Stimulus(_message.Message):
         last: int
         def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
     class SourceRestarted(_message.Message):
-        __slots__ = ("gone",)
+        __slots__ = ("gone", "replaceable")
         GONE_FIELD_NUMBER: _ClassVar[int]
+        REPLACEABLE_FIELD_NUMBER: _ClassVar[int]
         gone: bool
-        def __init__(self, gone: _Optional[bool] = ...) -> None: ...
+        replaceable: bool
+        def __init__(self, gone: _Optional[bool] = ..., replaceable: _Optional[bool] = ...) -> None: ...
     class BreakpointsReplaced(_message.Message):
         __slots__ = ("owner", "specs", "by")
         OWNER_FIELD_NUMBER: _ClassVar[int]

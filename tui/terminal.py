@@ -5,6 +5,7 @@ console in order.
 """
 
 import contextlib
+import os
 import queue
 import sys
 from collections.abc import Callable
@@ -30,6 +31,15 @@ class Terminal(LinuxDriver):
         super().__init__(*args, **kwargs)
         file = self._file if self._file.isatty() or sys.__stdout__ is None else sys.__stdout__
         self._file: Any = _Sink(file, self._hung_up)
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        """The terminal's own word. ``COLUMNS`` and ``LINES`` of the environment never change, so they would hide every
+        resize; a parent process that has loaded readline exports both."""
+        with contextlib.suppress(OSError, ValueError):
+            columns, rows = os.get_terminal_size(self._file.fileno())
+            if columns and rows:
+                return columns, rows
+        return super()._get_terminal_size()
 
     @property
     def behind(self) -> bool:

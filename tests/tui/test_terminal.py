@@ -44,7 +44,10 @@ class Attached:
         self.process = subprocess.Popen(
             [PROGRAM, *(args or ("attach",))], stdin=self.theirs, stdout=self.theirs,
             stderr=self.theirs if errors is None else errors,
-            cwd=directory, env={**environment(directory), "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            cwd=directory, env={
+                **environment(directory), "TERM": "xterm-256color", "COLORTERM": "truecolor",
+                "COLUMNS": "80", "LINES": "24",  # as a parent with readline exports them: they must not hide a resize
+            },
             start_new_session=True,
             preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if hears_of_hangup else None,
         )

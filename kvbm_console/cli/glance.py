@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kvbm_console.core.errors import ConnectionLost
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from kvbm_console.client import Client
     from kvbm_console.stream.feed import FeedItem
@@ -82,12 +82,12 @@ async def fold(client: "Client") -> "Mirror":
 def drawn(mirror: "Mirror") -> list[str]:
     """The overview of a mirror, as plain rows; in ASCII where the output cannot take more."""
     from tui.desk import Desk
-    from tui.draw.glyphs import ASCII, TRANSLATE, UNICODE
+    from tui.draw.glyphs import ASCII, UNICODE
     from tui.model.lints import SHOW_AFTER_NS
     from tui.source import Session
     from tui.views import all_views
 
-    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    unicode = _takes_unicode()
     session = Session(_Told())
     session.mirror = mirror
     mirror.clock.live = False
@@ -96,5 +96,15 @@ def drawn(mirror: "Mirror") -> list[str]:
     for after_ns in (0, SHOW_AFTER_NS):  # what is true now is told now, not in two seconds
         desk.lints.check(mirror, after_ns)
     desk.warnings = desk.lints.warnings(SHOW_AFTER_NS)
-    lines = [line.text.rstrip() for line in desk.view.body(desk, WIDTH, ROWS)]
-    return lines if unicode else [line.translate(TRANSLATE) for line in lines]
+    return printable(line.text.rstrip() for line in desk.view.body(desk, WIDTH, ROWS))
+
+
+def printable(lines: "Iterable[str]") -> list[str]:
+    """These lines, in ASCII where stdout cannot take more."""
+    from tui.draw.glyphs import TRANSLATE
+
+    return list(lines) if _takes_unicode() else [line.translate(TRANSLATE) for line in lines]
+
+
+def _takes_unicode() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

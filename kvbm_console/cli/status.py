@@ -30,9 +30,9 @@ def status(positional: str | None, target: str | None, form: str, expression: st
     if form == "json":
         print_json(document)
         return
-    from kvbm_console.cli.glance import overview
+    from kvbm_console.cli.glance import overview, printable
 
-    click.echo("\n".join([*overview(address), "", render(document)]))
+    click.echo("\n".join(printable([*overview(address), "", *render(document).split("\n")])))
 
 
 def render(document: dict[str, Any]) -> str:

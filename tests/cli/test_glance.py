@@ -5,6 +5,7 @@ Law of this file: what is asserted is what the command prints.
 
 import json
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from kvbm_console.cli import glance
-from kvbm_console.cli.glance import drawn, fold
+from kvbm_console.cli.glance import drawn, fold, printable
+from kvbm_console.cli.output import duration
 from kvbm_console.client.subscription import StreamItem
 from kvbm_console.core.events import Event
 from kvbm_console.recording.reader import Recording
@@ -63,7 +65,16 @@ def test_status_has_the_overview_and_the_tables(tmp_path: Path) -> None:
     assert "\nstream    chat-prod  event " in text
     assert document["stream"]["name"] == "chat-prod"
     assert "HIT RATE" in text
-    assert plain.isascii()
+    assert plain.isascii(), [line for line in plain.splitlines() if not line.isascii()]
+
+
+def test_every_part_of_a_status_is_ascii_where_the_output_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [duration(691_000), duration(None), "G1→G2"]
+    assert not any(cell.isascii() for cell in cells)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(encoding="ascii"))
+    assert printable(cells) == ["691us", "-", "G1>G2"]
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(encoding="utf-8"))
+    assert printable(cells) == cells
 
 
 class Busy:

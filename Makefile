@@ -4,6 +4,8 @@
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
+# Two processes whatever the machine has: the tests start daemons and terminals of their own.
+PARALLEL := -n 2 --dist worksteal
 STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -25,8 +27,8 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## the console on a simulated engine; SECONDS=N ends it by itself
 	@$(BIN)/kvbm-console demo $(if $(SECONDS),--seconds $(SECONDS))
 
-test: $(STAMP) ## the tests
-	@$(BIN)/python -m pytest -q -m "not slow"
+test: $(STAMP) ## the tests, in two processes
+	@$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
 test-full: $(STAMP) ## the tests with the long ones
 	@KVBM_FULL=1 $(BIN)/python -m pytest -q
@@ -49,7 +51,7 @@ check: $(STAMP) ## format, lint, types, import contracts, proto and documents fr
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m tests.architecture.generate --check
 	@$(BIN)/python -m recordings.regenerate --check
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
 bench: $(STAMP) ## ratios against references measured in the same run, compared with the committed ones
 	@$(BIN)/python -m tests.benchmarks

@@ -11,7 +11,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, Script, connected, opening, story
-from tui.desk import BREAKS, LOG, RECORD, SLOT, SLOTS, TIMELINE, TRANSFERS, Desk
+from tui.desk import BREAKS, LOG, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, Desk
 from tui.draw import frame
 from tui.hooks import Kept
 from tui.keys import press
@@ -524,3 +524,21 @@ def test_beside_requests_the_pools_of_several_engines_are_told_apart_and_an_end_
     assert " e6 r1" in rows["e6"].text
     assert " 4/–" in rows["e6"].text
     assert "stale" not in {span.role for span in rows["e6"].spans}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tiers_say_how_soon_what_was_evicted_was_asked_for_again(size: tuple[int, int]) -> None:
+    """Of the host tier 6, 2 and 2 blocks came back within 200 ms, 1 s and 5 s; of the device nothing is known."""
+    script = story()
+    slot = script.open("again", blocks=10)
+    script.emit(ev.PrefixScored, slot, 10, (0, 0, 0, 0), (2, 2, 2), (200 * MS, S, 5 * S), (6, 2, 2))
+    desk = desk_of(script)
+    desk.current = TIERS
+    rows = "\n".join(screen(desk, *size))
+    if desk.tall:
+        assert "asked again half within 200ms, 90 % within 5.00s" in rows
+        assert "asked again –" in rows
+    else:
+        assert "again 200ms" in rows
+        assert "again –" in rows
+        assert "hit " in rows

@@ -50,6 +50,7 @@ WORDS: Final[dict[int, tuple[tuple[str, str], ...]]] = {
         _TIERS, ("referenced", "in use by a live request"), ("writing", "being copied in"),
         ("cached", "kept for whoever asks for it again"), ("hit", "found here, of the blocks asked for here"),
         ("thrash", "of the blocks evicted in the last minute, share that came back within the window"),
+        ("again", "time from an eviction until a prompt asked for the block again; short: the tier is too small"),
         ("BOUND", "what the best possible eviction would have reached"),
     ),
     BREAKS: (

@@ -3,6 +3,7 @@
 Law of this file: the five conditions add up to the capacity; a hit rate is told with what was asked of this tier.
 """
 
+from kvbm_console.core.ages import age_within
 from kvbm_console.core.ids import Authority, Condition, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -12,7 +13,7 @@ from ..draw import bars
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..model.flows import TIERS as ALL_TIERS
-from ..model.numbers import brief, count, cut, per_second, percent, plain, tenth
+from ..model.numbers import brief, count, cut, duration, per_second, percent, plain, plural, tenth
 from ..model.series import known_seconds, resample, window_text
 from ..model.sources import WATCHED, ended, watched
 from .engines import engines_section, legend
@@ -70,7 +71,7 @@ class Tiers(Page):
         if width >= 190 and len(pools) >= 2:
             pitch = width // len(pools)
             useful = max(-(-len(pool) // (pitch - 4)) for pool in pools)
-            maps = max(1, min(useful, MAP_ROWS, height - CHART_ROWS - 8))
+            maps = max(1, min(useful, MAP_ROWS, height - CHART_ROWS - 9))
             for index, pool in enumerate(pools):
                 lines = beside(lines, self._pool(desk, state, pool, pitch - 2, maps), index * pitch)
             lines += gap
@@ -115,7 +116,8 @@ class Tiers(Page):
         for row in range(rows):
             part = table_slice(drawn, row * (width - 2), (row + 1) * (width - 2))
             lines.append(Row().put(" ").spans(part).line())
-        return [*lines, _conditions(desk, pool, width), _numbers(desk, pool, width)]
+        again = [_asked_again(state, pool, width)] if desk.tall else []
+        return [*lines, _conditions(desk, pool, width), _numbers(desk, pool, width), *again]
 
     def _by_place(self, desk: Desk, pool: PoolFacts, per_cell: int, cells: int) -> list[Span]:
         """Cells in the order of places, each showing the most pressing condition in it."""
@@ -212,6 +214,12 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
     share = f"{flows.about(now, 60)}{tenth(back, gone)} % of {brief(gone)}" if gone else "–"
     row.put("thrash ", "muted").put(share, "text")
     row.put("  ")
+    if not desk.tall:
+        half, _, blocks = _again_ages(state, pool)
+        row.put("again ", "muted").put(duration(half), "text")
+        if blocks and row.x + 30 < width:
+            row.put(f" of {brief(blocks)}", "muted")
+        row.put("  ")
     asked, hits = flows.hit_shares(now)
     here = asked - sum(hits[index] for index, one in enumerate(ALL_TIERS) if one < tier)
     found = hits[tier - 1]
@@ -223,6 +231,25 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
     fetched = _prefetched(state, pool)
     if fetched and row.x + len(fetched) + 3 <= width:
         row.put(f"   {fetched}", "caution" if state.totals.prefetch_limited else "muted")
+    return row.line("", width)
+
+
+def _again_ages(state: CacheState, pool: PoolFacts) -> tuple[int | None, int | None, int]:
+    """How long ago its tier had evicted half, and 90 %, of the blocks that were asked for again; their number."""
+    counts = state.totals.asked_again[pool.info.tier - 1]
+    return age_within(counts, 0.5), age_within(counts, 0.9), sum(counts)
+
+
+def _asked_again(state: CacheState, pool: PoolFacts, width: int) -> Line:
+    """How soon what was evicted here was missed: the row below thrash, where there is room for one."""
+    half, most, blocks = _again_ages(state, pool)
+    row = Row().put(" asked again ", "muted")
+    if not blocks:
+        return row.put("–", "text").line("", width)
+    row.put("half within ", "muted").put(duration(half), "text")
+    row.put(", 90 % within ", "muted").put(duration(most), "text")
+    told = (f" of eviction, {plural(blocks, 'block')}", f"  {brief(blocks)} blocks", "")
+    row.put(next(text for text in told if not text or row.x + len(text) <= width - 1), "muted")
     return row.line("", width)
 
 

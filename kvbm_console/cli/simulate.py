@@ -6,7 +6,7 @@ took goes to stderr.
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 import msgspec
@@ -24,12 +24,16 @@ from kvbm_console.cli.cache_options import (
     trace_options,
 )
 from kvbm_console.cli.output import print_json, warn
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import Duration, format_option
+from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.simulation.options import Cleanup, SimulateOptions
 
 if TYPE_CHECKING:
     from kvbm_console.simulation.meter import StatsLine
+
+SLO_NS_MAX: Final = 86_400 * SECOND_NS
+"""A day: no answer is waited for longer."""
 
 
 @click.command()
@@ -44,6 +48,12 @@ if TYPE_CHECKING:
 @click.option("--stats-every", type=int, default=10, show_default=True, metavar="N",
               help="A stats line on stderr every N iterations, and after reset, prefill, decode and clean-up; 0 for "
                    "none.")
+@click.option("--slo-ttft", type=Duration(1, SLO_NS_MAX, "from 1ns to 24h"), metavar="TIME",
+              help="Goodput counts requests whose first token comes within this.")
+@click.option("--slo-itl", type=Duration(1, SLO_NS_MAX, "from 1ns to 24h"), metavar="TIME",
+              help="Goodput counts requests whose mean time for each further token is within this.")
+@click.option("--requests-out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write a row for each request that ends: .jsonl or .csv.")
 @click.option("--check", "checked", is_flag=True, help="Verify the invariants after every step; a bug ends the run.")
 @click.option("--cache-only", is_flag=True,
               help="Leave the engine out: lookups and inserts in one pool, in the trace's own blocks.")
@@ -51,7 +61,8 @@ if TYPE_CHECKING:
               help="Replay a file of scenarios of a tiered cache instead; exit 1 when one differs.")
 @format_option("text", "json")
 def simulate(
-    trace: str | None, checked: bool, cache_only: bool, vectors: Path | None, form: str, **flags: Any,
+    trace: str | None, checked: bool, cache_only: bool, vectors: Path | None, form: str,
+    requests_out: Path | None, **flags: Any,
 ) -> int:
     """Run a trace through engine and tiers in virtual time and report what the cache did.
 
@@ -76,24 +87,39 @@ def simulate(
         options = msgspec.structs.replace(options, total_kv_blocks=device_blocks(options, cache_only=cache_only))
     head = taken(trace, options, sized=capacity, cache_only=cache_only)
     if cache_only:
+        _only_with_engine(options, requests_out)
         return _cache_only(options, "belady" if future else options.policy.policy, form, head)
-    return _with_engine(options, form, head)
+    return _with_engine(options, form, head, requests_out)
 
 
-def _with_engine(options: SimulateOptions, form: str, head: list[str]) -> int:
+def _only_with_engine(options: SimulateOptions, requests_out: Path | None) -> None:
+    for flag, value in (
+        ("--slo-ttft", options.slo_ttft), ("--slo-itl", options.slo_itl), ("--requests-out", requests_out),
+    ):
+        if value is not None:
+            raise UsageError(f"{flag} needs an engine, which has a clock: --cache-only has none, got both")
+
+
+def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_out: Path | None) -> int:
     from kvbm_console.simulation.report import text_of
+    from kvbm_console.simulation.rows import writer
     from kvbm_console.simulation.run import open_trace
     from kvbm_console.simulation.run import simulate as run_simulation
 
     workload = open_trace(options)
 
     started = time.perf_counter()
-    with progress_bar("simulate", expected_requests(workload, options.limit)) as progress:
+    with (
+        writer(requests_out, options.block_size) as ended,
+        progress_bar("simulate", expected_requests(workload, options.limit)) as progress,
+    ):
 
         def line(stats_line: "StatsLine") -> None:
             progress.say(stats_line.text(), passing=stats_line.passing)
 
-        run = run_simulation(options, progress=progress, stats=line if options.stats_every else None)
+        run = run_simulation(
+            options, progress=progress, stats=line if options.stats_every else None, ended=ended
+        )
     document = run.report.document
     if form == "json":
         print_json(document)

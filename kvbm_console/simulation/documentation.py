@@ -7,7 +7,7 @@ compares the file with it (``python -m kvbm_console.simulation.documentation`` w
 from pathlib import Path
 from typing import Final
 
-from kvbm_console.simulation import cache_only, report, store
+from kvbm_console.simulation import cache_only, report, rows, store
 
 FILE: Final = Path(__file__).parents[2] / "kvbm_console" / "simulation" / "REFERENCE.md"
 
@@ -40,6 +40,12 @@ def text() -> str:
         "Figures by tier stand under `G1` to `G3`, figures by route under `G1>G2` and so on. Inside the other objects:",
         "",
         *_table({f"{key}.{inner}": words for key, keys in report.INNER.items() for inner, words in keys.items()}),
+        "",
+        "## Columns of `simulate --requests-out`",
+        "",
+        "A row stands for each request that has ended, in the order of their ends; one that was refused has none.",
+        "",
+        *_table(rows.COLUMNS),
         "",
         "## Keys of `simulate --cache-only --format json`",
         "",

@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.ids import EMPTY_HASH, FinishReason, Tier
@@ -21,8 +23,9 @@ from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.simulated import SimulatedEngine
 from kvbm_console.engines.work import Plan, Work
 from kvbm_console.engines.workloads import Request, Workload
-from kvbm_console.simulation.meter import StatsLine
+from kvbm_console.simulation.meter import RequestRecord, StatsLine
 from kvbm_console.simulation.report import InstanceMeasures
+from kvbm_console.simulation.tokens import TokenGaps, per_token_ns
 
 SLICE_NS: Final = 100_000_000
 """Of the wall's time, between two reports of progress."""
@@ -43,6 +46,7 @@ class Ledger:
     def __init__(
         self, config: EngineConfig, workload: Workload, block_tokens: int, *, stats_every: int = 0,
         stats: Callable[[StatsLine], None] | None = None, windows: bool = True,
+        ended: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self.points: list[StatsLine] = []
         self._block_tokens = block_tokens
@@ -53,9 +57,18 @@ class Ledger:
         self._stats_every = stats_every if stats is not None else 0
         self._ttft_ns = array("q")
         self._latency_ns = array("q")
+        self._per_token_ns = array("q")
+        self._gaps = TokenGaps()
+        self._sampling: tuple[int, int, int, int, list[str]] = (0, 1, 0, 0, [])
+        """Of the iterations that run: begin, number, requests that sample a token in each, how many of these are first
+        tokens, and requests that may have been left out before."""
+        self._ended = ended
+        self._records: dict[str, RequestRecord] = {}
+        """Of the live requests, where somebody is told how they end."""
         self._last_finish_ns = 0
         self._arrived_ns: dict[str, int] = {}
         """Of the live requests."""
+        self._output_tokens: dict[str, int] = {}
         self._first_token_ns: dict[str, int] = {}
         self._prefilled: list[str] = []
         """Requests whose prompt the iteration that runs computes to its end: it samples their first token."""
@@ -112,6 +125,7 @@ class Ledger:
         evicted = self._stored_blocks - (self._capacity - pool.hash_of.count(EMPTY_HASH))
         return InstanceMeasures(
             engine=self.engine.totals, ttft_ns=self._ttft_ns, latency_ns=self._latency_ns,
+            per_token_ns=self._per_token_ns, gap_counts=self._gaps.counts,
             last_finish_ns=self._last_finish_ns, completed=len(self._latency_ns), prompt_blocks=self._prompt_blocks,
             hit_blocks=_of_device(self._hit_blocks), lost_blocks=0, evicted_blocks=_of_device(evicted),
             moved_blocks={}, preemptions=self._preemptions,
@@ -135,6 +149,9 @@ class Ledger:
         ):
             return False
         self._arrived_ns[name] = self._at_ns
+        self._output_tokens[name] = request.output_tokens
+        if self._ended is not None:
+            self._records[name] = RequestRecord(name, self._at_ns, prompt_tokens=request.prompt_tokens)
         return True
 
     def looked_up(self, name: str, computed_tokens: int) -> MatchAnswer:
@@ -146,16 +163,22 @@ class Ledger:
         blocks = len(work.request.hashes)
         self._prompt_blocks += blocks
         self._hit_blocks += min(prefix, blocks)
+        if self._ended is not None:
+            self._records[work.name].hits = min(prefix, blocks), 0, 0, 0
 
     def appended(self, work: Work, ids: list[int]) -> None:
         """Nothing: what is used is looked at when the iteration begins."""
 
     def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
         """Each counts as a request that arrived with the first sequence."""
-        arrived_ns = self._arrived_ns[work.name]
-        self._arrived_ns.update({clone.name: arrived_ns for clone in clones})
-        if work.name in self._first_token_ns:
-            self._first_token_ns.update({clone.name: self._first_token_ns[work.name] for clone in clones})
+        for known in (self._arrived_ns, self._output_tokens, self._first_token_ns):
+            if work.name in known:
+                known.update({clone.name: known[work.name] for clone in clones})
+        for clone in clones:
+            self._gaps.cloned(work.name, clone.name)
+            if self._ended is not None:
+                record = self._records[work.name]
+                self._records[clone.name] = msgspec.structs.replace(record, request=clone.name, preemptions=0)
         self._look()
 
     def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
@@ -165,13 +188,29 @@ class Ledger:
         self._look()
         if plan.early:
             self._window = self._calendar.now_ns, plan.steps, sum(plan.early)
-        self._prefilled = [work.name for work, count in plan.tokens if work.computed + count >= work.total]
+        self._prefilled = [
+            work.name for work, count in plan.tokens if not work.prefilled and work.computed + count >= work.total
+        ]
+        self._begin(plan)
         if plan.first_tokens and len(self.points) == 1:
             self.point("prefill")
             self.engine.windows = self._windows
         every = self._stats_every
         if every and before // every != last // every:
             self._tell(range((before // every + 1) * every, last + 1, every), plan.early, iteration)
+
+    def _begin(self, plan: Plan) -> None:
+        """Who samples a token at the end of these iterations."""
+        known = self._first_token_ns
+        for name in plan.skipped:
+            if name in known:
+                self._gaps.left_out(name)
+        again = [name for name in self._prefilled if name in known]
+        ends = len(self._prefilled)
+        self._sampling = (
+            self._calendar.now_ns, plan.steps, plan.decoding + ends, ends - len(again),
+            [*again, *plan.first_tokens, *plan.unskipped],
+        )
 
     def _tell(self, iterations: range, early: Sequence[int], first: int) -> None:
         """The stats lines of these iterations, as each would have it alone: without blocks that are given early."""
@@ -188,6 +227,8 @@ class Ledger:
         self, iteration: int, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
     ) -> None:
         """The iterations of the last plan ended: where a prompt was computed to its end, there is a first token."""
+        begun_ns, steps, requests, first, back = self._sampling
+        self._gaps.sampled(begun_ns, self._calendar.now_ns, steps, requests, first, back)
         for name in self._prefilled:
             self._first_token_ns.setdefault(name, self._calendar.now_ns)
         begun_ns, count, early = self._window
@@ -203,15 +244,28 @@ class Ledger:
         self._preemptions += 1
         if not work.preempted:
             self._requests_preempted += 1
+        if work.name in self._first_token_ns:
+            self._gaps.left_out(work.name)
+        if self._ended is not None:
+            self._records[work.name].preemptions += 1
         return []
 
     def finished(self, name: str, ids: list[int], reason: FinishReason) -> bool:
         """Times are counted of completed requests alone."""
         arrived_ns, first_token_ns = self._arrived_ns.pop(name), self._first_token_ns.pop(name, None)
+        tokens, now_ns = self._output_tokens.pop(name), self._calendar.now_ns
+        self._gaps.gone(name)
         if reason is FinishReason.LENGTH:
-            now_ns = self._last_finish_ns = self._calendar.now_ns
-            self._ttft_ns.append((now_ns if first_token_ns is None else first_token_ns) - arrived_ns)
+            first_ns = now_ns if first_token_ns is None else first_token_ns
+            self._last_finish_ns = now_ns
+            self._ttft_ns.append(first_ns - arrived_ns)
             self._latency_ns.append(now_ns - arrived_ns)
+            self._per_token_ns.append(per_token_ns(first_ns, now_ns, tokens))
+        if self._ended is not None:
+            record = self._records.pop(name)
+            record.first_token_ns, record.finished_ns, record.reason = first_token_ns, now_ns, reason.label
+            record.output_tokens = 0 if first_token_ns is None else tokens
+            self._ended(record)
         return False
 
     def computed_tokens(self, name: str) -> int:

@@ -18,10 +18,12 @@ from kvbm_console.core.leader import Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import IterationFinished, Stimulus
 from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.simulation.tokens import TokenGaps, per_token_ns
 
 _BYTE_MAX: Final = 255
 """With fewer holders than this no ref count needs a second byte."""
 COMPLETED: Final = (FinishReason.STOP, FinishReason.LENGTH)
+_SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
 _REFERENCED, _WRITING = int(Condition.REFERENCED), int(Condition.WRITING)
 
 
@@ -40,6 +42,8 @@ class RequestRecord(msgspec.Struct):
     first_token_ns: int | None = None
     finished_ns: int | None = None
     reason: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
 
 
 class StatsLine(msgspec.Struct, frozen=True):
@@ -93,16 +97,20 @@ def device_of(state: CacheState) -> PoolFacts:
 class Meter:
     """Called for every stimulus with what it led to (``Dispatcher.publish``).
 
-    ``ttft_ns`` and ``latency_ns`` have one entry for each completed request. With ``keep_records`` every request keeps
-    its ``RequestRecord`` until ``free_finished``; otherwise only live ones do. ``stats`` is told a line after every
-    ``stats_every`` iterations.
+    ``ttft_ns``, ``latency_ns`` and ``per_token_ns`` have one entry for each completed request, ``gaps`` counts the
+    times between tokens. ``ended`` is told the record of every request that has ended. With ``keep_records`` every
+    request keeps its ``RequestRecord`` until ``free_finished``; otherwise only live ones do. ``stats`` is told a line
+    after every ``stats_every`` iterations.
     """
 
     def __init__(
-        self, *, keep_records: bool = False, stats_every: int = 0, stats: Callable[[StatsLine], None] | None = None
+        self, *, keep_records: bool = False, stats_every: int = 0, stats: Callable[[StatsLine], None] | None = None,
+        ended: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self.ttft_ns = array("q")
         self.latency_ns = array("q")
+        self.per_token_ns = array("q")
+        self.gaps = TokenGaps()
         self.records: list[RequestRecord] = []
         self.last_finish_ns = 0
         self.peak_used = 0
@@ -119,6 +127,15 @@ class Meter:
         self._assigned: ev.DeviceBlocksAssigned | None = None
         self._prefilled: list[RequestRecord] = []
         """Requests whose prompt the iteration that runs computes to its end: it samples their first token."""
+        self._totals: dict[int, int] = {}
+        """Tokens that a slot which was preempted computes before it samples again."""
+        self._decoding: set[int] = set()
+        self._back: list[int] = []
+        """Slots of the iteration that runs which may have been left out of the one before."""
+        self._sampling: tuple[int, int, int, int] = (0, 1, 0, 0)
+        """Of the iterations that run: begin, number, requests that sample a token in each, and how many of these are
+        first tokens."""
+        self._ended = ended
         self._window: tuple[int, int, int] = (0, 0, 0)
         """Of iterations that were told at once: begin, number, and by how many iterations altogether their blocks were
         told of before they were given."""
@@ -156,6 +173,10 @@ class Meter:
             since_ns, count, early = self._window
             self._area -= early * ((stimulus.at_ns - since_ns) // count)  # they last equally long
             self._window = (0, 0, 0)
+        if type(stimulus) is IterationFinished:
+            begun_ns, steps, requests, first_tokens = self._sampling
+            self.gaps.sampled(begun_ns, stimulus.at_ns, steps, requests, first_tokens, self._back)
+            self._back = []
         if self._prefilled and type(stimulus) is IterationFinished:
             for record in self._prefilled:
                 if record.first_token_ns is None:
@@ -179,7 +200,7 @@ class Meter:
     # --- one method for each kind of event ---
 
     def _opened(self, event: ev.SlotOpened) -> None:
-        record = RequestRecord(event.request, event.at_ns)
+        record = RequestRecord(event.request, event.at_ns, prompt_tokens=event.prompt_tokens)
         self._live[event.slot] = record
         if self.keep_records:
             self.records.append(record)
@@ -188,6 +209,8 @@ class Meter:
         parent = self._live[event.parent]
         record = RequestRecord(event.request, parent.arrived_ns, parent.prompt_blocks, parent.hits)
         record.first_token_ns = parent.first_token_ns  # each sequence samples its own from the same prompt
+        record.prompt_tokens = parent.prompt_tokens
+        self.gaps.cloned(event.parent, event.slot)
         self._live[event.slot] = record
         if self.keep_records:
             self.records.append(record)
@@ -210,33 +233,61 @@ class Meter:
         record = self._live.get(event.slot)
         if record is None:
             return
+        if event.old is SlotState.DECODING:
+            self._decoding.discard(event.slot)
         if event.new is SlotState.DECODING:
+            self._decoding.add(event.slot)
+            self._back.append(event.slot)
             if len(self.points) == 1:
                 self.point("prefill")
                 self.after_prefill()
         elif event.new is SlotState.PREEMPTED:
             record.preemptions += 1
+            self._totals[event.slot] = max(self._totals.get(event.slot, 0), event.computed_tokens + 1)
+            self._leave_out(event.slot, record)
+        elif event.new in _SKIPPED:
+            self._leave_out(event.slot, record)
         elif event.reason is not None and record.finished_ns is None:
-            record.finished_ns = event.at_ns
-            record.reason = event.reason.label
-            if event.reason in COMPLETED:
-                if record.first_token_ns is None:
-                    record.first_token_ns = event.at_ns
-                self.ttft_ns.append(record.first_token_ns - record.arrived_ns)
-                self.latency_ns.append(event.at_ns - record.arrived_ns)
-                self.last_finish_ns = event.at_ns
+            self._finished(event, record, event.reason)
+
+    def _leave_out(self, slot: int, record: RequestRecord) -> None:
+        if record.first_token_ns is not None:
+            self.gaps.left_out(slot)
+
+    def _finished(self, event: ev.SlotMoved, record: RequestRecord, reason: FinishReason) -> None:
+        record.finished_ns = event.at_ns
+        record.reason = reason.label
+        self.gaps.gone(event.slot)
+        if record.first_token_ns is not None:
+            record.output_tokens = event.computed_tokens - record.prompt_tokens + 1
+        if reason in COMPLETED:
+            if record.first_token_ns is None:
+                record.first_token_ns = event.at_ns
+            self.ttft_ns.append(record.first_token_ns - record.arrived_ns)
+            self.latency_ns.append(event.at_ns - record.arrived_ns)
+            self.per_token_ns.append(per_token_ns(record.first_token_ns, event.at_ns, record.output_tokens))
+            self.last_finish_ns = event.at_ns
+        if self._ended is not None:
+            self._ended(record)
 
     def _closed(self, event: ev.SlotClosed) -> None:
         self._live.pop(event.slot, None)
+        self._totals.pop(event.slot, None)
 
     def _given(self, event: ev.DeviceBlocksAssigned) -> None:
         self._assigned = event
 
     def _advanced(self, event: ev.IterationAdvanced) -> None:
-        if event.slots and self._state is not None:
-            for number, position in zip(event.slots, event.positions, strict=True):
-                if position >= self._state.slots[number].prompt_tokens:
-                    self._prefilled.append(self._live[number])
+        first_tokens = 0
+        for number, position in zip(event.slots, event.positions, strict=True):
+            record = self._live[number]
+            if position >= max(record.prompt_tokens, self._totals.get(number, 0)):
+                self._prefilled.append(record)
+                self._back.append(number)
+                first_tokens += record.first_token_ns is None
+        self._sampling = (
+            event.at_ns, event.count, len(self._decoding) + len(self._prefilled), first_tokens
+        )
         early = self._early(event) if event.count > 1 else []
         if event.count > 1:
             self._window = (event.at_ns, event.count, sum(early))

@@ -201,6 +201,9 @@ class SimulateOptions(CacheOptions, frozen=True, kw_only=True):
     stats_every: int = 10
     seed: int | None = None
     check: bool = False
+    slo_ttft: int | None = None
+    slo_itl: int | None = None
+    """Nanoseconds: limits of goodput."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

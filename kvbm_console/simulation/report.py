@@ -7,7 +7,9 @@ offloads. Keys that begin with ``blis_`` are that program's formulas, for compar
 that it runs on: how long it took is told on stderr.
 """
 
+import math
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -23,6 +25,7 @@ from kvbm_console.engines.embedded import Rig
 from kvbm_console.engines.simulated import EngineTotals
 from kvbm_console.simulation.meter import COMPLETED, Meter, StatsLine, percentile
 from kvbm_console.simulation.options import THRASH_STEPS, SimulateOptions
+from kvbm_console.simulation.tokens import spread_of
 
 SCHEMA: Final = "kvbm-console.simulate/2"
 
@@ -44,6 +47,13 @@ KEYS: Final[dict[str, str]] = {
     "output_tokens": "tokens produced",
     "ttft_ms": "milliseconds from arrival to the first token, over completed requests: mean, p50, p90, p99, max",
     "latency_ms": "milliseconds from arrival to the last token, over completed requests: mean, p50, p90, p99, max",
+    "itl_ms":
+        "milliseconds between two tokens of a request, one value for each token behind a first: mean, p50, p90, p99, "
+        "max",
+    "tpot_ms":
+        "milliseconds for each token behind the first, (latency - ttft) / (output tokens - 1), over completed requests "
+        "of two tokens or more: mean, p50, p90, p99, max",
+    "goodput": "requests within the limits of --slo-ttft and --slo-itl, null without a limit",
     "prompt_blocks": "full prompt blocks of all admissions, those after a preemption included",
     "hit_blocks": "of these, found in each tier when the admission was committed, those of failed loads taken back",
     "prefix_hit_rate": "sum of hit_blocks / prompt_blocks",
@@ -117,6 +127,13 @@ INNER: Final[dict[str, dict[str, str]]] = {
     },
     "ttft_ms": _SPREAD,
     "latency_ms": _SPREAD,
+    "itl_ms": _SPREAD,
+    "tpot_ms": _SPREAD,
+    "goodput": {
+        "slo_ttft_ms": "--slo-ttft, null without", "slo_itl_ms": "--slo-itl, null without",
+        "requests": "completed requests whose ttft and whose tpot (0 without a second token) are within the limits",
+        "share": "requests / (requests_arrived + requests_cloned)", "requests_per_s": "requests / duration_s",
+    },
     "stats": {
         "point": "reset, prefill (the first token) or decode (the end)", "iteration": "iterations so far",
         "active_slots": "requests that have arrived and not ended", "blocks_used": "device blocks held or written",
@@ -133,6 +150,10 @@ class InstanceMeasures(msgspec.Struct, frozen=True):
     engine: EngineTotals
     ttft_ns: "array[int]"
     latency_ns: "array[int]"
+    per_token_ns: "array[int]"
+    """Of the same requests as the two above, -1 of one without a second token."""
+    gap_counts: dict[int, int]
+    """Nanoseconds between two tokens of a request, to how often."""
     last_finish_ns: int
     completed: int
     prompt_blocks: int
@@ -162,6 +183,7 @@ def measure(rig: Rig, meter: Meter) -> InstanceMeasures:
     totals = rig.leader.state.totals
     return InstanceMeasures(
         engine=rig.engine.totals, ttft_ns=meter.ttft_ns, latency_ns=meter.latency_ns,
+        per_token_ns=meter.per_token_ns, gap_counts=meter.gaps.counts,
         last_finish_ns=meter.last_finish_ns, completed=sum(totals.finished[reason] for reason in COMPLETED),
         prompt_blocks=totals.prompt_blocks, hit_blocks=list(totals.hit_blocks), lost_blocks=totals.lost_blocks,
         evicted_blocks=list(totals.evicted_blocks), moved_blocks=dict(totals.moved_blocks),
@@ -212,6 +234,9 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "output_tokens": output_tokens,
         "ttft_ms": _spread([part.ttft_ns for part in parts]),
         "latency_ms": _spread([part.latency_ns for part in parts]),
+        "itl_ms": _milliseconds(spread_of(sum((Counter(part.gap_counts) for part in parts), Counter()))),
+        "tpot_ms": _spread([array("q", filter(_is_time, part.per_token_ns)) for part in parts]),
+        "goodput": _goodput(options, parts, arrived + cloned, duration_s),
         "prompt_blocks": prompt_blocks,
         "hit_blocks": {tier.name: hits[tier - 1] for tier in tiers},
         "prefix_hit_rate": _rate(sum(hits), prompt_blocks),
@@ -332,8 +357,36 @@ def _spread(columns: "Sequence[array[int]]") -> dict[str, float | None]:
     """Mean, percentiles and maximum in milliseconds."""
     ordered = array("q", sorted(value for column in columns for value in column))
     spread = {name: percentile(ordered, share) for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
-    values = {"mean": sum(ordered) / len(ordered) if ordered else None, **spread, "max": percentile(ordered, 1.0)}
+    return _milliseconds(
+        {"mean": sum(ordered) / len(ordered) if ordered else None, **spread, "max": percentile(ordered, 1.0)}
+    )
+
+
+def _milliseconds(values: Mapping[str, float | None]) -> dict[str, float | None]:
     return {name: None if value is None else value / 1e6 for name, value in values.items()}
+
+
+def _is_time(value: int) -> bool:
+    return value >= 0
+
+
+def _goodput(
+    options: SimulateOptions, parts: Sequence[InstanceMeasures], requests: int, duration_s: float
+) -> dict[str, Any] | None:
+    """Requests within the limits; one without a second token has no time between tokens, which is within any limit."""
+    if options.slo_ttft is None and options.slo_itl is None:
+        return None
+    ttft_ns = options.slo_ttft if options.slo_ttft is not None else math.inf
+    itl_ns = options.slo_itl if options.slo_itl is not None else math.inf
+    good = sum(
+        first_ns <= ttft_ns and per_token_ns <= itl_ns
+        for part in parts for first_ns, per_token_ns in zip(part.ttft_ns, part.per_token_ns, strict=True)
+    )
+    return {
+        "slo_ttft_ms": None if options.slo_ttft is None else options.slo_ttft / 1e6,
+        "slo_itl_ms": None if options.slo_itl is None else options.slo_itl / 1e6,
+        "requests": good, "share": _rate(good, requests), "requests_per_s": _rate(good, duration_s),
+    }
 
 
 # --- for people ---
@@ -352,6 +405,9 @@ def text_of(document: Mapping[str, Any]) -> str:
                        f"{_number(document['throughput_tokens_per_s'])} tokens/s over {document['duration_s']:,.3f} s"),
         ("ttft", _spread_text(document["ttft_ms"])),
         ("latency", _spread_text(document["latency_ms"])),
+        ("itl", _spread_text(document["itl_ms"])),
+        ("tpot", _spread_text(document["tpot_ms"])),
+        *([("goodput", _goodput_text(document["goodput"]))] if document["goodput"] is not None else []),
         ("prefix hits", f"{_percent(document['prefix_hit_rate'])} of {document['prompt_blocks']:,} prompt blocks"
                         f" ({_by_key(document['hit_blocks'])})" + _also(document["lost_blocks"], "lost again")),
         ("preemptions", f"{document['preemptions']:,}, {_percent(document['preempted_fraction'])} of the requests, "
@@ -381,6 +437,17 @@ def text_of(document: Mapping[str, Any]) -> str:
         rows.append(("prefetch", _prefetch_text(document["prefetch"])))
     rows.append(("steps", f"{document['steps']:,}"))
     return "\n".join(f"{name:<12} {words}" for name, words in rows)
+
+
+def _goodput_text(values: Mapping[str, Any]) -> str:
+    limits = ", ".join(
+        f"{name} {values[key]:g} ms" for name, key in (("ttft", "slo_ttft_ms"), ("itl", "slo_itl_ms"))
+        if values[key] is not None
+    )
+    return (
+        f"{values['requests']:,} requests within {limits}: {_percent(values['share'])}, "
+        f"{_number(values['requests_per_s'])} requests/s"
+    )
 
 
 def _thrash_text(document: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ Instances share nothing: each has its own engine, leader and links, and its shar
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -27,6 +28,8 @@ AUDIT_EVERY: Final = 50
 """Stimuli between two full audits under ``--check``; the cheap invariants are verified after every one."""
 
 Progress = Callable[[int], None]
+Ended = Callable[[int, RequestRecord], None]
+"""Is told the instance and the record of a request that has ended."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -40,9 +43,10 @@ class Run(msgspec.Struct, frozen=True):
 
 def simulate(
     options: SimulateOptions, *, progress: Progress | None = None, stats: Callable[[StatsLine], None] | None = None,
-    keep_records: bool = False, windows: bool = True, leader: bool = False,
+    keep_records: bool = False, windows: bool = True, leader: bool = False, ended: Ended | None = None,
 ) -> Run:
-    """Run the trace to its end. ``progress`` is told the requests that have ended, ``stats`` the stats lines.
+    """Run the trace to its end. ``progress`` is told the requests that have ended, ``stats`` the stats lines,
+    ``ended`` each request and the instance that it was of.
 
     Iterations that nothing disturbs are taken together unless ``windows`` is off; a leader that would decide nothing is
     left out (``counted``) unless ``leader`` is on. The report and the stats lines are the same.
@@ -54,17 +58,20 @@ def simulate(
     counts = counted(options, keep_records) and not leader
     parts: list[_Part] = []
     done = 0
-    for share in shares:
+    for index, share in enumerate(shares):
         before = done
 
         def told(finished: int, before: int = before) -> None:
             if progress is not None:
                 progress(before + finished)
 
+        tell = None if ended is None else partial(ended, index)
         if counts:
-            parts.append(_count_share(options, share, told, stats, windows=windows))
+            parts.append(_count_share(options, share, told, stats, windows=windows, ended=tell))
         else:
-            parts.append(_run_share(options, share, told, stats, keep_records=keep_records, windows=windows))
+            parts.append(
+                _run_share(options, share, told, stats, keep_records=keep_records, windows=windows, ended=tell)
+            )
         done += parts[-1].measures.engine.finished
         told(0, done)
     return Run(
@@ -83,11 +90,12 @@ class _Part(msgspec.Struct, frozen=True):
 
 def _run_share(
     options: SimulateOptions, share: Workload, told: Progress, stats: Callable[[StatsLine], None] | None, *,
-    keep_records: bool, windows: bool,
+    keep_records: bool, windows: bool, ended: Callable[[RequestRecord], None] | None,
 ) -> _Part:
     """One instance with its leader."""
     meter = Meter(
-        keep_records=keep_records or options.cleanup != "incremental", stats_every=options.stats_every, stats=stats
+        keep_records=keep_records or options.cleanup != "incremental", stats_every=options.stats_every, stats=stats,
+        ended=ended,
     )
     rig = build_rig(options, share, meter, windows=windows)
     rig.run_to_end(progress=told)
@@ -103,10 +111,10 @@ def _run_share(
 
 def _count_share(
     options: SimulateOptions, share: Workload, told: Progress, stats: Callable[[StatsLine], None] | None, *,
-    windows: bool,
+    windows: bool, ended: Callable[[RequestRecord], None] | None,
 ) -> _Part:
     """One instance of options that are ``counted``."""
-    ledger = build_ledger(options, share, stats, windows=windows)
+    ledger = build_ledger(options, share, stats, windows=windows, ended=ended)
     ledger.run_to_end(told)
     ledger.point("decode")
     measures = ledger.measures()
@@ -150,12 +158,12 @@ def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, win
 
 def build_ledger(
     options: SimulateOptions, workload: Workload, stats: Callable[[StatsLine], None] | None = None, *,
-    windows: bool = True,
+    windows: bool = True, ended: Callable[[RequestRecord], None] | None = None,
 ) -> Ledger:
     """As ``build_rig``, of options that are ``counted``."""
     return Ledger(
         engine_config(options), workload, options.block_size, stats_every=options.stats_every, stats=stats,
-        windows=windows,
+        windows=windows, ended=ended,
     )
 
 

@@ -69,6 +69,8 @@ OWN: Final[dict[str, list[tuple[str, Any, str]]]] = {
     "simulate": [
         ("limit", 0, "at least 1"), ("seed", -1, "from 0 to"), ("instances", 0, "from 1 to 256"),
         ("instances", 257, "from 1 to 256"), ("hosts", 0, "from 1 to 16"), ("hosts", 17, "from 1 to 16"),
+        ("slo-ttft", "0ns", "from 1ns to 24h"), ("slo-ttft", "200", "a duration with a unit"),
+        ("slo-itl", "25h", "from 1ns to 24h"),
         ("cleanup", "never", "'end', 'none', 'incremental'"), ("stats-every", -1, "at least 0"),
         ("format", "csv", "'text', 'json'"),
     ],

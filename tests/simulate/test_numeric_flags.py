@@ -60,7 +60,10 @@ CACHE: dict[str, Case] = {
 }
 """Of the cache, the same for ``simulate``, ``compare`` and ``serve`` where they have the flag."""
 OF_COMMAND: dict[str, dict[str, Case]] = {
-    "simulate": {"seed": (1, 2, {}), "instances": (1, 2, {}), "stats_every": (1, 10, {})},
+    "simulate": {
+        "seed": (1, 2, {}), "instances": (1, 2, {}), "stats_every": (1, 10, {}), "slo_ttft": ("1ms", "1s", {}),
+        "slo_itl": ("1ms", "1s", {}),
+    },
     "compare": {
         "seed": (1, 2, {}), "total_kv_blocks": ("40", "60", {}), "kv_cpu_blocks": ("48", "96", {}),
     },
@@ -84,6 +87,7 @@ WORDS = {
 """Flags that take words."""
 REPEATED = {
     "schema", "settings", "trace", "limit", "seed", "total_kv_blocks", "kv_cpu_blocks", "kv_disk_blocks", "block_size",
+    "slo_ttft_ms", "slo_itl_ms",
     "blocks_total", "token_bytes", "kv_geometry", "stop", "predictor", "policy_settings", "free",
 }
 """Keys under which a report repeats its flags, or what follows from them without a run."""

@@ -23,6 +23,7 @@ from kvbm_console.simulation.ledger import Ledger
 from kvbm_console.simulation.meter import Meter, StatsLine
 from kvbm_console.simulation.options import SimulateOptions
 from kvbm_console.simulation.report import InstanceMeasures, make_report, measure
+from kvbm_console.simulation.rows import row_of
 from kvbm_console.simulation.run import counted, simulate
 from tests.simulation.loads import Load, cloned, engine_of, load_of
 
@@ -32,18 +33,22 @@ TOGETHER = 20
 FEW = range(FIRST_SEED, FIRST_SEED + 100, TOGETHER)
 MANY = range(FIRST_SEED + 1_000, FIRST_SEED + (6_000 if FULL else 1_600), TOGETHER)
 
-Told = tuple[bytes, list[StatsLine]]
+Told = tuple[bytes, list[StatsLine], list[dict[str, Any]]]
+"""The report, the stats lines and the rows of requests."""
 
 
 def document_of(part: InstanceMeasures) -> bytes:
-    options = SimulateOptions(trace="load", total_kv_blocks=1)
+    options = SimulateOptions(trace="load", total_kv_blocks=1, slo_ttft=60_000_000, slo_itl=9_000_000)
     return msgspec.json.encode(make_report(options, None, [part]).document)
 
 
 def with_leader(engine: EngineConfig, load: Workload, block: int, every: int, *, windows: bool) -> Told:
     """Report and stats lines of the machine with a leader that verifies itself."""
     lines: list[StatsLine] = []
-    meter = Meter(stats_every=every, stats=lines.append)
+    rows: list[dict[str, Any]] = []
+    meter = Meter(
+        stats_every=every, stats=lines.append, ended=lambda record: rows.append(row_of(0, record, block))
+    )
     rig = build(LeaderConfig(block_tokens=block), engine, load, publish=meter)
     meter.watch(rig.leader.state)
 
@@ -53,16 +58,20 @@ def with_leader(engine: EngineConfig, load: Workload, block: int, every: int, *,
     meter.after_prefill = begin
     rig.run_to_end()
     meter.point("decode")
-    return document_of(measure(rig, meter)), lines
+    return document_of(measure(rig, meter)), lines, rows
 
 
 def with_ledger(engine: EngineConfig, load: Workload, block: int, every: int, *, windows: bool) -> Told:
     """The same without one."""
     lines: list[StatsLine] = []
-    ledger = Ledger(engine, load, block, stats_every=every, stats=lines.append, windows=windows)
+    rows: list[dict[str, Any]] = []
+    ledger = Ledger(
+        engine, load, block, stats_every=every, stats=lines.append, windows=windows,
+        ended=lambda record: rows.append(row_of(0, record, block)),
+    )
     ledger.run_to_end()
     ledger.point("decode")
-    return document_of(ledger.measures()), lines
+    return document_of(ledger.measures()), lines, rows
 
 
 def compare(seed: int, *, clones: bool = False) -> dict[str, Any]:
@@ -73,10 +82,11 @@ def compare(seed: int, *, clones: bool = False) -> dict[str, Any]:
     if clones:
         load = cloned(dice, load)
     engine, every = engine_of(dice, load, block), dice.choice([1, 2, 7, 10, 64])
-    document, lines = with_leader(engine, load, block, every, windows=dice.random() < 0.5)
+    document, lines, rows = with_leader(engine, load, block, every, windows=dice.random() < 0.5)
     for windows in (False, True):
-        mine, told = with_ledger(engine, load, block, every, windows=windows)
+        mine, told, ended = with_ledger(engine, load, block, every, windows=windows)
         assert told == lines
+        assert ended == rows
         assert mine == document
     decoded: dict[str, Any] = msgspec.json.decode(document)
     return decoded

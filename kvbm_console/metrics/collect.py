@@ -168,7 +168,7 @@ _POLICY_GAUGES: Final = (
     ("kvbm_policy_entries", "entries"), ("kvbm_policy_ghosts", "ghosts"), ("kvbm_policy_ghosts_max", "ghosts_max"),
     ("kvbm_policy_half_life_seconds", "half_life_s"), ("kvbm_policy_frequency_weight", "weight"),
     ("kvbm_policy_changes_total", "changes"), ("kvbm_policy_guarded_blocks", "guarded"),
-    ("kvbm_policy_not_admitted_blocks_total", "not_admitted"),
+    ("kvbm_pinned_hit_blocks_total", "pinned_hits"), ("kvbm_policy_not_admitted_blocks_total", "not_admitted"),
 )
 
 

@@ -115,6 +115,12 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
         "gauge",
         "Blocks that a pin or a priority keeps from eviction. Near half of the capacity: the oldest guards give way.",
     ),
+    "kvbm_pinned_hit_blocks_total": (
+        "counter",
+        "Prompt blocks of admissions found in a tier while they were pinned there (--pin-tail-tokens). Per "
+        "kvbm_prompt_blocks_total the hit rate of pinned blocks. Flat with many guarded blocks: pins keep what "
+        "nobody asks for.",
+    ),
     "kvbm_policy_not_admitted_blocks_total": (
         "counter",
         "Blocks that were used too rarely to be written to a tier (--disk-admission). Growing as fast as copies: the "

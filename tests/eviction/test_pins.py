@@ -79,3 +79,28 @@ def test_a_sequence_whose_growth_fits_into_the_budget_is_pinned_to_its_end(grown
     for length in range(grown, 4 * grown + 1, grown):
         policy.pin(list(range(1, length + 1)), grown, 0, 10)
         assert pinned(policy, 0) == set(range(1, length + 1))
+
+
+@pytest.mark.parametrize(("tokens", "ttl_s", "share"), [(100_000, 6e4, 1.0), (100_000, 1e-3, 0.0), (0, 60.0, 0.0)])
+def test_hits_in_pinned_blocks_are_all_that_was_found_while_it_was_pinned(
+    tokens: int, ttl_s: float, share: float
+) -> None:
+    """The host tier has room for all, and a chat goes on behind its last turn: what is found has been pinned."""
+    document = simulate(SimulateOptions(
+        trace=CHATS, total_kv_blocks=80, kv_cpu_blocks=4_000, block_size=64, kv_offload_threshold=0.0, stats_every=0,
+        policy=PolicyConfig(policy="adaptive_lru", pin_tail_tokens=tokens, pin_ttl_s=ttl_s),
+    )).report.document
+    assert document["hit_blocks"]["G2"] > 500
+    assert document["policy"]["gauges"]["G2"]["pinned_hits"] == share * document["hit_blocks"]["G2"]
+
+
+def test_a_part_that_is_pinned_is_a_part_of_the_hits_and_is_kept_by_a_keyframe() -> None:
+    policy = PoolPolicy(PolicyConfig(), 100)
+    policy.pin([1, 2, 3], 2, 0, 10)
+    policy.guard([7], 5, 10)
+    policy.found([1, 2, 3, 7], 5)
+    policy.found([1], 10)
+    assert policy.gauges()["pinned_hits"] == 2, "neither a priority nor a pin of before"
+    other = PoolPolicy(PolicyConfig(), 100)
+    other.restore(policy.export())
+    assert other.gauges() == policy.gauges()

@@ -323,6 +323,17 @@ def test_a_scrape_does_the_same_work_however_many_blocks_there_are() -> None:
     assert calls(16_000) == calls(16)
 
 
+def test_hits_in_pinned_blocks_are_a_count_of_their_tier() -> None:
+    leader = Leader(LeaderConfig(g2_blocks=64))
+    leader.handle(PoolDeclared(0, 0, 0, None, 0, 0, Tier.G2, "CPU", 64, 16, Authority.LEADER))
+    policy = leader.box.policies[0]
+    policy.pin([1, 2, 3], 2, 0, 10)
+    policy.found([1, 2, 3], 5)
+    page = render(collect(view_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))
+    (sample,) = parse(page)["kvbm_pinned_hit_blocks_total"]
+    assert (sample[0]["tier"], sample[1]) == ("g2", 2)
+
+
 def test_what_only_an_event_stream_tells_is_left_out_rather_than_shown_as_zero() -> None:
     leader = Leader(LeaderConfig(g2_blocks=0, g3_blocks=0))
     leader.handle(PoolDeclared(0, 0, 1, None, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM))

@@ -33,6 +33,8 @@ class PoolPolicy:
         """Of these, recency alone would have chosen so many too."""
         self.not_admitted = 0
         """Blocks that were to be written here and were used too rarely for that."""
+        self.pinned_hits = 0
+        """Prompt blocks of admissions that were found here while they were pinned."""
         self._same = 0
         """Of the keys that were chosen last, recency alone would have chosen so many too."""
         self._recency = None if isinstance(self.policy, SimpleLru) else SimpleLru()
@@ -53,6 +55,12 @@ class PoolPolicy:
         self.policy.use(keys, at_ns)
         if self._recency is not None:
             self._recency.use(keys, at_ns)
+
+    def found(self, keys: Iterable[int], at_ns: int) -> None:
+        """An admission found these blocks of its prompt here."""
+        if self._guards:
+            guards = map(self._guards.get, keys)
+            self.pinned_hits += sum(guard is not None and guard[0] == PIN and guard[1] > at_ns for guard in guards)
 
     def insert(self, keys: Sequence[int], at_ns: int) -> None:
         """These blocks of one prefix, in prompt order, become resident, beside their nearest resident ancestor.
@@ -257,23 +265,25 @@ class PoolPolicy:
             self._guards = {key: guard for key, guard in self._guards.items() if guard[1] > now_ns}
 
     def gauges(self) -> dict[str, float]:
-        """The policy's own, ranked blocks, references, evictions, those that recency would have chosen too, guards."""
+        """The policy's own, ranked blocks, references, evictions, those that recency would have chosen too, guards, and
+        hits in pinned blocks."""
         return {
             **self.policy.gauges(), "entries": len(self.policy.resident), "references": self.references,
             "evicted": self.evicted,
             "evicted_as_recency": self.as_recency,
-            "guarded": len(self._guards), "not_admitted": self.not_admitted,
+            "guarded": len(self._guards), "not_admitted": self.not_admitted, "pinned_hits": self.pinned_hits,
         }
 
     # --- keyframes ---
 
     def export(self) -> Any:
-        """Plain values in canonical order."""
+        """Plain values in canonical order; without a hit in a pinned block as before there was a count of them."""
+        pinned = {"pinned_hits": self.pinned_hits} if self.pinned_hits else {}
         return {
             "policy": self.policy.export(), "recency": None if self._recency is None else self._recency.export(),
             "guards": [[key, level, until_ns] for key, (level, until_ns) in self._guards.items()],
             "evicted": self.evicted, "as_recency": self.as_recency, "not_admitted": self.not_admitted,
-            "references": self.references,
+            "references": self.references, **pinned,
         }
 
     def restore(self, exported: Any) -> None:
@@ -285,3 +295,4 @@ class PoolPolicy:
         self._guards = {key: (level, until_ns) for key, level, until_ns in exported["guards"]}
         self.evicted, self.as_recency = exported["evicted"], exported["as_recency"]
         self.not_admitted, self.references = exported.get("not_admitted", 0), exported.get("references", 0)
+        self.pinned_hits = exported.get("pinned_hits", 0)

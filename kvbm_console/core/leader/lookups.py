@@ -314,11 +314,12 @@ def assign(
 
 def _score(leader: Decider, slot: SlotFacts, reused: int, external: int) -> None:
     hits = [reused, 0, 0, 0]
-    left = external
+    left, at = external, reused
     for index, places in slot.staged:
         used = min(left, len(places))
         hits[leader.state.pools[index].info.tier - 1] += used
-        left -= used
+        leader.box.policies[index].found(slot.hashes[at : min(at + used, slot.prompt_blocks)], leader.at_ns)
+        left, at = left - used, at + used
     left = slot.prompt_blocks
     scored = []
     for count in hits:  # only prompt blocks count, in prefix order (BC-5)

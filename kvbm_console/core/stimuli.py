@@ -169,12 +169,18 @@ class TransferFailed(Stimulus, tag=12):
 
 
 class BlocksReported(Stimulus, tag=13):
-    """An engine's event stream told of blocks stored in and removed from a pool, by hash; ``cleared`` empties it."""
+    """An engine's event stream told of blocks stored in and removed from a pool, by hash; ``cleared`` empties it.
+
+    Of an engine that is watched, and of its own device: ``places`` (int32 column) alone were given out, so what they
+    held is evicted for ``request``; with ``stored`` they hold these hashes.
+    """
 
     pool: int
     stored: bytes
     removed: bytes
     cleared: bool
+    places: bytes = b""
+    request: str = ""
 
 
 class SourceGapped(Stimulus, tag=14):

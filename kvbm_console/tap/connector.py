@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from kvbm_console.tap.pool import places_of, record_places, record_resets
 from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, Recorder
 
 _now = time.monotonic_ns
@@ -101,35 +102,16 @@ def _forwarding(base: type, attribute: str, engine: Engine) -> Any:
 
 
 def bind_kv_cache_manager(self: Any, kv_cache_manager: Any) -> Any:
-    """Kept, so that all blocks can be told when a daemon begins to listen; its resets are recorded from now on."""
+    """Kept, so that all blocks can be told when a daemon begins to listen; what no call tells is recorded from now."""
     self._kv_cache_manager = kv_cache_manager
+    recorder = self._recorder
     try:
-        _record_resets(self._recorder, kv_cache_manager)
+        record_resets(recorder, kv_cache_manager)
+        if recorder.by_place:
+            recorder.places_known = record_places(recorder, kv_cache_manager)
     except Exception:
-        self._recorder.failed()
+        recorder.failed()
     return self._tapped.bind_kv_cache_manager(kv_cache_manager)
-
-
-def _record_resets(recorder: Recorder, manager: Any) -> None:
-    """No call of a connector tells that the engine forgot its prefix cache, so the manager's own method is wrapped."""
-    reset = getattr(manager, "reset_prefix_cache", None)
-    if reset is None:
-        return
-
-    @functools.wraps(reset)
-    def reset_prefix_cache(*args: Any, **kwargs: Any) -> Any:
-        done = reset(*args, **kwargs)
-        try:
-            if recorder.on and done is not False:
-                preempted = [
-                    name for name, one in recorder.live.items() if getattr(one.status, "name", "") == "PREEMPTED"
-                ]
-                recorder.put(("cleared", _now(), preempted))
-        except Exception:
-            recorder.failed()
-        return done
-
-    manager.reset_prefix_cache = reset_prefix_cache
 
 
 def on_new_request(self: Any, request: Any) -> Any:
@@ -249,7 +231,8 @@ def _tell_all(self: Any, recorder: Recorder, scheduler_output: Any, now: int) ->
             request, ids, request.num_computed_tokens + scheduled.get(name, 0), name in scheduled, request.status,
             request.num_tokens,
         ))
-    recorder.put(("all", now, rows, int(bool(recorder.stepped_ns)), recorder.dropped))
+    places = None if recorder.by_place and not recorder.places_known else places_of(manager)
+    recorder.put(("all", now, rows, int(bool(recorder.stepped_ns)), recorder.dropped, places))
 
 
 def update_connector_output(self: Any, connector_output: Any) -> Any:

@@ -15,7 +15,9 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``finish``  time, request, status, delayed, leading blocks with a hash if it ended before its time
 ``events``  time, [[kind, hashes, medium, group]]
 ``all``     time, [[request..., as in new], [block ids, computed, status, tokens, scheduled,
-            hashes of full blocks]], whether it has ever formed a step, records dropped so far
+            hashes of full blocks]], whether it has ever formed a step, records dropped so far,
+            cached places or null: [[ids, hashes] of the group that is told, [[group, hashes]] of the others]
+``pool``    time, request that got places, their ids, [[group, hashes stored, hashes removed]] of the other groups
 ``reset``   time
 ``cleared`` time, requests that are preempted: the engine forgot its prefix cache
 
@@ -28,6 +30,8 @@ from typing import Any, Final
 from kvbm_console.tap.recorder import LIVE_MAX, Record, Recorder
 
 SESSION_CHARS_MAX: Final = 256
+GROUP_BYTES: Final = 4
+"""An engine names a cached block by its hash with the number of its group behind it."""
 _MASK: Final = 2**64 - 1
 
 
@@ -45,14 +49,57 @@ def hash_of(block_hash: Any) -> int:
     return block_hash & _MASK or 1
 
 
+def group_and_hash(key: Any) -> tuple[int, int]:
+    """What an engine names a cached block by.
+
+    >>> group_and_hash(b"\\0" * 31 + b"\\x07" + b"\\0\\0\\0\\x02")
+    (2, 7)
+    """
+    if isinstance(key, (bytes, bytearray)):
+        return int.from_bytes(key[-GROUP_BYTES:], "big"), hash_of(key[:-GROUP_BYTES])
+    return int(getattr(key, "group_id", 0)), hash_of(getattr(key, "block_hash", key))
+
+
+class _Nulls:
+    """Numbers beyond the pool for the null blocks of each request: a place is listed once."""
+
+    def __init__(self, first: int) -> None:
+        self._used: dict[str, list[int]] = {}
+        self._free: list[int] = []
+        self._next = first
+
+    def named(self, request: str, ids: Any) -> list[int]:
+        """These blocks with a number of its own for each null block, the same ones whenever they are asked for."""
+        mine = self._used.setdefault(request, [])
+        found, at = [], 0
+        for place in ids:
+            if place:
+                found.append(place)
+                continue
+            if at == len(mine):
+                mine.append(self._free.pop() if self._free else self._next)
+                self._next = max(self._next, mine[-1] + 1)
+            found.append(mine[at])
+            at += 1
+        return found
+
+    def forget(self, request: str) -> None:
+        """Its numbers may be given again."""
+        self._free += self._used.pop(request, ())
+
+
 class Flattener:
     """Keeps of every live request what the next step is compared with. ``group`` is the group of blocks that is told.
 
-    ``block_tokens`` is the size of that group's blocks, ``hash_tokens`` what one hash of a request covers.
+    ``block_tokens`` is the size of that group's blocks, ``hash_tokens`` what one hash of a request covers. ``nulls`` is
+    set when the group keeps a window: the engine's null block stands for each one before it, here a number from there.
     """
 
-    def __init__(self, *, group: int = 0, block_tokens: int = 16, hash_tokens: int | None = None) -> None:
+    def __init__(
+        self, *, group: int = 0, block_tokens: int = 16, hash_tokens: int | None = None, nulls: int = 0
+    ) -> None:
         self.group = group
+        self._nulls = _Nulls(nulls) if nulls else None
         self.block_tokens = block_tokens
         self.stride = max(1, block_tokens // (hash_tokens or block_tokens))
         self._requests: dict[str, Any] = {}
@@ -66,6 +113,8 @@ class Flattener:
         """Leading blocks that are full as soon as their hashes are there."""
         self._active: set[str] = set()
         self._skipped: set[str] = set()
+        self._others: dict[int, tuple[int, int]] = {}
+        """Places that hold cached blocks of groups that are not told, to group and hash."""
 
     def messages(self, record: Record) -> list[Any]:
         """What a record comes to; one list for each message."""
@@ -104,14 +153,14 @@ class Flattener:
     def _alloc(self, now: int, request: str, ids: Any, external: int) -> list[Any]:
         if ids and isinstance(ids[0], tuple):
             group, count = ids[self.group]
-            return [["alloc", now, request, [block.block_id for block in group[:count]], external]]
-        return [["alloc", now, request, self._ids(ids), external]]
+            ids = [block.block_id for block in group[:count]]
+        return [["alloc", now, request, self._ids(ids, request), external]]
 
-    def _ids(self, ids: Any) -> list[int]:
+    def _ids(self, ids: Any, request: str) -> list[int]:
         """Of the group that is told; engines of before had one group and no tuple."""
         if ids and not isinstance(ids[0], int):
             ids = ids[self.group]
-        return list(ids or ())
+        return list(ids or ()) if self._nulls is None else self._nulls.named(request, ids or ())
 
     def _step(self, now: int, output: Any, preempted: tuple[str, ...], lengths: dict[str, int]) -> list[Any]:
         scheduled = output.num_scheduled_tokens
@@ -120,8 +169,7 @@ class Flattener:
         going: list[Any] = []
         fills: list[Any] = []
         for name in preempted:
-            for memory in (self._next, self._target, self._filled, self._due):
-                memory.pop(name, None)
+            self._forget(name)
         self._fill(fills)
         for one in output.scheduled_new_reqs:
             name, computed = one.req_id, one.num_computed_tokens
@@ -140,18 +188,24 @@ class Flattener:
             if name in again:
                 resumed.append(self._start(name, ids, computed, count, lengths.get(name, 0)))
                 continue
-            going.append([name, None if ids is None else self._ids(ids), computed, count, 0])
+            going.append([name, None if ids is None else self._ids(ids, name), computed, count, 0])
             self._go_on(name, computed, count)
         self._fill(fills)
         skipped, unskipped = self._left_out(scheduled, preempted)
         return [["step", now, new, resumed, going, list(preempted), skipped, unskipped, len(scheduled), fills]]
+
+    def _forget(self, name: str) -> None:
+        for memory in (self._next, self._target, self._filled, self._due):
+            memory.pop(name, None)
+        if self._nulls is not None:
+            self._nulls.forget(name)
 
     def _start(self, name: str, ids: Any, computed: int, count: int, tokens: int) -> list[Any]:
         """A request is scheduled for the first time, or again after it was preempted."""
         self._target[name] = tokens
         self._filled[name] = computed // self.block_tokens
         self._go_on(name, computed, count)
-        return [name, self._ids(ids), computed, count, tokens]
+        return [name, self._ids(ids, name), computed, count, tokens]
 
     def _go_on(self, name: str, computed: int, count: int) -> None:
         after = computed + count
@@ -196,8 +250,7 @@ class Flattener:
         fills: list[Any] = []
         self._fill(fills)
         known = self._requests.pop(name, None)
-        for memory in (self._next, self._target, self._filled, self._due):
-            memory.pop(name, None)
+        self._forget(name)
         self._active.discard(name)
         self._skipped.discard(name)
         if known is None:
@@ -214,15 +267,50 @@ class Flattener:
             rows.append([type(event).__name__, hashes, medium, getattr(event, "group_idx", None) or 0])
         return [["events", now, rows]]
 
-    def _all(self, now: int, rows: Any, steps: int, dropped: int) -> list[Any]:
-        for memory in (self._requests, self._next, self._target, self._filled, self._due, self._active, self._skipped):
+    def _pool(self, now: int, request: str, rows: list[tuple[int, Any]]) -> list[Any]:
+        """Places were given out (no hash), or are cached under a hash from now on."""
+        changes: dict[int, tuple[list[int], list[int]]] = {}
+        taken: list[int] = []
+        for place, key in rows:
+            if place in self._others:
+                group, before = self._others.pop(place)
+                changes.setdefault(group, ([], []))[1].append(before)
+            if key is None:
+                taken.append(place)
+                continue
+            group, now_there = group_and_hash(key)
+            if group != self.group:
+                self._others[place] = group, now_there
+                changes.setdefault(group, ([], []))[0].append(now_there)
+        return [["pool", now, request, taken, [[group, *both] for group, both in changes.items()]]]
+
+    def _places(self, rows: list[tuple[int, Any]]) -> list[Any]:
+        """Every cached place."""
+        ids: list[int] = []
+        hashes: list[int] = []
+        others: dict[int, list[int]] = {}
+        for place, key in rows:
+            group, there = group_and_hash(key)
+            if group == self.group:
+                ids.append(place)
+                hashes.append(there)
+            else:
+                self._others[place] = group, there
+                others.setdefault(group, []).append(there)
+        return [[ids, hashes], [[group, there] for group, there in others.items()]]
+
+    def _all(
+        self, now: int, rows: Any, steps: int, dropped: int, places: list[tuple[int, Any]] | None = None
+    ) -> list[Any]:
+        for memory in (self._requests, self._next, self._target, self._filled, self._due, self._active, self._skipped,
+                       self._others):
             memory.clear()
         told = []
         for request, ids, computed, scheduled, state, tokens in rows[:LIVE_MAX]:
             name = request.request_id
             self._requests[name] = request
             self._target[name] = tokens
-            blocks = self._ids(ids)
+            blocks = self._ids(ids, name)
             full = min(computed // self.block_tokens, len(blocks))
             hashes = self._hashes(request, 0, full)
             self._filled[name] = len(hashes)
@@ -234,9 +322,10 @@ class Flattener:
             elif status == "RUNNING":
                 self._skipped.add(name)
             told.append([self._about(request), [blocks, computed, status, tokens, scheduled, hashes]])
-        return [["all", now, told, steps, dropped]]
+        return [["all", now, told, steps, dropped, None if places is None else self._places(places)]]
 
     def _cleared(self, now: int, preempted: list[str]) -> list[Any]:
+        self._others.clear()
         return [["cleared", now, preempted]]
 
     def _reset(self, now: int) -> list[Any]:

@@ -27,11 +27,12 @@ class Recorder:
     """The queue of one engine and what the daemon has told it. ``on`` says whether anybody listens."""
 
     __slots__ = (
-        "_ask_ns", "_pattern", "answers", "asked", "call_ns", "calls", "cleared", "dropped", "ending", "errors",
-        "gated", "held", "held_back", "live", "on", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full",
+        "_ask_ns", "_pattern", "allocating", "answers", "asked", "by_place", "call_ns", "calls", "cleared", "dropped",
+        "ending", "errors", "gated", "held", "held_back", "live", "on", "places_known", "queue", "step_ns",
+        "stepped_ns", "steps", "unheard", "want_full",
     )
 
-    def __init__(self, *, ask_ns: int = ASK_NS) -> None:
+    def __init__(self, *, ask_ns: int = ASK_NS, by_place: bool = False) -> None:
         self._ask_ns = ask_ns
         self.queue: deque[Record] = deque()
         self.on = False
@@ -41,6 +42,12 @@ class Recorder:
         """Somebody began to listen, or records were dropped: tell everything once, at the next step."""
         self.unheard = False
         """Whether a request arrived that nobody was told of: then everything is told at the next step."""
+        self.by_place = by_place
+        """Whether the engine has several groups of blocks in one pool, so that its places must be followed."""
+        self.places_known = False
+        """Whether they are."""
+        self.allocating = ""
+        """The request that blocks are given to at this moment."""
         self.live: dict[str, Any] = {}
         """Requests by id, from arrival to end."""
         self.answers: dict[str, Any] = {}
@@ -121,7 +128,8 @@ class Recorder:
         self.unheard = False
         fresh = not self.live and not self.stepped_ns
         if fresh:  # an engine that has done nothing yet: who arrives from now on stands behind this in the queue
-            self.queue.appendleft(("all", time.monotonic_ns(), [], 0, 0))
+            places: list[Any] | None = None if self.by_place and not self.places_known else []
+            self.queue.appendleft(("all", time.monotonic_ns(), [], 0, 0, places))
         self.want_full = not fresh
         self.on = True
 

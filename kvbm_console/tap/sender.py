@@ -52,6 +52,13 @@ class Settings(msgspec.Struct, frozen=True):
     """Whether a daemon is started when none listens."""
     token_file: str = ""
     tls_ca: str = ""
+    group: int = 0
+    """The group of blocks that requests are told with."""
+    others: dict[int, int] = {}
+    """The engine's other groups, to the tokens in a block of each. All share the places of one pool, so no group has a
+    capacity of its own."""
+    uncertain: bool = False
+    """Whether what is told of the blocks may be wrong whatever comes: this engine's groups cannot be followed."""
 
 
 class Sender:

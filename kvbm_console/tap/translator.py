@@ -28,6 +28,8 @@ POOLS_MAX: Final = 16
 """Media that one connector may name."""
 DEVICE: Final = ""
 """The device's pool, among the pools by medium."""
+GROUP: Final = "#"
+"""Behind it the number of a group of blocks that is not told with requests: its pool, among the pools by medium."""
 _RUNS: Final = "RUNNING"
 
 
@@ -63,6 +65,8 @@ class Translator:
         self._allocated: list[str] = []
         """Requests whose blocks are told with the next step, in the order in which they got them. A request may share
         blocks that a running, resumed or new request got just before it in the same step."""
+        self._taken: list[tuple[str, list[int]]] = []
+        """(request, places) that were given out in this step."""
         self.pools: dict[str, int] = {}
         """Index of the pool of each medium below the device, and of ``DEVICE``, as the leader has answered."""
         self.started = False
@@ -77,13 +81,20 @@ class Translator:
         """A new session with a daemon: declare the pools."""
         self._requests.clear()
         self._allocated.clear()
+        self._taken.clear()
         self.pools.clear()
         self.started = False
         settings = self._settings
+        capacity = None if settings.others or settings.uncertain else settings.capacity_blocks
         self._call(
-            st.PoolDeclared, settings.dp_rank, 0, Tier.G1, MEDIUM_OF[Tier.G1], settings.capacity_blocks,
+            st.PoolDeclared, settings.dp_rank, settings.group, Tier.G1, MEDIUM_OF[Tier.G1], capacity,
             settings.block_tokens, Authority.OBSERVED,
         )
+        for group, size in settings.others.items():
+            self.calls.append(Call(self._stimulus(
+                st.PoolDeclared, settings.dp_rank, group, Tier.G1, MEDIUM_OF[Tier.G1], None, size, Authority.STREAM,
+            ), medium=f"{GROUP}{group}"))
+            self.pools[f"{GROUP}{group}"] = -1
         if settings.medium:
             self.declare(settings.medium)
 
@@ -186,6 +197,9 @@ class Translator:
             max(0, len(self._requests) - running),
         )
         self._fill(fills)
+        for name, places in self._taken:
+            self._report(DEVICE, places=places, request=name)
+        self._taken.clear()
 
     def _admit(self, name: str, row: list[Any] | None) -> None:
         """Tell the blocks that a request got in this step; ``row`` is None when it does not compute in it."""
@@ -249,16 +263,30 @@ class Translator:
             elif medium not in ("", "GPU") and (medium in self.pools or len(self.pools) < POOLS_MAX):
                 if medium not in self.pools:
                     self.declare(medium)
-                stored = pack_hashes(hashes) if kind == "BlockStored" else b""
-                removed = pack_hashes(hashes) if kind == "BlockRemoved" else b""
-                if stored or removed:
-                    self.calls.append(Call(
-                        self._stimulus(st.BlocksReported, 0, stored, removed, False), medium=medium
-                    ))
+                if hashes and kind == "BlockStored":
+                    self._report(medium, hashes)
+                elif hashes and kind == "BlockRemoved":
+                    self._report(medium, (), hashes)
 
     def _clear(self) -> None:
-        for medium in filter(None, self.pools):
-            self.calls.append(Call(self._stimulus(st.BlocksReported, 0, b"", b"", True), medium=medium))
+        for medium in self.pools:
+            if medium and not medium.startswith(GROUP):
+                self._report(medium, cleared=True)
+
+    def _report(
+        self, medium: str, stored: Iterable[int] = (), removed: Iterable[int] = (), *, cleared: bool = False,
+        places: Iterable[int] = (), request: str = "",
+    ) -> None:
+        self.calls.append(Call(self._stimulus(
+            st.BlocksReported, 0, pack_hashes(stored), pack_hashes(removed), cleared, pack_ids(places), request
+        ), medium=medium))
+
+    def _pool(self, request: str, taken: list[int], changes: list[Any]) -> None:
+        """Places were given out; what stood there in the group that is told is gone when the step is told."""
+        if taken:
+            self._taken.append((request, taken))
+        for group, stored, removed in changes:
+            self._report(f"{GROUP}{group}", stored, removed)
 
     def _cleared(self, preempted: list[str]) -> None:
         """The engine forgot its prefix cache; requests that ran until then were preempted for it."""
@@ -267,25 +295,35 @@ class Translator:
             if request is not None and request.blocks:
                 self._call(st.RequestPreempted, name)
                 request.blocks, request.local, request.prefilling = [], 0, False
-        self.calls.append(Call(self._stimulus(st.BlocksReported, 0, b"", b"", True), medium=DEVICE))
+        for group in self._settings.others:
+            self._report(f"{GROUP}{group}", cleared=True)
+        self._report(DEVICE, cleared=True)
+        if self._settings.uncertain:
+            self._call(st.SourceGapped, 0, 0)
 
     def _reset(self) -> None:
         """The connector's cache; what it then removes it tells by its own events, if it has any."""
 
-    def _all(self, rows: list[Any], steps: int, dropped: int) -> None:
+    def _all(self, rows: list[Any], steps: int, dropped: int, places: list[Any] | None = None) -> None:
         """Everything as it is. Live requests that are not in it have ended unseen."""
-        if self.started or rows or steps:
-            self._call(st.SourceGapped, 0, max(0, dropped - self._dropped - 1))
+        settings = self._settings
+        unseen = self.started or ((rows or steps) and (places is None or settings.medium))
+        lost = max(0, dropped - self._dropped - 1)
         self._dropped = dropped
+        self._taken.clear()
         self.started, self.wants_all = True, False
         for name in self._allocated:
             if name in self._requests:
                 self._requests[name].allocated = None  # its step was lost; what it holds now is told here
         self._allocated.clear()
+        if places is not None:
+            own = {place for about, row in rows for place in row[0][min(len(about[1]), len(row[5])) :]}
+            self._know_places(places[0], places[1], own)
         live = {row[0][0] for row in rows}
         for name in [name for name in self._requests if name not in live]:
             self._finish(name, "FINISHED_ABORTED", False)
         running = 0
+        at_work: dict[str, int] = {}
         for about, (blocks, computed, status, tokens, scheduled, hashes) in rows:
             name = about[0]
             if name not in self._requests:
@@ -305,24 +343,35 @@ class Translator:
             self._fill([[name, request.filled, hashes[request.filled :]]])
             if status == _RUNS or scheduled:
                 request.target, request.prefilling = tokens, computed <= request.prompt
-                self._at_work(name, min(computed, request.prompt), running, len(rows), new=(name,))
-                if computed > request.prompt:
-                    self._at_work(name, computed, running, len(rows), first=(name,))
+                at_work[name] = computed
+        self._at_work(at_work, running, len(rows))
+        if unseen or settings.uncertain or (places is None and settings.others):
+            self._call(st.SourceGapped, 0, lost)
 
-    def _at_work(
-        self, name: str, position: int, running: int, live: int, *, new: tuple[str, ...] = (),
-        first: tuple[str, ...] = (),
-    ) -> None:
-        """A step that tells where one request is."""
-        self._call(
-            st.IterationScheduled, 0, 1, new, (), (), (), (), first, (name,), (position,), (), (), b"", running,
-            max(0, live - running),
-        )
+    def _know_places(self, told: list[Any], others: list[Any], own: set[int]) -> None:
+        """The whole prefix cache, as it is now, but for what requests fill themselves and tell with their blocks."""
+        known = {place: key for place, key in zip(*told, strict=True) if place not in own}
+        if known:
+            self._report(DEVICE, known.values(), cleared=True, places=known)
+        stored = dict(others)
+        for group in self._settings.others:
+            self._report(f"{GROUP}{group}", stored.get(group, ()), cleared=True)
+
+    def _at_work(self, computed: dict[str, int], running: int, live: int) -> None:
+        """Two steps that tell where these requests are: in the first they prefill, in the second some produce."""
+        prompts = {name: min(at, self._requests[name].prompt) for name, at in computed.items()}
+        begun = tuple(name for name, at in computed.items() if at > prompts[name])
+        for new, first, positions in ((tuple(computed), (), prompts), ((), begun, computed)):
+            if positions:
+                self._call(
+                    st.IterationScheduled, 0, 1, new, (), (), (), (), first, tuple(positions),
+                    tuple(positions.values()), (), (), b"", running, max(0, live - running),
+                )
 
 
 _TAKERS: Final[dict[str, Callable[..., None]]] = {
     "new": Translator._new, "will": Translator._will, "lookup": Translator._lookup, "alloc": Translator._alloc,
     "step": Translator._step, "fill": Translator._fill, "copies": Translator._copies, "finish": Translator._finish,
     "events": Translator._events, "all": Translator._all, "reset": Translator._reset,
-    "cleared": Translator._cleared,
+    "cleared": Translator._cleared, "pool": Translator._pool,
 }

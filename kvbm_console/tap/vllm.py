@@ -11,6 +11,7 @@ Law of this file: importing it needs vLLM, so nothing else of this program impor
 """
 
 import copy
+import math
 from importlib import import_module
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ _BASES: Final = tuple(
 MEDIA: Final = {"OffloadingConnector": "CPU", "SimpleCPUOffloadConnector": "CPU", "LMCacheConnectorV1": "CPU",
                 "LMCacheMPConnector": "CPU"}
 """Where well known connectors keep blocks; of the others no more is known than that it is elsewhere."""
-_WHOLE: Final = ("FullAttentionSpec", "MLAAttentionSpec")
+_WHOLE: Final = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec", "HiddenStateCacheSpec")
 """Groups of blocks that keep a whole prefix: the first of them is told."""
 
 
@@ -112,18 +113,24 @@ class _Vllm:
         transfer = vllm_config.kv_transfer_config
         extra = transfer.kv_connector_extra_config
         spec = extra.get("connector")
-        group, block_tokens = _group(kv_cache_config, vllm_config)
-        recorder = Recorder()
+        group, sizes, whole = _groups(kv_cache_config, vllm_config)
+        recorder = Recorder(by_place=len(sizes) > 1)
         rank = getattr(getattr(vllm_config, "parallel_config", None), "data_parallel_rank", 0) or 0
         settings = Settings(
             target=str(extra.get("daemon", "")), name=str(extra.get("name") or f"vLLM rank {rank}")[:256],
-            block_tokens=block_tokens, capacity_blocks=getattr(kv_cache_config, "num_blocks", None) or None,
+            block_tokens=sizes[group], capacity_blocks=getattr(kv_cache_config, "num_blocks", None) or None,
             dp_rank=rank, serve=bool(extra.get("serve")),
             medium="" if spec is None else str(extra.get("medium") or MEDIA.get(spec.get("kv_connector"), "EXTERNAL")),
-            token_file=str(extra.get("token_file", "")), tls_ca=str(extra.get("tls_ca", "")),
+            token_file=str(extra.get("token_file", "")), tls_ca=str(extra.get("tls_ca", "")), group=group,
+            others={at: size for at, size in enumerate(sizes) if at != group}, uncertain=not whole,
         )
-        hash_tokens = getattr(getattr(vllm_config, "cache_config", None), "hash_block_size", None)
-        flattener = Flattener(group=group, block_tokens=block_tokens, hash_tokens=hash_tokens)
+        hash_tokens = getattr(kv_cache_config, "hash_block_size", None) or getattr(
+            getattr(vllm_config, "cache_config", None), "hash_block_size", None
+        ) or math.gcd(*sizes)
+        flattener = Flattener(
+            group=group, block_tokens=sizes[group], hash_tokens=hash_tokens,
+            nulls=0 if whole else kv_cache_config.num_blocks,
+        )
         tap.sender = Sender(recorder, flattener, settings, python=str(extra.get("python", "")))
         tap.sender.start()
         return recorder
@@ -138,15 +145,19 @@ def _transfer_config(spec: dict[str, Any], outer: Any) -> Any:
     return kind(**{**common, **spec})
 
 
-def _group(kv_cache_config: Any, vllm_config: Any) -> tuple[int, int]:
-    """The group of blocks that is told, and the tokens in one of its blocks."""
+def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], bool]:
+    """The group of blocks that requests are told with, the tokens in a block of each group, and whether the told one
+    keeps a whole prefix: of a window's group blocks are given back while the request runs, which nothing tells."""
     groups = getattr(kv_cache_config, "kv_cache_groups", None) or ()
-    for at, group in enumerate(groups):
-        if type(group.kv_cache_spec).__name__ in _WHOLE:
-            return at, int(group.kv_cache_spec.block_size)
-    if groups:
-        return 0, int(groups[0].kv_cache_spec.block_size)
-    return 0, int(vllm_config.cache_config.block_size)
+    sizes = [int(group.kv_cache_spec.block_size) for group in groups] or [int(vllm_config.cache_config.block_size)]
+    whole = [at for at, group in enumerate(groups) if _keeps_all(group.kv_cache_spec)]
+    return (whole[0] if whole else 0), sizes, bool(whole) or not groups
+
+
+def _keeps_all(spec: Any) -> bool:
+    """Whether a request keeps its blocks until it ends; layers of one kind may have a specification each."""
+    layers = getattr(spec, "kv_cache_specs", None) or {"": spec}
+    return all(type(one).__name__ in _WHOLE for one in layers.values())
 
 
 KvbmTap = make_tap("KvbmTap", _BASES, _Vllm())

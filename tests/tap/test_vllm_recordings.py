@@ -47,11 +47,13 @@ def test_the_leader_comes_to_the_schedulers_own_truth_after_every_step(name: str
             if key and place not in coming and pool.content[place] != WRITING
         }
         assert known == {place: key for place, key in truth["hashes"].items() if place not in coming}
+        windows = [key for other in state.pools[1:] if other.info.tier is Tier.G1 for key in other.by_hash]
+        assert sorted(windows) == truth.get("windows", [])
     assert watch.rejected == []
     assert state.lost_sources == {}
     assert not state.slots
     assert state.totals.hit_blocks[0] > 0
-    assert (loads > 0) is (name != "alone") is (state.totals.hit_blocks[Tier.G2 - 1] > 0)
+    assert (loads > 0) is (name not in ("alone", "hybrid")) is (state.totals.hit_blocks[Tier.G2 - 1] > 0)
     assert watch.mirror.totals == state.totals
 
 

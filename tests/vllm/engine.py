@@ -21,9 +21,13 @@ from vllm.config import (
 )
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -53,16 +57,27 @@ def tap(inside: dict[str, Any] | None = None, **extra: Any) -> dict[str, Any]:
     return {**TAP, "kv_connector_extra_config": {**extra, **({} if inside is None else {"connector": inside})}}
 
 
+def spec_of(kind: str) -> Any:
+    """One group of layers: ``full``, ``wide`` (blocks of twice the size), or ``window`` (of 64 tokens)."""
+    if kind == "window":
+        return SlidingWindowSpec(
+            block_size=BLOCK, num_kv_heads=1, head_size=128, dtype=torch.float32, sliding_window=64
+        )
+    size = BLOCK * (2 if kind == "wide" else 1)
+    return FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=128, dtype=torch.float32)
+
+
 class Engine:
     """One scheduler. ``steps`` of work are done by ``step``; ``batches`` are the KV events of each step."""
 
     def __init__(
         self, directory: Path, connector: dict[str, Any], *, blocks: int = 96, running: int = 8, tokens: int = 256,
         publish: tuple[str, str] | None = None, load_steps: int = LOAD_STEPS, fail_every: int = 0,
+        groups: tuple[str, ...] = ("full",), caching: bool = True,
     ) -> None:
         (directory / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=str(directory), dtype="float16", seed=0, skip_tokenizer_init=True)
-        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
+        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=caching)
         cache.num_gpu_blocks = blocks
         events: dict[str, Any] = {"publisher": "null"}
         if publish is not None:
@@ -76,16 +91,18 @@ class Engine:
             kv_transfer_config=KVTransferConfig(**connector),
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, **events),
         )
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=128, dtype=torch.float32)
         kv_cache = KVCacheConfig(
-            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            num_blocks=blocks, kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec([f"layer{at}"], spec_of(kind)) for at, kind in enumerate(groups)],
         )
+        size, unit = resolve_kv_cache_block_sizes(kv_cache, config)
+        kv_cache.hash_block_size = unit  # as vLLM's engine does it
         self.scheduler = Scheduler(
             vllm_config=config, kv_cache_config=kv_cache, log_stats=True,
-            structured_output_manager=StructuredOutputManager(config), block_size=BLOCK,
+            structured_output_manager=StructuredOutputManager(config), block_size=size, hash_block_size=unit,
         )
         init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(BLOCK, sha256)
+        self._hasher = get_request_block_hasher(unit, sha256) if caching or connector is not None else None
         self.batches: list[Any] = []
         publisher = self.scheduler.kv_event_publisher
         send = publisher.publish

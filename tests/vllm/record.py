@@ -1,20 +1,21 @@
 """Makes ``recordings/vllm``: what the tap and the event stream said of vLLM's own scheduler, with its truth beside it.
 
-``python -m tests.vllm.record`` in the environment of ``make test-vllm``. Each file is zstd-compressed msgpack: the
+``python -m tests.vllm.record [NAME...]`` in the environment of ``make test-vllm``. Each file is compressed msgpack: the
 settings of the tap, and for each step its messages and what the scheduler held then (requests with their blocks and
-positions, and the hash of every full block), and the engine's own counts of the prompt tokens that it found. Ordinary
+positions, and the hashes of all full blocks), and the engine's own counts of the prompt tokens that it found. Ordinary
 tests bring the messages to a leader and compare.
 
 Law of this file: the truth is read from the scheduler, never from the tap.
 """
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import zstandard
-from vllm.v1.core.kv_cache_utils import get_block_hash
+from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
 from vllm.v1.request import RequestStatus
 
 from kvbm_console.tap import vllm as binding
@@ -35,11 +36,12 @@ RUNS: Final[dict[str, Any]] = {
         {**tap(offloading(60)), "kv_load_failure_policy": "fail"}, {"blocks": 32, "running": 5, "fail_every": 3},
         (4, 5, 3), 0.0,
     ),
+    "hybrid": (tap(), {"blocks": 34, "running": 8, "groups": ("full", "window")}, (7, 6, 3), 0.0),
 }
 """Name to connector, sizes, (seed, sessions, turns) of the workload, and the probability of an abort before a step.
 
 ``trouble`` has loads that fail and are computed instead, preemptions and aborts; in ``refused`` a failed load ends its
-request.
+request; ``hybrid`` has a second group of blocks, of layers that see a window.
 """
 
 
@@ -52,9 +54,13 @@ def truth(engine: Engine) -> dict[str, Any]:
     }
     hashes = {
         block.block_id: short(get_block_hash(block.block_hash)) for block in manager.block_pool.blocks
-        if block.block_hash is not None and not block.is_null
+        if block.block_hash is not None and not block.is_null and get_group_id(block.block_hash) == 0
     }
-    return {"requests": requests, "hashes": hashes}
+    windows = [
+        short(get_block_hash(block.block_hash)) for block in manager.block_pool.blocks
+        if block.block_hash is not None and get_group_id(block.block_hash) == 1
+    ]
+    return {"requests": requests, "hashes": hashes, "windows": sorted(windows)}
 
 
 def record(name: str) -> bytes:
@@ -81,7 +87,7 @@ def main() -> None:
     """Write all."""
     binding.Sender = Kept  # type: ignore[misc,assignment]
     HERE.mkdir(exist_ok=True)
-    for name in RUNS:
+    for name in sys.argv[1:] or RUNS:
         path = HERE / f"{name}.tap.zst"
         path.write_bytes(record(name))
         print(path.name, path.stat().st_size)

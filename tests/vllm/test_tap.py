@@ -17,7 +17,7 @@ from kvbm_console.core.ids import CandidateStatus, FinishReason, SlotState, Tier
 from kvbm_console.tap import vllm as binding
 from kvbm_console.tap.flatten import drain
 from tests.tap.watching import Watching
-from tests.vllm.engine import Engine, offloading, tap
+from tests.vllm.engine import BLOCK, Engine, offloading, tap
 from tests.vllm.truth import compare, evicted, removed_by_engine
 
 pytestmark = pytest.mark.timeout(600)
@@ -137,9 +137,10 @@ def test_failed_loads_aborts_and_preemptions(unsent: None, tmp_path: Path, polic
     assert sorted(key for key, _ in seen["evicted"]) == sorted(removed_by_engine(engine, "GPU"))
 
 
-def test_a_reset_of_the_prefix_cache_is_seen(unsent: None, tmp_path: Path) -> None:
-    """As ``/reset_prefix_cache`` does it, with running requests and without."""
-    engine = Engine(tmp_path, tap(), blocks=48, running=4)
+@pytest.mark.parametrize("groups", [("full",), ("full", "window"), ("window", "window")], ids=str)
+def test_a_reset_of_the_prefix_cache_is_seen(unsent: None, tmp_path: Path, groups: tuple[str, ...]) -> None:
+    """As ``/reset_prefix_cache`` does it with running requests, which are preempted for it."""
+    engine = Engine(tmp_path, tap(), blocks=48, running=4, groups=groups)
     watch = watching(engine.connector)
     emptied = 0
     for _, name, prompt, output in workload(6, 4, 3):
@@ -147,18 +148,82 @@ def test_a_reset_of_the_prefix_cache_is_seen(unsent: None, tmp_path: Path) -> No
     while engine.busy:
         formed = engine.scheduler.schedule()
         watch.pump()
-        compare(engine, watch.leader.state, set(formed.num_scheduled_tokens))
+        if "full" in groups:
+            compare(engine, watch.leader.state, set(formed.num_scheduled_tokens))
         engine.finish(formed)
         if engine.steps % 10 == 0 and engine.steps < 200:
             assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
             watch.pump()
-            emptied += watch.leader.state.pools[0].resident_blocks == 0
+            emptied += not any(pool.resident_blocks for pool in watch.leader.state.pools)
         assert engine.steps < 5_000
     watch.pump()
     assert emptied > 3
     assert watch.rejected == []
-    assert watch.leader.state.lost_sources == {}
+    assert (watch.leader.state.lost_sources == {}) is ("full" in groups)
     assert watch.leader.state.totals.preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "inside"), [
+        (("full", "window"), None), (("window", "full", "window"), None), (("wide", "window"), None),
+        (("full", "window"), offloading(60)),
+    ], ids=str,
+)
+def test_all_groups_of_a_hybrid_model(
+    unsent: None, tmp_path: Path, groups: tuple[str, ...], inside: dict[str, Any] | None
+) -> None:
+    engine = Engine(tmp_path, tap(inside), blocks=14 + 10 * len(groups), running=8, groups=groups)
+    watch = watching(engine.connector)
+    seen = drive(engine, watch, workload(7, 8, 3))
+    told = groups.index("wide" if "wide" in groups else "full")
+    state = watch.leader.state
+    assert state.totals.hit_blocks[0] > 0
+    assert state.totals.preemptions > 0
+    mine = Counter(key for key, _ in seen["evicted"])
+    size = BLOCK * (2 if groups[told] == "wide" else 1)
+    assert mine == Counter(removed_by_engine(engine, "GPU", told, size))
+    assert sum(1 for _, slot in seen["evicted"] if slot is None) == 0
+    devices = [pool.info for pool in state.pools if pool.info.tier is Tier.G1]
+    assert sorted(info.group for info in devices) == list(range(len(groups)))
+    assert all(info.capacity_blocks is None for info in devices)  # they share one
+
+
+@pytest.mark.parametrize("groups", [("window",), ("window", "window")], ids=str)
+def test_a_window_alone_is_shown_as_not_certain_and_nothing_is_refused(
+    unsent: None, tmp_path: Path, groups: tuple[str, ...]
+) -> None:
+    engine = Engine(tmp_path, tap(), blocks=40, running=5, groups=groups)
+    watch = watching(engine.connector)
+    requests = workload(8, 6, 3)
+    for _ in engine.run(requests):
+        watch.pump()
+        assert watch.leader.state.lost_sources
+    watch.pump()
+    assert watch.rejected == []
+    assert watch.leader.state.totals.slots_opened == len(requests) == len(engine.finished)
+    assert not watch.leader.state.slots
+
+
+@pytest.mark.parametrize("groups", [("full",), ("full", "window")], ids=str)
+def test_who_begins_to_listen_late_knows_the_whole_pool(
+    unsent: None, tmp_path: Path, groups: tuple[str, ...]
+) -> None:
+    engine = Engine(tmp_path, tap(), blocks=60, groups=groups)
+    watch: Watching | None = None
+    compared = 0
+    for output in engine.run(workload(9, 6, 4)):
+        if engine.steps == 60:
+            watch = watching(engine.connector)
+        elif watch is not None:
+            watch.pump()
+            assert watch.leader.state.lost_sources == {}
+            if watch.leader.state.pools[0].resident_blocks:
+                compare(engine, watch.leader.state, set(output.num_scheduled_tokens))
+                compared += 1
+    assert watch is not None
+    assert watch.rejected == []
+    assert compared > 20
+    assert watch.leader.state.totals.hit_blocks[0] > 0
 
 
 def test_inside_multi_connector(unsent: None, tmp_path: Path) -> None:

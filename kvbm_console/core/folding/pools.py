@@ -60,7 +60,10 @@ def _blocks_evicted(state: "CacheState", e: ev.BlocksEvicted) -> None:
 
 
 def _blocks_reserved(state: "CacheState", e: ev.BlocksReserved) -> None:
-    state.known_pool(e.pool).store(unpack_ids(e.ids), unpack_hashes(e.hashes), WRITING, e.at_ns, (e.ids, e.hashes))
+    pool, ids = state.known_pool(e.pool), unpack_ids(e.ids)
+    if pool.info.capacity_blocks is None:
+        pool.require_known(ids, e.ids)
+    pool.store(ids, unpack_hashes(e.hashes), WRITING, e.at_ns, (e.ids, e.hashes))
 
 
 def _blocks_ready(state: "CacheState", e: ev.BlocksReady) -> None:

@@ -23,6 +23,7 @@ from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import cancel_hold
 from kvbm_console.core.leader.requests import preempt
 from kvbm_console.core.leader.watched_copies import close_copies, copies_observed, load, lower_of, store
+from kvbm_console.core.leader.watched_places import TOLD
 from kvbm_console.core.leader.watched_steps import (
     ENDED,
     append,
@@ -37,8 +38,6 @@ from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
 _S = SlotState
-TOLD: Final = -1
-"""The operation of blocks that an engine says to hold and that nobody has seen it write."""
 
 
 def not_watched(leader: Decider, s: st.LookupObserved | st.CopiesObserved) -> None:

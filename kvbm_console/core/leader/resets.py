@@ -35,6 +35,7 @@ from kvbm_console.core.leader.ends import finish
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import thaw
 from kvbm_console.core.leader.pipeline import drop, end_candidate, skip
+from kvbm_console.core.leader.watched_places import places_reported
 from kvbm_console.core.tiers import PoolFacts
 
 REPORTED_BLOCKS_MAX = 1_000_000
@@ -136,8 +137,8 @@ def blocks_reported(leader: Decider, s: st.BlocksReported) -> None:
     """An engine's event stream told what a pool stored and removed."""
     if not 0 <= s.pool < len(leader.state.pools):
         raise Refused(f"pool {s.pool} was not declared")
-    if leader.state.pools[s.pool].info.authority is Authority.OBSERVED and s.cleared and not s.stored + s.removed:
-        _forget_cached(leader, leader.state.pools[s.pool])
+    if leader.state.pools[s.pool].info.authority is Authority.OBSERVED:
+        places_reported(leader, leader.state.pools[s.pool], s)
         return
     if leader.state.pools[s.pool].info.authority is not Authority.STREAM:
         raise Refused(f"pool {s.pool} is not described by an event stream")
@@ -155,17 +156,6 @@ def blocks_reported(leader: Decider, s: st.BlocksReported) -> None:
     else:  # it was told of more than the pool holds: removals were lost, and what is known of it is void
         leader.emit(ev.BlocksSeen, s.pool, s.stored, b"", True)
         leader.emit(ev.SourceLost, pool.info.source, 0, 0, False)
-
-
-def _forget_cached(leader: Decider, pool: PoolFacts) -> None:
-    """An engine that is watched reset its prefix cache, which it does only when no request holds a block."""
-    if any(pool.refs) and pool.info.source not in leader.state.lost_sources:
-        leader.emit(ev.SourceLost, pool.info.source, 0, 0, False)
-    places = [place for place, key in enumerate(pool.hash_of) if key != EMPTY_HASH and not pool.refs[place]]
-    if places:
-        hashes = [pool.hash_of[place] for place in places]
-        leader.emit(ev.BlocksDropped, pool.info.pool, -1, pack_ids(places), ReleaseReason.RESET)
-        leader.gave_up(pool, places, hashes)
 
 
 def _room_after(pool: PoolFacts, capacity: int, removed: bytes) -> int:

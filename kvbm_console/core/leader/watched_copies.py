@@ -9,7 +9,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.candidates import OperationFacts
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
-from kvbm_console.core.ids import Authority, CandidateStatus, Route, SlotState
+from kvbm_console.core.ids import Authority, CandidateStatus, Route, SlotState, Tier
 from kvbm_console.core.leader.aids import LoadPart
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.pipeline import drop, end_candidate, end_operation
@@ -20,7 +20,7 @@ from kvbm_console.core.tiers import READY, PoolFacts
 def lower_of(leader: Decider, source: int) -> PoolFacts | None:
     """Where this engine's connector keeps blocks."""
     for pool in leader.state.pools:
-        if pool.info.source == source and pool.info.authority is Authority.STREAM:
+        if pool.info.source == source and pool.info.authority is Authority.STREAM and pool.info.tier is not Tier.G1:
             return pool
     return None
 

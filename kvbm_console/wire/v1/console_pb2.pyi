@@ -1947,16 +1947,20 @@ class Stimulus(_message.Message):
         failed: bytes
         def __init__(self, operation: _Optional[int] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., error: _Optional[str] = ..., failed: _Optional[bytes] = ...) -> None: ...
     class BlocksReported(_message.Message):
-        __slots__ = ("pool", "stored", "removed", "cleared")
+        __slots__ = ("pool", "stored", "removed", "cleared", "places", "request")
         POOL_FIELD_NUMBER: _ClassVar[int]
         STORED_FIELD_NUMBER: _ClassVar[int]
         REMOVED_FIELD_NUMBER: _ClassVar[int]
         CLEARED_FIELD_NUMBER: _ClassVar[int]
+        PLACES_FIELD_NUMBER: _ClassVar[int]
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
         pool: int
         stored: bytes
         removed: bytes
         cleared: bool
-        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ...) -> None: ...
+        places: bytes
+        request: str
+        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., places: _Optional[bytes] = ..., request: _Optional[str] = ...) -> None: ...
     class SourceGapped(_message.Message):
         __slots__ = ("first", "last")
         FIRST_FIELD_NUMBER: _ClassVar[int]

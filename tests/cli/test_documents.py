@@ -7,6 +7,7 @@ import json
 import shlex
 import signal
 import subprocess
+import sys
 import types
 import typing
 from enum import Enum
@@ -24,6 +25,8 @@ from tests.cli.programs import DEADLINE_S, PROGRAM, environment
 from tests.cli.test_targets import _one_loop, serving_on  # noqa: F401
 from tests.cli.tree import leaves
 from tests.explain.test_dynamo import written
+from tests.kv_events.payloads import stored
+from tests.kv_events.test_zmq_source import Engine
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TAPES: Final = ROOT / "recordings"
@@ -194,3 +197,44 @@ def test_what_a_daemon_is_asked_prints_its_document(tmp_path: Path, monkeypatch:
             elif command == "holds --ended":
                 assert json.loads(text)
                 assert wrong(json.loads(text), list[documents.EndedHoldRow]) == []
+
+
+@pytest.mark.usefixtures("_one_loop")
+def test_what_taps_and_event_streams_cost_and_bring_is_in_the_document_of_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine with a tap and a publisher of an event stream, each a process of its own, and a stream of nobody."""
+    monkeypatch.chdir(tmp_path)
+    publisher = Engine()
+    streams = (f"zmq:127.0.0.1:{publisher.port}?replay={publisher.replay_port}", "zmq:127.0.0.1:9")
+    flags = [part for stream in streams for part in ("--engine", stream)]
+    try:
+        with serving_on(tmp_path, *flags, "--listen", "unix:d.sock") as address, subprocess.Popen(
+            [sys.executable, "-m", "tests.tap.engine_child", json.dumps({"target": address})], cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as engine:
+            monkeypatch.setenv("KVBM_CONSOLE_TARGET", address)
+
+            def step(**order: Any) -> None:
+                assert engine.stdin is not None
+                assert engine.stdout is not None
+                engine.stdin.write(json.dumps(order) + "\n")
+                engine.stdin.flush()
+                assert engine.stdout.readline()
+
+            step(listened=True)
+            step(add=[["one", list(range(30)), 4]], until="one")
+            document: Any = {"engines": [], "publishers": []}
+            while not document["engines"] or not any(row["batches"] for row in document["publishers"]):
+                publisher.publish([stored(1, 2)])
+                step(steps=1)  # a tap tells once a second
+                document = agrees("status", run("status", ""))
+            step(end=True)
+    finally:
+        publisher.end()
+    (row,) = document["engines"]
+    assert row["name"] == "child"
+    followed, silent = document["publishers"]
+    assert followed["connected"]
+    assert followed["last_batch_ns"] is not None
+    assert (silent["batches"], silent["last_batch_ns"]) == (0, None)

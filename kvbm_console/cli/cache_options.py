@@ -80,7 +80,7 @@ def engine_options(command: F) -> F:
     most = Duration(0, STEP_NS_MAX, "from 0ns to 2s")
     for option in reversed((
         click.option("--step-base", metavar="TIME", type=Duration(1, STEP_NS_MAX, "from 1ns to 2s"),
-                     help="An iteration takes this and what its requests add.  "
+                     help="An iteration takes this and what its requests add; calibrate fits it.  "
                           f"[default: {duration(default.step_base_ns)}]"),
         click.option("--step-prefill-token", metavar="TIME", type=most,
                      help="What each prompt token adds to an iteration.  "

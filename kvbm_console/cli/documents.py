@@ -419,6 +419,7 @@ def documents() -> dict[str, Any]:
     from kvbm_console.recording.options import RecorderStatus
     from kvbm_console.recording.output import Made
     from kvbm_console.recording.verify import VerifyReport
+    from kvbm_console.simulation.calibrate import Calibration
     from server.summary import Summary
 
     verbs = ("break clear", "break disable", "break enable", "break load", "break save", "continue", "step", "skip",
@@ -431,5 +432,6 @@ def documents() -> dict[str, Any]:
         "rec cut": Made, "rec merge": Made, "rec info": RecordingInfo, "rec verify": VerifyReport,
         "rec recover": list[RecoveredRow], "rec index": list[Indexed], "rec diff": Difference, "rec export": Exported,
         "rec import dynamo": DynamoImported, "rec import kv-events": Imported, "rec capture": list[Captured],
-        "compare": Comparison, "why": Explanation, "doctor": Doctor, "config show": Configuration,
+        "compare": Comparison, "calibrate": Calibration, "why": Explanation, "doctor": Doctor,
+        "config show": Configuration,
     }

@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, str]] = {
     "rec": "kvbm_console.cli.rec:rec",
     "simulate": "kvbm_console.cli.simulate:simulate",
     "compare": "kvbm_console.cli.compare:compare",
+    "calibrate": "kvbm_console.cli.calibrate:calibrate",
     "why": "kvbm_console.cli.why:why",
     "doctor": "kvbm_console.cli.doctor:doctor",
     "config": "kvbm_console.cli.config:config",

@@ -42,6 +42,7 @@ FILES: Final[dict[str, str]] = {
     "rec capture": "zmq://127.0.0.1:1 --out captured --seconds 0.2",
     "compare": f"--trace {CHATS} --total-kv-blocks 40 --workers 1 --policies simple_lru,lfu,belady "
                "--per-request simple_lru lfu",
+    "calibrate": f"{TAPES}/local-only.mcap",
     "why": f"chat-0.0 {TAPE}", "doctor": f"{TAPES}/stuck-slot.mcap", "config init": "", "config show": "",
     "demo": "--seconds 1 --speed max", "serve": "--workload multiturn:requests=5 --speed max --exit-when-done "
                                                "--record served --listen unix:served.sock",

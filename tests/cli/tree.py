@@ -10,7 +10,8 @@ import click
 from kvbm_console.cli.main import cli
 
 LOCAL: Final = frozenset({
-    ("demo",), ("serve",), ("replay",), ("simulate",), ("compare",), ("config", "init"), ("config", "show"),
+    ("demo",), ("serve",), ("replay",), ("simulate",), ("compare",), ("calibrate",),
+    ("config", "init"), ("config", "show"),
     ("break", "test"), ("rec", "info"), ("rec", "verify"), ("rec", "recover"), ("rec", "index"), ("rec", "cut"),
     ("rec", "merge"), ("rec", "diff"), ("rec", "export"), ("rec", "capture"), ("rec", "import", "kv-events"),
     ("rec", "import", "dynamo"),

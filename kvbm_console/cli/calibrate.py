@@ -1,0 +1,118 @@
+"""``kvbm-console calibrate``: the step model of a real engine, from a recording or a table of it.
+
+Law of this file: a file is never overwritten; what ``--out`` writes is what ``simulate`` takes as its configuration.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from kvbm_console.cli.output import number, print_json
+from kvbm_console.cli.params import format_option
+from kvbm_console.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvbm_console.simulation.calibrate import Calibration, Compared, Errors
+
+SECTIONS: Final = ("simulate", "compare", "serve", "demo")
+"""Commands that take the flags."""
+TABLE_TOKENS: Final = 8_192
+TABLE_REQUESTS: Final = 256
+"""Limits of an iteration that the simulated engine has, too."""
+
+
+@click.command()
+@click.argument("path", metavar="RUN|FILE", type=click.Path(exists=True, path_type=Path))
+@click.option("--max-num-batched-tokens", type=click.IntRange(1, 2**20), metavar="N",
+              help="Most tokens of one iteration of the engine that was measured.  [default: the most that a recording "
+                   f"has, {TABLE_TOKENS} for a table]")
+@click.option("--max-num-seqs", type=click.IntRange(1, 2**20), metavar="N",
+              help="Most requests that it ran at once.  [default: the most that a recording has, "
+                   f"{TABLE_REQUESTS} for a table]")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write the times as a configuration file, for KVBM_CONSOLE_CONFIG; the file must not exist.")
+@format_option("text", "json")
+def calibrate(
+    path: Path, max_num_batched_tokens: int | None, max_num_seqs: int | None, out: Path | None, form: str
+) -> None:
+    """Fit --step-base, --step-prefill-token and --step-decode-request to what was measured of an engine.
+
+    RUN is a recording, as the tap of a real engine makes it. FILE is a table in CSV, JSON or JSON lines. A table of
+    steps has the columns prefill_tokens, decode_requests and duration_ns. A table of requests has arrived_ns,
+    first_token_ns, finished_ns, prompt_tokens, output_tokens and, where the engine has a prefix cache, cached_tokens;
+    simulate --requests-out writes such a table. Times may be in _us, _ms or _s instead of _ns.
+
+    It prints the flags, and how far the step model is off with them. The requests are served again by the simulated
+    engine: errors of first tokens and of time per token are those of that run. Neither copies from lower tiers nor a
+    full device are part of it.
+    """
+    from kvbm_console.engines.config import EngineConfig
+    from kvbm_console.simulation.calibrate import calibrate as fit
+    from kvbm_console.simulation.measured import read_measured
+
+    if out is not None and out.exists():
+        raise UsageError(f"--out must name a new file, got {str(out)!r}, which exists")
+    measured = read_measured(path, max_num_batched_tokens or TABLE_TOKENS)
+    limits = EngineConfig(
+        g1_blocks=1, max_batch_tokens=max_num_batched_tokens or measured.tokens_most or TABLE_TOKENS,
+        max_running=max_num_seqs or measured.running_most or TABLE_REQUESTS,
+    )
+    found = fit(str(path), measured, limits)
+    if out is not None:
+        try:
+            out.write_text(_file(found), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--out cannot be written: {error.strerror}, got {str(out)!r}") from None
+        found = msgspec.structs.replace(found, written=str(out))
+    if form == "json":
+        print_json(found)
+    else:
+        click.echo("\n".join(_lines(found)))
+
+
+def _lines(found: "Calibration") -> list[str]:
+    from kvbm_console.simulation.calibrate import NAMES
+
+    times = (found.step_base_ns, found.step_prefill_token_ns, found.step_decode_request_ns)
+    left = f", {number(found.left_out)} far from the others left out" if found.left_out else ""
+    rows = [("source", f"{found.source}: {number(found.measurements)} measurements{left}, "
+                       f"{number(found.requests)} requests")]
+    rows += [
+        (name, f"{number(time)} ns ± {error:,.0f}")
+        for name, time, error in zip(NAMES, times, found.standard_errors_ns, strict=True)
+    ]
+    rows.append(("valid for", f"up to {found.prefill_tokens_max:,.0f} prompt tokens and "
+                              f"{found.decode_requests_max:,.0f} decoding requests in a step"))
+    rows.append(("served again with", f"at most {number(found.max_num_batched_tokens)} tokens and "
+                                      f"{number(found.max_num_seqs)} requests in a step"))
+    tried = ("all", found.fitted), ("second half, by times of the first", found.second_half)
+    for name, key in (("step times", "times"), ("ttft", "ttft"), ("tpot", "tpot")):
+        rows += [
+            (name, f"{which}: {_off(getattr(errors, key))}") for which, errors in tried
+            if getattr(errors, key) is not None
+        ]
+    rows.append(("flags", found.flags))
+    if found.written is not None:
+        rows.append(("written", found.written))
+    return [f"{name:<20} {words}" for name, words in rows]
+
+
+def _off(errors: "Errors | Compared") -> str:
+    from kvbm_console.simulation.calibrate import Compared
+
+    text = f"off by {100 * errors.median:.1f} % (median), {100 * errors.p90:.1f} % (p90)"
+    if not isinstance(errors, Compared):
+        return text
+    return (
+        f"{text}; p50 {errors.measured_p50_ms:,.3f} ms and predicted {errors.predicted_p50_ms:,.3f}, "
+        f"p99 {errors.measured_p99_ms:,.3f} and {errors.predicted_p99_ms:,.3f}"
+    )
+
+
+def _file(found: "Calibration") -> str:
+    keys = [part.removeprefix("--") for part in found.flags.split()]
+    lines = [f'{name} = "{time}"' for name, time in zip(keys[::2], keys[1::2], strict=True)]
+    head = f"# The step model that kvbm-console calibrate found in {found.source}."
+    return "\n\n".join([head, *("\n".join([f"[{section}]", *lines]) for section in SECTIONS)]) + "\n"

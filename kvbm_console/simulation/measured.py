@@ -1,0 +1,314 @@
+"""What a real engine did, read from a recording or a table: its steps, and when its requests came and were answered.
+
+A recording names every iteration, so a step is the time from one iteration to the next one, in which a request of the
+first still takes part: an engine that had nothing to do in between would have waited. Times are the engine's own where
+it tells them. For example, an iteration at 10 ms computes 512 prompt tokens, and three requests decode in it. The next
+iteration begins at 22 ms: a step of (512, 3) in 12 ms.
+
+A table of requests names no steps. Between the first token of a request and its last there was a step for each token
+of it, so the steps of this time are counted: their prompt tokens are those of requests whose first token fell into it,
+and their decoding requests are the tokens that all requests sampled in it. See ``equations_of``.
+
+Law of this file: it reads and counts; a value that is not there is refused by file, place and name.
+"""
+
+import csv
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import SlotState
+from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.recording.reader import Recording
+
+ROWS_MAX: Final = 2_000_000
+"""Of a table: a day of steps of 50 ms, and below a gigabyte of memory."""
+UNITS_NS: Final = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+STEP_COLUMNS: Final = ("prefill_tokens", "decode_requests", "duration_ns")
+REQUEST_COLUMNS: Final = ("arrived_ns", "first_token_ns", "finished_ns", "prompt_tokens", "output_tokens")
+CACHED_COLUMNS: Final = ("cached_tokens", "cached_g1_tokens", "cached_g2_tokens", "cached_g3_tokens")
+
+
+class Equation(NamedTuple):
+    """``steps`` iterations took ``time_ns`` together."""
+
+    at_ns: float
+    """When they ended."""
+    steps: float
+    prefill_tokens: float
+    decode_requests: float
+    """Summed over the iterations."""
+    time_ns: float
+
+
+class Served(NamedTuple):
+    """A request that was answered. Times of the engine, in nanoseconds."""
+
+    arrived_ns: float
+    first_token_ns: float
+    finished_ns: float
+    computed_tokens: int
+    """Prompt tokens that were not cached."""
+    output_tokens: int
+
+
+class Measured(NamedTuple):
+    """What a source holds; one of both lists may be empty."""
+
+    kind: str
+    """recording, steps or requests."""
+    equations: list[Equation]
+    requests: list[Served]
+    tokens_most: int | None = None
+    """Most tokens that a step computed, where the source tells."""
+    running_most: int | None = None
+    """Most requests that took part in a step."""
+
+
+def read_measured(path: Path, batch_tokens: int) -> Measured:
+    """A recording, or a table in CSV, JSON or JSON lines; ``batch_tokens`` are the most of a step, for a table.
+
+    Raises ``UsageError`` and ``RecordingError``.
+    """
+    if path.is_dir() or path.suffix == ".mcap":
+        return _of_recording(Recording.open(path))
+    rows = _rows(path)
+    first = next(iter(rows), {})
+    if "prefill_tokens" in first:
+        steps = [_step(path, number, row) for number, row in enumerate(rows, start=1)]
+        at_ns = accumulate(step[-1] for step in steps)
+        return Measured("steps", [Equation(ended, 1.0, *step) for ended, step in zip(at_ns, steps, strict=True)], [])
+    if "prompt_tokens" in first:
+        requests = [served for number, row in enumerate(rows, start=1) if (served := _served(path, number, row))]
+        requests.sort()
+        return Measured("requests", equations_of(requests, batch_tokens), requests)
+    raise UsageError(
+        f"{path} must have the columns {', '.join(STEP_COLUMNS)} of steps, or {', '.join(REQUEST_COLUMNS)} of requests"
+    )
+
+
+# --- tables ---
+
+
+def _rows(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            if path.suffix == ".csv":
+                rows: list[Any] = []
+                for row in csv.DictReader(file):
+                    rows.append(row)
+                    if len(rows) > ROWS_MAX:
+                        break
+            else:
+                text = file.read()
+                decode = msgspec.json.decode
+                rows = decode(text) if text.lstrip().startswith("[") else [
+                    decode(line) for line in text.splitlines() if line.strip()
+                ]
+    except (OSError, UnicodeDecodeError, csv.Error, msgspec.DecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    if len(rows) > ROWS_MAX:
+        raise UsageError(f"{path} must have at most {ROWS_MAX:,} rows")
+    if not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{path} must hold an object in each row")
+    return rows
+
+
+def _number(path: Path, number: int, row: Mapping[str, Any], name: str) -> float:
+    try:
+        value = float(row[name])
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"{path}, row {number}: {name} must be a number, got {row.get(name)!r}") from None
+    if not 0 <= value < 2**63:
+        raise UsageError(f"{path}, row {number}: {name} must be from 0 to 2^63, got {row[name]}")
+    return value
+
+
+def _time(path: Path, number: int, row: Mapping[str, Any], name: str) -> float:
+    """A time in nanoseconds; the column may have another unit at its end."""
+    stem = name.removesuffix("_ns")
+    for unit, size in UNITS_NS.items():
+        if f"{stem}_{unit}" in row:
+            return _number(path, number, row, f"{stem}_{unit}") * size
+    return _number(path, number, row, name)
+
+
+def _step(path: Path, number: int, row: Mapping[str, Any]) -> tuple[float, float, float]:
+    prefill_tokens, decode_requests = (_number(path, number, row, name) for name in STEP_COLUMNS[:2])
+    return prefill_tokens, decode_requests, _time(path, number, row, STEP_COLUMNS[2])
+
+
+def _served(path: Path, number: int, row: Mapping[str, Any]) -> Served | None:
+    """None of a request without a first token."""
+    if row.get("first_token_ns", 0) in (None, ""):
+        return None
+    arrived, first, finished = (_time(path, number, row, name) for name in REQUEST_COLUMNS[:3])
+    prompt, output = (int(_number(path, number, row, name)) for name in REQUEST_COLUMNS[3:])
+    cached = sum(int(_number(path, number, row, name)) for name in CACHED_COLUMNS if row.get(name) not in (None, ""))
+    if not arrived <= first <= finished:
+        raise UsageError(f"{path}, row {number}: arrival, first token and end must follow each other")
+    return Served(arrived, first, finished, max(1, prompt - cached), max(1, output))
+
+
+def equations_of(requests: list[Served], batch_tokens: int) -> list[Equation]:
+    """An equation of the steps behind the first token of each request, and of the first token of each that came while
+    nothing else ran."""
+    by_first = sorted(requests, key=lambda served: served.first_token_ns)
+    firsts = [served.first_token_ns for served in by_first]
+    prefilled = [0, *accumulate(served.computed_tokens for served in by_first)]
+    sampled = _Sampled(requests)
+    found: list[Equation] = []
+    busy_ns = -1.0
+    for at, served in enumerate(requests):
+        _, first_ns, finished_ns, computed, output = served
+        alone = served.arrived_ns >= busy_ns and (
+            at + 1 == len(requests) or requests[at + 1].arrived_ns >= first_ns
+        )
+        if alone:
+            steps = -(-computed // batch_tokens)
+            found.append(Equation(first_ns, steps, computed, 0.0, first_ns - served.arrived_ns))
+        busy_ns = max(busy_ns, finished_ns)
+        if output > 1:
+            low, high = bisect_right(firsts, first_ns), bisect_right(firsts, finished_ns)
+            found.append(Equation(
+                finished_ns, output - 1, prefilled[high] - prefilled[low],
+                sampled.until(finished_ns) - sampled.until(first_ns), finished_ns - first_ns,
+            ))
+    found.sort()
+    return found
+
+
+class _Sampled:
+    """How many tokens behind a first one all requests have sampled up to a moment, each at its own even pace."""
+
+    def __init__(self, requests: list[Served]) -> None:
+        changes: dict[float, list[float]] = {}
+        for served in requests:
+            lasts_ns = served.finished_ns - served.first_token_ns
+            if served.output_tokens > 1 and lasts_ns > 0:
+                pace = (served.output_tokens - 1) / lasts_ns
+                changes.setdefault(served.first_token_ns, [0.0])[0] += pace
+                changes.setdefault(served.finished_ns, [0.0])[0] -= pace
+        self._at_ns = sorted(changes)
+        self._paces = list(accumulate(changes[at_ns][0] for at_ns in self._at_ns))
+        lengths = (later - earlier for earlier, later in zip(self._at_ns, self._at_ns[1:], strict=False))
+        self._sums = [0.0, *accumulate(pace * length for pace, length in zip(self._paces, lengths, strict=False))]
+
+    def until(self, at_ns: float) -> float:
+        """The tokens up to ``at_ns``."""
+        at = bisect_left(self._at_ns, at_ns)
+        if at == 0:
+            return 0.0
+        return self._sums[at - 1] + self._paces[at - 1] * (at_ns - self._at_ns[at - 1])
+
+
+# --- recordings ---
+
+
+class _Life:
+    """A slot while the recording is read."""
+
+    __slots__ = ("arrived_ns", "cached", "computed", "first_ns", "prompt", "state")
+
+    def __init__(self, arrived_ns: float, prompt: int) -> None:
+        self.arrived_ns = arrived_ns
+        self.prompt = prompt
+        self.state = SlotState.INITIALIZED
+        self.computed = 0
+        self.cached: int | None = None
+        self.first_ns: float | None = None
+
+
+class _Reading:
+    """The fold of a recording into steps and requests."""
+
+    def __init__(self) -> None:
+        self.equations: list[Equation] = []
+        self.requests: list[Served] = []
+        self._lives: dict[int, _Life] = {}
+        self._last: tuple[float, int, int, int, set[int]] | None = None
+        """Begin, number, prompt tokens, decoding requests and slots of the last iterations."""
+        self.tokens_most = self.running_most = 1
+
+    def take(self, event: ev.Event, at_ns: float) -> None:
+        """The next event, with the engine's time of it."""
+        if isinstance(event, ev.SlotOpened):
+            self._lives[event.slot] = _Life(at_ns, event.prompt_tokens)
+        elif isinstance(event, ev.SlotMoved) and event.slot in self._lives:
+            self._moved(event, self._lives[event.slot], at_ns)
+        elif isinstance(event, ev.SlotClosed):
+            self._lives.pop(event.slot, None)
+        elif isinstance(event, ev.IterationAdvanced):
+            self._iterated(event, at_ns)
+        elif isinstance(event, ev.SourceLost):
+            self._last = None
+
+    def _moved(self, event: ev.SlotMoved, life: _Life, at_ns: float) -> None:
+        life.state = event.new
+        if event.new is SlotState.PREFILLING and event.old is not SlotState.SKIPPED_PREFILL:
+            life.computed = event.computed_tokens
+            if life.cached is None:
+                life.cached = event.computed_tokens
+        elif event.new is SlotState.DECODING and life.first_ns is None:
+            life.first_ns = at_ns
+        elif event.reason is not None and life.cached is not None:
+            tokens = event.computed_tokens - life.prompt + 1
+            if tokens >= 1:
+                first_ns = at_ns if life.first_ns is None else life.first_ns
+                self.requests.append(
+                    Served(life.arrived_ns, first_ns, at_ns, max(1, life.prompt - life.cached), tokens)
+                )
+            life.cached = None
+
+    def _iterated(self, event: ev.IterationAdvanced, at_ns: float) -> None:
+        taking = {slot for slot, life in self._lives.items() if life.state is SlotState.DECODING}
+        decoding, prefill = len(taking), 0
+        for slot, position in zip(event.slots, event.positions, strict=True):
+            life = self._lives.get(slot)
+            if life is None:  # it was there before the recording
+                self._last = None
+                return
+            prefill += max(0, position - life.computed)
+            life.computed = position
+            taking.add(slot)
+        self.tokens_most = max(self.tokens_most, prefill + decoding)
+        self.running_most = max(self.running_most, len(taking))
+        if self._last is not None:
+            began_ns, steps, prompt, decoded, before = self._last
+            if before & taking and at_ns > began_ns:
+                self.equations.append(Equation(at_ns, steps, prompt, decoded * steps, at_ns - began_ns))
+        self._last = at_ns, event.count, prefill, decoding, taking
+
+
+def _of_recording(recording: Recording) -> Measured:
+    reading = _Reading()
+    times = _origins(recording)
+    expected = None
+    for batch in recording.events():
+        for event in batch:
+            if expected is not None and event.seq != expected:
+                reading = _Reading()  # behind a gap, what was known is not
+            expected = event.seq + 1
+            reading.take(event, times.get(event.cause, event.at_ns))
+    reading.requests.sort()
+    return Measured(
+        "recording", reading.equations, reading.requests, reading.tokens_most, reading.running_most
+    )
+
+
+def _origins(recording: Recording) -> dict[int, int]:
+    """Stimulus to the engine's own time, of those that carry one."""
+    return {
+        stimulus.n: stimulus.origin_ns for batch in recording.stimuli() for stimulus in _timed(batch)
+        if stimulus.origin_ns is not None
+    }
+
+
+def _timed(batch: list[Stimulus]) -> Iterator[Stimulus]:
+    return (stimulus for stimulus in batch if stimulus.origin_ns is not None)

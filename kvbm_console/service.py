@@ -160,6 +160,7 @@ class LeaderService:
         self._shown_bytes = 0
         self._bases: deque[Snapshot] = deque()
         self._aids = b""
+        self._digest = -1, 0
         self._take_base()
 
     # --- questions -----------------------------------------------------------------------------------------------
@@ -205,7 +206,14 @@ class LeaderService:
 
     def digest(self) -> tuple[int, int]:
         """(number of the next event, digest of the facts)."""
-        return self.state.seq, self.leader.digest()
+        if not self.knows_digest:
+            self._digest = self.state.seq, self.leader.digest()
+        return self._digest
+
+    @property
+    def knows_digest(self) -> bool:
+        """Whether the digest of the facts now is known already."""
+        return self._digest[0] == self.state.seq
 
     def snapshot(self) -> Snapshot:
         """Facts from which the ring goes on: at most ``SNAPSHOT_REUSE_EVENTS`` old."""

@@ -42,6 +42,7 @@ from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 from .access import Access, read_token, server_credentials
 from .keeping import KeptBreakpoints
 from .options import DaemonOptions, Endpoint
+from .questions import PacedServices, Questions
 from .servicer import ConsoleServicer, Identity
 from .summary import Summary, summarise
 
@@ -112,6 +113,7 @@ class Daemon:
         except BaseException:
             self.endpoint.close()
             raise
+        self.questions = Questions()
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._seal_until = math.inf
@@ -206,9 +208,11 @@ class Daemon:
 
     def _server(self) -> tuple[grpc.aio.Server, ConsoleServicer, Any]:
         options = self.options
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        paced = PacedServices(self.questions.probes, SERVICE)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(paced,))
         servicer = ConsoleServicer(
             self.service, Identity(options.program, self._target(), options.run, options.block_bytes), self._access,
+            self.questions,
         )
         server.add_generic_rpc_handlers((servicer.handler(),))
         probe: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]

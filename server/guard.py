@@ -14,10 +14,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from kvbm_console.core.errors import Refused, UsageError
-from kvbm_console.wire.protocol import CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX, ROLE_OF
+from kvbm_console.wire.protocol import CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, ROLE_OF
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 from .access import Access, WrongToken
+from .questions import Questions, Role, TooMany, Turn
 
 if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -29,6 +30,8 @@ log = logging.getLogger("kvbm_console.server")
 
 BYTES_MAX: Final = {"Feed": MESSAGE_BYTES_MAX}
 """Largest request of a method; all others have the limit of control messages."""
+ANSWERED_AT_ONCE: Final = frozenset({"Hello", "SlotDetail", "Query"})
+"""Questions whose answer is computed without waiting for anything."""
 ROLE_NAMES: Final[dict[int, str]] = {int(pb.ROLE_OBSERVE): "observe", int(pb.ROLE_CONTROL): "control"}
 
 
@@ -42,18 +45,44 @@ async def refuse(context: Context, code: grpc.StatusCode, sentence: str) -> NoRe
     raise AssertionError("abort did not raise")
 
 
-async def admit(method: str, context: Context, access: Access) -> None:
-    """Refuse a caller whose role does not suffice, and everybody where the contract declares no role."""
+async def admit(method: str, context: Context, access: Access, questions: Questions) -> Turn | None:
+    """Refuse a caller whose role does not suffice, and everybody where the contract declares no role.
+
+    Questions and refusals wait for their turn, which is returned; verbs and feeds have none.
+    """
     needed = ROLE_OF.get(method, 0)
     try:
         granted = access.role_of(context)
     except WrongToken:
+        await _turn(questions.observers, context)
         await refuse(context, grpc.StatusCode.PERMISSION_DENIED, "the token is not the one of this daemon")
-    if needed == 0 or granted < needed:
+    refused = needed == 0 or granted < needed
+    turn = None
+    if refused or needed == int(pb.ROLE_OBSERVE):
+        turn = await _turn(questions.of(granted), context)
+    if refused:
         name = ROLE_NAMES.get(needed)
         sentence = f"{method} needs the role {name}" if name else f"{method} declares no role and is closed"
         await refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{sentence}; this endpoint grants "
                      f"{ROLE_NAMES[granted]}")
+    return turn
+
+
+def caller_of(context: Context) -> str:
+    """The connection of a call; on a Unix socket, whose connections have one address, with the program's name."""
+    peer = context.peer() or ""
+    if not peer.startswith("unix:"):
+        return peer
+    metadata: Any = context.invocation_metadata() or ()
+    agent = next((str(value) for key, value in metadata if key == "user-agent"), "")
+    return f"{peer} {agent[:NAME_BYTES_MAX]}"
+
+
+async def _turn(role: Role, context: Context) -> Turn:
+    try:
+        return await role.turn(caller_of(context))
+    except TooMany as error:
+        await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
 def parse(method: str, kind: type[Message], data: bytes) -> Any:
@@ -75,14 +104,22 @@ def require_text(field: str, text: str, most: int) -> None:
 
 
 def guarded(
-    method: str, handle: Callable[[Any, Context], Awaitable[Any]], access: Access
+    method: str, handle: Callable[..., Awaitable[Any]], access: Access, questions: Questions
 ) -> Callable[[Any, Context], Awaitable[Any]]:
-    """The handler behind the door. The first argument is passed on as it comes (bytes, or the request iterator)."""
+    """The handler behind the door. The first argument is passed on as it comes (bytes, or the request iterator).
+
+    A question that is not answered at once gets its turn as a third argument.
+    """
 
     async def behind_the_door(request: Any, context: Context) -> Any:
-        await admit(method, context, access)
+        turn = await admit(method, context, access, questions)
         try:
-            return await handle(request, context)
+            if turn is None:
+                return await handle(request, context)
+            if method not in ANSWERED_AT_ONCE:
+                return await handle(request, context, turn)
+            with turn.working():
+                return await handle(request, context)
         except (Malformed, UsageError) as error:
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Refused as error:

@@ -8,6 +8,7 @@ Law of this file: a subscriber gets every event exactly once, or a ``Gap`` that 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -36,6 +37,7 @@ from .access import Access
 from .control import ControlMethod
 from .feeding import FeedMethod
 from .guard import Context, Malformed, guarded, parse, refuse, require_text
+from .questions import CALL_NS, Questions, Turn
 from .recording import RecordingMethod, recorder_message
 
 FELL_BEHIND: Final = "fell_behind"
@@ -59,8 +61,12 @@ class Identity(msgspec.Struct, frozen=True):
 class ConsoleServicer:
     """The methods of ``Console`` on one service."""
 
-    def __init__(self, service: LeaderService, identity: Identity, access: Access | None = None) -> None:
+    def __init__(
+        self, service: LeaderService, identity: Identity, access: Access | None = None,
+        questions: Questions | None = None,
+    ) -> None:
         self._service = service
+        self._questions = questions or Questions()
         self._access = access or Access()
         self._identity = identity
         self._control = ControlMethod(service)
@@ -76,14 +82,15 @@ class ConsoleServicer:
         """All methods, as bytes in and bytes out behind the guard."""
         unary: Callable[..., Any] = grpc.unary_unary_rpc_method_handler
         streams: Callable[..., Any] = grpc.stream_stream_rpc_method_handler
+        behind: Callable[..., Any] = partial(guarded, access=self._access, questions=self._questions)
         return grpc.method_handlers_generic_handler(SERVICE, {
-            "Hello": unary(guarded("Hello", self.hello, self._access)),
-            "SlotDetail": unary(guarded("SlotDetail", self.slot_detail, self._access)),
-            "Query": unary(guarded("Query", self.query, self._access)),
-            "Recording": unary(guarded("Recording", self._recording.serve, self._access)),
-            "Subscribe": grpc.unary_stream_rpc_method_handler(guarded("Subscribe", self.subscribe, self._access)),
-            "Control": streams(guarded("Control", self._session(self._control.serve), self._access)),
-            "Feed": streams(guarded("Feed", self._session(self._feed.serve), self._access)),
+            "Hello": unary(behind("Hello", self.hello)),
+            "SlotDetail": unary(behind("SlotDetail", self.slot_detail)),
+            "Query": unary(behind("Query", self.query)),
+            "Recording": unary(behind("Recording", self._recording.serve)),
+            "Subscribe": grpc.unary_stream_rpc_method_handler(behind("Subscribe", self.subscribe)),
+            "Control": streams(behind("Control", self._session(self._control.serve))),
+            "Feed": streams(behind("Feed", self._session(self._feed.serve))),
         })
 
     def _session(self, serve: Serve) -> Serve:
@@ -185,7 +192,7 @@ class ConsoleServicer:
 
     # --- the event stream ------------------------------------------------------------------------------------------
 
-    async def subscribe(self, data: bytes, context: Context) -> None:
+    async def subscribe(self, data: bytes, context: Context, turn: Turn) -> None:
         """The stream of one subscriber, until it leaves or the daemon ends."""
         request = parse("Subscribe", pb.SubscribeRequest, data)
         require_text("client", request.client, NAME_BYTES_MAX)
@@ -200,15 +207,16 @@ class ConsoleServicer:
             await refuse(
                 context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {SUBSCRIBERS_MAX} subscribers, the most"
             )
-        broadcaster.flush()
-        position, gap, snapshot = self._begin(request)
+        with turn.working():
+            broadcaster.flush()
+            position, gap, snapshot = self._begin(request)
         subscriber = broadcaster.subscribe(position, request.encoding, request.client)
         try:
             if gap is not None:
                 await context.write(gap)
             if snapshot is not None:
-                await self._write_snapshot(snapshot, context)
-            await self._follow(subscriber, request.digests, context)
+                turn.charge(CALL_NS * await self._write_snapshot(snapshot, context))
+            await self._follow(subscriber, turn if request.digests else None, context)
         finally:
             broadcaster.unsubscribe(subscriber)
 
@@ -230,7 +238,8 @@ class ConsoleServicer:
         snapshot = self._service.oldest_snapshot() if request.history else self._service.snapshot()
         return snapshot.seq, None, snapshot
 
-    async def _follow(self, subscriber: Subscriber, digests: bool, context: Context) -> None:
+    async def _follow(self, subscriber: Subscriber, digests: Turn | None, context: Context) -> None:
+        """``digests``: what digests in heartbeats are charged to, None where none are wanted."""
         service = self._service
         while True:
             item = subscriber.read()
@@ -250,25 +259,33 @@ class ConsoleServicer:
                     return
                 await subscriber.wait()
 
-    async def _write_snapshot(self, snapshot: Snapshot, context: Context) -> None:
+    async def _write_snapshot(self, snapshot: Snapshot, context: Context) -> int:
+        """Write a snapshot; the number of messages that it took."""
         parts: Iterator[bytes] = frames.snapshot_frames(
             snapshot.seq, snapshot.at_ns, self._service.incarnation, snapshot.facts, snapshot.digest
         )
+        written = 0
         for part in parts:
             await context.write(part)
+            written += 1
+        return written
 
-    def _heartbeat(self, subscriber: Subscriber, digests: bool) -> list[bytes]:
-        """The heartbeat; one with a digest stands directly behind the last event that the digest covers."""
+    def _heartbeat(self, subscriber: Subscriber, digests: Turn | None) -> list[bytes]:
+        """The heartbeat; one with a digest stands directly behind the last event that the digest covers.
+
+        Where too much was asked lately, the digest is left out.
+        """
         service = self._service
         ring, cursor = service.ring, subscriber.cursor
         tail: list[bytes] = []
         digest = None
-        if digests:
+        if digests is not None and (service.knows_digest or digests.has_savings):
             service.broadcaster.flush()
             if ring.first_seq <= cursor.position and ring.next_seq - cursor.position <= ring.chunk_events_max:
                 while isinstance(item := subscriber.read(), bytes):
                     tail.append(item)
-                digest = service.digest()[1]
+                with digests.working(calls=0):
+                    digest = service.digest()[1]
         recorder = None if service.recorder is None else recorder_message(service.recorder.status())
         beat = frames.heartbeat_frame(
             ring.next_seq - 1, service.at_ns, len(service.broadcaster.subscribers), recorder, digest

@@ -5,6 +5,7 @@ Law of this file: a token travels over a Unix socket, inside this machine, or ov
 
 import ipaddress
 import os
+import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -66,14 +67,16 @@ def _read(flag: str, path: Path) -> bytes:
 def open_channel(target: str, access: Access) -> Any:
     """A channel to a target. Raises ``UsageError`` when it would send the token in the clear."""
     local = target.startswith("unix:")
+    # A daemon tells callers on its Unix socket apart by this name, so that each gets its turn.
+    options = (*CLIENT_OPTIONS, ("grpc.primary_user_agent", f"kvbm-console-{secrets.token_hex(4)}"))
     if access.token and access.ca is None and not local and not _is_this_machine(target):
         raise UsageError(f"a token is sent to {target} over TLS only; name its authority with --tls-ca")
     if access.ca is not None and not local:
         channel: Any = grpc.aio.secure_channel(
-            target, grpc.ssl_channel_credentials(root_certificates=access.ca), options=CLIENT_OPTIONS
+            target, grpc.ssl_channel_credentials(root_certificates=access.ca), options=options
         )
     else:
-        channel = grpc.aio.insecure_channel(target, options=CLIENT_OPTIONS)
+        channel = grpc.aio.insecure_channel(target, options=options)
     return TokenChannel(channel, access.token) if access.token else channel
 
 

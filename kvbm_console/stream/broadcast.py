@@ -32,6 +32,9 @@ CREDIT_NS: Final = 1_000_000
 """How much of the time by which a flush came later than its gap may shorten the gaps behind it."""
 GAP_NS_MAX: Final = 20_000_000
 """A console draws at most 30 times a second, so 20 ms of delay are not seen."""
+GAP_NS_PER_READER: Final = 2_000_000
+"""A write to a reader takes 0.1 ms of the loop's thread. From eleven readers on this bound is above ``GAP_NS_MAX``, and
+fan-out takes at most 5 % of the time, whatever their number: a quarter of a second for 128."""
 GAP_PER_FAN_OUT: Final = 4
 """Fan-out to one reader takes at most a fifth of the time. With every further reader the gap grows by as much again, up
 to its bound: the more look on, the longer they may wait, not the engine."""
@@ -200,7 +203,8 @@ class Broadcaster:
 
     def _set_gap(self) -> None:
         took = self._clock() - self._last_ns
-        self.gap_ns = min(GAP_NS_MAX, max(GAP_NS_MIN, GAP_PER_FAN_OUT * self._woken * took))
+        most = max(GAP_NS_MAX, GAP_NS_PER_READER * self._woken)
+        self.gap_ns = min(most, max(GAP_NS_MIN, GAP_PER_FAN_OUT * self._woken * took))
 
     # --- the readers' side ---
 

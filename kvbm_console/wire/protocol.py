@@ -19,6 +19,8 @@ NAME_BYTES_MAX: Final = REQUEST_ID_BYTES_MAX
 """Names of clients and engines, and request ids in questions."""
 SUBSCRIBERS_MAX: Final = 128
 """Each costs about 20 us a flush and up to 8 MiB in the transport's buffers."""
+STREAMS_MAX: Final = 256
+"""Calls of one connection at once: all subscribers through one proxy, and as many questions."""
 TOKEN_KEY: Final = "authorization"
 TOKEN_SCHEME: Final = "Bearer "
 """How a token is shown, as a pair of the call's metadata."""
@@ -41,6 +43,7 @@ SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # otherwise two daemons share a port silently
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", REPLY_BYTES_MAX),
+    ("grpc.max_concurrent_streams", STREAMS_MAX),
     ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing does not keep its descriptor
     ("grpc.keepalive_time_ms", 30_000),  # finds a TCP peer whose machine went away
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -28,6 +28,7 @@ from kvbm_console.stream.ring import Ring
 from server.access import Access
 from server.daemon import Daemon
 from server.guard import guarded
+from server.questions import Questions
 from tests.faults.chaos import chaos
 from tests.server.daemons import Mirror, daemon_at, options_for, published, running, socket_directory
 
@@ -251,9 +252,9 @@ async def test_who_leaves_while_he_is_told_something_is_no_failure(caplog: pytes
         async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
             raise AssertionError(f"nobody is there to be told: {sentence}")
 
-    async def follow(request: bytes, context: object) -> None:
+    async def follow(request: bytes, context: object, turn: object) -> None:
         raise grpc.aio.InternalError('Failed "execute_batch"')
 
     with pytest.raises(grpc.aio.InternalError):
-        await guarded("Subscribe", follow, Access())(b"", Caller())  # type: ignore[arg-type]
+        await guarded("Subscribe", follow, Access(), Questions())(b"", Caller())  # type: ignore[arg-type]
     assert not caplog.records

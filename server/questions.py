@@ -1,0 +1,216 @@
+"""Turns for questions, so that no caller's questions cost an engine more than a small share of the loop's time.
+
+A question (``Hello``, ``SlotDetail``, ``Query``, the beginning of a subscription) is answered on the thread that
+decides for engines. Each role has two lanes: one for callers that asked little lately, one for those that ask much.
+A lane saves up a share of the wall's time and spends it on its questions, connection after connection. While a lane has
+savings, a question waits for nothing. A flood spends its own savings and is moved to the other lane, where it waits;
+a person's question beside it does not, nor do the engine and the verbs of debuggers, which never stand here.
+
+    savings 0.5 ms -> A asks (0.9 ms): at once, savings -0.4 ms
+                      A asks, B asks, A asks: they wait in the order A, B, A
+                      20 ms later: savings 0, the first of A is answered, and so on
+
+Law of this file: over any time a lane spends at most its savings and its share, and a caller that asks once waits for
+at most one question of every other caller of its lane.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from kvbm_console.wire.v1 import console_pb2 as pb
+
+SHARE: Final = 50
+"""A lane gets the 50th part of the wall's time, 2 %."""
+SAVINGS_NS: Final = 100_000_000
+"""Work that a lane saves up: some hundred questions of a person or a script are answered at once."""
+CALLER_NS: Final = 50_000_000
+"""Work that a caller may ask for before it counts as one that asks much: twice what ``status`` needs at most."""
+CALLER_SHARE: Final = 200
+"""The part of the wall's time by which that is forgotten, 0.5 %: a caller that asks once a second stays below."""
+CALLERS_MAX: Final = 1_024
+"""Callers whose questions are remembered; beyond, the one that asked longest ago is forgotten."""
+CALL_NS: Final = 300_000
+"""What the RPC library spends on a call beside our own work: 0.25 to 0.35 ms of the daemon's processor, measured with
+``Hello``."""
+WAITING_MAX: Final = 512
+"""Questions that wait in a lane: those take some ten seconds."""
+CALLER_WAITING_MAX: Final = 128
+"""Of them, those of one connection: a proxy that begins all subscriptions at once. A console has one or two."""
+REFUSED_AFTER_S: Final = 1.0
+"""A question beyond these limits is refused, and not at once: else a caller that asks again at once would cost as much
+as one that is answered."""
+
+
+class TooMany(Exception):
+    """Raised for a question beyond the limits; its text goes to the caller."""
+
+
+class Lane:
+    """Questions that wait together. ``clock`` is monotonic nanoseconds."""
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.refused = 0
+        """Questions that were refused."""
+        self.expected_ns = CALL_NS
+        """What the last questions took on average: charged in advance, put right when the answer is there."""
+        self._clock = clock
+        self._savings_ns = SAVINGS_NS
+        self._at_ns = clock()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Caller to its questions; the caller whose turn is next stands first."""
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def has_savings(self) -> bool:
+        """Whether a question may be answered now."""
+        self._save()
+        return self._savings_ns > 0 and not self._count
+
+    async def turn(self, caller: str) -> None:
+        """Wait until a question of this caller may be answered. Raises ``TooMany``."""
+        if self.has_savings:
+            self._savings_ns -= self.expected_ns
+            return
+        mine = self._waiting.get(caller, ())
+        if self._count >= WAITING_MAX or len(mine) >= CALLER_WAITING_MAX:
+            self.refused += 1
+            waiting = f"{self._count} questions wait, {len(mine)} of this connection"
+            await asyncio.sleep(REFUSED_AFTER_S)
+            raise TooMany(f"{waiting}; at most {WAITING_MAX} and {CALLER_WAITING_MAX} may")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        self._count += 1
+        self._look_later()
+        await turn  # that of a caller who has left is cancelled, and passed over
+
+    def charge(self, took_ns: int) -> None:
+        """Work was done for a question."""
+        self._savings_ns -= took_ns
+
+    def _save(self) -> None:
+        now_ns = self._clock()
+        self._savings_ns = min(SAVINGS_NS, self._savings_ns + (now_ns - self._at_ns) // SHARE)
+        self._at_ns = now_ns
+
+    def _look_later(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0, 1 - self._savings_ns) * SHARE / 1e9, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._save()
+        while self._count and self._savings_ns > 0:
+            caller = next(iter(self._waiting))
+            mine = self._waiting.pop(caller)
+            turn = mine.popleft()
+            self._count -= 1
+            if mine:
+                self._waiting[caller] = mine  # behind all others
+            if not turn.done():
+                turn.set_result(None)
+                self._savings_ns -= self.expected_ns
+        if self._count:
+            self._look_later()
+
+
+class Turn:
+    """A question whose turn it is."""
+
+    def __init__(self, role: "Role", lane: Lane, caller: str) -> None:
+        self._role = role
+        self._lane = lane
+        self._caller = caller
+        self._charged_ns = lane.expected_ns
+
+    @contextmanager
+    def working(self, calls: int = 1) -> Iterator[None]:
+        """Around the work: charges what it takes, and ``calls`` messages."""
+        began = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            took = time.thread_time_ns() - began + calls * CALL_NS
+            self._lane.expected_ns += (took - self._lane.expected_ns) // 8
+            self.charge(took - self._charged_ns)
+            self._charged_ns = 0
+
+    def charge(self, took_ns: int) -> None:
+        """More work for the same question."""
+        self._lane.charge(took_ns)
+        self._role.count(self._caller, took_ns)
+
+    @property
+    def has_savings(self) -> bool:
+        """Whether further work, which can be left out, may be done now."""
+        return self._lane.has_savings
+
+
+class Role:
+    """The lanes of one role. ``clock`` is monotonic nanoseconds."""
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock = clock
+        self._few = Lane(clock)
+        self._many = Lane(clock)
+        self._asked: dict[str, tuple[int, int]] = {}
+        """Caller to (work that it has asked for and that is not forgotten yet, when that was counted)."""
+
+    async def turn(self, caller: str) -> Turn:
+        """Wait until a question of this caller may be answered. Raises ``TooMany``."""
+        lane = self._many if self._lately(caller) > CALLER_NS else self._few
+        self.count(caller, lane.expected_ns)
+        await lane.turn(caller)
+        return Turn(self, lane, caller)
+
+    def count(self, caller: str, took_ns: int) -> None:
+        """This caller asked for so much more work."""
+        asked_ns = max(0, self._lately(caller) + took_ns)
+        self._asked.pop(caller, None)
+        if len(self._asked) >= CALLERS_MAX:
+            del self._asked[next(iter(self._asked))]
+        self._asked[caller] = asked_ns, self._clock()
+
+    def _lately(self, caller: str) -> int:
+        asked_ns, at_ns = self._asked.get(caller, (0, 0))
+        return max(0, asked_ns - (self._clock() - at_ns) // CALLER_SHARE)
+
+
+class Questions:
+    """Who asks a daemon, by role."""
+
+    def __init__(self) -> None:
+        self.observers = Role()
+        self.controllers = Role()
+        self.probes = Role()
+        """Of the services that tell health and the contract."""
+
+    def of(self, role: int) -> Role:
+        """Callers of a role of the contract."""
+        return self.controllers if role == int(pb.ROLE_CONTROL) else self.observers
+
+
+class PacedServices(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Lets calls of services that are not ours (health, reflection) take turns; ours do so behind the door."""
+
+    def __init__(self, probes: Role, own: str) -> None:
+        self._probes = probes
+        self._own = f"/{own}/"
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """Called for every call before its handler is looked up."""
+        method = handler_call_details.method
+        if method.startswith(self._own):
+            return await continuation(handler_call_details)
+        with (await self._probes.turn(method)).working():
+            return await continuation(handler_call_details)

@@ -1,0 +1,147 @@
+"""Questions take turns: how much of the loop's time they get, in which order, and who never waits for them."""
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+
+from kvbm_console.client import Client
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import Authority, Tier
+from server.questions import (
+    CALL_NS,
+    CALLER_NS,
+    CALLER_WAITING_MAX,
+    SAVINGS_NS,
+    SHARE,
+    Lane,
+    Role,
+    TooMany,
+    Turn,
+)
+from tests.server.daemons import daemon_at
+
+WORK_NS = 1_000_000
+
+
+async def flooded(role: Role, answered: Counter[str], end: float) -> None:
+    """Sixteen questions of a caller in flight, each of ``WORK_NS``, until ``end`` on the monotonic clock."""
+
+    async def asks() -> None:
+        while True:
+            turn = await role.turn("flood")
+            with turn.working(calls=0):
+                turn.charge(WORK_NS)
+            answered["flood"] += 1
+            await asyncio.sleep(0)
+
+    floods = [asyncio.ensure_future(asks()) for _ in range(16)]
+    await asyncio.wait(floods, timeout=end - time.monotonic())
+    for flood in floods:
+        flood.cancel()
+    await asyncio.gather(*floods, return_exceptions=True)
+
+
+def bound_ns(lanes: int, seconds: float) -> int:
+    """What so many lanes may spend, with the last question of each."""
+    return lanes * (SAVINGS_NS + round(seconds * 1e9) // SHARE + 2 * WORK_NS)
+
+
+@pytest.mark.asyncio
+async def test_a_flood_spends_its_savings_and_its_share_and_no_more() -> None:
+    role, answered, began = Role(), Counter[str](), time.monotonic()
+    await flooded(role, answered, began + 0.5)
+    assert CALLER_NS <= answered.total() * WORK_NS <= bound_ns(2, time.monotonic() - began)
+
+
+@pytest.mark.asyncio
+async def test_a_caller_that_asks_little_is_answered_at_once_beside_a_flood() -> None:
+    role, answered = Role(), Counter[str]()
+    await flooded(role, answered, time.monotonic() + 0.2)
+    waiting = asyncio.ensure_future(role.turn("flood"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    for _ in range(5):
+        asked = asyncio.ensure_future(role.turn("a person"))
+        await asyncio.sleep(0)
+        assert asked.done(), "no turn of the flood came between"
+        with asked.result().working():
+            pass
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_connections_take_turns_whatever_each_has_in_flight() -> None:
+    lane, order = Lane(), list[str]()
+
+    async def asks_once(caller: str) -> None:
+        await lane.turn(caller)
+        order.append(caller)
+
+    lane.charge(SAVINGS_NS + 1_000_000)
+    waiting = [asyncio.ensure_future(asks_once(caller)) for caller in ("a", "a", "a", "a", "b", "c")]
+    waiting[1].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert order == ["a", "b", "c", "a", "a"]
+
+
+@pytest.mark.asyncio
+async def test_a_question_beyond_the_limit_of_its_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.questions.REFUSED_AFTER_S", 0.0)
+    lane = Lane()
+    lane.charge(10**15)
+    waiting = [asyncio.ensure_future(lane.turn("a")) for _ in range(CALLER_WAITING_MAX)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooMany, match=f"{CALLER_WAITING_MAX} of this connection"):
+        await lane.turn("a")
+    assert lane.refused == 1
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_answers_to_a_flood_are_as_many_as_its_share_allows() -> None:
+    answered = Counter[str]()
+
+    async def flood(client: Client, end: float) -> None:
+        while time.monotonic() < end:
+            await client.digest()
+            answered["digest"] += 1
+
+    async with daemon_at("multiturn:requests=0", speed=None) as daemon, Client(daemon.address) as client:
+        began = time.monotonic()
+        await asyncio.gather(*(flood(client, began + 1.0) for _ in range(16)))
+        assert answered.total() - 16 <= bound_ns(2, time.monotonic() - began) // CALL_NS
+
+
+@pytest.mark.asyncio
+async def test_verbs_and_feeds_wait_for_no_question() -> None:
+    async with (
+        daemon_at(None) as daemon, Client(daemon.address) as client, client.control("shell") as shell,
+        client.feed("engine") as engine,
+    ):
+        for lane in (daemon.questions.controllers._few, daemon.questions.controllers._many):
+            lane.charge(10**15)
+        asked = asyncio.ensure_future(client.status())
+        await shell.add_breakpoint(BreakpointSpec(request="x"))
+        await shell.renew()
+        await shell.disarm()
+        await engine.submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 24, 16, Authority.ENGINE)
+        assert not asked.done()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_a_turn_is_charged_what_it_took_and_not_what_was_expected() -> None:
+    role = Role()
+    for _ in range(1_000):
+        turn = await role.turn("a")
+        assert isinstance(turn, Turn)
+        with turn.working(calls=0):
+            pass
+    assert role._few.has_savings

@@ -50,8 +50,8 @@ class PoolAids(msgspec.Struct):
     exposed: dict[int, None] = {}
     """Full places without a copy below and without a holder, coldest first: the next eviction loses them."""
     bereft: dict[int, None] = {}
-    """Full places of a pool that the leader decides whose copy below was evicted there: copied again only when they are
-    to be evicted here, so that two tiers do not copy in circles."""
+    """Full places of a pool that the leader decides whose copy below was evicted there: copied again when they are to
+    be evicted here."""
     covered: dict[int, None] = {}
     """Full places without a copy below that somebody holds, in the order in which they were filled."""
     planned: dict[int, int] = {}
@@ -81,6 +81,11 @@ class PoolAids(msgspec.Struct):
     """Sequence hash to when it was last evicted here."""
     left_before: dict[int, int] = {}
     """The half of ``left`` that is forgotten next."""
+    next: dict[int, None] = {}
+    """Sequence hashes that the policy would evict next, when it was last looked at: their copies below go last."""
+    again: dict[int, int] = {}
+    """Full places that have become ``bereft``, and ``given`` at that time: not again before they are used, or the pool
+    has given away as many places as it has. So copies are at most two for each block that comes."""
 
     @property
     def room(self) -> int:
@@ -296,6 +301,12 @@ class Aids(msgspec.Struct):
             deque(map(exposed.pop, held, repeat(None)), 0)
             mine.covered.update(zip(held, repeat(None)))
 
+    def used(self, pool: PoolFacts, hashes: list[int]) -> None:
+        """A request asks for these blocks: each deserves a copy again."""
+        again = self.pools[pool.info.pool].again
+        if again:
+            _drop(again, [pool.by_hash[key] for key in filter(pool.by_hash.__contains__, hashes)])
+
     def let_go(self, pool: PoolFacts, places: list[int]) -> None:
         """These places have a holder less: those without any, and without a copy below, are ``exposed``."""
         mine = self.pools[pool.info.pool]
@@ -339,6 +350,7 @@ class Aids(msgspec.Struct):
         _drop(mine.exposed, places)
         _drop(mine.planned, places)
         _drop(mine.bereft, places)
+        _drop(mine.again, places)
         if mine.ordered:
             _drop(mine.loose, places)
 

@@ -332,13 +332,17 @@ class Decider:
             self.aids.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)
 
     def _bereave_above(self, pool: PoolFacts, hashes: list[int]) -> None:
-        """Pools of ours that hold blocks whose copy in ``pool`` was given up."""
+        """Pools of ours may hold blocks whose copy in ``pool`` was given up; see ``PoolAids.again``."""
         if not self.config.by_order:
             return
         for other in self._lower:
             if self.below(other) is pool and not other.by_hash.keys().isdisjoint(hashes):
                 mine, place_of = self.aids.pools[other.info.pool], other.by_hash
-                mine.bereft.update((place_of[key], None) for key in hashes if key in place_of)
+                places = [place_of[key] for key in hashes if key in place_of]
+                turn = mine.given - len(other)
+                fresh = [place for place in places if mine.again.get(place, turn) <= turn]
+                mine.bereft.update(dict.fromkeys(fresh))
+                mine.again.update(dict.fromkeys(fresh, mine.given))
 
     def free_places(self, pool: PoolFacts, places: list[int]) -> None:
         """Places of a pool that the leader decides may be used again."""

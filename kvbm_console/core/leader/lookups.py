@@ -331,6 +331,7 @@ def _score(leader: Decider, slot: SlotFacts, reused: int, external: int) -> None
     )
     for pool in leader.lower_pools():
         leader.box.policies[pool.info.pool].use(slot.hashes[: slot.prompt_blocks], leader.at_ns)
+        leader.aids.used(pool, slot.hashes)
 
 
 def _load(leader: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, external: int, tokens: int) -> None:

@@ -111,12 +111,14 @@ def _add_held(
 def _next_of_policy(leader: Decider, pool: PoolFacts, lower: PoolFacts, room: int) -> dict[int | None, list[int]]:
     """What the policy of a pool of ours would evict next and has no copy below; looked at from time to time."""
     mine, index = leader.aids.pools[pool.info.pool], pool.info.pool
-    most = max(1, len(lower) // 2)  # more than half of the pool below would be evicted there before it is needed
+    # More than half of what the pool below can give would be evicted there before it is needed.
+    most = max(1, (lower.counts[_EMPTY] + lower.counts[_CACHED]) // 2)
     ahead, further = min(reserve(leader, pool), most) - pool.counts[_EMPTY], _further(leader, pool)
     if not mine.wanted and (ahead <= 0 or mine.given - mine.looked < min(further, ahead) // 2):
         return {}
     count = min(max(ahead, mine.wanted) + further, most)
     keys = leader.box.policies[index].coldest(min(count, pool.counts[_CACHED]), evictable(pool), leader.at_ns)
+    mine.next = dict.fromkeys(keys)
     unsafe = list(filter(mine.exposed.__contains__, map(pool.by_hash.__getitem__, keys)))
     if len(unsafe) <= room:
         mine.looked, mine.wanted = mine.given, 0

@@ -4,9 +4,13 @@ Law of this file: under the law of order, a block that would be lost is not evic
 down. Blocks with a copy below go first; if there are not enough of them, those in front are copied and whoever wants
 their places waits. They are given up all the same when the pool below can take nothing, or when its link has been busy
 for nearly all of the last second, so that waiting would only lose what is warmer above.
+
+The pool below gives up the copies of what is evicted next here only when it has nothing else; a block whose copy was
+given up there is copied again once until it is used, or all else here has gone. Else tiers of like size would copy in
+circles without end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvbm_console.core.config import SECOND_NS
@@ -34,8 +38,10 @@ def to_evict(leader: Decider, pool: PoolFacts, missing: int, hashes: Sequence[in
         ancestor = policy.ancestor(chain[0])
         if ancestor is not None:
             protected.add(ancestor)
-    may_go, cached = evictable(pool), pool.counts[Condition.CACHED]
+    may_go, cached = _may_go(leader, pool), pool.counts[Condition.CACHED]
     keys, agrees = policy.choose(min(missing, cached), may_go, protected, leader.at_ns)
+    if not keys:
+        keys, agrees = policy.choose(min(missing, cached), evictable(pool), protected, leader.at_ns)
     places = [pool.by_hash[key] for key in keys]
     if (len(places) < missing or not all(_saved(mine, place) for place in places)) and may_save(leader, pool):
         keys, _ = policy.choose(min(_FURTHER * missing, cached), may_go, protected, leader.at_ns)
@@ -44,6 +50,17 @@ def to_evict(leader: Decider, pool: PoolFacts, missing: int, hashes: Sequence[in
             mine.wanted = max(mine.wanted, missing)
             leader.mark_dirty(pool)
     return places, EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
+
+
+def _may_go(leader: Decider, pool: PoolFacts) -> Callable[[int], bool]:
+    """As ``evictable``, but for the copies of what is evicted next in the pool above."""
+    may_go = evictable(pool)
+    for above in leader.lower_pools():
+        if leader.below(above) is pool:
+            resident, following = above.by_hash, leader.aids.pools[above.info.pool].next
+            if following:
+                return lambda key: not (key in following and key in resident) and may_go(key)
+    return may_go
 
 
 def _saved(mine: PoolAids, place: int) -> bool:

@@ -1,10 +1,13 @@
 """``attach --serve-web``: the same console in a browser on this machine; each visitor gets a process of its own.
 
-Law of this file: it listens on the loopback only, and answers only pages that it has served itself: a browser lets any
-page in the world open a websocket to this machine, and who holds one may continue holds.
+Law of this file: it listens on the loopback only, and answers only visitors who have shown the key of the address that
+it printed, from pages that it has served itself. Every user of this machine reaches the loopback, a browser lets any
+page in the world open a websocket to it, and a visitor may continue holds.
 """
 
+import hmac
 import os
+import secrets
 import shlex
 import socket
 import sys
@@ -17,6 +20,7 @@ from kvbm_console.extras import missing
 
 HOST: Final = "127.0.0.1"
 RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
+KEY_BYTES: Final = 24
 DRIVER_VARIABLE: Final = "TEXTUAL_DRIVER"
 
 
@@ -34,12 +38,19 @@ def serve(port: int, arguments: Sequence[str]) -> None:
         raise missing("--serve-web", "web", "textual-serve") from None
     _require_free(port)
     ours = own_hosts(port)
+    key, cookie = secrets.token_urlsafe(KEY_BYTES), f"kvbm-console-{port}"
 
     @web.middleware
     async def only_ours(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         origin = request.headers.get("Origin")
         if request.headers.get("Host") not in ours or origin not in (None, *(f"http://{host}" for host in ours)):
             raise web.HTTPForbidden(text="only pages of this server are answered\n")
+        if _is_key(request.query.get("key"), key):  # once: the address that the browser remembers is without it
+            reply = web.Response(status=303, headers={"Location": "/"})
+            reply.set_cookie(cookie, key, httponly=True, samesite="Strict")
+            return reply
+        if not _is_key(request.cookies.get(cookie), key):
+            raise web.HTTPForbidden(text="open the address that kvbm-console printed\n")
         return await handler(request)
 
     class Local(Server):  # type: ignore[misc,unused-ignore]
@@ -50,9 +61,14 @@ def serve(port: int, arguments: Sequence[str]) -> None:
             app.middlewares.append(only_ours)
             return app
 
-    command = shlex.join([sys.executable, "-c", RUN_MAIN, "attach", *arguments])
-    warn(f"the console is on http://{HOST}:{port}; ctrl-c ends it")
+    # -P: without it Python looks for modules in the working directory first, and runs what it finds there.
+    command = shlex.join([sys.executable, "-P", "-c", RUN_MAIN, "attach", *arguments])
+    warn(f"the console is on http://{HOST}:{port}/?key={key}; ctrl-c ends it")
     Local(command, host=HOST, port=port, title="kvbm-console").serve()
+
+
+def _is_key(shown: str | None, key: str) -> bool:
+    return shown is not None and hmac.compare_digest(shown.encode("utf-8", "replace"), key.encode())
 
 
 def own_hosts(port: int) -> tuple[str, ...]:

@@ -47,18 +47,21 @@ def listening(port: int) -> None:
 
 
 @contextmanager
-def web(daemon: Daemon, *args: str) -> Iterator[str]:
-    """A console in a browser's reach; ends with it."""
+def web(daemon: Daemon, *args: str, directory: Path | None = None) -> Iterator[str]:
+    """A console in a browser's reach; ends with it. The address that it printed."""
     port = free_port()
     process = subprocess.Popen(
         [PROGRAM, "attach", "--serve-web", str(port), *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, cwd=daemon.directory, env=environment(daemon.directory), text=True,
+        stderr=subprocess.PIPE, cwd=directory or daemon.directory, env=environment(daemon.directory), text=True,
     )
     try:
         assert process.stdout is not None
+        assert process.stderr is not None
+        address = re.search(r"http://\S+\?key=[\w-]+", process.stderr.readline())
+        assert address is not None
         assert any("Press Ctrl+C" in line for line in process.stdout), "the server did not start"
         listening(port)  # it says so a little before it listens
-        yield f"127.0.0.1:{port}"
+        yield address[0]
     finally:
         process.terminate()
         process.communicate(timeout=DEADLINE_S)
@@ -86,17 +89,19 @@ class Page:
 
 
 @asynccontextmanager
-async def page(host: str) -> AsyncIterator[Page]:
+async def page(address: str) -> AsyncIterator[Page]:
     """The page is loaded, then the websocket that it names."""
-    async with aiohttp.ClientSession() as browser:
-        async with browser.get(f"http://{host}/") as reply:
+    host = address.removeprefix("http://").split("/")[0]
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
+        async with browser.get(address) as reply:
             assert reply.status == 200
+            assert reply.url.query_string == ""
             text = await reply.text()
         assert "kvbm-console" in text
-        address = re.search(r"ws://[^\"'\s]+/ws", text)
-        assert address is not None
+        found = re.search(r"ws://[^\"'\s]+/ws", text)
+        assert found is not None
         async with browser.ws_connect(
-            f"{address[0]}?width=120&height=40", origin=f"http://{host}", max_msg_size=0
+            f"{found[0]}?width=120&height=40", origin=f"http://{host}", max_msg_size=0
         ) as socket:
             yield Page(socket)
 
@@ -104,18 +109,33 @@ async def page(host: str) -> AsyncIterator[Page]:
 @pytest.mark.asyncio
 @pytest.mark.timeout(300)
 async def test_the_console_in_a_browser_shows_the_daemon_and_answers_keys(daemon: Daemon) -> None:
-    with web(daemon, "--read-only") as host:
-        async with page(host) as console:
+    with web(daemon, "--read-only") as address:
+        async with page(address) as console:
             await console.until("LIVE", "read-only", "G1 device")
             await console.type("2")
             await console.until("sorted by need")
             await console.type("?")
             await console.until("EVERYWHERE")
+        site = address.split("?")[0]
         async with aiohttp.ClientSession() as browser:
-            for path in ("/", "/ws"):
-                for headers in ({"Origin": "https://elsewhere.example"}, {"Host": "elsewhere.example"}):
-                    async with browser.get(f"http://{host}{path}", headers=headers) as reply:
-                        assert reply.status == 403
+            for headers in ({"Origin": "https://elsewhere.example"}, {"Host": "elsewhere.example"}):
+                async with browser.get(address, headers=headers) as reply:
+                    assert reply.status == 403
+            for path in ("", "ws", "static/css/xterm.css", "?key=", "?key=guessed", "ws?key=\udcff"):
+                async with browser.get(site + path, allow_redirects=False) as reply:
+                    assert reply.status == 403, "another user of this machine reaches the port, and knows no key"
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(300)
+async def test_modules_of_the_working_directory_are_not_run(daemon: Daemon, tmp_path: Path) -> None:
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    (hostile / "click.py").write_text("open('executed', 'w')\nraise ImportError('mine')\n")
+    with web(daemon, "--read-only", directory=hostile) as address:
+        async with page(address) as console:
+            await console.until("LIVE", "read-only")
+    assert not (hostile / "executed").exists()
 
 
 def test_a_port_that_is_taken_is_one_sentence(daemon: Daemon) -> None:

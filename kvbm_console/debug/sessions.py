@@ -124,14 +124,32 @@ class Sessions:
     def set(self, session: Session, spec: BreakpointSpec) -> BreakpointVerdict:
         """One more breakpoint of this session, or with an id of its own the new form of that one."""
         self._require_armed()
-        if len(self._state.breakpoints) >= BREAKPOINTS_MAX:
-            raise Refused(f"there are {BREAKPOINTS_MAX} breakpoints already, which is the most")
         if spec.id and self._owner_of(spec.id) != session.owner:
             raise Refused(f"breakpoint {spec.id} belongs to {self._owner_of(spec.id)}")
+        if not spec.id:
+            self._make_room(session.owner, 1)
+            if len(self._state.breakpoints) >= BREAKPOINTS_MAX:
+                raise Refused(f"there are {BREAKPOINTS_MAX} breakpoints already, which is the most")
         others = [known for known in self._specs(session.owner) if known.id != spec.id or not spec.id]
         verdict = self._replace(session, session.owner, [*others, spec])[-1]
         missing = self._missing(spec)
         return verdict if not missing or not verdict.verified else BreakpointVerdict(verdict.id, False, missing)
+
+    def _make_room(self, owner: str, count: int) -> None:
+        """Remove breakpoints of sessions that ended, those that ended first, while ``count`` more have no room.
+
+        They are disabled since their lease was lost. A session that comes back says its own again.
+        """
+        state = self._state
+        while len(state.breakpoints) + count > BREAKPOINTS_MAX:
+            left = (
+                known.owner for known in state.breakpoints.values()
+                if known.owner not in (owner, DAEMON_OWNER) and known.owner not in self._leases.owners
+            )
+            ended = next(left, None)
+            if ended is None:
+                return
+            self._dispatcher.submit(BreakpointsReplaced, ended, (), DAEMON_OWNER)
 
     def _require_armed(self) -> None:
         if self.disarmed_by:
@@ -140,6 +158,7 @@ class Sessions:
     def replace(self, session: Session, specs: list[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
         """All breakpoints of this session are now these; saying it twice changes nothing."""
         self._require_armed()
+        self._make_room(session.owner, len(specs) - len(self._specs(session.owner)))
         return self._replace(session, session.owner, specs)
 
     def _missing(self, spec: BreakpointSpec) -> str:

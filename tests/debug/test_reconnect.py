@@ -144,3 +144,29 @@ def test_replacing_all_is_idempotent_and_refuses_what_is_wrong() -> None:
     with pytest.raises(Refused, match="condition, column 1"):
         service.sessions.replace(session, [BreakpointSpec(condition="x = 1")])
     assert list(service.state.breakpoints) == [1, 2]
+
+
+@pytest.mark.asyncio
+async def test_breakpoints_of_sessions_that_ended_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 8
+    monkeypatch.setattr("kvbm_console.debug.sessions.BREAKPOINTS_MAX", most)
+    async with (
+        daemon_at() as daemon, Client(daemon.address) as client, client.control("stays", lease=True) as stays,
+        client.control("shell", lease=False) as shell,
+    ):
+        await stays.add_breakpoint(BreakpointSpec(request="mine"))
+        await shell.add_breakpoint(BreakpointSpec(request="the daemon's"))
+        for life in range(2 * most):
+            async with client.control("console", lease=True) as console:
+                await console.add_breakpoint(BreakpointSpec(request=f"r{life}"))
+            await published(daemon, lambda: len(daemon.service.leases.owners) == 1)
+            known = [each.spec.request for each in daemon.service.state.breakpoints.values()]
+            assert known[:2] == ["mine", "the daemon's"]
+            assert len(known) <= most
+        assert known[2:] == [f"r{life}" for life in range(most + 2, 2 * most)], "those that ended last are left"
+        verdicts = await stays.replace_breakpoints([BreakpointSpec(request=f"m{at}") for at in range(most - 1)])
+        assert len(verdicts) == most - 1
+        with pytest.raises(Refused, match=f"{most} breakpoints already"):
+            await shell.add_breakpoint(BreakpointSpec(request="one too many"))
+        kept = max(daemon.service.state.breakpoints)
+        assert (await stays.add_breakpoint(BreakpointSpec(id=kept, request="changed"))).verified

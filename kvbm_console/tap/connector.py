@@ -9,6 +9,7 @@ lookup is answered with "ask again".
 """
 
 import functools
+import inspect
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -52,12 +53,13 @@ def make_tap(name: str, bases: tuple[type, ...], engine: Engine) -> type:
     def __init__(self: Any, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         arguments = (vllm_config, role, kv_cache_config)
         base: Any = bases[0]
-        base.__init__(self, *arguments)
+        base.__init__(self, *arguments_of(base, arguments))
+        self._events_are_ours = False
         self._tapped = engine.inner(self, arguments, {})
         self._recorder = engine.recorder(self, arguments, {}) or Recorder()
 
     def __getattr__(self: Any, attribute: str) -> Any:
-        if attribute.startswith("__") or attribute in ("_tapped", "_recorder"):
+        if attribute.startswith("__") or attribute in ("_tapped", "_recorder", "_events_are_ours"):
             raise AttributeError(attribute)
         return getattr(self._tapped, attribute)
 
@@ -65,6 +67,29 @@ def make_tap(name: str, bases: tuple[type, ...], engine: Engine) -> type:
     made = type(name, bases, members)
     made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     return made
+
+
+def arguments_of(kind: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """As many of a constructor's arguments as it takes: engines of before gave no ``kv_cache_config``."""
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return arguments
+    return arguments[: sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) - 1]
+
+
+class _OfClass:
+    """A class method or static method: a tap asks the class of the connector that is inside it, and a class of taps the
+    one that its arguments name."""
+
+    def __init__(self, attribute: str, raw: Any, engine: Engine) -> None:
+        self._attribute, self._raw, self._engine = attribute, raw, engine
+
+    def __get__(self, tap: Any, owner: Any = None) -> Any:
+        def of_class(*args: Any, **kwargs: Any) -> Any:
+            inside, args, kwargs = self._engine.inner_class(args, kwargs)
+            return getattr(inside if tap is None else tap._tapped, self._attribute)(*args, **kwargs)
+
+        return functools.update_wrapper(of_class, self._raw.__func__)
 
 
 def _forwarding(base: type, attribute: str, engine: Engine) -> Any:
@@ -76,12 +101,7 @@ def _forwarding(base: type, attribute: str, engine: Engine) -> Any:
     else:
         raw = getattr(base, attribute)
     if isinstance(raw, (classmethod, staticmethod)):
-        @functools.wraps(raw.__func__)
-        def of_class(*args: Any, **kwargs: Any) -> Any:
-            inside, args, kwargs = engine.inner_class(args, kwargs)
-            return getattr(inside, attribute)(*args, **kwargs)
-
-        return staticmethod(of_class)
+        return _OfClass(attribute, raw, engine)
     if callable(raw):
         @functools.wraps(raw)
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +252,8 @@ def _tell_all(self: Any, recorder: Recorder, scheduler_output: Any, now: int) ->
             request.num_tokens,
         ))
     places = None if recorder.by_place and not recorder.places_known else places_of(manager)
-    recorder.put(("all", now, rows, int(bool(recorder.stepped_ns)), recorder.dropped, places))
+    below = None if recorder.below is None else [(medium, dict(held)) for medium, held in recorder.below.items()]
+    recorder.put(("all", now, rows, int(bool(recorder.stepped_ns)), recorder.dropped, places, below))
 
 
 def update_connector_output(self: Any, connector_output: Any) -> Any:
@@ -298,19 +319,21 @@ def _named(self: Any, groups: Any) -> tuple[int, ...]:
 
 
 def take_events(self: Any) -> Any:
-    """What the inner connector stored and removed."""
+    """What the inner connector stored and removed. Events that only we asked for go no further."""
     events = self._tapped.take_events()
     recorder = self._recorder
-    if recorder.on:
+    if recorder.on or self._events_are_ours:
         events = tuple(events or ())  # it may be a generator, which can be read once
     began = _now()
     try:
+        if events and recorder.below is not None:
+            recorder.stored_below(events)
         if recorder.on and events:
             recorder.put(("events", began, events))
     except Exception:
         recorder.failed()
     recorder.spent(_now() - began)
-    return events
+    return () if self._events_are_ours else events
 
 
 def reset_cache(self: Any) -> Any:

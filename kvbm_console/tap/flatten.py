@@ -16,7 +16,8 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``events``  time, [[kind, hashes, medium, group]]
 ``all``     time, [[request..., as in new], [block ids, computed, status, tokens, scheduled,
             hashes of full blocks]], whether it has ever formed a step, records dropped so far,
-            cached places or null: [[ids, hashes] of the group that is told, [[group, hashes]] of the others]
+            cached places or null: [[ids, hashes] of the group that is told, [[group, hashes]] of the others],
+            what stands below the device or null: [[medium, hashes]]
 ``pool``    time, request that got places, their ids, [[group, hashes stored, hashes removed]] of the other groups
 ``reset``   time
 ``cleared`` time, requests that are preempted: the engine forgot its prefix cache
@@ -93,12 +94,15 @@ class Flattener:
 
     ``block_tokens`` is the size of that group's blocks, ``hash_tokens`` what one hash of a request covers. ``nulls`` is
     set when the group keeps a window: the engine's null block stands for each one before it, here a number from there.
+    Without ``caching`` no block of the device is found by a later request, so none is told to be full.
     """
 
     def __init__(
-        self, *, group: int = 0, block_tokens: int = 16, hash_tokens: int | None = None, nulls: int = 0
+        self, *, group: int = 0, block_tokens: int = 16, hash_tokens: int | None = None, nulls: int = 0,
+        caching: bool = True,
     ) -> None:
         self.group = group
+        self._caching = caching
         self._nulls = _Nulls(nulls) if nulls else None
         self.block_tokens = block_tokens
         self.stride = max(1, block_tokens // (hash_tokens or block_tokens))
@@ -218,6 +222,8 @@ class Flattener:
 
     def _fill(self, fills: list[Any]) -> None:
         """Blocks that are full: told as soon as the engine has their hashes."""
+        if not self._caching:
+            self._due.clear()
         for name, end in list(self._due.items()):
             request = self._requests.get(name)
             first = self._filled.get(name, 0)
@@ -300,7 +306,8 @@ class Flattener:
         return [[ids, hashes], [[group, there] for group, there in others.items()]]
 
     def _all(
-        self, now: int, rows: Any, steps: int, dropped: int, places: list[tuple[int, Any]] | None = None
+        self, now: int, rows: Any, steps: int, dropped: int, places: list[tuple[int, Any]] | None = None,
+        below: list[tuple[str, dict[Any, int]]] | None = None,
     ) -> list[Any]:
         for memory in (self._requests, self._next, self._target, self._filled, self._due, self._active, self._skipped,
                        self._others):
@@ -312,7 +319,7 @@ class Flattener:
             self._target[name] = tokens
             blocks = self._ids(ids, name)
             full = min(computed // self.block_tokens, len(blocks))
-            hashes = self._hashes(request, 0, full)
+            hashes = self._hashes(request, 0, full) if self._caching else []
             self._filled[name] = len(hashes)
             if len(hashes) < full:
                 self._due[name] = full
@@ -322,7 +329,10 @@ class Flattener:
             elif status == "RUNNING":
                 self._skipped.add(name)
             told.append([self._about(request), [blocks, computed, status, tokens, scheduled, hashes]])
-        return [["all", now, told, steps, dropped, None if places is None else self._places(places)]]
+        lower = None if below is None else [
+            [medium, [hash_of(key) for key, times in held.items() for _ in range(times)]] for medium, held in below
+        ]
+        return [["all", now, told, steps, dropped, None if places is None else self._places(places), lower]]
 
     def _cleared(self, now: int, preempted: list[str]) -> list[Any]:
         self._others.clear()

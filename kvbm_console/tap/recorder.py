@@ -27,8 +27,8 @@ class Recorder:
     """The queue of one engine and what the daemon has told it. ``on`` says whether anybody listens."""
 
     __slots__ = (
-        "_ask_ns", "_pattern", "allocating", "answers", "asked", "by_place", "call_ns", "calls", "cleared", "dropped",
-        "ending", "errors", "gated", "held", "held_back", "live", "on", "places_known", "queue", "step_ns",
+        "_ask_ns", "_pattern", "allocating", "answers", "asked", "below", "by_place", "call_ns", "calls", "cleared",
+        "dropped", "ending", "errors", "gated", "held", "held_back", "live", "on", "places_known", "queue", "step_ns",
         "stepped_ns", "steps", "unheard", "want_full",
     )
 
@@ -46,6 +46,8 @@ class Recorder:
         """Whether the engine has several groups of blocks in one pool, so that its places must be followed."""
         self.places_known = False
         """Whether they are."""
+        self.below: dict[str, dict[Any, int]] | None = None
+        """Medium to the hashes that stand there and how often, of a connector that tells all of them from the start."""
         self.allocating = ""
         """The request that blocks are given to at this moment."""
         self.live: dict[str, Any] = {}
@@ -113,6 +115,23 @@ class Recorder:
         self.cleared.add(request)  # nobody answered in time
         return False
 
+    def stored_below(self, events: Any) -> None:
+        """What a connector holds after these events, so that it can be told whenever a daemon begins to listen."""
+        assert self.below is not None
+        for event in events:
+            kind = type(event).__name__
+            if kind == "AllBlocksCleared":
+                self.below.clear()
+                continue
+            held = self.below.setdefault(event.medium or "", {})
+            change = 1 if kind == "BlockStored" else -1
+            for key in event.block_hashes:
+                left = held.get(key, 0) + change
+                if left > 0:
+                    held[key] = left
+                else:
+                    held.pop(key, None)
+
     def forget(self, request: str) -> None:
         """Its lookup is over, or the request is."""
         self.answers.pop(request, None)
@@ -129,7 +148,7 @@ class Recorder:
         fresh = not self.live and not self.stepped_ns
         if fresh:  # an engine that has done nothing yet: who arrives from now on stands behind this in the queue
             places: list[Any] | None = None if self.by_place and not self.places_known else []
-            self.queue.appendleft(("all", time.monotonic_ns(), [], 0, 0, places))
+            self.queue.appendleft(("all", time.monotonic_ns(), [], 0, 0, places, None if self.below is None else []))
         self.want_full = not fresh
         self.on = True
 

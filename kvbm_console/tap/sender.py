@@ -59,6 +59,9 @@ class Settings(msgspec.Struct, frozen=True):
     capacity of its own."""
     uncertain: bool = False
     """Whether what is told of the blocks may be wrong whatever comes: this engine's groups cannot be followed."""
+    caching: bool = True
+    """Whether the engine has a prefix cache. Without one what its connector loads is nowhere to be found afterwards, so
+    its medium is no pool here, and what it brought is counted alone."""
 
 
 class Sender:

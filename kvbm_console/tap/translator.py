@@ -95,7 +95,7 @@ class Translator:
                 st.PoolDeclared, settings.dp_rank, group, Tier.G1, MEDIUM_OF[Tier.G1], None, size, Authority.STREAM,
             ), medium=f"{GROUP}{group}"))
             self.pools[f"{GROUP}{group}"] = -1
-        if settings.medium:
+        if settings.medium and settings.caching:
             self.declare(settings.medium)
 
     def declare(self, medium: str) -> None:
@@ -260,13 +260,19 @@ class Translator:
         for kind, hashes, medium, _ in rows:
             if kind == "AllBlocksCleared":
                 self._clear()
-            elif medium not in ("", "GPU") and (medium in self.pools or len(self.pools) < POOLS_MAX):
-                if medium not in self.pools:
-                    self.declare(medium)
+            elif self._has(medium):
                 if hashes and kind == "BlockStored":
                     self._report(medium, hashes)
                 elif hashes and kind == "BlockRemoved":
                     self._report(medium, (), hashes)
+
+    def _has(self, medium: str) -> bool:
+        """Whether this medium below the device has a pool; it gets one if there is room."""
+        if medium in ("", "GPU") or not self._settings.caching:
+            return False
+        if medium not in self.pools and len(self.pools) < POOLS_MAX:
+            self.declare(medium)
+        return medium in self.pools
 
     def _clear(self) -> None:
         for medium in self.pools:
@@ -304,10 +310,13 @@ class Translator:
     def _reset(self) -> None:
         """The connector's cache; what it then removes it tells by its own events, if it has any."""
 
-    def _all(self, rows: list[Any], steps: int, dropped: int, places: list[Any] | None = None) -> None:
+    def _all(
+        self, rows: list[Any], steps: int, dropped: int, places: list[Any] | None = None,
+        below: list[Any] | None = None,
+    ) -> None:
         """Everything as it is. Live requests that are not in it have ended unseen."""
         settings = self._settings
-        unseen = self.started or ((rows or steps) and (places is None or settings.medium))
+        unseen = self.started or ((rows or steps) and (places is None or (settings.medium and below is None)))
         lost = max(0, dropped - self._dropped - 1)
         self._dropped = dropped
         self._taken.clear()
@@ -319,6 +328,9 @@ class Translator:
         if places is not None:
             own = {place for about, row in rows for place in row[0][min(len(about[1]), len(row[5])) :]}
             self._know_places(places[0], places[1], own)
+        for medium, hashes in below or ():
+            if self._has(medium):
+                self._report(medium, hashes, cleared=True)
         live = {row[0][0] for row in rows}
         for name in [name for name in self._requests if name not in live]:
             self._finish(name, "FINISHED_ABORTED", False)

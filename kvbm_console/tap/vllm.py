@@ -1,21 +1,24 @@
-"""``KvbmTap`` for vLLM: named in ``--kv-transfer-config`` by its class and the path of this module.
+"""A tap for vLLM: this module's path beside a connector's own name in ``--kv-transfer-config``.
 
-    {"kv_connector": "KvbmTap", "kv_connector_module_path": "kvbm_console.tap.vllm", "kv_role": "kv_both"}
+    {"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kvbm_console.tap.vllm", "kv_role": "kv_both",
+     "kv_connector_extra_config": {"cpu_bytes_to_use": 8e9, "kvbm": {"daemon": "unix:/run/kvbm.sock"}}}
 
-alone, or as one of the ``connectors`` of vLLM's MultiConnector. In ``kv_connector_extra_config``: ``connector``
-(another connector's entry in the same form: it is created inside and sees every call), ``daemon`` (``unix:PATH`` or
-``HOST:PORT``; the default socket without it), ``serve`` (start a daemon where none listens), ``name``, ``medium``
-(where the connector inside keeps blocks), ``token_file``, ``tls_ca``, ``python`` (one that has kvbm-console).
+is a tap around that connector: vLLM goes on knowing its name, and whether it supports hybrid memory. ``KvbmTap`` as the
+name stands alone, or beside others in vLLM's MultiConnector. In ``kvbm``: ``daemon`` (``unix:PATH`` or ``HOST:PORT``;
+the default socket without it), ``serve`` (start a daemon where none listens), ``name``, ``medium`` (where the connector
+inside keeps blocks), ``token_file``, ``tls_ca``, ``python`` (one that has kvbm-console). ``KvbmTap`` has them without
+``kvbm``, and takes a connector that vLLM has no name for as ``connector``: its entry in the same form.
 
 Law of this file: importing it needs vLLM, so nothing else of this program imports it; what is not vLLM's is elsewhere.
 """
 
 import copy
 import math
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
-from kvbm_console.tap.connector import make_tap
+from kvbm_console.tap.connector import arguments_of, make_tap
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import Recorder
 from kvbm_console.tap.sender import Sender, Settings
@@ -28,6 +31,10 @@ _BASES: Final = tuple(
 MEDIA: Final = {"OffloadingConnector": "CPU", "SimpleCPUOffloadConnector": "CPU", "LMCacheConnectorV1": "CPU",
                 "LMCacheMPConnector": "CPU"}
 """Where well known connectors keep blocks; of the others no more is known than that it is elsewhere."""
+OURS: Final = "kvbm"
+"""Our settings among those of a connector."""
+_TELL_ALL: Final = ("OffloadingConnector", "SimpleCPUOffloadConnector")
+"""Connectors that tell every block they store and remove, if events are switched on."""
 _WHOLE: Final = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec", "HiddenStateCacheSpec")
 """Groups of blocks that keep a whole prefix: the first of them is told."""
 
@@ -61,50 +68,53 @@ _Nothing.__abstractmethods__ = frozenset()
 
 
 class _Vllm:
-    """What is vLLM's: how the connector inside is named and made, and what the daemon is told of the engine."""
+    """What is vLLM's: how the connector inside is named and made, and what the daemon is told of the engine.
 
-    def __init__(self) -> None:
-        self.last_class: type = _Nothing
+    ``around`` is the class of the connector inside; None: the configuration says it.
+    """
+
+    def __init__(self, around: type | None = None) -> None:
+        self._around = around
+        self._last: type = around or _Nothing
 
     def inner(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         vllm_config, role, kv_cache_config = args
         kind, (config, *_), _ = self.inner_class(args, kwargs)
-        made: Any = kind
         scheduler = getattr(vllm_config, "scheduler_config", None)
         hybrid = not getattr(scheduler, "disable_hybrid_kv_cache_manager", True)
-        if hybrid and len(_BASES) > 1 and not issubclass(kind, _BASES[1]):
+        if hybrid and len(_BASES) > 1 and self._around is None and not issubclass(kind, _BASES[1]):
             raise ValueError(
-                f"Connector {kind.__name__} does not support HMA but HMA is enabled. Please set "
-                "`--disable-hybrid-kv-cache-manager`."
+                f"{kind.__name__} does not support hybrid memory: give its own name as kv_connector with "
+                f'"kv_connector_module_path": "{__name__}", or set --disable-hybrid-kv-cache-manager.'
             )
-        return made(config, role, kv_cache_config)
+        if role is _base.KVConnectorRole.SCHEDULER and kind.__name__ in _TELL_ALL:
+            config, tap._events_are_ours = _with_events(config)
+        return kind(*arguments_of(kind, (config, role, kv_cache_config)))
 
     def inner_class(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
         changed = tuple(self._inside(one) for one in args)
         named = {key: self._inside(one) for key, one in kwargs.items()}
-        return self.last_class, changed, named
+        return self._last, changed, named
 
     def _inside(self, argument: Any) -> Any:
         """An argument that carries our configuration, as the connector inside shall see it; the class is noted."""
+        if self._around is not None:
+            return _without_ours(argument)
         if isinstance(argument, dict) and isinstance(argument.get("connector"), dict):
             spec = argument["connector"]
-            self.last_class = _factory.KVConnectorFactory.get_connector_class(_transfer_config(spec, None))
+            self._last = _factory.KVConnectorFactory.get_connector_class(_transfer_config(spec, None))
             return spec.get("kv_connector_extra_config", {})
         if hasattr(argument, "kv_connector_extra_config"):
             spec = argument.kv_connector_extra_config.get("connector")
             if spec is None:
-                self.last_class = _Nothing
+                self._last = _Nothing
                 return argument
             inside = _transfer_config(spec, argument)
-            self.last_class = _factory.KVConnectorFactory.get_connector_class(inside)
+            self._last = _factory.KVConnectorFactory.get_connector_class(inside)
             return inside
-        if getattr(argument, "kv_transfer_config", None) is not None:
-            changed = copy.copy(argument)
-            changed.kv_transfer_config = self._inside(argument.kv_transfer_config)
-            return changed
-        return argument
+        return _replaced(argument, "kv_transfer_config", self._inside)
 
     def recorder(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | None:
         vllm_config, role, kv_cache_config = args
@@ -112,28 +122,73 @@ class _Vllm:
             return None
         transfer = vllm_config.kv_transfer_config
         extra = transfer.kv_connector_extra_config
-        spec = extra.get("connector")
+        inside = (extra.get("connector") or {}).get("kv_connector")
+        if self._around is not None:
+            extra, inside = extra.get(OURS) or {}, transfer.kv_connector
         group, sizes, whole = _groups(kv_cache_config, vllm_config)
         recorder = Recorder(by_place=len(sizes) > 1)
-        rank = getattr(getattr(vllm_config, "parallel_config", None), "data_parallel_rank", 0) or 0
+        if inside in _TELL_ALL:
+            recorder.below = {}
+        cache = vllm_config.cache_config
+        parallel = getattr(vllm_config, "parallel_config", None)
+        rank = getattr(parallel, "data_parallel_index", None)
+        if rank is None:
+            rank = getattr(parallel, "data_parallel_rank", 0) or 0
+        capacity = getattr(kv_cache_config, "num_blocks", None) or getattr(cache, "num_gpu_blocks", None) or None
         settings = Settings(
             target=str(extra.get("daemon", "")), name=str(extra.get("name") or f"vLLM rank {rank}")[:256],
-            block_tokens=sizes[group], capacity_blocks=getattr(kv_cache_config, "num_blocks", None) or None,
-            dp_rank=rank, serve=bool(extra.get("serve")),
-            medium="" if spec is None else str(extra.get("medium") or MEDIA.get(spec.get("kv_connector"), "EXTERNAL")),
+            block_tokens=sizes[group], capacity_blocks=capacity, dp_rank=rank, serve=bool(extra.get("serve")),
+            medium="" if inside is None else str(extra.get("medium") or MEDIA.get(inside, "EXTERNAL")),
             token_file=str(extra.get("token_file", "")), tls_ca=str(extra.get("tls_ca", "")), group=group,
             others={at: size for at, size in enumerate(sizes) if at != group}, uncertain=not whole,
+            caching=bool(getattr(cache, "enable_prefix_caching", True)),
         )
-        hash_tokens = getattr(kv_cache_config, "hash_block_size", None) or getattr(
-            getattr(vllm_config, "cache_config", None), "hash_block_size", None
-        ) or math.gcd(*sizes)
+        hash_tokens = (
+            getattr(kv_cache_config, "hash_block_size", None) or getattr(cache, "hash_block_size", None)
+            or math.gcd(*sizes)
+        )
         flattener = Flattener(
-            group=group, block_tokens=sizes[group], hash_tokens=hash_tokens,
-            nulls=0 if whole else kv_cache_config.num_blocks,
+            group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, nulls=0 if whole else capacity or 0,
+            caching=settings.caching,
         )
         tap.sender = Sender(recorder, flattener, settings, python=str(extra.get("python", "")))
         tap.sender.start()
         return recorder
+
+
+def _replaced(owner: Any, field: str, change: Callable[[Any], Any]) -> Any:
+    """A copy of ``owner`` with this field changed, when it has one."""
+    if getattr(owner, field, None) is None:
+        return owner
+    changed = copy.copy(owner)
+    setattr(changed, field, change(getattr(owner, field)))
+    return changed
+
+
+def _without_ours(argument: Any) -> Any:
+    """A configuration that names a connector with our path, as that connector shall see it."""
+    if isinstance(argument, dict):
+        return {key: value for key, value in argument.items() if key != OURS}
+    if hasattr(argument, "kv_connector_extra_config"):
+        changed = _replaced(argument, "kv_connector_extra_config", _without_ours)
+        changed.kv_connector_module_path = None
+        return changed
+    return _replaced(argument, "kv_transfer_config", _without_ours)
+
+
+def _with_events(config: Any) -> tuple[Any, bool]:
+    """The configuration for a connector that shall tell what it stores, and whether only we asked for that."""
+    if getattr(getattr(config, "kv_events_config", None), "enable_kv_cache_events", False):
+        return config, False
+    changed = copy.copy(config)
+    changed.kv_events_config = import_module("vllm.config").KVEventsConfig(
+        enable_kv_cache_events=True, publisher="null"
+    )
+    transfer = copy.copy(config.kv_transfer_config)
+    # Of a chunk of several blocks each one is told.
+    transfer.kv_connector_extra_config = {"self_describing_kv_events": True, **transfer.kv_connector_extra_config}
+    changed.kv_transfer_config = transfer
+    return changed, True
 
 
 def _transfer_config(spec: dict[str, Any], outer: Any) -> Any:
@@ -161,3 +216,18 @@ def _keeps_all(spec: Any) -> bool:
 
 
 KvbmTap = make_tap("KvbmTap", _BASES, _Vllm())
+_around: Final[dict[str, type]] = {}
+
+
+def __getattr__(name: str) -> Any:
+    """A tap around vLLM's own connector of this name, called as that is."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    if name not in _around:
+        try:
+            kind = _factory.KVConnectorFactory.get_connector_class_by_name(name)
+        except ValueError as error:
+            raise AttributeError(f"vLLM has no connector {name!r} that a tap could stand around") from error
+        bases = tuple(base for base in _BASES if issubclass(kind, base))
+        _around[name] = make_tap(name, bases, _Vllm(kind))
+    return _around[name]

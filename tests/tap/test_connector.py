@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Authority, SlotState
 from kvbm_console.recording.explain import explain
-from kvbm_console.tap.connector import TAPPED, make_tap
+from kvbm_console.tap.connector import TAPPED, arguments_of, make_tap
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import ASK_NS, ERRORS_MAX, QUEUE_MAX, Recorder
 from kvbm_console.tap.sender import Settings
@@ -63,6 +63,19 @@ def test_everything_nobody_has_seen_goes_through_unchanged() -> None:
     assert isinstance(tap, Base)
     with pytest.raises(AttributeError):
         _ = tap.nothing_of_the_kind
+
+
+def test_an_engine_whose_connectors_take_two_arguments() -> None:
+    """So it was before vLLM 0.11."""
+
+    class Old(Base):
+        def __init__(self, vllm_config: Any, role: Any) -> None:
+            self.given = vllm_config, role
+
+    tap = make_tap("Tap", (Old,), Binding())("config", "role")
+    assert tap.given == ("config", "role")
+    assert arguments_of(Old, (1, 2, 3)) == (1, 2)
+    assert arguments_of(Base, (1, 2, 3)) == arguments_of(Inner, (1, 2, 3)) == (1, 2, 3)
 
 
 @given(some.lists(some.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True), unique=True, max_size=20), some.integers())

@@ -52,6 +52,13 @@ def offloading(chunks: int, **more: Any) -> dict[str, Any]:
             "kv_connector_extra_config": {"cpu_bytes_to_use": chunks * PAGE, "self_describing_kv_events": True, **more}}
 
 
+def named(connector: dict[str, Any], **ours: Any) -> dict[str, Any]:
+    """The entry of a connector with the tap around it, under its own name."""
+    extra = {**connector.get("kv_connector_extra_config", {}), "kvbm": ours}
+    path = TAP["kv_connector_module_path"]
+    return {**connector, "kv_connector_module_path": path, "kv_connector_extra_config": extra}
+
+
 def tap(inside: dict[str, Any] | None = None, **extra: Any) -> dict[str, Any]:
     """The tap's entry, around another connector's if one is given."""
     return {**TAP, "kv_connector_extra_config": {**extra, **({} if inside is None else {"connector": inside})}}
@@ -73,15 +80,15 @@ class Engine:
     def __init__(
         self, directory: Path, connector: dict[str, Any], *, blocks: int = 96, running: int = 8, tokens: int = 256,
         publish: tuple[str, str] | None = None, load_steps: int = LOAD_STEPS, fail_every: int = 0,
-        groups: tuple[str, ...] = ("full",), caching: bool = True,
+        groups: tuple[str, ...] = ("full",), caching: bool = True, events: bool = True, **cache_options: Any,
     ) -> None:
         (directory / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=str(directory), dtype="float16", seed=0, skip_tokenizer_init=True)
-        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=caching)
+        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=caching, **cache_options)
         cache.num_gpu_blocks = blocks
-        events: dict[str, Any] = {"publisher": "null"}
+        published: dict[str, Any] = {"publisher": "null"}
         if publish is not None:
-            events = {"publisher": "zmq", "endpoint": publish[0], "replay_endpoint": publish[1], "topic": "kv"}
+            published = {"publisher": "zmq", "endpoint": publish[0], "replay_endpoint": publish[1], "topic": "kv"}
         config = VllmConfig(
             model_config=model, cache_config=cache, device_config=DeviceConfig("cpu"),
             scheduler_config=SchedulerConfig(
@@ -89,7 +96,7 @@ class Engine:
                 is_encoder_decoder=False,
             ),
             kv_transfer_config=KVTransferConfig(**connector),
-            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, **events),
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, **published) if events else None,
         )
         kv_cache = KVCacheConfig(
             num_blocks=blocks, kv_cache_tensors=[],
@@ -97,12 +104,13 @@ class Engine:
         )
         size, unit = resolve_kv_cache_block_sizes(kv_cache, config)
         kv_cache.hash_block_size = unit  # as vLLM's engine does it
+        self.config = config
         self.scheduler = Scheduler(
             vllm_config=config, kv_cache_config=kv_cache, log_stats=True,
             structured_output_manager=StructuredOutputManager(config), block_size=size, hash_block_size=unit,
         )
         init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(unit, sha256) if caching or connector is not None else None
+        self._hasher = get_request_block_hasher(unit, sha256)
         self.batches: list[Any] = []
         publisher = self.scheduler.kv_event_publisher
         send = publisher.publish

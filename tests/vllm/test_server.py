@@ -27,7 +27,7 @@ from kvbm_console.recording.requests import Requests
 from kvbm_console.recording.visitor import Visitor
 from kvbm_console.recording.walk import evidence_of, walk
 from tests.server.daemons import Mirror, follow_until, socket_directory
-from tests.vllm.engine import BLOCK, offloading, tap
+from tests.vllm.engine import BLOCK, named, offloading
 from tests.vllm.serving import complete, engine, free_ports, get, make_model, words
 
 pytestmark = pytest.mark.timeout(600)
@@ -71,7 +71,7 @@ def residents(state: CacheState) -> dict[str, Counter[int]]:
 
 
 def serve_arguments(model: Path, url: str, ports: list[int], target: str) -> list[str]:
-    connector = tap(offloading(HOST), daemon=target)
+    connector = named(offloading(HOST), daemon=target)
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv",
               "endpoint": f"tcp://*:{ports[1]}", "replay_endpoint": f"tcp://127.0.0.1:{ports[2]}"}
     return [

@@ -1,5 +1,6 @@
 """The tap in vLLM's real scheduler: every transition against the scheduler's own truth. Run by ``make test-vllm``."""
 
+import copy
 import json
 import random
 import socket
@@ -13,12 +14,16 @@ import pytest
 
 pytest.importorskip("vllm", reason="make test-vllm runs these")
 
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+
 from kvbm_console.core.ids import CandidateStatus, FinishReason, SlotState, Tier
 from kvbm_console.tap import vllm as binding
 from kvbm_console.tap.flatten import drain
 from tests.tap.watching import Watching
-from tests.vllm.engine import BLOCK, Engine, offloading, tap
-from tests.vllm.truth import compare, evicted, removed_by_engine
+from tests.vllm.engine import BLOCK, PAGE, Engine, named, offloading, tap
+from tests.vllm.truth import compare, evicted, removed_by_engine, short
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -224,6 +229,97 @@ def test_who_begins_to_listen_late_knows_the_whole_pool(
     assert watch.rejected == []
     assert compared > 20
     assert watch.leader.state.totals.hit_blocks[0] > 0
+
+
+@pytest.mark.parametrize("inside", [None, offloading(40)], ids=["alone", "offloading"])
+def test_without_prefix_caching_nothing_is_said_to_be_cached(
+    unsent: None, tmp_path: Path, inside: dict[str, Any] | None
+) -> None:
+    engine = Engine(tmp_path, tap(inside), blocks=36, caching=False)
+    watch = watching(engine.connector)
+    seen = drive(engine, watch, workload(11, 6, 3))
+    state = watch.leader.state
+    assert seen["evicted"] == []
+    assert state.totals.evicted_blocks[0] == state.totals.hit_blocks[0] == 0
+    assert (state.totals.hit_blocks[1] > 0) is (inside is not None)
+
+
+def host_truth(engine: Engine) -> Counter[int]:
+    """Hashes of the chunks that the offloading connector itself has ready in host memory."""
+    policy = engine.connector._tapped.connector_scheduler.manager._policy
+    return Counter(short(key[:-4]) for key, chunk in policy.chunks.items() if chunk.is_ready)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("make", [tap, named], ids=["inside", "named"])
+def test_what_a_connector_keeps_is_known_without_the_engines_event_stream(
+    unsent: None, tmp_path: Path, make: Any, late: bool
+) -> None:
+    connector = offloading(40)
+    del connector["kv_connector_extra_config"]["self_describing_kv_events"]
+    engine = Engine(tmp_path, make(connector), blocks=48, running=4, events=False)
+    watch = None if late else watching(engine.connector)
+    compared = 0
+    truth: Counter[int] = Counter()
+    finish = engine.finish
+
+    def finish_and_look(output: Any) -> None:
+        nonlocal truth
+        finish(output)
+        truth = host_truth(engine)  # the step's events are taken at its end
+
+    engine.finish = finish_and_look  # type: ignore[method-assign]
+    for _ in engine.run(workload(12, 6, 3)):
+        if watch is None:
+            watch = watching(engine.connector) if engine.steps == 50 else None
+            continue
+        watch.pump()
+        state = watch.leader.state
+        host = next((pool for pool in state.pools if pool.info.medium == "CPU"), None)
+        if host is None or not state.slots:
+            continue
+        assert Counter({key: len(host.places_of(key)) for key in host.by_hash}) == truth
+        compared += bool(host.resident_blocks)
+    assert watch is not None
+    watch.pump()
+    assert watch.rejected == []
+    assert watch.leader.state.lost_sources == {}
+    assert compared > 50
+    assert watch.leader.state.totals.hit_blocks[1] > 0
+    assert engine.batches == [] or not any(batch.events for batch in engine.batches)
+
+
+def test_a_connector_under_its_own_name_stays_what_it_is_for_the_engine(unsent: None, tmp_path: Path) -> None:
+    for name in ("OffloadingConnector", "ExampleConnector", "LMCacheConnectorV1"):
+        config = KVTransferConfig(kv_connector=name, kv_role="kv_both", kv_connector_module_path=binding.__name__)
+        plain = KVTransferConfig(kv_connector=name, kv_role="kv_both")
+        assert KVConnectorFactory.supports_hma_config(config) is KVConnectorFactory.supports_hma_config(plain)
+    with pytest.raises(AttributeError, match="no connector 'Nothing'"):
+        _ = binding.Nothing
+    connector = {"kv_connector_module_path": binding.__name__, "kv_role": "kv_both"}
+    engine = Engine(tmp_path, connector, blocks=48, running=4, kv_offloading_size=40 * PAGE / 2**30)
+    assert engine.config.kv_transfer_config.kv_connector == "OffloadingConnector"
+    watch = watching(engine.connector)
+    drive(engine, watch, workload(2, 6, 4))
+    assert watch.leader.state.totals.hit_blocks[1] > 0
+
+
+def test_two_taps_in_one_process_ask_each_its_own_connector(unsent: None, tmp_path: Path) -> None:
+    multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
+        "connectors": [tap(offloading(40)), tap()]}}
+    engine = Engine(tmp_path, multi, blocks=48, running=4)
+    around, alone = engine.connector.sub_connectors
+    assert type(around.build_kv_connector_stats()).__name__ == "OffloadingConnectorStats"
+    assert alone.build_kv_connector_stats() is None
+
+
+def test_ranks_of_a_dense_model_are_told_apart(unsent: None, tmp_path: Path) -> None:
+    engine = Engine(tmp_path, tap(), blocks=48)
+    config = copy.deepcopy(engine.config)
+    config.parallel_config.data_parallel_rank, config.parallel_config.data_parallel_index = 0, 1
+    cache = engine.scheduler.kv_cache_config
+    settings = binding.KvbmTap(config, KVConnectorRole.SCHEDULER, cache).sender.settings
+    assert (settings.name, settings.dp_rank) == ("vLLM rank 1", 1)
 
 
 def test_inside_multi_connector(unsent: None, tmp_path: Path) -> None:

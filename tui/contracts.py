@@ -18,6 +18,7 @@ from .draw.frame import Hint
 from .draw.spans import Line
 from .hooks import Kept
 from .model.hits import Hits
+from .model.trail import Way
 
 if TYPE_CHECKING:
     from kvbm_console.recording.explain import Explanation
@@ -248,6 +249,10 @@ class Actions(Protocol):
 
     def disarm(self) -> None:
         """Mute every breakpoint and release every hold."""
+        ...
+
+    def look_back(self, way: Way, at: int | None, rows: int) -> None:
+        """Ask for older events of the log, for a reader who stands at event ``at``; they are shown when they come."""
         ...
 
     def ask_recorder(self) -> None:

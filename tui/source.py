@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
+from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import (
     Accounting,
@@ -26,18 +27,21 @@ from kvbm_console.stream.feed import (
     Heartbeat,
     PastSeen,
     Refreshing,
+    Remembering,
     SnapshotTaken,
 )
 from kvbm_console.wire.batches import MalformedBatch
 
 from .contracts import Table, TransportControls
 from .hooks import Explain, FindHits, Keeper, Kept, Spawner
+from .model.gaps import Gap
 from .model.hits import Hits, Tracker, recorded_hits
 from .model.mirror import Mirror
 from .model.numbers import count, plural
 from .model.pace import Pace
 from .model.past import take_past
 from .model.sources import watched
+from .model.trail import Trail, Way
 from .verbs import Verbs
 
 if TYPE_CHECKING:
@@ -93,6 +97,8 @@ class Session(Verbs):
         """The feed, when it can send facts again and nobody keeps every event."""
         self.hits = Hits()
         self._searching = False
+        self._looking = False
+        """Whether older events are being asked for."""
 
     @property
     def kept(self) -> Kept | None:
@@ -277,6 +283,41 @@ class Session(Verbs):
             self.buffered -= events_in(item)
         if not self._buffer:
             self.buffered = 0
+
+    # --- what is older than the log ---------------------------------------------------------------------------------
+
+    def look_back(self, way: Way, at: int | None, rows: int) -> None:
+        """Ask for older events, in a task; a question at a time."""
+        trail, spawn = self.mirror.trail, self._spawn
+        if self._looking or spawn is None or not (self.playback is not None or isinstance(self.feed, Remembering)):
+            return
+        self._looking = True
+        spawn(self._look_back(trail, way, at, rows), "log")
+
+    async def _look_back(self, trail: Trail, way: Way, at: int | None, rows: int) -> None:
+        if self.playback is not None:
+            trail.gaps = [Gap(gap.first, gap.last, gap.reason, 0, 0, 0) for gap in self.playback.recording.gaps]
+        try:
+            await trail.find(self.mirror, self._stretch, way, at, rows)
+        except KvbmConsoleError as error:
+            trail.failed = str(error)
+        finally:
+            self._looking = False
+            self.mirror.version += 1
+
+    async def _stretch(self, first: int, last: int) -> tuple[list[Event], int]:
+        """Older events, of the tape or of what the target still has."""
+        self.mirror.version += 1
+        if self.playback is None:
+            assert isinstance(self.feed, Remembering)
+            return await self.feed.between(first, last)
+        await asyncio.sleep(0)
+        found: list[Event] = []
+        for events in self.playback.recording.events(first) if first < last else ():
+            found += [event for event in events if event.seq < last]
+            if events[-1].seq >= last - 1:
+                break
+        return found, self.playback.first_seq
 
     # --- explanations ------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,14 @@ class LiveFeed:
         status = await client.status(NO_SLOT)
         return {key: status.get(key) or [] for key in ("engines", "publishers", "recorder")}
 
+    async def between(self, first: int, last: int) -> tuple[list[Event], int]:
+        """Past events from ``first`` up to ``last``, as far as the daemon has them, and the number of its oldest."""
+        client = self._connection
+        if client is None:
+            raise ConnectionLost(f"{self.target} is not connected")
+        events, oldest = await client.history(first, limit=max(1, last - first))
+        return [event for event in events if event.seq < last], oldest
+
     def refresh(self) -> None:
         """Yield a snapshot soon, in its place among the events: none is left out and none comes twice."""
         self._refresh = True

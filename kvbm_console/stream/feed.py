@@ -142,6 +142,16 @@ class Accounting(Protocol):
         ...
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """A feed whose target still has events that it has sent."""
+
+    async def between(self, first: int, last: int) -> tuple[list[Event], int]:
+        """(events from ``first`` up to ``last``, at most 4,096 of them and only such as the target still has; number of
+        the oldest that it has). Raises ``ConnectionLost``."""
+        ...
+
+
 class Controls(Protocol):
     """What a session may ask of a live target. Each method raises ``Refused`` or ``ConnectionLost`` with a sentence."""
 

@@ -35,6 +35,7 @@ from .history import HISTORY, SKIMMED, urgent
 from .lives import Life, Transfer
 from .series import Density, Gauge
 from .sources import Sources
+from .trail import Trail
 
 LOG_MAX: Final = 20_000
 """Events kept for the log."""
@@ -96,6 +97,8 @@ class Mirror:
         self.flows = Flows()
         self.sources = Sources()
         self.log: deque[Event] = deque(maxlen=LOG_MAX)
+        self.trail = Trail()
+        """The log with what is older than it."""
         self.log_total = 0
         """Events that were folded, looked at or passed over."""
         self.coverage = Coverage()
@@ -391,6 +394,8 @@ class Mirror:
         return None
 
     def event(self, seq: int) -> Event | None:
-        """An event of the log, by its number."""
+        """An event of the log or of what is older, by its number."""
         index = bisect_left(self.log, seq, key=lambda event: event.seq)
-        return self.log[index] if index < len(self.log) and self.log[index].seq == seq else None
+        if index < len(self.log) and self.log[index].seq == seq:
+            return self.log[index]
+        return self.trail.event(seq)

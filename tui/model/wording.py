@@ -25,7 +25,7 @@ def concerns(event: ev.Event, mirror: "Mirror") -> str:
     if slot is None:
         return ""
     life = mirror.life_in(slot)
-    return life.request if life is not None else f"slot {slot}"
+    return life.request if life is not None else mirror.trail.names.get(slot, f"slot {slot}")
 
 
 def slot_of(event: ev.Event, mirror: "Mirror") -> int | None:

@@ -1,11 +1,10 @@
-"""Log: events as text, newest last.
+"""Log: events as text, newest last; back over what the console keeps to the oldest event that can be had.
 
 Law of this file: scrolling up stops following and says how many newer events there are; gaps are rows of their own and
-never vanish from the list.
+never vanish from the list; where the list ends it says so.
 """
 
-from bisect import bisect_right
-from itertools import islice
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,12 +19,11 @@ from ..model.coverage import Stretch
 from ..model.filters import EVENTS
 from ..model.gaps import Gap
 from ..model.numbers import count, cut, per_second, plural, spoken
+from ..model.trail import Trail, backwards, index_at
 from ..model.wording import concerns
 from .event_rows import EventLines, event_foot, event_table
 from .page import Page
 
-SCANNED_MAX = 5_000
-"""Events looked at for one filtered screen; further back a recording is the right tool."""
 STRETCHES_LOOKED_AT = 512
 """Stretches that were passed over, looked at for one screen."""
 FOLD_RATE = 200
@@ -57,19 +55,21 @@ class Log(Page):
         self._lines = EventLines()
         self._found: list[int] = []
         """Seqs of the rows on the screen."""
-        self._scanned = 0
-        """Events that were looked at for them."""
+        self._to_oldest = False
+        """Whether the reader waits for the oldest page."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The newest events, or those up to where the reader stopped."""
         self.page = max(1, height - 2)
-        self._hold_on(desk)
+        trail = self._trail(desk)
+        self._hold_on(trail)
         chosen = desk.mirror.event(desk.event) if desk.event is not None else None
         foot = event_foot(desk, chosen, width, min(FOOT_ROWS, height // 3)) if chosen is not None else []
         rate = desk.rate or 0.0
         fold = self.last_seq is None and rate > FOLD_RATE
         events = self._shown(desk, height - 1 - len(foot), fold)
-        self._found = [item.seq for item, _ in events if not isinstance(item, Gap | Passed)]
+        self._found = _seqs(events)
+        self._ask(desk, trail)
         row = Row().put(" LOG", "title").put("   following" if self.last_seq is None else "   stopped", "muted")
         wanted = desk.filters.get(LOG)
         if wanted is not None:
@@ -77,13 +77,17 @@ class Log(Page):
         newer = self._newer(desk)
         right = f"{count(newer)} newer  G" if newer else f"{per_second(rate)} a second" + (
             ", +n: n like it before" if fold else "")
-        kept = _kept_text(desk)
+        kept = _kept_text(desk) + ("; going to the oldest" if self._to_oldest and not trail.failed else "")
         if row.x + 3 + len(kept) + 2 + len(right) < width:
             row.put(f"   {kept}", "muted")
         row.right(right, width - 1, "caution" if newer else "muted")
         lines = [row.line("" if desk.tall else "bar", width)]
         if not events and wanted is not None:
-            return [*lines, *self._none(desk, width)]
+            return [*lines, *self._none(desk, trail, width)]
+        if self._at_top(trail):
+            lines.append(Row().put(cut(f" {_end_text(desk, trail)}", width - 1), "muted").line())
+            del events[height - 2 - len(foot) :]
+            self._found = _seqs(events)
         for item, more in events:
             if isinstance(item, Gap | Passed):
                 lines.append(_band(desk, item, width))
@@ -91,21 +95,52 @@ class Log(Page):
                 lines.append(self._lines.line(desk, item, width, choice=desk.event, folded=more))
         return [*fit(lines, height - len(foot)), *foot]
 
-    def _hold_on(self, desk: Desk) -> None:
-        """The place where the reader stopped is kept as long as its events are; then the oldest ones are shown."""
-        log = desk.mirror.log
-        if self.last_seq is not None and log:
-            self.last_seq = max(self.last_seq, log[min(self.page, len(log)) - 1].seq)
+    def _trail(self, desk: Desk) -> Trail:
+        """What can be paged over now."""
+        trail = desk.mirror.trail
+        trail.look(desk.mirror, desk.filters.get(LOG))
+        return trail
 
-    def _none(self, desk: Desk, width: int) -> list[Line]:
-        """What was looked at for a filter that nothing matches, and where more is."""
-        which = f"{count(self._scanned)} events around here" if self.last_seq is not None else (
-            f"the newest {plural(self._scanned, 'event')}")
+    def _hold_on(self, trail: Trail) -> None:
+        """The place where the reader stopped is kept as long as its events are; then the oldest ones are shown."""
+        if self._to_oldest and trail.oldest is not None and (
+            trail.near_first <= trail.oldest or trail.far_lo <= trail.oldest < trail.far_hi
+        ):
+            self._to_oldest = False
+            events = trail.events(trail.oldest)
+            self.last_seq = events[min(self.page, len(events)) - 1].seq if events else None
+        events = trail.events(self.last_seq)
+        if self.last_seq is not None and events:
+            self.last_seq = max(self.last_seq, events[min(self.page, len(events)) - 1].seq)
+
+    def _ask(self, desk: Desk, trail: Trail) -> None:
+        """Older events before the reader comes to them, newer ones of a stretch that stands alone."""
+        if trail.failed:
+            return
+        if self._to_oldest:
+            desk.actions.look_back("oldest", None, self.page)
+            return
+        events = trail.events(self.last_seq)
+        if (not self._found or index_at(events, self._found[0]) < self.page) and not trail.complete(self.last_seq):
+            desk.actions.look_back("older", self.last_seq, 2 * self.page)
+        elif events is trail.far and self._found and index_at(events, self._found[-1]) >= len(events) - self.page:
+            desk.actions.look_back("newer", self.last_seq, 2 * self.page)
+
+    def _at_top(self, trail: Trail) -> bool:
+        """Whether the first row is the first event that is known, and nothing older will come."""
+        if not self._found or not (trail.failed or trail.complete(self.last_seq)):
+            return False
+        return self._found[0] == trail.events(self.last_seq)[0].seq
+
+    def _none(self, desk: Desk, trail: Trail, width: int) -> list[Line]:
+        """What was looked at for a filter that nothing matches, and how far that reaches."""
+        which = f"{count(trail.examined)} events around here" if self.last_seq is not None else (
+            f"the newest {plural(trail.examined, 'event')}")
         row = Row().put(f" 0 of {which} match   ", "text").put("esc", "key").put("  clear", "muted")
         if not desk.mirror.log:
             return [row.line("", width)]
-        more = f" {_kept_text(desk)}" + ("" if desk.recording else "; older ones: tail --since SEQ, or a recording")
-        return [row.line("", width), Row().put(cut(more, width - 1), "muted").line()]
+        told = (_kept_text(desk), _end_text(desk, trail))
+        return [row.line("", width), *(Row().put(cut(f" {text}", width - 1), "muted").line() for text in told)]
 
     def _newer(self, desk: Desk) -> int:
         if self.last_seq is None or not desk.mirror.log:
@@ -120,45 +155,34 @@ class Log(Page):
         """
         found = self._before(desk, self.last_seq, rows, fold)
         if self.last_seq is not None and len(found) < rows:
-            wanted, missing, looked = desk.filters.get(LOG), rows - len(found), 0
-            log, last = desk.mirror.log, self.last_seq
-            for event in islice(log, bisect_right(log, last, key=lambda event: event.seq), None):
-                looked += 1
-                if wanted is None or wanted.matches(event, desk.mirror.state, desk.mirror):
-                    last, missing = event.seq, missing - 1
-                if not missing or looked >= SCANNED_MAX:
-                    break
-            if last != self.last_seq:
-                self.last_seq = last
-                found = self._before(desk, last, rows, fold)
-            self._scanned += looked
+            events = desk.mirror.trail.events(self.last_seq)
+            at = min(len(events) - 1, index_at(events, self.last_seq) + rows - len(found))
+            if events and events[at].seq > self.last_seq:
+                self.last_seq = events[at].seq
+                found = self._before(desk, self.last_seq, rows, fold)
         return found
 
     def _before(
         self, desk: Desk, newest: int | None, rows: int, fold: bool
     ) -> list[tuple[Event | Gap | Passed, int]]:
         """The last ``rows`` that match up to the event ``newest``."""
-        wanted = desk.filters.get(LOG)
+        trail = desk.mirror.trail
         marks: list[Gap | Stretch] = [gap for gap in desk.mirror.gaps if newest is None or gap.last <= newest]
         marks += desk.mirror.coverage.before(newest, STRETCHES_LOOKED_AT)
+        marks = [mark for mark in marks if not trail.covers(mark.first)]
+        marks += [gap for gap in trail.gaps if trail.covers(gap.first) and (newest is None or gap.last <= newest)]
         marks.sort(key=lambda mark: mark.first)
         found: list[tuple[Event | Gap | Passed, int]] = []
-        scanned = 0
-        for event in reversed(desk.mirror.log):
-            if newest is not None and event.seq > newest:
-                continue
+        for event in backwards(trail.events(newest), newest):
             while marks and marks[-1].first > event.seq:
                 _add(found, marks.pop())
-            scanned += 1
-            if wanted is None or wanted.matches(event, desk.mirror.state, desk.mirror):
-                last, more = found[-1] if found else (None, 0)
-                if fold and last is not None and _alike(desk, event, last):
-                    found[-1] = last, more + 1
-                else:
-                    found.append((event, 0))
-            if len(found) > rows or scanned >= SCANNED_MAX:
+            last, more = found[-1] if found else (None, 0)
+            if fold and last is not None and _alike(desk, event, last):
+                found[-1] = last, more + 1
+            else:
+                found.append((event, 0))
+            if len(found) > rows:
                 break
-        self._scanned = scanned
         return list(reversed(found[:rows]))
 
     def hints(self, desk: Desk) -> list[Hint]:
@@ -168,14 +192,19 @@ class Log(Page):
 
     def press(self, desk: Desk, key: str) -> bool:
         """Choose a row and scroll; G follows again."""
-        log = desk.mirror.log
-        if not log:
+        if not desk.mirror.log:
             return False
+        trail = self._trail(desk)
+        trail.failed = ""
         match key:
             case "up" | "k" | "N" | "down" | "j" | "n":
-                self._step(desk, -1 if key in ("up", "k", "N") else 1)
-            case "pageup" | "pagedown" | "g" | "home":
-                self._scroll(desk, key)
+                self._step(desk, trail, -1 if key in ("up", "k", "N") else 1)
+            case "pageup" | "pagedown":
+                self._scroll(trail, self.page if key == "pagedown" else -self.page)
+            case "g" | "home":
+                self._scroll(trail, -len(trail.events(self.last_seq)))
+                self._to_oldest = not trail.complete(self.last_seq)
+                return True
             case "G" | "end" | "f":
                 self.last_seq, desk.event = None, None
             case "enter" if desk.event is not None and desk.selected is not None:
@@ -188,20 +217,18 @@ class Log(Page):
                     self._choose(desk, event)
             case _:
                 return False
+        self._to_oldest = False
         return True
 
-    def _step(self, desk: Desk, step: int) -> None:
+    def _step(self, desk: Desk, trail: Trail, step: int) -> None:
         """The next or previous event that the filter leaves."""
-        wanted, mirror = desk.filters.get(LOG), desk.mirror
         here = desk.event
         if here is None:
-            found = mirror.event(self._found[-1]) if self._found else None
+            found = desk.mirror.event(self._found[-1]) if self._found else None
         else:
-            events = reversed(mirror.log) if step < 0 else iter(mirror.log)
-            found = next((
-                event for event in events if (event.seq < here if step < 0 else event.seq > here)
-                and (wanted is None or wanted.matches(event, mirror.state, mirror))
-            ), None)
+            events = trail.events(here)
+            at = index_at(events, here - (step < 0)) + (step > 0)
+            found = events[at] if 0 <= at < len(events) else None
         if found is not None:
             self._choose(desk, found)
 
@@ -217,19 +244,25 @@ class Log(Page):
         elif self.last_seq is None:
             self.last_seq = self._found[-1]
 
-    def _scroll(self, desk: Desk, key: str) -> None:
-        log = desk.mirror.log
-        newest, oldest = log[-1].seq, log[0].seq
-        at = newest if self.last_seq is None else self.last_seq
-        at = {"pageup": at - self.page, "pagedown": at + self.page}.get(key, oldest + self.page)
-        at = max(at, min(newest, oldest + self.page))
-        self.last_seq = None if at >= newest else at
+    def _scroll(self, trail: Trail, step: int) -> None:
+        events = trail.events(self.last_seq)
+        here = len(events) - 1 if self.last_seq is None else index_at(events, self.last_seq)
+        self._stand(trail, events, here + step)
 
     def _scroll_to(self, desk: Desk, seq: int, below: int) -> None:
         """The event ``below`` rows above the last row."""
-        self.last_seq = min(desk.mirror.log[-1].seq, max(seq + below // 2, desk.mirror.log[0].seq + self.page))
-        if below and self.last_seq < seq:
-            self.last_seq = seq
+        trail = self._trail(desk)
+        events = trail.events(seq)
+        at = index_at(events, seq)
+        self.last_seq = events[max(at, min(len(events) - 1, max(at + below // 2, self.page - 1)))].seq
+
+    def _stand(self, trail: Trail, events: Sequence[Event], at: int) -> None:
+        """The event of this index, or the nearest one with a page before it, on the last row; the newest follows."""
+        if not events:
+            return
+        at = min(len(events) - 1, max(at, self.page - 1))
+        newest = at == len(events) - 1 and events is not trail.far
+        self.last_seq = None if newest else events[at].seq
 
     def reveal(self, desk: Desk, event: Event) -> bool:
         """The event in the middle of the screen; it goes on standing there."""
@@ -240,10 +273,23 @@ class Log(Page):
         return True
 
     def rows(self, desk: Desk) -> Table | None:
-        """All events that are kept and that the filter leaves, oldest first."""
-        wanted, mirror = desk.filters.get(LOG), desk.mirror
-        return event_table(desk, (
-            event for event in mirror.log if wanted is None or wanted.matches(event, mirror.state, mirror)))
+        """All events that are known and that the filter leaves, oldest first."""
+        return event_table(desk, self._trail(desk).events(self.last_seq))
+
+
+def _seqs(rows: list[tuple[Event | Gap | Passed, int]]) -> list[int]:
+    return [item.seq for item, _ in rows if not isinstance(item, Gap | Passed)]
+
+
+def _end_text(desk: Desk, trail: Trail) -> str:
+    """What is behind the oldest event of the list."""
+    if trail.failed:
+        return f"older events cannot be had: {trail.failed}"
+    if trail.oldest is None or (not trail.complete(None) and trail.far_lo > trail.oldest):
+        return "looking for older ones"
+    if desk.recording:
+        return "nothing older: the recording begins here"
+    return f"nothing older in the daemon than event {count(trail.oldest)}; a recording keeps all"
 
 
 def _kept_text(desk: Desk) -> str:

@@ -1,0 +1,208 @@
+"""The events that the log pages over: those that the console keeps, and older ones that it was given when asked.
+
+``near`` are the events that the mirror keeps; with a filter those of them that match, looked at once. ``far`` is a
+stretch of older ones from the daemon's ring or from the recording, all from ``far_lo`` up to ``far_hi`` that match.
+
+Law of this file: bounded in both; a stretch has no hole, and two that do not touch are never shown as one.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Literal, overload
+
+from kvbm_console.core.events import Event, SlotOpened
+
+from .filters import Filter
+from .gaps import Gap
+
+if TYPE_CHECKING:
+    from .mirror import Mirror
+
+FAR_MAX: Final = 20_000
+"""Older events kept: as many as those that are not older. The end that the reader leaves gives way."""
+CHUNK_EVENTS: Final = 4_096
+"""Events of one question: as many as a daemon gives at once, some milliseconds of work."""
+NAMES_MAX: Final = 50_000
+"""Requests of older events whose names are kept."""
+Way = Literal["oldest", "older", "newer"]
+Stretch = Callable[[int, int], Awaitable[tuple[list[Event], int]]]
+"""(events from the first number up to the second, as far as there are any; number of the oldest that can be had)."""
+
+
+class Joined(Sequence[Event]):
+    """Two stretches of events one behind the other."""
+
+    def __init__(self, far: Sequence[Event], count: int, near: Sequence[Event]) -> None:
+        self._far, self._count, self._near = far, count, near
+
+    def __len__(self) -> int:
+        return self._count + len(self._near)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Event]: ...
+    def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = index + len(self) if index < 0 else index
+        return self._far[at] if at < self._count else self._near[at - self._count]
+
+
+class Trail:
+    """What the log may show of one target. ``look`` it before each use."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        """Slot to request, of older events."""
+        self.gaps: list[Gap] = []
+        """What a recording does not have of what is older."""
+        self.wanted: Filter | None = None
+        self.oldest: int | None = None
+        """Nothing older than this event can be had; None before anybody has asked."""
+        self.failed = ""
+        """Why the last question was not answered."""
+        self._clear()
+
+    def _clear(self) -> None:
+        self.near: Sequence[Event] = ()
+        self.near_first = 0
+        self.far: deque[Event] = deque()
+        self.far_lo = self.far_hi = 0
+        self.examined = 0
+        """Events that were looked at for the filter."""
+        self._matched: deque[Event] = deque(maxlen=FAR_MAX)
+        self._looked = -1
+
+    def look(self, mirror: "Mirror", wanted: Filter | None) -> None:
+        """Take what has come since the last time; another filter begins anew."""
+        log = mirror.log
+        if wanted is not self.wanted:
+            self.wanted = wanted
+            self._clear()
+        first = log[0].seq if log else mirror.next_seq
+        if wanted is None:
+            self.near, self.near_first = log, first
+            return
+        fresh = []
+        for event in reversed(log):
+            if event.seq <= self._looked:
+                break
+            fresh.append(event)
+        else:  # nobody has looked at these before, or not for so long that the log has lost what lies between
+            self._matched.clear()
+            self.near_first = first
+        if fresh:
+            self._looked = fresh[0].seq
+            self.examined += len(fresh)
+            full = len(self._matched) == FAR_MAX
+            self._matched.extend(e for e in reversed(fresh) if wanted.matches(e, mirror.state, mirror))
+            if full or len(self._matched) == FAR_MAX:
+                self.near_first = self._matched[0].seq
+        self.near = self._matched
+
+    # --- what is shown -----------------------------------------------------------------------------------------------
+
+    @property
+    def joined(self) -> bool:
+        """Whether nothing is missing between what is older and what is kept."""
+        return self.far_hi > self.far_lo and self.far_hi >= self.near_first
+
+    def events(self, at: int | None) -> Sequence[Event]:
+        """The stretch that a reader pages over who stands at event ``at``, None for the newest."""
+        if self.joined:
+            return Joined(self.far, bisect_left(self.far, self.near_first, key=_seq), self.near)
+        return self.far if at is not None and at < self.far_hi and self.far else self.near
+
+    def event(self, seq: int) -> Event | None:
+        """An older event, by its number."""
+        index = bisect_left(self.far, seq, key=_seq)
+        return self.far[index] if index < len(self.far) and self.far[index].seq == seq else None
+
+    def covers(self, seq: int) -> bool:
+        """Whether an event of this number would be among the older ones that are known."""
+        return self.far_lo <= seq < min(self.far_hi, self.near_first)
+
+    def first_known(self, at: int | None) -> int:
+        """From this number on nothing is missing, for a reader at ``at``."""
+        return self.far_lo if self.far_hi > self.far_lo and self.events(at) is not self.near else self.near_first
+
+    def complete(self, at: int | None) -> bool:
+        """Whether nothing older can be had."""
+        return self.oldest is not None and self.first_known(at) <= self.oldest
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    async def find(self, mirror: "Mirror", stretch: Stretch, way: Way, at: int | None, rows: int) -> None:
+        """Ask for older events until so many more that match are known, or nothing is left that way."""
+        wanted, before = self.wanted, len(self.far)
+        if way == "oldest":
+            _, self.oldest = await stretch(0, 0)
+            self.far.clear()
+            self.far_lo = self.far_hi = self.oldest
+            before = 0
+        elif self.far_hi <= self.far_lo or (way == "older" and self.events(at) is self.near):
+            self.far.clear()
+            self.far_lo = self.far_hi = self.near_first
+            before = 0
+        while self.wanted is wanted and mirror.trail is self:
+            first = max(0, self.far_lo - CHUNK_EVENTS) if way == "older" else self.far_hi
+            last = self.far_lo if way == "older" else min(self.far_hi + CHUNK_EVENTS, self.near_first)
+            if first >= last:
+                return
+            events, oldest = await stretch(first, last)
+            if self.wanted is not wanted or mirror.trail is not self:
+                return
+            self.oldest = oldest
+            if not self._take(mirror, events, way, max(first, oldest), max(last, oldest)):
+                return
+            if len(self.far) - before >= rows or (self.complete(at) if way == "older" else self.joined):
+                return
+
+    def _take(self, mirror: "Mirror", events: list[Event], way: Way, first: int, last: int) -> bool:
+        """These are all events from ``first`` up to ``last``; False when there is nothing that way."""
+        for event in events:
+            if isinstance(event, SlotOpened):
+                self.names[event.slot] = event.request
+        while len(self.names) > NAMES_MAX:
+            del self.names[next(iter(self.names))]
+        wanted = self.wanted
+        found = [e for e in events if wanted is None or wanted.matches(e, mirror.state, mirror)]
+        self.examined += len(events)
+        if way == "older":
+            if first >= self.far_lo:
+                return False
+            self.far.extendleft(reversed(found))
+            self.far_lo = first
+            while len(self.far) > FAR_MAX:
+                self.far_hi = self.far.pop().seq
+        else:
+            if first > self.far_hi:  # the daemon forgot what lay between
+                self.far.clear()
+                self.far_lo = self.far_hi = first
+            if last <= self.far_hi:
+                return False
+            self.far.extend(found)
+            self.far_hi = last
+            while len(self.far) > FAR_MAX:
+                self.far_lo = self.far.popleft().seq + 1
+        return True
+
+
+def _seq(event: Event) -> int:
+    return event.seq
+
+
+def index_at(events: Sequence[Event], seq: int) -> int:
+    """The index of the last event that is not behind ``seq``, -1 without one."""
+    return bisect_right(events, seq, key=_seq) - 1
+
+
+def backwards(events: Sequence[Event], seq: int | None) -> Iterator[Event]:
+    """From event ``seq``, None for the newest, back to the oldest."""
+    if seq is None:
+        yield from reversed(events)
+        return
+    for at in range(index_at(events, seq), -1, -1):
+        yield events[at]

@@ -213,6 +213,18 @@ def reports_lost(*, cleared: bool = False) -> Evidence:
     return tale.evidence()
 
 
+def engine_ended(*, back: bool = False) -> Evidence:
+    """An engine whose event stream is followed, killed and maybe started again."""
+    tale = Tale()
+    pool = len(tale.state.pools)
+    tale.tell(ev.PoolKnown, pool, 9, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM)
+    tale.tell(ev.BlocksSeen, pool, pack_hashes([1, 2]), b"", False)
+    tale.tell(ev.SourceLost, 9, 0, 0, True, True)
+    if back:
+        tale.tell(ev.SourceLost, 9, 0, 0, True)
+    return tale.evidence()
+
+
 def unfinished() -> Evidence:
     return msgspec.structs.replace(Tale().evidence(), finished=False)
 
@@ -225,7 +237,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "already_cached": planned_for_nothing, "full": full, "thrash": lambda: recorded("thrash"),
     "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
     "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "late_reports": late, "reports_lost": reports_lost,
-    "unfinished": unfinished, "deadlock": deadlocked,
+    "unfinished": unfinished, "deadlock": deadlocked, "engine_ended": engine_ended,
 }
 
 
@@ -234,6 +246,12 @@ def test_an_engine_is_doubtful_until_it_clears() -> None:
     (over,) = found(reports_lost(cleared=True), "reports_lost")
     assert (open_.until_ns, open_.count, len(open_.evidence)) == (None, 2, 1)
     assert over.until_ns is not None
+
+
+def test_an_engine_has_ended_until_it_is_back() -> None:
+    (open_,) = found(engine_ended(), "engine_ended")
+    (over,) = found(engine_ended(back=True), "engine_ended")
+    assert (open_.until_ns, over.until_ns is None) == (None, False)
 
 
 def found(what: Evidence, lint: str) -> list[Finding]:

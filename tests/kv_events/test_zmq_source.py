@@ -287,6 +287,29 @@ async def test_back_and_silent_without_replay_is_in_doubt(engines: Callable[...,
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("replay", [True, False])
+async def test_an_engine_that_was_killed_is_said_to_have_ended_and_may_come_back(
+    engines: Callable[..., Engine], replay: bool
+) -> None:
+    engine = engines()
+    house = House()
+    state = house.dispatcher.leader.state
+    async with Following(engine.publisher(replay=replay), house) as following:
+        await reach(following, engine, [stored(1)])
+        await following.until(lambda: bool(state.pools) and bool(state.pools[0].by_hash))
+        engine.end()
+        killed = time.monotonic()
+        await following.until(lambda: state.has_ended(SOURCE))
+        assert time.monotonic() - killed < 5
+        assert state.pools[0].resident_blocks == 0
+        again = engines(port=engine.port, replay_port=engine.replay_port)
+        again.publish([stored(6)])
+        await following.until(lambda: not state.has_ended(SOURCE))
+        await following.until(lambda: (6 in state.pools[0].by_hash) is replay)
+        assert (SOURCE in state.lost_sources) is not replay
+
+
+@pytest.mark.asyncio
 async def test_a_queue_that_overflows_loses_the_newest_and_says_which(
     engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

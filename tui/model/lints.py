@@ -31,7 +31,8 @@ MANY: Final = "+"
 """The end of the key of a problem that several requests have."""
 ACTIONS: Final = {
     "slow": ("enter", "show them"), "pending": ("enter", "show them"), "full": ("6", "the tiers"),
-    "thrash": ("6", "the tiers"), "reports_lost": ("6", "the tiers"), "deadlock": ("2", "the slots"),
+    "thrash": ("6", "the tiers"), "reports_lost": ("6", "the tiers"), "engine_ended": ("6", "the tiers"),
+    "deadlock": ("2", "the slots"),
 }
 """What to do about a lint of the library that is not about one request."""
 
@@ -152,7 +153,7 @@ def _all(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
     for found in library_findings(mirror, mirror.now_ns(mono_ns)):
         kind = f"stuck {found.what.partition(' ')[0]}" if found.lint == "stuck" else found.lint
         action = ("enter", "its story") if found.request is not None else ACTIONS.get(found.lint, ("9", "the log"))
-        who = _named(mirror, found.who) if found.lint in ("reports_lost", "deadlock") else found.who
+        who = _named(mirror, found.who) if found.lint in ("reports_lost", "engine_ended", "deadlock") else found.who
         yield Warning(
             f"{kind} {found.who}", found.level, who, found.what, found.because, action, found.request, kind,
             order=found.weight, seq=found.seq,

@@ -67,6 +67,9 @@ class Listener:
         """The publisher was away and cannot be asked what it said meanwhile."""
         self.doubts += self._next > 0
 
+    def gone(self) -> None:
+        """The publisher has ended: what it held last is what its capture comes to."""
+
     def restart(self) -> None:
         """The publisher began again."""
         self.restarts += 1

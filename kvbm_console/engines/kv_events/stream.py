@@ -102,6 +102,7 @@ class EventStream:
         self._dispatcher = dispatcher
         self._pools: dict[Place, int] = {}
         self._next: int | None = None
+        self._gone = False
         self._last_digest = 0
         self._origin: int | None = None
 
@@ -128,6 +129,8 @@ class EventStream:
             self.counts.bad_payloads += 1
             self._gap(self.next_seq, self.next_seq)
             return
+        if self._gone:
+            self.restart()
         if seq < self.next_seq:
             if replayed:
                 self.counts.duplicate_batches += 1
@@ -158,13 +161,20 @@ class EventStream:
 
     def doubt(self) -> None:
         """The publisher was away and cannot be asked what it said meanwhile."""
-        if self._next is not None:
-            self._gap(self._next, self._next)
+        if self._next is not None or self.counts.batches:
+            self._gap(self.next_seq, self.next_seq)
+
+    def gone(self) -> None:
+        """The publisher has ended, and what it held with it."""
+        if not self._gone:
+            self._gone = True
+            self._next = None
+            self._dispatcher.submit_from(self.source, None, st.SourceRestarted, True)
 
     def restart(self) -> None:
         """The publisher began again: what it held is gone."""
         self.counts.restarts += 1
-        self._next = None
+        self._next, self._gone = None, False
         self._dispatcher.submit_from(self.source, None, st.SourceRestarted)
 
     def _gap(self, first: int, last: int) -> None:

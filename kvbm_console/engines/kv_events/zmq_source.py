@@ -51,6 +51,9 @@ SLICE_S: Final = 0.002
 END_SEQ: Final = 2**64 - 1
 """-1 as the engine writes it: the end of a replay."""
 SEQ_BYTES: Final = 8
+AWAY_S: Final = 2.0
+"""How long a publisher may be away before it is said. Connections that break come back within a tenth of a second."""
+PROBE_S: Final = 1.0
 
 
 def new_context() -> "zmq.asyncio.Context":
@@ -86,11 +89,16 @@ class Taker(Protocol):
         """Messages may have been missed, and nobody can say."""
         ...
 
+    def gone(self) -> None:
+        """The publisher has ended."""
+        ...
+
 
 class SourceStatus(msgspec.Struct):
     """How the connection fares."""
 
     connected: bool = False
+    """Whether any publisher is connected: where we bind there may be several."""
     connects: int = 0
     disconnects: int = 0
     messages: int = 0
@@ -151,6 +159,8 @@ class ZmqSource:
         self._replay_idle_s = replay_idle_s
         self._no_replay_before = 0.0
         self._pause_until = 0.0
+        self._gone = False
+        """Whether the takers were told that their publisher has ended."""
         self._taking = asyncio.Lock()
         """One at a time: a live message, or a replay."""
 
@@ -200,20 +210,70 @@ class ZmqSource:
 
     async def _watch(self) -> None:
         """Keep ``status.connected`` true, and ask a publisher that is back who it is: it may be silent for long."""
-        while True:
-            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.status.connected = True
-                self.status.connects += 1
-                if self.status.connects > 1:
+        away: asyncio.Task[None] | None = None
+        status = self.status
+        try:
+            while True:
+                event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    status.connects += 1
+                elif event == zmq.EVENT_DISCONNECTED:
+                    status.disconnects += 1
+                there = status.connects - status.disconnects
+                status.connected = there > 0
+                if away is not None and there >= max(1, len(self._lines)):
+                    away.cancel()
+                    away = None
+                if event == zmq.EVENT_DISCONNECTED and away is None:
+                    away = asyncio.create_task(self._miss(), name="kv-events-away")
+                elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and status.connects > 1 and not self.publisher.bind:
                     async with self._taking:
-                        if self._may_replay():
-                            await self._catch_up(self._lines[b""])
-                        else:
-                            self._doubt()
-            elif event == zmq.EVENT_DISCONNECTED:
-                self.status.connected = False
-                self.status.disconnects += 1
+                        await self._is_back()
+        finally:
+            if away is not None:
+                away.cancel()
+
+    async def _is_back(self) -> None:
+        if self._gone:
+            self._gone = False
+            for line in self._lines.values():
+                line.taker.restart()
+        if self._may_replay():
+            await self._catch_up(self._lines[b""])
+        else:
+            self._doubt()
+
+    async def _miss(self) -> None:
+        """A publisher is away, and soon that is said: it has ended if its port is closed, else it is not certain."""
+        await asyncio.sleep(AWAY_S)
+        doubted = False
+        while True:
+            closed = not self.status.connected if self.publisher.bind else await self._refuses()
+            async with self._taking:
+                if closed:
+                    self._gone = not self.publisher.bind
+                    for line in self._lines.values():
+                        line.taker.gone()
+                    return
+                if not doubted:
+                    doubted = True
+                    self._doubt()
+            if self.publisher.bind:
+                return
+            await asyncio.sleep(PROBE_S)
+
+    async def _refuses(self) -> bool:
+        """Whether nobody listens at the publisher's port any more. A machine that does not answer proves nothing."""
+        host, _, port = self.publisher.endpoint.removeprefix("tcp://").rpartition(":")
+        try:
+            async with asyncio.timeout(PROBE_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError, ValueError):
+            return False
+        writer.close()
+        return False
 
     def _doubt(self) -> None:
         """A publisher was away and cannot be asked: what it said meanwhile, or whether it is another, is unknown."""

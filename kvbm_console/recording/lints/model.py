@@ -159,6 +159,11 @@ ABOUT: Final[dict[str, About]] = {
         "what the engine holds is known only in part: its counts may be wrong until it clears its cache or restarts",
         "give the engine a replay address and this program that address too; raise the engine's hwm and buffer_steps",
     ),
+    "engine_ended": About(
+        "an engine whose event stream is followed has closed its port, or a tapped one ended with live requests",
+        "nobody serves there, and its cache is lost: what comes next is computed anew",
+        "look at the engine's log; it is followed again when it is back",
+    ),
     "recorder": About(
         "the recorder was degraded",
         "events were published and not recorded",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.ids import Authority
+from kvbm_console.core.ids import Authority, FinishReason, SlotState
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import GONE
 from kvbm_console.recording.lints.model import EVIDENCE_MAX, Finding, Level, plural
@@ -84,3 +84,56 @@ class ReportsLost(Lint):
                 because=f"before what is known here; its {_blocks(source, state):,} blocks may be wrong",
                 seq=max(0, state.seq - 1), evidence=(), until_ns=None, count=losses, weight=losses,
             )
+
+
+class EngineEnded(Lint):
+    """An engine ended and is not back: one whose event stream is followed, or a tapped one with its requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: dict[int, tuple[ev.SourceLost, int]] = {}
+        """What ended, with the requests that it took along."""
+        self._aborted: dict[int, tuple[int, int]] = {}
+        """Of each source the time of the last requests that were aborted, and how many then."""
+        self.after = {ev.SlotMoved: self._moved, ev.SourceLost: self._lost, ev.PoolKnown: self._known}
+
+    def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
+        if e.reason is FinishReason.ABORTED and e.new is SlotState.FINISHED:
+            source = state.known_slot(e.slot).source
+            at_ns, count = self._aborted.get(source, (e.at_ns, 0))
+            self._aborted[source] = e.at_ns, count * (at_ns == e.at_ns) + 1
+
+    def _lost(self, e: ev.SourceLost, state: CacheState) -> None:
+        if e.gone:
+            at_ns, taken = self._aborted.pop(e.source, (e.at_ns, 0))
+            taken *= at_ns == e.at_ns
+            if taken or not _tapped(e.source, state):
+                self._open[e.source] = e, taken
+        elif e.restarted and not state.has_ended(e.source):
+            self._over(e.source, e.at_ns)
+
+    def _known(self, e: ev.PoolKnown, state: CacheState) -> None:
+        if e.authority is Authority.OBSERVED:  # a tap that comes again is another source
+            for source in [source for source in self._open if _tapped(source, state)]:
+                self._over(source, e.at_ns)
+
+    def _over(self, source: int, at_ns: int) -> None:
+        if source in self._open:
+            self.over(self._finding(source, *self._open.pop(source), at_ns))
+
+    def _finding(self, source: int, e: ev.SourceLost, taken: int, until_ns: int | None) -> Finding:
+        with_it = f" with {plural(taken, 'live request')}" if taken else ""
+        return Finding(
+            lint="engine_ended", level=Level.CAUTION, who=f"engine {source}", what=f"ended{with_it}",
+            because="and is back" if until_ns is not None else "and is not back; its cache is lost", seq=e.seq,
+            evidence=(), since_ns=e.at_ns, until_ns=until_ns, count=1, weight=1 + taken,
+        )
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Engines that are not back."""
+        for source, (e, taken) in self._open.items():
+            yield self._finding(source, e, taken, None)
+
+
+def _tapped(source: int, state: CacheState) -> bool:
+    return any(pool.info.source == source and pool.info.authority is Authority.OBSERVED for pool in state.pools)

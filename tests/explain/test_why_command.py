@@ -7,11 +7,12 @@ from click.testing import CliRunner, Result
 
 from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.recording.reader import Recording
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 PRESSURE = RECORDINGS / "offload-pressure.mcap"
+CLONE = RECORDINGS / "clone.mcap"
 ONBOARD = RECORDINGS / "onboard-from-host.mcap"
 
 
@@ -63,6 +64,50 @@ def test_a_block_that_did_not_miss_is_said_to_be_found() -> None:
     for block in (0, max(found) - 1, max(found)):
         text = run("chat.1", ONBOARD, "--block", str(block)).output
         assert text.count("found          it is one of the first") == sum(block < count for count in found)
+
+
+def test_a_clone_tells_whose_prompt_it_shares_and_which_blocks_are_its_own() -> None:
+    blocks: dict[int, list[int]] = {}
+    names: dict[int, str] = {}
+    clones: list[ev.SlotCloned] = []
+    for event in (event for batch in Recording.open(CLONE).events() for event in batch):
+        if isinstance(event, ev.SlotOpened):
+            names[event.slot] = event.request
+        elif isinstance(event, ev.DeviceBlocksAssigned):
+            ids = unpack_ids(event.ids)
+            for slot, count in zip(event.slots, event.counts, strict=True):
+                blocks.setdefault(slot, []).extend(ids[:count])
+                del ids[:count]
+        elif isinstance(event, ev.SlotCloned):
+            clones.append(event)
+            parent, mine = blocks[event.parent], unpack_ids(event.ids)
+            shared = [at for at, (one, other) in enumerate(zip(mine, parent, strict=False)) if one == other]
+            document = json.loads(run(event.request, CLONE, "--format", "json").output)
+            assert document["admissions"] == []
+            assert document["clone"] == {
+                "parent": names[event.parent], "parent_slot": str(event.parent), "seq": event.seq,
+                "at_ns": event.at_ns, "shared_blocks": len(shared), "own_blocks": len(mine) - len(shared),
+            }
+            assert shared == list(range(len(shared)))
+            text = run(event.request, CLONE).output
+            assert f"clone of chat.0 (event {event.seq})" in text
+            assert f"shares blocks 0 to {len(shared) - 1} with chat.0" in text
+            assert f"block {len(shared)} is its own" in text
+            assert "no look-up" not in text
+    assert len(clones) == 2
+    parent_text = run("chat.0", CLONE).output
+    assert f"its prompt is shared by {', '.join(clone.request for clone in clones)}" in parent_text
+    other = json.loads(run("other", CLONE, "--format", "json").output)
+    assert (other["clone"], other["clones"]) == (None, [])
+
+
+def test_a_clone_of_which_only_the_facts_are_known_still_tells_what_it_shares(tmp_path: Path) -> None:
+    part = tmp_path / "part.mcap"
+    cut = CliRunner().invoke(cli, ["rec", "cut", str(CLONE), str(part), "--from", "60"])
+    assert cut.exit_code == 0, cut.output
+    document = json.loads(run("chat.0#2", part, "--format", "json").output)
+    assert document["clone"]["parent"] == "chat.0"
+    assert document["clone"]["shared_blocks"] == 10
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:

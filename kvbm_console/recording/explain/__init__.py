@@ -3,9 +3,10 @@
 Law of this package: an explanation names the deciding event by its number, or says that it cannot know.
 """
 
-from kvbm_console.recording.explain.model import Admission, Explanation, Missed, MissedRun, Part, Spent, Wait
+from kvbm_console.recording.explain.model import Admission, Clone, Explanation, Missed, MissedRun, Part, Spent, Wait
 from kvbm_console.recording.explain.request import explain, grouped, only_block
 
 __all__ = [
-    "Admission", "Explanation", "Missed", "MissedRun", "Part", "Spent", "Wait", "explain", "grouped", "only_block",
+    "Admission", "Clone", "Explanation", "Missed", "MissedRun", "Part", "Spent", "Wait", "explain", "grouped",
+    "only_block",
 ]

@@ -12,7 +12,7 @@ from kvbm_console.core.ids import CandidateStatus, SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts
-from kvbm_console.recording.explain.model import Part, Spent, Wait
+from kvbm_console.recording.explain.model import Clone, Part, Spent, Wait
 from kvbm_console.recording.walk import Visitor
 from kvbm_console.stream.feed import GapSeen
 
@@ -89,6 +89,9 @@ class Course(Visitor):
         self.path: list[tuple[SlotState, int, int]] = []
         """(state, since, seq) of every state that it entered."""
         self.ended_ns: int | None = None
+        self.clone: Clone | None = None
+        self.clones: list[str] = []
+        """Requests that were cloned from it."""
         self._copies: dict[int, _Copy] = {}
         self._parts: dict[str, int] = {}
         self._since_ns = 0
@@ -119,6 +122,8 @@ class Course(Visitor):
             return
         if self.slot is None:
             self._from_ns = self._since_ns = slot.opened_ns
+            self.clone = _clone(state, slot, None)
+            self.clones = [other.request for other in state.slots.values() if other.parent == self.number]
         self.slot = slot
         self.block_tokens = _block_tokens(state, slot)
         self._parts[UNKNOWN] = self._parts.get(UNKNOWN, 0) + state.at_ns - self._since_ns
@@ -138,8 +143,11 @@ class Course(Visitor):
             self._mark(max(state.at_ns, self._now_ns or 0))
 
     def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
+        if isinstance(e, ev.SlotCloned) and e.parent == self.number:
+            self.clones.append(e.request)
         if e.slot == self.number:
             self.slot = state.slots[e.slot]
+            self.clone = _clone(state, self.slot, e.seq)
             self.block_tokens = _block_tokens(state, self.slot)
             self.complete = True
             self._from_ns = self._since_ns = e.at_ns
@@ -312,6 +320,22 @@ class Course(Visitor):
             return True
         finishing = next((since for state, since, _ in self.path if state is SlotState.FINISHING), None)
         return finishing is not None and (copy.ended_ns is None or copy.ended_ns > finishing)
+
+
+def _clone(state: CacheState, slot: SlotFacts, seq: int | None) -> Clone | None:
+    """What a clone shares with its parent now, as far as the parent is known."""
+    if slot.parent is None:
+        return None
+    parent = state.slots.get(slot.parent)
+    shared = None
+    if parent is not None:
+        pairs = zip(slot.device_blocks, parent.device_blocks, strict=False)
+        shared = next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs),
+                      min(len(slot.device_blocks), len(parent.device_blocks)))
+    return Clone(
+        parent=None if parent is None else parent.request, parent_slot=str(slot.parent), seq=seq, at_ns=slot.opened_ns,
+        shared_blocks=shared, own_blocks=None if shared is None else len(slot.device_blocks) - shared,
+    )
 
 
 def _block_tokens(state: CacheState, slot: SlotFacts) -> int:

@@ -5,8 +5,12 @@ engine in nanoseconds, and ``text`` says the same in one sentence.
 """
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
+
+CLONES_NAMED: Final = 5
+"""Clones that a sentence names; the document names all."""
 
 
 class Missed(StrEnum):
@@ -119,6 +123,21 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
         return self.until_ns - self.from_ns
 
 
+class Clone(msgspec.Struct, frozen=True, kw_only=True):
+    """Another sequence of a request: cloned behind the prompt, it is never looked up and shares device blocks."""
+
+    parent: str | None
+    """The request whose prompt it shares; None when that is not in the evidence."""
+    parent_slot: str
+    seq: int | None
+    """The event; None when it is not in the evidence."""
+    at_ns: int
+    shared_blocks: int | None
+    """Blocks from the first on that are the parent's own; None when that is not in the evidence."""
+    own_blocks: int | None
+    """Blocks behind them that it had of its own from the beginning."""
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request missed what it missed, and why it took as long as it did."""
 
@@ -133,3 +152,37 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int
     admissions: tuple[Admission, ...]
     spent: Spent
+    clone: Clone | None = None
+    """Whose prompt it shares; None for a request that arrived."""
+    clones: tuple[str, ...] = ()
+    """Requests that share its prompt."""
+
+    @property
+    def origin(self) -> list[str]:
+        """Whose prompt a clone shares, in sentences; who shares its prompt, of a parent."""
+        told = []
+        if self.clone is not None:
+            told = _cloned(self.clone)
+        if self.clones:
+            more = f" and {len(self.clones) - CLONES_NAMED:,} more" if len(self.clones) > CLONES_NAMED else ""
+            told.append(f"its prompt is shared by {', '.join(self.clones[:CLONES_NAMED])}{more}")
+        return told
+
+
+def _cloned(one: Clone) -> list[str]:
+    parent = f"slot {one.parent_slot}" if one.parent is None else one.parent
+    event = "" if one.seq is None else f" (event {one.seq:,})"
+    if one.shared_blocks is None:
+        shares = f"its parent, slot {one.parent_slot}, is not in the evidence any more: what they share is not known"
+    elif not one.shared_blocks:
+        shares = "it shares no block any more: all its blocks are its own"
+    else:
+        last = one.shared_blocks - 1
+        own = "what it computes behind them is its own"
+        if one.own_blocks:
+            end = one.shared_blocks + one.own_blocks - 1
+            which = f"block {end} is" if one.own_blocks == 1 else f"blocks {one.shared_blocks} to {end} are"
+            own = f"{which} its own, and so is what it computes behind"
+        blocks = "block 0" if not last else f"blocks 0 to {last}"
+        shares = f"it shares {blocks} with {parent}, by reference, without a look-up or a copy; {own}"
+    return [f"clone of {parent}{event}", shares, f"what its prompt missed is told by: why {one.parent or parent}"]

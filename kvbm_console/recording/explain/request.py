@@ -97,7 +97,8 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
         evidence=evidence.name, request=slot.request, slot=str(slot.slot), occurrences=len(slots),
         state=(course.path[-1][0] if course.path else slot.state).label, prompt_tokens=slot.prompt_tokens,
         prompt_blocks=slot.prompt_blocks, block_tokens=course.block_tokens,
-        admissions=tuple(_admissions(course, judge)), spent=course.spent(),
+        admissions=tuple(_admissions(course, judge)), spent=course.spent(), clone=course.clone,
+        clones=tuple(course.clones),
     )
 
 

@@ -11,8 +11,8 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import msgspec
@@ -31,6 +31,7 @@ from kvbm_console.debug.leases import LEASE_TTL_NS, Leases
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.debug.watch import Watch
 from kvbm_console.dispatch import Dispatcher, start_leader
+from kvbm_console.parts import Parts
 from kvbm_console.recording.notes import RecorderNotes
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.document import Document, status_document
@@ -147,6 +148,7 @@ class LeaderService:
         self.ended_holds = EndedHolds()
         self._holds_seen = 0
         self._watch = Watch(self.dispatcher, monotonic, wall)
+        self.parts = Parts(self.dispatcher.submit, monotonic)
         self._recorder_notes = RecorderNotes(self.dispatcher.submit)
         self.submit = self.dispatcher.submit
         self._deadlines: WallDeadlines | None = None
@@ -192,7 +194,8 @@ class LeaderService:
             self.state, at_ns=self.at_ns, incarnation=self.incarnation, name=self.name,
             subscribers=len(self.broadcaster.subscribers), slot_filter=slot_filter, engines=self.costs(),
             publishers=self.publishers(), ended_holds=self.ended_holds.last,
-            thrash_window_ns=self.leader.config.thrash_window_ns,
+            thrash_window_ns=self.leader.config.thrash_window_ns, parts=self.parts.rows(),
+            warnings=self.parts.warnings(),
             recorder=None if recorder is None else {
                 "state": recorder.state, "written_seq": recorder.written_seq, "synced_seq": recorder.synced_seq,
                 "path": recorder.path, "bytes": recorder.bytes,
@@ -348,13 +351,17 @@ class LeaderService:
         self.dispatcher.wall_deadlines = self._deadlines
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._beat)
-                group.start_soon(self._expire_leases)
+                group.start_soon(self.keep, "heartbeat", self._beat)
+                group.start_soon(self.keep, "leases", self._expire_leases)
                 task_status.started()
         finally:
             self.broadcaster.later = None
             self._deadlines.close()
             self.dispatcher.wall_deadlines = None
+
+    async def keep(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a task of the daemon, again when it raises; with ``check`` what it raises is raised."""
+        await (run() if self.check else self.parts.keep(name, run))
 
     async def _beat(self) -> None:
         while True:
@@ -365,8 +372,17 @@ class LeaderService:
         while True:
             self._watch.look(int(LEASE_CHECK_S * 1e9))
             self._recorder_notes.look(self.recorder)
+            self._look_at_recorder()
             await anyio.sleep(LEASE_CHECK_S)
             self.leases.expire()
+
+    def _look_at_recorder(self) -> None:
+        """Tell of threads of the recorder that ended, and restart them."""
+        recorder = self.recorder
+        if recorder is None:
+            self.parts.look({}, lambda _: None)
+        else:
+            self.parts.look(recorder.workers, recorder.restart)
 
     def release_all(self) -> None:
         """The first step of an orderly end: whatever is held goes on (``HoldEnd.SHUTDOWN``)."""

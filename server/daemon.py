@@ -133,7 +133,7 @@ class Daemon:
             subscribers=len(service.broadcaster.subscribers), ring_bytes=service.ring.bytes,
             recorder=None if service.recorder is None else service.recorder.status(),
             streams=() if self.streams is None else self.streams.rows(),
-            taps=service.costs(), spans={} if self.spans is None else self.spans.counts(),
+            parts=service.parts.rows(), taps=service.costs(), spans={} if self.spans is None else self.spans.counts(),
         )))
 
     def summary(self) -> Summary:
@@ -288,8 +288,9 @@ class Daemon:
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as group:
             await group.start(self.service.run)
+            group.start_soon(self._tell_health, probe)
             if self.spans is not None:
-                group.start_soon(self.spans.run)
+                group.start_soon(self.service.keep, "spans", self.spans.run)
             if self.rig is None:
                 self._engine_clock_is_the_wall(loop)
             engine = asyncio.ensure_future(self._drive())
@@ -307,6 +308,17 @@ class Daemon:
             await self.spans.finish()
         if failed is not None:
             raise failed
+
+    async def _tell_health(self, probe: Any) -> None:
+        """Keep the health service's answer right: a recorder that was asked for and is dead is no service."""
+        parts, changed = self.service.parts, asyncio.Event()
+        parts.on_change = changed.set
+        while not self.options.healthy_without_recorder:
+            await changed.wait()
+            changed.clear()
+            status = health_pb2.HealthCheckResponse
+            healthy = parts.is_healthy("recorder")
+            await probe.set(SERVICE, status.SERVING if healthy else status.NOT_SERVING)
 
     def _engine_clock_is_the_wall(self, loop: asyncio.AbstractEventLoop) -> None:
         """Without an embedded engine its deadlines and the modelled copies, too, run on the wall's monotonic clock."""
@@ -332,7 +344,7 @@ class Daemon:
     async def _drive(self) -> None:
         """The embedded engine or the event streams, then (unless the end of the work is the end) nothing, for ever."""
         if self.streams is not None:
-            await self.streams.run()
+            await self.streams.run(self.service.keep)
         if self.rig is not None:
             await drive(self.rig, speed=self.options.speed, changed=self.service.changed)
             self.service.broadcaster.flush()

@@ -56,6 +56,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     recording: RecordingOptions = RecordingOptions()
     """How it is recorded, now or when ``rec start`` asks for it."""
     exit_when_done: bool = False
+    healthy_without_recorder: bool = False
+    """Whether the health service says SERVING while a recorder that was asked for is dead."""
     check: bool = False
     """Verify the invariants after every stimulus and raise on a bug instead of undoing it."""
     target: str = ""

@@ -288,7 +288,8 @@ class ConsoleServicer:
                     digest = service.digest()[1]
         recorder = None if service.recorder is None else recorder_message(service.recorder.status())
         beat = frames.heartbeat_frame(
-            ring.next_seq - 1, service.at_ns, len(service.broadcaster.subscribers), recorder, digest
+            ring.next_seq - 1, service.at_ns, len(service.broadcaster.subscribers), recorder, digest,
+            service.parts.warnings(),
         )
         return [*tail, beat]
 

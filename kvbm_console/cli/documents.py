@@ -222,6 +222,18 @@ class PublisherRow(msgspec.Struct):
     """Null: no batch yet."""
 
 
+class PartRow(msgspec.Struct):
+    """A task or thread of the daemon."""
+
+    part: str
+    healthy: bool
+    ended: int
+    """How often it ended without being asked to."""
+    restarted: int
+    why: str
+    """Why it ended last; empty if it never did."""
+
+
 class Status(msgspec.Struct):
     """What is true of a daemon now."""
 
@@ -240,6 +252,9 @@ class Status(msgspec.Struct):
     recorder: RecorderRow | None
     engines: list[EngineRow]
     publishers: list[PublisherRow]
+    parts: list[PartRow]
+    warnings: list[str]
+    """Of parts that are not healthy, or were restarted in the last five minutes."""
 
 
 class Verdict(msgspec.Struct):

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 @click.option("--read-only", is_flag=True, help="Nobody may set breakpoints, continue, feed or record.")
 @click.option("--breakpoints", type=click.Path(path_type=Path), metavar="FILE",
               help="Set the breakpoints of this file at the start, and keep those set with --persist in it.")
+@click.option("--healthy-without-recorder", is_flag=True,
+              help="The health service says SERVING though the recorder ended.")
 @click.option("--exit-when-done", is_flag=True, help="End when the workload has ended.")
 @click.option("--seconds", type=click.FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
 @format_option("text", "json")

@@ -152,4 +152,5 @@ class Subscription:
             synced_seq=recorder.synced_seq if recorder else None,
             synced_age_ns=recorder.synced_age_ns if recorder else None,
             not_recorded=recorder.not_recorded if recorder else 0, subscribers=beat.subscribers,
+            warnings=tuple(beat.warnings),
         )

@@ -302,6 +302,8 @@ class Note(Word):
     LOOP_BLOCKED = 3
     SHUTTING_DOWN = 4
     ENGINE_SUMMARY = 5
+    PART_ENDED = 6
+    PART_RESTARTED = 7
 
 
 for _word in Word.__subclasses__():

@@ -88,6 +88,8 @@ class View(msgspec.Struct):
     """Blocks given up by tier and deciding rule (``Decider.evictions``)."""
     policies: Mapping[Tier, Mapping[str, float]] = {}
     """Gauges of the policy of each tier that the leader decides (``PoolPolicy.gauges``)."""
+    parts: Sequence[Mapping[str, Any]] = ()
+    """Tasks and threads of the daemon (``Parts.rows``)."""
     prefetch: Mapping[str, int] = {}
     """Counts of prefetched blocks (``PrefetchAids.gauges``); empty when nothing is prefetched."""
 
@@ -343,6 +345,14 @@ def _recorder(families: _Families, view: View) -> None:
     lost.add(status.not_recorded)
 
 
+def _parts(families: _Families, view: View) -> None:
+    healthy = families.make("kvbm_part_healthy")
+    ended = families.make("kvbm_part_ended_total")
+    for row in view.parts:
+        healthy.add(row["healthy"], {"part": row["part"]})
+        ended.add(row["ended"], {"part": row["part"]})
+
+
 _TAP_COUNTERS: Final = (
     ("kvbm_tap_calls_total", "calls", 1), ("kvbm_tap_dropped_total", "dropped", 1),
     ("kvbm_tap_errors_total", "errors", 1), ("kvbm_tap_call_seconds_total", "call_ns", SECOND_NS),
@@ -380,6 +390,7 @@ def _memory_peak_bytes() -> int:
 
 
 _PARTS: Final[tuple[Callable[[_Families, View], None], ...]] = (
-    _tiers, _evictions, _reuse, _policies, _prefetch, _transfers, _slots, _holds, _streams, _taps, _recorder, _self,
+    _tiers, _evictions, _reuse, _policies, _prefetch, _transfers, _slots, _holds, _streams, _taps, _recorder,
+    _parts, _self,
     _spans,
 )

@@ -350,6 +350,14 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
         "counter",
         "Events that had to be left out of the recording. Above 0: it has gaps.",
     ),
+    "kvbm_part_healthy": (
+        "gauge",
+        "1 while a task or thread of the daemon runs. 0: it ended and could not be restarted; read the daemon's log.",
+    ),
+    "kvbm_part_ended_total": (
+        "counter",
+        "How often a task or thread of the daemon ended without being asked to. Above 0: report the daemon's log.",
+    ),
     "kvbm_stream_head_seq": (
         "gauge",
         "Number of the newest event. Flat while requests run: the leader gets no reports.",

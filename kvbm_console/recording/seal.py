@@ -27,6 +27,7 @@ from kvbm_console.recording.recover import segment_number
 from kvbm_console.recording.retain import RETAIN_EVERY_S, Retention, retain
 from kvbm_console.recording.scan import Buffer, EntryBuilder, Scan, frames_between, map_file, scan
 from kvbm_console.recording.sealed import SealedSegment
+from kvbm_console.recording.worker import Worker
 
 CHUNK_BYTES: Final = 256 * 1024
 """Decompressed bytes of a chunk: a reader decompresses whole ones, and four times as much gains 1 % of size."""
@@ -230,8 +231,7 @@ class BackgroundSealer:
         self._child: subprocess.Popen[bytes] | None = None
         self._sealing: Path | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvbm-recorder-seal", daemon=True)
-        self._thread.start()
+        self.worker = Worker("recorder-seal", self._run)
         for path in paths:
             self._queue.put(path)
 
@@ -265,7 +265,7 @@ class BackgroundSealer:
         with self._lock:
             if self._sealing is not None:
                 self._abandon(self._sealing.stem)
-        self._thread.join()
+        self.worker.join()
 
     def _sealing_bytes(self, path: Path) -> int:
         """Bytes that the draft of a segment may still take: at most as many as its source has."""

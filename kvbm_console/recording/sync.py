@@ -13,6 +13,7 @@ from pathlib import Path
 from kvbm_console.recording.files import SegmentFile, sync_directory
 from kvbm_console.recording.format import SyncFailed
 from kvbm_console.recording.options import SYNC_INTERVAL_S
+from kvbm_console.recording.worker import Worker
 
 
 class Syncer:
@@ -42,8 +43,7 @@ class Syncer:
         self._wake = threading.Event()
         self._waiting: list[threading.Event] = []
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="kvbm-recorder-sync", daemon=True)
-        self._thread.start()
+        self.worker = Worker("recorder-sync", self._run)
 
     def switched(self, new: SegmentFile) -> SyncFailed | None:
         """The recorder writes to ``new`` now. Returns what failed in the segment before, if anything did."""
@@ -72,8 +72,7 @@ class Syncer:
         """Sync a last time, close every file, end the thread; False when the disk did not let it within the time."""
         self._stopping = True
         self._wake.set()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self.worker.join(timeout_s):
             return False
         for file in self._files:
             with contextlib.suppress(OSError):

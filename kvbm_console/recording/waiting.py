@@ -85,9 +85,13 @@ class WriteQueue:
             taken.append(self._items.get())
         return taken
 
+    def forget(self, items: list[Item]) -> None:
+        """They wait no more."""
+        self._done_bytes += sum(item.bytes for item in items if isinstance(item, (Chunks, Key)))
+
     def done(self, items: list[Item]) -> None:
         """They are written or counted; rest when they are the last of what waited at the end of the rest before."""
-        self._done_bytes += sum(item.bytes for item in items if isinstance(item, (Chunks, Key)))
+        self.forget(items)
         self._turn -= len(items)
         if self._gap_s and self._turn <= 0:
             # What comes during a write does not keep it from resting: beside a busy thread something always does.

@@ -33,7 +33,8 @@ from kvbm_console.recording.retain import KEEP_ALL, Retention
 from kvbm_console.recording.seal import BackgroundSealer, never, try_seal
 from kvbm_console.recording.segment import OpenFile, SegmentWriter
 from kvbm_console.recording.sync import Syncer
-from kvbm_console.recording.waiting import WRITE_GAP_S, Chunks, Key, WriteQueue
+from kvbm_console.recording.waiting import WRITE_GAP_S, Chunks, Item, Key, WriteQueue
+from kvbm_console.recording.worker import Worker
 from kvbm_console.wire.batches import EventChunk, StimulusChunk
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -164,8 +165,13 @@ class Recorder:
             interval_s=self._sync_interval_s, retired=self._sealer.add if self._seal else lambda path: None,
         )
         self._queue.put(Key(self._head, 0, facts, aids, len(facts) + len(aids), 0, False))
-        self._thread = threading.Thread(target=self._run, name="kvbm-recorder", daemon=True)
-        self._thread.start()
+        self._taken: list[Item] = []
+        """What the writing thread works on."""
+        self._worker = Worker("recorder", self._run)
+        self.workers = {
+            "recorder": self._worker, "recorder sync": self._syncer.worker, "recorder seal": self._sealer.worker,
+        }
+        """Its threads by name; one that ended is restarted by ``restart``."""
 
     # --- the service's thread ----------------------------------------------------------------------------------------
 
@@ -199,7 +205,8 @@ class Recorder:
         synced_seq = self._syncer.synced_seq
         failed = self._syncer.failed
         losing = self._down or self._overflowing or failed is not None or self._loss != self._healed_loss
-        reason = failed.error if failed else self._reason if losing else self._hindrance()
+        ended = next((f"its thread {name!r} ended" for name, one in self.workers.items() if one.ended), None)
+        reason = ended or (failed.error if failed else self._reason if losing else self._hindrance())
         segment = self._segment
         path = segment.path.with_suffix(".mcap") if self._sealed else segment.path
         return RecorderStatus(
@@ -207,6 +214,20 @@ class Recorder:
             max(0, self._clock() - self._syncer.synced_ns), self._dropped + self._lost, str(path), segment.size,
             segment.about.segment, reason, self._syncer.failures, self._sealer.removed_segments,
         )
+
+    def restart(self, name: str) -> None:
+        """Begin one of ``workers`` again after it ended. What the writing thread worked on is lost, and counted."""
+        worker = self.workers[name]
+        if worker is self._worker:
+            taken, self._taken = self._taken, []
+            self._lose(RuntimeError(worker.ended))
+            self._lost += sum(
+                item.events.count for item in taken
+                if isinstance(item, Chunks) and item.events is not None and item.events.first_seq >= self._next_seq
+            )
+            self._rotating = False
+            self._queue.forget(taken)
+        worker.restart()
 
     def _hindrance(self) -> str | None:
         """What keeps the directory from being as it was asked for while no event is lost."""
@@ -232,8 +253,8 @@ class Recorder:
             return
         self._closed = True
         self._queue.put(None)
-        self._thread.join(CLOSE_TIMEOUT_S)
-        self._durable = not self._thread.is_alive() and self._syncer.stop(CLOSE_TIMEOUT_S)
+        written = self._worker.join(CLOSE_TIMEOUT_S)
+        self._durable = written and self._syncer.stop(CLOSE_TIMEOUT_S)
 
     def close(self, give_up: Callable[[], bool] = never) -> None:
         """``end``, seal each segment that is left until ``give_up`` says so, give the directory back.
@@ -309,6 +330,7 @@ class Recorder:
             except queue.Empty:
                 self._probe()
                 continue
+            self._taken = items
             last = items[-1]
             chunks = [item for item in items if isinstance(item, Chunks)]
             if chunks:
@@ -321,6 +343,7 @@ class Recorder:
                 self._probe()
             if isinstance(last, threading.Event):
                 last.set()
+            self._taken = []
             self._queue.done(items)
         self._finish()
 

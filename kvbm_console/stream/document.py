@@ -30,6 +30,9 @@ exactly these keys, and new ones are only added:
 ``engines``      list of {source, name, calls, dropped, errors, call_ns, steps, step_ns}: what a tap has cost its engine
 ``publishers``   list of {source, name, connected, batches, gaps, lost_batches, restarts, last_batch_ns}: event streams
                  that are followed; last_batch_ns is null before the first batch
+``parts``        list of {part, healthy, ended, restarted, why}: tasks and threads of the daemon; how often each ended
+                 without being asked to and was restarted, and why it ended last
+``warnings``     list of sentences: parts that are not healthy, or were restarted in the last five minutes
 ``recorder``     {state, written_seq, synced_seq, path, bytes}, null when nothing is recorded
 
 Law of this file: it reads facts and changes nothing.
@@ -53,7 +56,8 @@ Document = dict[str, Any]
 def status_document(
     state: CacheState, *, at_ns: int, incarnation: str, subscribers: int, recorder: Document | None,
     name: str = "", slot_filter: str = "", engines: Sequence[Document] = (), publishers: Sequence[Document] = (),
-    ended_holds: Iterable[EndedHold] = (), thrash_window_ns: int | None = None,
+    ended_holds: Iterable[EndedHold] = (), thrash_window_ns: int | None = None, parts: Sequence[Document] = (),
+    warnings: Sequence[str] = (),
 ) -> Document:
     """The document of facts as of ``at_ns``, the engine's clock now.
 
@@ -88,6 +92,8 @@ def status_document(
         "recorder": recorder,
         "engines": list(engines),
         "publishers": list(publishers),
+        "parts": list(parts),
+        "warnings": list(warnings),
     }
 
 

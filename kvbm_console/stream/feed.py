@@ -94,6 +94,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     not_recorded: int
     """Events that the recorder had to drop."""
     subscribers: int
+    warnings: tuple[str, ...] = ()
+    """A sentence for each part of the daemon that ended, or was restarted lately."""
 
 
 class Disconnected(msgspec.Struct, frozen=True):

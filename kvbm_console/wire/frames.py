@@ -3,7 +3,7 @@
 Law of this file: a frame is byte for byte what the generated code would have written for the ``SubscribeReply``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, cast
 
 from kvbm_console.wire.v1 import console_pb2 as pb
@@ -55,10 +55,13 @@ def snapshot_frames(seq: int, at_ns: int, incarnation: str, facts: bytes, digest
 
 
 def heartbeat_frame(
-    head_seq: int, at_ns: int, subscribers: int, recorder: pb.RecorderStatus | None, digest: int | None
+    head_seq: int, at_ns: int, subscribers: int, recorder: pb.RecorderStatus | None, digest: int | None,
+    warnings: Sequence[str] = (),
 ) -> bytes:
-    """The half-second sign of life, with the recorder's watermarks."""
-    beat = pb.Heartbeat(head_seq=head_seq, at_ns=at_ns, subscribers=subscribers, recorder=cast(Any, recorder))
+    """The half-second sign of life, with the recorder's watermarks and what is wrong with the daemon itself."""
+    beat = pb.Heartbeat(
+        head_seq=head_seq, at_ns=at_ns, subscribers=subscribers, recorder=cast(Any, recorder), warnings=warnings
+    )
     if digest is not None:
         beat.digest = digest
     return pb.SubscribeReply(heartbeat=beat).SerializeToString()

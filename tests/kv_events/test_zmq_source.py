@@ -17,13 +17,17 @@ from typing import Any
 import pytest
 import zmq.asyncio
 
+from kvbm_console.client import Client
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import SourceLost
+from kvbm_console.engines.kv_events import zmq_source
 from kvbm_console.engines.kv_events.address import Publisher, parse_publishers
 from kvbm_console.engines.kv_events.stream import EventStream
 from kvbm_console.engines.kv_events.zmq_source import PAUSE_FACTOR, PAUSE_MOST_S, ZmqSource
 from tests.kv_events.payloads import cleared, removed, stored
 from tests.kv_events.test_stream import SOURCE, House, facts_of
+from tests.server.daemons import daemon_at, until
 
 CHILD = Path(__file__).with_name("publisher_child.py")
 PATIENCE_S = 20.0
@@ -487,3 +491,49 @@ async def test_between_two_replays_the_publisher_has_four_times_as_long_for_its_
     assert len(asked) >= 3
     for (began, ended), (again, _) in itertools.pairwise(asked):
         assert again - ended >= min(PAUSE_FACTOR * (ended - began), PAUSE_MOST_S)
+
+
+@pytest.mark.asyncio
+async def test_a_message_that_is_too_large_costs_what_it_held_and_not_the_stream(
+    engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroMQ ends the connection at a message above its limit, and never connects again by itself."""
+    monkeypatch.setattr(zmq_source, "PAYLOAD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(zmq_source, "RECONNECT_S", 0.05)
+    engine = engines()
+    house = House()
+    state = house.dispatcher.leader.state
+    async with Following(engine.publisher(replay=False), house) as following:
+        await reach(following, engine, [stored(1)])
+        await following.until(lambda: following.stream.counts.batches > 0)
+        engine.publish([stored(*range(100, 60_000))])
+        await following.until(lambda: following.source.status.disconnects > 0)
+        await following.joined()
+        await reach(following, engine, [stored(2)])
+        await following.until(lambda: 2 in state.pools[0].by_hash)
+    assert state.lost_sources, "what the large one held is not known"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("part", ["_take_all", "_watch"])
+async def test_a_follower_that_fails_is_told_and_follows_again(
+    engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    engine = engines()
+    engine.publish([stored(1)])
+    real, failures = getattr(ZmqSource, part), [RuntimeError("a bug of ours")]
+
+    async def failing(self: ZmqSource, *args: Any) -> None:
+        if failures:
+            raise failures.pop()
+        await real(self, *args)
+
+    monkeypatch.setattr(ZmqSource, part, failing)
+    async with (
+        daemon_at(None, publishers=(engine.publisher(),), config=LeaderConfig(g2_blocks=0, g3_blocks=0)) as daemon,
+        Client(daemon.address) as client,
+    ):
+        document = await until(client, lambda document: document["tiers"]["g1"]["resident_blocks"] == 1)
+        (row,) = [row for row in document["parts"] if row["part"].startswith("publisher")]
+        assert (row["healthy"], row["ended"], row["restarted"]) == (True, 1, 1)
+        assert row["why"] == "RuntimeError: a bug of ours"

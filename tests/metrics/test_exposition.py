@@ -138,7 +138,7 @@ class OneStream:
     def rows(self) -> list[Any]:
         return [self._row]
 
-    async def run(self) -> None:
+    async def run(self, keep: object = None) -> None:
         """Nothing to follow."""
 
     def close(self) -> None:

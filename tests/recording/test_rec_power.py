@@ -52,7 +52,7 @@ class Failing:
         safe, self.entries = dict(disk.synced), set(entries)
         write()
         recorder._queue.put(None)
-        recorder._thread.join()
+        recorder._worker.join()
         self.files = {path: path.read_bytes() for path in directory.glob("*.active")}
         self.safe = {path: safe.get(path, 0) for path in self.files}
         recorder.close()

@@ -226,7 +226,7 @@ def test_a_recorder_seals_what_an_earlier_one_left(tmp_path: Path) -> None:
     recorder = recorder_of(log, tmp_path, incarnation="second")
     recorder.offer(*log.flush(3))
     recorder._sealer._queue.put(None)
-    recorder._sealer._thread.join()
+    recorder._sealer.worker.join()
     recorder.close()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["000001-000000000000.mcap", "000002-000000000000.mcap", "lock"]

@@ -42,7 +42,7 @@ async def test_hello_status_and_digest() -> None:
         status = await client.status()
         assert set(status) == {
             "slots", "tiers", "transfers", "breakpoints", "holds", "ended_holds", "frozen", "stream", "recorder",
-            "engines", "publishers", "prefetch", "thrash",
+            "engines", "publishers", "prefetch", "thrash", "parts", "warnings",
         }
         seq, digest = await client.digest()
         assert seq >= 0

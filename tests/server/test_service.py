@@ -338,6 +338,8 @@ def test_the_status_document_has_exactly_the_documented_keys() -> None:
         "recorder": None,
         "engines": [],
         "publishers": [],
+        "parts": [],
+        "warnings": [],
         "prefetch": {"fetched_blocks": 0, "used_blocks": 0, "precision": None, "limits": 0, "limited": False},
         "thrash": {"window_ns": 1_000_000, "evicted_blocks": 0, "thrash_blocks": 0, "thrash_rate": None},
     }

@@ -42,6 +42,11 @@ TEXTS: Final[dict[str, LintText]] = {
         "timeline have a hole, which is drawn.",
         "The reader was too slow or away. Recordings of the daemon have the events if it records.",
     ),
+    "part": LintText(
+        "a part of the daemon ended within the last 5 minutes",
+        "A task or thread of the daemon ended by a bug. It is restarted; what it did may have a hole.",
+        "Report what the daemon's log says. If it does not run again, restart the daemon.",
+    ),
     "recorder": LintText(
         "the recorder is degraded",
         "Events are not being kept: what happens now cannot be replayed.",

@@ -24,7 +24,7 @@ SHOW_AFTER_NS: Final = 2 * S
 LEAVE_AFTER_NS: Final = 5 * S
 LOSS_SHOWN_NS: Final = 300 * S
 """A loss needs attention for five minutes; the status row keeps the count for the whole run."""
-AT_ONCE: Final = ("held", "lost", "recorder", "all_held", "frozen")
+AT_ONCE: Final = ("held", "lost", "recorder", "part", "all_held", "frozen")
 """What shows as soon as it is true."""
 LEVELS: Final = {Level.FAULT: "fault", Level.HELD: "hold", Level.CAUTION: "caution"}
 MANY: Final = "+"
@@ -178,6 +178,10 @@ def _feed(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
         yield Warning("recorder", Level.FAULT, "recorder", "degraded",
                       f"{count(beat.not_recorded)} events not recorded; look at the disk", ("8", "the recorder"),
                       kind="recorder")
+    for at, sentence in enumerate(() if beat is None else beat.warnings):
+        who, _, what = sentence.partition(" ended")
+        yield Warning(f"part {at}", Level.FAULT, plain(who), "ended", plain(what.lstrip(": ")), ("9", "the log"),
+                      kind="part")
     assert mirror.state is not None
     if mirror.state.all_held:
         yield Warning("all_held", Level.CAUTION, "everything", "held",

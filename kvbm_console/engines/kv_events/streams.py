@@ -4,7 +4,7 @@ Law of this file: an address that cannot be used is refused by ``open``, before 
 one publisher's silence or nonsense does not touch another.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import anyio
@@ -14,6 +14,9 @@ from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.stream import EventStream, StreamCounts
 from kvbm_console.engines.kv_events.zmq_source import SourceStatus, ZmqSource, new_context
+
+Keep = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, Any, None]]
+"""Runs a task under a name (``LeaderService.keep``)."""
 
 
 class StreamRow(msgspec.Struct, frozen=True):
@@ -31,6 +34,7 @@ class Streams:
     def __init__(self, publishers: Sequence[Publisher], dispatcher: Dispatcher, new_source: Callable[[], int]) -> None:
         self._dispatcher, self._new_source = dispatcher, new_source
         self._context: Any = None
+        self._publishers = publishers
         self.sources = [self._source(publisher) for publisher in publishers]
 
     def _source(self, publisher: Publisher) -> ZmqSource:
@@ -68,12 +72,15 @@ class Streams:
             self.close()
             raise
 
-    async def run(self) -> None:
-        """Follow all until cancelled, then give the sockets back."""
+    async def run(self, keep: Keep | None = None) -> None:
+        """Follow all until cancelled, then give the sockets back. ``keep(name, run)`` runs each of them."""
         try:
             async with anyio.create_task_group() as group:
-                for source in self.sources:
-                    group.start_soon(source.run)
+                for publisher, source in zip(self._publishers, self.sources, strict=True):
+                    if keep is None:
+                        group.start_soon(source.run)
+                    else:
+                        group.start_soon(keep, f"publisher {publisher.label}", source.run)
         finally:
             self.close()
 

@@ -9,6 +9,7 @@ order, or that it is lost.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -29,6 +30,8 @@ try:
 except ImportError:  # pragma: no cover - the extra is installed wherever tests run
     raise missing("an event stream", "engines", "pyzmq") from None
 
+RECONNECT_S: Final = 5.0
+"""Without a connection, one is tried at least this often."""
 QUEUE_MESSAGES_MAX: Final = 10_000
 """Messages that wait in the socket: as many as an engine keeps for a replay. What comes on top is lost and noticed."""
 REPLAY_IDLE_S: Final = 2.0
@@ -177,19 +180,27 @@ class ZmqSource:
         self._context, self._sub = context, sub
 
     async def run(self) -> None:
-        """Follow, after ``open``."""
-        sub = self._sub
-        watching = asyncio.ensure_future(self._watch())
+        """Follow, after ``open``; again on a new socket, after it raised."""
+        if self._sub.closed:
+            self.status.connected, self.status.disconnects = False, self.status.connects
+            self.open(self._context)
+        taking, watching = asyncio.ensure_future(self._take_all(self._sub)), asyncio.ensure_future(self._watch())
         try:
-            await self._take_all(sub)
+            await asyncio.wait((taking, watching), return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            watching.cancel()
+            for task in (taking, watching):
+                task.cancel()
+            await asyncio.wait((taking, watching))
             self.close()
+        for task in (taking, watching):
+            if not task.cancelled():
+                task.result()
 
     def close(self) -> None:
         """Give the socket back; may be called again."""
         if self._sub is not None and not self._sub.closed:
             self._sub.disable_monitor()
+            self._monitor.close(linger=0)
             self._sub.close(linger=0)
 
     def _set_up(self, sub: Any) -> None:
@@ -197,7 +208,7 @@ class ZmqSource:
         sub.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
         sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
         sub.setsockopt(zmq.IPV6, 1)
-        sub.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
+        sub.setsockopt(zmq.RECONNECT_IVL_MAX, round(RECONNECT_S * 1e3))
         sub.setsockopt(zmq.SUBSCRIBE, self.publisher.topic.encode())
         try:
             if self.publisher.bind:
@@ -214,7 +225,13 @@ class ZmqSource:
         status = self.status
         try:
             while True:
-                event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+                try:
+                    async with asyncio.timeout(None if status.connected or self.publisher.bind else RECONNECT_S):
+                        told = await self._monitor.recv_multipart()
+                except TimeoutError:
+                    self._connect_again()
+                    continue
+                event = parse_monitor_message(told)["event"]
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     status.connects += 1
                 elif event == zmq.EVENT_DISCONNECTED:
@@ -274,6 +291,12 @@ class ZmqSource:
             return False
         writer.close()
         return False
+
+    def _connect_again(self) -> None:
+        """ZeroMQ gives a connection up for good that sent more than ``PAYLOAD_BYTES_MAX``, or no ZeroMQ at all."""
+        with contextlib.suppress(zmq.ZMQError):  # none is there to end
+            self._sub.disconnect(self.publisher.endpoint)
+        self._sub.connect(self.publisher.endpoint)
 
     def _doubt(self) -> None:
         """A publisher was away and cannot be asked: what it said meanwhile, or whether it is another, is unknown."""

@@ -197,6 +197,8 @@ class Note(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOTE_LOOP_BLOCKED: _ClassVar[Note]
     NOTE_SHUTTING_DOWN: _ClassVar[Note]
     NOTE_ENGINE_SUMMARY: _ClassVar[Note]
+    NOTE_PART_ENDED: _ClassVar[Note]
+    NOTE_PART_RESTARTED: _ClassVar[Note]
 ROLE_UNSPECIFIED: Role
 ROLE_OBSERVE: Role
 ROLE_CONTROL: Role
@@ -324,6 +326,8 @@ NOTE_CLOCK_STEPPED: Note
 NOTE_LOOP_BLOCKED: Note
 NOTE_SHUTTING_DOWN: Note
 NOTE_ENGINE_SUMMARY: Note
+NOTE_PART_ENDED: Note
+NOTE_PART_RESTARTED: Note
 ROLE_FIELD_NUMBER: _ClassVar[int]
 role: _descriptor.FieldDescriptor
 
@@ -500,18 +504,20 @@ class Gap(_message.Message):
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., count: _Optional[int] = ..., reason: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("head_seq", "at_ns", "recorder", "subscribers", "digest")
+    __slots__ = ("head_seq", "at_ns", "recorder", "subscribers", "digest", "warnings")
     HEAD_SEQ_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     RECORDER_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBERS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     head_seq: int
     at_ns: int
     recorder: RecorderStatus
     subscribers: int
     digest: int
-    def __init__(self, head_seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., recorder: _Optional[_Union[RecorderStatus, _Mapping]] = ..., subscribers: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, head_seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., recorder: _Optional[_Union[RecorderStatus, _Mapping]] = ..., subscribers: _Optional[int] = ..., digest: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RecorderStatus(_message.Message):
     __slots__ = ("state", "written_seq", "synced_seq", "synced_age_ns", "not_recorded", "path", "bytes", "segment", "reason", "removed_segments")

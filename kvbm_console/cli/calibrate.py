@@ -45,8 +45,8 @@ def calibrate(
     simulate --requests-out writes such a table. Times may be in _us, _ms or _s instead of _ns.
 
     It prints the flags, and how far the step model is off with them. The requests are served again by the simulated
-    engine: errors of first tokens and of time per token are those of that run. Neither copies from lower tiers nor a
-    full device are part of it.
+    engine: errors of first tokens and of time per token are those of that run. It has the device of a recording in
+    which nothing was found below the device, else room for all requests; copies are no part of it.
     """
     from kvbm_console.engines.config import EngineConfig
     from kvbm_console.simulation.calibrate import calibrate as fit
@@ -86,7 +86,9 @@ def _lines(found: "Calibration") -> list[str]:
     rows.append(("valid for", f"up to {found.prefill_tokens_max:,.0f} prompt tokens and "
                               f"{found.decode_requests_max:,.0f} decoding requests in a step"))
     rows.append(("served again with", f"at most {number(found.max_num_batched_tokens)} tokens and "
-                                      f"{number(found.max_num_seqs)} requests in a step"))
+                                      f"{number(found.max_num_seqs)} requests in a step, "
+                                      + (f"{number(found.device_blocks)} device blocks"
+                                         if found.device_blocks is not None else "room for all")))
     tried = ("all", found.fitted), ("second half, by times of the first", found.second_half)
     for name, key in (("step times", "times"), ("ttft", "ttft"), ("tpot", "tpot")):
         rows += [

@@ -24,7 +24,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.workloads import Capacities, Request
 from kvbm_console.simulation.ledger import Ledger
-from kvbm_console.simulation.measured import Equation, Measured, Served
+from kvbm_console.simulation.measured import Device, Equation, Measured, Served
 from kvbm_console.simulation.meter import RequestRecord
 
 SCHEMA: Final = "kvbm-console.calibrate/1"
@@ -91,6 +91,8 @@ class Calibration(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int
     max_num_seqs: int
     """Limits with which the requests were served again: those said, else the largest that a recording has."""
+    device_blocks: int | None
+    """The same: of a recording without hits below the device. Null: as many as they need, and no block is shared."""
     step_base_ns: int
     step_prefill_token_ns: int
     step_decode_request_ns: int
@@ -141,14 +143,15 @@ def calibrate(source: str, measured: Measured, limits: EngineConfig) -> Calibrat
     return Calibration(
         schema=SCHEMA, source=source, kind=measured.kind, measurements=len(equations), left_out=fit.left_out,
         requests=len(measured.requests), max_num_batched_tokens=limits.max_batch_tokens,
-        max_num_seqs=limits.max_running, step_base_ns=config.step_base_ns,
+        max_num_seqs=limits.max_running,
+        device_blocks=None if measured.device is None else measured.device.blocks, step_base_ns=config.step_base_ns,
         step_prefill_token_ns=config.prefill_token_ns, step_decode_request_ns=config.decode_request_ns,
         standard_errors_ns=fit.errors,
         prefill_tokens_max=max(row.prefill_tokens / steps for row, steps in zip(equations, each, strict=True)),
         decode_requests_max=max(row.decode_requests / steps for row, steps in zip(equations, each, strict=True)),
-        fitted=_tried(config, equations, measured.requests, -1.0),
+        fitted=_tried(config, equations, measured, None),
         second_half=Tried(None, None, None) if earlier is None else _tried(
-            earlier.config(limits), equations[middle:], measured.requests, half_ns
+            earlier.config(limits), equations[middle:], measured, half_ns
         ),
         flags=" ".join(f"--{name} {value}ns" for name, value in zip(
             NAMES, (config.step_base_ns, config.prefill_token_ns, config.decode_request_ns), strict=True
@@ -227,19 +230,22 @@ def _standard_errors(rows: Matrix, values: Matrix, found: Matrix) -> tuple[float
 
 
 def _tried(
-    config: EngineConfig, equations: Sequence[Equation], requests: Sequence[Served], since_ns: float
+    config: EngineConfig, equations: Sequence[Equation], measured: Measured, since_ns: float | None
 ) -> Tried:
-    """Errors of times, and of the requests that arrived from ``since_ns`` on."""
+    """Errors of times, and of the requests that arrived from ``since_ns`` on (None: of all)."""
     times = [
         abs(
             row.steps * config.step_base_ns + row.prefill_tokens * config.prefill_token_ns
             + row.decode_requests * config.decode_request_ns - row.time_ns
         ) / row.time_ns for row in equations
     ]
-    firsts, tokens = [], []
-    for real, served in zip(requests, serve(config, requests), strict=False):
-        if real.arrived_ns < since_ns:
+    firsts: list[tuple[float, float]] = []
+    tokens: list[tuple[float, float]] = []
+    for real, served in serve(config, measured.requests, measured.device):
+        if since_ns is not None and real.arrived_ns < since_ns:
             continue
+        assert served.first_token_ns is not None
+        assert served.finished_ns is not None
         firsts.append((real.first_token_ns - real.arrived_ns, served.first_token_ns - served.arrived_ns))
         if real.output_tokens > 1:
             tokens.append((
@@ -273,50 +279,57 @@ def _least(ordered: list[float], percent: int) -> float:
     return ordered[-(-percent * len(ordered) // 100) - 1]
 
 
-def serve(config: EngineConfig, requests: Sequence[Served]) -> list[Served]:
-    """The same requests on the simulated engine, in their order, at most ``SERVED_MAX`` of them."""
-    workload = _Again(requests[:SERVED_MAX])
+def serve(
+    config: EngineConfig, requests: Sequence[Served], device: Device | None = None
+) -> list[tuple[Served, RequestRecord]]:
+    """The same requests on the simulated engine, at most ``SERVED_MAX`` of them, each with what became of it.
+
+    Without a device each computes the tokens that it had to compute, and there is room for all.
+    """
+    workload = _Again(requests[:SERVED_MAX], device)
     engine = msgspec.structs.replace(config, g1_blocks=workload.capacities.g1_blocks)
-    found: dict[int, Served] = {}
+    found: dict[int, RequestRecord] = {}
 
     def ended(record: RequestRecord) -> None:
-        if record.first_token_ns is not None and record.finished_ns is not None:
-            at = int(record.request)
-            found[at] = Served(
-                record.arrived_ns, record.first_token_ns, record.finished_ns, record.prompt_tokens,
-                record.output_tokens,
-            )
+        found[int(record.request)] = record
 
-    Ledger(engine, workload, BLOCK_TOKENS, ended=ended).run_to_end()
-    return [found[at] for at in sorted(found)]
+    Ledger(engine, workload, workload.capacities.block_tokens, ended=ended).run_to_end()
+    return [(requests[at], found[at]) for at in sorted(found) if found[at].first_token_ns is not None]
 
 
 class _Again:
-    """Measured requests as a workload: at their times, with the prompt tokens that were computed."""
+    """Measured requests as a workload, at their times."""
 
     endless = False
     name = "measured"
 
-    def __init__(self, requests: Sequence[Served]) -> None:
+    def __init__(self, requests: Sequence[Served], device: Device | None) -> None:
         self._requests = requests
-        blocks = sum(-(-(one.computed_tokens + one.output_tokens) // BLOCK_TOKENS) for one in requests)
-        self.capacities = Capacities(BLOCK_TOKENS, max(1, min(2**22, blocks)), 0, 0, 8_192)
+        self._device = device
+        size = BLOCK_TOKENS
+        blocks = sum(-(-(one.computed_tokens + one.output_tokens) // size) for one in requests)
+        if device is not None:
+            blocks, size = device
+        self.capacities = Capacities(size, max(1, min(2**22, blocks)), 0, 0, 8_192)
 
     def begin(self, block_tokens: int) -> None:
         """Nothing: the block size is known."""
 
     def arrivals(self) -> Iterator[Request]:
-        """By arrival; no block is shared."""
+        """By arrival; without a device no block is shared."""
         key = 1
         since_ns = self._requests[0].arrived_ns if self._requests else 0
         for at, one in enumerate(self._requests):
-            full = one.computed_tokens // BLOCK_TOKENS
-            total = (one.computed_tokens + one.output_tokens) // BLOCK_TOKENS
+            hashes, output_hashes, prompt = one.hashes, one.output_hashes, one.prompt_tokens
+            if self._device is None:
+                prompt = one.computed_tokens
+                full = prompt // BLOCK_TOKENS
+                total = (prompt + one.output_tokens) // BLOCK_TOKENS
+                hashes, output_hashes = tuple(range(key, key + full)), tuple(range(key + full, key + total))
+                key += total
             yield Request(
-                str(at), round(one.arrived_ns - since_ns), tuple(range(key, key + full)),
-                tuple(range(key + full, key + total)), one.computed_tokens, one.output_tokens,
+                str(at), round(one.arrived_ns - since_ns), hashes, output_hashes, prompt, one.output_tokens
             )
-            key += total
 
     def finished(self, request: Request, at_ns: int) -> Any:
         """None: every arrival was measured."""

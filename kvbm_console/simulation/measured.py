@@ -15,15 +15,16 @@ Law of this file: it reads and counts; a value that is not there is refused by f
 import csv
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording.reader import Recording
 
@@ -56,6 +57,18 @@ class Served(NamedTuple):
     computed_tokens: int
     """Prompt tokens that were not cached."""
     output_tokens: int
+    prompt_tokens: int = 0
+    hashes: tuple[int, ...] = ()
+    """Of its prompt's full blocks, where the source tells them."""
+    output_hashes: tuple[int, ...] = ()
+    """Of the blocks behind them that became full."""
+
+
+class Device(NamedTuple):
+    """The device of an engine that has no other tier."""
+
+    blocks: int
+    block_tokens: int
 
 
 class Measured(NamedTuple):
@@ -69,6 +82,8 @@ class Measured(NamedTuple):
     """Most tokens that a step computed, where the source tells."""
     running_most: int | None = None
     """Most requests that took part in a step."""
+    device: Device | None = None
+    """Where the source tells it with the hashes of all blocks, and nothing was found below it."""
 
 
 def read_measured(path: Path, batch_tokens: int) -> Measured:
@@ -166,7 +181,7 @@ def equations_of(requests: list[Served], batch_tokens: int) -> list[Equation]:
     found: list[Equation] = []
     busy_ns = -1.0
     for at, served in enumerate(requests):
-        _, first_ns, finished_ns, computed, output = served
+        _, first_ns, finished_ns, computed, output = served[:5]
         alone = served.arrived_ns >= busy_ns and (
             at + 1 == len(requests) or requests[at + 1].arrived_ns >= first_ns
         )
@@ -214,11 +229,14 @@ class _Sampled:
 class _Life:
     """A slot while the recording is read."""
 
-    __slots__ = ("arrived_ns", "cached", "computed", "first_ns", "prompt", "state")
+    __slots__ = ("arrived_ns", "cached", "computed", "filled", "first_ns", "hashes", "prompt", "state")
 
-    def __init__(self, arrived_ns: float, prompt: int) -> None:
+    def __init__(self, arrived_ns: float, prompt: int, hashes: tuple[int, ...]) -> None:
         self.arrived_ns = arrived_ns
         self.prompt = prompt
+        self.hashes = hashes
+        self.filled: dict[int, None] = {}
+        """Hashes of blocks that it computed, behind its prompt."""
         self.state = SlotState.INITIALIZED
         self.computed = 0
         self.cached: int | None = None
@@ -230,16 +248,22 @@ class _Reading:
 
     def __init__(self) -> None:
         self.equations: list[Equation] = []
-        self.requests: list[Served] = []
+        self._requests: list[tuple[float, int, Served]] = []
+        self._device: Device | None = None
+        self._devices = 0
+        self._below = False
+        """Whether blocks were found below the device."""
         self._lives: dict[int, _Life] = {}
         self._last: tuple[float, int, int, int, set[int]] | None = None
         """Begin, number, prompt tokens, decoding requests and slots of the last iterations."""
+        self._ending: list[_Life] = []
+        """Those whose prompt the last iteration computes to its end."""
         self.tokens_most = self.running_most = 1
 
     def take(self, event: ev.Event, at_ns: float) -> None:
         """The next event, with the engine's time of it."""
         if isinstance(event, ev.SlotOpened):
-            self._lives[event.slot] = _Life(at_ns, event.prompt_tokens)
+            self._lives[event.slot] = _Life(at_ns, event.prompt_tokens, tuple(unpack_hashes(event.hashes)))
         elif isinstance(event, ev.SlotMoved) and event.slot in self._lives:
             self._moved(event, self._lives[event.slot], at_ns)
         elif isinstance(event, ev.SlotClosed):
@@ -248,6 +272,26 @@ class _Reading:
             self._iterated(event, at_ns)
         elif isinstance(event, ev.SourceLost):
             self._last = None
+        elif isinstance(event, ev.BlocksFilled):
+            hashes = iter(unpack_hashes(event.hashes))
+            for slot, count in zip(event.slots, event.counts, strict=True):
+                for key in islice(hashes, count):
+                    if slot in self._lives and key not in self._lives[slot].hashes:
+                        self._lives[slot].filled[key] = None
+        elif isinstance(event, ev.PrefixScored):
+            self._below |= any(event.hits[1:])
+        elif isinstance(event, ev.PoolKnown) and event.tier is Tier.G1:
+            self._devices += 1
+            if event.capacity_blocks:
+                self._device = Device(event.capacity_blocks, event.block_tokens)
+
+    def measured(self) -> Measured:
+        """What was read."""
+        requests = [served for _, _, served in sorted(self._requests, key=lambda row: row[:2])]
+        device = self._device if self._devices == 1 and not self._below else None
+        if device is not None and not all(_told(served, device.block_tokens) for served in requests):
+            device = None
+        return Measured("recording", self.equations, requests, self.tokens_most, self.running_most, device)
 
     def _moved(self, event: ev.SlotMoved, life: _Life, at_ns: float) -> None:
         life.state = event.new
@@ -255,27 +299,31 @@ class _Reading:
             life.computed = event.computed_tokens
             if life.cached is None:
                 life.cached = event.computed_tokens
-        elif event.new is SlotState.DECODING and life.first_ns is None:
-            life.first_ns = at_ns
         elif event.reason is not None and life.cached is not None:
             tokens = event.computed_tokens - life.prompt + 1
             if tokens >= 1:
                 first_ns = at_ns if life.first_ns is None else life.first_ns
-                self.requests.append(
-                    Served(life.arrived_ns, first_ns, at_ns, max(1, life.prompt - life.cached), tokens)
-                )
+                self._requests.append((life.arrived_ns, event.slot, Served(
+                    life.arrived_ns, first_ns, at_ns, max(1, life.prompt - life.cached), tokens, life.prompt,
+                    life.hashes, tuple(life.filled),
+                )))
             life.cached = None
 
     def _iterated(self, event: ev.IterationAdvanced, at_ns: float) -> None:
+        for life in self._ending:  # whatever became of it, its first token came when that iteration ended
+            life.first_ns = at_ns if life.first_ns is None else life.first_ns
+        self._ending = []
         taking = {slot for slot, life in self._lives.items() if life.state is SlotState.DECODING}
         decoding, prefill = len(taking), 0
         for slot, position in zip(event.slots, event.positions, strict=True):
-            life = self._lives.get(slot)
-            if life is None:  # it was there before the recording
+            one = self._lives.get(slot)
+            if one is None:  # it was there before the recording
                 self._last = None
                 return
-            prefill += max(0, position - life.computed)
-            life.computed = position
+            prefill += max(0, position - one.computed)
+            one.computed = position
+            if position >= one.prompt:
+                self._ending.append(one)
             taking.add(slot)
         self.tokens_most = max(self.tokens_most, prefill + decoding)
         self.running_most = max(self.running_most, len(taking))
@@ -296,10 +344,14 @@ def _of_recording(recording: Recording) -> Measured:
                 reading = _Reading()  # behind a gap, what was known is not
             expected = event.seq + 1
             reading.take(event, times.get(event.cause, event.at_ns))
-    reading.requests.sort()
-    return Measured(
-        "recording", reading.equations, reading.requests, reading.tokens_most, reading.running_most
-    )
+    return reading.measured()
+
+
+def _told(served: Served, block_tokens: int) -> bool:
+    """Whether the hashes of all its full blocks are known."""
+    full = (served.prompt_tokens + served.output_tokens - 1) // block_tokens
+    prompt = served.prompt_tokens // block_tokens
+    return len(served.hashes) == prompt and len(served.output_hashes) >= full - prompt
 
 
 def _origins(recording: Recording) -> dict[int, int]:

@@ -17,7 +17,10 @@ from hypothesis import strategies as some
 from kvbm_console.cli.configuration import read
 from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.events import SlotMoved
+from kvbm_console.core.ids import SlotState
 from kvbm_console.engines.config import EngineConfig
+from kvbm_console.recording.reader import Recording
 from kvbm_console.simulation.calibrate import calibrate, fit_times, nonnegative
 from kvbm_console.simulation.measured import Equation, Measured, read_measured
 
@@ -200,12 +203,15 @@ def test_times_are_found_again_from_requests_alone(tmp_path: Path) -> None:
     assert "which exists" in again.stderr
 
 
-def test_times_are_found_exactly_in_a_recording(tmp_path: Path) -> None:
-    """Where device memory does not limit it, the engine serves the recorded requests again to the nanosecond."""
+@pytest.mark.parametrize("memory", [
+    ("--total-kv-blocks", "5000"), ("--total-kv-blocks", "260", "--kv-cpu-blocks", "0", "--kv-disk-blocks", "0"),
+])
+def test_times_are_found_exactly_in_a_recording(tmp_path: Path, memory: tuple[str, ...]) -> None:
+    """The recorded requests are served again to the nanosecond, on a device that preempts too."""
     recorded = tmp_path / "run"
     times = [part for name, time in TIMES.items() for part in (f"--{name}", f"{time}ns")]
     served = CliRunner().invoke(cli, [
-        "serve", "--workload", CHATS, "--limit", "60", "--total-kv-blocks", "5000", "--speed", "max",
+        "serve", "--workload", CHATS, "--limit", "60", *memory, "--speed", "max",
         "--exit-when-done", "--record", str(recorded), "--listen", f"unix:{tmp_path}/s", *times,
     ])
     assert served.exit_code == 0, served.output
@@ -215,6 +221,11 @@ def test_times_are_found_exactly_in_a_recording(tmp_path: Path) -> None:
         for name in ("times", "ttft", "tpot"):
             assert tried[name]["p90"] < 1e-6, name
     assert found["requests"] == 60
+    preempted = any(
+        isinstance(event, SlotMoved) and event.new is SlotState.PREEMPTED
+        for batch in Recording.open(recorded).events() for event in batch
+    )
+    assert preempted == (memory[1] == "260")
 
 
 @pytest.mark.parametrize("name", ["local-only", "thrash", "two-hosts"])

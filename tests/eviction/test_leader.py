@@ -1,6 +1,7 @@
 """Policies in the leader: they rule the lower tiers, keep chains whole, survive a keyframe, and say who decided."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -266,3 +267,22 @@ def test_what_went_with_its_prefix_is_not_chosen_again_at_its_own_level() -> Non
     chosen, _ = pool.choose(4, lambda key: True, (), 5)
     assert sorted(chosen) == [1, 2, 3, 9]
     assert chosen.index(3) < chosen.index(2) < chosen.index(1)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_is_told_to_go_next_is_what_goes(name: str) -> None:
+    """Else what is copied down in time is not what is evicted, and a store waits for ever for a place."""
+    for seed in range(20):
+        dice = random.Random(seed)
+        parent_of = {key: dice.randrange(key) for key in range(1, 60)}
+        pool = PoolPolicy(PolicyConfig(policy=name), 60, parent_of)
+        for at_ns in range(60):
+            chain = [dice.randrange(60)]
+            while chain[-1] in parent_of:
+                chain.append(parent_of[chain[-1]])
+            pool.use(chain[::-1], at_ns)
+            if dice.random() < 0.7:
+                pool.insert(chain[dice.randrange(len(chain))::-1], at_ns)
+        stays = frozenset(range(60)).difference(dice.sample(range(60), 10))
+        for count in (1, 5, 20, 60):
+            assert pool.coldest(count, stays.__contains__, 60) == pool.choose(count, stays.__contains__, (), 60)[0]

@@ -151,7 +151,7 @@ class PoolPolicy:
         self.guard(keys[: pinned + budget], PIN, until_ns)
 
     def coldest(self, count: int, evictable: Callable[[int], bool], now_ns: int) -> list[int]:
-        """The next ``count`` keys in the order of eviction, each once, or as many as there are; nothing is evicted."""
+        """The next ``count`` keys in the order of ``choose``, or as many as there are; nothing is evicted."""
         self._expire(now_ns)
         chosen: dict[int, None] = {}
 
@@ -159,7 +159,7 @@ class PoolPolicy:
             return key not in chosen and evictable(key)
 
         for level in self._levels():
-            victims = self._victims(self.policy, count - len(chosen), self._of_level(left, level), ())
+            victims = self._whole(self.policy, count - len(chosen), self._of_level(left, level), left, ())
             chosen.update(dict.fromkeys(victims))
             if len(chosen) == count:
                 break

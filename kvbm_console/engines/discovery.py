@@ -15,12 +15,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kvbm_console.core.errors import ConnectionLost, NotFound, UsageError
+from kvbm_console.core.publishers import QUEUE_SAFE, queue_is_safe
 from kvbm_console.engines.kv_events.address import RANKS_MAX, WILDCARDS, Publisher, parse_publishers
 
 T = TypeVar("T")
-
-QUEUE_SAFE: Final = 10_000
-"""Batches, one a step: as many as one replay sends, and a minute of steps of 6 ms."""
 
 TIMEOUT_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 4 * 2**20
@@ -91,8 +89,9 @@ def discover(url: str) -> list[Publisher]:
 
 def advice(publishers: list[Publisher]) -> str | None:
     """One sentence when the configuration of an engine may hold up its steps, else None."""
-    sizes = [one.queue_batches_max for one in publishers if one.queue_batches_max]
-    if not sizes or min(sizes) >= QUEUE_SAFE:
+    known = [one.queue_batches_max for one in publishers if one.queue_batches_max is not None]
+    sizes = [size for size in known if not queue_is_safe(size)]
+    if not sizes:
         return None
     return (
         f"max_queue_size of the engine's kv_events_config should be at least {QUEUE_SAFE:,}, got {min(sizes):,}: "

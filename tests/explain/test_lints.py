@@ -19,6 +19,7 @@ from kvbm_console.core.ids import (
     SlotState,
     Tier,
 )
+from kvbm_console.core.publishers import queue_note
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import TransferFinished
 from kvbm_console.recording.lints import ABOUT, Diagnosis, Finding, Level, Watch, all_lints, diagnose, document
@@ -229,6 +230,17 @@ def unfinished() -> Evidence:
     return msgspec.structs.replace(Tale().evidence(), finished=False)
 
 
+def followed(size: int | None) -> Evidence:
+    """An engine whose event stream is followed, with what it told of the queue of its publisher."""
+    tale = Tale()
+    if size is not None:
+        tale.tell(ev.Noted, Note.ENGINE_SUMMARY, queue_note(9, size))
+    pool = len(tale.state.pools)
+    tale.tell(ev.PoolKnown, pool, 9, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM)
+    tale.tell(ev.BlocksSeen, pool, pack_hashes([1, 2]), b"", False)
+    return tale.evidence()
+
+
 BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "stuck": lambda: recorded("stuck-slot"), "polled": lambda: recorded("stuck-slot"),
     "silent": lambda: recorded("stuck-slot"), "pin_leak": leaking, "held": held,
@@ -238,6 +250,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
     "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "late_reports": late, "reports_lost": reports_lost,
     "unfinished": unfinished, "deadlock": deadlocked, "engine_ended": engine_ended,
+    "publisher_queue": lambda: followed(100),
 }
 
 
@@ -246,6 +259,18 @@ def test_an_engine_is_doubtful_until_it_clears() -> None:
     (over,) = found(reports_lost(cleared=True), "reports_lost")
     assert (open_.until_ns, open_.count, len(open_.evidence)) == (None, 2, 1)
     assert over.until_ns is not None
+
+
+@pytest.mark.parametrize(("size", "level"), [
+    (1, Level.CAUTION), (9_999, Level.CAUTION), (10_000, None), (0, None), (None, Level.NOTE),
+])
+def test_a_publishers_queue_is_a_caution_where_it_is_small_and_a_note_where_nobody_knows_it(
+    size: int | None, level: Level | None
+) -> None:
+    told = found(followed(size), "publisher_queue")
+    assert [one.level for one in told] == ([] if level is None else [level])
+    assert diagnose(followed(size)).ok == (level is not Level.CAUTION)
+    assert "max_queue_size of kv_events_config to its default of 100,000" in ABOUT["publisher_queue"].do
 
 
 def test_an_engine_has_ended_until_it_is_back() -> None:

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, UsageError
+from kvbm_console.core.state import CacheState
 from kvbm_console.engines.discovery import ANSWER_BYTES_MAX, advice, discover
+from kvbm_console.engines.kv_events.address import Publisher
+from kvbm_console.engines.kv_events.streams import Streams
+from kvbm_console.recording.lints import Watch, stream_lints
+from kvbm_console.service import LeaderService
+from kvbm_console.wire.batches import unpack_events
+from tests.kv_events.payloads import batch, stored
 
 Server = Callable[[dict[str, Any]], str]
 
@@ -137,3 +145,21 @@ def test_a_queue_in_the_engine_that_may_hold_it_up_is_said_in_one_sentence(
     if told is not None:
         assert "max_queue_size" in told
         assert f"at least 10,000, got {size:,}:" in told
+
+
+@pytest.mark.parametrize(("size", "found"), [
+    (500, "queue of 500 batches"), (100_000, None), (None, "queue size unknown"),
+])
+def test_the_queue_of_a_publisher_is_on_the_record_and_a_finding(size: int | None, found: str | None) -> None:
+    service = LeaderService(LeaderConfig(), lambda: 0, check=True)
+    watch, state = Watch(stream_lints()), CacheState()
+    publisher = Publisher(endpoint="tcp://127.0.0.1:9", queue_batches_max=size)
+    (source,) = Streams([publisher], service.dispatcher, service.new_source).sources
+    (taker,) = source.takers
+    taker.accept(0, batch(stored(1, 2)))
+    service.broadcaster.flush()
+    for data in service.ring.data_since(0):
+        for event in unpack_events(data):
+            watch.apply(state, event)
+    told = [one for one in watch.findings(state, state.at_ns) if one.lint == "publisher_queue"]
+    assert [(one.who, one.what) for one in told] == ([] if found is None else [("engine 1", found)])

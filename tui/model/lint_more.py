@@ -18,11 +18,12 @@ OVER_SHOWN_NS: Final = 60 * S
 DRAWN: Final = (
     "deadlock", "stuck", "slow", "full", "thrash", "violation", "polled", "pin_leak", "preempt_loop", "pending",
     "silent", "failed_copies", "straggler", "duplicate", "staged", "never_loaded", "already_cached", "blocked",
-    "late_reports", "reports_lost", "engine_ended",
+    "late_reports", "reports_lost", "engine_ended", "publisher_queue",
 )
 """Lints of the stream. A hold, a loss and the recorder's state are drawn from what the session itself knows: their
 clocks and counts are of the connection, not of the events."""
-LASTING: Final = ("deadlock", "stuck", "pending", "slow", "full", "thrash", "reports_lost", "engine_ended")
+LASTING: Final = ("deadlock", "stuck", "pending", "slow", "full", "thrash", "reports_lost", "engine_ended",
+                  "publisher_queue")
 """Lints that say when they are over: then the console greys what it has shown."""
 WHOLE_RUN: Final = ("duplicate", "staged", "never_loaded", "already_cached", "late_reports")
 """Lints about shares of everything so far: they are true for as long as the share is."""

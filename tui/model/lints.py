@@ -32,9 +32,12 @@ MANY: Final = "+"
 ACTIONS: Final = {
     "slow": ("enter", "show them"), "pending": ("enter", "show them"), "full": ("6", "the tiers"),
     "thrash": ("6", "the tiers"), "reports_lost": ("6", "the tiers"), "engine_ended": ("6", "the tiers"),
+    "publisher_queue": ("6", "the tiers"),
     "deadlock": ("2", "the slots"),
 }
 """What to do about a lint of the library that is not about one request."""
+OF_ENGINES: Final = ("reports_lost", "engine_ended", "publisher_queue", "deadlock")
+"""Lints of the library about an engine: it is called as its daemon calls it."""
 
 
 class Warning(msgspec.Struct, frozen=True):
@@ -153,7 +156,7 @@ def _all(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
     for found in library_findings(mirror, mirror.now_ns(mono_ns)):
         kind = f"stuck {found.what.partition(' ')[0]}" if found.lint == "stuck" else found.lint
         action = ("enter", "its story") if found.request is not None else ACTIONS.get(found.lint, ("9", "the log"))
-        who = _named(mirror, found.who) if found.lint in ("reports_lost", "engine_ended", "deadlock") else found.who
+        who = _named(mirror, found.who) if found.lint in OF_ENGINES else found.who
         yield Warning(
             f"{kind} {found.who}", found.level, who, found.what, found.because, action, found.request, kind,
             order=found.weight, seq=found.seq,

@@ -10,6 +10,9 @@ from typing import Any
 import anyio
 import msgspec
 
+from kvbm_console.core.ids import Note
+from kvbm_console.core.publishers import queue_note
+from kvbm_console.core.stimuli import Noted
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.stream import EventStream, StreamCounts
@@ -40,7 +43,9 @@ class Streams:
     def _source(self, publisher: Publisher) -> ZmqSource:
         def taker(topic: str) -> EventStream:
             label = f"{publisher.label} {topic}" if publisher.bind else publisher.label
-            return EventStream(self._dispatcher, self._new_source(), dp_rank=publisher.dp_rank, label=label)
+            source = self._new_source()
+            self._dispatcher.submit(Noted, Note.ENGINE_SUMMARY, queue_note(source, publisher.queue_batches_max))
+            return EventStream(self._dispatcher, source, dp_rank=publisher.dp_rank, label=label)
 
         return ZmqSource(publisher, taker)
 

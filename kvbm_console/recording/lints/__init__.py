@@ -18,7 +18,7 @@ from kvbm_console.recording.lints.model import ABOUT, About, Diagnosis, Finding,
 from kvbm_console.recording.lints.process import Bugs, Lost, Notes
 from kvbm_console.recording.lints.rule import Lint
 from kvbm_console.recording.lints.slots import WATCHED, Held, PinLeak, Polled, PreemptLoop, Stuck, fault_after
-from kvbm_console.recording.lints.streams import EngineEnded, ReportsLost
+from kvbm_console.recording.lints.streams import EngineEnded, PublisherQueue, ReportsLost
 from kvbm_console.recording.lints.tiers import Full, Thrash
 from kvbm_console.recording.lints.watch import Watch
 from kvbm_console.recording.lints.worth import AlreadyCached, Duplicate, NeverLoaded, Staged
@@ -39,7 +39,7 @@ def all_lints() -> list[Lint]:
     return [
         Stuck(), Polled(), Held(), PinLeak(), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
         Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), Lost(),
-        ReportsLost(), EngineEnded(), Notes(), Bugs(),
+        ReportsLost(), EngineEnded(), PublisherQueue(), Notes(), Bugs(),
     ]
 
 
@@ -48,7 +48,7 @@ def stream_lints() -> list[Lint]:
     return [
         Stuck(), Polled(), PinLeak(walk_places=False), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
         Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), ReportsLost(), EngineEnded(),
-        Notes(), Bugs(),
+        PublisherQueue(), Notes(), Bugs(),
     ]
 
 

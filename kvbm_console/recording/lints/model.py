@@ -164,6 +164,14 @@ ABOUT: Final[dict[str, About]] = {
         "nobody serves there, and its cache is lost: what comes next is computed anew",
         "look at the engine's log; it is followed again when it is back",
     ),
+    "publisher_queue": About(
+        "an engine whose event stream is followed and whose max_queue_size is below 10,000 batches; a note where it is "
+        "not known, because a stream does not tell it",
+        "vLLM's step waits while its publisher's queue is full (vllm-project/vllm#53859), and the thread that empties "
+        "it answers replays, too",
+        "set max_queue_size of kv_events_config to its default of 100,000; followed by its http:// address the engine "
+        "tells its size",
+    ),
     "recorder": About(
         "the recorder was degraded",
         "events were published and not recorded",

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.ids import Authority, FinishReason, SlotState
+from kvbm_console.core.ids import Authority, FinishReason, Note, SlotState
+from kvbm_console.core.publishers import queue_is_safe, queue_of
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import GONE
 from kvbm_console.recording.lints.model import EVIDENCE_MAX, Finding, Level, plural
@@ -133,6 +134,35 @@ class EngineEnded(Lint):
         """Engines that are not back."""
         for source, (e, taken) in self._open.items():
             yield self._finding(source, e, taken, None)
+
+
+class PublisherQueue(Lint):
+    """The queue of an engine's publisher is small, or nobody knows its size: the stream itself does not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queues: dict[int, tuple[int | None, ev.Noted]] = {}
+        """Source to the batches that its publisher's queue holds, None for unknown, and where that is said."""
+        self.after = {ev.Noted: self._noted}
+
+    def _noted(self, e: ev.Noted, state: CacheState) -> None:
+        told = queue_of(e.detail) if e.note is Note.ENGINE_SUMMARY else None
+        if told is not None:
+            self._queues[told[0]] = told[1], e
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Every source that is followed and has not ended."""
+        for source in sorted({p.info.source for p in state.pools if p.info.authority is Authority.STREAM}):
+            size, said = self._queues.get(source, (None, None))
+            known_safe = size is not None and queue_is_safe(size)
+            if known_safe or state.has_ended(source) or _tapped(source, state):  # a tap has no publisher
+                continue
+            seq, since_ns = (max(0, state.seq - 1), 0) if said is None else (said.seq, said.at_ns)
+            what = "queue size unknown" if size is None else f"queue of {size:,} batches"
+            yield Finding(
+                lint="publisher_queue", level=Level.NOTE if size is None else Level.CAUTION, who=f"engine {source}",
+                what=what, because="of its publisher: vLLM's step waits while it is full", seq=seq, since_ns=since_ns,
+            )
 
 
 def _tapped(source: int, state: CacheState) -> bool:

@@ -71,7 +71,9 @@ def serve(
     from kvbm_console.cli.streams import find_publishers
     from kvbm_console.recording.options import recording_options
 
-    publishers = tuple(publisher for address in engines for publisher in find_publishers(address))
+    publishers = tuple(
+        publisher for address in engines for publisher in find_publishers(address, wait=True, seconds=seconds)
+    )
     recording = recording_options(segment_size=segment_size, segment_time=segment_time, keep=keep, sync=sync)
     options = daemon_options(
         workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done,

@@ -16,7 +16,7 @@ import msgspec
 from kvbm_console.cli.output import number, print_json, warn
 from kvbm_console.cli.params import format_option
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.errors import UsageError
+from kvbm_console.core.errors import ConnectionLost, UsageError
 
 if TYPE_CHECKING:
     from kvbm_console.engines.kv_events.address import Publisher
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SETTLE_BYTES: Final = 8 * 2**20
 """How much of a capture is handed to the recorder before it is waited for: an eighth of its queue."""
 LINE_EVERY_S: Final = 1.0
+ASK_AGAIN_S: Final = 0.5
+"""Between two questions to an engine that is not up yet: it takes a minute to load a model."""
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -124,12 +126,27 @@ def _captured(listener: "Listener") -> Captured:
     )
 
 
-def find_publishers(address: str) -> "list[Publisher]":
-    """The publishers of a ``zmq://`` address, or of the engine at an ``http://`` one. Raises ``UsageError``."""
+def find_publishers(address: str, *, wait: bool = False, seconds: float | None = None) -> "list[Publisher]":
+    """The publishers of a ``zmq://`` address, or of the engine at an ``http://`` one. Raises ``UsageError``.
+
+    With ``wait`` an engine that does not answer yet is asked again until it does, or for so many seconds.
+    """
     if address.startswith(("http://", "https://")):
         from kvbm_console.engines.discovery import advice, discover
 
-        publishers = discover(address)
+        ends = None if seconds is None else time.monotonic() + seconds
+        said = False
+        while True:
+            try:
+                publishers = discover(address)
+                break
+            except ConnectionLost as error:
+                if not wait or (ends is not None and time.monotonic() >= ends):
+                    raise
+                if not said:
+                    warn(f"{error}; asking again until it does, ctrl-c ends it")
+                    said = True
+            time.sleep(ASK_AGAIN_S)
         if note := advice(publishers):
             click.echo(f"note: {note}", err=True)
         return publishers

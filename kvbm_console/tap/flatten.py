@@ -18,7 +18,8 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
             hashes of full blocks]], whether it has ever formed a step, records dropped so far,
             cached places or null: [[ids, hashes] of the group that is told, [[group, hashes]] of the others],
             what stands below the device or null: [[medium, hashes]]
-``pool``    time, request that got places, their ids, [[group, hashes stored, hashes removed]] of the other groups
+``pool``    time, request that got places, their ids, [[group, hashes stored, hashes removed]] of the other groups,
+            places and hashes of the told group that became known
 ``reset``   time
 ``cleared`` time, requests that are preempted: the engine forgot its prefix cache
 
@@ -95,13 +96,15 @@ class Flattener:
     ``block_tokens`` is the size of that group's blocks, ``hash_tokens`` what one hash of a request covers. ``nulls`` is
     set when the group keeps a window: the engine's null block stands for each one before it, here a number from there.
     Without ``caching`` no block of the device is found by a later request, so none is told to be full.
+    ``beside`` others, the connector does not hear which blocks those load; the pool says when they are there.
     """
 
     def __init__(
         self, *, group: int = 0, block_tokens: int = 16, hash_tokens: int | None = None, nulls: int = 0,
-        caching: bool = True,
+        caching: bool = True, beside: bool = False,
     ) -> None:
         self.group = group
+        self._beside = beside
         self._caching = caching
         self._nulls = _Nulls(nulls) if nulls else None
         self.block_tokens = block_tokens
@@ -277,6 +280,8 @@ class Flattener:
         """Places were given out (no hash), or are cached under a hash from now on."""
         changes: dict[int, tuple[list[int], list[int]]] = {}
         taken: list[int] = []
+        named: list[int] = []
+        hashes: list[int] = []
         for place, key in rows:
             if place in self._others:
                 group, before = self._others.pop(place)
@@ -288,7 +293,10 @@ class Flattener:
             if group != self.group:
                 self._others[place] = group, now_there
                 changes.setdefault(group, ([], []))[0].append(now_there)
-        return [["pool", now, request, taken, [[group, *both] for group, both in changes.items()]]]
+            elif self._beside:
+                named.append(place)
+                hashes.append(now_there)
+        return [["pool", now, request, taken, [[group, *both] for group, both in changes.items()], named, hashes]]
 
     def _places(self, rows: list[tuple[int, Any]]) -> list[Any]:
         """Every cached place."""

@@ -43,7 +43,7 @@ class Recorder:
         self.unheard = False
         """Whether a request arrived that nobody was told of: then everything is told at the next step."""
         self.by_place = by_place
-        """Whether the engine has several groups of blocks in one pool, so that its places must be followed."""
+        """Whether its places must be followed: it has several groups of blocks in one pool, or other connectors."""
         self.places_known = False
         """Whether they are."""
         self.below: dict[str, dict[Any, int]] | None = None

@@ -67,6 +67,8 @@ class Translator:
         blocks that a running, resumed or new request got just before it in the same step."""
         self._taken: list[tuple[str, list[int]]] = []
         """(request, places) that were given out in this step."""
+        self._named: dict[int, int] = {}
+        """Places that are cached since this step, with their hashes: those that nobody fills in it were loaded."""
         self.pools: dict[str, int] = {}
         """Index of the pool of each medium below the device, and of ``DEVICE``, as the leader has answered."""
         self.started = False
@@ -82,6 +84,7 @@ class Translator:
         self._requests.clear()
         self._allocated.clear()
         self._taken.clear()
+        self._named.clear()
         self.pools.clear()
         self.started = False
         settings = self._settings
@@ -160,6 +163,10 @@ class Translator:
         self, new: list[Any], resumed: list[Any], going: list[Any], preempted: list[str], skipped: list[str],
         unskipped: list[str], running: int, fills: list[Any],
     ) -> None:
+        filled = {key for _, _, hashes in fills for key in hashes}
+        if loaded := {place: key for place, key in self._named.items() if key not in filled}:
+            self._report(DEVICE, loaded.values(), places=loaded)
+        self._named.clear()
         progressed: dict[str, int] = {}
         starting = {row[0]: row for row in (*new, *resumed)}
         in_order = dict.fromkeys([*self._allocated, *starting])
@@ -287,10 +294,16 @@ class Translator:
             st.BlocksReported, 0, pack_hashes(stored), pack_hashes(removed), cleared, pack_ids(places), request
         ), medium=medium))
 
-    def _pool(self, request: str, taken: list[int], changes: list[Any]) -> None:
+    def _pool(
+        self, request: str, taken: list[int], changes: list[Any], named: Iterable[int] = (),
+        hashes: Iterable[int] = (),
+    ) -> None:
         """Places were given out; what stood there in the group that is told is gone when the step is told."""
         if taken:
             self._taken.append((request, taken))
+            for place in taken:
+                self._named.pop(place, None)
+        self._named.update(zip(named, hashes, strict=True))
         for group, stored, removed in changes:
             self._report(f"{GROUP}{group}", stored, removed)
 
@@ -301,6 +314,7 @@ class Translator:
             if request is not None and request.blocks:
                 self._call(st.RequestPreempted, name)
                 request.blocks, request.local, request.prefilling = [], 0, False
+        self._named.clear()
         for group in self._settings.others:
             self._report(f"{GROUP}{group}", cleared=True)
         self._report(DEVICE, cleared=True)
@@ -320,6 +334,7 @@ class Translator:
         lost = max(0, dropped - self._dropped - 1)
         self._dropped = dropped
         self._taken.clear()
+        self._named.clear()
         self.started, self.wants_all = True, False
         for name in self._allocated:
             if name in self._requests:

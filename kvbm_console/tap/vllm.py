@@ -126,7 +126,8 @@ class _Vllm:
         if self._around is not None:
             extra, inside = extra.get(OURS) or {}, transfer.kv_connector
         group, sizes, whole = _groups(kv_cache_config, vllm_config)
-        recorder = Recorder(by_place=len(sizes) > 1)
+        # Beside another connector nothing is told of the blocks that one loads into, until their request computes.
+        recorder = Recorder(by_place=len(sizes) > 1 or inside is None)
         if inside in _TELL_ALL:
             recorder.below = {}
         cache = vllm_config.cache_config
@@ -149,7 +150,7 @@ class _Vllm:
         )
         flattener = Flattener(
             group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, nulls=0 if whole else capacity or 0,
-            caching=settings.caching,
+            caching=settings.caching, beside=inside is None,
         )
         tap.sender = Sender(recorder, flattener, settings, python=str(extra.get("python", "")))
         tap.sender.start()

@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,35 @@ def test_attach_to_nothing_is_one_sentence() -> None:
     found = run("attach", "http://127.0.0.1:1")
     assert (found.returncode, found.stderr.count("\n")) == (3, 1)
     assert "does not answer" in found.stderr
+
+
+def test_serve_waits_for_an_engine_that_is_not_up_yet(engine: Engine, tmp_path: Path) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    process = subprocess.Popen(
+        [*PROGRAM, "serve", "--listen", f"unix:{tmp_path}/d.sock", "--engine", f"http://127.0.0.1:{port}"],
+        stderr=subprocess.PIPE, text=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert "asking again" in process.stderr.readline()
+        sources = json.dumps({"0": {"endpoint": f"tcp://127.0.0.1:{engine.port}"}}).encode()
+
+        class Answers(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(sources)
+
+        server = HTTPServer(("127.0.0.1", port), Answers)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert "serving on" in process.stderr.readline()
+        server.shutdown()
+        server.server_close()
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ pytest.importorskip("vllm", reason="make test-vllm runs these")
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.v1.core.kv_cache_utils import get_block_hash
+from vllm.v1.request import RequestStatus
 
 from kvbm_console.core.ids import CandidateStatus, FinishReason, SlotState, Tier
 from kvbm_console.tap import vllm as binding
@@ -323,16 +325,35 @@ def test_ranks_of_a_dense_model_are_told_apart(unsent: None, tmp_path: Path) -> 
 
 
 def test_inside_multi_connector(unsent: None, tmp_path: Path) -> None:
+    """Nothing is told of the blocks that the other connector loads into; what stood there is known to be gone."""
     multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both",
              "kv_connector_extra_config": {"connectors": [offloading(40), tap()]}}
     engine = Engine(tmp_path, multi, blocks=48, running=4)
     (mine,) = (one for one in engine.connector.sub_connectors if type(one).__name__ == "KvbmTap")
     watch = watching(mine)
-    requests = workload(3, 5, 3)
+    requests = workload(2, 6, 4)
+    seen = []
+    loads = 0
     for _ in engine.run(requests):
         watch.pump()
+        seen += evicted(watch.events, watch.leader.state)
+        manager = engine.scheduler.kv_cache_manager
+        loading = {
+            place for name, one in engine.scheduler.requests.items()
+            if one.status is RequestStatus.WAITING_FOR_REMOTE_KVS for place in manager.get_block_ids(name)[0]
+        }
+        loads += bool(loading)
+        told = watch.leader.state.pools[0].hash_of
+        for block in manager.block_pool.blocks:
+            if block.block_id not in loading and not block.is_null:
+                theirs = 0 if block.block_hash is None else short(get_block_hash(block.block_hash))
+                assert told[block.block_id] == theirs
     watch.pump()
     assert watch.rejected == []
+    assert watch.leader.state.lost_sources == {}
+    assert loads
+    assert sorted(key for key, _ in seen) == sorted(removed_by_engine(engine, "GPU"))
+    assert all(slot is not None for _, slot in seen)
     assert watch.leader.state.totals.slots_opened == len(requests) == len(engine.finished)
 
 

@@ -133,7 +133,8 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
     reused = min(slot.local_blocks, len(ids), len(slot.hashes))
     external = min(s.external_tokens // size, len(ids) - reused)
     _make_reusable(leader, pool, slot, ids, reused)
-    give_up(leader, pool, slot, ids[reused:])
+    there = _told_before(pool, slot, ids, reused, external)
+    give_up(leader, pool, slot, ids[reused:] if not there else [place for place in ids[reused:] if place not in there])
     leader.emit(
         ev.DeviceBlocksAssigned, pool.info.pool, (slot.slot,), (len(ids),), pack_ids(ids), reused,
         min(s.external_tokens, (len(ids) - reused) * size),
@@ -146,6 +147,12 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
     leader.score(slot, (hits[0], hits[1], hits[2], hits[3]), slot.hashes[reused : slot.prompt_blocks], pool)
     if s.external_tokens:
         load(leader, pool, lower, slot, reused, external, s.external_tokens)
+
+
+def _told_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int, external: int) -> set[int]:
+    """Places of loaded blocks that the engine's pool has named already."""
+    loaded = zip(ids[reused : reused + external], slot.hashes[reused:], strict=False)
+    return {place for place, key in loaded if place < len(pool) and pool.hash_of[place] == key}
 
 
 def _make_reusable(leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> None:

@@ -19,6 +19,8 @@ from kvbm_console.core.eviction.policy import DEFAULT_POLICY, POLICIES, PRESETS,
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.simulation.options import (
     BLOCK_TOKENS,
+    OFFLOAD_PRESETS,
+    OFFLOAD_THRESHOLD,
     STEP_NS,
     THRASH_STEPS,
     Geometry,
@@ -74,6 +76,12 @@ def policy_options(command: F) -> F:
     return command
 
 
+offload_preset_option: Final = click.option(
+    "--offload-preset", type=click.Choice(list(OFFLOAD_PRESETS)),
+    help="Copy down as others do: vllm and lmcache each new block, original below 0.9 as BC-2 has it.",
+)
+
+
 def engine_options(command: F) -> F:
     """The step model and the limits of an iteration of the simulated engine."""
     default = EngineConfig(g1_blocks=1)
@@ -113,8 +121,9 @@ def cache_options(command: F) -> F:
         click.option("--kv-geometry", metavar="L,H,D,B",
                      help="Layers, K/V heads, head dimension, bytes of an element.  [default: 32,8,128,2]"),
         click.option("--kv-offload-threshold", type=float, metavar="T",
-                     help="Copy down when less than 1 - T of a pool is safe; 0 copies every new block.  "
-                          "[default: 0.9]"),
+                     help="Keep 1 - T of a pool safe: what is evicted next has a copy below; 0 copies every new "
+                          f"block.  [default: {OFFLOAD_THRESHOLD}]"),
+        offload_preset_option,
         click.option("--kv-transfer-bandwidth", type=float, metavar="B",
                      help="Tokens per microsecond and link.  [default: 100; serve and demo: as PCIe and a disk have]"),
         click.option("--kv-transfer-base-latency", type=float, metavar="US",
@@ -150,6 +159,7 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     Raises ``UsageError`` naming the flag. ``policy`` is there when it, a preset or one of its parameters was said.
     """
     said = {name: value for name, value in flags.items() if value is not None}
+    said |= offload_settings(said.pop("kv_offload_threshold", None), said.pop("offload_preset", None))
     rule = {name: said.pop(name) for name in POLICY_FLAGS if name in said}
     if rule:
         said["policy"] = policy_config(rule.pop("policy", None), rule.pop("preset", None), **rule)
@@ -162,6 +172,12 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
             )
         said["kv_cpu_size"] = parse_size(said["kv_cpu_size"], "--kv-cpu-size")
     return said
+
+
+def offload_settings(threshold: float | None, preset: str | None) -> dict[str, Any]:
+    """What a preset of offloading says, with the threshold that was said in its place."""
+    said = {} if preset is None else dict(OFFLOAD_PRESETS[preset])
+    return said if threshold is None else {**said, "kv_offload_threshold": threshold}
 
 
 def sized(said: dict[str, Any], **defaults: Any) -> dict[str, Any]:
@@ -187,8 +203,8 @@ ENGINE_FLAGS: Final[tuple[str, ...]] = (
 """The parameters that ``engine_options`` adds to a command."""
 CACHE_FLAGS: Final[tuple[str, ...]] = (
     "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", "kv_cpu_size", "kv_geometry",
-    "kv_offload_threshold", "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch",
-    "prefetch_stop", "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
+    "kv_offload_threshold", "offload_preset", "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers",
+    *POLICY_FLAGS, "prefetch", "prefetch_stop", "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
 )
 """The parameters that ``cache_options`` adds to a command."""
 

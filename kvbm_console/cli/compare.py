@@ -16,6 +16,8 @@ from kvbm_console.cli.cache_options import (
     ENGINE_FLAGS,
     device_blocks,
     engine_options,
+    offload_preset_option,
+    offload_settings,
     policy_config,
     policy_options,
     progress_bar,
@@ -27,13 +29,14 @@ from kvbm_console.cli.output import ABSENT, number, print_json, table, warn
 from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import POLICIES, PRESETS
-from kvbm_console.simulation.options import BLOCKS_MAX, SimulateOptions
+from kvbm_console.simulation.options import BLOCKS_MAX, OFFLOAD_THRESHOLD, SimulateOptions
 
 if TYPE_CHECKING:
     from kvbm_console.simulation.compare import Cell, Setting
 
 SCHEMA: Final = "kvbm-console.compare/1"
-ALL: Final = ",".join((*POLICIES, "belady"))
+BELADY: Final = "belady"
+ALL: Final = ",".join((*POLICIES, BELADY))
 REQUEST_KEYS: Final = ("request", "blocks", "hits_a", "hits_b", "why_a", "why_b")
 SHOWN_REQUESTS: Final = 20
 """Requests that ``--per-request`` lists: a screen full."""
@@ -73,8 +76,9 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option("--kv-disk-blocks", type=int, default=0, show_default=True, metavar="N",
               help="Capacity of the disk tier.")
 @click.option("--block-size", type=int, default=16, show_default=True, metavar="N", help="Tokens in one block.")
-@click.option("--kv-offload-threshold", type=float, default=0.9, show_default=True, metavar="T",
-              help="Copy down when less than 1 - T of a pool is safe.")
+@click.option("--kv-offload-threshold", type=float, metavar="T",
+              help=f"Keep 1 - T of a pool safe; 0 copies every new block.  [default: {OFFLOAD_THRESHOLD}]")
+@offload_preset_option
 @click.option("--cache-only", is_flag=True, help="Leave the engine out: one pool, in the trace's own blocks.")
 @policy_options
 @engine_options
@@ -87,23 +91,23 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 def compare(
     trace: str | None, limit: int | None, seed: int | None, policies: str, presets: str,
     total_kv_blocks: tuple[int, ...] | None, kv_cpu_blocks: tuple[int, ...], kv_disk_blocks: int, block_size: int,
-    kv_offload_threshold: float, cache_only: bool, workers: int | None, plot: Path | None,
-    per_request: tuple[str, str] | None, form: str, **parameters: Any,
+    kv_offload_threshold: float | None, offload_preset: str | None, cache_only: bool, workers: int | None,
+    plot: Path | None, per_request: tuple[str, str] | None, form: str, **parameters: Any,
 ) -> int:
     """Run policies and capacities side by side on one trace, next to belady, which knows the future.
 
     With --cache-only belady is the optimum. With an engine it is a reference: one pool as large as all tiers
-    together, requests one after the other, no time. A machine can have more hits than that, and below belady is then
-    negative: a preempted request finds its own blocks. A policy is best among those of the same capacities; gap closed
-    is the way from simple_lru to belady.
+    together, requests one after the other, no time. A machine can have more hits than that, for example because a
+    preempted request finds its own blocks; "to reference" has a sign. A policy is best among those of the same
+    capacities; gap closed is the way from simple_lru to belady.
     """
     from kvbm_console.simulation.compare import grid, run_grid
 
     engine = {name: parameters.pop(name) for name in ENGINE_FLAGS}
     options = SimulateOptions(
         **engine, trace=require_trace(trace), total_kv_blocks=(total_kv_blocks or (1,))[0], limit=limit, seed=seed,
-        block_size=block_size, kv_disk_blocks=kv_disk_blocks, kv_offload_threshold=kv_offload_threshold,
-        policy=policy_config(None, None, **parameters),
+        block_size=block_size, kv_disk_blocks=kv_disk_blocks, policy=policy_config(None, None, **parameters),
+        **offload_settings(kv_offload_threshold, offload_preset),
     )
     totals = total_kv_blocks or (device_blocks(options, cache_only=cache_only),)
     options = msgspec.structs.replace(options, total_kv_blocks=totals[0], kv_cpu_blocks=kv_cpu_blocks[0])
@@ -174,9 +178,10 @@ def _print(
     elif form == "csv":
         click.echo("\n".join(map(_csv, [rows] if requests is None else [rows, requests])), nl=False)
     else:
-        headings = ("device", "host", "policy", "hits", "hit rate", "", "below belady", "gap closed", "ttft ms",
-                    "thrash")
-        click.echo("\n".join(table(headings, map(_text_row, rows), right=(0, 1, 3, 4, 6, 7, 8, 9))))
+        headings = ("device", "host", "policy", "hits", "hit rate", "",
+                    "below optimum" if cache_only else "to reference", "gap closed", "ttft ms", "thrash")
+        shown = [_text_row(row, cache_only) for row in rows]
+        click.echo("\n".join(table(headings, shown, right=(0, 1, 3, 4, 6, 7, 8, 9))))
         if pair is not None and requests is not None:
             click.echo("\n" + "\n".join(_requests_table(pair, requests)))
 
@@ -189,10 +194,14 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _text_row(row: dict[str, Any]) -> list[str]:
+def _text_row(row: dict[str, Any], cache_only: bool) -> list[str]:
+    below, name = row["below_belady"], row["policy"]
+    if name == BELADY:
+        name += " (optimum)" if cache_only else " (reference)"
+    distance = _percent(below) if below is None or cache_only else f"{-100 * below + 0.0:+.2f} %"
     return [
-        number(row["total_kv_blocks"]), number(row["kv_cpu_blocks"]), row["policy"], number(row["hits"]),
-        _percent(row["hit_rate"]), "best" if row["best"] else "", _percent(row["below_belady"]),
+        number(row["total_kv_blocks"]), number(row["kv_cpu_blocks"]), name, number(row["hits"]),
+        _percent(row["hit_rate"]), "best" if row["best"] else "", distance,
         _percent(row["gap_closed"]), ABSENT if row["ttft_ms_mean"] is None else f"{row['ttft_ms_mean']:,.1f}",
         _percent(row["thrash_rate"]),
     ]

@@ -362,7 +362,10 @@ class CellRow(msgspec.Struct):
     hit_rate: float | None
     best: bool
     below_belady: float | None
+    """The hit rate of belady - this one. With --cache-only belady is the optimum; with an engine it is a reference, and
+    a machine that has more hits is negative here."""
     gap_closed: float | None
+    """Share of the way from simple_lru to belady; null where belady is no better."""
     ttft_ms_mean: float | None
     evicted_blocks: int
     moved_bytes: int

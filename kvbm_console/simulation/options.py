@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kvbm_console.core.config import SECOND_NS, LeaderConfig, Prefetch, PrefetchStop
+from kvbm_console.core.config import SECOND_NS, LeaderConfig, OffloadLaw, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
 from kvbm_console.core.ids import Route
@@ -36,6 +36,15 @@ THRASH_STEPS: Final = 250
 that comes back before the request that pushed it out can have ended was given up for nothing."""
 BATCH_MAX: Final = 2**20
 """Tokens or requests of one iteration: a million is more than any engine takes."""
+OFFLOAD_THRESHOLD: Final = 0.9
+"""Where nobody says: see the table in ``ARCHITECTURE.md``."""
+OFFLOAD_PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "vllm": {"kv_offload_law": "order", "kv_offload_threshold": 0.0},
+    "lmcache": {"kv_offload_law": "order", "kv_offload_threshold": 0.0},
+    "original": {"kv_offload_law": "total", "kv_offload_threshold": 0.9},
+}
+"""When others copy down: vLLM's OffloadingConnector and LMCache store each full block, and by the original wording of
+BC-2 all saved blocks are safe, wherever they stand in the order of eviction."""
 INSTANCES_MAX: Final = 256
 HOSTS_MAX: Final = 16
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -98,7 +107,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cpu_blocks: int = 0
     kv_disk_blocks: int = 0
     kv_geometry: Geometry = Geometry()
-    kv_offload_threshold: float = 0.9
+    kv_offload_threshold: float = OFFLOAD_THRESHOLD
+    kv_offload_law: OffloadLaw = "order"
     kv_transfer_bandwidth: float = 100.0
     """Tokens per tick: 100 are 10^8 tokens a second."""
     kv_transfer_base_latency: float = 0.0
@@ -181,7 +191,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         """What the leader is told of these options; ``more`` are fields that have no flag."""
         return LeaderConfig(
             block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
-            offload_law="order", offload_threshold=self.kv_offload_threshold, asynchronous=self.transfers == "async",
+            offload_law=self.kv_offload_law, offload_threshold=self.kv_offload_threshold,
+            asynchronous=self.transfers == "async",
             eviction=self.policy, prefetch=self.prefetch if self.prefetches else "none",
             prefetch_stop=self.prefetch_stop, prefetch_timeout_ns=round(self.prefetch_timeout_s * SECOND_NS),
             thrash_window_ns=self.thrash_window_ns, **more,

@@ -101,7 +101,9 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "step_decode_request_ns": "--step-decode-request", "max_num_batched_tokens": "--max-num-batched-tokens",
         "max_num_seqs": "--max-num-seqs",
         "kv_cpu_blocks": "--kv-cpu-blocks, or --kv-cpu-size in blocks", "kv_disk_blocks": "--kv-disk-blocks",
-        "kv_offload_threshold": "--kv-offload-threshold", "kv_transfer_bandwidth": "--kv-transfer-bandwidth",
+        "kv_offload_threshold": "--kv-offload-threshold",
+        "kv_offload_law": "order: what is evicted next is kept safe; total with --offload-preset original",
+        "kv_transfer_bandwidth": "--kv-transfer-bandwidth",
         "kv_transfer_base_latency": "--kv-transfer-base-latency", "transfers": "--transfers",
         "thrash_window_s": f"--thrash-window, else {THRASH_STEPS} steps of the engine",
         "prefetch": "--prefetch, none without both lower tiers",
@@ -284,7 +286,7 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
     if options.tiered:
         said |= {
             "kv_cpu_blocks": options.kv_cpu_blocks, "kv_disk_blocks": options.kv_disk_blocks,
-            "kv_offload_threshold": options.kv_offload_threshold,
+            "kv_offload_threshold": options.kv_offload_threshold, "kv_offload_law": options.kv_offload_law,
             "kv_transfer_bandwidth": options.kv_transfer_bandwidth,
             "kv_transfer_base_latency": options.kv_transfer_base_latency, "transfers": options.transfers,
             "thrash_window_s": options.thrash_window_ns / SECOND_NS,

@@ -39,7 +39,7 @@ CACHE: Final[list[tuple[str, Any, str]]] = [
     ("kv-geometry", "0,8,128,2", "of 1 to 1048576 layers"),
     ("kv-geometry", "1048576,1048576,128,2", "less than 2 GiB per token"),
     ("kv-offload-threshold", 1.01, "from 0 to 1"), ("kv-offload-threshold", -0.01, "from 0 to 1"),
-    ("kv-offload-threshold", "nan", "from 0 to 1"),
+    ("kv-offload-threshold", "nan", "from 0 to 1"), ("offload-preset", "trtllm", "'vllm', 'lmcache', 'original'"),
     ("kv-transfer-bandwidth", 0, "from 0.000000001 to"), ("kv-transfer-bandwidth", -1, "from 0.000000001 to"),
     ("kv-transfer-bandwidth", "nan", "from 0.000000001 to"), ("kv-transfer-bandwidth", "inf", "to 1000000000000"),
     ("kv-transfer-base-latency", -1, "from 0 to 1000000000"), ("kv-transfer-base-latency", "inf", "from 0 to"),

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,20 @@ def test_the_best_is_marked_and_nothing_is_above_belady() -> None:
         assert not bound["best"]
         assert bound["gap_closed"] in (1.0, None)
         assert all(row["below_belady"] == bound["hit_rate"] - row["hit_rate"] >= 0 for row in group)
+
+
+def test_belady_is_an_optimum_in_one_pool_and_a_reference_beside_an_engine() -> None:
+    """Without a host tier, a machine that preempts finds more than one that serves its requests in a row."""
+    alone = run("--cache-only", "--total-kv-blocks", "30", "--policies", "simple_lru,belady").stdout
+    assert "below optimum" in alone
+    assert "belady (optimum)" in alone
+    beside = run("--total-kv-blocks", "40", "--policies", "simple_lru,belady", "--workers", "1").stdout
+    assert "to reference" in beside
+    assert "belady (reference)" in beside
+    assert "below" not in beside
+    simple, belady = beside.splitlines()[-2:]
+    assert re.search(r"[+-]\d+\.\d\d %", simple)
+    assert "+0.00 %" in belady
 
 
 def test_with_an_engine_policies_rule_the_host_tier_below_the_bound() -> None:

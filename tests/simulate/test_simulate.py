@@ -97,6 +97,20 @@ def test_the_threshold_and_the_link_change_the_result() -> None:
     assert slow["latency_ms"]["mean"] > document(*TIERED)["latency_ms"]["mean"]
 
 
+def test_presets_copy_down_as_others_do() -> None:
+    def shown(*flags: str) -> dict[str, Any]:
+        found = document("--total-kv-blocks", "40", "--kv-cpu-blocks", "60", "--kv-disk-blocks", "300", *flags)
+        law, threshold = found["settings"].pop("kv_offload_law"), found["settings"].pop("kv_offload_threshold")
+        assert (law, threshold) == (("total", 0.9) if "original" in flags else ("order", threshold))
+        return found
+
+    through = shown("--kv-offload-threshold", "0")
+    assert shown("--offload-preset", "vllm") == shown("--offload-preset", "lmcache") == through
+    assert shown("--offload-preset", "vllm", "--kv-offload-threshold", "0.9") == shown() != through
+    original = shown("--offload-preset", "original")
+    assert original["offloaded_blocks"] < shown()["offloaded_blocks"]
+
+
 def test_synchronous_loads_lengthen_the_step_that_asked_for_them() -> None:
     fast = document(*TIERED, "--transfers", "sync")
     slow = document(*TIERED, "--transfers", "sync", "--kv-transfer-base-latency", "1000000")

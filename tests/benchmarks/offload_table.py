@@ -1,0 +1,134 @@
+"""When to copy down: thresholds and laws side by side, as the table in ``ARCHITECTURE.md``.
+
+``python -m tests.benchmarks.offload_table`` prints it. Law of this file: a row is a function of its load; without the
+shared trace its rows are missing.
+"""
+
+import random
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from statistics import mean
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.simulation.options import OFFLOAD_THRESHOLD, SimulateOptions
+from kvbm_console.simulation.run import simulate
+from tests.conftest import shared_directory
+
+RULES: Final[dict[str, dict[str, Any]]] = {
+    "write-through": {"kv_offload_threshold": 0.0},
+    "0.5": {"kv_offload_threshold": 0.5},
+    "0.7": {"kv_offload_threshold": 0.7},
+    "0.9": {"kv_offload_threshold": 0.9},
+    "original": {"kv_offload_threshold": 0.9, "kv_offload_law": "total"},
+    "no tiers": {"kv_cpu_blocks": 0, "kv_disk_blocks": 0},
+}
+TRACE_SIZES: Final = ((512, 2_000, 20_000), (512, 1_000, 4_000), (1_024, 4_000, 40_000), (512, 8_000, 0))
+GENERATED: Final = 50
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One run."""
+
+    hit_rate: float
+    down_bytes: int
+    preemptions: int
+
+
+def loads() -> Iterator[tuple[str, SimulateOptions]]:
+    """Name and options of each load; generated ones have names that begin with their kind."""
+    shared = shared_directory()
+    trace = None if shared is None else shared / "traces" / "mooncake_conversation_trace.jsonl"
+    if trace is not None and trace.exists():
+        for device, host, disk in TRACE_SIZES:
+            yield f"shared trace, {device:,} / {host:,} / {disk:,} blocks of 512 tokens", SimulateOptions(
+                trace=f"mooncake:{trace}", limit=2_000, block_size=512, total_kv_blocks=device, kv_cpu_blocks=host,
+                kv_disk_blocks=disk, stats_every=0,
+            )
+    yield "the demo's chats, 512 / 1,024 / 4,096 blocks", SimulateOptions(
+        trace="multiturn:requests=2000", total_kv_blocks=512, kv_cpu_blocks=1_024, kv_disk_blocks=4_096,
+        max_num_batched_tokens=256, stats_every=0,
+    )
+    for seed in range(GENERATED):
+        yield generated(seed)
+
+
+def generated(seed: int) -> tuple[str, SimulateOptions]:
+    """Chats of a seed; each fifth load asks several questions about each of a few long documents."""
+    dice = random.Random(f"offload/{seed}")
+    if seed % 5 == 4:
+        kind, system = "documents", dice.choice([4_096, 16_384, 65_536])
+        sessions, prompts, turns = dice.randint(4, 8), dice.randint(6, 12), dice.randint(1, 2)
+        user, output, requests = 64, 32, 120
+    else:
+        kind, system = "chats", dice.choice([0, 256, 1_024])
+        sessions, prompts, turns = dice.randint(10, 40), dice.randint(1, 6), dice.randint(3, 8)
+        user, output, requests = dice.choice([60, 240, 500]), dice.choice([64, 160]), 500
+    context = (system + turns * (user + output) * 3 // 2) // 16 + 2
+    device = int(context * dice.uniform(2, 5))
+    host = int(device * dice.uniform(1, 4))
+    settings = f"sessions={sessions},prompts={prompts},system={system},user={user},output={output},turns={turns}"
+    return kind, SimulateOptions(
+        trace=f"multiturn:{settings},think={dice.choice([0.5, 1, 5])},requests={requests},seed={seed}",
+        total_kv_blocks=device, kv_cpu_blocks=host, kv_disk_blocks=dice.choice([0, 2, 5, 10]) * host, stats_every=0,
+        kv_transfer_bandwidth=dice.choice([100.0, 10.0, 1.0]),
+    )
+
+
+def run(options: SimulateOptions) -> Outcome:
+    """Run one cell."""
+    document = simulate(options).report.document
+    moved = document["moved_bytes"] or {}
+    down = sum(moved.get(route, 0) for route in ("G1>G2", "G2>G3", "G1>G3"))
+    return Outcome(100 * (document["prefix_hit_rate"] or 0.0), down, document["preemptions"])
+
+
+def cells(outcomes: list[Outcome]) -> str:
+    """Hit rate, GB copied down and preemptions of one row."""
+    return " | ".join(
+        f"{one.hit_rate:.2f} %, {one.down_bytes / 1e9:,.1f}, {one.preemptions:,}" for one in outcomes
+    )
+
+
+def main() -> int:
+    """Print the table, and how far the default is from write-through."""
+    named = list(loads())
+    asked = [msgspec.structs.replace(options, **rule) for _, options in named for rule in RULES.values()]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        found = list(pool.map(run, asked))
+    rows = [found[at : at + len(RULES)] for at in range(0, len(found), len(RULES))]
+    print("| load: hit rate, GB copied down, preemptions | " + " | ".join(RULES) + " |")
+    print("|---" * (len(RULES) + 1) + "|")
+    groups: dict[str, list[list[Outcome]]] = {}
+    for (name, _), row in zip(named, rows, strict=True):
+        groups.setdefault(name, []).append(row)
+    for name, group in groups.items():
+        shown = [
+            Outcome(
+                mean(one.hit_rate for one in of), sum(one.down_bytes for one in of),
+                sum(one.preemptions for one in of),
+            )
+            for of in zip(*group, strict=True)
+        ]
+        title = name if len(group) == 1 else f"{len(group)} loads of {name}: mean, sum, sum"
+        print(f"| {title} | {cells(shown)} |")
+    default = list(RULES).index(f"{OFFLOAD_THRESHOLD:g}" if OFFLOAD_THRESHOLD else "write-through")
+    for name, at in zip(RULES, range(len(RULES) - 1), strict=False):
+        below = max(row[0].hit_rate - row[at].hit_rate for row in rows)
+        more = [row[at].preemptions - row[-1].preemptions for row in rows]
+        mark = " (the default)" if at == default else ""
+        print(f"\n{name}{mark}: at most {below:.2f} points below write-through; "
+              f"more preemptions than without tiers on {sum(one > 0 for one in more)} of {len(rows)} loads, "
+              f"{sum(row[at].preemptions for row in rows):,} of {sum(row[-1].preemptions for row in rows):,} in all")
+    if "-v" in sys.argv:
+        for (name, options), row in zip(named, rows, strict=True):
+            print(f"{name}: {cells(row)}  {options.trace} {options.total_kv_blocks} {options.kv_cpu_blocks} "
+                  f"{options.kv_disk_blocks} {options.kv_transfer_bandwidth}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

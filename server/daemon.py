@@ -41,6 +41,7 @@ from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
 from .access import Access, read_token, server_credentials
 from .keeping import KeptBreakpoints
+from .lints import LintWatch
 from .options import DaemonOptions, Endpoint
 from .questions import PacedServices, Questions
 from .servicer import ConsoleServicer, Identity
@@ -107,6 +108,7 @@ class Daemon:
             """The file that the recording has become."""
             self.metrics: MetricsServer | None = None
             self.spans: SpanExport | None = None
+            self.lints: LintWatch | None = None
             self.service = self._assemble()
             self._prepare_debugger()
             self._prepare_spans()
@@ -134,6 +136,8 @@ class Daemon:
             recorder=None if service.recorder is None else service.recorder.status(),
             streams=() if self.streams is None else self.streams.rows(),
             parts=service.parts.rows(), taps=service.costs(), spans={} if self.spans is None else self.spans.counts(),
+            lints={} if self.lints is None else self.lints.active,
+            lints_passed_over=None if self.lints is None else self.lints.passed_over,
         )))
 
     def summary(self) -> Summary:
@@ -291,6 +295,9 @@ class Daemon:
             group.start_soon(self._tell_health, probe)
             if self.spans is not None:
                 group.start_soon(self.service.keep, "spans", self.spans.run)
+            if self.metrics is not None:
+                self.lints = LintWatch(self.service)
+                group.start_soon(self.service.keep, "lints", self.lints.run)
             if self.rig is None:
                 self._engine_clock_is_the_wall(loop)
             engine = asyncio.ensure_future(self._drive())

@@ -82,6 +82,10 @@ class View(msgspec.Struct):
     """What watching has cost the engines that are watched (``LeaderService.costs``)."""
     spans: Mapping[str, int] = {}
     """Spans of request timelines by what became of them; empty when none are exported."""
+    lints: Mapping[str, int] = {}
+    """Lint to the problems that it finds now; empty where nobody watches."""
+    lints_passed_over: int | None = None
+    """Events that the lints did not see."""
     block_bytes: int | None = None
     """Bytes of one block, None when nobody told."""
     evictions: Mapping[tuple[Tier, EvictRule], int] = {}
@@ -373,6 +377,13 @@ def _spans(families: _Families, view: View) -> None:
         spans.add(count, {"result": result})
 
 
+def _lints(families: _Families, view: View) -> None:
+    active = families.make("kvbm_lint_active")
+    for lint, problems in view.lints.items():
+        active.add(problems, {"lint": lint})
+    families.make("kvbm_lint_passed_over_events_total").add(view.lints_passed_over)
+
+
 def _self(families: _Families, view: View) -> None:
     state, totals = view.state, view.state.totals
     families.make("kvbm_stream_head_seq").add(state.seq - 1)
@@ -392,5 +403,5 @@ def _memory_peak_bytes() -> int:
 _PARTS: Final[tuple[Callable[[_Families, View], None], ...]] = (
     _tiers, _evictions, _reuse, _policies, _prefetch, _transfers, _slots, _holds, _streams, _taps, _recorder,
     _parts, _self,
-    _spans,
+    _spans, _lints,
 )

@@ -396,6 +396,16 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
         "Spans of request timelines: ended, and of these exported or failed; missing without --otlp. Failed that "
         "grows: the collector does not take them. Ended ahead of both by more than 16,384: they are dropped.",
     ),
+    "kvbm_lint_active": (
+        "gauge",
+        "Problems that a lint finds now, of the last minute where they are of an instant; doctor names and explains "
+        "them. Above 0: something needs a person.",
+    ),
+    "kvbm_lint_passed_over_events_total": (
+        "counter",
+        "Events that the lints did not look at, because they may take an eighth of a core. Growing: kvbm_lint_active "
+        "may miss what lasts for a moment.",
+    ),
     "kvbm_scrape_seconds": (
         "gauge",
         "Time that this scrape took on the daemon's thread; above 0.05 it delays engines.",

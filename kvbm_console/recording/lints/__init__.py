@@ -15,6 +15,7 @@ import msgspec
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.lints.copies import FailedCopies, Pending, Slow, Straggler
 from kvbm_console.recording.lints.model import ABOUT, About, Diagnosis, Finding, Level
+from kvbm_console.recording.lints.present import current
 from kvbm_console.recording.lints.process import Bugs, Lost, Notes
 from kvbm_console.recording.lints.rule import Lint
 from kvbm_console.recording.lints.slots import WATCHED, Held, PinLeak, Polled, PreemptLoop, Stuck, fault_after
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABOUT", "WATCHED", "About", "Diagnosis", "Finding", "Level", "Lint", "Pending", "Slow", "Stuck", "Watch",
-    "all_lints", "diagnose", "document", "fault_after", "ranked", "stream_lints",
+    "all_lints", "current", "diagnose", "document", "fault_after", "ranked", "stream_lints",
 ]
 
 

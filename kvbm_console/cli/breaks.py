@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from kvbm_console.cli.debug import WAIT, time_is_over
-from kvbm_console.cli.output import answer, print_json, warn
+from kvbm_console.cli.output import answer, print_json, print_lines, warn
 from kvbm_console.cli.params import NUMBER, Duration, Labelled, compiled, format_option, resolve_target, target_option
 from kvbm_console.core.config import EXPIRES_MAX_NS, MAX_HOLD_NS_MAX, BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
@@ -153,9 +153,7 @@ def break_set(target: str | None, form: str, depends_on: int | None, wait_ns: in
         document = {"id": str(verdict.id), "verified": verdict.verified, "message": verdict.message}
         print_json(document if wait_ns is None else {**document, "holds": held or []})
     elif verdict.verified:
-        click.echo(f"breakpoint {verdict.id}: {spec.describe()}")
-        for line in hold_lines(held) if held else ():
-            click.echo(line)
+        print_lines([f"breakpoint {verdict.id}: {spec.describe()}", *(hold_lines(held) if held else ())])
     if not verdict.verified:
         warn(f"breakpoint {verdict.id} cannot work: {verdict.message}")
         raise click.exceptions.Exit(1)
@@ -314,7 +312,7 @@ def break_test(
             "first": [_hit_document(hit) for hit in found.hits[:show]],
         })
     else:
-        click.echo("\n".join(_hit_lines(found, show)))
+        print_lines(_hit_lines(found, show))
     if not found.hits:
         raise click.exceptions.Exit(1)
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from kvbm_console.cli.output import answer, print_json, warn
+from kvbm_console.cli.output import answer, print_json, print_lines, warn
 from kvbm_console.cli.params import NUMBER, Duration, format_option, resolve_target, target_option
 from kvbm_console.core.config import MAX_HOLD_NS_MAX
 from kvbm_console.core.errors import UsageError
@@ -62,7 +62,7 @@ def holds(ended: bool, wait_ns: int | None, target: str | None, form: str) -> No
         if form == "json":
             print_json(found or [])
         elif found:
-            click.echo("\n".join(hold_lines(found)))
+            print_lines(hold_lines(found))
         if not found:
             time_is_over(wait_ns)
 
@@ -81,7 +81,7 @@ def print_part(target: str | None, form: str, part: str, lines: Any, nothing: st
     if form == "json":
         print_json(found)
     else:
-        click.echo("\n".join(lines(found)) if found else nothing)
+        print_lines(lines(found) if found else (nothing,))
 
 
 @click.command(name="continue")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvbm_console.cli.evidence import RECORDING, RUN, evidence_from
-from kvbm_console.cli.output import duration, number, print_json, share
+from kvbm_console.cli.output import duration, number, print_json, print_lines, share
 from kvbm_console.cli.params import format_option, target_option
 from kvbm_console.cli.progress import progress
 
@@ -46,8 +46,7 @@ def doctor(
     if form == "json":
         print_json(document(diagnosis))
     else:
-        for line in _lines(diagnosis, brief=brief):
-            click.echo(line)
+        print_lines(_lines(diagnosis, brief=brief))
     ctx.exit(0 if diagnosis.ok else 1)
 
 

@@ -123,7 +123,9 @@ class LazyGroup(click.Group):
 
 def complain(message: str, status: int = EXIT_USAGE) -> int:
     """Print one sentence on stderr; returns the exit status that goes with it."""
-    sentence = " ".join(message.split())
+    from kvbm_console.cli.output import safe
+
+    sentence = safe(" ".join(message.split()))
     click.echo(f"{PROGRAM}: {sentence}", err=True)
     return status
 

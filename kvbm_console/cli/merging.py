@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from kvbm_console.cli.output import duration, number, print_json
+from kvbm_console.cli.output import duration, json_text, number, print_json, print_lines
 
 
 @click.command()
@@ -31,8 +31,7 @@ def merge(paths: tuple[Path, ...], out: Path | None, where: str | None, form: st
     if out is None:
         if form == "json":
             raise UsageError("--format json tells of a file: it needs --out")
-        for line in lines_of(paths, where, form=form):
-            click.echo(line)
+        print_lines(lines_of(paths, where, form=form))
         return
     if where is not None:
         raise UsageError("--where chooses lines: a recording with holes does not fold; 'rec cut' makes a stretch")
@@ -52,7 +51,6 @@ def merge(paths: tuple[Path, ...], out: Path | None, where: str | None, form: st
 
 def lines_of(paths: Sequence[Path], where: str | None, *, form: str) -> Iterator[str]:
     """One line for every event and gap. Raises ``UsageError`` and ``RecordingError``."""
-    import msgspec
 
     from kvbm_console.cli.lines import event_document
     from kvbm_console.core.describe import describe, kind
@@ -71,13 +69,13 @@ def lines_of(paths: Sequence[Path], where: str | None, *, form: str) -> Iterator
         if isinstance(what, Gap):
             if form == "jsonl":
                 head = {"wall_ns": one.wall_ns, "recording": name, "gap": what}
-                yield msgspec.json.encode(head).decode()
+                yield json_text(head)
             else:
                 yield f"{_wall(one.wall_ns)}  {name:<{width}}  {what.first:>10,}  {what.count:,} events are missing"
         elif matches is None or matches(what, None):
             if form == "jsonl":
                 document = {"wall_ns": one.wall_ns, "recording": name, **event_document(what)}
-                yield msgspec.json.encode(document).decode()
+                yield json_text(document)
             else:
                 yield f"{_wall(one.wall_ns)}  {name:<{width}}  {what.seq:>10,}  {kind(what)} {describe(what)}"
 

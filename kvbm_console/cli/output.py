@@ -20,7 +20,38 @@ _STEPS: Final = ((60 * 10**9, "m", 10**9, "s"), (3_600 * 10**9, "h", 60 * 10**9,
 
 def print_json(document: Any) -> None:
     """One JSON value on one line."""
-    click.echo(msgspec.json.encode(document))
+    click.echo(json_text(document))
+
+
+def json_text(document: Any) -> str:
+    """A JSON value on one line, in which nothing moves a cursor or turns text around."""
+    text = msgspec.json.encode(document).decode()
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    """As JSON may write it; what is not printable stands inside of a string."""
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    return f"\\u{0xD800 + (code - 0x10000 >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+
+
+def safe(text: str) -> str:
+    """One line of text that may hold names from outside: ``?`` for what moves a cursor or turns text around.
+
+    >>> safe("r\\x1b[2J\\n\\u202ename")
+    'r?[2J??name'
+    """
+    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Lines that may hold names from outside."""
+    for line in lines:
+        click.echo(safe(line))
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -47,12 +78,12 @@ def answer(form: str, done: str, text: str = "", **more: Any) -> None:
     if form == "json":
         print_json(told)
     else:
-        click.echo(told.text)
+        print_lines(told.text.split("\n"))
 
 
 def warn(message: str) -> None:
     """A message that is not the result: on stderr."""
-    click.echo(message, err=True)
+    click.echo("\n".join(map(safe, message.split("\n"))), err=True)
 
 
 def number(value: int | None) -> str:
@@ -84,7 +115,7 @@ def share(part: int, whole: int) -> str:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
     """Lines with aligned columns, two spaces apart; the columns in ``right`` are aligned to the right."""
-    lines = [list(headings), *(list(row) for row in rows)]
+    lines = [list(headings), *([safe(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     aligned = set(right)
     return [

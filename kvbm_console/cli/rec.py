@@ -12,7 +12,7 @@ import msgspec
 
 from kvbm_console.cli import rec_more, recorder
 from kvbm_console.cli.merging import merge
-from kvbm_console.cli.output import duration, number, print_json, table
+from kvbm_console.cli.output import duration, number, print_json, print_lines, table
 from kvbm_console.cli.progress import progress
 from kvbm_console.cli.streams import capture
 
@@ -66,8 +66,7 @@ def info(path: Path, run: str | None, format_: str) -> None:
     if format_ == "json":
         print_json(found)
         return
-    for line in _info_lines(found):
-        click.echo(line)
+    print_lines(_info_lines(found))
 
 
 @rec.command()
@@ -89,8 +88,7 @@ def verify(ctx: click.Context, path: Path, format_: str) -> None:
         for one in (*report.earlier, report):
             if report.earlier:
                 click.echo(f"run {one.run}")
-            for line in _report_lines(one):
-                click.echo(line)
+            print_lines(_report_lines(one))
     ctx.exit(0 if report.ok else 1)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kvbm_console.cli.output import ABSENT, duration, number, print_json, table
+from kvbm_console.cli.output import ABSENT, duration, number, print_json, print_lines, table
 from kvbm_console.cli.params import format_option
 from kvbm_console.cli.progress import progress
 
@@ -38,8 +38,7 @@ def diff_command(ctx: click.Context, a: Path, b: Path, top: int, form: str) -> N
     if form == "json":
         print_json(result)
     else:
-        for line in difference_lines(result, top):
-            click.echo(line)
+        print_lines(difference_lines(result, top))
     ctx.exit(0 if result.equal else 1)
 
 

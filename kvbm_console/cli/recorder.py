@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvbm_console.cli.machine import recording_flags
-from kvbm_console.cli.output import duration, number, print_json
+from kvbm_console.cli.output import duration, number, print_json, print_lines
 from kvbm_console.cli.params import Duration, format_option, resolve_target, target_option
 
 if TYPE_CHECKING:
@@ -146,4 +146,4 @@ def _tell(status: "RecorderStatus | None", form: str) -> None:
         line += f"  ({status.reason})"
     if status.removed_segments:
         line += f"  {number(status.removed_segments)} old segments removed"
-    click.echo(f"{line}\n{status.path}")
+    print_lines([line, status.path])

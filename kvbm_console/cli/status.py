@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvbm_console.cli.output import duration, number, print_json, share, table
+from kvbm_console.cli.output import duration, number, print_json, print_lines, share, table
 from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
 
 
@@ -32,7 +32,7 @@ def status(positional: str | None, target: str | None, form: str, expression: st
         return
     from kvbm_console.cli.glance import overview, printable
 
-    click.echo("\n".join(printable([*overview(address), "", *render(document).split("\n")])))
+    print_lines(printable([*overview(address), "", *render(document).split("\n")]))
 
 
 def render(document: dict[str, Any]) -> str:

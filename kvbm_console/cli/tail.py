@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import click
 
 from kvbm_console.cli.lines import event_document
-from kvbm_console.cli.output import print_json, warn
+from kvbm_console.cli.output import print_json, safe, warn
 from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
 from kvbm_console.core.describe import describe, slot_of
 from kvbm_console.core.errors import UsageError
@@ -100,7 +100,7 @@ class Printer:
         if self.form == "jsonl":
             print_json(event_document(event))
         else:
-            click.echo(text_line(event, self.state))
+            click.echo(safe(text_line(event, self.state)))
 
 
 def text_line(event: Event, state: CacheState | None) -> str:

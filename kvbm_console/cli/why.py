@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvbm_console.cli.evidence import RECORDING, RUN, evidence_from
-from kvbm_console.cli.output import duration, number, print_json, share, table
+from kvbm_console.cli.output import duration, number, print_json, print_lines, share, table
 from kvbm_console.cli.params import format_option, target_option
 from kvbm_console.cli.progress import progress
 
@@ -42,8 +42,7 @@ def why(
     if form == "json":
         print_json(explanation)
     else:
-        for line in _lines(explanation, block):
-            click.echo(line)
+        print_lines(_lines(explanation, block))
 
 
 def _lines(one: "Explanation", block: int | None) -> list[str]:

@@ -50,6 +50,8 @@ def render(families: Iterable[Family]) -> str:
 
 
 def _escape(text: str, *, quotes: bool = True) -> str:
+    if not text.isprintable():  # a page is also looked at on terminals
+        text = "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
     escaped = text.replace("\\", r"\\").replace("\n", r"\n")
     return escaped.replace('"', r"\"") if quotes else escaped
 

@@ -16,6 +16,7 @@ from textual.widget import Widget
 
 from ..draw.glyphs import TRANSLATE
 from ..draw.spans import BLANK, Line
+from ..model.numbers import plain
 from ..theme import Theme
 
 PLAIN = "\x1b[0m"
@@ -68,8 +69,7 @@ class Canvas(Widget):
         parts, known, ground = [], self._codes, line.ground
         x, now = 0, PLAIN
         for text, role in line.spans:
-            if self.ascii_only:
-                text = text.translate(TRANSLATE)
+            text = self._shown(text)
             x += len(text)
             if x > width:
                 text = text[: width - x]
@@ -89,6 +89,12 @@ class Canvas(Widget):
         if now != PLAIN:
             parts.append(PLAIN)
         return "".join(parts)
+
+    def _shown(self, text: str) -> str:
+        """What the terminal gets: whatever a view forgot, no name from outside moves its cursor."""
+        if not text.isprintable():
+            text = plain(text)
+        return text.translate(TRANSLATE) if self.ascii_only else text
 
     def _code(self, role: str, ground: str) -> str:
         """What begins a stretch of this style, whatever stood before it."""
@@ -112,8 +118,7 @@ class Canvas(Widget):
         segments: list[Segment] = []
         x = 0
         for span in line.spans:
-            text = span.text.translate(TRANSLATE) if self.ascii_only else span.text
-            text = text[: width - x]
+            text = self._shown(span.text)[: width - x]
             if text:
                 segments.append(Segment(text, style(span.role, line.ground)))
                 x += len(text)

@@ -103,6 +103,8 @@ class EventStream:
         self._pools: dict[Place, int] = {}
         self._next: int | None = None
         self._gone = False
+        self._cleared = False
+        """Whether nothing was told since the last clear, so that another one would say the same."""
         self._last_digest = 0
         self._origin: int | None = None
 
@@ -167,17 +169,18 @@ class EventStream:
     def gone(self) -> None:
         """The publisher has ended, and what it held with it."""
         if not self._gone:
-            self._gone = True
+            self._gone, self._cleared = True, False
             self._next = None
             self._dispatcher.submit_from(self.source, None, st.SourceRestarted, True)
 
     def restart(self) -> None:
         """The publisher began again: what it held is gone."""
         self.counts.restarts += 1
-        self._next, self._gone = None, False
+        self._next, self._gone, self._cleared = None, False, False
         self._dispatcher.submit_from(self.source, None, st.SourceRestarted)
 
     def _gap(self, first: int, last: int) -> None:
+        self._cleared = False
         self.counts.gaps += 1
         self._dispatcher.submit_from(self.source, None, st.SourceGapped, first, last)
 
@@ -232,6 +235,7 @@ class EventStream:
             stored = []
         counts.stored_blocks += len(stored)
         if stored or report.removed:
+            self._cleared = False
             self._report(pool, stored, report.removed, cleared=False)
 
     def _report(self, pool: int, stored: list[int], removed: list[int], *, cleared: bool) -> None:
@@ -241,6 +245,9 @@ class EventStream:
 
     def _clear(self, rank: int) -> None:
         self.counts.clears += 1
+        if self._cleared:
+            return
+        self._cleared = True
         if not self._pools:
             self._declare((rank, 0, DEFAULT_MEDIUM), 0)  # something that can be said to be empty
         for pool in self._pools.values():

@@ -22,6 +22,9 @@ READY: Final = 2
 """Values of ``PoolFacts.content``: no content, being written, readable."""
 CAPACITY_MAX: Final = 2**31 - 1
 """Block ids are int32 on the wire."""
+GROWN_MAX: Final = 2**24
+"""Places of a pool whose capacity nobody told: it grows to the highest id that is named, by 21 bytes a place. One event
+with an id of 2**31 - 1 would take 45 GB."""
 _EMPTY, _CACHED, _REFERENCED, _WRITING = (
     int(Condition.EMPTY), int(Condition.CACHED), int(Condition.REFERENCED), int(Condition.WRITING)
 )
@@ -154,6 +157,11 @@ class PoolFacts:
         return ids, list(held)
 
     @property
+    def places_max(self) -> int:
+        """Places that it may come to have."""
+        return GROWN_MAX if self.info.capacity_blocks is None else len(self.content)
+
+    @property
     def resident_blocks(self) -> int:
         """Cached, referenced and writing places."""
         return self.counts[Condition.CACHED] + self.counts[Condition.REFERENCED] + self.counts[Condition.WRITING]
@@ -170,9 +178,9 @@ class PoolFacts:
         if low < 0:
             raise FoldError(f"pool {self.info.pool} has no place {low}")
         if top >= len(self.content):
-            if self.info.capacity_blocks is not None or top > CAPACITY_MAX:
+            if top >= self.places_max:
                 raise FoldError(f"pool {self.info.pool} has {len(self.content)} places, not {top}")
-            grow = max(top + 1, 2 * len(self.content)) - len(self.content)
+            grow = min(GROWN_MAX, max(top + 1, 2 * len(self.content))) - len(self.content)
             self.views = None
             self.hash_of.frombytes(bytes(8 * grow))
             self.content.extend(bytes(grow))

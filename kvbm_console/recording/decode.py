@@ -27,6 +27,12 @@ def decode_events(frame: Frame, path: Path) -> list[Event]:
         raise CorruptRecording(f"{path} is corrupt behind event {frame.first_seq - 1}: {error}") from None
     if events[0].seq != frame.first_seq or len(events) != frame.count:
         raise CorruptRecording(f"{path} is corrupt: event {frame.first_seq} is not where its frame says")
+    for event in events:
+        if type(event) is PoolKnown and (event.capacity_blocks or 0) > fmt.POOL_BLOCKS_MAX:
+            raise CorruptRecording(
+                f"{path}: event {event.seq} does not fit the facts: a pool of {event.capacity_blocks} blocks is above "
+                f"{fmt.POOL_BLOCKS_MAX}"
+            )
     return events
 
 
@@ -56,8 +62,15 @@ def fold(state: CacheState, events: list[Event], path: Path) -> None:
     apply = state.apply
     try:
         for event in events:
-            if type(event) is PoolKnown and (event.capacity_blocks or 0) > fmt.POOL_BLOCKS_MAX:
-                raise FoldError(f"a pool of {event.capacity_blocks} blocks is above {fmt.POOL_BLOCKS_MAX}")
+            if type(event) is PoolKnown:
+                check_size(state, event)
             apply(event)
     except FOLD_ERRORS as error:
         raise CorruptRecording(f"{path}: event {state.seq} does not fit the facts: {error}") from None
+
+
+def check_size(state: CacheState, event: PoolKnown) -> None:
+    """Raise ``FoldError`` where the pools of a file would take more memory than one event may ask for."""
+    total = (event.capacity_blocks or 0) + sum(map(len, state.pools))
+    if total > fmt.POOLS_BLOCKS_MAX:
+        raise FoldError(f"pools of {total} blocks together are above {fmt.POOLS_BLOCKS_MAX}")

@@ -53,6 +53,8 @@ SUMMARY_BYTES_MAX: Final = 16 * 1024 * 1024
 POOL_BLOCKS_MAX: Final = 2**24
 """Largest pool that is folded from a file; 16 million blocks of 16 tokens are far beyond a host's memory, and a place
 costs 21 bytes, which a hostile event of 40 bytes could otherwise ask for two thousand million times."""
+POOLS_BLOCKS_MAX: Final = 2**25
+"""Places of all pools of a recording together: 0.7 GB."""
 
 EVENTS: Final = 1
 STIMULI: Final = 2

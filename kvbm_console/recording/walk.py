@@ -14,11 +14,11 @@ import msgspec
 
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import CorruptRecording, RecordingError
-from kvbm_console.core.events import Event
+from kvbm_console.core.events import Event, PoolKnown
 from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_state
+from kvbm_console.recording.decode import FOLD_ERRORS, check_size, decode_events, decode_state
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.visitor import Handler, Visitor
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
@@ -180,6 +180,8 @@ def _fold(
 
 def _apply(name: str, state: CacheState, event: Event) -> None:
     try:
+        if type(event) is PoolKnown:
+            check_size(state, event)
         state.apply(event)
     except FOLD_ERRORS as error:
         raise CorruptRecording(f"{name}: event {event.seq} does not fit the facts: {error}") from None

@@ -12,12 +12,13 @@ from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import Authority, FinishReason, ResetMode, Tier
 from kvbm_console.core.instructions import PoolAnswer
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.tiers import REPLACEABLE
+from kvbm_console.core.tiers import GROWN_MAX, REPLACEABLE
 from kvbm_console.dispatch import Dispatcher, start_leader
 
 from .engine_model import BLOCK
@@ -132,3 +133,20 @@ def test_an_engine_that_ended_stays_readable_when_it_does_not_say_that_it_is_rep
     script.tell(st.SourceRestarted, True)
     answer = script.tell(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 8, BLOCK, Authority.ENGINE, source=2)
     assert answer.pool == script.device + 1, "a recording of before decides as it did"
+
+
+@pytest.mark.parametrize("authority", [Authority.OBSERVED, Authority.ENGINE])
+def test_a_pool_of_unknown_capacity_grows_to_no_id_that_is_named(authority: Authority) -> None:
+    """One request with block 2**31 - 2 took 45 GB."""
+    house = House(authority)
+    house.begin(None, 1)
+    submit = house.dispatcher.submit_from
+    submit(1, None, st.RequestArrived, "r", pack_hashes([1]), BLOCK + 1, 8, 0, None)
+    for top in (GROWN_MAX, 2**31 - 2):
+        (event,) = submit(1, None, st.BlocksAllocated, "r", pack_ids([0, top]), 0).events
+        assert isinstance(event, ev.StimulusRejected)
+        assert f"from 0 to {GROWN_MAX - 1}" in event.why
+    assert len(house.leader.state.pools[-1]) == 0
+    with pytest.raises(FoldError, match="has 0 places"):
+        house.mirror.apply(ev.BlocksReserved(house.mirror.seq, house.mirror.at_ns, 0, 2, 1, pack_ids([2**31 - 2]),
+                                             pack_hashes([1])))

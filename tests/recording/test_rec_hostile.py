@@ -13,13 +13,14 @@ import pytest
 import zstandard
 from mcap.writer import CompressionType, Writer
 
-from kvbm_console.core.errors import RecordingError
+from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.seal import seal_segment
 from kvbm_console.recording.segment import SegmentWriter
+from kvbm_console.recording.walk import evidence_of, walk
 from kvbm_console.wire.batches import pack_events
 from tests.recording.helpers import Log, frame_ends, write_active
 
@@ -148,6 +149,24 @@ def test_f22_an_event_may_not_ask_for_a_pool_of_any_size(tmp_path: Path) -> None
     segment.append(fmt.Frame(fmt.EVENTS, 0, 1, 0, 0, pack_events([pool]).data))
     segment.file.close()
     assert "a pool of 2147483647 blocks is above" in refused(path)
+    with pytest.raises(CorruptRecording, match="a pool of 2147483647 blocks"):
+        walk(evidence_of(Recording.open(path)), [])
+
+
+@pytest.mark.fault
+def test_f22_events_may_not_ask_for_pools_of_any_size_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fmt, "POOLS_BLOCKS_MAX", 1_000)
+    segment = SegmentWriter(tmp_path, fmt.About())
+    seq, facts, aids = Log().keyframe()
+    segment.append(fmt.Frame(fmt.KEYFRAMES, seq, 0, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, aids))))
+    pools = [PoolKnown(at, 0, 0, at, at, at, 0, Tier.G1, "GPU", 400, 16, Authority.OBSERVED) for at in range(3)]
+    segment.append(fmt.Frame(fmt.EVENTS, 0, 3, 0, 0, pack_events(pools).data))
+    segment.file.close()
+    assert "pools of 1200 blocks together are above 1000" in refused(segment.path)
+    with pytest.raises(CorruptRecording, match="pools of 1200 blocks together"):
+        walk(evidence_of(Recording.open(segment.path)), [])
 
 
 @pytest.mark.fault

@@ -29,7 +29,7 @@ from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.holds import felt_pressure
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
-from kvbm_console.core.tiers import CAPACITY_MAX, READY, WRITING, PoolFacts
+from kvbm_console.core.tiers import READY, WRITING, PoolFacts
 
 _INITIALIZED, _ONBOARD_STAGED = SlotState.INITIALIZED, SlotState.ONBOARD_STAGED
 _EMPTY_BYTES = bytes(HASH_BYTES)
@@ -235,7 +235,7 @@ def check_device_ids(
     leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int, packed: bytes = b""
 ) -> int:
     """Refuse ids that the slot cannot be given; returns how many leading ones are its own prefix in G1."""
-    capacity = len(pool) if pool.info.capacity_blocks is not None else CAPACITY_MAX
+    capacity = pool.places_max
     if prefix > len(ids):
         raise Refused(f"{prefix} prefix blocks were reported but only {len(ids)} blocks allocated")
     if not ids:

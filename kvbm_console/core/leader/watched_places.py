@@ -9,7 +9,7 @@ from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpa
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, EvictRule, ReleaseReason
 from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.tiers import CAPACITY_MAX, READY, PoolFacts
+from kvbm_console.core.tiers import READY, PoolFacts
 
 TOLD = -1
 """The operation of blocks that an engine says to hold and that nobody has seen it write."""
@@ -20,7 +20,7 @@ def places_reported(leader: Decider, pool: PoolFacts, s: st.BlocksReported) -> N
     places, stored = unpack_ids(s.places), unpack_hashes(s.stored)
     if s.removed or EMPTY_HASH in stored or (stored and len(stored) != len(places)):
         raise Refused(f"{len(stored)} hashes do not fit {len(places)} places of pool {pool.info.pool}")
-    capacity = len(pool) if pool.info.capacity_blocks is not None else CAPACITY_MAX
+    capacity = pool.places_max
     if places and not 0 <= min(places) <= max(places) < capacity:
         raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(places)} to {max(places)}")
     if stored:

@@ -19,7 +19,7 @@ from kvbm_console.core.leader.pipeline import end_operation
 from kvbm_console.core.leader.requests import preempt
 from kvbm_console.core.leader.watched_copies import close_copies, end_load, report
 from kvbm_console.core.slots import SlotFacts
-from kvbm_console.core.tiers import CAPACITY_MAX, PoolFacts
+from kvbm_console.core.tiers import PoolFacts
 
 _S = SlotState
 ENDED: Final = (_S.FINISHING, _S.FINISHED)
@@ -35,7 +35,7 @@ def contradicted(leader: Decider, source: int) -> None:
 
 
 def check_ids(pool: PoolFacts, slot: SlotFacts, ids: list[int]) -> None:
-    capacity = len(pool) if pool.info.capacity_blocks is not None else CAPACITY_MAX
+    capacity = pool.places_max
     if len(set(ids)) != len(ids):
         raise Refused(f"request {slot.request!r} was given a block twice")
     if ids and not 0 <= min(ids) <= max(ids) < capacity:

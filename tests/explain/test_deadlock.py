@@ -1,11 +1,15 @@
 """A deadlock is one fault that says its wait-for graph; an engine that can go on, or that a person stops, has none."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from kvbm_console.cli.evidence import _collect, _copies
+from kvbm_console.cli.glance import drawn, fold
+from kvbm_console.client import Client
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import Event
 from kvbm_console.core.leader.frame import Outcome
@@ -15,13 +19,19 @@ from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.embedded import build
 from kvbm_console.engines.multiturn import Multiturn, Settings
 from kvbm_console.recording.lints import Finding, Level, diagnose
+from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.waits import standstill
-from tests.explain.deadlocks import deadlocked
+from kvbm_console.recording.walk import Evidence, evidence_of
+from tests.explain.deadlocks import deadlocked, stands_still
 from tests.explain.tale import MS, S
+from tests.server.daemons import daemon_at
 from tests.tap.kept import NAMES, run_of
 
 EXAMPLES = max(12, settings.default.max_examples // 8)
 """An example is a whole run of an engine, looked at after every stimulus."""
+
+STAMPED: Final = frozenset({"n", "at_ns", "source", "origin_ns"})
+"""Fields of a stimulus that whoever submits it does not say."""
 
 
 def told(**options: Any) -> list[Finding]:
@@ -95,3 +105,26 @@ def test_no_simulated_engine_stands_still_for_any_time(seed: int, g1: int, g2: i
 @pytest.mark.parametrize("name", NAMES)
 def test_no_run_of_the_real_scheduler_stands_still(name: str) -> None:
     assert longest_ns(run_of(name).events, 1) < 100 * MS
+
+
+@pytest.mark.asyncio
+async def test_a_recording_a_daemon_and_the_console_tell_the_same_deadlock(tmp_path: Path) -> None:
+    run = stands_still()
+    run.record(tmp_path / "run", [7])
+    (recorded,) = diagnose(evidence_of(Recording.open(tmp_path / "run"))).findings
+    async with daemon_at(config=run.config) as daemon:
+        dispatcher, now_ns = daemon.service.dispatcher, 0
+        dispatcher.clock = daemon.service.clock = lambda: now_ns
+        for told in run.stimuli:
+            now_ns = told.at_ns
+            fields = [getattr(told, name) for name in told.__struct_fields__ if name not in STAMPED]
+            dispatcher.submit_from(told.source, None, type(told), *fields)
+        daemon.service.broadcaster.flush()
+        async with Client(daemon.address) as client:
+            items, config, at_ns = await _collect(client)
+            overview = drawn(await fold(client))
+    (live,) = diagnose(Evidence("live", config, 0, _copies(items), lambda _: {}, now_ns=at_ns)).findings
+    assert (live.level, live.what, live.because) == (recorded.level, recorded.what, recorded.because)
+    assert overview[0].startswith(" NEEDS YOU   1 fault")
+    assert recorded.what in overview[1]
+    assert recorded.because[:40] in overview[1]

@@ -244,12 +244,13 @@ def _tell_all(self: Any, recorder: Recorder, scheduler_output: Any, now: int) ->
     recorder.answers.clear()
     manager = getattr(self, "_kv_cache_manager", None)
     scheduled = scheduler_output.num_scheduled_tokens
+    drafts = getattr(scheduler_output, "scheduled_spec_decode_tokens", None) or {}
     rows = []
     for name, request in recorder.live.items():
         ids = manager.get_block_ids(name) if manager is not None else ()
         rows.append((
-            request, ids, request.num_computed_tokens + scheduled.get(name, 0), name in scheduled, request.status,
-            request.num_tokens,
+            request, ids, request.num_computed_tokens + scheduled.get(name, 0) - len(drafts.get(name, ())),
+            name in scheduled, request.status, request.num_tokens,
         ))
     places = None if recorder.by_place and not recorder.places_known else places_of(manager)
     below = None if recorder.below is None else [(medium, dict(held)) for medium, held in recorder.below.items()]

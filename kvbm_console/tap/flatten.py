@@ -171,6 +171,7 @@ class Flattener:
 
     def _step(self, now: int, output: Any, preempted: tuple[str, ...], lengths: dict[str, int]) -> list[Any]:
         scheduled = output.num_scheduled_tokens
+        drafts = getattr(output, "scheduled_spec_decode_tokens", None) or {}
         new: list[Any] = []
         resumed: list[Any] = []
         going: list[Any] = []
@@ -191,7 +192,7 @@ class Flattener:
                 if not computed % size:
                     due[name] = computed // size
                 continue
-            count = scheduled[name]
+            count = scheduled[name] - len(drafts.get(name, ()))  # a draft counts when the model has accepted it
             if name in again:
                 resumed.append(self._start(name, ids, computed, count, lengths.get(name, 0)))
                 continue

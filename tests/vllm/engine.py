@@ -16,7 +16,9 @@ from vllm.config import (
     KVEventsConfig,
     KVTransferConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.sampling_params import SamplingParams
@@ -28,7 +30,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -80,7 +82,8 @@ class Engine:
     def __init__(
         self, directory: Path, connector: dict[str, Any], *, blocks: int = 96, running: int = 8, tokens: int = 256,
         publish: tuple[str, str] | None = None, load_steps: int = LOAD_STEPS, fail_every: int = 0,
-        groups: tuple[str, ...] = ("full",), caching: bool = True, events: bool = True, **cache_options: Any,
+        groups: tuple[str, ...] = ("full",), caching: bool = True, events: bool = True, drafts: int = 0,
+        **cache_options: Any,
     ) -> None:
         (directory / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=str(directory), dtype="float16", seed=0, skip_tokenizer_init=True)
@@ -96,6 +99,10 @@ class Engine:
                 is_encoder_decoder=False,
             ),
             kv_transfer_config=KVTransferConfig(**connector),
+            speculative_config=None if not drafts else SpeculativeConfig(
+                method="ngram", num_speculative_tokens=drafts, prompt_lookup_max=2, target_model_config=model,
+                target_parallel_config=ParallelConfig(),
+            ),
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, **published) if events else None,
         )
         kv_cache = KVCacheConfig(
@@ -105,6 +112,9 @@ class Engine:
         size, unit = resolve_kv_cache_block_sizes(kv_cache, config)
         kv_cache.hash_block_size = unit  # as vLLM's engine does it
         self.config = config
+        self._drafts = drafts
+        self.scheduled_drafts: dict[str, int] = {}
+        """Tokens of each request in the formed step that the model may refuse."""
         self.scheduler = Scheduler(
             vllm_config=config, kv_cache_config=kv_cache, log_stats=True,
             structured_output_manager=StructuredOutputManager(config), block_size=size, hash_block_size=unit,
@@ -153,12 +163,17 @@ class Engine:
         for name in names:
             request = self.scheduler.requests[name]
             done = request.num_computed_tokens >= request.num_tokens
-            sampled.append([random.Random(f"{name} {request.num_tokens}").randrange(1000)] if done else [])
+            dice = random.Random(f"{name} {request.num_tokens}")
+            told = output.scheduled_spec_decode_tokens.get(name, [])
+            sampled.append([*told[: dice.randrange(len(told) + 1)], dice.randrange(1000)] if done else [])
         result = ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)}, sampled_token_ids=sampled,
             kv_connector_output=self._copies.step(output.kv_connector_metadata),
         )
         outputs = self.scheduler.update_from_output(output, result)
+        if self._drafts:
+            drafted = [name for name, tokens in zip(names, sampled, strict=True) if tokens]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(drafted, [[1] * self._drafts for _ in drafted]))
         for one in outputs.values():
             self.finished += [each.request_id for each in one.outputs if each.finish_reason is not None]
             self.cached.update({
@@ -181,6 +196,7 @@ class Engine:
             if live and dice.random() < aborts:
                 self.scheduler.finish_requests(dice.choice(live), RequestStatus.FINISHED_ABORTED)
             output = self.scheduler.schedule()
+            self.scheduled_drafts = {name: len(told) for name, told in output.scheduled_spec_decode_tokens.items()}
             yield output
             self.finish(output)
             assert self.steps < 5_000

@@ -246,6 +246,14 @@ def test_without_prefix_caching_nothing_is_said_to_be_cached(
     assert (state.totals.hit_blocks[1] > 0) is (inside is not None)
 
 
+def test_positions_with_speculative_decoding(unsent: None, tmp_path: Path) -> None:
+    """Drafts that the model does not accept take a request's position back."""
+    engine = Engine(tmp_path, tap(), blocks=40, drafts=3)
+    watch = watching(engine.connector)
+    seen = drive(engine, watch, workload(13, 6, 3))
+    assert sorted(key for key, _ in seen["evicted"]) == sorted(removed_by_engine(engine, "GPU"))
+
+
 def host_truth(engine: Engine) -> Counter[int]:
     """Hashes of the chunks that the offloading connector itself has ready in host memory."""
     policy = engine.connector._tapped.connector_scheduler.manager._policy

@@ -40,8 +40,10 @@ def compare(engine: Engine, state: CacheState, scheduled: set[str]) -> None:
         blocks = scheduler.kv_cache_manager.get_block_ids(name)[told]
         assert slot.device_blocks == blocks, name
         if request.status is RequestStatus.RUNNING:
-            prefills = request.num_computed_tokens <= slot_target(slot, request)
-            assert slot.computed_tokens(state.iteration) == request.num_computed_tokens, name
+            # Drafts are counted here when the model has accepted them, and by the engine until it has refused them.
+            computed = request.num_computed_tokens - engine.scheduled_drafts.get(name, 0)
+            prefills = computed <= slot_target(slot, request)
+            assert slot.computed_tokens(state.iteration) == computed, name
             if name in scheduled:
                 assert slot.state in (SlotState.PREFILLING, SlotState.DECODING), name
                 if not prefills:

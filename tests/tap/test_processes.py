@@ -14,7 +14,7 @@ import pytest
 
 from kvbm_console.client import Client
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
-from kvbm_console.core.ids import Authority, Site, SlotState
+from kvbm_console.core.ids import Authority, FinishReason, Site, SlotState
 from server.daemon import Daemon
 from tests.server.daemons import daemon_at, options_for, published, running, socket_directory
 
@@ -22,6 +22,29 @@ ROOT = Path(__file__).resolve().parents[2]
 PROMPT = list(range(30))
 HELD = "held-1a2b3c4d"
 """As an engine calls the request whose client knows it as ``held``."""
+
+
+ALONE = """
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+
+HERE = {"msgspec", "kvbm_console", "tests", "xxhash"}  # the last is the fake engine's
+
+
+class Nothing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in HERE and top not in sys.stdlib_module_names and PathFinder.find_spec(top):
+            raise ModuleNotFoundError(f"the engine's environment has no {name}", name=name)
+
+
+sys.meta_path.insert(0, Nothing())
+import runpy
+
+runpy.run_module("tests.tap.engine_child", run_name="__main__", alter_sys=True)
+"""
+"""The engine's environment when it has msgspec alone; the process beside it has its own."""
 
 
 class Child:
@@ -42,10 +65,11 @@ class Child:
 
 
 @asynccontextmanager
-async def engine(target: str, **settings: Any) -> AsyncIterator[Child]:
-    """An engine whose tap reports to ``target``."""
+async def engine(target: str, *, alone: bool = False, **settings: Any) -> AsyncIterator[Child]:
+    """An engine whose tap reports to ``target``; ``alone``: with nothing installed but msgspec."""
+    program = ["-c", ALONE] if alone else ["-m", "tests.tap.engine_child"]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.tap.engine_child", json.dumps({"target": target, **settings}),
+        sys.executable, *program, json.dumps({"target": target, **settings}),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
     )
     try:
@@ -93,6 +117,30 @@ async def test_requests_become_slots_and_an_engine_that_ends_leaves_nothing_live
         await published(daemon, lambda: not daemon.service.state.slots)
         assert pool.resident_blocks == 0
         assert pool.info.source in daemon.service.state.lost_sources
+
+
+@pytest.mark.asyncio
+async def test_the_engines_side_needs_msgspec_alone_and_one_that_is_killed_is_said_to_have_ended() -> None:
+    async with daemon_at(config=LeaderConfig()) as daemon:
+        async with engine(daemon.address, alone=True) as child:
+            await child.do(listened=True)
+            told = await child.do(add=[["one", PROMPT, 400]], steps=6)
+            assert told["errors"] == 0
+            state = daemon.service.state
+            await published(daemon, lambda: {one.state for one in requests(daemon).values()} == {SlotState.DECODING})
+            (pool,) = (one for one in state.pools if one.info.authority is Authority.OBSERVED)
+            child.process.kill()
+            async with asyncio.timeout(5):
+                await published(daemon, lambda: daemon.service.state.has_ended(pool.info.source))
+            assert state.totals.finished[FinishReason.ABORTED] == 1
+        doctor = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "from kvbm_console.cli.main import main; main()", "doctor", "--target", daemon.address,
+            "--format", "json",
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await doctor.communicate()
+        found = {one["lint"]: one["what"] for one in json.loads(said)["findings"]}
+        assert found["engine_ended"] == "ended with 1 live request"
 
 
 @pytest.mark.asyncio

@@ -20,6 +20,8 @@ from kvbm_console.engines.kv_events.address import RANKS_MAX, WILDCARDS, Publish
 
 T = TypeVar("T")
 
+SGLANG_PATHS: Final = ("/server_info", "/get_server_info")
+"""The second one is that of SGLang before 0.5.5."""
 TIMEOUT_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 4 * 2**20
 """SGLang's answer holds every argument of the server: some 20 kB."""
@@ -73,8 +75,11 @@ def discover(url: str) -> list[Publisher]:
     if status == 200:
         found = _vllm(url, host, body)
     else:
-        status, body = _get(url, host, port, tls, "/server_info")
-        if status != 200:
+        for path in SGLANG_PATHS:
+            status, body = _get(url, host, port, tls, path)
+            if status == 200:
+                break
+        else:
             raise NotFound(
                 f"{url} answers neither /kv_event_sources (vLLM) nor /server_info (SGLang); "
                 "give the stream itself as zmq://HOST:PORT"

@@ -104,6 +104,12 @@ def test_sglang_tells_each_rank_or_only_its_flag(server: Server) -> None:
     ]
 
 
+def test_sglang_of_before_is_asked_under_its_own_path(server: Server) -> None:
+    flag = json.dumps({"publisher": "zmq", "endpoint": "tcp://*:7000", "topic": "t"})
+    url = server({"/get_server_info": {"kv_events_config": flag, "dp_size": 1}})
+    assert rows(url) == [("tcp://127.0.0.1:7000", None, "t", 0)]
+
+
 @pytest.mark.parametrize(("answers", "sentence"), [
     ({}, "answers neither"),
     ({"/kv_event_sources": []}, "publishes no KV events"),

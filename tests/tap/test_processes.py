@@ -134,9 +134,8 @@ async def test_the_engines_side_needs_msgspec_alone_and_one_that_is_killed_is_sa
                 await published(daemon, lambda: daemon.service.state.has_ended(pool.info.source))
             assert state.totals.finished[FinishReason.ABORTED] == 1
         doctor = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "from kvbm_console.cli.main import main; main()", "doctor", "--target", daemon.address,
-            "--format", "json",
-            stdout=asyncio.subprocess.PIPE,
+            sys.executable, "-c", "from kvbm_console.cli.main import main; main()", "doctor",
+            "--target", daemon.address, "--format", "json", stdout=asyncio.subprocess.PIPE,
         )
         said, _ = await doctor.communicate()
         found = {one["lint"]: one["what"] for one in json.loads(said)["findings"]}

@@ -136,6 +136,9 @@ class Recorder:
         self._segment_began_ns = self._rotation_failed_ns = clock()
         self._rotation_refused: str | None = None
         """Why the last rotation failed; the old segment goes on meanwhile."""
+        self._keyframe_refused: str | None = None
+        """Why the last keyframe was left out; what comes is written behind the one before it."""
+        self._refused_ns = clock()
         self._closed = self._durable = self._sealed = self._released = False
         self.unsealed: list[Path] = []
         """Segments that ``close`` left active."""
@@ -195,6 +198,8 @@ class Recorder:
         size = (len(stimuli.data) if stimuli else 0) + (len(events.data) if events else 0)
         self._queue.put(Chunks(stimuli, events, size))
         self._since_keyframe += events.count if events is not None else 0
+        if self._keyframes_wait():
+            return
         if not self._rotation_waits() and self._rotation_is_due():
             self._send_keyframe(loss, True)
         elif self._since_keyframe >= self._spacing:
@@ -231,6 +236,8 @@ class Recorder:
 
     def _hindrance(self) -> str | None:
         """What keeps the directory from being as it was asked for while no event is lost."""
+        if self._keyframe_refused is not None:
+            return f"no keyframe is written, so replays begin at the last one: {self._keyframe_refused}"
         if self._rotation_refused is not None:
             return f"no new segment can begin: {self._rotation_refused}"
         keep = self.retention.keep_bytes
@@ -310,6 +317,16 @@ class Recorder:
         refused = self._rotation_refused is not None
         return self._rotating or (refused and self._clock() - self._rotation_failed_ns < ROTATION_RETRY_S * SECOND_NS)
 
+    def _keyframes_wait(self) -> bool:
+        """Whether the last keyframe was above what a frame holds, and the segment may still grow without another."""
+        if self._keyframe_refused is None or self._clock() - self._refused_ns >= TOO_LARGE_RETRY_S * SECOND_NS:
+            return False
+        return self._may_grow()
+
+    def _may_grow(self) -> bool:
+        """Whether this segment may be longer than its limit: not where that would break what is kept."""
+        return self.retention.keep_bytes is None or self._segment.size < self._segment_limit
+
     def _send_keyframe(self, loss: int, rotate: bool) -> bool:
         seq, facts, aids = self._take_keyframe()
         if seq != self._head:
@@ -370,11 +387,16 @@ class Recorder:
             if not rotated:
                 self._append_keyframe(self._segment, item)
             self._down = False
-            self._reason = None
+            self._reason = self._keyframe_refused = None
             if self._fixed_spacing is None:
                 compress = zstandard.ZstdCompressor(level=1).compress
                 wanted = (len(compress(item.facts)) + len(compress(item.aids))) // KEYFRAME_BYTES_PER_EVENT
                 self._spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, KEYFRAME_EVENTS_MAX))
+        except FrameTooLarge as error:
+            if self._down or not self._written_keyframes or item.seq != self._next_seq or not self._may_grow():
+                self._lose(error)
+            else:  # nothing is lost: what comes goes on behind the keyframe before this one
+                self._keyframe_refused, self._refused_ns = _said(error), self._clock()
         except Exception as error:  # as above
             self._lose(error)
         finally:

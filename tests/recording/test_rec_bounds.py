@@ -280,6 +280,54 @@ def test_a_segment_is_not_brought_back_by_a_sealing_that_was_given_up(tmp_path: 
     seal_segment(paths[-1])
 
 
+@pytest.mark.parametrize("keep_bytes", [None, 60_000])
+def test_events_go_on_behind_the_last_keyframe_when_no_frame_can_hold_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_bytes: int | None
+) -> None:
+    """A pool that had grown to 2.4 million blocks ended its recording: what came behind the next keyframe was lost."""
+    monkeypatch.setattr("kvbm_console.recording.format.FRAME_BYTES_MAX", 100_000)
+    log, clock, taken, grown = Log(), FakeClock(), 0, False
+
+    def keyframe() -> tuple[int, bytes, bytes]:
+        nonlocal taken
+        taken += 1
+        seq, facts, aids = log.keyframe()
+        return seq, facts, b"\xc4" * 200_000 if grown else aids
+
+    recorder = recorder_of(
+        log, tmp_path, keyframe=keyframe, clock=clock, keyframe_events=50, segment_bytes=20_000, segment_ns=10**15,
+        retention=Retention(keep_bytes=keep_bytes),
+    )
+    record(recorder, log, 100)
+    before, grown = taken, True
+    for _ in range(60):
+        record(recorder, log, 40)
+        clock.now_ns += 10**9
+    status = recorder.status()
+    assert status.state == "degraded"
+    assert status.reason is not None
+    assert status.reason.endswith("bytes is above the limit of 100000")
+    if keep_bytes is None:
+        assert status.not_recorded == 0
+        assert taken - before <= 2, "each try exports the whole state"
+        assert recorder.rotate()
+        assert recorder.settle()
+        assert recorder.status().not_recorded == 0
+    else:
+        assert status.not_recorded > 0, "keep is a bound"
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= keep_bytes
+    grown = False
+    clock.now_ns += 61 * 10**9
+    for _ in range(3):
+        record(recorder, log, 60)
+        clock.now_ns += 10**9
+    assert recorder.status().state == "recording"
+    recorder.close()
+    if keep_bytes is None:
+        events = [event.seq for batch in Recording.open(tmp_path).events() for event in batch]
+        assert events == list(range(log.state.seq))
+
+
 def test_a_keyframe_that_no_frame_can_hold_is_told_and_tried_rarely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import pack_hashes, pack_ids
+from kvbm_console.core.columns import ID_BYTES, pack_hashes, pack_ids
+from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import (
     Authority,
     CandidateStatus,
@@ -25,6 +27,7 @@ from kvbm_console.core.stimuli import TransferFinished
 from kvbm_console.recording.lints import ABOUT, Diagnosis, Finding, Level, Watch, all_lints, diagnose, document
 from kvbm_console.recording.lints.model import FEW, Histogram, limit_of
 from kvbm_console.recording.lints.slots import PinLeak
+from kvbm_console.recording.lints.tiers import Thrash
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.walk import Evidence, evidence_of
 from kvbm_console.stream.feed import EventsArrived
@@ -480,3 +483,26 @@ def test_lints_do_not_share_anything() -> None:
     one, other = all_lints(), all_lints()
     assert [type(lint) for lint in one] == [type(lint) for lint in other]
     assert all(mine.past is not yours.past for mine, yours in zip(one, other, strict=True))
+
+
+def test_a_tier_that_thrashes_is_told_with_the_figure_of_the_screens() -> None:
+    """The worst moment of a run's beginning is no figure of now: it is told when the thrashing has ended."""
+    state: Any = SimpleNamespace(pools=[SimpleNamespace(info=SimpleNamespace(tier=Tier.G2))])
+    lint = Thrash()
+
+    def evicted(blocks: int, at_ns: int) -> None:
+        event: Any = SimpleNamespace(pool=0, ids=bytes(ID_BYTES * blocks), at_ns=at_ns)
+        lint.after[ev.BlocksEvicted](event, state)
+
+    def back(blocks: int, at_ns: int) -> None:
+        event: Any = SimpleNamespace(returned=(0, blocks, 0, 0), at_ns=at_ns, seq=at_ns)
+        lint.after[ev.CandidatePromoted](event, state)
+
+    evicted(100, 1)
+    back(98, 2)
+    evicted(900, 3)
+    back(52, 4)
+    (live,) = lint.findings(state, 5)
+    assert (live.what, live.until_ns, live.seq) == ("thrash 15 %", None, 2)
+    (ended,) = lint.findings(state, 5 + 60 * SECOND_NS)
+    assert (ended.what, ended.until_ns) == ("thrash 98 %", 2)

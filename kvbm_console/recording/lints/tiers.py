@@ -93,6 +93,11 @@ class _Window(msgspec.Struct):
             self.evicted -= gone
             self.returned -= back
 
+    @property
+    def thrashes(self) -> bool:
+        """Whether the share that came back is above the limit, of enough evicted blocks."""
+        return self.evicted >= THRASH_BLOCKS and 100 * self.returned > THRASH_PERCENT * self.evicted
+
 
 class Thrash(Lint):
     """Blocks that come back right after they were evicted."""
@@ -117,19 +122,22 @@ class Thrash(Lint):
         return self._windows.setdefault(tier, _Window(deque()))
 
     def _judge(self, tier: Tier, window: _Window, e: ev.Event) -> None:
-        if window.evicted < THRASH_BLOCKS or 100 * window.returned <= THRASH_PERCENT * window.evicted:
-            return
+        if window.thrashes:
+            finding, worst = self._finding(tier, window, e.seq, e.at_ns), self._worst.get(tier)
+            if worst is None or finding.weight > worst.weight:
+                self._worst[tier] = finding
+
+    def _finding(self, tier: Tier, window: _Window, seq: int, until_ns: int | None) -> Finding:
         percent = 100 * window.returned // window.evicted
-        worst = self._worst.get(tier)
-        if worst is None or percent > worst.weight:
-            self._worst[tier] = Finding(
-                lint="thrash", level=Level.CAUTION, who=tier.name, what=f"thrash {percent} %",
-                because=f"{window.returned:,} of {window.evicted:,} evicted blocks came back; too small for this reuse",
-                seq=e.seq, since_ns=window.moments[0][0], until_ns=e.at_ns, count=window.returned, weight=percent,
-            )
+        return Finding(
+            lint="thrash", level=Level.CAUTION, who=tier.name, what=f"thrash {percent} %",
+            because=f"{window.returned:,} of {window.evicted:,} evicted blocks came back; too small for this reuse",
+            seq=seq, since_ns=window.moments[0][0], until_ns=until_ns, count=window.returned, weight=percent,
+        )
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Per tier, its worst minute."""
-        for _, finding in sorted(self._worst.items()):
-            soon = finding.until_ns is not None and at_ns - finding.until_ns < THRASH_WINDOW_NS
-            yield msgspec.structs.replace(finding, until_ns=None) if soon and state is not None else finding
+        """Per tier: the last minute while it thrashes, as the screens tell it, and its worst minute afterwards."""
+        for tier, worst in sorted(self._worst.items()):
+            window = self._windows[tier]
+            lasts = state is not None and at_ns - window.moments[-1][0] < THRASH_WINDOW_NS and window.thrashes
+            yield self._finding(tier, window, worst.seq, None) if lasts else worst

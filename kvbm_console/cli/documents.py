@@ -423,6 +423,46 @@ class Reset(msgspec.Struct):
     quarantined_blocks: int
 
 
+class ExploredFinding(msgspec.Struct):
+    """One signature that an exploration found."""
+
+    signature: str
+    """Monitor and kind; the same for the same bug."""
+    monitor: str
+    sentence: str
+    step: int
+    """Scheduler step of the scenario in which the monitor ended the run."""
+    times: int
+    """Runs that ended so."""
+    profile: str
+    seed: int
+    cpu_s: float
+    """CPU seconds of all runs up to the first that ended so."""
+    shrunk: bool
+    """False: the scenario is as it was found."""
+    scenario: dict[str, Any]
+    """Sizes, actions and copies, as `scenario.json` has them."""
+    directory: str | None
+    """Where it was written with `--out`."""
+
+
+class Exploration(msgspec.Struct):
+    """What an exploration did and found."""
+
+    release: str
+    runs: int
+    steps: int
+    """Scheduler steps."""
+    block_reads: int
+    """Computed blocks that steps read and whose content was checked."""
+    copied_blocks: int
+    cpu_s: float
+    pairs: int
+    """(state, event) pairs that were seen."""
+    interrupted: bool
+    findings: list[ExploredFinding]
+
+
 def documents() -> dict[str, Any]:
     """Command to the type of its document, in the order of the help."""
     from kvbm_console.cli.output import Answer
@@ -451,5 +491,5 @@ def documents() -> dict[str, Any]:
         "rec recover": list[RecoveredRow], "rec index": list[Indexed], "rec diff": Difference, "rec export": Exported,
         "rec import dynamo": DynamoImported, "rec import kv-events": Imported, "rec capture": list[Captured],
         "compare": Comparison, "calibrate": Calibration, "why": Explanation, "doctor": Doctor,
-        "config show": Configuration,
+        "explore vllm": Exploration, "config show": Configuration,
     }

@@ -47,6 +47,7 @@ COMMANDS: Final[dict[str, str]] = {
     "calibrate": "kvbm_console.cli.calibrate:calibrate",
     "why": "kvbm_console.cli.why:why",
     "doctor": "kvbm_console.cli.doctor:doctor",
+    "explore": "kvbm_console.cli.explore:explore",
     "config": "kvbm_console.cli.config:config",
 }
 """Command to ``module:attribute``, in the order of ``--help``."""

@@ -1,0 +1,184 @@
+"""``kvbm-console explore``: search an engine and its KV connector for races, deadlocks and leaks.
+
+Law of this file: findings are told and written also when the search is interrupted.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvbm_console.cli.output import number, print_json, warn
+from kvbm_console.cli.params import Duration, format_option
+from kvbm_console.core.errors import UsageError
+from kvbm_console.explore.scenario import PROFILES
+from kvbm_console.explore.shadow import FAULTS
+from kvbm_console.explore.vllm import CONNECTOR_FAULTS
+
+if TYPE_CHECKING:
+    from kvbm_console.explore.search import Finding, Report
+
+EXIT_FOUND: Final = 1
+OFFLOADING: Final = '{"kv_connector": "OffloadingConnector"}'
+SECOND_NS: Final = 10**9
+FOR: Final = Duration(SECOND_NS, 7 * 86_400 * SECOND_NS, "from 1s to 168h")
+SEEDS_MAX: Final = 2**40
+
+
+class Seeds(click.ParamType):  # type: ignore[type-arg]
+    """``A:B``, the seeds from A up to, not including, B."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
+        """The range. Fails with one sentence on anything else."""
+        first, colon, last = str(value).partition(":")
+        digits = first.isascii() and first.isdigit() and last.isascii() and last.isdigit()
+        if not colon or not digits or not int(first) < int(last) <= SEEDS_MAX:
+            raise UsageError(f"--seeds must be A:B with 0 <= A < B <= {SEEDS_MAX}, got {value!r}")
+        return range(int(first), int(last))
+
+
+@click.group("explore")
+def explore() -> None:
+    """Search an engine and its KV connector for races, deadlocks and leaks."""
+
+
+@explore.command("vllm")
+@click.option("--connector", default=OFFLOADING, show_default=True, metavar="JSON",
+              help="The connector, as in vLLM's --kv-transfer-config.")
+@click.option("--seeds", type=Seeds(), metavar="A:B", help="Run each profile with these seeds, and nothing else.")
+@click.option("--for", "for_ns", type=FOR, default="60s", show_default=True, metavar="DURATION",
+              help="How long to search without --seeds.")
+@click.option("--profile", "profiles", multiple=True, type=click.Choice(list(PROFILES)),
+              help="The kind of load; repeat for more. All of them without.")
+@click.option("--workers", type=int, default=None, metavar="N", help="Processes; as many as there are cores without.")
+@click.option("--fault", "faults", multiple=True, type=click.Choice([*FAULTS, *CONNECTOR_FAULTS]), metavar="NAME",
+              help="Plant this fault, to see that it is found; repeat for more.")
+@click.option("--first", "first_only", is_flag=True, help="End with the first finding.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Write a scenario, a pytest file and an issue text for each finding.")
+@click.option("--python", default=None, metavar="FILE",
+              help="The interpreter in whose environment vLLM is installed; this one without.")
+@format_option("text", "json")
+def explore_vllm(
+    connector: str, seeds: range | None, for_ns: int, profiles: tuple[str, ...], workers: int | None,
+    faults: tuple[str, ...], first_only: bool, out: Path | None, python: str | None, form: str,
+) -> int:
+    """Drive vLLM's scheduler and connector through random work, without GPU and weights.
+
+    The scheduler and the connector are vLLM's own. The worker copies blocks in a shadow memory, at random moments
+    between order and report. Exit status 1 says that something was found.
+    """
+    from kvbm_console.explore.report import write
+    from kvbm_console.explore.search import Search
+
+    entry = _connector(connector)
+    count = workers if workers is not None else os.cpu_count() or 1
+    if not 1 <= count <= 256:
+        raise UsageError(f"--workers must be from 1 to 256, got {count}")
+    search = Search(
+        connector=entry, profiles=profiles or tuple(PROFILES), faults=faults, seeds=seeds, processes=count,
+        seconds=for_ns / SECOND_NS, first_only=first_only, tell=_Progress().tell, python=python or sys.executable,
+    )
+    report = search.run()
+    if report.findings:
+        warn(f"making {len(report.findings)} findings small; ctrl-c keeps them as they are")
+        search.shrink(report)
+    places = {} if out is None else {
+        finding.signature: write(out, report, finding, entry, faults) for finding in report.findings.values()
+    }
+    if form == "json":
+        print_json(document(report, places))
+    else:
+        click.echo("\n".join(lines(report, places)))
+    return EXIT_FOUND if report.findings else 130 if report.interrupted else 0
+
+
+def _connector(text: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--connector must be JSON, as vLLM's --kv-transfer-config takes it: {error}") from None
+    if not isinstance(entry, dict) or not isinstance(entry.get("kv_connector"), str):
+        raise UsageError(f"--connector must be an object with the key \"kv_connector\", got {text[:80]!r}")
+    return entry
+
+
+class _Progress:
+    """A line on stderr every few seconds, rewritten in place on a terminal."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._terminal = sys.stderr.isatty()
+
+    def tell(self, report: "Report") -> None:
+        """So far."""
+        now = time.monotonic()
+        if now - self._last < (0.5 if self._terminal else 5.0):
+            return
+        self._last = now
+        speed = report.steps / report.cpu_s if report.cpu_s else 0.0
+        line = (f"explore: {number(report.runs)} runs, {number(round(speed))} steps a second and core, "
+                f"{len(report.pairs)} (state, event) pairs, {len(report.findings)} found")
+        click.echo(f"\r{line} " if self._terminal else line, err=True, nl=not self._terminal)
+
+
+def lines(report: "Report", places: dict[str, Path]) -> list[str]:
+    """The report for people."""
+    speed = f", {number(round(report.steps / report.cpu_s))} steps a second and core" if report.cpu_s else ""
+    told = [
+        f"{report.release}: {number(report.runs)} runs, {number(report.steps)} scheduler steps in {report.cpu_s:.1f} s "
+        f"of CPU time{speed}",
+        f"{number(report.reads)} block reads checked, {number(report.moved_blocks)} blocks copied, "
+        f"{len(report.pairs)} (state, event) pairs seen",
+    ]
+    if report.interrupted:
+        told.append("interrupted; this is what was found until then")
+    if not report.findings:
+        told.append("nothing found")
+    for finding in report.findings.values():
+        told += ["", *_finding(finding)]
+        if finding.signature in places:
+            told.append(f"  written to {places[finding.signature]}: scenario.json, test_reproduction.py, issue.md")
+    return told
+
+
+def _finding(finding: "Finding") -> list[str]:
+    from kvbm_console.explore.report import story
+
+    scenario = finding.scenario
+    how = "smallest scenario" if finding.shrunk else "scenario as it was found"
+    return [
+        f"FOUND {finding.signature}",
+        f"  {finding.verdict['sentence']}",
+        f"  {finding.times} times; first after {finding.cpu_s:.1f} s of CPU time, profile {finding.profile}, seed "
+        f"{finding.seed}",
+        f"  {how}: {len(scenario.actions)} actions, {finding.verdict['step']} scheduler steps, "
+        f"{scenario.device_blocks} device blocks, {scenario.host_blocks} host blocks, at most {scenario.max_running} "
+        f"running, {scenario.batch_tokens} tokens a step, copies {list(scenario.copies)}",
+        *[f"    {story(action)}" for action in scenario.actions],
+    ]
+
+
+def document(report: "Report", places: dict[str, Path]) -> dict[str, Any]:
+    """The report for programs."""
+    return {
+        "release": report.release, "runs": report.runs, "steps": report.steps, "block_reads": report.reads,
+        "copied_blocks": report.moved_blocks, "cpu_s": round(report.cpu_s, 3), "pairs": len(report.pairs),
+        "interrupted": report.interrupted,
+        "findings": [
+            {
+                "signature": finding.signature, "monitor": finding.verdict["monitor"],
+                "sentence": finding.verdict["sentence"], "step": finding.verdict["step"], "times": finding.times,
+                "profile": finding.profile, "seed": finding.seed, "cpu_s": round(finding.cpu_s, 3),
+                "shrunk": finding.shrunk, "scenario": json.loads(finding.scenario.to_json()),
+                "directory": str(places[finding.signature]) if finding.signature in places else None,
+            }
+            for finding in report.findings.values()
+        ],
+    }

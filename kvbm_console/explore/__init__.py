@@ -1,0 +1,15 @@
+"""``explore``: a race detector for KV connectors.
+
+The engine's scheduler and connector are the real ones. The worker is ours: it takes the connector's own metadata and
+copies each block in a shadow memory, at a moment that the scenario chooses. Monitors check every step.
+
+- ``scenario``: everything that is random in a run, as plain data; seeds, profiles.
+- ``shadow``: the memory without bytes, the worker that copies in it, and the sentence for a wrong read.
+- ``vllm``: vLLM's scheduler driven through a scenario, and its monitors.
+- ``shrink``: the smallest scenario that still ends in the same verdict.
+- ``search``: many runs in several processes, guided by coverage.
+- ``report``: a reproduction as a pytest file, a text for an upstream issue, a recording.
+
+Law of this room: ``scenario``, ``shadow`` and ``vllm`` import only the standard library and vLLM, because a
+reproduction consists of their source.
+"""

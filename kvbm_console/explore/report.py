@@ -1,0 +1,110 @@
+"""What an exploration leaves behind: a scenario, a pytest file that needs only vLLM, a text for an upstream issue.
+
+Law of this file: the reproduction is the source that found the verdict, and nothing of it is written twice.
+"""
+
+import ast
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from kvbm_console.explore.scenario import Abort, Action, Arrive, Reset, Scenario
+from kvbm_console.explore.search import Finding, Report
+
+PARTS: Final = ("scenario.py", "shadow.py", "vllm.py")
+"""The modules that a reproduction consists of, in the order in which they need each other."""
+
+
+def slug(signature: str) -> str:
+    """A directory's name from a signature.
+
+    >>> slug("progress: deadlock of waiting+waiting_for_remote_kvs, holding blocks")
+    'progress-deadlock-of-waiting-waiting-for-remote-kvs-holding-blocks'
+    """
+    kept = "".join(letter if letter.isalnum() else " " for letter in signature.lower())
+    return "-".join(kept.split())[:80]
+
+
+def write(out: Path, report: Report, finding: Finding, connector: dict[str, Any], faults: tuple[str, ...]) -> Path:
+    """One finding's directory, with its scenario, reproduction and issue text."""
+    directory = out / slug(finding.signature)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "scenario.json").write_text(finding.scenario.to_json() + "\n", encoding="utf-8")
+    (directory / "test_reproduction.py").write_text(
+        reproduction(finding.scenario, connector, faults, report.release, finding.signature), encoding="utf-8")
+    (directory / "issue.md").write_text(issue(report, finding, connector), encoding="utf-8")
+    return directory
+
+
+def reproduction(
+    scenario: Scenario, connector: dict[str, Any], faults: tuple[str, ...], release: str, signature: str
+) -> str:
+    """A pytest file that fails as long as the bug is there. It needs vLLM and nothing of this program."""
+    bodies = []
+    imports: set[str] = set()
+    for name in PARTS:
+        source = resources.files("kvbm_console.explore").joinpath(name).read_text(encoding="utf-8")
+        found, body = _parts(source)
+        imports |= found
+        bodies.append(body)
+    head = (f'"""Found by kvbm-console explore with {release}: {signature}.\n\n'
+            'Run it with pytest where vLLM is installed.\n"""')
+    return "\n\n".join([
+        head, "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))), *bodies,
+        f"CONNECTOR = {connector!r}\nSCENARIO = Scenario.from_json({json.dumps(scenario.to_json())})\n"
+        f"FAULTS: tuple[str, ...] = {faults!r}",
+        "def test_reproduction():\n"
+        "    run = Machine(Release(), CONNECTOR, SCENARIO, FAULTS).play()\n"
+        "    assert run.verdict is None, run.verdict.sentence\n",
+    ])
+
+
+def _parts(source: str) -> tuple[set[str], str]:
+    """The imports of a module but those of this program, and the rest of it without its docstring."""
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    imports: set[str] = set()
+    skip: set[int] = set()
+    for at, node in enumerate(tree.body):
+        docstring = at == 0 and isinstance(node, ast.Expr)
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or docstring:
+            skip |= set(range(node.lineno - 1, (node.end_lineno or node.lineno)))
+        if isinstance(node, ast.Import) or (
+            isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("kvbm_console")
+        ):
+            imports.add(ast.unparse(node))
+    body = "\n".join(line for at, line in enumerate(lines) if at not in skip)
+    return imports, body.strip("\n") + "\n"
+
+
+def story(action: Action) -> str:
+    """An action in words."""
+    if isinstance(action, Arrive):
+        parts = " + ".join(f"{count} tokens of prefix {family}" for family, count in action.prompt)
+        return f"step {action.step}: {action.name} arrives with {parts}, and decodes {action.output}"
+    if isinstance(action, Abort):
+        return f"step {action.step}: {action.name} is aborted"
+    assert isinstance(action, Reset)
+    running = "with running requests preempted" if action.running else "as far as no request runs"
+    return f"step {action.step}: the prefix cache is reset {running}" + (
+        ", and the connector's cache" if action.connector else "")
+
+
+def issue(report: Report, finding: Finding, connector: dict[str, Any]) -> str:
+    """A text that can be pasted into an issue of the engine's or the connector's project."""
+    scenario = finding.scenario
+    waits = sorted({entry // 3 for entry in scenario.copies})
+    return "\n".join([
+        f"# {finding.signature}", "",
+        f"{report.release}, `--kv-transfer-config '{json.dumps(connector)}'`, {scenario.device_blocks} device blocks, "
+        f"{scenario.host_blocks} host blocks, max_num_seqs {scenario.max_running}, max_num_batched_tokens "
+        f"{scenario.batch_tokens}, block size 16.", "",
+        f"In step {finding.verdict['step']}: {finding.verdict['sentence']}.", "",
+        "The scheduler and the connector are the real ones, on a CPU. The worker only copies block contents and "
+        f"reports jobs {' or '.join(map(str, waits))} steps after they were submitted.", "",
+        "## Steps", "", *[f"- {story(action)}" for action in scenario.actions], "",
+        "## Reproduce", "", "`pytest test_reproduction.py` in an environment with vLLM; no GPU and no weights.", "",
+        f"Met {finding.times} times in {report.runs:,} runs ({report.steps:,} scheduler steps), the first time after "
+        f"{finding.cpu_s:.1f} s of CPU time, with profile {finding.profile} and seed {finding.seed}.", "",
+    ])

@@ -1,0 +1,174 @@
+"""A scenario: everything that is random in one run, as plain data.
+
+A prompt is a path of segments. A segment is (family, tokens): two prompts that begin with the same family share its
+tokens as far as both go, and only then may they share blocks. A turn of a chat repeats the segments of the turn before
+and adds one.
+
+``copies`` times the copies: the n-th job of a run takes entry n modulo its length. An entry is 3 * steps + order; the
+job is reported after so many steps, and its blocks move at once (order 0), at the last moment (1), or spread (2).
+
+Law of this file: a scenario and a release of the engine determine a run; equal seeds and profiles, equal scenarios.
+"""
+
+import dataclasses
+import json
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+BLOCK = 16
+"""Tokens in a block."""
+Segment = tuple[int, int]
+"""Family of tokens, and how many of them."""
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """Before step ``step`` a request arrives; its answer has ``output`` tokens."""
+
+    step: int
+    name: str
+    prompt: tuple[Segment, ...]
+    output: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompt."""
+        return sum(count for _, count in self.prompt)
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Before step ``step`` a request is aborted, if it is live."""
+
+    step: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Before step ``step`` the prefix cache is reset; with ``running``, running requests are preempted for it; with
+    ``connector``, the connector's cache is reset too."""
+
+    step: int
+    running: bool
+    connector: bool
+
+
+Action = Arrive | Abort | Reset
+KINDS = {"arrive": Arrive, "abort": Abort, "reset": Reset}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run. Sizes are in blocks of ``BLOCK`` tokens."""
+
+    device_blocks: int
+    host_blocks: int
+    max_running: int
+    batch_tokens: int
+    actions: tuple[Action, ...]
+    copies: tuple[int, ...] = field(default=(3,))
+
+    def to_json(self) -> str:
+        """One line that ``from_json`` reads."""
+        document = dataclasses.asdict(self)
+        names = {kind: name for name, kind in KINDS.items()}
+        document["actions"] = [
+            {"do": names[type(action)], **dataclasses.asdict(action)} for action in self.actions
+        ]
+        return json.dumps(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Scenario":
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` on anything else."""
+        document = json.loads(text)
+        actions = tuple(_action(dict(entry)) for entry in document.pop("actions"))
+        return cls(**{**document, "copies": tuple(document["copies"])}, actions=actions)
+
+    @property
+    def size(self) -> int:
+        """What shrinking makes smaller: actions first, then tokens and waits."""
+        tokens = sum(action.tokens + action.output for action in self.actions if isinstance(action, Arrive))
+        last = max((action.step for action in self.actions), default=0)
+        places = self.device_blocks + self.host_blocks + self.max_running
+        return 100_000 * len(self.actions) + 10 * (tokens + places) + last + sum(self.copies) + len(self.copies)
+
+
+def _action(entry: dict[str, Any]) -> Action:
+    kind = KINDS[entry.pop("do")]
+    if "prompt" in entry:
+        entry["prompt"] = tuple((int(family), int(count)) for family, count in entry["prompt"])
+    made: Action = kind(**entry)
+    return made
+
+
+def tokens_of(prompt: tuple[Segment, ...]) -> list[int]:
+    """The token ids of a prompt: the same family and position, the same token."""
+    return [(family * 7919 + at * 31) % 997 + 2 for family, count in prompt for at in range(count)]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The ranges that a scenario is drawn from."""
+
+    device: tuple[int, int]
+    host: tuple[int, int]
+    sessions: tuple[int, int]
+    turns: tuple[int, int]
+    prompt: tuple[int, int]
+    """Tokens that a turn adds."""
+    output: tuple[int, int]
+    gap: tuple[int, int]
+    """Steps between the turns of a session."""
+    wait: tuple[int, int]
+    """Steps that a copy takes."""
+    aborts: float = 0.0
+    """The share of requests that are aborted."""
+    resets: int = 0
+    """At most so many."""
+
+
+PROFILES = {
+    "press": Profile((8, 32), (8, 64), (3, 8), (1, 3), (8, 120), (1, 24), (0, 30), (0, 6)),
+    "hits": Profile((16, 32), (48, 128), (6, 12), (2, 3), (32, 160), (1, 12), (0, 10), (0, 6)),
+    "abort": Profile((8, 32), (8, 64), (3, 8), (1, 3), (8, 120), (1, 24), (0, 20), (1, 8), aborts=0.4),
+    "reset": Profile((10, 40), (8, 64), (3, 6), (1, 3), (8, 120), (1, 24), (0, 30), (1, 8), aborts=0.1, resets=3),
+    "tight": Profile((6, 14), (4, 24), (2, 5), (1, 2), (16, 150), (1, 12), (0, 12), (1, 6)),
+    "mild": Profile((48, 96), (32, 128), (2, 5), (1, 4), (8, 90), (4, 30), (10, 60), (0, 3)),
+}
+"""``press``, ``tight``: more work than places. ``hits``: long prompts of many sessions come back from the host tier at
+once. ``mild``: room for all. ``abort`` and ``reset`` are named after what they add."""
+
+
+def generate(profile: str, seed: int) -> Scenario:
+    """The scenario of a seed. Raises ``KeyError`` for an unknown profile."""
+    shape, dice = PROFILES[profile], random.Random(f"{profile} {seed}")
+    device = dice.randint(*shape.device)
+    most = (device - 2) * BLOCK  # a request that never fits would only be refused
+    actions: list[Action] = []
+    shared = dice.choice((0, 0, BLOCK, 3 * BLOCK, 40))
+    for session in range(dice.randint(*shape.sessions)):
+        prompt: tuple[Segment, ...] = ((0, shared),) if shared and dice.random() < 0.8 else ()
+        step = dice.randint(0, 12)
+        for turn in range(dice.randint(*shape.turns)):
+            before, output = sum(count for _, count in prompt), dice.randint(*shape.output)
+            if before + output >= most:
+                break
+            prompt = (*prompt, (1 + 10 * session + turn, min(dice.randint(*shape.prompt), most - before - output)))
+            name = f"s{session}t{turn}"
+            actions.append(Arrive(step, name, prompt, output))
+            if dice.random() < shape.aborts:
+                actions.append(Abort(step + dice.randint(0, 12), name))
+            if dice.random() < 0.25:  # the same prompt again, a little later
+                again = min(dice.randint(*shape.output), most - sum(count for _, count in prompt))
+                actions.append(Arrive(step + dice.randint(0, 6), f"{name}b", prompt, again))
+            step += dice.randint(*shape.gap)
+    for _ in range(dice.randint(0, shape.resets)):
+        actions.append(Reset(dice.randint(2, 40), dice.random() < 0.6, dice.random() < 0.6))
+    actions.sort(key=lambda action: action.step)
+    return Scenario(
+        device_blocks=device, host_blocks=dice.randint(*shape.host), max_running=dice.randint(1, 6),
+        batch_tokens=dice.choice((32, 64, 128, 256)), actions=tuple(actions),
+        copies=tuple(3 * dice.randint(*shape.wait) + dice.randrange(3) for _ in range(dice.randint(1, 12))),
+    )

@@ -1,0 +1,308 @@
+"""The search: many runs in several processes, guided by what they reach.
+
+Each profile has a counter of seeds. With seeds from the command line every profile runs each of them. Without, batches
+go in turn to the profile with the fewest seeds so far and to the one whose last batches saw most new (state, event)
+pairs. A process that dies or says nothing for ``SILENT_S`` is replaced; the run that it was in is a finding.
+
+Law of this file: an engine that crashes, hangs or prints ends its process, never the search; a search that is
+interrupted tells what it has found.
+"""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.explore.scenario import PROFILES, Scenario, generate
+
+BATCH: Final = 10
+"""Runs of a task: a tenth of a second of work."""
+SILENT_S: Final = 30.0
+"""Far beyond the longest run; an engine that says nothing for so long hangs."""
+START_S: Final = 180.0
+"""To import an engine takes half a minute on a busy machine."""
+SHRINK_RUNS: Final = 1_500
+"""At most so many runs to make a finding small: about 15 s."""
+PACKAGE: Final = Path(__file__).resolve().parents[1]
+BOOTSTRAP: Final = (
+    "import runpy, sys, types; package = types.ModuleType('kvbm_console'); package.__path__ = [sys.argv.pop()]; "
+    "sys.modules['kvbm_console'] = package; runpy.run_module('kvbm_console.explore.worker', run_name='__main__')"
+)
+"""Runs the worker in an environment that has the engine and need not have this program: only its own files are seen."""
+
+
+@dataclass
+class Finding:
+    """One signature: how it was met first, and its smallest scenario."""
+
+    signature: str
+    verdict: dict[str, Any]
+    profile: str
+    seed: int
+    cpu_s: float
+    """CPU seconds of all runs up to the first that ended so."""
+    scenario: Scenario
+    times: int = 1
+    shrunk: bool = False
+
+
+@dataclass
+class Report:
+    """What a search did and found."""
+
+    release: str = ""
+    runs: int = 0
+    steps: int = 0
+    reads: int = 0
+    moved_blocks: int = 0
+    cpu_s: float = 0.0
+    pairs: set[tuple[str, str]] = field(default_factory=set)
+    findings: dict[str, Finding] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+@dataclass
+class Search:
+    """What to explore, and until when."""
+
+    connector: dict[str, Any]
+    profiles: tuple[str, ...] = tuple(PROFILES)
+    faults: tuple[str, ...] = ()
+    seeds: range | None = None
+    """Without: until ``seconds`` have passed."""
+    seconds: float = 60.0
+    processes: int = 1
+    python: str = sys.executable
+    tell: Callable[[Report], None] = lambda report: None
+    first_only: bool = False
+    """End with the first finding."""
+    _processes: list["_Process"] = field(default_factory=list)
+    _gain: dict[str, float] = field(default_factory=dict)
+    """Profile to the new pairs of its last runs, older ones counting less."""
+
+    def run(self) -> Report:
+        """Explore, then shrink each finding. Raises ``UsageError`` when the engine cannot be driven."""
+        report = Report()
+        tasks = self._fixed() if self.seeds is not None else self._guided(report)
+        try:
+            workers = [self._begun() for _ in range(self.processes)]
+            for worker in workers:
+                report.release = worker.wait()
+            self._explore(report, workers, tasks, time.monotonic() + self.seconds)
+        except KeyboardInterrupt:
+            report.interrupted = True
+        finally:
+            self._end_all()
+        return report
+
+    def _begun(self) -> "_Process":
+        """A process that imports the engine from now on."""
+        self._processes.append(_Process(self.python))
+        return self._processes[-1]
+
+    def _fresh(self, worker: "_Process") -> "_Process":
+        """One in the place of this process, which died or hangs."""
+        worker.kill()
+        fresh = self._begun()
+        fresh.wait()
+        return fresh
+
+    def _end_all(self) -> None:
+        while self._processes:
+            self._processes.pop().kill()
+
+    def shrink(self, report: Report) -> None:
+        """Make each finding small. May be interrupted; what is not small yet stays as it is."""
+        try:
+            worker = self._begun()
+            worker.wait()
+            for finding in report.findings.values():
+                worker = self._shrink(worker, finding)
+        except KeyboardInterrupt:
+            report.interrupted = True
+        finally:
+            self._end_all()
+
+    def _shrink(self, worker: "_Process", finding: Finding) -> "_Process":
+        task = {"connector": self.connector, "faults": list(self.faults), "shrink": finding.scenario.to_json(),
+                "signature": finding.signature, "most": SHRINK_RUNS}
+        worker.send(task)
+        for answer in worker.answers(8 * SILENT_S):
+            if answer is None:  # it hangs or crashes the process: kept as it was found
+                return self._fresh(worker)
+            if "scenario" in answer and answer["verdict"] is not None:
+                finding.scenario = Scenario.from_json(answer["scenario"])
+                finding.verdict, finding.shrunk = answer["verdict"], True
+        return worker
+
+    def _fixed(self) -> Iterator[list[tuple[str, int]]]:
+        assert self.seeds is not None
+        every = [(profile, seed) for seed in self.seeds for profile in self.profiles]
+        for at in range(0, len(every), BATCH):
+            yield every[at : at + BATCH]
+
+    def _guided(self, report: Report) -> Iterator[list[tuple[str, int]]]:
+        next_seed = dict.fromkeys(self.profiles, 0)
+        self._gain = dict.fromkeys(self.profiles, 100.0)
+        for turn in range(sys.maxsize):
+            fair = turn % 2 == 0
+            profile = min(next_seed, key=next_seed.__getitem__) if fair else max(
+                self._gain, key=self._gain.__getitem__)
+            first = next_seed[profile]
+            next_seed[profile] += BATCH
+            yield [(profile, seed) for seed in range(first, first + BATCH)]
+
+    def _explore(self, report: Report, workers: list["_Process"], tasks: Any, until: float) -> None:
+        free = list(workers)
+        busy: list[_Process] = []
+        while True:
+            while free and (self.seeds is not None or time.monotonic() < until):
+                task = next(tasks, None)
+                if task is None:
+                    break
+                worker = free.pop()
+                worker.give(task, self._message(task))
+                busy.append(worker)
+            if not busy:
+                return
+            for worker in _ready(busy):
+                busy.remove(worker)
+                worker, rest = self._take(report, worker)
+                if rest:
+                    worker.give(rest, self._message(rest))
+                (busy if rest else free).append(worker)
+            self.tell(report)
+            if self.first_only and report.findings:
+                return
+
+    def _message(self, runs: list[tuple[str, int]]) -> dict[str, Any]:
+        return {"connector": self.connector, "faults": list(self.faults), "runs": runs}
+
+    def _take(self, report: Report, worker: "_Process") -> tuple["_Process", list[tuple[str, int]]]:
+        """The answers to a batch; the worker, or the one that replaces it and what is left of the batch."""
+        for answer in worker.answers(SILENT_S):
+            if answer is None:
+                profile, seed = worker.task[worker.answered]
+                ended = worker.ended()
+                kind = "no crash: the process died" if ended else "progress: the engine hangs"
+                sentence = (f"the engine's process ended with status {ended}" if ended else
+                            f"one run took more than {SILENT_S:.0f} s")
+                self._found(report, profile, seed, {
+                    "monitor": kind.split(":")[0], "step": 0, "sentence": sentence, "signature": kind})
+                return self._fresh(worker), worker.task[worker.answered + 1 :]
+            if "unsupported" in answer:
+                raise UsageError(f"explore: {answer['unsupported']}")
+            if "seed" in answer:
+                self._count(report, answer)
+        return worker, []
+
+    def _count(self, report: Report, answer: dict[str, Any]) -> None:
+        report.runs += 1
+        report.steps += answer["steps"]
+        report.reads += answer["reads"]
+        report.moved_blocks += answer["moved"]
+        report.cpu_s += answer["cpu_s"]
+        pairs = {(state, event) for state, event in answer["pairs"]}
+        fresh = len(pairs - report.pairs)
+        report.pairs |= pairs
+        if self.seeds is None:
+            self._gain[answer["profile"]] = 0.9 * self._gain[answer["profile"]] + fresh
+        if answer["verdict"] is not None:
+            self._found(report, answer["profile"], answer["seed"], answer["verdict"])
+
+    def _found(self, report: Report, profile: str, seed: int, verdict: dict[str, Any]) -> None:
+        known = report.findings.get(verdict["signature"])
+        if known is not None:
+            known.times += 1
+            return
+        report.findings[verdict["signature"]] = Finding(
+            verdict["signature"], verdict, profile, seed, report.cpu_s, generate(profile, seed))
+
+
+class _Process:
+    """A worker process and what it was given."""
+
+    def __init__(self, python: str) -> None:
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+        self._process = subprocess.Popen(
+            [python, "-W", "ignore", "-c", BOOTSTRAP, str(PACKAGE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self.descriptor = self._process.stdout.fileno()
+        self._rest = b""
+        self.task: list[tuple[str, int]] = []
+        self.answered = 0
+
+    def wait(self) -> str:
+        """Wait until the engine is imported; its release. Raises ``UsageError`` when it cannot be."""
+        for answer in self.answers(START_S):
+            if answer is not None and "release" in answer:
+                return str(answer["release"])
+            self.kill()
+            if answer is None:
+                raise UsageError("explore: the process that should drive the engine ended before it began")
+            raise UsageError(f"explore: {answer['unsupported']}; --python names the interpreter that has the engine")
+        raise UsageError("explore: the engine could not be started")
+
+    def give(self, task: list[tuple[str, int]], message: dict[str, Any]) -> None:
+        """A batch of runs."""
+        self.task, self.answered = task, 0
+        self.send(message)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """A task; a process that has died is seen when its answers are read."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def answers(self, silent_s: float) -> Iterator[dict[str, Any] | None]:
+        """Its answers up to ``done`` or ``release``; None when it died or was silent for too long."""
+        while True:
+            line, newline, rest = self._rest.partition(b"\n")
+            if newline:
+                self._rest = rest
+                answer = json.loads(line)
+                if "done" in answer:
+                    return
+                self.answered += "seed" in answer
+                yield answer
+                continue
+            if not select.select([self.descriptor], [], [], silent_s)[0]:
+                yield None
+                return
+            part = os.read(self.descriptor, 65_536)
+            if not part:
+                yield None
+                return
+            self._rest += part
+
+    def ended(self) -> int | None:
+        """Its exit status if it has ended by itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(0.5)
+        return None
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _ready(busy: list[_Process]) -> list[_Process]:
+    """Those that have something to say, or all when none has for too long."""
+    readable = select.select([worker.descriptor for worker in busy], [], [], SILENT_S)[0]
+    return [worker for worker in busy if worker.descriptor in readable or not readable]

@@ -1,0 +1,329 @@
+"""The shadow memory and the worker that copies in it.
+
+The memory keeps no bytes. For each place it keeps the content, a number that stands for a prefix of tokens, and who
+wrote it last. A step that computes tokens writes contents, a copy carries them, and a step that reads a computed block
+wants the content of its own prefix.
+
+The worker does what an engine's worker is told by the connector's metadata, and no more: it submits loads and stores,
+waits where it is told to flush, and reports jobs when all their blocks have moved. Stores read the device from the step
+after the one that ordered them, as vLLM's own worker does, so that they are behind the forward pass.
+
+Law of this file: no copy happens before it was ordered or after it was reported; the scenario chooses when in between.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+LATE = 12
+"""Moments after its report at which a faulty load writes again: other requests have its places by then."""
+EMPTY = 0
+"""The content of a place that was never written."""
+Writer = tuple[str, int, str, int]
+"""(``step``, step, request, tokens), (``load``, job, request, host slot) or (``store``, job, request, place)."""
+NOBODY: Writer = ("nobody", 0, "", 0)
+
+
+@dataclass
+class Job:
+    """One copy of some blocks, as the connector ordered it."""
+
+    number: int
+    load: bool
+    request: str
+    pairs: list[tuple[int, int]]
+    """(source place, target place) of each block."""
+    kind: str = ""
+    """Which connector ordered it."""
+    sync: bool = False
+    submitted: int = 0
+    due: list[int] = field(default_factory=list)
+    """The moment at which each block moves."""
+    reported: int = 0
+    """The moment from which it is reported."""
+    moved: int = 0
+    wanted: list[int] = field(default_factory=list)
+    """Of a store: the contents that its places held when it was ordered."""
+
+
+@dataclass
+class Torn:
+    """A store read something else than it was ordered to."""
+
+    job: int
+    place: int
+    wanted: int
+    writer: Writer
+    step: int
+
+
+class Memory:
+    """Contents and writers of the device's places and of the host's."""
+
+    def __init__(self) -> None:
+        self.device: dict[int, int] = {}
+        self.host: dict[tuple[str, int], int] = {}
+        self.device_writer: dict[int, Writer] = {}
+        self.host_writer: dict[tuple[str, int], Writer] = {}
+        self.torn: dict[tuple[str, int], Torn] = {}
+        """Host slots whose last store read something else than it was ordered to."""
+        self.came_from: dict[int, tuple[str, int]] = {}
+        """Device place to the host slot that its last load read."""
+        self.ordered: dict[int, int] = {}
+        """Device place to the moment at which its last load was submitted."""
+        self.filled: dict[tuple[str, int], int] = {}
+        """Host slot to the moment at which its last store wrote it."""
+        self.moment = 0
+        self.step = 0
+        self.reads = 0
+
+    def copy(self, job: Job, at: int) -> None:
+        """Block ``at`` of the job moves now."""
+        source, target = job.pairs[at]
+        if job.load:
+            slot = (job.kind, source)
+            self.device[target] = self.host.get(slot, EMPTY)
+            self.device_writer[target] = ("load", job.number, job.request, source)
+            self.came_from[target] = slot
+            self.ordered[target] = job.submitted
+            return
+        slot = (job.kind, target)
+        found = self.device.get(source, EMPTY)
+        self.host[slot] = found
+        self.host_writer[slot] = ("store", job.number, job.request, source)
+        self.filled[slot] = self.moment
+        self.torn.pop(slot, None)
+        if found != job.wanted[at]:
+            writer = self.device_writer.get(source, NOBODY)
+            self.torn[slot] = Torn(job.number, source, job.wanted[at], writer, self.step)
+
+    def write(self, place: int, content: int, request: str, tokens: int) -> None:
+        """A step has computed tokens of a request into a place."""
+        self.device[place] = content
+        self.device_writer[place] = ("step", self.step, request, tokens)
+
+
+def cause(memory: Memory, place: int, name: Callable[[int], str]) -> str:
+    """Who wrote a wrong content, and the edge that is missing. ``name`` says what a content is."""
+    writer = memory.device_writer.get(place, NOBODY)
+    kind, number, request, other = writer
+    if kind == "nobody":
+        return "the place was never written"
+    if kind == "step":
+        return f"step {number} wrote it last, for request {request}: the place was given to {request} too"
+    slot = memory.came_from[place]
+    found = memory.host.get(slot, EMPTY)
+    text = f"load {number} of request {request} wrote it from host slot {other}"
+    if memory.device.get(place, EMPTY) != found:
+        return f"{text}, which was overwritten since: the load did not keep its slot"
+    torn = memory.torn.get(slot)
+    if torn is not None:
+        return (f"{text}; store {torn.job} had filled that slot from place {torn.place} in step {torn.step}, when the "
+                f"place no longer held {name(torn.wanted)}: {_after(torn.writer)} did not wait for store {torn.job}")
+    _, store, stored, source = memory.host_writer.get(slot, NOBODY)
+    if slot not in memory.host_writer:
+        return f"{text}, which no store had filled yet: load {number} did not wait for it"
+    told = f"store {store} of request {stored}" if stored else f"store {store}"
+    if memory.filled.get(slot, 0) >= memory.ordered[place]:
+        return f"{text}; {told} wrote that slot after load {number} was submitted: the load did not keep its slot"
+    return f"{text}; {told} had filled that slot from place {source}"
+
+
+def _after(writer: Writer) -> str:
+    kind, number, request, _ = writer
+    return f"step {number} of request {request}" if kind == "step" else f"{kind} {number} of request {request}"
+
+
+class Worker:
+    """Takes metadata, moves blocks, reports jobs. ``faults`` are names of ``FAULTS`` that it has on purpose."""
+
+    def __init__(self, memory: Memory, copies: tuple[int, ...], faults: Iterable[str] = ()) -> None:
+        self.memory = memory
+        self.copies = copies
+        self.faults = frozenset(faults)
+        self.moment = 0
+        self.jobs: list[Job] = []
+        self.ordered: list[Job] = []
+        """Stores that the next step submits."""
+        self.seen = 0
+        """Jobs of this run so far."""
+        self.moved_blocks = 0
+        self._again: list[tuple[int, Job]] = []
+        """Fault ``late-write``: loads that write once more, and when."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a copy was ordered and not reported."""
+        return bool(self.jobs or self.ordered)
+
+    def begin(self, orders: "Orders") -> list[Job]:
+        """Before the forward pass: submit what was ordered, flush what must be flushed, and load what this step reads.
+        Returns the flushed jobs and the loads that this step waits for; each has ended."""
+        early = [job for job in orders.stores if job.number in orders.flush or "early-store" in self.faults]
+        for job in [*self.ordered, *early]:
+            self._submit(job)
+        self.ordered = []
+        orders.stores = [job for job in orders.stores if job not in early]
+        ended = [] if "ignored-flush" in self.faults else self._flush(orders)
+        for job in orders.loads:
+            if job.sync:
+                self._submit(job)
+                if "late-sync-load" not in self.faults:
+                    ended.append(self._finish(job))
+        orders.loads = [job for job in orders.loads if not job.sync]
+        self._move()
+        return ended
+
+    def _flush(self, orders: "Orders") -> list[Job]:
+        due = [job for job in self.jobs if orders.flush_all or (job.number in orders.flush and job.kind == orders.kind)]
+        return [self._finish(job) for job in due]
+
+    def _finish(self, job: Job) -> Job:
+        while job.moved < len(job.pairs):
+            self._copy(job)
+        self.jobs.remove(job)
+        return job
+
+    def end(self, orders: "Orders") -> list[Job]:
+        """After the forward pass: take the loads and stores of this step, and report what has ended."""
+        for job in orders.loads:
+            self._submit(job)
+        for job in orders.stores:
+            job.wanted = [self.memory.device.get(source, EMPTY) for source, _ in job.pairs]
+            self.ordered.append(job)
+        self._move()
+        ended = [job for job in self.jobs if self._may_report(job)]
+        for job in ended:
+            self.jobs.remove(job)
+            if "late-write" in self.faults and job.load:
+                self._again.append((self.moment + LATE, job))
+        lost = [job for job in ended if self._loses(job)]
+        if "double-report" in self.faults and ended:
+            ended.append(ended[0])
+        return [job for job in ended if job not in lost]
+
+    def _may_report(self, job: Job) -> bool:
+        hasty = ("hasty-load" in self.faults and job.load) or ("hasty-store" in self.faults and not job.load)
+        if hasty and self.moment > job.submitted:
+            while job.moved < len(job.pairs):
+                job.moved += 1  # reported, and never copied
+            return True
+        return job.moved == len(job.pairs) and self.moment >= job.reported
+
+    def _loses(self, job: Job) -> bool:
+        return ("lost-store-report" if not job.load else "lost-load-report") in self.faults and job.number % 5 == 4
+
+    def _submit(self, job: Job) -> None:
+        if not job.load and not job.wanted:
+            job.wanted = [self.memory.device.get(source, EMPTY) for source, _ in job.pairs]
+        self._spoil(job)
+        entry = self.copies[self.seen % len(self.copies)]
+        self.seen += 1
+        steps, order = divmod(entry, 3)
+        job.submitted = self.moment
+        job.reported = self.moment + 2 * steps
+        count, span = len(job.pairs), 2 * steps
+        if order == 0:
+            job.due = [self.moment] * count
+        elif order == 1:
+            job.due = [job.reported] * count
+        else:
+            job.due = [self.moment + span * at // max(1, count - 1) for at in range(count)]
+        self.jobs.append(job)
+
+    def _spoil(self, job: Job) -> None:
+        pairs, faults = job.pairs, self.faults
+        if "swapped-blocks" in faults and len(pairs) > 1:
+            (one, first), (two, second), *rest = pairs
+            pairs[:] = [(one, second), (two, first), *rest]
+        if "torn-copy" in faults and len(pairs) > 1:
+            del pairs[-1]
+        if "first-source" in faults:
+            pairs[:] = [(pairs[0][0], target) for _, target in pairs]
+        if "shifted-target" in faults and len(pairs) > 1:
+            targets = [pairs[-1][1], *(target for _, target in pairs[:-1])]
+            pairs[:] = [(source, target) for (source, _), target in zip(pairs, targets, strict=True)]
+        if "wrong-slot" in faults and job.load:
+            pairs[:] = [(source ^ 1, target) for source, target in pairs]
+
+    def _move(self) -> None:
+        """One moment passes; the blocks that are due move."""
+        self.moment += 1
+        self.memory.moment = self.moment
+        for job in self.jobs:
+            while job.moved < len(job.pairs) and job.due[job.moved] < self.moment:
+                self._copy(job)
+        for due, job in self._again:
+            if due == self.moment:
+                for at in range(len(job.pairs)):
+                    self.memory.copy(job, at)
+
+    def _copy(self, job: Job) -> None:
+        self.memory.copy(job, job.moved)
+        job.moved += 1
+        self.moved_blocks += 1
+
+
+FAULTS = {
+    "ignored-flush": "the worker does not wait for the jobs that it is told to flush",
+    "early-store": "a store reads the device before the forward pass that fills it",
+    "late-sync-load": "a load that this step reads ends after it",
+    "hasty-load": "a load is reported before it has copied anything",
+    "hasty-store": "a store is reported before it has copied anything",
+    "lost-load-report": "every fifth job is not reported if it is a load",
+    "lost-store-report": "every fifth job is not reported if it is a store",
+    "double-report": "a job is reported twice",
+    "late-write": "a load writes its blocks once more after it was reported",
+    "swapped-blocks": "the first two blocks of a job change places",
+    "torn-copy": "the last block of a job is not copied",
+    "first-source": "all blocks of a job are filled from its first one",
+    "shifted-target": "each block of a job lands one place further",
+    "wrong-slot": "a load reads the host slot beside the one that was ordered",
+}
+"""Faults of a worker that ``--fault`` plants, so that everybody can see that they are found."""
+
+
+@dataclass
+class Orders:
+    """What one step's metadata orders."""
+
+    kind: str = ""
+    loads: list[Job] = field(default_factory=list)
+    stores: list[Job] = field(default_factory=list)
+    flush: set[int] = field(default_factory=set)
+    flush_all: bool = False
+
+
+def read_orders(metadata: Any) -> Iterator[Orders]:
+    """The orders in the metadata of each connector that this release nests. Raises ``TypeError`` with the name of a
+    metadata class that is unknown."""
+    name = type(metadata).__name__
+    if name == "MultiKVConnectorMetadata":
+        for part in metadata.metadata:
+            yield from read_orders(part)
+    elif name == "OffloadingConnectorMetadata" and hasattr(metadata, "store_jobs"):
+        orders = Orders("offloading", flush=set(metadata.jobs_to_flush or ()))
+        for number, entry in metadata.load_jobs.items():
+            orders.loads.append(Job(
+                number, True, entry.req_id, _pairs(entry), "offloading", sync=getattr(entry, "sync", False)))
+        for number, entry in metadata.store_jobs.items():
+            orders.stores.append(Job(number, False, entry.req_id, _pairs(entry), "offloading"))
+        yield orders
+    elif name == "SimpleCPUOffloadMetadata":
+        orders = Orders("simple", flush_all=metadata.need_flush)
+        if metadata.load_event >= 0 and metadata.load_gpu_blocks:
+            pairs = list(zip(metadata.load_cpu_blocks, metadata.load_gpu_blocks, strict=True))
+            names = ",".join(metadata.load_event_to_reqs.get(metadata.load_event, ()))
+            orders.loads.append(Job(metadata.load_event, True, names, pairs, "simple"))
+        if metadata.store_event >= 0 and metadata.store_gpu_blocks:
+            pairs = list(zip(metadata.store_gpu_blocks, metadata.store_cpu_blocks, strict=True))
+            orders.stores.append(Job(metadata.store_event, False, "", pairs, "simple"))
+        yield orders
+    elif name not in ("KVConnectorMetadata", "TapMetadata"):
+        raise TypeError(f"{name} with {', '.join(sorted(vars(metadata)))[:80]}")
+
+
+def _pairs(entry: Any) -> list[tuple[int, int]]:
+    """(source, target) of each block; releases up to 0.25 have both specifications in one tuple."""
+    source, target = getattr(entry, "transfer_spec", None) or (entry.src_spec, entry.dst_spec)
+    return [(int(one), int(other)) for one, other in zip(source.block_ids, target.block_ids, strict=True)]

@@ -1,0 +1,88 @@
+"""The process that runs scenarios: ``python -m kvbm_console.explore.worker``.
+
+It reads one task a line on stdin and answers lines of JSON on the descriptor that was its stdout; whatever an engine
+prints goes to the null device. A task is ``{"connector": ..., "faults": [...], "runs": [[profile, seed], ...]}`` or the
+same with ``"shrink": scenario, "signature": ..., "most": runs`` instead of runs.
+
+Law of this file: it keeps nothing between tasks but the engine's modules; the parent may kill it at any time.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any, TextIO
+
+from kvbm_console.explore.scenario import Scenario, generate
+from kvbm_console.explore.shrink import shrink
+
+
+def main() -> int:
+    """Serve tasks until stdin ends; 2 when the installed engine lacks something."""
+    out = os.fdopen(os.dup(1), "w")
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    try:
+        from kvbm_console.explore import vllm
+
+        release = vllm.Release()
+    except ImportError as error:
+        _say(out, {"unsupported": f"vLLM cannot be imported here: {error}"})
+        return 2
+    except vllm.Unsupported as error:
+        _say(out, {"unsupported": str(error)})
+        return 2
+    _say(out, {"release": f"vLLM {release.version}"})
+    for line in sys.stdin:
+        task = json.loads(line)
+        try:
+            for answer in _answers(vllm, release, task):
+                _say(out, answer)
+        except vllm.Unsupported as error:
+            _say(out, {"unsupported": str(error)})
+            return 2
+        _say(out, {"done": True})
+    return 0
+
+
+def _say(out: TextIO, answer: dict[str, Any]) -> None:
+    out.write(json.dumps(answer) + "\n")
+    out.flush()
+
+
+def _answers(vllm: Any, release: Any, task: dict[str, Any]) -> Any:
+    connector, faults = task["connector"], tuple(task["faults"])
+
+    def play(scenario: Scenario) -> Any:
+        return vllm.Machine(release, connector, scenario, faults).play()
+
+    if "shrink" in task:
+        yield _shrunk(play, task)
+        return
+    for profile, seed in task["runs"]:
+        began = time.process_time()
+        run = play(generate(profile, seed))
+        yield {
+            "profile": profile, "seed": seed, "steps": run.steps, "reads": run.reads, "moved": run.moved_blocks,
+            "cpu_s": time.process_time() - began, "pairs": sorted(map(list, run.pairs)),
+            "verdict": None if run.verdict is None else vars(run.verdict),
+        }
+
+
+def _shrunk(play: Any, task: dict[str, Any]) -> dict[str, Any]:
+    scenario, signature, left = Scenario.from_json(task["shrink"]), task["signature"], [int(task["most"])]
+
+    def ends(candidate: Scenario) -> str | None:
+        left[0] -= 1
+        verdict = play(candidate).verdict
+        return None if verdict is None else str(verdict.signature)
+
+    best = shrink(scenario, signature, ends, lambda: left[0] > 0)
+    run = play(best)
+    return {"scenario": best.to_json(), "steps": run.steps,
+            "verdict": None if run.verdict is None else vars(run.verdict)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

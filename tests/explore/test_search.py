@@ -1,0 +1,102 @@
+"""A search survives the engine: processes that die or hang are findings, and a fixed search runs each seed once."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.explore import search as module
+from kvbm_console.explore.search import Search
+from tests.cli.programs import DEADLINE_S, PROGRAM, environment
+
+FAKE = str(Path(__file__).with_name("fake_engine.py"))
+
+
+def search(**changes: Any) -> Search:
+    fields: dict[str, Any] = {
+        "connector": {"kv_connector": "X"}, "profiles": ("press",), "python": FAKE, "seeds": range(2), **changes,
+    }
+    return Search(**fields)
+
+
+def test_each_seed_of_each_profile_runs_once() -> None:
+    report = search(profiles=("press", "tight"), seeds=range(20, 33), processes=2).run()
+    assert (report.release, report.runs, report.steps) == ("fake 1.0", 26, 260)
+    assert report.findings == {}
+
+
+def test_a_process_that_dies_or_hangs_is_a_finding_and_the_search_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENT_S", 0.5)
+    report = search(seeds=range(40)).run()
+    assert set(report.findings) == {"progress: deadlock", "no crash: the process died", "progress: the engine hangs"}
+    assert report.findings["no crash: the process died"].seed == 5
+    assert report.findings["progress: the engine hangs"].verdict["sentence"] == "one run took more than 0 s"
+    assert report.runs == 38
+
+
+def test_a_finding_is_counted_and_shrunk() -> None:
+    one = search(seeds=range(4))
+    report = one.run()
+    one.shrink(report)
+    (finding,) = report.findings.values()
+    assert (finding.seed, finding.times, finding.shrunk) == (3, 1, True)
+
+
+def test_a_release_that_lacks_something_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "old")
+    with pytest.raises(UsageError, match="explore: vLLM has no Scheduler here; --python names"):
+        search().run()
+
+
+def test_without_vllm_the_refusal_says_so() -> None:
+    with pytest.raises(UsageError, match=r"explore: vLLM has no vllm\.__version__ here"):
+        search(python=sys.executable).run()
+
+
+def test_the_command_writes_each_finding_and_ends_with_1(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [PROGRAM, "explore", "vllm", "--python", FAKE, "--seeds", "0:4", "--profile", "press", "--workers", "1",
+         "--out", "found", "--format", "json"],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, timeout=DEADLINE_S, text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    (finding,) = json.loads(done.stdout)["findings"]
+    directory = tmp_path / finding["directory"]
+    assert sorted(path.name for path in directory.iterdir()) == ["issue.md", "scenario.json", "test_reproduction.py"]
+    assert "nothing was scheduled" in (directory / "issue.md").read_text()
+
+
+def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [PROGRAM, "explore", "vllm", "--python", FAKE, "--seeds", "0:8", "--profile", "press", "--workers", "1"],
+        cwd=tmp_path, env={**environment(tmp_path), "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )
+    # Seed 7 hangs; the batch with it is read until the process of seed 5 was replaced.
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text().split():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert "interrupted; this is what was found until then" in out
+    assert process.returncode in (1, 130)
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (("--seeds", "5"), "--seeds must be A:B with 0 <= A < B"),
+    (("--connector", "[]"), '--connector must be an object with the key "kv_connector", got'),
+    (("--workers", "0"), "--workers must be from 1 to 256, got 0"),
+])
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [PROGRAM, "explore", "vllm", *arguments], cwd=tmp_path, env=environment(tmp_path), capture_output=True,
+        timeout=DEADLINE_S, text=True,
+    )
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,90 @@
+"""Explores releases of vLLM that had published bugs, and writes the table of ``explore``'s reference.
+
+``python -m tests.vllm.releases [RELEASE ...]`` in the environment of ``make test-vllm``. Each release, or those that
+are named, is installed without its requirements into ``.releases/`` once, and stands in front of the installed one.
+A release takes 1.5 GB and about two minutes.
+
+Law of this file: a row is printed only for a signature that this run has found.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+RELEASES: Final = ROOT / ".releases"
+THREADS: Final = (
+    ("0.22.0", "hits", "loaded request that is not scheduled", "#45388"),
+    ("0.22.0", "reset", "no leak: OffloadingConnectorScheduler._req_status", "#48102"),
+    ("0.26.0", "abort", "AssertionError in scheduler._build_store_jobs", "#49118"),
+    ("0.29.0", "hits", "loaded request that is not scheduled", "#57841"),
+    ("0.22.0", "reset", "torn store", ""),
+    ("0.23.0", "reset", "torn store", ""),
+    ("0.29.0", "reset", "AssertionError in scheduler.build_connector_meta", ""),
+)
+"""Release, profile, part of the signature, and the thread of vllm-project/vllm that describes it."""
+OFFLOADING: Final = '{"kv_connector": "OffloadingConnector"}'
+SIMPLE: Final = '{"kv_connector": "SimpleCPUOffloadConnector"}'
+SEEDS: Final = "0:300"
+
+
+def path_of(release: str) -> Path:
+    """Where the release lies; installed when it is not there yet."""
+    path = RELEASES / release
+    if not (path / "vllm").is_dir():
+        subprocess.run(
+            [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", path, f"vllm=={release}"],
+            check=True)
+    return path
+
+
+def explored(release: str, profile: str, connector: str = OFFLOADING) -> list[dict[str, object]]:
+    """The findings of a release under a profile; the installed release for the empty one."""
+    environment = dict(os.environ)
+    if release:
+        environment["PYTHONPATH"] = str(path_of(release))
+    done = subprocess.run(
+        [Path(sys.executable).with_name("kvbm-console"), "explore", "vllm", "--seeds", SEEDS, "--profile", profile,
+         "--connector", connector, "--workers", "1", "--format", "json"],
+        env=environment, stdout=subprocess.PIPE, check=False,
+    )
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"explore ended with {done.returncode} on {release}")
+    found: list[dict[str, object]] = json.loads(done.stdout)["findings"]
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    print("| release | thread | verdict | CPU s | runs of 300 | actions after shrinking |")
+    print("|---|---|---|---|---|---|")
+    known: dict[tuple[str, str], list[dict[str, object]]] = {}
+    for release, profile, part, thread in THREADS:
+        if sys.argv[1:] and release not in sys.argv[1:]:
+            continue
+        if (release, profile) not in known:
+            known[release, profile] = explored(release, profile)
+        for finding in known[release, profile]:
+            if part in str(finding["signature"]):
+                _row(f"vLLM {release}", thread, finding)
+                break
+        else:
+            raise SystemExit(f"{part!r} was not found in {release} with profile {profile}")
+    for finding in [] if sys.argv[1:] and "newest" not in sys.argv[1:] else explored("", "reset", SIMPLE):
+        _row("newest, SimpleCPUOffloadConnector", "", finding)
+
+
+def _row(release: str, thread: str, finding: dict[str, object]) -> None:
+    scenario = finding["scenario"]
+    assert isinstance(scenario, dict)
+    link = f"[{thread}](https://github.com/vllm-project/vllm/issues/{thread[1:]})" if thread else "not known"
+    sentence = str(finding["sentence"])
+    print(f"| {release} | {link} | {finding['signature']}: {sentence} | {finding['cpu_s']:.1f} | {finding['times']} | "
+          f"{len(scenario['actions'])} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -46,7 +46,8 @@ def calibrate(
 
     It prints the flags, and how far the step model is off with them. The requests are served again by the simulated
     engine: errors of first tokens and of time per token are those of that run. It has the device of a recording in
-    which nothing was found below the device, else room for all requests; copies are no part of it.
+    which nothing was found below the device, else room for all requests; copies are no part of it. A recording with
+    gaps or with requests of several sequences is not served again.
     """
     from kvbm_console.engines.config import EngineConfig
     from kvbm_console.simulation.calibrate import calibrate as fit

@@ -243,6 +243,15 @@ class _Life:
         self.first_ns: float | None = None
 
 
+    def clone(self) -> "_Life":
+        """A sequence that goes on from here."""
+        other = _Life(self.arrived_ns, self.prompt, self.hashes)
+        other.state, other.computed, other.cached, other.first_ns = (
+            self.state, self.computed, self.cached, self.first_ns
+        )
+        return other
+
+
 class _Reading:
     """The fold of a recording into steps and requests."""
 
@@ -253,6 +262,9 @@ class _Reading:
         self._devices = 0
         self._below = False
         """Whether blocks were found below the device."""
+        self._whole = True
+        """Whether all requests are known from their beginning, each a sequence of its own: only then they can be
+        served again."""
         self._lives: dict[int, _Life] = {}
         self._last: tuple[float, int, int, int, set[int]] | None = None
         """Begin, number, prompt tokens, decoding requests and slots of the last iterations."""
@@ -264,6 +276,9 @@ class _Reading:
         """The next event, with the engine's time of it."""
         if isinstance(event, ev.SlotOpened):
             self._lives[event.slot] = _Life(at_ns, event.prompt_tokens, tuple(unpack_hashes(event.hashes)))
+        elif isinstance(event, ev.SlotCloned) and event.parent in self._lives:
+            self._whole = False
+            self._lives[event.slot] = self._lives[event.parent].clone()
         elif isinstance(event, ev.SlotMoved) and event.slot in self._lives:
             self._moved(event, self._lives[event.slot], at_ns)
         elif isinstance(event, ev.SlotClosed):
@@ -271,7 +286,9 @@ class _Reading:
         elif isinstance(event, ev.IterationAdvanced):
             self._iterated(event, at_ns)
         elif isinstance(event, ev.SourceLost):
+            self._whole = self._whole and event.gone  # an engine that ended told all before
             self._last = None
+            self._ending = []
         elif isinstance(event, ev.BlocksFilled):
             hashes = iter(unpack_hashes(event.hashes))
             for slot, count in zip(event.slots, event.counts, strict=True):
@@ -285,9 +302,18 @@ class _Reading:
             if event.capacity_blocks:
                 self._device = Device(event.capacity_blocks, event.block_tokens)
 
+    def gap(self) -> None:
+        """Events are missing here: what was under way is not known any more."""
+        self._whole = False
+        self._last = None
+        self._ending = []
+        self._lives.clear()
+
     def measured(self) -> Measured:
         """What was read."""
-        requests = [served for _, _, served in sorted(self._requests, key=lambda row: row[:2])]
+        requests = [
+            served for _, _, served in sorted(self._requests, key=lambda row: row[:2])
+        ] if self._whole else []
         device = self._device if self._devices == 1 and not self._below else None
         if device is not None and not all(_told(served, device.block_tokens) for served in requests):
             device = None
@@ -317,8 +343,8 @@ class _Reading:
         decoding, prefill = len(taking), 0
         for slot, position in zip(event.slots, event.positions, strict=True):
             one = self._lives.get(slot)
-            if one is None:  # it was there before the recording
-                self._last = None
+            if one is None:  # it was there before the recording, or came in a gap
+                self._whole, self._last = False, None
                 return
             prefill += max(0, position - one.computed)
             one.computed = position
@@ -341,7 +367,7 @@ def _of_recording(recording: Recording) -> Measured:
     for batch in recording.events():
         for event in batch:
             if expected is not None and event.seq != expected:
-                reading = _Reading()  # behind a gap, what was known is not
+                reading.gap()
             expected = event.seq + 1
             reading.take(event, times.get(event.cause, event.at_ns))
     return reading.measured()

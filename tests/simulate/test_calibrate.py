@@ -228,12 +228,22 @@ def test_times_are_found_exactly_in_a_recording(tmp_path: Path, memory: tuple[st
     assert preempted == (memory[1] == "260")
 
 
-@pytest.mark.parametrize("name", ["local-only", "thrash", "two-hosts"])
+@pytest.mark.parametrize("name", ["local-only", "thrash", "two-hosts", "clone", "preempt-and-resume"])
 def test_committed_recordings_tell_the_times_of_their_engine(name: str) -> None:
     found = calibrate(name, read_measured(ROOT / "recordings" / f"{name}.mcap", 8_192), LIMITS)
     assert (found.step_base_ns, found.step_prefill_token_ns, found.step_decode_request_ns) == (
         LIMITS.step_base_ns, LIMITS.prefill_token_ns, LIMITS.decode_request_ns
     )
+    assert (found.requests == 0) == (name == "clone"), "sequences that share a prompt are not served again one by one"
+
+
+def test_a_gap_loses_what_was_under_way_and_nothing_else() -> None:
+    """Steps in front of the gap and behind it count, those across it do not; the requests are not served again."""
+    measured = read_measured(ROOT / "recordings" / "gap.mcap", 8_192)
+    assert len(measured.equations) > 7
+    assert not measured.requests
+    for step in measured.equations:
+        assert step.time_ns == LIMITS.step_ns(round(step.prefill_tokens), round(step.decode_requests))
 
 
 @pytest.mark.skipif(not (SHARED / "recordings").is_dir(), reason="no recording of a real engine at ../shared")
@@ -243,6 +253,8 @@ def test_a_recording_of_vllm_tells_the_steps_of_its_executor() -> None:
     assert 20_000_000 <= found.step_base_ns <= 21_500_000
     assert found.fitted.times is not None
     assert found.fitted.times.p90 <= 0.05
+    assert found.measurements > 120
+    assert found.requests == 0, "reports were lost, so requests may be missing"
 
 
 def test_few_measurements_of_a_half_say_nothing_of_the_other() -> None:

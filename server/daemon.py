@@ -135,7 +135,8 @@ class Daemon:
             subscribers=len(service.broadcaster.subscribers), ring_bytes=service.ring.bytes,
             recorder=None if service.recorder is None else service.recorder.status(),
             streams=() if self.streams is None else self.streams.rows(),
-            parts=service.parts.rows(), taps=service.costs(), spans={} if self.spans is None else self.spans.counts(),
+            parts=service.parts.rows(), questions_refused=self.questions.refused,
+            taps=service.costs(), spans={} if self.spans is None else self.spans.counts(),
             lints={} if self.lints is None else self.lints.active,
             lints_passed_over=None if self.lints is None else self.lints.passed_over,
         )))

@@ -171,6 +171,11 @@ class Role:
         await lane.turn(caller)
         return Turn(self, lane, caller)
 
+    @property
+    def refused(self) -> int:
+        """Questions that were refused because too many waited."""
+        return self._few.refused + self._many.refused
+
     def count(self, caller: str, took_ns: int) -> None:
         """This caller asked for so much more work."""
         asked_ns = max(0, self._lately(caller) + took_ns)
@@ -192,6 +197,11 @@ class Questions:
         self.controllers = Role()
         self.probes = Role()
         """Of the services that tell health and the contract."""
+
+    @property
+    def refused(self) -> int:
+        """Questions that were refused because too many waited."""
+        return sum(role.refused for role in (self.observers, self.controllers, self.probes))
 
     def of(self, role: int) -> Role:
         """Callers of a role of the contract."""

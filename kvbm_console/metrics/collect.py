@@ -92,6 +92,8 @@ class View(msgspec.Struct):
     """Blocks given up by tier and deciding rule (``Decider.evictions``)."""
     policies: Mapping[Tier, Mapping[str, float]] = {}
     """Gauges of the policy of each tier that the leader decides (``PoolPolicy.gauges``)."""
+    questions_refused: int = 0
+    """Questions of clients that were refused because too many waited."""
     parts: Sequence[Mapping[str, Any]] = ()
     """Tasks and threads of the daemon (``Parts.rows``)."""
     prefetch: Mapping[str, int] = {}
@@ -350,6 +352,7 @@ def _recorder(families: _Families, view: View) -> None:
 
 
 def _parts(families: _Families, view: View) -> None:
+    families.make("kvbm_questions_refused_total").add(view.questions_refused)
     healthy = families.make("kvbm_part_healthy")
     ended = families.make("kvbm_part_ended_total")
     for row in view.parts:

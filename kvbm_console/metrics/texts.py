@@ -350,6 +350,10 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
         "counter",
         "Events that had to be left out of the recording. Above 0: it has gaps.",
     ),
+    "kvbm_questions_refused_total": (
+        "counter",
+        "Questions of clients that were refused because too many waited. Growing: a client floods the daemon.",
+    ),
     "kvbm_part_healthy": (
         "gauge",
         "1 while a task or thread of the daemon runs. 0: it ended and could not be restarted; read the daemon's log.",

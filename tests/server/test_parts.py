@@ -96,6 +96,7 @@ async def test_a_part_that_ends_is_told_and_runs_again(tmp_path: Path, part: str
         page = daemon._metrics_page()
         assert f'kvbm_part_healthy{{part="{part}"}} 1' in page
         assert f'kvbm_part_ended_total{{part="{part}"}} 1' in page
+        assert "kvbm_questions_refused_total 0" in page
     report = verify(tmp_path / "run")
     assert report.ok, report
 

@@ -17,6 +17,7 @@ from server.questions import (
     SAVINGS_NS,
     SHARE,
     Lane,
+    Questions,
     Role,
     TooMany,
     Turn,
@@ -98,6 +99,9 @@ async def test_a_question_beyond_the_limit_of_its_connection_is_refused(monkeypa
     with pytest.raises(TooMany, match=f"{CALLER_WAITING_MAX} of this connection"):
         await lane.turn("a")
     assert lane.refused == 1
+    questions = Questions()
+    questions.observers._many = lane
+    assert questions.refused == 1
     for one in waiting:
         one.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)

@@ -144,6 +144,40 @@ def test_a_filter_searches_all_that_can_be_had() -> None:
     assert "0 of 1,700 events around here match" in text, text
 
 
+def test_a_filter_finds_events_of_requests_that_this_console_never_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names stand in events that are older than those that are asked for first."""
+    monkeypatch.setattr(trailing, "CHUNK_EVENTS", 8)
+    script = Script()
+    script.pools()
+    slot = script.run("old", 4)
+    script.offload(slot)
+    script.finish(slot)
+    about = [event.seq for event in script.events if "old" in named(event, script)]
+    for _ in range(30):
+        script.iterate()
+    actions = Remembering(script, 10_000)
+    desk = desk_of(mono=Mono(), late_ns=0, actions=actions, items=[connected(), script.snapshot()])
+    actions.mirror = desk.mirror
+    desk.current = LOG
+    flow(desk, script, 40)
+    desk.filters[LOG] = Filter.parse("request = old", EVENTS)
+    assert rows_of(desk) == about
+    desk.filters[LOG] = Filter.parse("kind = OperationStarted or kind = CandidateEnded", EVENTS)
+    wanted = [e.seq for e in script.events if isinstance(e, ev.OperationStarted | ev.CandidateEnded)]
+    assert rows_of(desk) == wanted, "once each"
+
+
+def named(event: Event, script: Script) -> str:
+    """The request of an event of a run of one request and one copy."""
+    alone = (ev.SlotOpened, ev.SlotMoved, ev.SlotClosed, ev.PrefixScored, ev.DeviceBlocksAssigned, ev.BlocksFilled,
+             ev.DeviceBlocksReleased, ev.CandidatePlanned, ev.CandidateEnqueued, ev.CandidateEvaluated,
+             ev.BlocksReserved, ev.CandidatePromoted, ev.OperationStarted, ev.OperationReported, ev.BlocksReady,
+             ev.CandidateEnded)
+    if isinstance(event, ev.IterationAdvanced) and event.slots:
+        return "old"
+    return "old" if isinstance(event, alone) else ""
+
+
 def test_a_target_that_does_not_answer_is_told_and_asked_again_with_the_next_key() -> None:
     desk, _, actions = log_of(1_000, kept=100, remembered=900)
     actions.broken = True

@@ -188,7 +188,9 @@ def _event_request(event: Any, state: Any, mirror: "Mirror") -> tuple[str, ...]:
         return (named,)
     several = getattr(event, "slots", None)
     if several is not None:
-        return tuple(mirror.lives[slot].request for slot in several if slot in mirror.lives)
+        lives = ((slot, mirror.life_in(slot)) for slot in several)
+        names = (life.request if life is not None else mirror.trail.names.get(slot) for slot, life in lives)
+        return tuple(name for name in names if name is not None)
     name = concerns(event, mirror)
     return (name,) if name else ()
 

@@ -9,12 +9,14 @@ Law of this file: bounded in both; a stretch has no hole, and two that do not to
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, overload
 
-from kvbm_console.core.events import Event, SlotOpened
+from kvbm_console.core.events import CandidatePlanned, CandidatePromoted, Event, SlotCloned, SlotOpened
 
 from .filters import Filter
 from .gaps import Gap
+from .wording import nameless
 
 if TYPE_CHECKING:
     from .mirror import Mirror
@@ -24,7 +26,9 @@ FAR_MAX: Final = 20_000
 CHUNK_EVENTS: Final = 4_096
 """Events of one question: as many as a daemon gives at once, some milliseconds of work."""
 NAMES_MAX: Final = 50_000
-"""Requests of older events whose names are kept."""
+"""Requests, candidates and operations of older events that are kept by number, each."""
+NAMELESS_MAX: Final = CHUNK_EVENTS
+"""Events that wait for a name: older ones are likelier to get one."""
 Way = Literal["oldest", "older", "newer"]
 Stretch = Callable[[int, int], Awaitable[tuple[list[Event], int]]]
 """(events from the first number up to the second, as far as there are any; number of the oldest that can be had)."""
@@ -56,6 +60,10 @@ class Trail:
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
         """Slot to request, of older events."""
+        self._slots: dict[int, int | None] = {}
+        """Candidate to slot, of older events."""
+        self._candidates: dict[int, int] = {}
+        """Operation to candidate, of older events."""
         self.gaps: list[Gap] = []
         """What a recording does not have of what is older."""
         self.wanted: Filter | None = None
@@ -74,6 +82,8 @@ class Trail:
         """Events that were looked at for the filter."""
         self._matched: deque[Event] = deque(maxlen=FAR_MAX)
         self._looked = -1
+        self._nameless: list[Event] = []
+        """Older events that did not match, and may once it is known whom they are about."""
 
     def look(self, mirror: "Mirror", wanted: Filter | None) -> None:
         """Take what has come since the last time; another filter begins anew."""
@@ -162,18 +172,16 @@ class Trail:
 
     def _take(self, mirror: "Mirror", events: list[Event], way: Way, first: int, last: int) -> bool:
         """These are all events from ``first`` up to ``last``; False when there is nothing that way."""
-        for event in events:
-            if isinstance(event, SlotOpened):
-                self.names[event.slot] = event.request
-        while len(self.names) > NAMES_MAX:
-            del self.names[next(iter(self.names))]
+        self._learn(events)
         wanted = self.wanted
         found = [e for e in events if wanted is None or wanted.matches(e, mirror.state, mirror)]
         self.examined += len(events)
+        if wanted is not None:
+            found += self._named_now(mirror, events, wanted)
         if way == "older":
             if first >= self.far_lo:
                 return False
-            self.far.extendleft(reversed(found))
+            self.far = deque(sorted([*found, *self.far], key=_seq))
             self.far_lo = first
             while len(self.far) > FAR_MAX:
                 self.far_hi = self.far.pop().seq
@@ -183,11 +191,42 @@ class Trail:
                 self.far_lo = self.far_hi = first
             if last <= self.far_hi:
                 return False
-            self.far.extend(found)
+            self.far.extend(event for event in found if event.seq >= self.far_hi)
             self.far_hi = last
             while len(self.far) > FAR_MAX:
                 self.far_lo = self.far.popleft().seq + 1
         return True
+
+    def _learn(self, events: list[Event]) -> None:
+        """Whom numbers stand for, as far as these events say it."""
+        for event in events:
+            if isinstance(event, SlotOpened | SlotCloned):
+                self.names[event.slot] = event.request
+            elif isinstance(event, CandidatePlanned):
+                self._slots[event.candidate] = event.slot
+            elif isinstance(event, CandidatePromoted):
+                self._candidates[event.operation] = event.candidate
+        known: dict[int, object]
+        for known in (self.names, self._slots, self._candidates):  # type: ignore[assignment]
+            for number in list(islice(known, max(0, len(known) - NAMES_MAX))):
+                del known[number]
+
+    def slot_of(self, candidate: int | None, operation: int | None) -> int | None:
+        """The slot of a candidate or an operation of older events; None for one that is not known or of none."""
+        if candidate is None and operation is not None:
+            candidate = self._candidates.get(operation)
+        return None if candidate is None else self._slots.get(candidate)
+
+    def _named_now(self, mirror: "Mirror", events: list[Event], wanted: Filter) -> list[Event]:
+        """Those of the events before that match now that it is known whom they are about."""
+        again = self._nameless
+        found = [event for event in again if wanted.matches(event, mirror.state, mirror)]
+        left = [
+            event for event in [*events, *again]
+            if nameless(event, mirror) and not wanted.matches(event, mirror.state, mirror)
+        ]
+        self._nameless = left[:NAMELESS_MAX]
+        return found
 
 
 def _seq(event: Event) -> int:

@@ -40,12 +40,23 @@ def slot_of(event: ev.Event, mirror: "Mirror") -> int | None:
     candidate = getattr(event, "candidate", None)
     if candidate is not None:
         transfer = mirror.transfer_of(candidate=candidate)
-        return transfer.slot if transfer is not None else None
+        return transfer.slot if transfer is not None else mirror.trail.slot_of(candidate, None)
     operation = getattr(event, "operation", None)
     if operation is not None:
         transfer = mirror.transfer_of(operation=operation)
-        return transfer.slot if transfer is not None else None
+        return transfer.slot if transfer is not None else mirror.trail.slot_of(None, operation)
     return None
+
+
+def nameless(event: ev.Event, mirror: "Mirror") -> bool:
+    """Whether the event is about a slot or a copy of which it is not known whose it is."""
+    several: tuple[int, ...] | None = getattr(event, "slots", None)
+    if several is not None:
+        return any(mirror.life_in(slot) is None and slot not in mirror.trail.names for slot in several)
+    slot = slot_of(event, mirror)
+    if slot is None:
+        return getattr(event, "candidate", getattr(event, "operation", None)) is not None
+    return mirror.life_in(slot) is None and slot not in mirror.trail.names
 
 
 def describe(event: ev.Event, mirror: "Mirror") -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.ids import Condition, SlotState, Tier
+from kvbm_console.core.ids import Authority, Condition, SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -43,6 +43,16 @@ class Standstill(msgspec.Struct, frozen=True):
 def available(pool: PoolFacts) -> int:
     """Places that can be given out: empty and cached ones."""
     return pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED]
+
+
+def below(state: CacheState, pool: PoolFacts) -> PoolFacts | None:
+    """The pool that this one is copied down to; None where the leader copies nothing out of it."""
+    if pool.info.authority not in (Authority.ENGINE, Authority.LEADER):
+        return None
+    lower = [
+        one for one in state.pools if one.info.authority is Authority.LEADER and one.info.tier > pool.info.tier
+    ]
+    return min(lower, key=lambda one: one.info.tier, default=None)
 
 
 def free_blocks(state: CacheState, slot: SlotFacts) -> tuple[int, int] | None:

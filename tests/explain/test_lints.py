@@ -10,10 +10,11 @@ import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import ID_BYTES, pack_hashes, pack_ids
-from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.config import SECOND_NS, LeaderConfig
 from kvbm_console.core.ids import (
     Authority,
     CandidateStatus,
+    EvictRule,
     Note,
     ReleaseReason,
     Route,
@@ -24,12 +25,15 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.publishers import queue_note
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import TransferFinished
+from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.embedded import build
 from kvbm_console.recording.lints import ABOUT, Diagnosis, Finding, Level, Watch, all_lints, diagnose, document
 from kvbm_console.recording.lints.model import FEW, Histogram, limit_of
 from kvbm_console.recording.lints.slots import PinLeak
 from kvbm_console.recording.lints.tiers import Thrash
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.walk import Evidence, evidence_of
+from kvbm_console.simulation.traces import parse_trace
 from kvbm_console.stream.feed import EventsArrived
 from tests.core.script import Script
 from tests.explain.deadlocks import deadlocked
@@ -233,6 +237,21 @@ def unfinished() -> Evidence:
     return msgspec.structs.replace(Tale().evidence(), finished=False)
 
 
+def dropped(blocks: int = 100, saved: int = 0) -> Evidence:
+    """A host tier that evicts blocks, most of them never copied to the disk tier, which is empty."""
+    tale = Tale()
+    tale.copy(Route.G1_G2, blocks + saved, MS)
+    hashes = list(range(1, blocks + saved + 1))
+    if saved:
+        tale.next_hash = blocks + 1
+        tale.copy(Route.G2_G3, saved, MS)
+        tale.tell(
+            ev.BlocksEvicted, 2, pack_ids(range(saved)), pack_hashes(hashes[blocks:]), None, EvictRule.RECENCY
+        )
+    tale.tell(ev.BlocksEvicted, 1, pack_ids(range(blocks + saved)), pack_hashes(hashes), None, EvictRule.RECENCY)
+    return tale.evidence()
+
+
 def followed(size: int | None) -> Evidence:
     """An engine whose event stream is followed, with what it told of the queue of its publisher."""
     tale = Tale()
@@ -253,7 +272,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
     "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "late_reports": late, "reports_lost": reports_lost,
     "unfinished": unfinished, "deadlock": deadlocked, "engine_ended": engine_ended,
-    "publisher_queue": lambda: followed(100),
+    "publisher_queue": lambda: followed(100), "dropped_with_room": dropped,
 }
 
 
@@ -280,6 +299,24 @@ def test_an_engine_has_ended_until_it_is_back() -> None:
     (open_,) = found(engine_ended(), "engine_ended")
     (over,) = found(engine_ended(back=True), "engine_ended")
     assert (open_.until_ns, over.until_ns is None) == (None, False)
+
+
+def test_blocks_whose_copy_was_evicted_below_are_not_dropped() -> None:
+    (finding,) = found(dropped(200, 50), "dropped_with_room")
+    assert (finding.who, finding.count, finding.what) == ("G2", 200, "200 blocks dropped")
+    assert finding.because == "never copied, with room below; 200 of 250 evicted"
+
+
+@pytest.mark.parametrize(("law", "lints"), [("order", set()), ("total", {"dropped_with_room"})])
+def test_the_original_law_drops_blocks_beside_room_and_the_law_of_order_does_not(law: str, lints: set[str]) -> None:
+    events: list[ev.Event] = []
+    config = LeaderConfig(g2_blocks=200, g3_blocks=2_000, offload_law=law)  # type: ignore[arg-type]
+    build(
+        config, EngineConfig(g1_blocks=200), parse_trace("multiturn:requests=200,sessions=20,user=120"),
+        publish=lambda _, outcome: events.extend(outcome.events),
+    ).run_to_end()
+    assert {one.lint for one in diagnose(evidence(events, config)).findings} >= lints
+    assert bool(found(evidence(events, config), "dropped_with_room")) == bool(lints)
 
 
 def found(what: Evidence, lint: str) -> list[Finding]:
@@ -317,6 +354,7 @@ def test_a_lint_speaks_with_evidence(lint: str) -> None:
     ("straggler", lambda: straggling(90 * MS)), ("duplicate", lambda: duplicated(63)),
     ("staged", lambda: staged_in_vain(2)), ("never_loaded", lambda: stored_for_nothing(999)),
     ("already_cached", lambda: planned_for_nothing(99)), ("full", lambda: full(1_900 * MS)),
+    ("dropped_with_room", lambda: dropped(99)),
     ("late_reports", lambda: late(9)), ("deadlock", lambda: deadlocked(4_900 * MS)),
 ])
 def test_below_its_threshold_a_lint_is_silent(lint: str, below: Callable[[], Evidence]) -> None:

@@ -111,7 +111,8 @@ def test_evicted_before_a_copy_was_made() -> None:
     assert s.admit("c")
     run = miss(s, "c", 0)
     assert (run.reason, run.tier, run.for_request) == (Missed.NOT_OFFLOADED, "G1", "b")
-    assert "no copy of it was planned (copying down begins at 100%: offload_threshold)" in run.text
+    assert "no copy of it was planned (offload_law total, offload_threshold 1)" in run.text
+    assert run.text.endswith("dropped although G2 had 8 places to give")
 
 
 def test_an_operator_skipped_the_copy() -> None:

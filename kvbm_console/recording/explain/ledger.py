@@ -12,6 +12,7 @@ from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.ids import CandidateStatus, ReleaseReason, SkipReason, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import WRITING
+from kvbm_console.recording.waits import available, below
 from kvbm_console.recording.walk import Visitor
 from kvbm_console.stream.feed import GapSeen
 
@@ -40,11 +41,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     copies_of: tuple[int, ...] = ()
     """Of an eviction that made room for a copy: the slots that had computed the blocks that were copied."""
+    room: tuple[Tier, int] | None = None
+    """Of an eviction: the tier that its pool is copied down to, and the places that it could have given."""
 
 
 def residency(state: CacheState, key: int) -> tuple[Tier, ...]:
     """The tiers where this hash can be read, nearest first."""
     return tuple(sorted({pool.info.tier for pool in state.pools if pool.ready_place(key) is not None}))
+
+
+def _room_below(state: CacheState, pool: int) -> tuple[Tier, int] | None:
+    lower = below(state, state.pools[pool])
+    return None if lower is None else (lower.info.tier, available(lower))
 
 
 class Ledger(Visitor):
@@ -168,6 +176,7 @@ class Ledger(Visitor):
             self._put(key, Entry(
                 what="evicted", seq=e.seq, at_ns=e.at_ns, kind="BlocksEvicted", tier=state.pools[e.pool].info.tier,
                 left=self._left_without(state, e.pool, places, key), slot=e.for_slot, why=e.rule.label,
+                room=_room_below(state, e.pool),
             ))
 
     def _dropped(self, e: ev.BlocksDropped, state: CacheState) -> None:

@@ -179,6 +179,8 @@ class Judge:
             tried = next(iter([*ruled_out, *tries]), None)
             reason, filter_, candidate, operation, why = _copy_down(tried, self.config)
             text += f" before a copy of it stood below: {why}"
+            if last.room is not None and last.room[1]:
+                text += f"; dropped although {last.room[0].name} had {last.room[1]:,} places to give"
         return self._run(
             block, reason, text, seq=last.seq, at_ns=last.at_ns, event=last.kind, tier=_name(last.tier),
             rule=last.why, filter_=filter_, for_request=who, candidate=candidate, operation=operation, also=also,
@@ -250,7 +252,7 @@ def _copy_down(
     if tried is None:
         told = "no copy of it was planned"
         if config is not None and config.offload_threshold:
-            told += f" (copying down begins at {config.offload_threshold:.0%}: offload_threshold)"
+            told += f" (offload_law {config.offload_law}, offload_threshold {config.offload_threshold:g})"
         return Missed.NOT_OFFLOADED, None, None, None, told
     which = f"candidate {tried.candidate}"
     if tried.why in FILTERS:

@@ -20,7 +20,7 @@ from kvbm_console.recording.lints.process import Bugs, Lost, Notes
 from kvbm_console.recording.lints.rule import Lint
 from kvbm_console.recording.lints.slots import WATCHED, Held, PinLeak, Polled, PreemptLoop, Stuck, fault_after
 from kvbm_console.recording.lints.streams import EngineEnded, PublisherQueue, ReportsLost
-from kvbm_console.recording.lints.tiers import Full, Thrash
+from kvbm_console.recording.lints.tiers import DroppedWithRoom, Full, Thrash
 from kvbm_console.recording.lints.watch import Watch
 from kvbm_console.recording.lints.worth import AlreadyCached, Duplicate, NeverLoaded, Staged
 from kvbm_console.recording.visitor import Visitor
@@ -39,7 +39,7 @@ def all_lints() -> list[Lint]:
     """One of each, fresh."""
     return [
         Stuck(), Polled(), Held(), PinLeak(), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
-        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), Lost(),
+        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), DroppedWithRoom(), Lost(),
         ReportsLost(), EngineEnded(), PublisherQueue(), Notes(), Bugs(),
     ]
 
@@ -48,8 +48,8 @@ def stream_lints() -> list[Lint]:
     """Those for a stream that is watched all the time: none of them walks all places to find something."""
     return [
         Stuck(), Polled(), PinLeak(walk_places=False), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
-        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), ReportsLost(), EngineEnded(),
-        PublisherQueue(), Notes(), Bugs(),
+        Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), DroppedWithRoom(), ReportsLost(),
+        EngineEnded(), PublisherQueue(), Notes(), Bugs(),
     ]
 
 

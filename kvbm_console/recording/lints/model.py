@@ -149,6 +149,12 @@ ABOUT: Final[dict[str, About]] = {
         "blocks are given up and fetched again: the copies cost more than they save",
         "the tier is too small for this reuse; compare capacities",
     ),
+    "dropped_with_room": About(
+        "of the blocks that a tier evicted, 100 and 5 % never had a copy below while the tier below had places to give",
+        "they are computed again when they are asked for, although the tier below could have kept them",
+        "copy down earlier: a lower --kv-offload-threshold, and no --offload-preset original; look at a link that is "
+        "always busy",
+    ),
     "lost": About(
         "any event that is missing",
         "what happened there is not known; behind it everything is exact again",

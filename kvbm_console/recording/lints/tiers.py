@@ -1,4 +1,4 @@
-"""Lints about tiers: full with nothing to evict, thrash.
+"""Lints about tiers: full with nothing to evict, thrash, blocks dropped beside room.
 
 Law of this file: a tier is judged by its own counts of places, never by arithmetic on other counters.
 """
@@ -10,20 +10,24 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import ID_BYTES
+from kvbm_console.core.columns import ID_BYTES, unpack_hashes
 from kvbm_console.core.config import SECOND_NS
-from kvbm_console.core.ids import Condition, Tier
+from kvbm_console.core.ids import Condition, SkipReason, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
-from kvbm_console.recording.lints.model import Finding, Level, spoken
+from kvbm_console.recording.lints.model import EVIDENCE_MAX, Finding, Level, plural, spoken
 from kvbm_console.recording.lints.rule import Lint
-from kvbm_console.recording.waits import available
+from kvbm_console.recording.waits import available, below
 from kvbm_console.stream.feed import GapSeen
 
 FULL_LEAST_NS: Final = 2 * SECOND_NS
 THRASH_PERCENT: Final = 10
 THRASH_BLOCKS: Final = 100
 THRASH_WINDOW_NS: Final = 60 * SECOND_NS
+DROPPED_BLOCKS: Final = 100
+DROPPED_PERCENT: Final = 5
+RULES: Final = (SkipReason.BELOW_FREQUENCY, SkipReason.OPERATOR)
+"""Skip reasons of somebody who wants no copy."""
 _TAKING: Final = (
     ev.DeviceBlocksAssigned, ev.BlocksReserved, ev.BlocksStaged, ev.CandidatePromoted, ev.SlotCloned,
     ev.DeviceBlocksReleased, ev.StagingReleased, ev.BlocksReady, ev.BlocksDropped, ev.CandidateEnded, ev.ResetDone,
@@ -141,3 +145,91 @@ class Thrash(Lint):
             window = self._windows[tier]
             lasts = state is not None and at_ns - window.moments[-1][0] < THRASH_WINDOW_NS and window.thrashes
             yield self._finding(tier, window, worst.seq, None) if lasts else worst
+
+
+class _Dropped(msgspec.Struct):
+    """Evictions of one pool."""
+
+    evicted: int = 0
+    dropped: int = 0
+    since_ns: int = 0
+    until_ns: int = 0
+    evidence: list[int] = []
+    copied: set[int] = set()
+    """Hashes of the pool that have, or once had, a copy below, or that a rule keeps from one."""
+
+
+class DroppedWithRoom(Lint):
+    """Blocks evicted without ever having had a copy below, while the tier below had places to give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pools: dict[int, _Dropped] = {}
+        self.before = {ev.BlocksEvicted: self._evicted}
+        self.after = {
+            ev.BlocksReserved: self._reserved, ev.CandidateEvaluated: self._evaluated,
+            ev.CandidateSkipped: self._skipped,
+        }
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """What was copied before, or in a gap, is known where the copy still stands."""
+        for pool in state.pools:
+            lower = below(state, pool)
+            if lower is not None:
+                self._of(pool).copied.update(pool.by_hash.keys() & lower.by_hash.keys())
+
+    def _of(self, pool: PoolFacts) -> _Dropped:
+        return self._pools.setdefault(pool.info.pool, _Dropped())
+
+    def _reserved(self, e: ev.BlocksReserved, state: CacheState) -> None:
+        target = state.pools[e.pool]
+        hashes = unpack_hashes(e.hashes)
+        for pool in state.pools:
+            if below(state, pool) is target:
+                self._of(pool).copied.update(filter(pool.by_hash.__contains__, hashes))
+
+    def _evaluated(self, e: ev.CandidateEvaluated, state: CacheState) -> None:
+        if e.filtered in RULES:
+            self._ruled_out(e.candidate, state)
+
+    def _skipped(self, e: ev.CandidateSkipped, state: CacheState) -> None:
+        if e.reason in RULES:
+            self._ruled_out(e.candidate, state)
+
+    def _ruled_out(self, candidate: int, state: CacheState) -> None:
+        known = state.candidates.get(candidate)
+        for pool in state.pools if known is not None else ():
+            if below(state, pool) is not None:
+                self._of(pool).copied.update(filter(pool.by_hash.__contains__, known.hashes if known else ()))
+
+    def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
+        pool = state.pools[e.pool]
+        lower = below(state, pool)
+        if lower is None:
+            return
+        mine, hashes = self._of(pool), unpack_hashes(e.hashes)
+        mine.evicted += len(hashes)
+        if available(lower):
+            lost = sum(
+                1 for key in hashes if key not in mine.copied and key not in lower.by_hash and key not in pool.copies
+            )
+            if lost:
+                mine.dropped += lost
+                mine.since_ns, mine.until_ns = mine.since_ns or e.at_ns, e.at_ns
+                if len(mine.evidence) < EVIDENCE_MAX:
+                    mine.evidence = [*mine.evidence, e.seq]
+        mine.copied.difference_update(hashes)
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Per pool, over all of the evidence."""
+        for index, one in sorted(self._pools.items()):
+            if one.dropped < DROPPED_BLOCKS or 100 * one.dropped < DROPPED_PERCENT * one.evicted:
+                continue
+            pool = None if state is None else state.pools[index]
+            yield Finding(
+                lint="dropped_with_room", level=Level.CAUTION, who="a tier" if pool is None else pool.info.tier.name,
+                what=f"{plural(one.dropped, 'block')} dropped",
+                because=f"never copied, with room below; {one.dropped:,} of {one.evicted:,} evicted",
+                seq=one.evidence[0], evidence=tuple(one.evidence), since_ns=one.since_ns, until_ns=one.until_ns,
+                count=one.dropped, weight=one.dropped,
+            )

@@ -286,3 +286,21 @@ def test_what_is_told_to_go_next_is_what_goes(name: str) -> None:
         stays = frozenset(range(60)).difference(dice.sample(range(60), 10))
         for count in (1, 5, 20, 60):
             assert pool.coldest(count, stays.__contains__, 60) == pool.choose(count, stays.__contains__, (), 60)[0]
+
+
+def test_a_long_prefix_whose_end_stays_is_walked_once() -> None:
+    """A document of 2,000 blocks that was stored backwards, so that its first block is the oldest."""
+    pool = PoolPolicy(PolicyConfig(), 2_000, {key: key - 1 for key in range(1, 2_000)})
+    for key in range(2_000):
+        pool.use([key], key)
+        pool.insert([key], key)
+    asked = 0
+
+    def evictable(key: int) -> bool:
+        nonlocal asked
+        asked += 1
+        return key != 1_999
+
+    assert pool.coldest(500, evictable, 2_000) == []
+    assert pool.choose(500, evictable, (), 2_000)[0] == []
+    assert asked < 40_000

@@ -217,29 +217,34 @@ class PoolPolicy:
         while True:
             victims = self._victims(policy, ask, may_go if stays else evictable, protected)
             for victim in victims:
-                if victim not in order and not self._add_family(victim, order, may_follow, protected):
-                    stays.add(victim)
+                if victim not in order and victim not in stays:
+                    self._add_family(victim, order, stays, may_follow, protected)
             if len(order) >= count or len(victims) < ask:
                 return list(order)[:count]
             ask *= 2
 
     def _add_family(
-        self, victim: int, order: dict[int, None], may_follow: Callable[[int], bool], protected: Collection[int]
-    ) -> bool:
-        """Add a victim behind all that continues it, unless some of that may not go."""
+        self, victim: int, order: dict[int, None], stays: set[int], may_follow: Callable[[int], bool],
+        protected: Collection[int],
+    ) -> None:
+        """Add a victim behind all that continues it; if some of that may not go, all in front of it up to the victim
+        stays, and is not looked at again."""
         child = self._child.get(victim)
         if child is None or (child in order and victim not in self._siblings):  # as ranks mostly have it
             order[victim] = None
-            return True
+            return
         family = [victim]
         for key in family:
             for child in self._children(key):
-                if child not in order:
-                    if child in protected or not may_follow(child):
-                        return False
-                    family.append(child)
+                if child in order:
+                    continue
+                if child in stays or child in protected or not may_follow(child):
+                    while child != victim:
+                        child = self._parent[child]
+                        stays.add(child)
+                    return
+                family.append(child)
         order.update(dict.fromkeys(reversed(family)))
-        return True
 
     def _victims(
         self, policy: TierPolicy, count: int, evictable: Callable[[int], bool], protected: Collection[int]

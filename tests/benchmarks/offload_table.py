@@ -26,7 +26,10 @@ RULES: Final[dict[str, dict[str, Any]]] = {
     "original": {"kv_offload_threshold": 0.9, "kv_offload_law": "total"},
     "no tiers": {"kv_cpu_blocks": 0, "kv_disk_blocks": 0},
 }
-TRACE_SIZES: Final = ((512, 2_000, 20_000), (512, 1_000, 4_000), (1_024, 4_000, 40_000), (512, 8_000, 0))
+TRACE_SIZES: Final = (
+    (512, 2_000, 20_000, 2_000), (512, 1_000, 4_000, 1_000), (1_024, 4_000, 40_000, 1_000), (512, 8_000, 0, 1_000),
+)
+"""Device, host and disk in blocks, and the requests."""
 GENERATED: Final = 50
 
 
@@ -43,13 +46,14 @@ def loads() -> Iterator[tuple[str, SimulateOptions]]:
     shared = shared_directory()
     trace = None if shared is None else shared / "traces" / "mooncake_conversation_trace.jsonl"
     if trace is not None and trace.exists():
-        for device, host, disk in TRACE_SIZES:
-            yield f"shared trace, {device:,} / {host:,} / {disk:,} blocks of 512 tokens", SimulateOptions(
-                trace=f"mooncake:{trace}", limit=2_000, block_size=512, total_kv_blocks=device, kv_cpu_blocks=host,
+        for device, host, disk, limit in TRACE_SIZES:
+            title = f"shared trace, {limit:,} requests, {device:,} / {host:,} / {disk:,} blocks of 512 tokens"
+            yield title, SimulateOptions(
+                trace=f"mooncake:{trace}", limit=limit, block_size=512, total_kv_blocks=device, kv_cpu_blocks=host,
                 kv_disk_blocks=disk, stats_every=0,
             )
-    yield "the demo's chats, 512 / 1,024 / 4,096 blocks", SimulateOptions(
-        trace="multiturn:requests=2000", total_kv_blocks=512, kv_cpu_blocks=1_024, kv_disk_blocks=4_096,
+    yield "the demo's chats, 1,000 requests, 512 / 1,024 / 4,096 blocks", SimulateOptions(
+        trace="multiturn:requests=1000", total_kv_blocks=512, kv_cpu_blocks=1_024, kv_disk_blocks=4_096,
         max_num_batched_tokens=256, stats_every=0,
     )
     for seed in range(GENERATED):
@@ -62,11 +66,11 @@ def generated(seed: int) -> tuple[str, SimulateOptions]:
     if seed % 5 == 4:
         kind, system = "documents", dice.choice([4_096, 16_384, 65_536])
         sessions, prompts, turns = dice.randint(4, 8), dice.randint(6, 12), dice.randint(1, 2)
-        user, output, requests = 64, 32, 120
+        user, output, requests = 64, 32, 80
     else:
         kind, system = "chats", dice.choice([0, 256, 1_024])
         sessions, prompts, turns = dice.randint(10, 40), dice.randint(1, 6), dice.randint(3, 8)
-        user, output, requests = dice.choice([60, 240, 500]), dice.choice([64, 160]), 500
+        user, output, requests = dice.choice([60, 240, 500]), dice.choice([64, 160]), 250
     context = (system + turns * (user + output) * 3 // 2) // 16 + 2
     device = int(context * dice.uniform(2, 5))
     host = int(device * dice.uniform(1, 4))
@@ -98,7 +102,10 @@ def main() -> int:
     named = list(loads())
     asked = [msgspec.structs.replace(options, **rule) for _, options in named for rule in RULES.values()]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        found = list(pool.map(run, asked))
+        found = []
+        for outcome in pool.map(run, asked):
+            found.append(outcome)
+            print(f"{len(found)} of {len(asked)}: {cells([outcome])}", file=sys.stderr, flush=True)
     rows = [found[at : at + len(RULES)] for at in range(0, len(found), len(RULES))]
     print("| load: hit rate, GB copied down, preemptions | " + " | ".join(RULES) + " |")
     print("|---" * (len(RULES) + 1) + "|")

@@ -32,7 +32,7 @@ MANY: Final = "+"
 ACTIONS: Final = {
     "slow": ("enter", "show them"), "pending": ("enter", "show them"), "full": ("6", "the tiers"),
     "thrash": ("6", "the tiers"), "reports_lost": ("6", "the tiers"), "engine_ended": ("6", "the tiers"),
-    "publisher_queue": ("6", "the tiers"),
+    "publisher_queue": ("6", "the tiers"), "dropped_with_room": ("6", "the tiers"),
     "deadlock": ("2", "the slots"),
 }
 """What to do about a lint of the library that is not about one request."""

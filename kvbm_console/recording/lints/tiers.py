@@ -24,6 +24,7 @@ FULL_LEAST_NS: Final = 2 * SECOND_NS
 THRASH_PERCENT: Final = 10
 THRASH_BLOCKS: Final = 100
 THRASH_WINDOW_NS: Final = 60 * SECOND_NS
+"""What was seen in the last minute goes on."""
 DROPPED_BLOCKS: Final = 100
 DROPPED_PERCENT: Final = 5
 RULES: Final = (SkipReason.BELOW_FREQUENCY, SkipReason.OPERATOR)
@@ -226,10 +227,11 @@ class DroppedWithRoom(Lint):
             if one.dropped < DROPPED_BLOCKS or 100 * one.dropped < DROPPED_PERCENT * one.evicted:
                 continue
             pool = None if state is None else state.pools[index]
+            goes_on = state is not None and at_ns - one.until_ns < THRASH_WINDOW_NS
             yield Finding(
                 lint="dropped_with_room", level=Level.CAUTION, who="a tier" if pool is None else pool.info.tier.name,
                 what=f"{plural(one.dropped, 'block')} dropped",
                 because=f"never copied, with room below; {one.dropped:,} of {one.evicted:,} evicted",
-                seq=one.evidence[0], evidence=tuple(one.evidence), since_ns=one.since_ns, until_ns=one.until_ns,
-                count=one.dropped, weight=one.dropped,
+                seq=one.evidence[0], evidence=tuple(one.evidence), since_ns=one.since_ns,
+                until_ns=None if goes_on else one.until_ns, count=one.dropped, weight=one.dropped,
             )

@@ -104,6 +104,17 @@ def test_a_hash_that_was_stored_twice_is_gone_after_two_removals() -> None:
     assert house.recount.nonempty() == {(0, 0, "GPU"): {5: 1, 6: 1}}
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_prefix_that_is_announced_again_leaves_doubt(at_once: bool) -> None:
+    """As vLLM does it for requests with ``kv_cache_report_mode`` full: the same blocks, and no further copies."""
+    house = House()
+    told = [stored(1, 2), stored(3, parent_block_hash=2), stored(1, 2)]
+    for events in [told] if at_once else [[one] for one in told]:
+        assert house.dispatcher.leader.state.lost_sources == {}
+        house.send(*events)
+    assert SOURCE in house.dispatcher.leader.state.lost_sources
+
+
 def test_a_removal_behind_its_store_in_one_batch_is_kept_in_order() -> None:
     house = House()
     house.send(stored(1, 2), removed(9), removed(1), stored(1), removed(2), stored(2), removed(1))

@@ -17,7 +17,7 @@ import xxhash
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.events import PoolKnown
-from kvbm_console.core.ids import Authority
+from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.decoder import (
     DEFAULT_MEDIUM,
@@ -214,7 +214,10 @@ class EventStream:
             if place not in self._pools and not self._declare(place, event.block_tokens):
                 self.counts.refused_blocks += len(event.hashes)
                 return
-            reports.setdefault(place, _Report()).stored += event.hashes
+            report = reports.setdefault(place, _Report())
+            if self._may_restate(place, event, report):
+                self._gap(self.counts.last_seq, self.counts.last_seq)
+            report.stored += event.hashes
             return
         if place not in self._pools:
             self.counts.removed_blocks += len(event.hashes)
@@ -224,6 +227,18 @@ class EventStream:
             self._send(place, report)
             report = reports[place] = _Report()
         report.removed += event.hashes
+
+    def _may_restate(self, place: Place, event: Stored, report: _Report) -> bool:
+        """Whether a prompt's beginning is announced that the device holds already. With ``kv_cache_report_mode`` full
+        these are the same blocks once more, else new copies; no event says which, so the counts are in doubt."""
+        state = self._dispatcher.leader.state
+        if event.parent is not None or len(event.hashes) < 2 or tier_of(event.medium) is not Tier.G1:
+            return False
+        if self.source in state.lost_sources:
+            return False
+        held = state.pools[self._pools[place]].by_hash
+        pending = set(report.stored)
+        return all((key in held and key not in report.removed) or key in pending for key in event.hashes)
 
     def _send(self, place: Place, report: _Report) -> None:
         pool = self._pools[place]

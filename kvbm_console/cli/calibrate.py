@@ -86,10 +86,10 @@ def _lines(found: "Calibration") -> list[str]:
     ]
     rows.append(("valid for", f"up to {found.prefill_tokens_max:,.0f} prompt tokens and "
                               f"{found.decode_requests_max:,.0f} decoding requests in a step"))
-    rows.append(("served again with", f"at most {number(found.max_num_batched_tokens)} tokens and "
-                                      f"{number(found.max_num_seqs)} requests in a step, "
-                                      + (f"{number(found.device_blocks)} device blocks"
-                                         if found.device_blocks is not None else "room for all")))
+    if found.requests:
+        device = "room for all" if found.device_blocks is None else f"{number(found.device_blocks)} device blocks"
+        rows.append(("served again with", f"at most {number(found.max_num_batched_tokens)} tokens and "
+                                          f"{number(found.max_num_seqs)} requests in a step, {device}"))
     tried = ("all", found.fitted), ("second half, by times of the first", found.second_half)
     for name, key in (("step times", "times"), ("ttft", "ttft"), ("tpot", "tpot")):
         rows += [

@@ -237,6 +237,14 @@ def test_committed_recordings_tell_the_times_of_their_engine(name: str) -> None:
     assert (found.requests == 0) == (name == "clone"), "sequences that share a prompt are not served again one by one"
 
 
+@pytest.mark.parametrize(("name", "served"), [("local-only", True), ("clone", False)])
+def test_the_text_says_errors_of_requests_only_where_they_were_served_again(name: str, served: bool) -> None:
+    text = run(ROOT / "recordings" / f"{name}.mcap").stdout
+    assert "--step-base 4000000ns --step-prefill-token 8000ns --step-decode-request 40000ns" in text
+    for line in ("served again with", "ttft", "tpot"):
+        assert (f"\n{line}" in text) == served, line
+
+
 def test_a_gap_loses_what_was_under_way_and_nothing_else() -> None:
     """Steps in front of the gap and behind it count, those across it do not; the requests are not served again."""
     measured = read_measured(ROOT / "recordings" / "gap.mcap", 8_192)

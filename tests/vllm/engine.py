@@ -113,6 +113,8 @@ class Engine:
         kv_cache.hash_block_size = unit  # as vLLM's engine does it
         self.config = config
         self._drafts = drafts
+        self.extra: dict[str, Any] | None = None
+        """Further arguments of each request."""
         self.scheduled_drafts: dict[str, int] = {}
         """Tokens of each request in the formed step that the model may refuse."""
         self.scheduler = Scheduler(
@@ -143,9 +145,8 @@ class Engine:
 
     def add(self, name: str, prompt: list[int], output: int) -> Request:
         """A request arrives."""
-        request = Request(
-            name, prompt, SamplingParams(max_tokens=output, ignore_eos=True), None, block_hasher=self._hasher
-        )
+        sampling = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=self.extra)
+        request = Request(name, prompt, sampling, None, block_hasher=self._hasher)
         self.scheduler.add_request(request)
         return request
 

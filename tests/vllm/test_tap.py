@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("vllm", reason="make test-vllm runs these")
@@ -23,6 +24,7 @@ from vllm.v1.request import RequestStatus
 from kvbm_console.core.ids import CandidateStatus, FinishReason, SlotState, Tier
 from kvbm_console.tap import vllm as binding
 from kvbm_console.tap.flatten import drain
+from tests.kv_events.test_stream import House
 from tests.tap.watching import Watching
 from tests.vllm.engine import BLOCK, PAGE, Engine, named, offloading, tap
 from tests.vllm.truth import compare, evicted, removed_by_engine, short
@@ -252,6 +254,24 @@ def test_positions_with_speculative_decoding(unsent: None, tmp_path: Path) -> No
     watch = watching(engine.connector)
     seen = drive(engine, watch, workload(13, 6, 3))
     assert sorted(key for key, _ in seen["evicted"]) == sorted(removed_by_engine(engine, "GPU"))
+
+
+@pytest.mark.parametrize("mode", ["incremental", "full"])
+def test_the_event_stream_is_right_or_in_doubt(unsent: None, tmp_path: Path, mode: str) -> None:
+    """In the full mode the blocks of each hit are announced once more."""
+    engine = Engine(tmp_path, tap(), blocks=60)
+    engine.extra = {"kv_cache_report_mode": mode}
+    house = House()
+    for _ in engine.run(workload(2, 6, 4)):
+        pass
+    for number, told in enumerate(engine.batches):
+        house.stream.accept(number, msgspec.msgpack.encode(told))
+    state = house.dispatcher.leader.state
+    blocks = engine.scheduler.kv_cache_manager.block_pool.blocks
+    truth = sum(block.block_hash is not None for block in blocks)
+    assert truth
+    right = sum(pool.resident_blocks for pool in state.pools) == truth
+    assert (right, bool(state.lost_sources)) == (mode == "incremental", mode == "full")
 
 
 def host_truth(engine: Engine) -> Counter[int]:

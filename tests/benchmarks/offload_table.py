@@ -1,9 +1,10 @@
 """When to copy down: thresholds and laws side by side, as the table in ``ARCHITECTURE.md``.
 
-``python -m tests.benchmarks.offload_table`` prints it. Law of this file: a row is a function of its load; without the
-shared trace its rows are missing.
+``python -m tests.benchmarks.offload_table`` prints it, and with ``-v`` each load; ``--loads N`` takes the first N
+generated loads of 50. Law of this file: a row is a function of its load; without the shared trace its rows are missing.
 """
 
+import argparse
 import random
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ class Outcome(msgspec.Struct, frozen=True):
     preemptions: int
 
 
-def loads() -> Iterator[tuple[str, SimulateOptions]]:
+def loads(count: int = GENERATED) -> Iterator[tuple[str, SimulateOptions]]:
     """Name and options of each load; generated ones have names that begin with their kind."""
     shared = shared_directory()
     trace = None if shared is None else shared / "traces" / "mooncake_conversation_trace.jsonl"
@@ -56,7 +57,7 @@ def loads() -> Iterator[tuple[str, SimulateOptions]]:
         trace="multiturn:requests=1000", total_kv_blocks=512, kv_cpu_blocks=1_024, kv_disk_blocks=4_096,
         max_num_batched_tokens=256, stats_every=0,
     )
-    for seed in range(GENERATED):
+    for seed in range(count):
         yield generated(seed)
 
 
@@ -99,7 +100,11 @@ def cells(outcomes: list[Outcome]) -> str:
 
 def main() -> int:
     """Print the table, and how far the default is from write-through."""
-    named = list(loads())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--loads", type=int, default=GENERATED)
+    parser.add_argument("-v", action="store_true")
+    said = parser.parse_args()
+    named = list(loads(said.loads))
     asked = [msgspec.structs.replace(options, **rule) for _, options in named for rule in RULES.values()]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         found = []
@@ -130,7 +135,7 @@ def main() -> int:
         print(f"\n{name}{mark}: at most {below:.2f} points below write-through; "
               f"more preemptions than without tiers on {sum(one > 0 for one in more)} of {len(rows)} loads, "
               f"{sum(row[at].preemptions for row in rows):,} of {sum(row[-1].preemptions for row in rows):,} in all")
-    if "-v" in sys.argv:
+    if said.v:
         for (name, options), row in zip(named, rows, strict=True):
             print(f"{name}: {cells(row)}  {options.trace} {options.total_kv_blocks} {options.kv_cpu_blocks} "
                   f"{options.kv_disk_blocks} {options.kv_transfer_bandwidth}")

@@ -42,7 +42,7 @@ def places() -> list[Path]:
 
 def commands(text: str) -> list[str]:
     """What ``pip install`` is given, in each place of a text that names the project or a directory."""
-    found = re.findall(r"pip install (?:-e )?(?:'([^']+)'|([^\s`'\"]+))", text)
+    found = re.findall(r"pip install (?:-e |--no-deps )?(?:'([^']+)'|([^\s`'\"]+))", text)
     return [quoted or plain for quoted, plain in found]
 
 

@@ -19,6 +19,7 @@ is preempted and ends alone. With one token to generate it ends before that, and
 """
 
 from collections import Counter, deque
+from itertools import chain
 from typing import Final
 
 from kvbm_console.core.device_pool import DevicePool
@@ -352,8 +353,10 @@ class Scheduler:
             wait = found.tokens > 0 and found.asynchronous
             count = 0 if wait else min(work.total - computed, budget)
             need = self._blocks(computed + count) - len(prefix)
-            own = work.due if work.request.prompt_tokens % self.block_tokens else 0
-            ids = None if own and not self.pool.fits(need + own, prefix) else self.pool.allocate(need, prefix)
+            more = work.due if work.request.prompt_tokens % self.block_tokens else 0
+            if wait and self._others_go_on():
+                more += self._blocks(work.total) - self._blocks(computed) + self._owed()
+            ids = None if more and not self.pool.fits(need + more, prefix) else self.pool.allocate(need, prefix)
             if ids is None:
                 self._refused = work
                 break
@@ -371,6 +374,23 @@ class Scheduler:
                 self._schedule(plan, work, count)
                 budget -= count
         return budget
+
+    def _others_go_on(self) -> bool:
+        """Whether another request computes, and so gives blocks back one day; a load may be held for ever."""
+        standing = self.port.standing
+        return any(work.name not in standing for work in self.running)
+
+    def _owed(self) -> int:
+        """Blocks that requests whose loads run or have ended still need for their prompts.
+
+        Without this reservation loads are admitted by their prefixes alone, and their prompts then preempt others.
+        Held requests are left out, because nobody knows when they go on.
+        """
+        held = self.port.held
+        return sum(
+            self._blocks(work.total) - len(work.blocks) for work in chain(self.loading.values(), self.loaded)
+            if work.name not in held
+        )
 
     def _look_up(self, work: Work, computed_tokens: int) -> MatchAnswer:
         answer = self.port.looked_up(work.name, computed_tokens)

@@ -126,8 +126,8 @@ def test_every_stop_rule_acts_where_the_disk_is_slower_than_the_queue() -> None:
     found: dict[str, Any] = {}
     for stop, timeout_s in (("best_effort", 1.0), ("timeout", 0.05), ("wait_complete", 1.0)):
         found[stop] = simulate(SimulateOptions(
-            trace=chats(4), total_kv_blocks=40, kv_cpu_blocks=48, kv_disk_blocks=400, kv_offload_threshold=0.0,
-            kv_transfer_bandwidth=0.005, prefetch_stop=stop, prefetch_timeout_s=timeout_s,  # type: ignore[arg-type]
+            trace=chats(4), total_kv_blocks=70, kv_cpu_blocks=48, kv_disk_blocks=400, kv_offload_threshold=0.0,
+            kv_transfer_bandwidth=0.004, prefetch_stop=stop, prefetch_timeout_s=timeout_s,  # type: ignore[arg-type]
         )).report.document
     late = {stop: document["prefetch"]["late_blocks"] for stop, document in found.items()}
     assert late["best_effort"] > late["timeout"] > late["wait_complete"] == 0

@@ -122,7 +122,7 @@ async def drive(
 
 async def _sleep_until(rig: Rig, pacer: Pacer, at_ns: int, changed: Changed | None) -> None:
     """Sleep until the wall has come to ``at_ns``, or something happened outside; stamps follow the wall meanwhile."""
-    seconds = (at_ns - pacer()) / pacer.speed / SECOND_NS
+    seconds = max(0.0, (at_ns - pacer()) / pacer.speed / SECOND_NS)  # the moment may have passed since it was asked for
     rig.calendar.pace = pacer
     try:
         if changed is None:

@@ -1,6 +1,7 @@
 """The driver: speed changes how long it sleeps and nothing else; holds, lags and ends."""
 
 import asyncio
+from itertools import count
 
 import anyio
 import pytest
@@ -52,6 +53,14 @@ async def test_the_events_are_the_same_at_any_speed() -> None:
     assert paced.stimuli == faster.stimuli == fastest.stimuli
     assert paced.events == faster.events == fastest.events
     assert len(paced.events) > 100
+
+
+@pytest.mark.asyncio
+async def test_a_moment_that_passes_between_two_looks_at_the_clock_ends_nothing() -> None:
+    rig = rig_of(SHORT, Log())
+    looks = count(0, 700_000)  # each look at the clock is 0.7 ms after the one before
+    await drive(rig, speed=1.0, monotonic_ns=lambda: next(looks))
+    assert rig.done
 
 
 @pytest.mark.asyncio

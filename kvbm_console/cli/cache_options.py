@@ -175,7 +175,7 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def offload_settings(threshold: float | None, preset: str | None) -> dict[str, Any]:
-    """What a preset of offloading says, with the threshold that was said in its place."""
+    """The options of a preset of offloading, with the threshold of the command line in place of its own."""
     said = {} if preset is None else dict(OFFLOAD_PRESETS[preset])
     return said if threshold is None else {**said, "kv_offload_threshold": threshold}
 

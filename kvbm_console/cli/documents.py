@@ -443,11 +443,11 @@ class ExploredFinding(msgspec.Struct):
     scenario: dict[str, Any]
     """Sizes, actions and copies, as `scenario.json` has them."""
     directory: str | None
-    """Where it was written with `--out`."""
+    """The directory that `--out` wrote."""
 
 
 class Exploration(msgspec.Struct):
-    """What an exploration did and found."""
+    """The counts and findings of an exploration."""
 
     release: str
     runs: int

@@ -6,7 +6,6 @@ Law of this file: findings are told and written also when the search is interrup
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,17 +13,20 @@ import click
 
 from kvbm_console.cli.output import number, print_json, warn
 from kvbm_console.cli.params import Duration, format_option
+from kvbm_console.cli.progress import progress_line
+from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.explore.scenario import PROFILES
 from kvbm_console.explore.shadow import FAULTS
 from kvbm_console.explore.vllm import CONNECTOR_FAULTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvbm_console.explore.search import Finding, Report
 
 EXIT_FOUND: Final = 1
 OFFLOADING: Final = '{"kv_connector": "OffloadingConnector"}'
-SECOND_NS: Final = 10**9
 FOR: Final = Duration(SECOND_NS, 7 * 86_400 * SECOND_NS, "from 1s to 168h")
 SEEDS_MAX: Final = 2**40
 
@@ -74,6 +76,7 @@ def explore_vllm(
     The scheduler and the connector are vLLM's own. The worker copies blocks in a shadow memory, at random moments
     between order and report. Exit status 1 says that something was found.
     """
+    from kvbm_console.cli.main import EXIT_INTERRUPTED
     from kvbm_console.explore.report import write
     from kvbm_console.explore.search import Search
 
@@ -83,7 +86,7 @@ def explore_vllm(
         raise UsageError(f"--workers must be from 1 to 256, got {count}")
     search = Search(
         connector=entry, profiles=profiles or tuple(PROFILES), faults=faults, seeds=seeds, processes=count,
-        seconds=for_ns / SECOND_NS, first_only=first_only, tell=_Progress().tell, python=python or sys.executable,
+        seconds=for_ns / SECOND_NS, first_only=first_only, tell=_progress(), python=python or sys.executable,
     )
     report = search.run()
     if report.findings:
@@ -96,7 +99,7 @@ def explore_vllm(
         print_json(document(report, places))
     else:
         click.echo("\n".join(lines(report, places)))
-    return EXIT_FOUND if report.findings else 130 if report.interrupted else 0
+    return EXIT_FOUND if report.findings else EXIT_INTERRUPTED if report.interrupted else 0
 
 
 def _connector(text: str) -> dict[str, Any]:
@@ -109,23 +112,16 @@ def _connector(text: str) -> dict[str, Any]:
     return entry
 
 
-class _Progress:
-    """A line on stderr every few seconds, rewritten in place on a terminal."""
+def _progress() -> "Callable[[Report], None]":
+    """Shows on stderr how far a search has come."""
+    say = progress_line()
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._terminal = sys.stderr.isatty()
-
-    def tell(self, report: "Report") -> None:
-        """So far."""
-        now = time.monotonic()
-        if now - self._last < (0.5 if self._terminal else 5.0):
-            return
-        self._last = now
+    def line(report: "Report") -> str:
         speed = report.steps / report.cpu_s if report.cpu_s else 0.0
-        line = (f"explore: {number(report.runs)} runs, {number(round(speed))} steps a second and core, "
+        return (f"explore: {number(report.runs)} runs, {number(round(speed))} steps a second and core, "
                 f"{len(report.pairs)} (state, event) pairs, {len(report.findings)} found")
-        click.echo(f"\r{line} " if self._terminal else line, err=True, nl=not self._terminal)
+
+    return lambda report: say(lambda: line(report))
 
 
 def lines(report: "Report", places: dict[str, Path]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a publisher of an event stream is asked about itself, as it stands in the record.
+"""The queue size of an event stream's publisher, as a note on the record.
 
 Law of this file: what is written here is read here again; a text of another shape says nothing.
 """
@@ -32,5 +32,5 @@ def queue_of(detail: str) -> tuple[int, int | None] | None:
 
 
 def queue_is_safe(batches_max: int) -> bool:
-    """Whether a queue of so many batches, 0 for no bound, leaves the engine time for a replay."""
+    """True if a queue of so many batches, 0 for no bound, leaves the engine time for a replay."""
     return not batches_max or batches_max >= QUEUE_SAFE

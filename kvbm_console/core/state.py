@@ -149,11 +149,11 @@ class CacheState:
         return [pool for pool in pools if not self.has_ended(pool.info.source)] or pools
 
     def has_ended(self, source: int) -> bool:
-        """Whether nothing more is heard of a source."""
+        """True if nothing more is heard of a source."""
         return self.lost_sources.get(source, 0) <= GONE
 
     def in_use(self, pool: PoolFacts) -> bool:
-        """Whether places of this pool are held, written, or kept apart, or a slot or a copy names it."""
+        """True if places of this pool are held, written, or kept apart, or a slot or a copy names it."""
         index, counts = pool.info.pool, pool.counts
         return bool(
             counts[Condition.REFERENCED] or counts[Condition.WRITING] or counts[Condition.QUARANTINED]

@@ -376,7 +376,7 @@ class Scheduler:
         return budget
 
     def _others_go_on(self) -> bool:
-        """Whether another request computes, and so gives blocks back one day; a load may be held for ever."""
+        """True if another request computes, and so gives blocks back one day; a load may be held for ever."""
         standing = self.port.standing
         return any(work.name not in standing for work in self.running)
 

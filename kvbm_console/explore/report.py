@@ -1,4 +1,4 @@
-"""What an exploration leaves behind: a scenario, a pytest file that needs only vLLM, a text for an upstream issue.
+"""The files of a finding: a scenario, a pytest file that needs only vLLM, a text for an upstream issue.
 
 Law of this file: the reproduction is the source that found the verdict, and nothing of it is written twice.
 """

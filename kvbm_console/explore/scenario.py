@@ -88,7 +88,7 @@ class Scenario:
 
     @property
     def size(self) -> int:
-        """What shrinking makes smaller: actions first, then tokens and waits."""
+        """The measure that shrinking makes smaller: actions first, then tokens and waits."""
         tokens = sum(action.tokens + action.output for action in self.actions if isinstance(action, Arrive))
         last = max((action.step for action in self.actions), default=0)
         places = self.device_blocks + self.host_blocks + self.max_running

@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a search did and found."""
+    """The counts and findings of a search."""
 
     release: str = ""
     runs: int = 0
@@ -71,7 +71,7 @@ class Report:
 
 @dataclass
 class Search:
-    """What to explore, and until when."""
+    """The connector and loads to explore, and the end of the search."""
 
     connector: dict[str, Any]
     profiles: tuple[str, ...] = tuple(PROFILES)
@@ -91,7 +91,7 @@ class Search:
     def run(self) -> Report:
         """Explore, then shrink each finding. Raises ``UsageError`` when the engine cannot be driven."""
         report = Report()
-        tasks = self._fixed() if self.seeds is not None else self._guided(report)
+        tasks = self._fixed() if self.seeds is not None else self._guided()
         try:
             workers = [self._begun() for _ in range(self.processes)]
             for worker in workers:
@@ -149,7 +149,7 @@ class Search:
         for at in range(0, len(every), BATCH):
             yield every[at : at + BATCH]
 
-    def _guided(self, report: Report) -> Iterator[list[tuple[str, int]]]:
+    def _guided(self) -> Iterator[list[tuple[str, int]]]:
         next_seed = dict.fromkeys(self.profiles, 0)
         self._gain = dict.fromkeys(self.profiles, 100.0)
         for turn in range(sys.maxsize):

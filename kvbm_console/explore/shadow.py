@@ -34,7 +34,7 @@ class Job:
     pairs: list[tuple[int, int]]
     """(source place, target place) of each block."""
     kind: str = ""
-    """Which connector ordered it."""
+    """The connector that ordered it."""
     sync: bool = False
     submitted: int = 0
     due: list[int] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Memory:
 
 
 def cause(memory: Memory, place: int, name: Callable[[int], str]) -> str:
-    """Who wrote a wrong content, and the edge that is missing. ``name`` says what a content is."""
+    """The writer of a wrong content, and the edge that is missing. ``name`` describes a content."""
     writer = memory.device_writer.get(place, NOBODY)
     kind, number, request, other = writer
     if kind == "nobody":
@@ -153,7 +153,7 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a copy was ordered and not reported."""
+        """True while a copy was ordered and not reported."""
         return bool(self.jobs or self.ordered)
 
     def begin(self, orders: "Orders") -> list[Job]:
@@ -285,7 +285,7 @@ FAULTS = {
 
 @dataclass
 class Orders:
-    """What one step's metadata orders."""
+    """The copies and flushes that one step's metadata orders."""
 
     kind: str = ""
     loads: list[Job] = field(default_factory=list)

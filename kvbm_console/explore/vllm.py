@@ -49,7 +49,7 @@ class Unsupported(Exception):
 
 @dataclass
 class Verdict:
-    """What a monitor found."""
+    """The finding of a monitor."""
 
     monitor: str
     step: int
@@ -194,7 +194,6 @@ class Machine:
         self.overtaken: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
         self.resident: dict[str, Counter[bytes]] = {}
-        self.no_events = "ignored-events" in faults
         self._watch()
 
     # --- watching the engine ---
@@ -351,7 +350,7 @@ class Machine:
             self._wrong(name, at, place, content)
 
     def _extends(self, longer: int, content: int) -> bool:
-        """Whether one content begins with another: more tokens of the same block of the same prefix."""
+        """True if one content begins with another: more tokens of the same block of the same prefix."""
         if longer in (EMPTY, content):
             return longer == content
         request, tokens = self.names.get(longer, ("", 0))
@@ -511,7 +510,7 @@ def _computed(output: Any) -> Iterator[tuple[str, int]]:
 
 
 def _decided(output: Any, parts: list[Orders]) -> Iterator[Any]:
-    """What a step decided: tokens, new places, preemptions, copies and flushes, in its order."""
+    """The decisions of a step: tokens, new places, preemptions, copies and flushes, in its order."""
     yield tuple(output.num_scheduled_tokens.items())
     yield tuple((new.req_id, new.num_computed_tokens, *map(tuple, new.block_ids)) for new in output.scheduled_new_reqs)
     cached = output.scheduled_cached_reqs
@@ -539,7 +538,7 @@ def _where(error: BaseException) -> str:
 
 
 def _connector_output(outputs: Any, metadata: Any, ended: list[Job]) -> Any:
-    """What the worker halves of the connectors report of these jobs; None when nothing ended."""
+    """The report of the connectors' worker halves on these jobs; None when nothing ended."""
     meta = _worker_meta(metadata, ended)
     names = {name for job in ended if job.load and not job.sync for name in job.request.split(",") if name}
     if meta is None and not names:

@@ -14,7 +14,7 @@ Law of this file: it reads and counts; a value that is not there is refused by f
 
 import csv
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,7 +25,6 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import SlotState, Tier
-from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording.reader import Recording
 
 ROWS_MAX: Final = 2_000_000
@@ -242,7 +241,6 @@ class _Life:
         self.cached: int | None = None
         self.first_ns: float | None = None
 
-
     def clone(self) -> "_Life":
         """A sequence that goes on from here."""
         other = _Life(self.arrived_ns, self.prompt, self.hashes)
@@ -383,10 +381,6 @@ def _told(served: Served, block_tokens: int) -> bool:
 def _origins(recording: Recording) -> dict[int, int]:
     """Stimulus to the engine's own time, of those that carry one."""
     return {
-        stimulus.n: stimulus.origin_ns for batch in recording.stimuli() for stimulus in _timed(batch)
+        stimulus.n: stimulus.origin_ns for batch in recording.stimuli() for stimulus in batch
         if stimulus.origin_ns is not None
     }
-
-
-def _timed(batch: list[Stimulus]) -> Iterator[Stimulus]:
-    return (stimulus for stimulus in batch if stimulus.origin_ns is not None)

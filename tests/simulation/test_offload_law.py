@@ -7,6 +7,7 @@ evicted while G2 gives away as many places as it has, however small G3 is.
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.embedded import Rig, build
 from kvbm_console.engines.multiturn import Multiturn, Settings
-from kvbm_console.simulation.options import CacheOptions
+from kvbm_console.simulation.options import CacheOptions, SimulateOptions
+from kvbm_console.simulation.run import simulate
 from kvbm_console.transfers.link import LinkSpec
 
 SEEDS = range(12)
@@ -195,3 +197,21 @@ def test_tiers_of_one_size_do_not_copy_in_circles(seed: int, g2: int, g3: int) -
     assert watch.stored > 100
     assert watch.most <= 2
     assert watch.copied <= 2 * watch.stored
+
+
+def on_requests_of_a_service(trace: Path, **changes: Any) -> dict[str, Any]:
+    """The report on 300 requests, of blocks of 512 tokens."""
+    fields: dict[str, Any] = {
+        "trace": f"mooncake:{trace}", "limit": 300, "block_size": 512, "total_kv_blocks": 512, "kv_cpu_blocks": 1_000,
+        "kv_disk_blocks": 20_000, "stats_every": 0, **changes,
+    }
+    return simulate(SimulateOptions(**fields)).report.document
+
+
+@pytest.mark.slow
+def test_the_default_hits_as_much_as_write_through_with_no_more_preemptions(mooncake_trace: Path) -> None:
+    default = on_requests_of_a_service(mooncake_trace)
+    through = on_requests_of_a_service(mooncake_trace, kv_offload_threshold=0.0)
+    assert default["prefix_hit_rate"] > through["prefix_hit_rate"] - 0.005
+    bare = on_requests_of_a_service(mooncake_trace, kv_cpu_blocks=0, kv_disk_blocks=0)
+    assert default["preemptions"] <= bare["preemptions"]

@@ -34,16 +34,11 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvbm_console.explore.scenario import BLOCK
+from kvbm_console.explore.vllm import MODEL, PAGE
 from tests.vllm.executor import LOAD_STEPS, Copies
 
-BLOCK = 16
-MODEL = {
-    "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 1,
-    "num_attention_heads": 4, "ffn_dim": 128, "vocab_size": 1000, "max_position_embeddings": 4096,
-    "word_embed_proj_dim": 64, "torch_dtype": "float16",
-}
 TAP = {"kv_connector": "KvbmTap", "kv_connector_module_path": "kvbm_console.tap.vllm", "kv_role": "kv_both"}
-PAGE = 16 * 1024
 Arrival = tuple[int, str, list[int], int]
 """Step of the arrival, name, prompt, tokens of the answer."""
 

@@ -104,7 +104,7 @@ class EventStream:
         self._next: int | None = None
         self._gone = False
         self._cleared = False
-        """Whether nothing was told since the last clear, so that another one would say the same."""
+        """True while nothing was told since the last clear: another clear would say the same."""
         self._last_digest = 0
         self._origin: int | None = None
 
@@ -229,7 +229,7 @@ class EventStream:
         report.removed += event.hashes
 
     def _may_restate(self, place: Place, event: Stored, report: _Report) -> bool:
-        """Whether a prompt's beginning is announced that the device holds already. With ``kv_cache_report_mode`` full
+        """True if the device already holds the beginning of an announced prompt. With ``kv_cache_report_mode`` full
         these are the same blocks once more, else new copies; no event says which, so the counts are in doubt."""
         state = self._dispatcher.leader.state
         if event.parent is not None or len(event.hashes) < 2 or tier_of(event.medium) is not Tier.G1:

@@ -14,8 +14,7 @@ import msgspec
 
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.lints.copies import FailedCopies, Pending, Slow, Straggler
-from kvbm_console.recording.lints.model import ABOUT, About, Diagnosis, Finding, Level
-from kvbm_console.recording.lints.present import current
+from kvbm_console.recording.lints.model import ABOUT, About, Diagnosis, Finding, Level, current
 from kvbm_console.recording.lints.process import Bugs, Lost, Notes
 from kvbm_console.recording.lints.rule import Lint
 from kvbm_console.recording.lints.slots import WATCHED, Held, PinLeak, Polled, PreemptLoop, Stuck, fault_after

@@ -4,6 +4,7 @@ Law of this file: a finding names its evidence by number, its threshold, why it 
 of the console (who, what, because), present tense and without blame.
 """
 
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Final
 
@@ -210,6 +211,26 @@ ABOUT: Final[dict[str, About]] = {
     ),
 }
 """Every lint. The key is stable and is what JSON carries."""
+
+
+OVER_SHOWN_NS: Final = 60 * SECOND_NS
+"""How long something that is over needs attention; the log keeps it."""
+LASTING: Final = (
+    "deadlock", "stuck", "pending", "slow", "full", "thrash", "reports_lost", "engine_ended", "publisher_queue",
+)
+"""Lints that say when they are over: the console then greys what it has shown."""
+WHOLE_RUN: Final = ("duplicate", "staged", "never_loaded", "already_cached", "late_reports")
+"""Lints about shares of everything so far: they are true for as long as the share is."""
+
+
+def current(findings: Iterable[Finding], now_ns: int) -> Iterator[Finding]:
+    """The findings that need a person now, of a stream that is watched all the time. A note needs nobody, and a finding
+    that is over leaves after a minute, or at once where its lint says when."""
+    for finding in findings:
+        over = finding.until_ns is not None and finding.lint not in WHOLE_RUN
+        shown_ns = 0 if finding.lint in LASTING else OVER_SHOWN_NS
+        if finding.level is not Level.NOTE and not (over and now_ns - (finding.until_ns or 0) > shown_ns):
+            yield finding
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

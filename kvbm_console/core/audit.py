@@ -5,11 +5,15 @@ Law of this file: it reads facts only and shares no code with what keeps them up
 
 from array import array
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import msgspec
 
+from kvbm_console.core import events as ev
 from kvbm_console.core.candidates import TERMINAL
+from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.ids import EMPTY_HASH, Authority, CandidateStatus, SlotState
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import FREE, READY, WRITING, PoolFacts
@@ -23,12 +27,15 @@ RULES: Final[dict[str, str]] = {
     "I7": "an unfinished onboard candidate belongs to a slot that is onboarding, preempted or finishing",
     "I8": "a finished slot owns nothing",
     "I12": "a hold and its slot name each other",
+    "I13": "a tier that the leader decides evicts no block while one that continues it stands there",
     "I15": "0 <= computed tokens <= tokens that the sequence may have, and every computed token has a place",
     "I16": "the source of a copy is readable",
     "I17": "a tier that the leader decides has a hash once, and a copy names a place once",
 }
-"""Rules that the audit walks; the others are properties over time and are tested (see ARCHITECTURE.md)."""
+"""Rules that ``audit`` walks, and I13 of ``Lineage``; the others are tested (see ARCHITECTURE.md)."""
 
+LINKS_LEAST: Final = 1_024
+"""So many links more than twice the cached blocks are kept before those of absent blocks are forgotten."""
 _ONBOARD_OWNERS: Final = (SlotState.ONBOARDING, SlotState.PREEMPTED, SlotState.FINISHING)
 _HAS_CONTENT: Final = bytes(map(bool, range(256)))
 """Content of a place to whether it has any, as a table for ``translate``."""
@@ -40,6 +47,62 @@ class Violation(msgspec.Struct, frozen=True):
     rule: str
     detail: str
     slot: int | None = None
+
+
+class Lineage:
+    """I13, which facts alone do not show: shown the events of each stimulus, it names parents evicted before a child.
+
+    A block's parent is known from the request that computed it: blocks that are older than the first event shown are
+    never named.
+    """
+
+    def __init__(self) -> None:
+        self._parent_of: dict[int, int] = {}
+        self._children: dict[int, list[int]] = {}
+
+    def saw(self, events: Sequence[ev.Event], state: CacheState) -> list[Violation]:
+        """The violations among the events of one stimulus; ``state`` is that behind them."""
+        evicted: list[ev.BlocksEvicted] = []
+        written: set[int] = set()
+        for event in events:
+            if isinstance(event, ev.BlocksFilled):
+                self._link(event, state)
+            elif isinstance(event, ev.BlocksReserved):
+                written.update(unpack_hashes(event.hashes))
+            elif isinstance(event, ev.BlocksEvicted) and state.pools[event.pool].info.authority is Authority.LEADER:
+                evicted.append(event)
+        found = []
+        for event in evicted:
+            pool = state.pools[event.pool]
+            for key in unpack_hashes(event.hashes):
+                for child in () if key in pool.by_hash else self._children.get(key, ()):
+                    if child in pool.by_hash and child not in written:
+                        what = f"pool {event.pool} gave up {key:016x} before {child:016x}, which continues it"
+                        found.append(Violation("I13", what, event.for_slot))
+        if len(self._parent_of) > LINKS_LEAST + 2 * sum(len(pool.by_hash) for pool in state.pools):
+            self._sweep(state)
+        return found
+
+    def _link(self, event: ev.BlocksFilled, state: CacheState) -> None:
+        at, hashes = 0, unpack_hashes(event.hashes)
+        for number, count in zip(event.slots, event.counts, strict=True):
+            slot = state.slots.get(number)
+            filled, at = hashes[at : at + count], at + count
+            if slot is None or slot.hashes[slot.filled_blocks - count : slot.filled_blocks] != filled:
+                continue
+            first = max(1, slot.filled_blocks - count)
+            for parent, key in pairwise(slot.hashes[first - 1 : slot.filled_blocks]):
+                if key not in self._parent_of:
+                    self._parent_of[key] = parent
+                    self._children.setdefault(parent, []).append(key)
+
+    def _sweep(self, state: CacheState) -> None:
+        """Forget blocks that stand nowhere: whatever comes back is computed again and linked again."""
+        cached = set().union(*(pool.by_hash for pool in state.pools))
+        self._parent_of = {key: parent for key, parent in self._parent_of.items() if key in cached}
+        self._children = {}
+        for key, parent in self._parent_of.items():
+            self._children.setdefault(parent, []).append(key)
 
 
 def audit(state: CacheState) -> list[Violation]:

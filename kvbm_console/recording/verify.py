@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.audit import audit, quick_audit
+from kvbm_console.core.audit import Lineage, Violation, audit, quick_audit
 from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError
 from kvbm_console.core.events import Event, InvariantViolated
 from kvbm_console.core.leader import Leader
@@ -145,6 +145,9 @@ class _Verification:
         self.doubtful = False
         """An event was passed over: the facts are the writer's again from the next keyframe on."""
         self._audited = 0
+        self._lineage = Lineage()
+        self._of_stimulus: list[Event] = []
+        """Events of the last stimulus that was folded."""
 
     def run(self) -> None:
         handlers = {
@@ -156,6 +159,7 @@ class _Verification:
                 handler(frame)
         self._rerun([])
         if self.state is not None:
+            self._stimulus_ends(self.state)
             self._audit(self.state)
         # What a killed writer did not get to record is no difference; what a closed recording lacks is one.
         if self.finished and self.decided:
@@ -212,6 +216,7 @@ class _Verification:
             if mark.count and self.state is not None:
                 self._audit(self.state)
                 self.state = None
+                self._of_stimulus.clear()
 
     def _stimuli(self, frame: Frame) -> None:
         try:
@@ -263,6 +268,7 @@ class _Verification:
         if unknown:
             self.unknown += unknown
             self.doubtful = True
+            self._of_stimulus.clear()
             self.stimuli -= len(self.pending)
             self._undecidable(len(self.pending))
         if self.leader is not None:
@@ -298,6 +304,7 @@ class _Verification:
             if event.cause != (events[index - 1].cause if index else state.n):
                 self._apply(state, events[start:index])
                 start = index
+                self._stimulus_ends(state)
                 self._audited += 1
                 if self._audited >= self.audit_every or quick_audit(state):
                     self._audit(state)
@@ -308,6 +315,11 @@ class _Verification:
             fold(state, events, self.path)
         except CorruptRecording as error:
             raise _Difference(str(error)) from error
+        self._of_stimulus += events
+
+    def _stimulus_ends(self, state: CacheState) -> None:
+        self._found(self._lineage.saw(self._of_stimulus, state), state)
+        self._of_stimulus.clear()
 
     # --- comparisons ---
 
@@ -334,7 +346,9 @@ class _Verification:
         if self.doubtful:
             return
         self.audits += 1
-        violations = audit(state)
+        self._found(audit(state), state)
+
+    def _found(self, violations: list[Violation], state: CacheState) -> None:
         if violations:
             first = violations[0]
             raise _Difference(f"event {state.seq - 1}, stimulus {state.n}: {first.rule} is broken: {first.detail}")

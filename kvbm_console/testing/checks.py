@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvbm_console.core.audit import audit
+from kvbm_console.core.audit import Lineage, Violation, audit
 from kvbm_console.core.events import Event, InvariantViolated
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import digest
@@ -34,18 +34,25 @@ def assert_invariants(what: Checked) -> None:
     evidence = _evidence(what)
     every = max(1, evidence.events // AUDITS_MAX)
     state: CacheState | None = None
+    lineage, of_stimulus = Lineage(), list[Event]()
     for item in evidence.items():
         if isinstance(item, SnapshotTaken):
             state = item.state
+            of_stimulus.clear()
             _audit(state, f"in front of event {state.seq}")
         elif isinstance(item, EventsArrived) and state is not None:
             for at, event in enumerate(item.events):
                 _no_violation(event)
                 # Between the events of one stimulus an invariant may be open: audit where the cause changes.
-                if event.cause != state.n and at % every == 0:
-                    _audit(state, f"behind event {state.seq - 1}")
+                if event.cause != state.n:
+                    _none_of(lineage.saw(of_stimulus, state), f"behind event {state.seq - 1}")
+                    of_stimulus.clear()
+                    if at % every == 0:
+                        _audit(state, f"behind event {state.seq - 1}")
                 state.apply(event)
+                of_stimulus.append(event)
     if state is not None:
+        _none_of(lineage.saw(of_stimulus, state), f"behind event {state.seq - 1}")
         _audit(state, f"behind event {state.seq - 1}")
         if isinstance(what, Taped) and not what.tape.not_taped and digest(state) != what.leader.digest():
             raise AssertionError("I10: folding the events does not give the leader's facts")
@@ -87,7 +94,10 @@ def _evidence(what: Taped | Recording | Path) -> Evidence:
 
 
 def _audit(state: CacheState, where: str) -> None:
-    broken = audit(state)
+    _none_of(audit(state), where)
+
+
+def _none_of(broken: list[Violation], where: str) -> None:
     if broken:
         raise AssertionError(f"{where}: " + "; ".join(f"{one.rule} is broken: {one.detail}" for one in broken))
 

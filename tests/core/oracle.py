@@ -186,17 +186,6 @@ class Statuses:
         assert set(state.batches) >= open_batches
 
 
-def check_parents(events: list[ev.Event], before: CacheState, after: CacheState) -> None:
-    """I13: within a tier that the leader decides, no block is evicted while a child of it stands there."""
-    for event in events:
-        if not isinstance(event, ev.BlocksEvicted) or after.pools[event.pool].info.authority is not Authority.LEADER:
-            continue
-        gone = set(unpack_hashes(event.hashes))
-        for key in before.pools[event.pool].by_hash:
-            if key not in gone and PARENT.get(key) in gone and key in after.pools[event.pool].by_hash:
-                raise AssertionError(f"{WORD[PARENT[key]]!r} was evicted from pool {event.pool} before {WORD[key]!r}")
-
-
 def check_holds(before: CacheState, after: CacheState, events: list[ev.Event], instructions: list[Instruction]) -> None:
     """I12: a slot whose hold lasted through the whole stimulus has passed no waitable point."""
     for number, hold in before.holds.items():

@@ -12,7 +12,7 @@ import msgspec
 from kvbm_console.core import events as ev
 from kvbm_console.core import instructions as ins
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.audit import audit
+from kvbm_console.core.audit import Lineage, audit
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.describe import describe
@@ -62,6 +62,7 @@ class Script:
         self.staging = oracle.StagingTold()
         self.statuses = oracle.Statuses()
         self.fates = oracle.Fates()
+        self.lineage = Lineage()
         self.deadlines: dict[int, tuple[Clock, int]] = {}
         self.woken: list[str] = []
         self.released: list[tuple[str, list[int]]] = []
@@ -142,7 +143,7 @@ class Script:
         self.holders.check(self.state, self.engine, self.device, self.mover.orders, self.staging.of,
                            self.leader.aids.undispatched)
         self.statuses.check(self.state)
-        oracle.check_parents(self.last, self._before, self.state)
+        assert self.lineage.saw(self.last, self.state) == []
         oracle.check_holds(self._before, self.state, self.last, self.asked)
         oracle.check_hits(self.state)
         oracle.check_sought(self.leader)

@@ -1,6 +1,7 @@
 """Verification finds what is not as it was, and says where; the recordings of the repository are equal to today."""
 
 import errno
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,20 @@ from click.testing import CliRunner
 from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.ids import Tier
-from kvbm_console.core.leader import Leader
+from kvbm_console.core.errors import InvariantViolation
+from kvbm_console.core.ids import EvictRule, Tier
+from kvbm_console.core.leader import Leader, pipeline
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.prefixes import evictable
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.stimuli import Noted, Stimulus
+from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import recover_directory
 from kvbm_console.recording.verify import VerifyReport, verify
 from kvbm_console.recording.writer import RETRY_S, Recorder
+from kvbm_console.testing import assert_invariants
 from kvbm_console.wire.batches import pack_events, pack_stimuli
 from recordings import regenerate
 from tests.recording.helpers import Disk, FakeClock, Log, Run, real_run, write_active
@@ -69,6 +75,27 @@ def test_an_altered_event_is_found_with_stimulus_number_and_field(tmp_path: Path
         f"stimulus {n}, event {altered.seq}: IterationAdvanced.running was {altered.running + 1} "
         f"and is now {altered.running}"
     )
+
+
+def test_a_parent_that_was_evicted_before_its_child_is_found_in_a_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that evicts what was stored first, then and in the rerun: decisions are equal, and break I13."""
+
+    def oldest(leader: Decider, pool: PoolFacts, missing: int, hashes: list[int]) -> tuple[list[int], EvictRule]:
+        going = evictable(pool)
+        return [place for key, place in pool.by_hash.items() if going(key)][:missing], EvictRule.RECENCY
+
+    monkeypatch.setattr(pipeline, "to_evict", oldest)
+    run = real_run(g2_blocks=95)
+    report = recorded(tmp_path, run, run.stimuli, run.events)
+    assert report.first_difference is not None
+    assert "I13 is broken: pool 0 gave up" in report.first_difference
+    with pytest.raises(AssertionError, match="I13 is broken"):
+        assert_invariants(tmp_path)
+    leader = Leader(run.config, check=True)
+    with pytest.raises(InvariantViolation, match="I13"):
+        deque(map(leader.handle, run.stimuli), maxlen=0)
 
 
 def test_an_altered_stimulus_is_found_at_its_first_effect(tmp_path: Path) -> None:

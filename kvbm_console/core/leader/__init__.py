@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.audit import Violation, audit, quick_audit
+from kvbm_console.core.audit import Lineage, Violation, audit, quick_audit
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InvariantViolation, Refused
 from kvbm_console.core.ids import Site
@@ -87,6 +87,7 @@ class Leader(Decider):
         self.check = check
         self.audit_every = audit_every
         self._handled = 0
+        self._lineage = Lineage()
 
     def handle(self, stimulus: st.Stimulus) -> Outcome:
         """Decide one stimulus. Never awaits; raises only on a bug of ours (``InternalError``, ``FoldError``)."""
@@ -156,6 +157,8 @@ class Leader(Decider):
     def _verify(self, *, full: bool = True) -> None:
         self._handled += 1
         found: list[Violation] = quick_audit(self.state)
+        if full:
+            found += self._lineage.saw(self.events, self.state)
         if not found and full and self._handled % self.audit_every == 0:
             found = audit(self.state)
         if found:

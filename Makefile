@@ -43,7 +43,7 @@ test-full: $(STAMP) ## the tests with the long ones
 
 test-vllm: .venv-vllm/.stamp ## vLLM's own scheduler, with tap and event stream; SGLang's publisher, Dynamo's mocker (3 GB, no GPU)
 	@.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -W ignore -o filterwarnings=default \
-		-o asyncio_default_fixture_loop_scope=function tests/vllm
+		-o asyncio_default_fixture_loop_scope=function tests/vllm tests/sanitize
 
 check: $(STAMP) ## format, lint, types, import contracts, proto and documents fresh, tests, recordings
 	@$(BIN)/ruff check --quiet .

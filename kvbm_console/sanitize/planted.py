@@ -1,0 +1,309 @@
+"""Twelve faults on real tensors, each in a play of a few copies that the checker must name.
+
+A play has ranks, each with the tensors of some layers on two sides, a copier between them and a checker. Without its
+fault the same play must stay silent.
+
+Law of this file: the copier and the checker share nothing but the tensors. The checker is told orders and ends only.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from kvbm_console.sanitize.checker import Checker
+from kvbm_console.sanitize.fingerprint import Region, Side
+from kvbm_console.sanitize.ledger import Finding, Orders, short
+
+LAYERS: Final = 8
+PLACES: Final = 16
+PAGE_BYTES: Final = 4_096
+Make = Callable[[Any], Any]
+"""From a numpy array to the library's own array over the same bytes."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Of a planted fault: what its finding must name."""
+
+    hash: int
+    place: int
+    slot: int
+    copy: int
+    writer: str
+    edge: str
+
+
+class Rank:
+    """The tensors, copier and checker of one rank. ``fault`` spoils the copies."""
+
+    def __init__(self, rank: int, make: Make, fault: str, **options: Any) -> None:
+        self.device = [np.zeros((PLACES, PAGE_BYTES), dtype=np.int8) for _ in range(LAYERS)]
+        self.host = [np.zeros((PLACES, PAGE_BYTES), dtype=np.int8) for _ in range(LAYERS)]
+        self.fault = fault
+        forced = {"on_device": True} if options.pop("on_device", False) else {}
+        self.checker = Checker(
+            Side([[Region(make(layer), **forced) for layer in self.device]]),
+            Side([[Region(make(layer)) for layer in self.host]]), rank=rank, **options,
+        )
+
+    def move(self, store: bool, pairs: list[tuple[int, int]]) -> None:
+        """Carry out a copy, with the fault."""
+        sources, targets = (self.device, self.host) if store else (self.host, self.device)
+        ways = [(place, slot) if store else (slot, place) for place, slot in pairs]
+        if self.fault == "swapped-blocks":
+            (one, first), (two, second), *rest = ways
+            ways = [(one, second), (two, first), *rest]
+        for at, (source, target) in enumerate(ways):
+            for layer in range(LAYERS):
+                page = sources[layer][source].copy()
+                if self.fault == "torn-copy" and at == len(ways) - 1 and layer >= LAYERS // 2:
+                    continue
+                if self.fault == "wrong-layer-offset":
+                    targets[(layer + 1) % LAYERS][target] = page
+                elif self.fault == "truncated":
+                    targets[layer][target][: PAGE_BYTES * 3 // 4] = page[: PAGE_BYTES * 3 // 4]
+                elif self.fault == "wrong-stride":
+                    offset = target * PAGE_BYTES // 2
+                    targets[layer].reshape(-1)[offset : offset + PAGE_BYTES] = page
+                else:
+                    targets[layer][target] = page
+
+
+class Play:
+    """Some ranks under one made-up scheduler. Places, slots and bytes come from a seed."""
+
+    def __init__(
+        self, fault: str, *, planted: bool = True, seed: int = 0, make: Make = lambda array: array, ranks: int = 1,
+        **options: Any,
+    ) -> None:
+        self.dice = random.Random(f"{fault} {seed}")
+        self.planted = planted
+        self.ranks = [Rank(rank, make, fault if planted else "", **options) for rank in range(ranks)]
+        self.places = self.dice.sample(range(1, PLACES), PLACES - 1)
+        self.slots = self.dice.sample(range(2, PLACES, 2), PLACES // 2 - 1)
+        self.steps = 0
+        self.copies = 0
+        self.known: dict[tuple[int, int], int] = {}
+
+    def block(self) -> int:
+        """A new content hash."""
+        return self.dice.getrandbits(64)
+
+    def compute(self, place: int) -> None:
+        """The model fills a place."""
+        for rank in self.ranks:
+            for layer in rank.device:
+                layer[place] = np.frombuffer(self.dice.randbytes(PAGE_BYTES), dtype=np.int8)
+
+    def begin(
+        self, orders: dict[int, list[int]], *, given: list[tuple[int, str]] | None = None,
+        flush: list[int] | None = None,
+    ) -> None:
+        """A step: copies that it orders, to the hashes of their blocks."""
+        self.steps += 1
+        blocks = {number: list(enumerate(hashes)) for number, hashes in orders.items()}
+        loaded = {(key, 0) for hashes in orders.values() for key in hashes}
+        wanted = {block: store for block, store in self.known.items() if block in loaded}
+        for rank in self.ranks:
+            rank.checker.begin(Orders(self.steps, blocks, wanted, given or [], flush or []))
+
+    def store(self, number: int, request: str, hashes: list[int], ways: list[tuple[int, int]], *,
+              move: bool = True, end: bool = True, absent: tuple[int, ...] = ()) -> None:
+        """A step that orders a store; then it begins, moves and ends. ``absent`` ranks take no part."""
+        self.begin({number: hashes})
+        self.known.update(dict.fromkeys(((key, 0) for key in hashes), number))
+        for at, rank in enumerate(self.ranks):
+            if at in absent:
+                continue
+            pairs = [(place, slot, 0) for place, slot in ways]
+            rank.checker.order(number, request, pairs)
+            rank.checker.submit_store(number, request, pairs)
+            if move:
+                rank.move(True, ways)
+            if end:
+                rank.checker.end(number)
+
+    def load(self, number: int, request: str, hashes: list[int], ways: list[tuple[int, int]], *,
+             move: bool = True, end: bool = True) -> None:
+        """A step that orders a load."""
+        self.begin({number: hashes})
+        for rank in self.ranks:
+            rank.checker.submit_load(number, request, [(place, slot, 0) for place, slot in ways])
+            if move:
+                rank.move(False, ways)
+            if end:
+                rank.checker.end(number)
+
+    def findings(self) -> list[Finding]:
+        """Of all ranks, after the end."""
+        for rank in self.ranks:
+            rank.checker.finish()
+        return [finding for rank in self.ranks for finding in rank.checker.findings]
+
+
+def _spoiled(play: Play) -> tuple[int, int, int, int]:
+    """A store of three blocks through the spoiled copier: hash, place and slot of the first, hash of the second."""
+    hashes, ways = [play.block() for _ in range(3)], list(zip(play.places, play.slots[:3], strict=False))
+    for place, _ in ways:
+        play.compute(place)
+    play.store(1, "a", hashes, ways)
+    return hashes[0], *ways[0], hashes[1]
+
+
+def swapped_blocks(play: Play) -> Wanted:
+    key, place, slot, other = _spoiled(play)
+    return Wanted(key, place, slot, 1, f"store 1 with the bytes of block {short(other)}", "paired with its own slot")
+
+
+def torn_copy(play: Play) -> Wanted:
+    hashes, ways = [play.block() for _ in range(3)], list(zip(play.places, play.slots[:3], strict=False))
+    for place, _ in ways:
+        play.compute(place)
+    play.store(1, "a", hashes, ways)
+    return Wanted(hashes[2], *ways[2], 1, "store 1 with 4 of 8 layers", "did not wait for layers 4 to 7")
+
+
+def late_copy(play: Play) -> Wanted:
+    """Load 3 of a request that was aborted lands in a place that load 4 got meanwhile."""
+    one, two = play.block(), play.block()
+    (here, there, place), (first, second) = play.places[:3], play.slots[:2]
+    for source in (here, there):
+        play.compute(source)
+    play.store(1, "a", [one], [(here, first)])
+    play.store(2, "b", [two], [(there, second)])
+    play.load(3, "a", [one], [(place, first)], move=not play.planted, end=not play.planted)
+    play.load(4, "b", [two], [(place, second)], end=False)
+    for rank in play.ranks:
+        if play.planted:
+            rank.move(False, [(place, first)])
+        rank.checker.end(4)
+    return Wanted(two, place, second, 4, f"load 3 of request a from host slot {first}",
+                  f"nothing waited for load 3 before place {place} was given to load 4")
+
+
+def wrong_layer_offset(play: Play) -> Wanted:
+    key, place, slot, _ = _spoiled(play)
+    return Wanted(key, place, slot, 1, "store 1 with each layer 1 further up", "wrote it to n+1")
+
+
+def stale_content(play: Play) -> Wanted:
+    """The slot's content of before is evicted; the next store into it is reported and copies nothing."""
+    old, new = play.block(), play.block()
+    (here, there), slot = play.places[:2], play.slots[0]
+    for source in (here, there):
+        play.compute(source)
+    play.store(1, "a", [old], [(here, slot)])
+    play.store(2, "b", [new], [(there, slot)], move=not play.planted)
+    return Wanted(new, there, slot, 2, f"store 1 of request a with block {short(old)}",
+                  "the report of store 2 did not wait for the end of its copy")
+
+
+def two_writers(play: Play) -> Wanted:
+    """A slot is given to two stores at once; their layers interleave."""
+    one, two = play.block(), play.block()
+    (here, there), (first, second) = play.places[:2], play.slots[:2]
+    if play.planted:
+        second = first
+    for source in (here, there):
+        play.compute(source)
+    play.store(1, "a", [one], [(here, first)], end=False)
+    play.store(2, "b", [two], [(there, second)], move=not play.planted, end=False)
+    for rank in play.ranks:
+        if play.planted:
+            for layer in range(0, LAYERS, 2):
+                rank.host[layer][first] = rank.device[layer][there]
+        rank.checker.end(1)
+        rank.checker.end(2)
+    return Wanted(one, here, first, 1, "store 1 and store 2 of request b at the same time",
+                  f"store 2 did not wait for store 1, which writes slot {first} too")
+
+
+def early_read(play: Play) -> Wanted:
+    """A load that the step waits for is handed over before it has moved."""
+    key, (here, place), slot = play.block(), play.places[:2], play.slots[0]
+    play.compute(here)
+    play.store(1, "a", [key], [(here, slot)])
+    play.load(2, "b", [key], [(place, slot)], move=not play.planted, end=False)
+    for rank in play.ranks:
+        rank.checker.hand(2)
+        rank.move(False, [(place, slot)])
+        rank.checker.end(2)
+    return Wanted(key, place, slot, 2, "load 2, after the model had got the block",
+                  "the model did not wait for the end of load 2")
+
+
+def rank_missing(play: Play) -> Wanted:
+    """Rank 1 takes no part in a store whose end is reported."""
+    key, (here, place), slot = play.block(), play.places[:2], play.slots[0]
+    play.compute(here)
+    play.store(1, "a", [key], [(here, slot)], absent=(1,) if play.planted else ())
+    play.load(2, "b", [key], [(place, slot)])
+    return Wanted(key, place, slot, 2, "no store of this rank", "the end of store 1 on rank 1")
+
+
+def truncated(play: Play) -> Wanted:
+    key, place, slot, _ = _spoiled(play)
+    return Wanted(key, place, slot, 1, "store 1 with the first 3,072 of 4,096 bytes", "the bytes from 3,072 on")
+
+
+def wrong_stride(play: Play) -> Wanted:
+    key, (here, *_), slot = play.block(), play.places, play.slots[0]
+    play.compute(here)
+    play.store(1, "a", [key], [(here, slot)])
+    return Wanted(key, here, slot, 1, f"store 1 with 1/2 of the stride: its bytes lie at {slot * PAGE_BYTES // 2:,}",
+                  "store 1 must step by 4,096 bytes")
+
+
+def lost_flush(play: Play) -> Wanted:
+    """The worker ignores a flush: a step overwrites the source before the store has read it."""
+    key, here, slot = play.block(), play.places[0], play.slots[0]
+    play.compute(here)
+    play.store(1, "a", [key], [(here, slot)], move=not play.planted, end=not play.planted)
+    play.begin({}, given=[(here, "b")], flush=[1])
+    play.compute(here)
+    for rank in play.ranks:
+        if play.planted:
+            rank.move(True, [(here, slot)])
+        rank.checker.end(1)
+    return Wanted(key, here, slot, 1, f"step 2 of request b overwrote place {here}",
+                  "step 2 of request b did not wait for store 1, whose flush was ordered in step 2")
+
+
+def slot_given_twice(play: Play) -> Wanted:
+    """A double free: a slot goes to a second store while the first content is still listed, and then loaded."""
+    one, two = play.block(), play.block()
+    (here, there, place), (slot, free) = play.places[:3], play.slots[:2]
+    for source in (here, there):
+        play.compute(source)
+    play.store(1, "a", [one], [(here, slot)])
+    play.store(2, "b", [two], [(there, slot if play.planted else free)])
+    play.load(3, "c", [one], [(place, slot)])
+    return Wanted(one, place, slot, 3, "store 2 of request b", f"slot {slot} was given to store 2 while block")
+
+
+FAULTS: Final[dict[str, Callable[[Play], Wanted]]] = {
+    "swapped-blocks": swapped_blocks, "torn-copy": torn_copy, "late-copy": late_copy,
+    "wrong-layer-offset": wrong_layer_offset, "stale-content": stale_content, "two-writers": two_writers,
+    "early-read": early_read, "rank-missing": rank_missing, "truncated": truncated, "wrong-stride": wrong_stride,
+    "lost-flush": lost_flush, "slot-given-twice": slot_given_twice,
+}
+"""Plays by the kind of their finding."""
+
+
+def play(fault: str, **options: Any) -> tuple[Wanted, list[Finding]]:
+    """Run one. ``options`` are those of ``Play``."""
+    made = Play(fault, ranks=2 if fault == "rank-missing" else 1, **options)
+    return FAULTS[fault](made), made.findings()
+
+
+def named(wanted: Wanted, finding: Finding, fault: str) -> bool:
+    """Whether a finding names the kind, the block, its places, the copy, the writer and the missing edge."""
+    return (
+        finding.kind == fault and wanted.writer in finding.writer and wanted.edge in finding.edge
+        and (finding.hash, finding.place, finding.slot, finding.copy)
+        == (wanted.hash, wanted.place, wanted.slot, wanted.copy)
+        and short(wanted.hash) in finding.sentence and finding.writer in finding.sentence
+    )

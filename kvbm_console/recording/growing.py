@@ -18,6 +18,7 @@ import msgspec
 from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.format import Frame, IndexEntry, SegmentEnd
+from kvbm_console.recording.recover import segment_number
 from kvbm_console.recording.scan import ENTRY_BYTES, frames_between, next_frame, read_preamble, scan_frames
 from kvbm_console.recording.sealed import SealedSegment
 
@@ -165,7 +166,8 @@ def newer_segments(last: Path, incarnation: str) -> list[Segment]:
     """The segments of the same run that stand behind ``last`` in its directory."""
     paths: dict[str, Path] = {}
     for suffix in (".active", ".mcap"):  # a crash between rename and removal leaves both: the sealed one is whole
-        paths |= {path.stem: path for path in last.parent.glob(f"*{suffix}") if path.stem > last.stem}
+        ours = (path for path in last.parent.glob(f"*{suffix}") if segment_number(path))
+        paths |= {path.stem: path for path in ours if path.stem > last.stem}
     found: list[Segment] = []
     for _, path in sorted(paths.items()):
         try:

@@ -22,6 +22,7 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import decode_events, decode_state, decode_stimuli, fold
 from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, Mark, SegmentEnd
 from kvbm_console.recording.growing import Segment, newer_segments, open_segment, refreshed
+from kvbm_console.recording.recover import active_segments, segment_number
 from kvbm_console.recording.scan import Torn
 
 MISSING: Final = "a segment is missing"
@@ -311,9 +312,9 @@ class _Moved(RecordingError):
 
 def _open_segments(directory: Path) -> tuple[list[Segment], dict[Path, RecordingError]]:
     """The segments of a directory, and what is wrong with each that cannot be opened."""
-    sealed = {path.stem: path for path in directory.glob("*.mcap")}
+    sealed = {path.stem: path for path in directory.glob("*.mcap") if segment_number(path)}
     # A crash between rename and removal leaves both: the sealed one is whole.
-    active = {path.stem: path for path in directory.glob("*.active") if path.stem not in sealed}
+    active = {path.stem: path for path in active_segments(directory) if path.stem not in sealed}
     segments: list[Segment] = []
     unreadable: dict[Path, RecordingError] = {}
     for _, path in sorted({**active, **sealed}.items()):

@@ -190,6 +190,23 @@ def test_files_that_no_recorder_has_named_are_never_touched(tmp_path: Path) -> N
     assert {(tmp_path / name).read_bytes() for name in FOREIGN} == {b"the only copy"}
 
 
+def test_files_that_no_recorder_has_named_are_passed_over_by_readers(tmp_path: Path) -> None:
+    log = Log()
+    recorder = recorder_of(log, tmp_path, seal=False)
+    recorder.offer(*log.flush(10))
+    assert recorder.settle()
+    recording = Recording.open(tmp_path)
+    for name in FOREIGN:
+        (tmp_path / name).write_bytes(b"the only copy")
+    assert Recording.open(tmp_path).last_seq == 9
+    assert recorder.rotate()
+    recorder.offer(*log.flush(10))
+    recorder.close()
+    assert recording.refresh()
+    assert recording.last_seq == 19
+    assert not Recording.open(tmp_path).unreadable
+
+
 def test_drafts_of_a_dead_sealer_or_salvage_go(tmp_path: Path) -> None:
     drafts = [tmp_path / f"000002-000000000050.{ending}" for ending in ("mcap.tmp", "salvage.tmp")]
     for draft in drafts:

@@ -53,6 +53,8 @@ SNAPSHOT_REUSE_EVENTS: Final = 4_096
 """A snapshot that is at most this old serves the next subscriber too: folding that much takes some milliseconds."""
 
 
+AWAITED_BYTES_MAX: Final = 32 * 1024 * 1024
+"""What may wait for a recorder that is being made: as much as may wait for one that writes."""
 BASES_MAX: Final = 4
 """Older snapshots that are kept while the ring goes on from them: what ``rec dump`` can reach back to. Each is as large
 as the facts."""
@@ -122,6 +124,9 @@ class LeaderService:
         self.started_wall_ns = wall()
         self.started_at_ns = clock()
         self.recorder: Recorder | None = None
+        self._awaited: list[tuple[StimulusChunk | None, EventChunk | None]] | None = None
+        """Flushes since the first keyframe of a recorder that is being made; None while none is."""
+        self._awaited_bytes = 0
         self.place: Place | None = None
         """Where the recorder writes, for a path that a person named."""
         self.changed = Changed()
@@ -269,6 +274,8 @@ class LeaderService:
             self._stimulus_bytes += len(stimuli.data)
         if self.recorder is not None:
             self.recorder.offer(stimuli, events)
+        elif self._awaited is not None:
+            self._await(stimuli, events)
         ring = self.ring
         if ring.next_seq - self._base.seq > ring.events_max or self._stimulus_bytes > ring.bytes_max // 2:
             self._take_base()
@@ -277,6 +284,27 @@ class LeaderService:
             or ring.appended_bytes - self._shown_bytes > ring.bytes_max // 2
         ):
             self._show()
+
+    def await_recorder(self) -> tuple[int, bytes, bytes]:
+        """The first keyframe of a recorder that another thread makes; flushes wait for it until ``attach``."""
+        self.broadcaster.flush()
+        self._awaited, self._awaited_bytes = [], 0
+        return self.keyframe()
+
+    def _await(self, stimuli: StimulusChunk | None, events: EventChunk | None) -> None:
+        """Keep a flush. Beyond the bound it is dropped, and the recorder heals the hole with a keyframe, and counts."""
+        assert self._awaited is not None
+        self._awaited_bytes += sum(len(chunk.data) for chunk in (stimuli, events) if chunk is not None)
+        if self._awaited_bytes <= AWAITED_BYTES_MAX:
+            self._awaited.append((stimuli, events))
+
+    def attach(self, recorder: "Recorder | None") -> None:
+        """The recorder is made, or None: it could not be. What was published meanwhile is its first."""
+        awaited, self._awaited = self._awaited or [], None
+        self.recorder = recorder
+        if recorder is not None:
+            for stimuli, events in awaited:
+                recorder.offer(stimuli, events)
 
     def _take_base(self) -> None:
         """A new base to rerun from: facts and aids after everything that was published so far."""

@@ -1,7 +1,8 @@
 """The ``Recording`` method: begin, rotate and end the recording of a running daemon.
 
-What may take long (locking and recovering a directory, the last sync) runs in a thread; only the first keyframe is
-taken on the loop, between two stimuli. One verb at a time.
+Whatever asks the disk runs in a thread; only the first keyframe is taken on the loop, between two stimuli, and flushes
+wait in memory until the recorder has its first file. One verb at a time, and a verb that has begun ends, also when its
+caller leaves: otherwise a directory would stay locked without a recorder.
 
 Law of this file: the stream never waits, and at every moment at most one recorder gets the flushes. A path that ends in
 ``.mcap`` becomes one sealed file, here as everywhere (``place``).
@@ -9,6 +10,7 @@ Law of this file: the stream never waits, and at every moment at most one record
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,9 +51,21 @@ class RecordingMethod:
         self._program = program
         self._target = target
         self._one = asyncio.Lock()
+        self._running: set[asyncio.Task[bytes]] = set()
 
     async def serve(self, data: bytes, _: Context) -> bytes:
         """One verb; the answer is the recorder as it is then."""
+        task = asyncio.ensure_future(self._carry_out(data))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[bytes]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen here: the caller may have left
+
+    async def _carry_out(self, data: bytes) -> bytes:
         request = parse("Recording", pb.RecordingRequest, data)
         verb = request.WhichOneof("verb")
         async with self._one:
@@ -87,14 +101,24 @@ class RecordingMethod:
         if service.broadcaster.closing:
             ready.lock.release()
             raise Refused("the daemon is ending")
-        # Nothing may be published between the last flush and the first keyframe: no await from here on.
-        service.broadcaster.flush()
-        service.place, service.recorder = place, Recorder(
-            place.directory, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
+        taken = [service.await_recorder()]
+        make = partial(
+            Recorder, place.directory, config=service.config, incarnation=service.incarnation,
+            keyframe=lambda: taken.pop() if taken else service.keyframe(),
             clock_anchor_ns=service.started_wall_ns - service.started_at_ns, program=self._program,
             labels={"target": self._target}, prepared=ready, **options.settings() | place.settings,
         )
-        return service.recorder.status()
+        try:
+            recorder = await anyio.to_thread.run_sync(make)
+        except BaseException:
+            service.attach(None)
+            raise
+        status = recorder.status()
+        service.place = place
+        service.attach(recorder)
+        if service.broadcaster.closing:  # the daemon has ended the recorder that it had, which was none
+            await anyio.to_thread.run_sync(recorder.close)
+        return status
 
     async def _stop(self) -> RecorderStatus:
         service = self._service

@@ -1,6 +1,7 @@
 """The recorder of a running daemon: begin, rotate, end, and a dump of what it still remembers without one."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvbm_console.core.errors import RecordingError, Refused, UsageError
 from kvbm_console.core.ids import Note
 from kvbm_console.core.snapshots import digest
 from kvbm_console.core.stimuli import Noted
+from kvbm_console.recording import writer
 from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
@@ -175,3 +177,41 @@ async def test_an_end_that_must_come_soon_names_the_segment_that_it_could_not_se
         assert summary.recorder.unsealed == left
         assert ("1 segment is whole but not sealed: rec index" in summary_text(to_builtins(summary))) == soon
         assert verify(record).ok
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_disk_that_hangs_when_a_recording_begins_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    asked, goes_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hanging(*args: Any) -> Any:
+        loop.call_soon_threadsafe(asked.set)
+        assert goes_on.wait(20)
+        return made(*args)
+
+    made = writer.SegmentWriter
+    monkeypatch.setattr(writer, "SegmentWriter", hanging)
+    async with daemon_at("multiturn:seed=5", speed=20.0) as daemon, Client(daemon.address) as client:
+        starting = asyncio.create_task(client.record_start(str(tmp_path / "run")))
+        await asked.wait()
+        monkeypatch.setattr(writer, "SegmentWriter", made)
+        head = daemon.service.state.seq
+        await published(daemon, lambda: daemon.service.state.seq > head + 500)
+        if leaves:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await published(daemon, lambda: daemon.service.state.seq > head + 700)
+        goes_on.set()
+        if not leaves:
+            assert (await starting).state == "recording"
+        # Verbs wait for each other: this one is answered when the first has ended, whoever waits for that.
+        status = await client.record_status()
+        assert status is not None
+        assert status.not_recorded == 0
+        assert (await client.record_stop()).written_seq > head + 500
+    report = verify(tmp_path / "run")
+    assert (report.ok, report.gaps, report.decisions) == (True, 0, True), report
+    assert Recording.open(tmp_path / "run").first_seq <= head

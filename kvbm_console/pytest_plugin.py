@@ -147,7 +147,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _write_all(tapes: "list[Any]", directory: Path, name: str) -> list[str]:
-    from kvbm_console.testing.tape import safe_name
+    from kvbm_console.testing.tapes import safe_name
 
     directory.mkdir(parents=True, exist_ok=True)
     kept = []

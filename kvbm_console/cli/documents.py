@@ -444,6 +444,8 @@ class ExploredFinding(msgspec.Struct):
     """Sizes, actions and copies, as `scenario.json` has them."""
     directory: str | None
     """The directory that `--out` wrote."""
+    recording: str | None
+    """Its recording; null without `--out`, or where the tap does not fit."""
 
 
 class Exploration(msgspec.Struct):

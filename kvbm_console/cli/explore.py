@@ -63,7 +63,7 @@ def explore() -> None:
               help="Plant this fault, to see that it is found; repeat for more.")
 @click.option("--first", "first_only", is_flag=True, help="End with the first finding.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Write a scenario, a pytest file and an issue text for each finding.")
+              help="Write a scenario, a pytest file, an issue text and a recording for each finding.")
 @click.option("--python", default=None, metavar="FILE",
               help="The interpreter in whose environment vLLM is installed; this one without.")
 @format_option("text", "json")
@@ -95,6 +95,8 @@ def explore_vllm(
     places = {} if out is None else {
         finding.signature: write(out, report, finding, entry, faults) for finding in report.findings.values()
     }
+    if places:
+        search.record(report, {signature: place / "recording.mcap" for signature, place in places.items()})
     if form == "json":
         print_json(document(report, places))
     else:
@@ -140,7 +142,11 @@ def lines(report: "Report", places: dict[str, Path]) -> list[str]:
     for finding in report.findings.values():
         told += ["", *_finding(finding)]
         if finding.signature in places:
-            told.append(f"  written to {places[finding.signature]}: scenario.json, test_reproduction.py, issue.md")
+            recording = ", recording.mcap" if finding.recording is not None else ""
+            told.append(f"  written to {places[finding.signature]}: scenario.json, test_reproduction.py, issue.md"
+                        f"{recording}")
+        if finding.unrecorded:
+            told.append(f"  not recorded: {finding.unrecorded}")
     return told
 
 
@@ -174,6 +180,7 @@ def document(report: "Report", places: dict[str, Path]) -> dict[str, Any]:
                 "profile": finding.profile, "seed": finding.seed, "cpu_s": round(finding.cpu_s, 3),
                 "shrunk": finding.shrunk, "scenario": json.loads(finding.scenario.to_json()),
                 "directory": str(places[finding.signature]) if finding.signature in places else None,
+                "recording": None if finding.recording is None else str(finding.recording),
             }
             for finding in report.findings.values()
         ],

@@ -35,12 +35,12 @@ def replay(
     path: Path, place: str | None, speed: float | None, follow: bool, run: str | None, form: str, theme: str | None,
     ascii: bool, no_color: bool, utc: bool,
 ) -> None:
-    """The console on a recording: play, pause, step and seek.
+    """The console on a recording: play, pause, step and seek. A recording of `explore` opens at its verdict.
 
     Hits and holds of the recorded run are shown and do not wait. With --format json the state at the place (without
     --at: at the end) is printed as the document of `status`.
     """
-    from kvbm_console.recording.places import parse_place, seq_of
+    from kvbm_console.recording.places import parse_place, seq_of, verdict_seq
     from kvbm_console.recording.playback import Playback, RecordingFeed
     from kvbm_console.recording.reader import Recording
 
@@ -54,6 +54,8 @@ def replay(
     from kvbm_console.cli.output import require_terminal
 
     require_terminal("replay", "replay --format json")
+    if place is None and not follow:
+        at_seq = verdict_seq(recording)
     playback = Playback(recording, follow=follow)
     if at_seq is not None or follow:
         playback.seek(recording.last_seq if at_seq is None else at_seq)

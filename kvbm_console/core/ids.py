@@ -304,6 +304,7 @@ class Note(Word):
     ENGINE_SUMMARY = 5
     PART_ENDED = 6
     PART_RESTARTED = 7
+    VERDICT = 8
 
 
 for _word in Word.__subclasses__():

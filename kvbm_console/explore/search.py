@@ -15,12 +15,12 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kvbm_console.core.errors import UsageError
+from kvbm_console.core.errors import FoldError, InvariantViolation, UsageError
 from kvbm_console.explore.scenario import PROFILES, Scenario, generate
 
 BATCH: Final = 10
@@ -52,6 +52,9 @@ class Finding:
     scenario: Scenario
     times: int = 1
     shrunk: bool = False
+    recording: Path | None = None
+    unrecorded: str = ""
+    """Why there is no recording although it was asked for."""
 
 
 @dataclass
@@ -142,6 +145,46 @@ class Search:
                 finding.scenario = Scenario.from_json(answer["scenario"])
                 finding.verdict, finding.shrunk = answer["verdict"], True
         return worker
+
+    def record(self, report: Report, places: Mapping[str, Path]) -> None:
+        """Record each finding with the tap around its connector, into the place of its signature."""
+        try:
+            worker = self._begun()
+            worker.wait()
+            for finding in report.findings.values():
+                worker = self._record(worker, finding, places[finding.signature])
+        except KeyboardInterrupt:
+            report.interrupted = True
+        finally:
+            self._end_all()
+
+    def _record(self, worker: "_Process", finding: Finding, place: Path) -> "_Process":
+        from kvbm_console.explore.recorded import record
+
+        worker.send({"connector": self.connector, "faults": list(self.faults), "record": finding.scenario.to_json()})
+        told: list[dict[str, Any]] = []
+        ended = finding.signature
+        died = False
+        for answer in worker.answers(SILENT_S):
+            if answer is None:
+                died = True
+            elif "unrecorded" in answer:
+                finding.unrecorded = answer["unrecorded"]
+            elif "verdict" in answer:
+                ended = "no finding" if answer["verdict"] is None else answer["verdict"]["signature"]
+            else:
+                told.append(answer)
+        if ended != finding.signature:
+            finding.unrecorded = f"with the tap around its connector the run ends with {ended}"
+        elif not told:
+            finding.unrecorded = finding.unrecorded or "the tap told nothing"
+        else:
+            place.unlink(missing_ok=True)  # of an earlier search, as the files beside it
+            try:
+                finding.recording = record(told, finding.verdict, place, finding.signature)
+            except (FoldError, InvariantViolation) as error:
+                finding.unrecorded = f"our leader does not follow this run, which is a bug of ours: {error}"
+        return self._fresh(worker) if died else worker
 
     def _fixed(self) -> Iterator[list[tuple[str, int]]]:
         assert self.seeds is not None

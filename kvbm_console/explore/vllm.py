@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -236,7 +237,8 @@ class Machine:
             if where == "?":
                 told = f"this release differs from what is known: {type(error).__name__}: {error}"
                 raise Unsupported(told) from error
-            self._end("no crash", f"{type(error).__name__} in {where}: {str(error)[:200] or 'no message'}",
+            told = re.sub(r" at 0x[0-9a-f]+", "", str(error))[:200] or "no message"
+            self._end("no crash", f"{type(error).__name__} in {where}: {told}",
                       f"no crash: {type(error).__name__} in {where}")
         finally:
             with contextlib.suppress(Exception):

@@ -2,7 +2,7 @@
 
 It reads one task a line on stdin and answers lines of JSON on the descriptor that was its stdout; whatever an engine
 prints goes to the null device. A task is ``{"connector": ..., "faults": [...], "runs": [[profile, seed], ...]}`` or the
-same with ``"shrink": scenario, "signature": ..., "most": runs`` instead of runs.
+same with ``"shrink": scenario, "signature": ..., "most": runs`` or ``"record": scenario`` instead of runs.
 
 Law of this file: it keeps nothing between tasks but the engine's modules; the parent may kill it at any time.
 """
@@ -11,10 +11,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from kvbm_console.explore.scenario import Scenario, generate
 from kvbm_console.explore.shrink import shrink
+
+Say = Callable[[dict[str, Any]], None]
 
 
 def main() -> int:
@@ -37,7 +40,7 @@ def main() -> int:
     for line in sys.stdin:
         task = json.loads(line)
         try:
-            for answer in _answers(vllm, release, task):
+            for answer in _answers(vllm, release, task, lambda part: _say(out, part)):
                 _say(out, answer)
         except vllm.Unsupported as error:
             _say(out, {"unsupported": str(error)})
@@ -51,7 +54,7 @@ def _say(out: TextIO, answer: dict[str, Any]) -> None:
     out.flush()
 
 
-def _answers(vllm: Any, release: Any, task: dict[str, Any]) -> Any:
+def _answers(vllm: Any, release: Any, task: dict[str, Any], say: Say) -> Any:
     connector, faults = task["connector"], tuple(task["faults"])
 
     def play(scenario: Scenario) -> Any:
@@ -59,6 +62,9 @@ def _answers(vllm: Any, release: Any, task: dict[str, Any]) -> Any:
 
     if "shrink" in task:
         yield _shrunk(play, task)
+        return
+    if "record" in task:
+        yield _recorded(release, task, say)
         return
     for profile, seed in task["runs"]:
         began = time.process_time()
@@ -82,6 +88,20 @@ def _shrunk(play: Any, task: dict[str, Any]) -> dict[str, Any]:
     run = play(best)
     return {"scenario": best.to_json(), "steps": run.steps,
             "verdict": None if run.verdict is None else vars(run.verdict)}
+
+
+def _recorded(release: Any, task: dict[str, Any], say: Say) -> dict[str, Any]:
+    """Says the tap's messages step by step, so that they are there when the process dies; returns the verdict."""
+    try:
+        from kvbm_console.explore.tapped import Tapped
+
+        machine = Tapped(
+            release, task["connector"], Scenario.from_json(task["record"]), tuple(task["faults"]), say)
+    except Exception as error:
+        return {"unrecorded": f"the tap does not fit here: {type(error).__name__}: {str(error)[:200]}"}
+    run = machine.play()
+    machine.tell_rest()
+    return {"verdict": None if run.verdict is None else vars(run.verdict)}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.events import Noted
+from kvbm_console.core.ids import Note
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import decode_events
 from kvbm_console.recording.reader import Recording
@@ -83,6 +85,18 @@ def seq_of(recording: Recording, place: Place, *, following: bool = False) -> in
     elif place.kind == "day":
         at_ns = _on_its_day(recording, place)
     return seq_at(recording, at_ns - 1) + 1 if following else seq_at(recording, at_ns)
+
+
+def verdict_seq(recording: Recording) -> int | None:
+    """The verdict with which a recording of ``explore`` ends, looked for in its last batches; None without one."""
+    last = next((entry for entry in reversed(recording.entries) if entry.events), None)
+    if last is None:
+        return None
+    found = [
+        event.seq for events in recording.events(last.first_seq) for event in events
+        if isinstance(event, Noted) and event.note is Note.VERDICT
+    ]
+    return found[-1] if found else None
 
 
 def _since_1970(at: datetime) -> int:

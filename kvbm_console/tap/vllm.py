@@ -6,8 +6,9 @@
 is a tap around that connector: vLLM goes on knowing its name, and whether it supports hybrid memory. ``KvbmTap`` as the
 name stands alone, or beside others in vLLM's MultiConnector. In ``kvbm``: ``daemon`` (``unix:PATH`` or ``HOST:PORT``;
 the default socket without it), ``serve`` (start a daemon where none listens), ``name``, ``medium`` (where the connector
-inside keeps blocks), ``token_file``, ``tls_ca``, ``python`` (one that has kvbm-console). ``KvbmTap`` has them without
-``kvbm``, and takes a connector that vLLM has no name for as ``connector``: its entry in the same form.
+inside keeps blocks), ``token_file``, ``tls_ca``, ``python`` (one that has kvbm-console), ``send`` (false where a
+program in this process reads the tap). ``KvbmTap`` has them without ``kvbm``, and takes a connector that vLLM has no
+name for as ``connector``: its entry in the same form.
 
 Law of this file: importing it needs vLLM, so nothing else of this program imports it; what is not vLLM's is elsewhere.
 """
@@ -153,7 +154,8 @@ class _Vllm:
             caching=settings.caching, beside=inside is None,
         )
         tap.sender = Sender(recorder, flattener, settings, python=str(extra.get("python", "")))
-        tap.sender.start()
+        if extra.get("send", True):
+            tap.sender.start()
         return recorder
 
 

@@ -19,8 +19,9 @@ from kvbm_console.dispatch import MEDIUM_OF, Dispatcher, start_leader
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.embedded import SOURCE, Rig, build
 from kvbm_console.engines.workloads import Capacities, Request, Workload
+from kvbm_console.recording.tape import Tape
 from kvbm_console.testing.story import Story, tell
-from kvbm_console.testing.tape import Tape, safe_name
+from kvbm_console.testing.tapes import safe_name
 
 P = ParamSpec("P")
 TICK_NS: Final = 1_000_000

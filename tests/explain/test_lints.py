@@ -270,7 +270,8 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "straggler": straggling, "duplicate": duplicated, "staged": staged_in_vain, "never_loaded": stored_for_nothing,
     "already_cached": planned_for_nothing, "full": full, "thrash": lambda: recorded("thrash"),
     "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
-    "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "late_reports": late, "reports_lost": reports_lost,
+    "blocked": noted(Note.LOOP_BLOCKED), "violation": violated,
+    "verdict": noted(Note.VERDICT), "late_reports": late, "reports_lost": reports_lost,
     "unfinished": unfinished, "deadlock": deadlocked, "engine_ended": engine_ended,
     "publisher_queue": lambda: followed(100), "dropped_with_room": dropped,
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Stands for an interpreter with an engine: it answers tasks as the worker does, and misbehaves on some seeds.
 
-Seed 3 is a finding, seed 5 ends the process, seed 7 says nothing for ever. Shrinking keeps what it is given.
+Seed 3 is a finding, seed 5 ends the process, seed 7 says nothing for ever. Shrinking keeps what it is given. The tap of
+a recorded run tells the lines of the file ``FAKE_ENGINE_TAP``.
 """
 
 import json
@@ -25,6 +26,17 @@ def main() -> None:
         task = json.loads(line)
         if "shrink" in task:
             say({"scenario": task["shrink"], "steps": 9, "verdict": VERDICT})
+        if "record" in task:
+            kept = os.environ.get("FAKE_ENGINE_TAP")
+            if kept is None:
+                say({"unrecorded": "the tap does not fit here"})
+            else:
+                with open(kept) as lines:
+                    for told in lines:
+                        print(told, end="", flush=True)
+                if os.environ.get("FAKE_ENGINE") == "dies":
+                    os._exit(11)
+                say({"verdict": VERDICT})
         for profile, seed in task.get("runs", ()):
             if seed == 5:
                 os._exit(11)

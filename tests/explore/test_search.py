@@ -69,6 +69,7 @@ def test_the_command_writes_each_finding_and_ends_with_1(tmp_path: Path) -> None
     directory = tmp_path / finding["directory"]
     assert sorted(path.name for path in directory.iterdir()) == ["issue.md", "scenario.json", "test_reproduction.py"]
     assert "nothing was scheduled" in (directory / "issue.md").read_text()
+    assert finding["recording"] is None
 
 
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a tap has recorded, brought to a leader in the same process: no thread, no socket, so every step can be checked.
+"""What a tap has recorded, brought to a leader in the same process, so every step can be checked.
 
 Law of this file: only the transport is left out; flattening, encoding, translation and the leader are the real ones.
 """
@@ -10,27 +10,21 @@ import msgspec
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.audit import audit
-from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.instructions import PoolAnswer
-from kvbm_console.core.leader import Leader
 from kvbm_console.core.leader.frame import Outcome
 from kvbm_console.core.state import CacheState
-from kvbm_console.dispatch import Dispatcher
+from kvbm_console.tap import watching
 from kvbm_console.tap.flatten import Flattener, drain
 from kvbm_console.tap.recorder import Recorder
 from kvbm_console.tap.sender import Settings
-from kvbm_console.tap.translator import Translator
 
 
-class Watching:
+class Watching(watching.Watching):
     """A recorder's messages on the way to a checked leader. ``events`` are those since the last ``pump``."""
 
     def __init__(self, recorder: Recorder, flattener: Flattener, settings: Settings) -> None:
+        super().__init__(settings)
+        self.dispatcher.publish = self._publish
         self.recorder, self.flattener = recorder, flattener
-        self.translator = Translator(settings)
-        self.now = 0
-        self.leader = Leader(LeaderConfig(), check=True)
-        self.dispatcher = Dispatcher(self.leader, lambda: self.now, publish=self._publish)
         self.mirror = CacheState()
         self.events: list[ev.Event] = []
         self.rejected: list[str] = []
@@ -39,8 +33,7 @@ class Watching:
         self.stimuli: list[st.Stimulus] = []
         self.outcomes: list[list[ev.Event]] = []
         """The events of each stimulus."""
-        self.translator.begin()
-        self._submit()
+        self.begin()
         recorder.listen()
 
     def _publish(self, stimulus: st.Stimulus, outcome: Outcome) -> None:
@@ -71,18 +64,4 @@ class Watching:
     def take(self, messages: list[Any]) -> None:
         """Messages as the process beside the engine gets them."""
         self.kept += messages
-        for message in messages:
-            self.translator.take(message)
-        self._submit()
-
-    def _submit(self) -> None:
-        calls, self.translator.calls = self.translator.calls, []
-        for call in calls:
-            stimulus = call.stimulus
-            if isinstance(stimulus, st.BlocksReported):
-                stimulus.pool = self.translator.pools[call.medium]
-            kind: Any = type(stimulus)
-            fields = [getattr(stimulus, name) for name in kind.__struct_fields__[4:]]
-            outcome = self.dispatcher.submit_from(1, stimulus.at_ns, kind, *fields)
-            if isinstance(outcome.result, PoolAnswer):
-                self.translator.pools[call.medium] = outcome.result.pool
+        super().take(messages)

@@ -24,7 +24,7 @@ SHOW_AFTER_NS: Final = 2 * S
 LEAVE_AFTER_NS: Final = 5 * S
 LOSS_SHOWN_NS: Final = 300 * S
 """A loss needs attention for five minutes; the status row keeps the count for the whole run."""
-AT_ONCE: Final = ("held", "lost", "recorder", "part", "all_held", "frozen")
+AT_ONCE: Final = ("held", "lost", "recorder", "part", "all_held", "frozen", "verdict")
 """What shows as soon as it is true."""
 LEVELS: Final = {Level.FAULT: "fault", Level.HELD: "hold", Level.CAUTION: "caution"}
 MANY: Final = "+"

@@ -133,13 +133,14 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
     reused = min(slot.local_blocks, len(ids), len(slot.hashes))
     external = min(s.external_tokens // size, len(ids) - reused)
     _make_reusable(leader, pool, slot, ids, reused)
-    there = _told_before(pool, slot, ids, reused, external)
+    lower = lower_of(leader, slot.source)
+    # A load that is seen fills its places anew, also where one has held the same content.
+    there = _told_before(pool, slot, ids, reused, external) if lower is None else set()
     give_up(leader, pool, slot, ids[reused:] if not there else [place for place in ids[reused:] if place not in there])
     leader.emit(
         ev.DeviceBlocksAssigned, pool.info.pool, (slot.slot,), (len(ids),), pack_ids(ids), reused,
         min(s.external_tokens, (len(ids) - reused) * size),
     )
-    lower = lower_of(leader, slot.source)
     hits = [min(reused, slot.prompt_blocks), 0, 0, 0]
     if external:
         tier = Tier.G2 if lower is None else lower.info.tier

@@ -194,6 +194,12 @@ ABOUT: Final[dict[str, About]] = {
         "nobody was served meanwhile, and holds went past their time",
         "look at what the daemon was called for; an interceptor that blocks is the usual cause",
     ),
+    "verdict": About(
+        "the run ended here with a finding of `explore`",
+        "the engine, its connector or the leader did what the named monitor forbids",
+        "step back from here to see the course of it; the scenario, a reproduction and a text for an issue lie beside "
+        "the recording",
+    ),
     "violation": About(
         "a broken invariant",
         "the core caught itself in a mistake; the stimulus was refused and the facts are as before it",

@@ -3,6 +3,7 @@
 Law of this file: what the evidence does not hold is said first.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -14,6 +15,8 @@ from kvbm_console.recording.lints.rule import Lint
 from kvbm_console.stream.feed import GapSeen
 
 LATE_REPORTS: Final = 10
+VERDICT_WEIGHT: Final = 2**62
+"""Before all others of its level, which are durations and counts."""
 
 
 class Lost(Lint):
@@ -72,6 +75,8 @@ class Notes(Lint):
                 lint="clock", level=Level.NOTE, who="clock", what=f"stepped {e.detail}",
                 because="order and ages are unaffected", seq=e.seq, since_ns=e.at_ns, until_ns=e.at_ns,
             ))
+        elif e.note is Note.VERDICT:
+            self.over(_verdict(e, state))
         elif e.note is Note.LOOP_BLOCKED:
             self.over(Finding(
                 lint="blocked", level=Level.CAUTION, who="daemon", what="stood still", because=e.detail or "no detail",
@@ -91,6 +96,19 @@ class Notes(Lint):
         yield from self.past
         if self._degraded is not None:
             yield self._recorder(self._degraded, None)
+
+
+def _verdict(e: ev.Noted, state: CacheState) -> Finding:
+    """The run ended here, so it is still so; the request is the first live one that the sentence names."""
+    monitor, _, sentence = e.detail.partition(": ")
+    named = re.findall(r"\brequest (\S+)", sentence)
+    slots = [slot for slot in state.slots.values() if slot.request in named]
+    slot = min(slots, key=lambda one: named.index(one.request), default=None)
+    return Finding(
+        lint="verdict", level=Level.FAULT, who="engine" if slot is None else slot.request, what=monitor,
+        because=sentence or "no sentence was recorded", seq=e.seq, request=None if slot is None else slot.request,
+        slot=None if slot is None else str(slot.slot), since_ns=e.at_ns, weight=VERDICT_WEIGHT,
+    )
 
 
 class Bugs(Lint):

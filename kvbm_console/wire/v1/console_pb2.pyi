@@ -199,6 +199,7 @@ class Note(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOTE_ENGINE_SUMMARY: _ClassVar[Note]
     NOTE_PART_ENDED: _ClassVar[Note]
     NOTE_PART_RESTARTED: _ClassVar[Note]
+    NOTE_VERDICT: _ClassVar[Note]
 ROLE_UNSPECIFIED: Role
 ROLE_OBSERVE: Role
 ROLE_CONTROL: Role
@@ -328,6 +329,7 @@ NOTE_SHUTTING_DOWN: Note
 NOTE_ENGINE_SUMMARY: Note
 NOTE_PART_ENDED: Note
 NOTE_PART_RESTARTED: Note
+NOTE_VERDICT: Note
 ROLE_FIELD_NUMBER: _ClassVar[int]
 role: _descriptor.FieldDescriptor
 

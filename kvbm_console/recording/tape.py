@@ -3,9 +3,7 @@
 Law of this file: a tape holds whole stimuli only; one that is full stops and says so, and never slows a test down.
 """
 
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -23,22 +21,9 @@ from kvbm_console.wire.batches import pack_stimuli
 
 EVENTS_MAX: Final = 1_000_000
 """Events that one tape holds: some hundred megabytes."""
-TAPES_MAX: Final = 16
-"""Leaders that are taped in one test; a property test builds thousands."""
 FLUSH_STIMULI: Final = 256
-NAME_CHARS_MAX: Final = 150
-"""Of a file name, with room for a number and an ending."""
 CLOCK_ANCHOR_NS: Final = 1_767_225_600 * 10**9
 """2026-01-01: time 0 of a test's engine, so that equal tests give equal recordings."""
-
-
-def safe_name(text: str) -> str:
-    """A file name from the name of a test.
-
-    >>> safe_name("tests/test_a.py::test_b[x/y]")
-    'tests-test_a.py-test_b-x-y'
-    """
-    return re.sub(r"[^\w.]+", "-", text).strip("-")[-NAME_CHARS_MAX:]
 
 
 class Tape:
@@ -68,14 +53,14 @@ class Tape:
         """The facts that it began with, as a new object."""
         return decode_facts(self.begin)
 
-    def save(self, path: Path, name: str) -> Path:
+    def save(self, path: Path, name: str, *, program: str = "pytest", label: str = "test") -> Path:
         """Write it as a recording of one file. Raises ``UsageError`` when nothing happened or the name is taken."""
         if not self.events:
             raise UsageError(f"{name}: no event happened, so there is nothing to record")
         first_seq = self.state_at_begin().seq
         about = About(
-            program="pytest", incarnation=name[-200:], clock_anchor_ns=CLOCK_ANCHOR_NS, config=self.config,
-            first_seq=first_seq, labels={"test": name},
+            program=program, incarnation=name[-200:], clock_anchor_ns=CLOCK_ANCHOR_NS, config=self.config,
+            first_seq=first_seq, labels={label: name},
         )
         write_recording(path, about, self._frames(about, first_seq))
         return path
@@ -94,46 +79,3 @@ class Tape:
                 yield event_frame(about, events)
                 next_seq = events[-1].seq + 1
         yield end_frame(about, next_seq - 1, self.stimuli[-1].at_ns)
-
-
-class Tapes:
-    """The tapes of one test."""
-
-    def __init__(self) -> None:
-        self.all: list[Tape] = []
-        self.not_taped = 0
-        """Leaders beyond ``TAPES_MAX``."""
-        self._of: dict[int, tuple[Leader, Tape | None]] = {}
-
-    def of(self, leader: Leader) -> Tape | None:
-        """The tape of this leader, begun at its first stimulus; None when there are too many."""
-        known = self._of.get(id(leader))
-        if known is None:
-            tape = Tape(leader) if len(self.all) < TAPES_MAX else None
-            if tape is None:
-                self.not_taped += 1
-            else:
-                self.all.append(tape)
-            # The leader is kept with it, so that its id is not given to another one.
-            known = self._of[id(leader)] = (leader, tape)
-        return known[1]
-
-
-@contextmanager
-def taping() -> Iterator[Tapes]:
-    """Tape every leader that handles a stimulus inside: ``Leader.handle`` is wrapped for that time."""
-    tapes = Tapes()
-    handle = Leader.handle
-
-    def taped(self: Leader, stimulus: Stimulus) -> Outcome:
-        tape = tapes.of(self)
-        outcome = handle(self, stimulus)
-        if tape is not None:
-            tape.take(stimulus, outcome)
-        return outcome
-
-    Leader.handle = taped  # type: ignore[method-assign]
-    try:
-        yield tapes
-    finally:
-        Leader.handle = handle  # type: ignore[method-assign]

@@ -1,0 +1,38 @@
+"""Loads that a watched engine's connector makes, told by hand.
+
+Law of this file: each message is one that vLLM's scheduler was seen to cause.
+"""
+
+from typing import Any
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.ids import SlotState
+from kvbm_console.tap.flatten import Flattener
+from kvbm_console.tap.recorder import Recorder
+from kvbm_console.tap.sender import Settings
+from tests.tap.watching import Watching
+
+BLOCK = 16
+
+
+def test_a_load_into_the_place_that_held_the_same_block_before_writes_it_anew() -> None:
+    """A prompt of one whole block: its last token is computed, so the device's copy is no hit, and the load's is."""
+    watch = Watching(Recorder(), Flattener(block_tokens=BLOCK), Settings("", "vllm", BLOCK, 8, medium="CPU"))
+    tell(watch, ["all", [], True, 0, [[], []], [["CPU", [77]]]])
+    tell(watch, ["new", "a", [77], BLOCK, 1, 0, None], ["lookup", "a", 0, 0, False], ["alloc", "a", [1], 0])
+    tell(watch, ["step", [["a", [1], 0, BLOCK, BLOCK]], [], [], [], [], [], 1, [["a", 0, [77]]]])
+    tell(watch, ["finish", "a", "FINISHED_LENGTH_CAPPED", False, 0])
+    tell(watch, ["new", "b", [77], BLOCK, 1, 0, None], ["lookup", "b", 0, BLOCK, True])
+    tell(watch, ["alloc", "b", [1], BLOCK], ["step", [], [], [], [], [], [], 0, []])
+    assert watch.rejected == []
+    assert watch.leader.state.lost_sources == {}
+    (slot,) = watch.leader.state.slots.values()
+    assert (slot.state, slot.device_blocks) == (SlotState.ONBOARDING, [1])
+    assert [event for event in watch.events if isinstance(event, ev.BlocksEvicted)]
+
+
+def tell(watch: Watching, *messages: list[Any]) -> None:
+    """Messages of one step."""
+    watch.now += 1_000
+    watch.take([[message[0], watch.now, *message[1:]] for message in messages])
+    assert not watch.translator.wants_all

@@ -251,6 +251,13 @@ class LeaderService:
         self._take_base()
         return self._base.seq, self._base.facts, self._aids
 
+    def facts(self) -> tuple[int, bytes]:
+        """(number of the next event, facts), for keyframes between those that decisions can be replayed from."""
+        if self.broadcaster.pending_stimuli:  # between two flushes
+            return self.state.seq, encode_facts(self.state)
+        self._show()
+        return self._shown.seq, self._shown.facts
+
     # --- publishing ----------------------------------------------------------------------------------------------
 
     def _publish(self, stimulus: Stimulus, outcome: Outcome) -> None:

@@ -202,7 +202,8 @@ class Daemon:
                 require_new(self.options.record, "--record")
             service.recorder = Recorder(
                 place.directory, config=service.config, incarnation=service.incarnation,
-                keyframe=service.keyframe, program=self.options.program, labels={"target": self._target()},
+                keyframe=service.keyframe, facts=service.facts, program=self.options.program,
+                labels={"target": self._target()},
                 **self.options.recording.settings() | place.settings,
             )
 

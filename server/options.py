@@ -22,6 +22,7 @@ from kvbm_console.debug.leases import LEASE_TTL_NS
 from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.workloads import Workload
+from kvbm_console.recording.format import POOLS_BLOCKS_MAX
 from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.stream.ring import Ring
 from kvbm_console.transfers.link import DEFAULT_LINKS, LinkSpec
@@ -90,6 +91,13 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
         require(self.tls_cert is None or not self.listen.startswith("unix:"), "tls-cert", "used with HOST:PORT only",
                 self.listen)
         require(self.speed is None or self.speed > 0, "speed", "above 0", self.speed)
+        self._require_readable_tiers()
+
+    def _require_readable_tiers(self) -> None:
+        """Readers of recordings refuse a recording of larger pools. The flags bound each tier by itself."""
+        total = self.config.g2_blocks + self.config.g3_blocks + (0 if self.engine is None else self.engine.g1_blocks)
+        require(total <= POOLS_BLOCKS_MAX, "g1-blocks plus g2-blocks plus g3-blocks", f"at most {POOLS_BLOCKS_MAX}",
+                total)
 
 
 class Endpoint:

@@ -104,7 +104,7 @@ class RecordingMethod:
         taken = [service.await_recorder()]
         make = partial(
             Recorder, place.directory, config=service.config, incarnation=service.incarnation,
-            keyframe=lambda: taken.pop() if taken else service.keyframe(),
+            keyframe=lambda: taken.pop() if taken else service.keyframe(), facts=service.facts,
             clock_anchor_ns=service.started_wall_ns - service.started_at_ns, program=self._program,
             labels={"target": self._target}, prepared=ready, **options.settings() | place.settings,
         )

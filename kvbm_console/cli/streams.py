@@ -182,7 +182,7 @@ def import_capture(path: Path, out: Path) -> Imported:
 
     recorder = Recorder(
         place.directory, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
-        program=program_version(), labels={"target": f"capture {path.name}"}, sync_interval_s=None,
+        facts=service.facts, program=program_version(), labels={"target": f"capture {path.name}"}, sync_interval_s=None,
         clock_anchor_ns=_anchor(first.received), **place.settings,
     )
     service.recorder = recorder

@@ -19,6 +19,8 @@ from kvbm_console.core.state import CacheState, Totals
 from kvbm_console.core.tiers import PoolFacts, PoolInfo
 
 FACTS_VERSION: Final = 1
+PACKED_VERSION: Final = 2
+"""Of what stands in the place of packed facts: programs that cannot unpack refuse it by the number."""
 _NUMBERS: Final = (
     "seq", "n", "at_ns", "epoch", "iteration", "running", "waiting", "draining",
     "next_slot", "next_candidate", "next_operation", "next_hold", "next_breakpoint",
@@ -134,6 +136,12 @@ def _unpack(facts: _Facts) -> CacheState:
         state.slots[hold.slot].request for hold in state.holds.values() if hold.point is WaitPoint.SCHEDULE
     }
     return state
+
+
+def packed_elsewhere() -> bytes:
+    """What stands where facts are expected that are packed apart: every reader refuses it by its version."""
+    facts = _DECODER.decode(encode_facts(CacheState()))
+    return _ENCODER.encode(msgspec.structs.replace(facts, version=PACKED_VERSION))
 
 
 def digest(state: CacheState) -> int:

@@ -3,8 +3,11 @@
 Law of this file: whatever hostile bytes make a decoder raise leaves here as ``CorruptRecording`` with one sentence.
 """
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from kvbm_console.core.errors import CorruptRecording, FoldError, InternalError
 from kvbm_console.core.events import Event, PoolKnown
@@ -12,11 +15,57 @@ from kvbm_console.core.snapshots import decode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.format import Frame, Keyframe
+from kvbm_console.recording.format import Frame, Keyframe, KeyframePart
 from kvbm_console.wire.batches import MalformedBatch, NewerSchema, unpack_events, unpack_stimuli
 
 FOLD_ERRORS: Final = (FoldError, InternalError, LookupError, ValueError, TypeError, AttributeError, OverflowError)
 """What folding events of a hostile or foreign file has been seen to raise."""
+
+
+def parts_of(frames: Iterable[Frame]) -> list[bytes]:
+    """The parts of packed keyframes among these frames, in order."""
+    marks = (fmt.decode_mark(frame.data) for frame in frames if frame.channel == fmt.MARKS)
+    return [mark.data for mark in marks if isinstance(mark, KeyframePart)]
+
+
+def unpacked_frames(frames: Iterable[Frame], path: Path) -> Iterator[Frame]:
+    """The same frames with each packed keyframe as one frame. Raises ``CorruptRecording``.
+
+    A keyframe whose parts stand in front of the first frame is left out.
+    """
+    parts: list[bytes] = []
+    first = True
+    for frame in frames:
+        part = parts_of([frame])
+        if part:
+            parts += part
+            continue
+        if frame.channel == fmt.KEYFRAMES:
+            keyframe = decode_keyframe(frame, path)
+            if keyframe.parts:
+                if not first or parts:
+                    data = fmt.encode_item(unpack(keyframe, parts, path))
+                    yield msgspec.structs.replace(frame, data=data)
+                parts, first = [], False
+                continue
+        parts, first = [], False
+        yield frame
+
+
+def decode_keyframe(frame: Frame, path: Path) -> Keyframe:
+    """The keyframe of a frame, packed or not. Raises ``CorruptRecording``."""
+    try:
+        return fmt.decode_keyframe(frame.data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CorruptRecording(f"{path.name}: a keyframe cannot be read: {error}") from None
+
+
+def unpack(keyframe: Keyframe, parts: list[bytes], path: Path) -> Keyframe:
+    """A packed keyframe unpacked. Raises ``CorruptRecording``."""
+    try:
+        return fmt.unpack_keyframe(keyframe, parts)
+    except msgspec.DecodeError as error:
+        raise CorruptRecording(f"{path.name}: the keyframe at event {keyframe.seq} cannot be read: {error}") from None
 
 
 def decode_events(frame: Frame, path: Path) -> list[Event]:

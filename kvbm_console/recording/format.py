@@ -16,6 +16,10 @@ one before it ended and a frame that went missing is found without decoding anyt
 ``log_time`` is the wall clock at the engine's time 0 plus the time of the first item, ``publish_time`` the same for
 the last one; both never decrease.
 
+A keyframe of more than ``PACKED_FROM_BYTES`` is packed: facts and aids as one zstd body, cut into parts that each fit
+into a frame. The parts are marks, which a reader of format 1.2 passes over, directly in front of the keyframe's frame.
+That frame has ``parts`` and, as its facts, a snapshot of a version that a reader of 1.2 refuses by its number.
+
 Law of this file: a reader believes no length before it has been compared with what is there, and no byte before its
 CRC was.
 """
@@ -26,16 +30,18 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+import zstandard
 from mcap.data_stream import RecordBuilder
 from mcap.records import Channel, Header, Metadata, Schema
 from mcap.writer import MCAP0_MAGIC
 
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.snapshots import packed_elsewhere
 from kvbm_console.wire.schema import EVENT_BATCH, STIMULUS_BATCH, WIRE_PACKAGE, descriptor_set
 
 FORMAT_MAJOR: Final = 1
 """Raised when an older reader would read something wrong; such a reader refuses and names both."""
-FORMAT_MINOR: Final = 2
+FORMAT_MINOR: Final = 3
 """Raised when something was added that an older reader may pass over."""
 PROFILE: Final = "kvbm"
 LIBRARY: Final = "kvbm-console"
@@ -44,8 +50,15 @@ INDEX_NAME: Final = "kvbm.index"
 MAGIC: Final = MCAP0_MAGIC
 
 FRAME_BYTES_MAX: Final = 48 * 1024 * 1024
-"""Largest frame, and largest chunk when decompressed. A keyframe of a million blocks has about 21 MB; a hostile file
-that claims more is refused before anything is allocated for it (F22)."""
+"""Largest frame, and largest chunk when decompressed. A hostile file that claims more is refused before anything is
+allocated for it (F22)."""
+PACKED_FROM_BYTES: Final = 4 * 1024 * 1024
+"""From this many bytes of facts and aids on a keyframe is packed. Hashes do not compress, all else does: a keyframe of
+28 MB takes 14."""
+PART_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of a part of a packed keyframe."""
+KEYFRAME_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Largest facts and aids of a keyframe together, unpacked: facts of ``POOLS_BLOCKS_MAX`` places are 0.7 GB."""
 PREAMBLE_BYTES_MAX: Final = 1024 * 1024
 """A preamble has about 4 KB, half of it the schema."""
 SUMMARY_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -103,6 +116,17 @@ class Keyframe(msgspec.Struct, frozen=True):
     facts: bytes
     aids: bytes
     about: About | None = None
+    parts: int = 0
+    """Packed: so many marks ``KeyframePart`` in front of this frame hold facts and aids."""
+    facts_bytes: int = 0
+    aids_bytes: int = 0
+    """Unpacked sizes of a packed keyframe."""
+
+
+class KeyframePart(msgspec.Struct, frozen=True, tag="keyframe_part"):
+    """One part of the packed keyframe whose frame follows."""
+
+    data: bytes
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap"):
@@ -135,7 +159,7 @@ class SegmentEnd(msgspec.Struct, frozen=True, tag="segment_end"):
     more: bool
 
 
-Mark = Gap | SyncFailed | SegmentEnd
+Mark = Gap | SyncFailed | SegmentEnd | KeyframePart
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -188,6 +212,31 @@ _about: Final = msgspec.json.Decoder(About)
 def encode_item(item: Keyframe | Mark) -> bytes:
     """The data of a keyframe or mark frame."""
     return _encoder.encode(item)
+
+
+def encode_keyframe(keyframe: Keyframe) -> list[tuple[int, bytes]]:
+    """The frames of a keyframe as (channel, data), its parts first; ``unpack_keyframe`` is the inverse."""
+    size = len(keyframe.facts) + len(keyframe.aids)
+    if size < PACKED_FROM_BYTES:
+        return [(KEYFRAMES, encode_item(keyframe))]
+    packer = zstandard.ZstdCompressor(level=1).compressobj(size=size)
+    body = memoryview(packer.compress(keyframe.facts) + packer.compress(keyframe.aids) + packer.flush())
+    parts = [bytes(body[at : at + PART_BYTES]) for at in range(0, len(body), PART_BYTES)]
+    head = msgspec.structs.replace(
+        keyframe, facts=packed_elsewhere(), aids=b"", parts=len(parts), facts_bytes=len(keyframe.facts),
+        aids_bytes=len(keyframe.aids),
+    )
+    return [*((MARKS, encode_item(KeyframePart(part))) for part in parts), (KEYFRAMES, encode_item(head))]
+
+
+def divided(frame: Frame) -> list["Frame"]:
+    """The frames as which this one is written: a keyframe may be larger than a frame."""
+    if frame.channel != KEYFRAMES or len(frame.data) < PACKED_FROM_BYTES:
+        return [frame]
+    return [
+        msgspec.structs.replace(frame, channel=channel, data=data)
+        for channel, data in encode_keyframe(decode_keyframe(frame.data))
+    ]
 
 
 def encode_index(entries: Sequence[IndexEntry]) -> bytes:
@@ -293,6 +342,26 @@ def decode_keyframe(data: bytes) -> Keyframe:
     """The keyframe in a frame's data. Raises ``msgspec.DecodeError``."""
     keyframe: Keyframe = _decoded(_keyframes, data)
     return keyframe
+
+
+def unpack_keyframe(keyframe: Keyframe, parts: Sequence[bytes]) -> Keyframe:
+    """The whole keyframe, given the parts in front of it. Raises ``msgspec.DecodeError`` when they do not fit."""
+    size = keyframe.facts_bytes + keyframe.aids_bytes
+    if min(keyframe.facts_bytes, keyframe.aids_bytes) < 0 or size > KEYFRAME_BYTES_MAX:
+        raise msgspec.DecodeError(f"it claims {size} bytes, above the limit of {KEYFRAME_BYTES_MAX}")
+    if len(parts) != keyframe.parts:
+        raise msgspec.DecodeError(f"it has {len(parts)} of its {keyframe.parts} parts")
+    body = b"".join(parts)
+    try:
+        if zstandard.frame_content_size(body) != size:
+            raise msgspec.DecodeError("its parts are not as large as it claims")
+        whole = zstandard.ZstdDecompressor().decompress(body)
+    except zstandard.ZstdError as error:
+        raise msgspec.DecodeError(f"its parts cannot be unpacked: {error}") from None
+    return msgspec.structs.replace(
+        keyframe, facts=whole[: keyframe.facts_bytes], aids=whole[keyframe.facts_bytes :], parts=0, facts_bytes=0,
+        aids_bytes=0,
+    )
 
 
 def decode_mark(data: bytes) -> Mark | None:

@@ -56,7 +56,7 @@ def write_recording(path: Path, about: About, frames: Iterable[Frame]) -> Made:
         nonlocal complete
         for frame in frames:
             complete |= frame.channel == fmt.STIMULI
-            yield frame
+            yield from fmt.divided(frame)
 
     try:
         write_draft(draft, about, watched())

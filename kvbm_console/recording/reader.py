@@ -12,14 +12,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from kvbm_console.core.errors import CorruptRecording, NotFound, RecordingError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.decode import decode_events, decode_state, decode_stimuli, fold
+from kvbm_console.recording.decode import (
+    decode_events,
+    decode_keyframe,
+    decode_state,
+    decode_stimuli,
+    fold,
+    parts_of,
+    unpack,
+    unpacked_frames,
+)
 from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, Mark, SegmentEnd
 from kvbm_console.recording.growing import Segment, newer_segments, open_segment, refreshed
 from kvbm_console.recording.recover import active_segments, segment_number
@@ -152,8 +159,12 @@ class Recording:
     def frames(self, first_seq: int | None = None) -> Iterator[Frame]:
         """All frames in the order in which they were written, from the entry that holds ``first_seq`` on.
 
-        Between two segments of which the second does not go on where the first one ends stands a ``Gap`` of ours.
+        Between two segments of which the second does not go on where the first one ends stands a ``Gap`` of ours. A
+        packed keyframe is one frame.
         """
+        return unpacked_frames(self._frames(first_seq), self.path)
+
+    def _frames(self, first_seq: int | None) -> Iterator[Frame]:
         end_seq: int | None = None
         before: Segment | None = None
         for segment, entry in self._from(first_seq):
@@ -187,10 +198,24 @@ class Recording:
         """The last keyframe that is not behind event ``seq``, None when there is none. Raises ``CorruptRecording``."""
         index = bisect_right(self.keyframe_seqs, seq)
         for place in reversed(self._keyframes[:index]):
-            segment, entry = self._places[place]
-            if entry.complete or not complete:
-                return _keyframe_of(segment, entry)
+            if self._places[place][1].complete or not complete:
+                return self._keyframe_at(place)
         return None
+
+    def _keyframe_at(self, place: int) -> Keyframe:
+        """The keyframe of this entry; the parts of a packed one stand in the entries in front of it."""
+        segment, entry = self._places[place]
+        keyframe = _keyframe_of(segment, entry)
+        if not keyframe.parts:
+            return keyframe
+        parts: list[bytes] = []
+        while len(parts) < keyframe.parts and place and self._places[place - 1][0] is segment:
+            place -= 1
+            found = parts_of(segment.frames(self._places[place][1]))
+            if not found:
+                break
+            parts = found + parts
+        return unpack(keyframe, parts[-keyframe.parts :], segment.path)
 
     def keyframe_before(self, seq: int) -> int | None:
         """Number of the event that the last keyframe not behind event ``seq`` precedes."""
@@ -239,10 +264,7 @@ class Recording:
 def _keyframe_of(segment: Segment, entry: IndexEntry) -> Keyframe:
     for frame in segment.frames(entry):
         if frame.channel == fmt.KEYFRAMES:
-            try:
-                return fmt.decode_keyframe(frame.data)
-            except (msgspec.MsgspecError, RecursionError) as error:
-                raise CorruptRecording(f"{segment.path.name}: a keyframe cannot be read: {error}") from None
+            return decode_keyframe(frame, segment.path)
     raise CorruptRecording(f"{segment.path.name}: there is no keyframe at event {entry.first_seq}")
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from kvbm_console.core.errors import CorruptRecording, RecordingError, UsageError
 from kvbm_console.recording import format as fmt
+from kvbm_console.recording.decode import parts_of
 from kvbm_console.recording.files import DirectoryLock, SegmentFile, lock_file, sync_directory
 from kvbm_console.recording.format import About, Frame, Gap
 from kvbm_console.recording.scan import (
@@ -210,7 +211,7 @@ def salvage_segment(path: Path, buffer: Buffer) -> Recovered:
     next_seq = about.first_seq
     try:
         write_all(out, [fmt.encode_preamble(about)])
-        for frame, cut_bytes in _whole_frames(buffer, start):
+        for frame, cut_bytes in _with_all_parts(_whole_frames(buffer, start)):
             if frame.first_seq < next_seq:
                 continue  # an older frame that damage brought here
             if cut_bytes or frame.first_seq > next_seq:
@@ -246,6 +247,22 @@ def _salvaged_preamble(path: Path, buffer: Buffer) -> tuple[About, int]:
                     if about is not None:
                         return about, 0
         raise CorruptRecording(f"{path.name} cannot be salvaged: {error}") from None
+
+
+def _with_all_parts(frames: Iterator[tuple[Frame, int]]) -> Iterator[tuple[Frame, int]]:
+    """The frames without packed keyframes of which a part is lost."""
+    parts = lost_bytes = 0
+    for frame, cut_bytes in frames:
+        there, parts = 0 if cut_bytes else parts, 0
+        lost_bytes += cut_bytes
+        if frame.channel == fmt.KEYFRAMES:
+            with contextlib.suppress(msgspec.MsgspecError):
+                if fmt.decode_keyframe(frame.data).parts > there:
+                    continue
+        elif parts_of([frame]):
+            parts = there + 1
+        yield frame, lost_bytes
+        lost_bytes = 0
 
 
 def _whole_frames(buffer: Buffer, start: int) -> Iterator[tuple[Frame, int]]:

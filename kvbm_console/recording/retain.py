@@ -42,6 +42,21 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 KEEP_ALL: Final = Retention()
 
 
+def _files(directory: Path) -> dict[Path, os.stat_result]:
+    """The recorder's files in this directory."""
+    found: dict[Path, os.stat_result] = {}
+    for path in directory.iterdir():
+        if segment_number(path):
+            with contextlib.suppress(FileNotFoundError):  # sealed or given up while the directory was listed
+                found[path] = path.stat()
+    return found
+
+
+def used_bytes(directory: Path) -> int:
+    """What the recorder's files in this directory take. Raises ``OSError``."""
+    return sum(found.st_size for found in _files(directory).values())
+
+
 def free_bytes(directory: Path) -> int:
     """What the disk still takes."""
     found = os.statvfs(directory)
@@ -59,7 +74,7 @@ def retain(
     """
     if not retention.wanted:
         return []
-    files = {path: path.stat() for path in directory.iterdir() if segment_number(path)}
+    files = _files(directory)
     total = growth + sum(found.st_size for found in files.values())
     room = free(directory)
     segments: dict[str, list[Path]] = {}

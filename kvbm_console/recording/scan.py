@@ -284,7 +284,8 @@ def scan_frames(
         if frame.first_seq != next_seq:
             jump = True
             break
-        if builder.frames and (frame.channel == fmt.KEYFRAMES or offset - entry_at >= ENTRY_BYTES):
+        large = frame.channel == fmt.KEYFRAMES or len(frame.data) >= ENTRY_BYTES  # a part of a keyframe
+        if builder.frames and (large or offset - entry_at >= ENTRY_BYTES):
             entries.append(builder.take(entry_at, offset - entry_at))
             entry_at = offset
         try:

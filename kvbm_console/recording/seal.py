@@ -23,8 +23,7 @@ from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import FILE_MODE, lock_file, sync_directory
 from kvbm_console.recording.format import About, Frame, IndexEntry
-from kvbm_console.recording.recover import segment_number
-from kvbm_console.recording.retain import RETAIN_EVERY_S, Retention, retain
+from kvbm_console.recording.retain import RETAIN_EVERY_S, Retention, retain, used_bytes
 from kvbm_console.recording.scan import Buffer, EntryBuilder, Scan, frames_between, map_file, scan
 from kvbm_console.recording.sealed import SealedSegment
 from kvbm_console.recording.worker import Worker
@@ -172,7 +171,7 @@ def _write_frames(writer: Writer, output: _Output, about: About, frames: Iterato
 
     for frame in frames:
         keyframe = frame.channel == fmt.KEYFRAMES
-        if keyframe or filled >= CHUNK_BYTES:
+        if keyframe or max(filled, len(frame.data)) >= CHUNK_BYTES:
             end_chunk()
         builder.add(frame)
         writer.add_message(
@@ -244,8 +243,12 @@ class BackgroundSealer:
         """Seal this one too."""
         self._queue.put(path)
 
-    def retain(self, growth: int | None = None) -> None:
-        """Make room for ``growth`` more bytes; for any thread. A directory that refuses is tried again later."""
+    def retain(self, growth: int | None = None) -> bool:
+        """Make room for ``growth`` more bytes; for any thread. A directory that refuses is tried again later.
+
+        False when so many bytes do not fit although all that may go is gone.
+        """
+        keep = self._retention.keep_bytes
         try:
             with self._lock:
                 wanted = self._growth() if growth is None else growth
@@ -253,10 +256,12 @@ class BackgroundSealer:
                     wanted += self._sealing_bytes(self._sealing)
                 removed = retain(self._directory, self._retention, growth=wanted, ending=self._abandon)
                 self.removed_segments += len(removed)
+                fits = keep is None or used_bytes(self._directory) + wanted <= keep
         except OSError as error:
             self._retain_failure = f"segments are not removed: {error.strerror or error}"
-        else:
-            self._retain_failure = None
+            return True
+        self._retain_failure = None
+        return fits
 
     def stop(self) -> None:
         """End the child, which loses nothing, and the thread."""
@@ -284,13 +289,13 @@ class BackgroundSealer:
         child.wait()
         path.with_suffix(".mcap.tmp").unlink(missing_ok=True)
 
-    def _has_room(self, path: Path) -> bool:
-        """Whether a draft of this segment fits beside all that is there. Otherwise the segment stays active."""
+    def has_room(self, path: Path, growth: int) -> bool:
+        """Whether a draft of this segment and ``growth`` bytes fit beside all that is there. Otherwise the segment
+        stays active. Raises ``OSError``."""
         keep = self._retention.keep_bytes
         if keep is None:
             return True
-        total = sum(one.stat().st_size for one in self._directory.iterdir() if segment_number(one))
-        return total + self._growth() + self._sealing_bytes(path) <= keep
+        return used_bytes(self._directory) + growth + self._sealing_bytes(path) <= keep
 
     def _run(self) -> None:
         path: Path | None = None
@@ -314,7 +319,7 @@ class BackgroundSealer:
         # -P: the working directory is not searched for modules.
         command = [sys.executable, "-P", "-c", _CHILD, str(path)]
         with self._lock:
-            if self._stopping.is_set() or not path.exists() or not self._has_room(path):
+            if self._stopping.is_set() or not path.exists() or not self.has_room(path, self._growth()):
                 return
             self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             self._sealing = path

@@ -1,4 +1,4 @@
-"""What waits for the recorder's writing thread: flushes and keyframes in order, counted in bytes.
+"""What waits for the recorder's writing thread: flushes, counted in bytes, and keyframes, in order.
 
 A thread that lets go of the interpreter gets it back, beside a busy one, only after a whole switch interval of 5 ms,
 and waking one costs more than what it has to do for a flush. So it is woken for what comes after a pause alone: behind
@@ -39,9 +39,13 @@ class Key(msgspec.Struct, frozen=True, gc=False):
     at_ns: int
     facts: bytes
     aids: bytes
-    bytes: int
     loss: int
     rotate: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.facts) + len(self.aids)
 
 
 Item = Chunks | Key | threading.Event | None
@@ -70,10 +74,9 @@ class WriteQueue:
 
     def put(self, item: Item) -> None:
         """Add to the end. Somebody waits for the ends and events: they end a rest."""
-        waited_for = True
-        if isinstance(item, (Chunks, Key)):
+        if isinstance(item, Chunks):
             self._put_bytes += item.bytes
-            waited_for = self.bytes > self._hurry_bytes
+        waited_for = self.bytes > self._hurry_bytes if isinstance(item, Chunks | Key) else True
         self._items.put(item)
         if waited_for:
             self._hurry.set()
@@ -87,7 +90,7 @@ class WriteQueue:
 
     def forget(self, items: list[Item]) -> None:
         """They wait no more."""
-        self._done_bytes += sum(item.bytes for item in items if isinstance(item, (Chunks, Key)))
+        self._done_bytes += sum(item.bytes for item in items if isinstance(item, Chunks))
 
     def done(self, items: list[Item]) -> None:
         """They are written or counted; rest when they are the last of what waited at the end of the rest before."""

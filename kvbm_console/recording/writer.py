@@ -47,20 +47,27 @@ KEYFRAME_EVENTS_MIN: Final = 50_000
 KEYFRAME_EVENTS_MAX: Final = 150_000
 """Bounds of the spacing of keyframes. With a fold of a million events a second the longest seek stays near 150 ms."""
 KEYFRAME_BYTES_PER_EVENT: Final = 8
-"""Compressed bytes that keyframes may add to an event."""
+"""Compressed bytes that keyframes may add to an event. Facts may add more where the longest seek needs that; the
+aids, which a rerun alone needs, never do: keyframes in between have facts only."""
 KEYFRAMES_PER_SEGMENT: Final = 4
 """A segment holds at least so many times the bytes of its keyframe, unless ``keep`` leaves less."""
-KEEP_SHARE_PERCENT: Final = 45
-"""A segment takes at most this part of what is kept: the one being written and the one before it fit, with the few
-flushes by which a segment is longer than its limit."""
+KEEP_SHARE_PERCENT: Final = 30
+"""A segment takes this part of what is kept: one is written, one is sealed, and its draft fits, too."""
+KEEP_SHARE_MAX_PERCENT: Final = 45
+"""A segment that needs more for its keyframe takes at most this part: two fit, unsealed."""
+KEEP_PER_MARKS: Final = 256
+"""This part of what is kept is left for the marks of a segment."""
 ROTATION_RETRY_S: Final = 5.0
 """A rotation that the disk refused is tried again this often; the old segment goes on meanwhile."""
 
+FRAME_HEAD_BYTES: Final = fmt.MESSAGE_HEAD.size + fmt.CHECK.size
 CLOSE_TIMEOUT_S: Final = 3.0
 """A disk that hangs must not keep the daemon from ending; what is not written by then is as after a kill."""
 
 TakeKeyframe = Callable[[], tuple[int, bytes, bytes]]
 """(number of the next event, facts, aids) of the leader, as of now. Who only mirrors one has no aids."""
+TakeFacts = Callable[[], tuple[int, bytes]]
+"""(number of the next event, facts), as of now: aids take a hundred times as long to export."""
 
 
 _Entry = tuple[int, int, int, int, bytes]
@@ -77,6 +84,10 @@ def _entries(chunks: Chunks) -> Iterator[_Entry]:
 
 class FrameTooLarge(OSError):
     """Raised for a keyframe of pools that are too large for the format."""
+
+
+class KeepReached(OSError):
+    """Raised where the next bytes would break what is kept, although all older segments are gone."""
 
 
 def _said(error: Exception) -> str:
@@ -99,11 +110,13 @@ class Recorder:
         segment_bytes: int = SEGMENT_BYTES, segment_ns: int = SEGMENT_NS, keyframe_events: int | None = None,
         sync_interval_s: float | None = SYNC_INTERVAL_S, queue_bytes: int = QUEUE_BYTES_MAX, seal: bool = True,
         open_file: OpenFile = SegmentFile, clock: Callable[[], int] = time.monotonic_ns,
-        retention: Retention = KEEP_ALL, prepared: Prepared | None = None,
+        retention: Retention = KEEP_ALL, prepared: Prepared | None = None, facts: TakeFacts | None = None,
     ) -> None:
+        """Without ``facts`` every keyframe is complete."""
         self.directory = directory
         self.retention = retention
         self._take_keyframe = keyframe
+        self._take_facts = facts
         self._segment_bytes, self._segment_ns = segment_bytes, segment_ns
         self._queue_bytes = queue_bytes
         self._fixed_spacing = keyframe_events
@@ -112,7 +125,7 @@ class Recorder:
         ready = prepare(directory) if prepared is None else prepared
         self._lock, left = ready.lock, ready.left
         try:
-            seq, facts, aids = keyframe()
+            seq, first_facts, aids = keyframe()
             anchor = time.time_ns() if clock_anchor_ns is None else clock_anchor_ns
             about = About(
                 program=program, incarnation=incarnation, segment=left.next_segment, first_seq=seq,
@@ -128,12 +141,13 @@ class Recorder:
         # Of the service's thread.
         self._head = seq
         self._last_ns = 0
-        self._dropped = self._since_keyframe = 0
+        self._dropped = self._since_keyframe = self._since_complete = self._keys_sent_bytes = 0
         self._healed_loss = 0
         self._overflowing = False
         self._rotating = False
         """A rotation was asked for and is neither done nor refused; the writing thread clears it."""
         self._segment_began_ns = self._rotation_failed_ns = clock()
+        self._rotation_patience_ns = 0
         self._rotation_refused: str | None = None
         """Why the last rotation failed; the old segment goes on meanwhile."""
         self._keyframe_refused: str | None = None
@@ -147,14 +161,19 @@ class Recorder:
         self._log_ns = self._last_publish_ns = anchor
         self.written_seq = seq - 1
         """The last event that a ``kill -9`` cannot take any more; one below the first before there is one."""
-        self._spacing = keyframe_events or KEYFRAME_EVENTS_MIN
-        self._loss = self._healable_loss = self._written_keyframes = self._keyframe_bytes = 0
+        self._spacing = self._complete_spacing = keyframe_events or KEYFRAME_EVENTS_MIN
+        self._keys_done_bytes = 0
+        self._granted = 0
+        """Up to this size of the segment retention has made room."""
+        self._loss = self._healable_loss = self._written_keyframes = 0
+        self._keyframe_bytes = self._first_bytes = self._aids_bytes = 0
+        """Of the last keyframe and of the last complete one, as written; of the last aids, compressed."""
         self._down = False
         self._lost = 0
         self._tried_ns = 0
         self._patience_s = RETRY_S
         self._reason: str | None = None
-        self._begin(facts, aids, left.to_seal)
+        self._begin(first_facts, aids, left.to_seal)
 
     def _begin(self, facts: bytes, aids: bytes, to_seal: list[Path]) -> None:
         self._sealer = BackgroundSealer(
@@ -167,7 +186,7 @@ class Recorder:
             self.directory, self._segment.file, lambda: self.written_seq, self._clock,
             interval_s=self._sync_interval_s, retired=self._sealer.add if self._seal else lambda path: None,
         )
-        self._queue.put(Key(self._head, 0, facts, aids, len(facts) + len(aids), 0, False))
+        self._put_key(Key(self._head, 0, facts, aids, 0, False))
         self._taken: list[Item] = []
         """What the writing thread works on."""
         self._worker = Worker("recorder", self._run)
@@ -192,18 +211,21 @@ class Recorder:
         self._overflowing |= not self._has_room(self._queue_bytes)
         if loss != self._healed_loss or self._overflowing:
             self._dropped += self._head - head
-            if self._healable_loss == loss and self._has_room(self._queue_bytes // 2):
+            if self._healable_loss == loss and self._has_room(self._queue_bytes // 2) and not self._key_waits():
                 self._send_keyframe(loss, self._rotation_is_due())  # it costs a keyframe anyway
             return
         size = (len(stimuli.data) if stimuli else 0) + (len(events.data) if events else 0)
         self._queue.put(Chunks(stimuli, events, size))
-        self._since_keyframe += events.count if events is not None else 0
-        if self._keyframes_wait():
+        if events is not None:
+            self._since_keyframe += events.count
+            self._since_complete += events.count
+        if self._keyframes_wait() or self._key_waits():
             return
-        if not self._rotation_waits() and self._rotation_is_due():
+        due = self._since_keyframe >= self._spacing
+        if not self._rotation_waits() and self._rotation_is_due(self._keyframe_bytes if due else 0):
             self._send_keyframe(loss, True)
-        elif self._since_keyframe >= self._spacing:
-            self._send_keyframe(loss, False)
+        elif due:
+            self._send_keyframe(loss, False, complete=self._since_complete >= self._complete_spacing)
 
     def status(self) -> RecorderStatus:
         """The watermarks and counts as of now."""
@@ -231,6 +253,7 @@ class Recorder:
                 if isinstance(item, Chunks) and item.events is not None and item.events.first_seq >= self._next_seq
             )
             self._rotating = False
+            self._keys_done_bytes += sum(item.size for item in taken if isinstance(item, Key))
             self._queue.forget(taken)
         worker.restart()
 
@@ -241,8 +264,8 @@ class Recorder:
         if self._rotation_refused is not None:
             return f"no new segment can begin: {self._rotation_refused}"
         keep = self.retention.keep_bytes
-        if keep is not None and 2 * self._segment_limit > keep:
-            return f"keep is {keep} bytes, less than two segments with keyframes of {self._keyframe_bytes} bytes"
+        if keep is not None and self._segment_limit + self._first_bytes > keep:
+            return f"keep is {keep} bytes, less than two segments with keyframes of {self._first_bytes} bytes"
         return self._sealer.failure
 
     def settle(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
@@ -276,7 +299,10 @@ class Recorder:
         self._sealer.stop()
         if self._durable and self._seal:
             with contextlib.suppress(OSError):  # a directory that was removed holds nothing to seal
-                self.unsealed = [path for path in active_segments(self.directory) if not try_seal(path, give_up)]
+                self.unsealed = [
+                    path for path in active_segments(self.directory)
+                    if not (self._sealer.has_room(path, 0) and try_seal(path, give_up))
+                ]
                 self._sealed = self._segment.path not in self.unsealed
         self._sealer.retain(0)
         self._lock.release()
@@ -294,28 +320,34 @@ class Recorder:
     def _segment_limit(self) -> int:
         """Bytes at which a segment ends.
 
-        It is the size that was asked for, but less than half of what is kept, so that the segment before it can stay.
-        And it is at least twice a keyframe: a segment that its first keyframe fills would end with the next flush, and
-        each rotation costs an export of the whole state.
+        It is the size that was asked for, and at least some of its keyframe, since each rotation costs an export of
+        the whole state. What is kept has room for a segment, the one before it and the draft of its sealing; where
+        keyframes are too large for that, for two segments.
         """
-        keep = self.retention.keep_bytes
-        wanted = max(self._segment_bytes, KEYFRAMES_PER_SEGMENT * self._keyframe_bytes)
+        keep, first = self.retention.keep_bytes, self._first_bytes
+        wanted = max(self._segment_bytes, KEYFRAMES_PER_SEGMENT * first)
         if keep is not None:
             wanted = min(wanted, keep * KEEP_SHARE_PERCENT // 100)
-        return max(wanted, 2 * self._keyframe_bytes)
+            return max(wanted, min(2 * first, keep * KEEP_SHARE_MAX_PERCENT // 100), first + first // 8)
+        return max(wanted, 2 * first)
 
-    def _rotation_is_due(self) -> bool:
+    def _rotation_is_due(self, growth: int = 0) -> bool:
+        """Whether the segment is over, or would be with ``growth`` more bytes."""
         if self._syncer.failed is not None or self._segment.broken:
             return True
         return (
-            self._segment.size >= self._segment_limit
+            self._segment.size + self._queue.bytes + growth >= self._segment_limit
             or self._clock() - self._segment_began_ns >= self._segment_ns
         )
+
+    def _key_waits(self) -> bool:
+        """Whether keyframes that are on their way are as large as flushes that may wait beside them."""
+        return self._keys_sent_bytes - self._keys_done_bytes > self._queue_bytes // 2
 
     def _rotation_waits(self) -> bool:
         """Whether a rotation is on its way, or was refused a moment ago."""
         refused = self._rotation_refused is not None
-        return self._rotating or (refused and self._clock() - self._rotation_failed_ns < ROTATION_RETRY_S * SECOND_NS)
+        return self._rotating or (refused and self._clock() - self._rotation_failed_ns < self._rotation_patience_ns)
 
     def _keyframes_wait(self) -> bool:
         """Whether the last keyframe was above what a frame holds, and the segment may still grow without another."""
@@ -327,16 +359,26 @@ class Recorder:
         """Whether this segment may be longer than its limit: not where that would break what is kept."""
         return self.retention.keep_bytes is None or self._segment.size < self._segment_limit
 
-    def _send_keyframe(self, loss: int, rotate: bool) -> bool:
-        seq, facts, aids = self._take_keyframe()
+    def _send_keyframe(self, loss: int, rotate: bool, *, complete: bool = True) -> bool:
+        if complete or self._take_facts is None:
+            seq, facts, aids = self._take_keyframe()
+        else:
+            seq, facts = self._take_facts()
+            aids = b""
         if seq != self._head:
             return False  # taken between two flushes: the next one will fit
         self._rotating |= rotate
-        self._queue.put(Key(seq, self._last_ns, facts, aids, len(facts) + len(aids), loss, rotate))
+        self._put_key(Key(seq, self._last_ns, facts, aids, loss, rotate))
         self._healed_loss = loss
         self._overflowing = False
         self._since_keyframe = 0
+        if aids:
+            self._since_complete = 0
         return True
+
+    def _put_key(self, key: Key) -> None:
+        self._keys_sent_bytes += key.size
+        self._queue.put(key)
 
     # --- the writing thread ------------------------------------------------------------------------------------------
 
@@ -361,8 +403,12 @@ class Recorder:
             if isinstance(last, threading.Event):
                 last.set()
             self._taken = []
-            self._queue.done(items)
+            self._done(items)
         self._finish()
+
+    def _done(self, items: list[Item]) -> None:
+        self._keys_done_bytes += sum(item.size for item in items if isinstance(item, Key))
+        self._queue.done(items)
 
     def _write_chunks(self, batch: Sequence[Chunks]) -> None:
         if not self._down:
@@ -385,13 +431,11 @@ class Recorder:
                 return  # taken before the last failure; the next one is on its way
             rotated = (item.rotate or self._segment.broken) and self._rotate(item)
             if not rotated:
-                self._append_keyframe(self._segment, item)
+                about = None if self._written_keyframes else self._segment.about
+                self._append_keyframe(self._segment, item, self._frames_of(item, about))
             self._down = False
             self._reason = self._keyframe_refused = None
-            if self._fixed_spacing is None:
-                compress = zstandard.ZstdCompressor(level=1).compress
-                wanted = (len(compress(item.facts)) + len(compress(item.aids))) // KEYFRAME_BYTES_PER_EVENT
-                self._spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, KEYFRAME_EVENTS_MAX))
+            self._space(item)
         except FrameTooLarge as error:
             if self._down or not self._written_keyframes or item.seq != self._next_seq or not self._may_grow():
                 self._lose(error)
@@ -403,16 +447,33 @@ class Recorder:
             if item.rotate:
                 self._rotating = False
 
-    def _append_keyframe(self, segment: SegmentWriter, item: Key) -> None:
-        """A gap if something is missing in front of it, then the keyframe; a segment's first repeats its preamble."""
-        first = segment is not self._segment or self._written_keyframes == 0
+    def _space(self, item: Key) -> None:
+        """How far apart keyframes are from now on, by the size of this one."""
+        if self._fixed_spacing is not None:
+            return
+        compress = zstandard.ZstdCompressor(level=1).compress
+        if item.aids:
+            self._aids_bytes = len(compress(item.aids))
+            self._complete_spacing = max(KEYFRAME_EVENTS_MIN, self._aids_bytes // KEYFRAME_BYTES_PER_EVENT)
+        wanted = (len(compress(item.facts)) + self._aids_bytes) // KEYFRAME_BYTES_PER_EVENT
+        self._spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, KEYFRAME_EVENTS_MAX))
+
+    def _frames_of(self, item: Key, about: About | None) -> list[_Entry]:
+        """A keyframe as what is written. Raises ``FrameTooLarge``."""
+        if item.size > fmt.KEYFRAME_BYTES_MAX:
+            raise FrameTooLarge(0, f"a keyframe of {item.size} bytes is above the limit of {fmt.KEYFRAME_BYTES_MAX}")
+        keyframe = Keyframe(item.seq, bool(item.aids), item.facts, item.aids, about)
+        return [(channel, 0, item.at_ns, item.at_ns, data) for channel, data in fmt.encode_keyframe(keyframe)]
+
+    def _append_keyframe(self, segment: SegmentWriter, item: Key, frames: list[_Entry]) -> None:
+        """A gap if something is missing in front of it, then the keyframe."""
         if item.seq > self._next_seq:
             self._append_gap(segment, item.seq - 1)
-        about = segment.about if first else None
-        data = fmt.encode_item(Keyframe(item.seq, bool(item.aids), item.facts, item.aids, about))
-        self._append([(fmt.KEYFRAMES, 0, item.at_ns, item.at_ns, data)], segment)
+        self._append(frames, segment)
         self._written_keyframes += 1
-        self._keyframe_bytes = len(data)
+        self._keyframe_bytes = sum(len(data) for *_, data in frames)
+        if item.aids or not self._first_bytes:
+            self._first_bytes = self._keyframe_bytes
 
     def _append_gap(self, segment: SegmentWriter, last: int) -> None:
         self._append_mark(segment, Gap(self._next_seq, last, self._reason or "the writer fell behind"))
@@ -434,10 +495,29 @@ class Recorder:
             frame = Frame(channel, seq, count, log_ns, publish_ns, data)
             frames.append(frame)
             seq = frame.end_seq
+        if segment is self._segment and any(frame.channel != fmt.MARKS for frame in frames):
+            self._make_room(sum(len(frame.data) + FRAME_HEAD_BYTES for frame in frames))
         segment.append(*frames)
         self._next_seq, self._log_ns, self._last_publish_ns = seq, log_ns, publish_ns
         if segment is self._segment:
             self.written_seq = self._next_seq - 1
+
+    def _make_room(self, size: int) -> None:
+        """Let older segments make way for so many bytes. Raises ``KeepReached``."""
+        keep, segment = self.retention.keep_bytes, self._segment
+        if keep is None or segment.size + size <= self._granted:
+            return
+        for wanted in (max(size, self._segment_limit - segment.size), size):
+            if self._sealer.retain(wanted + keep // KEEP_PER_MARKS):
+                self._granted = segment.size + wanted
+                return
+        raise self._keep_reached()
+
+    def _keep_reached(self) -> KeepReached:
+        return KeepReached(0, (
+            f"keep is {self.retention.keep_bytes} bytes, less than two segments with keyframes of "
+            f"{self._first_bytes} bytes"
+        ))
 
     def _rotate(self, item: Key) -> bool:
         """Begin the next segment with this keyframe. False when the disk refuses and the old segment can go on."""
@@ -446,11 +526,15 @@ class Recorder:
             self._segment.about, segment=self._segment.about.segment + 1, first_seq=began
         )
         try:
-            self._sealer.retain(self._segment_limit)
+            frames = self._frames_of(item, about)
+            if not self._segment.broken:
+                size = sum(len(data) + FRAME_HEAD_BYTES for *_, data in frames)
+                if not (self._sealer.retain(max(size, self._segment_limit)) or self._sealer.retain(size)):
+                    raise self._keep_reached()
             self._lock.renew()
             new = SegmentWriter(self.directory, about, self._open_file)
             try:
-                self._append_keyframe(new, item)
+                self._append_keyframe(new, item, frames)
             except BaseException:
                 self._next_seq = began
                 new.discard()
@@ -459,8 +543,11 @@ class Recorder:
             if self._segment.broken or self._syncer.failed is not None:
                 raise
             self._rotation_refused, self._rotation_failed_ns = _said(error), self._clock()
+            patience_s = TOO_LARGE_RETRY_S if isinstance(error, KeepReached) else ROTATION_RETRY_S
+            self._rotation_patience_ns = int(patience_s * SECOND_NS)
             return False
         self._rotation_refused = None
+        self._granted = 0
         self._segment_began_ns = self._clock()
         old, self._segment = self._segment, new
         self.written_seq = self._next_seq - 1
@@ -479,7 +566,7 @@ class Recorder:
         self._loss += 1
         self._reason = _said(error)
         self._tried_ns = self._clock()
-        self._patience_s = TOO_LARGE_RETRY_S if isinstance(error, FrameTooLarge) else RETRY_S
+        self._patience_s = TOO_LARGE_RETRY_S if isinstance(error, FrameTooLarge | KeepReached) else RETRY_S
         if self._segment.changed:
             # Acknowledged events are gone. They are counted now, and the next segment begins with a gap over them.
             self._segment.changed = False

@@ -59,6 +59,7 @@ BAD = [
     (("serve", "--nonsense"), "--nonsense"),
     (("serve", "--speed", "fast"), "--speed"),
     (("serve", "--speed", "-1"), "--speed"),
+    (("serve", "--g2-blocks", "16777216", "--g3-blocks", "16777216", "--workload", "multiturn"), "at most 33554432"),
     (("serve", "--limit", "0"), "--limit"),
     (("serve", "--listen", "nowhere"), "--listen"),
     (("serve", "--listen", "localhost:70000"), "70000"),

@@ -87,19 +87,99 @@ def test_a_segment_below_its_keyframe_does_not_rotate_with_every_flush(tmp_path:
     recorder.close()
 
 
-def test_a_keep_that_cannot_hold_two_keyframes_is_told(tmp_path: Path) -> None:
-    log = Log()
+@pytest.mark.parametrize("keyframe_bytes", [10_000, 60_000, 110_000])
+def test_keep_is_a_bound_and_keeps_a_past_whatever_a_keyframe_takes(tmp_path: Path, keyframe_bytes: int) -> None:
+    """Segments outgrew their limit by the keyframes inside them. Then two did not fit, and each rotation removed all
+    but the newest segment."""
+    log, keep = Log(), 400_000
+    aids = b"\xc4" + os.urandom(keyframe_bytes)
     recorder = recorder_of(
-        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], b"\xc4" * 300_000),
-        retention=Retention(keep_bytes=500_000),
+        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], aids), segment_bytes=100_000, keyframe_events=1_000,
+        retention=Retention(keep_bytes=keep, segment_bytes=100_000),
     )
+    highest, past = 0, []
+    for index in range(300):
+        record(recorder, log, 100, "x" * 40)
+        highest = max(highest, size_of(tmp_path))
+        if index > 100:
+            past.append(log.state.seq - min(int(path.stem[7:]) for path in tmp_path.iterdir() if path.stem[7:]))
+    status = recorder.status()
+    assert highest <= keep
+    assert (status.state, status.reason, status.not_recorded) == ("recording", None, 0)
+    assert status.segment > 8
+    assert min(past) >= 500, "a segment without a past is no recording"
+    recorder.close()
+    assert size_of(tmp_path) <= keep
+
+
+def test_a_keep_that_cannot_hold_two_keyframes_is_told_and_stays_a_bound(tmp_path: Path) -> None:
+    log, keep, taken = Log(), 500_000, 0
+
+    def large() -> tuple[int, bytes, bytes]:
+        nonlocal taken
+        taken += 1
+        return *log.keyframe()[:2], b"\xc4" * 300_000
+
+    recorder = recorder_of(log, tmp_path, keyframe=large, retention=Retention(keep_bytes=keep))
     record(recorder, log, 1)
     status = recorder.status()
     assert status.state == "degraded"
     assert status.reason is not None
     assert status.reason.startswith("keep is 500000 bytes, less than two segments with keyframes of 300")
     assert status.not_recorded == 0
+    for _ in range(100):
+        record(recorder, log, 100, "x" * 40)
+        assert size_of(tmp_path) <= keep
+    status = recorder.status()
+    assert status.state == "degraded"
+    assert 0 < status.not_recorded < 10_000
+    assert taken <= 5, "each export of the whole state stops the engine"
     recorder.close()
+    assert size_of(tmp_path) <= keep
+    recording = Recording.open(tmp_path)
+    assert recording.last_seq == log.state.seq - 1
+    assert sum(gap.count for gap in recording.gaps) == recorder.status().not_recorded
+
+
+def test_a_keyframe_as_large_as_all_that_may_wait_loses_nothing(tmp_path: Path) -> None:
+    log = Log()
+    recorder = recorder_of(
+        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], b"\xc4" * 100_000), queue_bytes=40_000,
+        keyframe_events=50,
+    )
+    for _ in range(40):
+        recorder.offer(*log.flush(10))
+    assert recorder.settle()
+    assert recorder.status().not_recorded == 0
+    accounted(recorder, tmp_path, log)
+
+
+def test_keyframes_between_have_facts_only_where_aids_are_large(tmp_path: Path) -> None:
+    """Aids take a hundred times as long to export as facts, and are needed where a rerun begins alone."""
+    log, exports, shown = Log(), 0, 0
+    aids = os.urandom(2_390_000)
+
+    def keyframe() -> tuple[int, bytes, bytes]:
+        nonlocal exports
+        exports += 1
+        return *log.keyframe()[:2], aids
+
+    def facts() -> tuple[int, bytes]:
+        nonlocal shown
+        shown += 1
+        return log.keyframe()[:2]
+
+    recorder = recorder_of(log, tmp_path, keyframe=keyframe, facts=facts)
+    for _ in range(80):
+        record(recorder, log, 10_000)
+    assert (exports, shown) == (3, 3), "300,000 events apart, and 150,000"
+    assert recorder.rotate()
+    record(recorder, log, 1)
+    assert exports == 4, "a segment begins with a complete one"
+    recorder.close()
+    entries = [entry for entry in Recording.open(tmp_path).entries if entry.keyframe]
+    assert [entry.complete for entry in entries] == [True, False, True, False, True, False, True]
+    assert encode_facts(Recording.open(tmp_path).state_at(log.state.seq - 1)) == encode_facts(log.state)
 
 
 def test_a_rotation_that_the_disk_refuses_loses_nothing_and_is_tried_again(tmp_path: Path) -> None:
@@ -285,7 +365,7 @@ def test_events_go_on_behind_the_last_keyframe_when_no_frame_can_hold_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_bytes: int | None
 ) -> None:
     """A pool that had grown to 2.4 million blocks ended its recording: what came behind the next keyframe was lost."""
-    monkeypatch.setattr("kvbm_console.recording.format.FRAME_BYTES_MAX", 100_000)
+    monkeypatch.setattr("kvbm_console.recording.format.KEYFRAME_BYTES_MAX", 100_000)
     log, clock, taken, grown = Log(), FakeClock(), 0, False
 
     def keyframe() -> tuple[int, bytes, bytes]:
@@ -332,7 +412,7 @@ def test_a_keyframe_that_no_frame_can_hold_is_told_and_tried_rarely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each try exports the whole state on the engine's loop: four a second once starved the engine."""
-    monkeypatch.setattr("kvbm_console.recording.format.FRAME_BYTES_MAX", 100_000)
+    monkeypatch.setattr("kvbm_console.recording.format.KEYFRAME_BYTES_MAX", 100_000)
     log, clock, taken = Log(), FakeClock(), 0
 
     def large() -> tuple[int, bytes, bytes]:

@@ -121,10 +121,10 @@ def test_twins_that_a_crash_between_rename_and_removal_left_go_together(tmp_path
 
 def test_a_recorder_retains_by_itself(tmp_path: Path) -> None:
     log = Log()
-    keep = Retention(keep_bytes=1)
+    keep = Retention(keep_bytes=40_000)
     recorder = recorder_of(log, tmp_path, retention=keep)
     for _ in range(5):
-        recorder.offer(*log.flush(50))
+        recorder.offer(*log.flush(50, "x" * 100))
         assert recorder.settle()
         assert recorder.rotate()
         assert recorder.settle()
@@ -177,7 +177,7 @@ def test_files_that_no_recorder_has_named_are_never_touched(tmp_path: Path) -> N
     for name in FOREIGN:
         (tmp_path / name).write_bytes(b"the only copy")
     log = Log()
-    recorder = recorder_of(log, tmp_path, retention=Retention(keep_bytes=1, keep_ns=1, segment_bytes=10**12))
+    recorder = recorder_of(log, tmp_path, retention=Retention(keep_bytes=40_000, keep_ns=1, segment_bytes=10**12))
     for _ in range(3):
         recorder.offer(*log.flush(10))
         assert recorder.settle()

@@ -1,0 +1,209 @@
+"""The event loop of a simulated process: asyncio's tasks, timers and futures on the simulated clock.
+
+Law of this file: callbacks run in the order in which asyncio runs them; only time and the outside are simulated.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Final
+
+from tests.sim.scheduler import Killed, Process, Thread, World
+
+TURN_S: Final = 30e-6
+"""A turn of the loop that had something to do takes about as long."""
+
+
+UNWIND_MAX: Final = 100
+"""So many awaits in blocks that are left are passed over."""
+
+
+class NumberedTask(asyncio.Task):  # type: ignore[type-arg]
+    """A task whose hash is its number, so that sets of tasks have the same order in every run."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class Loop(asyncio.AbstractEventLoop):
+    """Runs in a thread of its process, see ``start``."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self.world = world
+        self.process = process
+        self.tasks: list[NumberedTask] = []
+        self.serving = False
+        """Engines depend on it now: it must not wait for anything but its own events."""
+        self.waited_ns = 0
+        """The longest time for which a callback of a serving loop stood still."""
+        self.disk_calls: list[str] = []
+        """Calls that the thread of a serving loop made to the disk."""
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = 0
+        self._sleeping: list[Thread] = []
+        self._stopped = False
+        self.thread: Thread | None = None
+
+    # --- what asyncio asks for ---
+
+    def time(self) -> float:
+        return self.world.now / 1e9
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return not self._stopped
+
+    def is_closed(self) -> bool:
+        return self._stopped
+
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        if self._sleeping:
+            self.world.wake(self._sleeping)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(
+        self, delay: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._numbers += 1
+        heapq.heappush(self._timers, (when, self._numbers, handle))
+        if self._sleeping:
+            self.world.wake(self._sleeping)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        return
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None, **_: Any
+    ) -> NumberedTask:
+        task = NumberedTask(coro, loop=self, name=name)
+        self._numbers += 1
+        task.number = self._numbers
+        self.tasks.append(task)
+        if len(self.tasks) > 256:
+            self.tasks = [each for each in self.tasks if not each.done()]
+        return task
+
+    def get_task_factory(self) -> None:
+        return None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not self.process.dead and not isinstance(error, Killed):
+            self.world.fail(f"{self.process.name}: {context.get('message')}: {type(error).__name__}: {error}")
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    async def shutdown_asyncgens(self) -> None:
+        return
+
+    # --- life ---
+
+    def start(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Run ``main`` in a thread of the process; the thread ends with it."""
+        self.thread = Thread(lambda: self._run(main), f"{self.process.name}-loop", process=self.process)
+        self.thread.loop = self
+        self.thread.start()
+
+    def in_thread(self, work: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+        """As ``anyio.to_thread.run_sync``."""
+        future = self.create_future()
+
+        def run() -> None:
+            try:
+                result, error = work(*args), None
+            except Killed:
+                raise
+            except BaseException as raised:
+                result, error = None, raised
+            self.call_soon(self._finish, future, result, error)
+
+        Thread(run, f"{self.process.name}-worker", process=self.process).start()
+        return future
+
+    @staticmethod
+    def _finish(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+        if not future.done():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+    def _run(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        asyncio._set_running_loop(self)
+        try:
+            task = self.create_task(main())
+            task.add_done_callback(self._ended)
+            while not self._stopped:
+                self._turn()
+        finally:
+            self._abandon()
+            asyncio._set_running_loop(None)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._stopped = True
+        if not task.cancelled() and task.exception() is not None and not self.process.dead:
+            error = task.exception()
+            self.world.fail(f"{self.process.name} ended: {type(error).__name__}: {error}")
+
+    def _turn(self) -> None:
+        world = self.world
+        now = self.time()
+        while self._timers and self._timers[0][0] <= now:
+            handle = heapq.heappop(self._timers)[2]
+            if not handle.cancelled():
+                self._ready.append(handle)
+        if not self._ready:
+            while self._timers and self._timers[0][2].cancelled():
+                heapq.heappop(self._timers)
+            timeout = None if not self._timers else max(0.0, self._timers[0][0] - now) + 1e-9
+            world.wait(self._sleeping, timeout)
+            return
+        for _ in range(len(self._ready)):
+            handle = self._ready.popleft()
+            if not handle.cancelled():
+                before = world.now
+                handle._run()
+                if self.serving and world.now - before > self.waited_ns:
+                    self.waited_ns = world.now - before
+        world.require_alive(self.process)
+        if self._stopped:
+            return
+        world.pause(TURN_S * (0.5 + world.dice.random()))
+
+    def _abandon(self) -> None:
+        """End every task as far as a dead process can: nothing of it is seen outside."""
+        self._stopped = True
+        self.process.end("ended")
+        for task in self.tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                unwind(task.get_coro())
+
+
+def unwind(coroutine: Any) -> None:
+    """Leave every block of a coroutine, also those that would wait while they are left."""
+    for _ in range(UNWIND_MAX):
+        try:
+            coroutine.throw(Killed())
+        except BaseException:
+            return

@@ -1,0 +1,306 @@
+"""The machine under simulation: which names of the program stand for simulated things, and its processes.
+
+The program is not changed and not told. Its modules ask ``os``, ``threading``, ``time`` and the like under their own
+global names; for the time of a run these names are others (``SEAMS``). A test proves that the list is complete.
+
+Law of this file: nothing that decides is replaced, only clocks, threads, files, sockets and processes.
+"""
+
+import contextlib
+import importlib
+import inspect
+import logging
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final
+
+import anyio.to_thread
+
+from kvbm_console.recording import seal
+from kvbm_console.service import LeaderService
+from server.daemon import Daemon
+from server.options import DaemonOptions
+from tests.sim import disk as disks
+from tests.sim.disk import Disk, SimPath
+from tests.sim.loop import Loop
+from tests.sim.network import Channel, Network, Server
+from tests.sim.scheduler import (
+    Namespace,
+    Process,
+    Thread,
+    World,
+    queue_module,
+    set_world,
+    threading_module,
+    time_module,
+)
+
+RECORDING: Final = "kvbm_console.recording."
+SEAMS: Final[dict[str, tuple[str, ...]]] = {
+    RECORDING + "files": ("fcntl", "os"),
+    RECORDING + "growing": ("os",),
+    RECORDING + "output": ("os",),
+    RECORDING + "place": ("shutil",),
+    RECORDING + "recover": ("os",),
+    RECORDING + "reindex": ("os",),
+    RECORDING + "retain": ("os", "time"),
+    RECORDING + "scan": ("mmap",),
+    RECORDING + "seal": ("os", "queue", "subprocess", "threading", "Path"),
+    RECORDING + "segment": ("os",),
+    RECORDING + "sync": ("threading",),
+    RECORDING + "waiting": ("queue", "threading"),
+    RECORDING + "worker": ("threading",),
+    RECORDING + "writer": ("os", "queue", "threading", "time"),
+    "kvbm_console.client.connection": ("open_channel",),
+    "kvbm_console.client.feeder": ("time",),
+    "kvbm_console.engines.driver": ("time",),
+    "kvbm_console.engines.simulated": ("time",),
+    "kvbm_console.parts": ("time",),
+    "kvbm_console.service": ("secrets", "time"),
+    "server.daemon": ("Endpoint", "grpc", "time"),
+    "server.questions": ("time",),
+    "server.recording": ("Path", "time"),
+}
+"""Module to its global names that stand for something simulated during a run."""
+OUTSIDE: Final = frozenset({
+    "os", "fcntl", "shutil", "mmap", "queue", "subprocess", "threading", "time", "secrets", "socket", "signal",
+    "random", "tempfile",
+})
+"""Modules of the standard library through which the outside comes in."""
+
+
+class Machine:
+    """World, disk and network of one run, and the processes on them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.disk = Disk(world)
+        self.network = Network(world)
+        self.daemons = 0
+        self.no_processes = False
+        """No process can be started: descriptors have run out."""
+        self.sealing_s = 0.0
+        """What a sealing process waits for the processor, beside a busy engine."""
+
+    def process(self, name: str) -> Process:
+        """A new one."""
+        process = Process(self.world, name)
+        process.on_death.append(lambda: self.disk.close_files_of(process))
+        process.on_death.append(lambda: self.network.process_ended(process))
+        return process
+
+    def loop(self, name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> Loop:
+        """A process with an event loop that runs ``main``."""
+        loop = Loop(self.world, self.process(name))
+        loop.start(main)
+        return loop
+
+    # --- what stands for the outside ---
+
+    def names(self) -> dict[str, Any]:
+        """What each name of ``SEAMS`` stands for."""
+        return {
+            "os": disks.os_module(), "fcntl": disks.fcntl_module(), "mmap": disks.mmap_module(),
+            "shutil": disks.shutil_module(), "queue": queue_module(), "threading": threading_module(),
+            "time": time_module(self.world), "Path": SimPath, "subprocess": self._subprocess(),
+            "secrets": Namespace(secrets, {"token_hex": lambda n: f"{self.world.dice.getrandbits(8 * n):0{2 * n}x}"}),
+            "grpc": Namespace(None, {"aio": Namespace(None, {"server": self._server})}),
+            "Endpoint": lambda listen, **_: Endpoint(self, listen), "open_channel": self._channel,
+        }
+
+    def _running(self) -> Loop:
+        loop = None if self.world.current is None else self.world.current.loop
+        assert isinstance(loop, Loop)
+        return loop
+
+    def _server(self, **_: Any) -> Server:
+        return Server(self.network, self._running())
+
+    def _channel(self, target: str, _: object) -> Channel:
+        return Channel(self.network, target, self._running())
+
+    def _subprocess(self) -> Namespace:
+        return Namespace(
+            subprocess, {"Popen": lambda command, **_: Child(self, command[-1])}, ("DEVNULL", "TimeoutExpired")
+        )
+
+    async def run_sync(self, work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        """As ``anyio.to_thread.run_sync``, which leaves the thread alone when its caller is cancelled."""
+        return await self._running().in_thread(work, *args)
+
+
+class Endpoint:
+    """As ``server.options.Endpoint``."""
+
+    def __init__(self, machine: Machine, listen: str) -> None:
+        self.address = listen
+        self._machine = machine
+
+    def bind(self, server: Server) -> None:
+        self._machine.network.servers[self.address] = server
+
+    def close(self) -> None:
+        self._machine.network.servers.pop(self.address, None)
+
+
+class Child:
+    """The sealing process, as ``subprocess.Popen`` shows it."""
+
+    numbers = 0
+
+    def __init__(self, machine: Machine, path: str) -> None:
+        machine.world.require_alive()
+        if machine.no_processes:
+            raise OSError(24, "Too many open files")
+        machine.daemons += 1
+        self._machine = machine
+        self._process = machine.process(f"sealer-{machine.daemons}")
+        self._returncode: int | None = None
+        self._thread = Thread(lambda: self._work(path), self._process.name, process=self._process)
+        self._thread.start()
+
+    def _work(self, path: str) -> None:
+        if self._machine.sealing_s:
+            self._machine.world.pause(self._machine.sealing_s)
+        self._returncode = 0 if seal.try_seal(SimPath(path)) else 1  # type: ignore[arg-type]
+        self._process.end("ended")
+
+    def poll(self) -> int | None:
+        if self._process.dead and self._returncode is None:
+            self._returncode = -9
+        return self._returncode if self._process.dead else None
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise subprocess.TimeoutExpired("seal", timeout or 0.0)
+        return self.poll()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+_CLOCKS: Final = ("monotonic_ns", "time_ns", "monotonic", "perf_counter_ns")
+
+
+def _defaults(world: World) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
+    """(keyword defaults of a function, name, real clock, simulated one) wherever a clock was bound at import."""
+    simulated = time_module(world)
+    clocks = {getattr(time, name): getattr(simulated, name) for name in _CLOCKS}
+    for module in SEAMS:
+        found = importlib.import_module(module)
+        for holder in [found, *(each for _, each in inspect.getmembers(found, inspect.isclass))]:
+            if holder is not found and holder.__module__ != module:
+                continue
+            for function in vars(holder).values():
+                for name, value in (getattr(function, "__kwdefaults__", None) or {}).items():
+                    if callable(value) and value in clocks:
+                        yield function.__kwdefaults__, name, value, clocks[value]
+
+
+class Swapped:
+    """Positional defaults of a function, replaced for a time."""
+
+    def __init__(self, function: Any, clocks: dict[Any, Any]) -> None:
+        self.function, self.before = function, function.__defaults__
+        function.__defaults__ = tuple(
+            clocks.get(value, value) if callable(value) else value for value in self.before
+        )
+
+    def back(self) -> None:
+        self.function.__defaults__ = self.before
+
+
+def _positional(world: World) -> list[Swapped]:
+    simulated = time_module(world)
+    clocks = {getattr(time, name): getattr(simulated, name) for name in _CLOCKS}
+    swapped = []
+    for module in SEAMS:
+        found = importlib.import_module(module)
+        for holder in [found, *(each for _, each in inspect.getmembers(found, inspect.isclass))]:
+            if holder is not found and holder.__module__ != module:
+                continue
+            for function in vars(holder).values():
+                defaults = getattr(function, "__defaults__", None) or ()
+                if inspect.isfunction(function) and any(callable(v) and v in clocks for v in defaults):
+                    swapped.append(Swapped(function, clocks))
+    return swapped
+
+
+@contextlib.contextmanager
+def machine(seed: int, *, keep_trace: bool = False) -> Iterator[Machine]:
+    """A machine on which the program runs; the program is as before when the block is left."""
+    world = World(seed, keep_trace=keep_trace)
+    set_world(world)
+    made = Machine(world)
+    disks.set_disk(made.disk)
+    disks.Node.numbers = 0
+    names = made.names()
+    before: list[tuple[Any, str, Any]] = []
+    for module, replaced in SEAMS.items():
+        found = importlib.import_module(module)
+        for name in replaced:
+            before.append((found, name, getattr(found, name)))
+            setattr(found, name, names[name])
+    kept = [(defaults, name, real) for defaults, name, real, _ in _defaults(world)]
+    for defaults, name, _, simulated in list(_defaults(world)):
+        defaults[name] = simulated
+    swapped = _positional(world)
+    run_sync = anyio.to_thread.run_sync
+    anyio.to_thread.run_sync = made.run_sync  # type: ignore[assignment]
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield made
+    finally:
+        world.close()
+        logging.disable(level)
+        anyio.to_thread.run_sync = run_sync
+        for each in swapped:
+            each.back()
+        for defaults, name, real in kept:
+            defaults[name] = real
+        for found, name, real in reversed(before):
+            setattr(found, name, real)
+        disks.set_disk(None)
+        set_world(None)
+
+
+class Life:
+    """One life of the daemon: a process, from its start to its end. ``daemon`` is None until it is ready."""
+
+    def __init__(self, machine: Machine, options: Callable[[], DaemonOptions]) -> None:
+        machine.daemons += 1
+        self.machine = machine
+        self.daemon: Daemon | None = None
+        self.ended = False
+        """It ended in order."""
+        self.error: BaseException | None = None
+        self.summary: Any = None
+        self.on_service: Callable[[LeaderService], None] = lambda service: None
+        self._options = options
+        self.loop = machine.loop(f"daemon-{machine.daemons}", self._main)
+        self.process = self.loop.process
+
+    @property
+    def service(self) -> LeaderService | None:
+        """While it is ready."""
+        return None if self.daemon is None or self.process.dead else self.daemon.service
+
+    async def _main(self) -> None:
+        try:
+            daemon = Daemon(self._options())
+            self.on_service(daemon.service)
+            self.summary = await daemon.run(self._ready)
+        except Exception as error:
+            self.error = error
+        else:
+            self.ended = True
+        self.loop.serving = False
+
+    def _ready(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.loop.serving = True
+        self.machine.world.trace(self.process.name, "is ready")

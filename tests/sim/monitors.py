@@ -1,0 +1,564 @@
+"""The monitors of a simulation: laws that are looked at from outside, all the time or at the end of an act.
+
+Each law is one method with one sentence. The facts of the core are audited by ``core.audit``, folding is that of the
+tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of those is written here again.
+
+| law | what a violation means |
+|---|---|
+| acknowledged | an event up to ``written_seq``, or ``synced_seq`` after a power loss, is neither on disk nor stated |
+| recorded | the disk says something else than was published, or has a hole that is not stated, or does not replay |
+| counted | the recorder's count of lost events is not that of the gaps in the recording |
+| said | the recorder calls itself well while nothing is written, or a thread died and no event says so |
+| heals | some time after the last fault the recorder is still not well, or has not caught up |
+| keep | the directory is larger than ``--keep`` and no reason is told |
+| foreign | a file of somebody else was changed |
+| readers | received + lost is not what was published, or a mirror differs from the leader |
+| holds | a hold has no living owner, or lasts longer than it may |
+| engines | the loop waited for a disk or a lock, an answer was late, or an honest call was refused |
+| core | the audit finds something, a stimulus was undone, or an event tells of a broken invariant |
+| rooms | something grows with the lives of clients: pools, readers, feeds, descriptors, or breakpoints in others' way |
+| edge | an exception reached the edge of a thread or of a loop (``World.fail``) |
+| end | an orderly end takes too long, or leaves a hold, or its last event is not that of the recording |
+
+Law of this file: a monitor asks nothing that moves the simulation: no dice, no simulated call that takes time.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.audit import audit
+from kvbm_console.core.errors import KvbmConsoleError, RecordingError, UsageError
+from kvbm_console.core.events import Event
+from kvbm_console.core.ids import Note
+from kvbm_console.core.snapshots import digest
+from kvbm_console.debug import sessions
+from kvbm_console.debug.sessions import DAEMON_OWNER
+from kvbm_console.recording.reader import MISSING, PAUSED, Recording
+from kvbm_console.recording.recover import recover_directory, segment_number
+from kvbm_console.recording.verify import verify
+from kvbm_console.service import LeaderService
+from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
+from kvbm_console.wire.batches import unpack_events
+
+if TYPE_CHECKING:
+    from tests.server.daemons import Mirror
+    from tests.sim.disk import SimPath
+    from tests.sim.load import Actor
+    from tests.sim.machine import Life
+    from tests.sim.run import Simulation
+
+KEEP_SLACK_BYTES: Final = 25_000
+"""The few flushes by which a segment is longer than its limit."""
+KEEP_S: Final = 1.0
+"""So long a directory may be above its bound before the recorder must say why."""
+UNSAID_S: Final = 4.0
+"""A recorder that is behind for so long is not well: the writer rests 50 ms, a sync takes a second."""
+DEATH_S: Final = 1.0
+"""The end of a thread is an event within a second."""
+HOLD_S: Final = 0.6
+"""A lease is looked at ten times a second; half a second is promised."""
+ANSWER_S: Final = 1.0
+"""An engine's call is answered within milliseconds and two ways through the network."""
+LOOP_S: Final = 0.05
+"""The loop is kept by nothing that simulated time is spent in."""
+END_S: Final = 5.0
+NOTICED_S: Final = 8.0
+"""A recorder notices with its next write that a file was removed, and begins anew when the disk takes it."""
+DESCRIPTORS_MAX: Final = 8
+EXTRA_POOLS_MAX: Final = 2
+PER_LAW: Final = 3
+"""Sentences that are kept of one law."""
+
+
+class Journal:
+    """Everything that one incarnation has published, and what of it must be on disk."""
+
+    def __init__(self, incarnation: str) -> None:
+        self.incarnation = incarnation
+        self.events: list[Event] = []
+        self.kept: dict[str, Kept] = {}
+        """Directory to what is expected there."""
+        self.parts: list[tuple[str, int]] = []
+        """Notes of parts that ended, with the time."""
+
+
+class Kept:
+    """What one recording of an incarnation must hold."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.required = first - 1
+        """The last event that must be there or be stated as lost."""
+        self.synced = first - 1
+        self.recorder: Any = None
+        self.ended_ns = 0
+        self.closed: Any = None
+        """Its last status, if it was closed in order."""
+
+
+class Monitors:
+    """Of one simulation."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self.simulation = simulation
+        self.world = simulation.world
+        self.closing = False
+        self.journals: dict[str, Journal] = {}
+        self.events_seen = 0
+        self._found: dict[str, list[str]] = {}
+        self._service: LeaderService | None = None
+        self._journal: Journal | None = None
+        self._above_ns: int | None = None
+        self._behind_ns: int | None = None
+        self._deaths: dict[str, int] = {}
+        self._unavailable: list[tuple[int, int]] = []
+        self._ready_ns = 0
+        self._leases: dict[str, int] = {}
+        self._stopped_ns = 0
+        self._samples = self._behind_seq = 0
+        self._since: dict[int, int] = {}
+        """Holds, and when each was seen first."""
+        self._sessions: dict[str, tuple[Any, Any]] = {}
+        """Owner to its process and connection."""
+        self._silent: dict[str, int] = {}
+        """Owners that cannot show that they live, and since when."""
+        self._positions: dict[str, tuple[str, Any, Any]] = {}
+        self._there: dict[str, set[str]] = {}
+        """Runs that were found, by directory."""
+        self._frozen_ns = 0
+        """Until then the daemon may not have caught up after a freeze."""
+        simulation.machine.disk.on_change = self._look_at_keep
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def violated(self, law: str, sentence: str) -> None:
+        """A law is broken."""
+        found = self._found.setdefault(law, [])
+        if len(found) < PER_LAW:
+            self.world.trace("VIOLATED", law, sentence)
+            found.append(f"{self.world.seconds:.3f} s: {sentence}")
+
+    def sentences(self) -> list[str]:
+        """All violations."""
+        return [f"{law}: {sentence}" for law, found in self._found.items() for sentence in found]
+
+    # --- lives of the daemon ------------------------------------------------------------------------------------------
+
+    def began(self, service: LeaderService) -> None:
+        """A daemon is made; nothing was asked of it yet."""
+        self._service = service
+        journal = self._journal = Journal(service.incarnation)
+        self.journals[service.incarnation] = journal
+        service.broadcaster.flush()
+        for data in service.ring.data_since(0):
+            journal.events += unpack_events(data)
+        publish = service.dispatcher.publish
+        assert publish is not None
+
+        def published(stimulus: Any, outcome: Any) -> None:
+            self._saw(journal, outcome.events)
+            publish(stimulus, outcome)
+
+        service.dispatcher.publish = published
+        self._behind_ns, self._deaths, self._leases, self._since = None, {}, {}, {}
+        self._sessions, self._silent = {}, {}
+        self._ready_ns = self.world.now
+        self._look_for_recorder()
+
+    def _saw(self, journal: Journal, events: list[Event]) -> None:
+        if not events:
+            return
+        if events[0].seq != len(journal.events):
+            self.violated("core", f"event {events[0].seq} was published behind {len(journal.events) - 1}")
+        journal.events += events
+        self.events_seen += len(events)
+        for event in events:
+            if isinstance(event, ev.InvariantViolated):
+                self.violated("core", f"event {event.seq} tells that {event.rule} was broken: {event.detail}")
+            elif isinstance(event, ev.Noted) and event.note is Note.PART_ENDED:
+                journal.parts.append((event.detail.partition(":")[0], self.world.now))
+
+    def _look_for_recorder(self) -> None:
+        """A recorder began, or another one did."""
+        service, journal = self._service, self._journal
+        if service is None or journal is None or service.recorder is None:
+            return
+        recorder = service.recorder
+        where = str(recorder.directory)
+        known = journal.kept.get(where)
+        for earlier in journal.kept.values():
+            if earlier.recorder is not None and earlier.recorder is not recorder and earlier.recorder._released:
+                self._let_go(earlier)
+        if known is None or known.recorder is not recorder:
+            kept = journal.kept[where] = Kept(recorder._segment.about.first_seq)
+            kept.recorder = recorder
+            self.simulation.directory = recorder.directory  # type: ignore[assignment]
+            self.simulation.machine.disk.watched = recorder.directory  # type: ignore[assignment]
+            self._above_ns = self._behind_ns = None
+            self._deaths = {}
+
+    def ended(self, life: "Life") -> None:
+        """A daemon is gone, whatever the reason: what it has written stays."""
+        if life.error is not None and not isinstance(life.error, UsageError):
+            self.violated("end", f"the daemon ended: {type(life.error).__name__}: {life.error}")
+        if life.daemon is not None and life.loop.disk_calls:
+            self.violated("engines", f"the loop asked the disk: {life.loop.disk_calls[0]}")
+        if life.daemon is not None and life.loop.waited_ns > LOOP_S * 1e9:
+            self.violated("engines", f"a callback of the loop kept it for {life.loop.waited_ns / 1e9:.3f} s")
+        self._look_for_recorder()
+        for journal in self.journals.values():
+            for kept in journal.kept.values():
+                self._let_go(kept)
+        self._unavailable.append((self.world.now, self.world.now + 10**15))
+
+    def _let_go(self, kept: Kept) -> None:
+        if kept.recorder is not None:
+            kept.required = max(kept.required, kept.recorder.written_seq)
+            kept.synced = max(kept.synced, kept.recorder._syncer.synced_seq)
+            kept.recorder, kept.ended_ns = None, self.world.now
+
+    def power_lost(self) -> None:
+        """Only what was synced must be there."""
+        for journal in self.journals.values():
+            for kept in journal.kept.values():
+                kept.required = min(kept.required, kept.synced)
+                if self.simulation.machine.disk.ever_lied:
+                    kept.required = kept.first - 1
+
+    def unavailable(self, seconds: float) -> None:
+        """The daemon is frozen for so long."""
+        until = self.world.now + round(seconds * 1e9)
+        self._unavailable.append((self.world.now, until))
+        self._frozen_ns = max(self._frozen_ns, until)
+
+    # --- all the time -------------------------------------------------------------------------------------------------
+
+    def _runs(self) -> bool:
+        """Whether the daemon is ready and was not frozen a moment ago."""
+        life = self.simulation.life
+        if life is None or life.service is None or life.process.frozen or self.simulation.machine.disk.hangs:
+            return False
+        return self.world.now > self._frozen_ns + 1e9
+
+    def sample(self) -> None:
+        """Look at everything that can be looked at now."""
+        life = self.simulation.life
+        service = None if life is None else life.service
+        if service is None or life is None or service is not self._service:
+            return
+        if self._unavailable and self._unavailable[-1][1] > self.world.now + 10**14:
+            self._unavailable[-1] = (self._unavailable[-1][0], self.world.now)
+        self._samples += 1
+        self._look_for_recorder()
+        self._look_at_recorder(service)
+        self._look_at_threads(service)
+        self._look_at_holds(service)
+        self._look_at_rooms(service)
+        if self._samples % 20 == 0:
+            for violation in audit(service.state):
+                self.violated("core", f"{violation.rule} is broken: {violation.detail}")
+        if service.recoveries:
+            self.violated("core", "a stimulus was undone")
+
+    def _look_at_recorder(self, service: LeaderService) -> None:
+        recorder = service.recorder
+        if recorder is None or not self._runs():
+            self._behind_ns = None
+            return
+        status = recorder.status()
+        head = recorder._head - 1
+        if status.written_seq >= head or status.state != "recording":
+            self._behind_ns = None
+        elif self._behind_ns is None or self._behind_seq <= status.written_seq:
+            self._behind_ns, self._behind_seq = self.world.now, head
+        elif self.world.now - self._behind_ns > UNSAID_S * 1e9:
+            self.violated(
+                "said", f"the recorder says {status.state!r} and has written {status.written_seq} of {head} events"
+            )
+
+    def _look_at_threads(self, service: LeaderService) -> None:
+        recorder, journal = service.recorder, self._journal
+        if recorder is None or journal is None or not self._runs() or recorder._closed:
+            return
+        for name, worker in recorder.workers.items():
+            if worker._thread.is_alive():  # type: ignore[attr-defined]
+                self._deaths.pop(name, None)
+                continue
+            since = self._deaths.setdefault(name, self.world.now)
+            told = any(part == name and at >= since - 10**9 for part, at in journal.parts)
+            if not told and self.world.now - since > DEATH_S * 1e9:
+                self.violated("said", f"the thread {name!r} ended and no event says so")
+
+    def _look_at_holds(self, service: LeaderService) -> None:
+        if not self._runs():
+            return
+        owners, now = service.leases.owners, self.world.now
+        for owner in owners:
+            self._leases[owner] = now
+        self._since = {hold: self._since.get(hold, now) for hold in service.state.holds}
+        for hold in service.state.holds.values():
+            if now - max(self._since[hold.hold], self._frozen_ns) > hold.max_hold_ns + HOLD_S * 1e9:
+                self.violated("holds", f"hold {hold.hold} lasts longer than {hold.max_hold_ns / 1e9:g} s")
+            last = self._leases.get(hold.owner, self._ready_ns)
+            if hold.owner not in owners and hold.owner != DAEMON_OWNER and now - last > HOLD_S * 1e9:
+                self.violated("holds", f"hold {hold.hold} belongs to {hold.owner}, which has no lease")
+        held = {hold.owner for hold in service.state.holds.values()}
+        lease_ns = service.leases.ttl_ns + round(2 * HOLD_S * 1e9)
+        for owner, (process, connection) in self._sessions.items():
+            if not (process.dead or process.frozen or connection.half_open or not connection.up):
+                self._silent.pop(owner, None)
+                continue
+            since = self._silent.setdefault(owner, now)
+            if owner in held and now - max(since, self._frozen_ns, self._ready_ns) > lease_ns:
+                self.violated("holds", f"{owner} shows no life since {(now - since) / 1e9:.1f} s and holds a request")
+
+    def _look_at_rooms(self, service: LeaderService) -> None:
+        engines = len(service.feeds) + 1
+        state = service.state
+        own = sum(pool.info.source == 0 for pool in state.pools)
+        lives = sum(actor.kind == "engine" for actor in self.simulation.actors)
+        if len(state.pools) - own > max(engines, lives + 1) + EXTRA_POOLS_MAX:
+            self.violated("rooms", f"{len(state.pools)} pools are remembered of {engines} engines")
+        if len(state.breakpoints) > sessions.BREAKPOINTS_MAX:
+            self.violated("rooms", f"there are {len(state.breakpoints)} breakpoints")
+
+    def _look_at_keep(self) -> None:
+        """Called at every change of the directory."""
+        keep, service = self.simulation.keep, self._service
+        if keep is None or service is None or service.recorder is None or self.closing:
+            return
+        disk = self.simulation.machine.disk
+        total = sum(size for name, size in disk.bytes_in.items() if segment_number(disk.watched / name))  # type: ignore[operator,arg-type]
+        if total <= keep + KEEP_SLACK_BYTES or not self._runs():
+            self._above_ns = None
+            return
+        if self._above_ns is None or service.recorder.status().reason is not None:
+            self._above_ns = self.world.now
+        if self.world.now - self._above_ns > KEEP_S * 1e9:
+            self.violated("keep", f"the directory has {total} bytes, {keep} may be kept, and no reason is told")
+
+    # --- what clients tell --------------------------------------------------------------------------------------------
+
+    def told(self, name: str, error: KvbmConsoleError) -> None:
+        """A client met this; a stream that contradicts itself is our bug, the rest is weather."""
+        if " sent " in str(error):
+            self.violated("readers", f"{name}: {error}")
+
+    def read(self, reader: "Actor", stream: Any, mirror: "Mirror", item: Any) -> None:
+        """A reader got an item and has folded it."""
+        if stream.position is not None and stream.received + stream.lost != stream.position - stream.start:
+            self.violated("readers", f"{reader.name} got {stream.received}, lost {stream.lost} of "
+                          f"{stream.position - stream.start} events")
+        call = stream._call
+        service = self._service_of(call)
+        if service is None:
+            return
+        journal = self.journals[service.incarnation]
+        if isinstance(item, EventsArrived):
+            first = item.events[0].seq
+            if journal.events[first : first + len(item.events)] != item.events:
+                self.violated("readers", f"{reader.name} got other events than were published behind {first - 1}")
+        elif isinstance(item, SnapshotTaken) and item.state.seq > len(journal.events):
+            self.violated("readers", f"{reader.name} got a snapshot of the future")
+        elif isinstance(item, Heartbeat) and stream.digest is not None and mirror.state is not None:
+            seq, value = stream.digest
+            if mirror.state.seq == seq and digest(mirror.state) != value:
+                self.violated("readers", f"{reader.name} has other facts than the leader at event {seq}")
+        self._positions[reader.name] = (service.incarnation, stream, mirror)
+
+    def _service_of(self, call: Any) -> LeaderService | None:
+        connection = getattr(call, "connection", None)
+        life = self.simulation.life
+        if connection is None or life is None or connection.server.loop is not life.loop:
+            return None
+        return life.service
+
+    def opened(self, debugger: "Actor", session: Any) -> None:
+        """A session began."""
+        self._sessions[session.owner] = debugger.process, session._call.connection
+
+    def refused_debugger(self, debugger: "Actor", owner: str, error: Exception) -> None:
+        """A verb was refused; that there is no room is only true when living sessions have taken it."""
+        service = self.simulation.service
+        if "breakpoints already" in str(error) and service is not None:
+            alive = {*service.leases.owners, DAEMON_OWNER}
+            taken = sum(known.owner in alive for known in service.state.breakpoints.values())
+            if taken < sessions.BREAKPOINTS_MAX - 1:
+                self.violated("rooms", f"{debugger.name} may set no breakpoint, and {taken} belong to the living")
+
+    def refused_engine(self, engine: "Actor", call: str, error: Exception) -> None:
+        """An honest engine's call was refused."""
+        self.violated("engines", f"{engine.name}: {call} was refused: {error}")
+
+    def answered(self, engine: "Actor", began_ns: int) -> None:
+        """A call of an engine ended."""
+        took_ns = self.world.now - began_ns
+        for begin, end in self._unavailable:
+            took_ns -= max(0, min(end, self.world.now) - max(begin, began_ns))
+        if took_ns > ANSWER_S * 1e9 and self._network_was_well(engine) and not engine.process.dead:
+            self.violated("engines", f"{engine.name} waited {took_ns / 1e9:.1f} s for an answer")
+
+    def _network_was_well(self, engine: "Actor") -> bool:
+        happened = self.simulation.faults.happened
+        return not {"connection_half_open", "network_is_slow", "client_frozen", "connection_cut"} & set(happened)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def after_calm(self) -> None:
+        """All faults ended long ago: everything is as if none had happened."""
+        life = self.simulation.life
+        service = None if life is None else life.service
+        if life is None or service is None:
+            self.violated("heals", "no daemon runs" + (f": {life.error}" if life and life.error else ""))
+            return
+        recorder = service.recorder
+        if recorder is not None:
+            status = recorder.status()
+            dead = [name for name, worker in recorder.workers.items() if worker.ended]
+            misfit = (status.reason or "").startswith("keep is ")  # a bound that the keyframes do not fit into
+            if (status.state != "recording" or status.reason) and not dead and not misfit:
+                self.violated("heals", f"the recorder is {status.state}: {status.reason}")
+            behind = recorder._head - 1 - status.written_seq
+            written = self.world.now - self._last_published_ns(service)
+            if behind and not dead and written > 1e9:
+                self.violated("heals", f"{behind} events are not written")
+        self._after_calm_readers(service)
+        descriptors = self.simulation.machine.disk.descriptors(life.process)
+        if descriptors > DESCRIPTORS_MAX:
+            self.violated("rooms", f"the daemon has {descriptors} descriptors")
+
+    def _last_published_ns(self, service: LeaderService) -> int:
+        return service.broadcaster._last_ns
+
+    def _after_calm_readers(self, service: LeaderService) -> None:
+        readers = [actor for actor in self.simulation.actors if actor.kind == "reader"]
+        half_open = "connection_half_open" in self.simulation.faults.happened
+        if len(service.broadcaster.subscribers) > len(readers) and not half_open:
+            self.violated("rooms", f"{len(service.broadcaster.subscribers)} subscribers, {len(readers)} readers")
+        if half_open:
+            return
+        for reader in readers:
+            incarnation, stream, mirror = self._positions.get(reader.name, ("", None, None))
+            if incarnation != service.incarnation or mirror.state is None:
+                self.violated("readers", f"{reader.name} follows nothing")
+                continue
+            behind = service.ring.next_seq - stream.position
+            if behind > 2_000:
+                self.violated("readers", f"{reader.name} is {behind} events behind")
+
+    def stopping(self) -> None:
+        """An orderly end was asked for."""
+        self._stopped_ns = self.world.now
+
+    def stopped(self, life: "Life") -> None:
+        """It is over, or should be."""
+        took = (self.world.now - self._stopped_ns) / 1e9
+        if not life.ended:
+            why = life.error or f"after {took:.1f} s it still runs"
+            self.violated("end", f"the daemon did not end in order: {why}")
+            return
+        if took > END_S:
+            self.violated("end", f"the end took {took:.1f} s")
+        service = life.daemon.service  # type: ignore[union-attr]
+        if service.state.holds:
+            self.violated("end", f"{len(service.state.holds)} holds are left")
+        journal = self.journals[service.incarnation]
+        if service.recorder is not None:
+            kept = journal.kept.get(str(service.recorder.directory))
+            if kept is not None:
+                kept.closed = service.recorder.status()
+                if kept.closed.reason is None and kept.closed.state == "closed":
+                    kept.required = max(kept.required, len(journal.events) - 1)
+
+    def read_back(self) -> None:
+        """What is on the disk is what was published."""
+        for name in self._foreign_changed():
+            self.violated("foreign", f"{name} was changed or removed")
+        for directory in self.simulation.directories:
+            if directory.exists():
+                self._read_directory(directory)
+        for journal in self.journals.values():
+            for where, kept in journal.kept.items():
+                if kept.required >= kept.first and not self._excused(where, kept):
+                    self._require_there(journal, where, kept)
+
+    def _foreign_changed(self) -> list[str]:
+        from tests.sim.run import FOREIGN
+
+        first = self.simulation.first_directory
+        if str(first) in self.simulation.faults.tampered or not first.exists():
+            return []
+        return [
+            name for name in FOREIGN
+            if not (first / name).exists() or (first / name).read_bytes() != b"the only copy"
+        ]
+
+    def _read_directory(self, directory: "SimPath") -> None:
+        lossy = self.simulation.faults.power_lost
+        there = self._there.setdefault(str(directory), set())
+        if not any(segment_number(path) for path in directory.iterdir()):  # type: ignore[arg-type]
+            return
+        try:
+            recover_directory(directory, salvage=lossy, strict=False)  # type: ignore[arg-type]
+            recording = Recording.open(directory)  # type: ignore[arg-type]
+            for run in recording.runs:
+                there.add(run)
+                if run in self.journals:
+                    self._read_run(directory, Recording.open(directory, run))  # type: ignore[arg-type]
+                else:
+                    self.violated("recorded", f"{directory} holds a run {run} that never was")
+            report = verify(directory)  # type: ignore[arg-type]
+        except RecordingError as error:
+            if "holds no recording" not in str(error):
+                self.violated("recorded", f"{directory} cannot be read: {error}")
+            return
+        for each in [report, *report.earlier]:
+            if each.first_difference is not None:
+                self.violated("recorded", f"{directory} does not replay: {each.first_difference}")
+
+    def _read_run(self, directory: "SimPath", recording: Recording) -> None:
+        journal = self.journals[recording.incarnation]
+        kept = journal.kept.get(str(directory))
+        tampered = str(directory) in self.simulation.faults.tampered
+        covered: set[int] = set()
+        for batch in recording.events():
+            for event in batch:
+                if event.seq >= len(journal.events) or journal.events[event.seq] != event:
+                    self.violated("recorded", f"event {event.seq} in {directory} was never published like this")
+                    return
+                covered.add(event.seq)
+        lost = 0
+        for gap in recording.gaps:
+            if gap.reason == PAUSED or (gap.reason == MISSING and (tampered or self.simulation.faults.power_lost)):
+                covered.update(range(gap.first, gap.last + 1))
+            elif gap.reason == MISSING:
+                self.violated("recorded", f"events {gap.first} to {gap.last} are missing in {directory}")
+            else:
+                lost += gap.count
+                covered.update(range(gap.first, gap.last + 1))
+        first = recording.segments[0].about.first_seq
+        holes = [seq for seq in range(first, recording.last_seq + 1) if seq not in covered]
+        if holes:
+            self.violated("recorded", f"event {holes[0]} in {directory} is neither there nor stated as lost")
+        if kept is None or self._excused(str(directory), kept):
+            return
+        if self.simulation.keep is None and first > kept.first and not tampered:
+            self.violated("acknowledged", f"{directory} begins with event {first} instead of {kept.first}")
+        if recording.last_seq < kept.required:
+            self.violated(
+                "acknowledged", f"{directory} ends with event {recording.last_seq}, {kept.required} was acknowledged"
+            )
+        whole = kept.closed is not None and self.simulation.keep is None and not tampered
+        if whole and lost != kept.closed.not_recorded:
+            self.violated("counted", f"{kept.closed.not_recorded} events were counted as lost, the gaps hold {lost}")
+
+    def _excused(self, where: str, kept: Kept) -> bool:
+        """Whether somebody else took files away, and the recorder had no time to notice and begin anew."""
+        tampered_ns = self.simulation.faults.tampered.get(where)
+        return tampered_ns is not None and kept.ended_ns - tampered_ns < NOTICED_S * 1e9
+
+    def _require_there(self, journal: Journal, where: str, kept: Kept) -> None:
+        there = self._there.get(where, set())
+        if journal.incarnation not in there and self.simulation.keep is None:
+            self.violated("acknowledged", f"nothing of run {journal.incarnation} is in {where}, "
+                          f"and {kept.required} was acknowledged")

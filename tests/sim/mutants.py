@@ -1,0 +1,321 @@
+"""Defects of the past, to be put back for a run: a simulation that does not find them again is worth nothing.
+
+The names begin with the script of ``../shared/faults`` that found the defect, where one did. ``kinds`` are the faults
+that draw a defect out; a hunt may leave the choice of faults to the seeds instead, and takes longer.
+
+Law of this file: a mutant undoes one mending and nothing else.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Final
+from unittest import mock
+
+import msgspec
+
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.ids import FinishReason
+from kvbm_console.debug.deadlines import WallDeadlines
+from kvbm_console.debug.leases import Leases
+from kvbm_console.debug.sessions import Sessions
+from kvbm_console.parts import Parts
+from kvbm_console.recording import reader, recover, seal, segment, sync, writer
+from kvbm_console.recording.files import SegmentFile
+from kvbm_console.recording.worker import Worker
+from kvbm_console.stream.broadcast import Broadcaster
+from kvbm_console.stream.ring import Ring
+from server import recording as recording_method
+from server.feeding import FeedMethod
+from server.names import RequestNames
+
+Planted = Callable[[], AbstractContextManager[object]]
+
+
+class Mutant(msgspec.Struct, frozen=True):
+    """One defect. ``planted`` puts it back for the time of a block."""
+
+    name: str
+    laws: tuple[str, ...]
+    """The laws of which the defect breaks one."""
+    kinds: tuple[str, ...]
+    planted: Planted
+    first: int = 0
+    within: int = 6
+    """So many seeds from ``first`` on find it at most, where only ``kinds`` of faults happen."""
+    quick: bool = True
+    """Whether the ordinary tests hunt it."""
+
+
+MUTANTS: Final[list[Mutant]] = []
+
+
+def mutant(name: str, laws: str, kinds: str, **how: Any) -> Callable[[Callable[[], Iterator[None]]], None]:
+    """Enter a defect into the list."""
+
+    def enter(planting: Callable[[], Iterator[None]]) -> None:
+        planted = contextlib.contextmanager(planting)
+        MUTANTS.append(Mutant(name, tuple(laws.split()), tuple(kinds.split()), planted, **how))
+
+    return enter
+
+
+def instead(target: Any, name: str, value: Any) -> Any:
+    """Another value for a name of a class or module."""
+    return mock.patch.object(target, name, value)
+
+
+# --- the directory ---------------------------------------------------------------------------------------------------
+
+
+class _AnyName:
+    def fullmatch(self, name: str) -> dict[int, str] | None:
+        if not name.endswith((".tmp", ".active", ".mcap")):
+            return None
+        digits = name.partition("-")[0]
+        return {1: digits if digits.isdigit() else "1"}
+
+
+@mutant("r01-foreign-files-are-removed", "foreign", "daemon_killed")
+def _() -> Iterator[None]:
+    with instead(recover, "_OUR_NAME", _AnyName()):
+        yield
+
+
+@mutant("r01-foreign-files-stop-readers", "recorded acknowledged", "client_killed")
+def _() -> Iterator[None]:
+    with instead(reader, "segment_number", lambda path: 1):
+        yield
+
+
+@mutant("r03-nobody-notices-a-removed-file", "acknowledged said heals", "directory_removed segment_cut", first=10)
+def _() -> Iterator[None]:
+    with instead(SegmentFile, "check", lambda self, size: None):
+        yield
+
+
+# --- the recorder ----------------------------------------------------------------------------------------------------
+
+
+@mutant("r37-a-thread-dies-and-nobody-is-told", "said", "a_thread_dies")
+def _() -> Iterator[None]:
+    def run(self: Worker) -> None:
+        with contextlib.suppress(Exception):
+            self._work()
+
+    with instead(Worker, "_run", run):
+        yield
+
+
+@mutant("r37-the-sealer-dies-without-descriptors", "edge said", "no_processes", within=10)
+def _() -> Iterator[None]:
+    def run(self: seal.BackgroundSealer) -> None:
+        while not self._stopping.is_set():
+            self.retain()
+            path = self._queue.get()
+            if path is None:
+                return
+            self._seal(path)
+
+    with instead(seal.BackgroundSealer, "_run", run), instead(Worker, "_run", lambda self: self._work()):
+        yield
+
+
+@mutant("r37-a-dead-thread-is-not-restarted", "heals said", "a_thread_dies", quick=False)
+def _() -> Iterator[None]:
+    with instead(writer.Recorder, "restart", lambda self, name: None), instead(Parts, "_end", lambda *_: None):
+        yield
+
+
+@mutant("r38-a-refused-rotation-is-never-asked-again", "heals", "no_descriptors", first=1)
+def _() -> Iterator[None]:
+    def waits(self: writer.Recorder) -> bool:
+        return self._rotating or self._rotation_refused is not None
+
+    with instead(writer.Recorder, "_rotation_waits", waits):
+        yield
+
+
+@mutant("r04-a-full-disk-is-never-tried-again", "heals", "disk_is_full writes_fail")
+def _() -> Iterator[None]:
+    with instead(writer.Recorder, "_probe", lambda self: None):
+        yield
+
+
+@mutant("a-gap-is-not-told", "recorded acknowledged", "disk_is_full writes_fail", first=3, quick=False)
+def _() -> Iterator[None]:
+    def silent(self: writer.Recorder, segment: Any, last: int) -> None:
+        self._next_seq = last + 1
+
+    with instead(writer.Recorder, "_append_gap", silent):
+        yield
+
+
+@mutant("losses-are-not-counted", "counted", "disk_is_full writes_fail", first=9, quick=False)
+def _() -> Iterator[None]:
+    real = writer.Recorder.status
+
+    def status(self: writer.Recorder) -> Any:
+        self._lost = 0
+        return real(self)
+
+    with instead(writer.Recorder, "status", status):
+        yield
+
+
+@mutant("what-a-full-disk-took-stays-torn", "recorded acknowledged", "disk_is_full writes_are_short", quick=False)
+def _() -> Iterator[None]:
+    # Either defence alone keeps the file right: who finds the file longer than it was left begins another.
+    with instead(SegmentFile, "truncate", lambda self, size: None), instead(SegmentFile, "check", lambda *_: None):
+        yield
+
+
+@mutant("a-short-write-is-taken-for-a-whole-one", "recorded acknowledged said heals", "writes_are_short", first=1,
+        quick=False)
+def _() -> Iterator[None]:
+    def once(file: SegmentFile, buffers: Any) -> int:
+        file.writev(buffers)
+        return sum(map(len, buffers))
+
+    with instead(segment, "write_all", once), instead(SegmentFile, "check", lambda *_: None):
+        yield
+
+
+@mutant("events-are-acknowledged-without-a-sync", "acknowledged", "power_fails", first=1)
+def _() -> Iterator[None]:
+    with instead(SegmentFile, "datasync", lambda self: None):
+        yield
+
+
+@mutant("names-are-not-synced", "acknowledged recorded", "power_fails", first=1, within=12, quick=False)
+def _() -> Iterator[None]:
+    with instead(sync, "sync_directory", lambda path: None), instead(seal, "sync_directory", lambda path: None):
+        yield
+
+
+@mutant("a-segment-goes-before-its-sealed-twin-is-durable", "acknowledged recorded", "power_fails", first=1, within=16,
+        quick=False)
+def _() -> Iterator[None]:
+    with (
+        instead(seal, "sync_directory", lambda path: None),
+        instead(seal, "os", _Os("fdatasync")),
+    ):
+        yield
+
+
+class _Os:
+    """``os`` of the run but for one call that does nothing."""
+
+    def __init__(self, without: str) -> None:
+        self._without = without
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._without:
+            return lambda *_: None
+        return getattr(recover.os, name)
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+@mutant("the-loop-waits-for-the-disk", "engines", "disk_hangs disk_is_slow", quick=False)
+def _() -> Iterator[None]:
+    real = writer.Recorder.offer
+
+    def waiting(self: writer.Recorder, stimuli: Any, events: Any) -> None:
+        real(self, stimuli, events)
+        if stimuli is not None:
+            self.settle(1.0)
+
+    with instead(writer.Recorder, "offer", waiting):
+        yield
+
+
+@mutant("rec-start-asks-the-disk-on-the-loop", "engines", "disk_is_slow", within=10, quick=False)
+def _() -> Iterator[None]:
+    async def at_once(work: Callable[..., Any], *args: Any) -> Any:
+        return work(*args)
+
+    class Anyio:
+        class to_thread:
+            run_sync = staticmethod(at_once)
+
+    with instead(recording_method, "anyio", Anyio):
+        yield
+
+
+# --- readers ---------------------------------------------------------------------------------------------------------
+
+
+@mutant("a-loss-is-not-told-to-its-reader", "readers", "client_frozen", first=2, within=10)
+def _() -> Iterator[None]:
+    real = Ring.read
+
+    def silent(self: Ring, cursor: Any) -> Any:
+        if cursor.position < self.first_seq:
+            cursor.position = self.first_seq
+        return real(self, cursor)
+
+    with instead(Ring, "read", silent):
+        yield
+
+
+@mutant("readers-are-never-forgotten", "rooms", "client_killed connection_cut", first=1, quick=False)
+def _() -> Iterator[None]:
+    with instead(Broadcaster, "unsubscribe", lambda self, subscriber: None):
+        yield
+
+
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+
+@mutant("r22-two-engines-share-a-name", "engines", "client_killed", first=1)
+def _() -> Iterator[None]:
+    with instead(RequestNames, "translated", lambda self, stimulus, state: stimulus):
+        yield
+
+
+@mutant("r23-pools-of-former-lives-stay", "rooms", "client_killed connection_cut", first=1, within=10)
+def _() -> Iterator[None]:
+    with instead(FeedMethod, "_abandon", _abandon_for_good):
+        yield
+
+
+def _abandon_for_good(self: FeedMethod, source: int) -> None:
+    service = self._service
+    for slot in [slot for slot in service.state.slots.values() if slot.source == source]:
+        if source not in service.leader.watched:
+            service.dispatcher.submit_from(
+                source, None, st.RequestFinished, slot.request, b"", FinishReason.ABORTED
+            )
+    service.dispatcher.submit_from(source, None, st.SourceRestarted, True, False)
+
+
+# --- debuggers -------------------------------------------------------------------------------------------------------
+
+
+@mutant("r62-breakpoints-of-the-dead-take-all-room", "rooms", "client_killed", within=12)
+def _() -> Iterator[None]:
+    with instead(Sessions, "_make_room", lambda self, owner, count: None):
+        yield
+
+
+@mutant("a-lease-never-ends-by-itself", "holds", "connection_half_open client_frozen", first=3, within=12, quick=False)
+def _() -> Iterator[None]:
+    with instead(Leases, "expire", lambda self: None):
+        yield
+
+
+@mutant("a-lost-lease-is-not-told-to-the-leader", "holds", "client_killed", first=1)
+def _() -> Iterator[None]:
+    def drop(self: Leases, owner: str) -> None:
+        self._until.pop(owner, None)
+
+    with instead(Leases, "drop", drop):
+        yield
+
+
+@mutant("a-hold-lasts-for-ever", "holds", "client_frozen", first=3, within=10)
+def _() -> Iterator[None]:
+    with instead(WallDeadlines, "set", lambda self, deadline, after_ns: None):
+        yield

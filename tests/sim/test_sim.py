@@ -1,0 +1,110 @@
+"""The whole daemon under simulation: the same seed gives the same run, no seed breaks a law, and old defects are found.
+
+Law of this file: a failing seed names itself; ``python -m tests.sim --seeds SEED --trace`` runs it again.
+"""
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sim.faults import KINDS
+from tests.sim.machine import OUTSIDE, SEAMS
+from tests.sim.mutants import MUTANTS, Mutant
+from tests.sim.run import simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = range(8)
+SEEDS_FULL = range(1_000, 4_000)
+PER_TEST = 4
+UNUSED = {
+    "kvbm_console.recording.playback": "of consoles that show a recording",
+    "kvbm_console.debug.files": "files of breakpoints: only with serve --breakpoints",
+    "server.lints": "only with serve --metrics",
+    "server.options": "the socket: Endpoint is replaced as a whole",
+    "server.daemon": "os for the environment, signal for signals: only with handle_signals",
+}
+"""Modules of the daemon that ask the outside in ways that no run takes."""
+
+
+def look(seeds: range) -> None:
+    """Fail with every sentence of every seed that broke a law."""
+    broken = [result for result in map(simulate, seeds) if result.violations]
+    assert not broken, "\n".join(
+        f"python -m tests.sim --seeds {result.seed} ({', '.join(result.faults)}): {sentence}"
+        for result in broken for sentence in result.violations
+    )
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("first", SEEDS[::PER_TEST])
+def test_no_seed_breaks_a_law(first: int) -> None:
+    look(range(first, first + PER_TEST))
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3_600)
+@pytest.mark.skipif("KVBM_FULL" not in os.environ, reason="an hour: make test-full")
+def test_thousands_of_seeds_break_no_law() -> None:
+    look(SEEDS_FULL)
+
+
+def test_a_seed_is_one_run_whatever_the_hashes_of_this_process(tmp_path: Path) -> None:
+    code = "import sys; from tests.sim.run import simulate; print(*[simulate(int(s)).digest for s in sys.argv[1:]])"
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code, "3", "7"], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hashes},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for hashes in ("1", "2")
+    }
+    again = [simulate(seed).digest for seed in (3, 7)]
+    assert said == {f"{again[0]} {again[1]}\n"}
+    assert again[0] != again[1]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("mutant", [
+    pytest.param(mutant, id=mutant.name, marks=() if mutant.quick else pytest.mark.slow) for mutant in MUTANTS
+])
+def test_a_defect_that_is_put_back_is_found(mutant: Mutant) -> None:
+    seen: list[str] = []
+    for seed in range(mutant.first, mutant.first + mutant.within):
+        result = simulate(seed, mutants=[mutant], kinds=mutant.kinds)
+        if any(sentence.partition(":")[0] in mutant.laws for sentence in result.violations):
+            return
+        seen += result.violations
+    found = seen or "nothing"
+    raise AssertionError(f"{mutant.within} seeds from {mutant.first} did not find {mutant.name}; they found {found}")
+
+
+def test_every_mutant_names_faults_that_exist() -> None:
+    assert not [mutant.name for mutant in MUTANTS if not set(mutant.kinds) <= set(KINDS)]
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def outside_names(module: str) -> set[str]:
+    """The modules of the outside that a module imports under their own names."""
+    source = Path(str(importlib.import_module(module).__file__)).read_text()
+    return {
+        alias.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import) for alias in node.names
+    } & OUTSIDE
+
+
+def test_the_outside_comes_in_through_the_seams_alone() -> None:
+    rooms = ("kvbm_console/recording", "kvbm_console/stream", "kvbm_console/debug", "kvbm_console/transfers", "server")
+    files = [path for room in rooms for path in (ROOT / room).glob("*.py")]
+    files += [ROOT / "kvbm_console" / f"{name}.py" for name in ("service", "parts", "dispatch")]
+    files += [ROOT / "kvbm_console" / "engines" / f"{name}.py" for name in ("driver", "simulated", "embedded")]
+    missing = {}
+    for path in files:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        names = outside_names(module) - set(SEAMS.get(module, ()))
+        if names and module not in UNUSED:
+            missing[module] = sorted(names)
+    assert not missing, "a simulated daemon would meet the real outside there: name it in SEAMS"

@@ -81,7 +81,10 @@ def _parts(source: str) -> tuple[set[str], str]:
 def story(action: Action) -> str:
     """An action in words."""
     if isinstance(action, Arrive):
-        parts = " + ".join(f"{count} tokens of prefix {family}" for family, count in action.prompt)
+        parts = " + ".join([
+            *([f"prompt and answer of {action.after}"] if action.after else []),
+            *(f"{count} tokens of prefix {family}" for family, count in action.prompt),
+        ])
         return f"step {action.step}: {action.name} arrives with {parts}, and decodes {action.output}"
     if isinstance(action, Abort):
         return f"step {action.step}: {action.name} is aborted"

@@ -24,16 +24,18 @@ Segment = tuple[int, int]
 
 @dataclass(frozen=True)
 class Arrive:
-    """Before step ``step`` a request arrives; its answer has ``output`` tokens."""
+    """Before step ``step`` a request arrives; its answer has ``output`` tokens. ``after`` names a request whose prompt
+    and answer, as far as it has come, stand in front of the prompt: the next turn of a chat."""
 
     step: int
     name: str
     prompt: tuple[Segment, ...]
     output: int
+    after: str = ""
 
     @property
     def tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Tokens of the prompt itself."""
         return sum(count for _, count in self.prompt)
 
 
@@ -89,7 +91,8 @@ class Scenario:
     @property
     def size(self) -> int:
         """The measure that shrinking makes smaller: actions first, then tokens and waits."""
-        tokens = sum(action.tokens + action.output for action in self.actions if isinstance(action, Arrive))
+        tokens = sum(
+            action.tokens + action.output + bool(action.after) for action in self.actions if isinstance(action, Arrive))
         last = max((action.step for action in self.actions), default=0)
         places = self.device_blocks + self.host_blocks + self.max_running
         return 100_000 * len(self.actions) + 10 * (tokens + places) + last + sum(self.copies) + len(self.copies)
@@ -127,6 +130,8 @@ class Profile:
     """The share of requests that are aborted."""
     resets: int = 0
     """At most so many."""
+    answers: float = 0.0
+    """The share of turns whose prompt begins with the answer of the turn before."""
 
 
 PROFILES = {
@@ -135,10 +140,12 @@ PROFILES = {
     "abort": Profile((8, 32), (8, 64), (3, 8), (1, 3), (8, 120), (1, 24), (0, 20), (1, 8), aborts=0.4),
     "reset": Profile((10, 40), (8, 64), (3, 6), (1, 3), (8, 120), (1, 24), (0, 30), (1, 8), aborts=0.1, resets=3),
     "tight": Profile((6, 14), (4, 24), (2, 5), (1, 2), (16, 150), (1, 12), (0, 12), (1, 6)),
+    "chat": Profile((8, 32), (16, 96), (2, 6), (2, 5), (4, 80), (1, 40), (10, 60), (0, 6), answers=0.8),
     "mild": Profile((48, 96), (32, 128), (2, 5), (1, 4), (8, 90), (4, 30), (10, 60), (0, 3)),
 }
 """``press``, ``tight``: more work than places. ``hits``: long prompts of many sessions come back from the host tier at
-once. ``mild``: room for all. ``abort`` and ``reset`` are named after what they add."""
+once. ``chat``: turns begin with the answers before them. ``mild``: room for all. ``abort`` and ``reset`` are named
+after what they add."""
 
 
 def generate(profile: str, seed: int) -> Scenario:
@@ -150,19 +157,21 @@ def generate(profile: str, seed: int) -> Scenario:
     shared = dice.choice((0, 0, BLOCK, 3 * BLOCK, 40))
     for session in range(dice.randint(*shape.sessions)):
         prompt: tuple[Segment, ...] = ((0, shared),) if shared and dice.random() < 0.8 else ()
-        step = dice.randint(0, 12)
+        step, after, told = dice.randint(0, 12), "", 0  # ``told``: tokens of ``after`` with its answer
         for turn in range(dice.randint(*shape.turns)):
-            before, output = sum(count for _, count in prompt), dice.randint(*shape.output)
+            before, output = told + sum(count for _, count in prompt), dice.randint(*shape.output)
             if before + output >= most:
                 break
             prompt = (*prompt, (1 + 10 * session + turn, min(dice.randint(*shape.prompt), most - before - output)))
             name = f"s{session}t{turn}"
-            actions.append(Arrive(step, name, prompt, output))
+            actions.append(Arrive(step, name, prompt, output, after))
             if dice.random() < shape.aborts:
                 actions.append(Abort(step + dice.randint(0, 12), name))
             if dice.random() < 0.25:  # the same prompt again, a little later
-                again = min(dice.randint(*shape.output), most - sum(count for _, count in prompt))
-                actions.append(Arrive(step + dice.randint(0, 6), f"{name}b", prompt, again))
+                again = min(dice.randint(*shape.output), most - told - sum(count for _, count in prompt))
+                actions.append(Arrive(step + dice.randint(0, 6), f"{name}b", prompt, again, after))
+            if shape.answers and dice.random() < shape.answers:
+                after, told, prompt = name, told + sum(count for _, count in prompt) + output, ()
             step += dice.randint(*shape.gap)
     for _ in range(dice.randint(0, shape.resets)):
         actions.append(Reset(dice.randint(2, 40), dice.random() < 0.6, dice.random() < 0.6))

@@ -78,6 +78,8 @@ def _smaller_requests(scenario: Scenario) -> Iterator[Scenario]:
     for at, action in enumerate(scenario.actions):
         if not isinstance(action, Arrive):
             continue
+        if action.after and action.prompt:
+            yield _with(scenario, at, replace(action, after=""))
         for output in (1, action.output // 2, action.output - 1):
             if 1 <= output < action.output:
                 yield _with(scenario, at, replace(action, output=output))

@@ -188,6 +188,7 @@ class Machine:
         self.run = Run()
         self.chains: dict[str, list[int]] = {}
         """Request to the content after each of its tokens."""
+        self.tokens: dict[str, list[int]] = {}
         self.names: dict[int, tuple[str, int]] = {}
         """Content to the first request, and its tokens, that it stands for."""
         self.live: dict[str, Any] = {}
@@ -266,12 +267,12 @@ class Machine:
     def _act(self, action: Any) -> None:
         requests = self.scheduler.requests
         if isinstance(action, Arrive):
-            prompt = tokens_of(action.prompt)
+            prompt = [*self.tokens.get(action.after, ()), *tokens_of(action.prompt)]
             request = self.release.request(
                 action.name, prompt, self.release.sampling(max_tokens=action.output, ignore_eos=True), None,
                 block_hasher=self.release.hasher,
             )
-            self.chains[action.name] = []
+            self.chains[action.name], self.tokens[action.name] = [], []
             self._extend(action.name, prompt)
             self.live[action.name] = request
             self.scheduler.add_request(request)
@@ -294,6 +295,7 @@ class Machine:
 
     def _extend(self, name: str, tokens: list[int]) -> None:
         chain, names = self.chains[name], self.names
+        self.tokens[name] += tokens
         content = chain[-1] if chain else 1
         for token in tokens:
             content = hash((content, token)) or 1
@@ -364,11 +366,13 @@ class Machine:
         found = self.memory.device.get(place, EMPTY)
         why = cause(self.memory, place, self._name)
         writer = self.memory.device_writer.get(place, ("nobody", 0, "", 0))[0]
+        partial = found != EMPTY and self._extends(wanted, found)
         raise Found(
             "right content",
             f"request {name} reads block {at} in place {place} and wants {self._name(wanted)}, but finds "
-            f"{self._name(found)}: {why}",
-            f"written by {writer}" + (", torn store" if "did not wait for store" in why else ""),
+            f"{self._name(found)}: {why}" + (", before all its tokens were computed" if partial else ""),
+            f"written by {writer}" + (
+                ", torn store" if "did not wait for store" in why else ", incomplete block" if partial else ""),
         )
 
     def _name(self, content: int) -> str:

@@ -26,9 +26,12 @@ def test_every_request_fits_into_the_device_and_actions_are_in_order(profile: st
     steps = [action.step for action in scenario.actions]
     assert any(isinstance(action, Arrive) for action in scenario.actions)
     assert steps == sorted(steps)
-    for action in scenario.actions:
+    whole: dict[str, int] = {"": 0}
+    for action in sorted(scenario.actions, key=lambda one: getattr(one, "name", "")):
         if isinstance(action, Arrive):
-            assert 0 < action.tokens + action.output <= (scenario.device_blocks - 2) * BLOCK
+            whole[action.name] = whole[action.after] + action.tokens + action.output
+            assert action.tokens
+            assert whole[action.name] <= (scenario.device_blocks - 2) * BLOCK
             assert len(tokens_of(action.prompt)) == action.tokens
 
 

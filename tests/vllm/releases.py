@@ -16,17 +16,19 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RELEASES: Final = ROOT / ".releases"
-THREADS: Final = (
-    ("0.22.0", "hits", "loaded request that is not scheduled", "#45388"),
-    ("0.22.0", "reset", "no leak: OffloadingConnectorScheduler._req_status", "#48102"),
-    ("0.26.0", "abort", "AssertionError in scheduler._build_store_jobs", "#49118"),
-    ("0.29.0", "hits", "loaded request that is not scheduled", "#57841"),
-    ("0.22.0", "reset", "torn store", ""),
-    ("0.23.0", "reset", "torn store", ""),
-    ("0.29.0", "reset", "AssertionError in scheduler.build_connector_meta", ""),
-)
-"""Release, profile, part of the signature, and the thread of vllm-project/vllm that describes it."""
 OFFLOADING: Final = '{"kv_connector": "OffloadingConnector"}'
+ANSWERS: Final = '{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"offload_prompt_only": false}}'
+THREADS: Final = (
+    ("0.22.0", "hits", "loaded request that is not scheduled", "#45388", OFFLOADING),
+    ("0.22.0", "reset", "no leak: OffloadingConnectorScheduler._req_status", "#48102", OFFLOADING),
+    ("0.26.0", "abort", "AssertionError in scheduler._build_store_jobs", "#49118", OFFLOADING),
+    ("0.29.0", "hits", "loaded request that is not scheduled", "#57841", OFFLOADING),
+    ("0.29.0", "chat", "incomplete block", "#54193", ANSWERS),
+    ("0.22.0", "reset", "torn store", "", OFFLOADING),
+    ("0.23.0", "reset", "torn store", "", OFFLOADING),
+    ("0.29.0", "reset", "AssertionError in scheduler.build_connector_meta", "", OFFLOADING),
+)
+"""Release, profile, part of the signature, the thread of vllm-project/vllm that describes it, and the connector."""
 SIMPLE: Final = '{"kv_connector": "SimpleCPUOffloadConnector"}'
 SEEDS: Final = "0:300"
 
@@ -61,13 +63,13 @@ def main() -> None:
     """Print the table."""
     print("| release | thread | verdict | CPU s | runs of 300 | actions after shrinking |")
     print("|---|---|---|---|---|---|")
-    known: dict[tuple[str, str], list[dict[str, object]]] = {}
-    for release, profile, part, thread in THREADS:
+    known: dict[tuple[str, str, str], list[dict[str, object]]] = {}
+    for release, profile, part, thread, connector in THREADS:
         if sys.argv[1:] and release not in sys.argv[1:]:
             continue
-        if (release, profile) not in known:
-            known[release, profile] = explored(release, profile)
-        for finding in known[release, profile]:
+        if (release, profile, connector) not in known:
+            known[release, profile, connector] = explored(release, profile, connector)
+        for finding in known[release, profile, connector]:
             if part in str(finding["signature"]):
                 _row(f"vLLM {release}", thread, finding)
                 break

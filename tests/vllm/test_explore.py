@@ -38,7 +38,8 @@ MULTI: dict[str, Any] = {
     "kv_connector_extra_config": {"connectors": [{**one, "kv_role": "kv_both"} for one in (OFFLOADING, SIMPLE)]},
 }
 SYNC: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"sync_load_budget_bytes": 2**20}}
-CONNECTORS = {"lru": OFFLOADING, "arc": ARC, "sync": SYNC, "simple": SIMPLE, "multi": MULTI}
+ANSWERS: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"offload_prompt_only": False}}
+CONNECTORS = {"lru": OFFLOADING, "arc": ARC, "sync": SYNC, "answers": ANSWERS, "simple": SIMPLE, "multi": MULTI}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -236,7 +237,9 @@ class Daemon:
             self._handle_signals()
             self._open_streams()
             if self.options.metrics is not None:
-                self.metrics = MetricsServer(self.options.metrics, self._metrics_page)
+                self.metrics = MetricsServer(
+                    self.options.metrics, self._metrics_page, partial(self.questions.scrapers.turn, "scraper")
+                )
                 await self.metrics.start()
             server, servicer, probe = self._server()
             await probe.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)

@@ -197,11 +197,13 @@ class Questions:
         self.controllers = Role()
         self.probes = Role()
         """Of the services that tell health and the contract."""
+        self.scrapers = Role()
+        """Of the page of metrics."""
 
     @property
     def refused(self) -> int:
         """Questions that were refused because too many waited."""
-        return sum(role.refused for role in (self.observers, self.controllers, self.probes))
+        return sum(role.refused for role in (self.observers, self.controllers, self.probes, self.scrapers))
 
     def of(self, role: int) -> Role:
         """Callers of a role of the contract."""

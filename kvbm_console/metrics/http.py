@@ -1,12 +1,18 @@
 """A small HTTP server for one page, ``GET /metrics``, on the daemon's own loop.
 
+Each connection waits for a turn before it is answered, and those behind it in the kernel's queue: so scrapers spend a
+bounded share of the loop's time, however often they ask.
+
 Law of this file: a request is bounded in bytes and time, the answer is one page, and nothing else can be asked.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Final
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Final, Protocol
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.metrics.exposition import CONTENT_TYPE
@@ -19,17 +25,49 @@ CONNECTIONS_MAX: Final = 16
 away. So connections that say nothing cost few descriptors and keep no scraper out."""
 
 
-class MetricsServer:
-    """Serves ``page`` at ``listen`` (``HOST:PORT``) between ``start`` and ``close``."""
+ACCEPT_RETRY_S: Final = 0.1
+"""Without a descriptor for a connection, the next try."""
 
-    def __init__(self, listen: str, page: Callable[[], str]) -> None:
+
+class Turn(Protocol):
+    """A connection's turn."""
+
+    def working(self) -> AbstractContextManager[None]:
+        """Around the work, which is charged."""
+        ...
+
+
+class Unpaced:
+    """The turn of a server that nobody shares a loop with."""
+
+    def working(self) -> AbstractContextManager[None]:
+        """Charges nothing."""
+        return contextlib.nullcontext()
+
+
+async def at_once() -> Turn:
+    """A turn without waiting."""
+    return Unpaced()
+
+
+class MetricsServer:
+    """Serves ``page`` at ``listen`` (``HOST:PORT``) between ``start`` and ``close``.
+
+    ``turn`` is awaited for each connection.
+    """
+
+    def __init__(
+        self, listen: str, page: Callable[[], str], turn: Callable[[], Awaitable[Turn]] = at_once
+    ) -> None:
         host, _, port = listen.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and int(port) <= 65_535):
             raise UsageError(f"metrics must be HOST:PORT with a port up to 65535, got {listen!r}")
         self._host, self._port = host.strip("[]"), int(port)
         self._listen = listen
         self._page = page
-        self._server: asyncio.Server | None = None
+        self._turn = turn
+        self._socket: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
         self._silent: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         """Those of them that have not asked yet, the oldest first."""
@@ -41,28 +79,62 @@ class MetricsServer:
     async def start(self) -> None:
         """Listen. Raises ``UsageError``."""
         try:
-            self._server = await asyncio.start_server(
-                self._answer, self._host, self._port, limit=REQUEST_BYTES_MAX, backlog=CONNECTIONS_MAX
-            )
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            self._socket = socket.create_server((self._host, self._port), family=family, backlog=CONNECTIONS_MAX)
         except OSError as error:
             raise UsageError(f"cannot serve metrics at {self._listen}: {error.strerror or error}") from None
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._socket.setblocking(False)
+        self.port = self._socket.getsockname()[1]
+        self._accepting = asyncio.create_task(self._accept(self._socket))
 
     async def close(self) -> None:
         """Stop listening, and end what is being answered."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for task in self._answering:
+        tasks = set(self._answering)
+        if self._accepting is not None:
+            tasks.add(self._accepting)
+            self._accepting = None
+        for task in tasks:
             task.cancel()
-        if self._answering:
-            await asyncio.wait(self._answering)
+        if tasks:
+            await asyncio.wait(tasks)
+            await asyncio.sleep(0)  # aborted transports close their sockets in the next turn
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError:  # it has left again, or there is no descriptor
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            try:
+                turn = await self._turn()
+                reader = asyncio.StreamReader(limit=REQUEST_BYTES_MAX)
+                transport, protocol = await loop.connect_accepted_socket(
+                    partial(asyncio.StreamReaderProtocol, reader), connection
+                )
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, OSError):
+                    continue
+                raise
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            task = loop.create_task(self._answer(reader, writer, turn))
+            self._answering.add(task)
+            # A task that is cancelled before its first step never comes to its end.
+            task.add_done_callback(partial(self._ended, transport))
+
+    def _ended(self, transport: asyncio.Transport, task: asyncio.Task[None]) -> None:
+        transport.abort()
+        self._answering.discard(task)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, turn: Turn) -> None:
         task: asyncio.Task[None] | None = asyncio.current_task()
         assert task is not None
-        crowded = len(self._answering) - len(self._closing) >= CONNECTIONS_MAX and not self._close_oldest()
-        self._answering.add(task)
+        crowded = len(self._answering) - len(self._closing) > CONNECTIONS_MAX and not self._close_oldest()
         self._silent[task] = writer
         try:
             if crowded:
@@ -71,7 +143,8 @@ class MetricsServer:
                 async with asyncio.timeout(REQUEST_SECONDS_MAX):
                     head = await reader.readuntil(b"\r\n\r\n")
                 self._silent.pop(task, None)
-                writer.write(self._respond(head))
+                with turn.working():
+                    writer.write(self._respond(head))
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
@@ -82,7 +155,6 @@ class MetricsServer:
                 await writer.wait_closed()
             self._silent.pop(task, None)
             self._closing.discard(task)
-            self._answering.discard(task)
 
     def _close_oldest(self) -> bool:
         """Close the oldest connection that has not asked; False: all have."""

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +43,7 @@ from kvbm_console.service import LeaderService
 from kvbm_console.transfers.link import TOKEN_BYTES
 from server.daemon import Daemon
 from server.options import DaemonOptions
+from server.questions import CALL_NS, SAVINGS_NS, SHARE, Role
 from tests.kv_events.payloads import batch, stored
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
@@ -461,6 +464,41 @@ async def test_connections_that_say_nothing_are_closed_and_keep_no_scraper_out()
     assert not logged, "nothing is printed for any of them"
     # The listener, at most so many of its connections, and the other ends of all of them.
     assert before - descriptors() <= 1 + CONNECTIONS_MAX + len(idle)
+
+
+@pytest.mark.asyncio
+async def test_a_flood_of_scrapes_spends_a_bounded_share_of_the_loop() -> None:
+    """Sixteen scrapers that ask again at once once took the loop from the engine."""
+    role, work_ns, pages = Role(), 1_000_000, 0
+
+    def made() -> str:
+        nonlocal pages
+        pages += 1
+        end = time.thread_time_ns() + work_ns
+        while time.thread_time_ns() < end:
+            pass
+        return "up 1\n"
+
+    server = MetricsServer("127.0.0.1:0", made, partial(role.turn, "scraper"))
+    await server.start()
+    began = time.monotonic()
+    for _ in range(10):
+        assert await page(server.port) == (b"HTTP/1.1 200 OK", "up 1\n")
+
+    async def scrapes() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                await page(server.port)
+
+    flood = [asyncio.ensure_future(scrapes()) for _ in range(2 * CONNECTIONS_MAX)]
+    await asyncio.wait(flood, timeout=1.0)
+    for one in flood:
+        one.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+    passed_ns = round((time.monotonic() - began) * 1e9)
+    await server.close()
+    lanes = 2
+    assert pages * (work_ns + CALL_NS) <= lanes * (SAVINGS_NS + passed_ns // SHARE + 2 * work_ns)
 
 
 @pytest.mark.asyncio

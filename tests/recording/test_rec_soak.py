@@ -78,15 +78,15 @@ class Meter:
 def test_f30_the_whole_machine_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What the leader remembers of blocks that are gone has a bound that this run would reach only near its end: with a
     # tenth of it, every memory is at its bound before the first quarter is over.
-    monkeypatch.setattr(aids, "HISTORY_MAX", aids.HISTORY_MAX // 10)
-    monkeypatch.setattr(aids, "HISTORY_KEPT", aids.HISTORY_KEPT // 10)
+    monkeypatch.setattr(aids, "HISTORY_PART", aids.HISTORY_PART // 10)
+    monkeypatch.setattr(aids, "LEFT_MAX", aids.LEFT_MAX // 10)
     events = EVENTS // MACHINE_PART
     workload = parse_workload("multiturn:seed=11")
     calendar = Calendar()
     service = LeaderService(default_leader_config(workload), calendar.clock)
     service.recorder = Recorder(
         tmp_path, config=service.config, incarnation=service.incarnation, keyframe=service.keyframe,
-        segment_bytes=4_000_000, retention=Retention(keep_bytes=12_000_000),
+        facts=service.facts, segment_bytes=4_000_000, retention=Retention(keep_bytes=12_000_000),
     )
     service.start()
     rig = embed(service.dispatcher, calendar, default_engine_config(workload), workload)

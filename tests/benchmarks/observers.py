@@ -1,0 +1,326 @@
+"""What one observer costs an engine, and a debugger beside it: ``python -m tests.benchmarks.observers``.
+
+A machine that others use makes events a second useless, and events per second of processor vary by a tenth from one
+second to the next. So the figure is the engine's share of what the daemon takes of the processor: the time inside the
+engine's slices without that inside flushes, by the time of all threads without that of exports, which come every few
+seconds whoever looks. Whatever slows the machine slows both.
+
+The flood goes on and off in turns of two seconds on one daemon, and each turn is compared with the two beside it. The
+first half of a turn is left out: a flood begins with what its lane has saved up, and its last answers come later. The
+result is the median over all pairs with its 95 % confidence interval, which needs no assumption about the noise.
+
+Options: names of floods, ``--pairs N``.
+"""
+
+import asyncio
+import math
+import os
+import struct
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import msgspec
+
+from kvbm_console.client import Client
+from kvbm_console.client.access import Access
+from kvbm_console.engines.embedded import Rig, default_engine_config, default_leader_config
+from kvbm_console.engines.workloads import parse_workload
+from kvbm_console.service import LeaderService
+from kvbm_console.stream.broadcast import Broadcaster
+from kvbm_console.wire.protocol import method_path
+from kvbm_console.wire.v1 import console_pb2 as pb
+from server.daemon import Daemon, run_daemon
+from server.options import DaemonOptions
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+TURN_S: Final = 2.0
+WARM_S: Final = 6.0
+"""Until the tiers are full."""
+SAMPLE_S: Final = 0.02
+RENEW_S: Final = 0.02
+SAMPLE: Final = struct.Struct("<qqq")
+"""Monotonic clock, the daemon's processor time, the engine's."""
+IN_FLIGHT: Final = 16
+STREAMS: Final = 64
+FLOODS: Final = ("none", "status", "digest", "history", "snapshot", "digests", "connections", "scrapes")
+"""``none`` goes on and off, too, and does nothing: what the method itself finds."""
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What a flood costs: parts of the engine's share of the processor, and renewals in milliseconds."""
+
+    flood: str
+    pairs: int
+    asked: int
+    median: float
+    low: float
+    high: float
+    """The 95 % confidence interval of the median."""
+    renewals: int
+    p99_ms: float
+    p99_off_ms: float
+
+    def line(self) -> str:
+        """One row."""
+        return (
+            f"{self.flood:12} costs {self.median:+6.1%} ({self.low:+6.1%} to {self.high:+6.1%}, {self.pairs} pairs), "
+            f"{self.asked:7,} asked; renewals p99 {self.p99_ms:5.1f} ms, {self.p99_off_ms:5.1f} ms without"
+        )
+
+
+# --- the daemon's process --------------------------------------------------------------------------------------------
+
+
+class _Timed:
+    """Processor time inside some calls."""
+
+    def __init__(self) -> None:
+        self.took_ns = 0
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, timed."""
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = time.thread_time_ns()
+            try:
+                return call(*arguments, **named)
+            finally:
+                self.took_ns += time.thread_time_ns() - began
+
+        return timed
+
+
+async def _daemon(place: Path) -> None:
+    """An engine at full speed that says how much of the processor it got."""
+    engine, inside, exports, flushes = _Timed(), _Timed(), _Timed(), [0]
+    LeaderService._take_base = exports.around(LeaderService._take_base)  # type: ignore[method-assign]
+    Broadcaster.flush = inside.around(Broadcaster.flush)  # type: ignore[method-assign]
+    run = Rig.run
+
+    def slice_of(*arguments: Any) -> None:
+        before = inside.took_ns
+        run(*arguments)
+        flushes[0] += inside.took_ns - before
+
+    Rig.run = engine.around(slice_of)  # type: ignore[method-assign]
+    workload = parse_workload("multiturn")
+    options = DaemonOptions(
+        workload=workload, listen="127.0.0.1:0", speed=None, token_file=place / "token", metrics="127.0.0.1:0",
+        config=default_leader_config(workload, g2_blocks=2_048, g3_blocks=8_192),
+        engine=default_engine_config(workload, g1_blocks=512),
+    )
+
+    def ready(daemon: Daemon) -> None:
+        assert daemon.metrics is not None
+        samples = os.open(place / "samples", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        loop = asyncio.get_running_loop()
+
+        def sample() -> None:
+            took_ns = engine.took_ns - flushes[0]
+            os.write(samples, SAMPLE.pack(time.monotonic_ns(), time.process_time_ns() - exports.took_ns, took_ns))
+            loop.call_later(SAMPLE_S, sample)
+
+        sample()
+        print(daemon.address, daemon.metrics.port, flush=True)
+
+    await run_daemon(options, on_ready=ready)
+
+
+# --- the flood's process ---------------------------------------------------------------------------------------------
+
+
+async def _flood(kind: str, address: str, port: int) -> None:
+    """Ask as fast as answers come while the last line of stdin is ``on``; print how often that was at its end."""
+    on, asked = asyncio.Event(), 0
+    lines = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    channel = grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
+    once = _once(kind, channel, address, port)
+
+    async def asks() -> None:
+        nonlocal asked
+        while True:
+            await on.wait()
+            try:
+                asked += await once(on)
+            except (grpc.RpcError, OSError):
+                await asyncio.sleep(0.001)
+
+    flood = [asyncio.create_task(asks()) for _ in range(STREAMS if kind == "digests" else IN_FLIGHT)]
+    assert flood
+    while line := await lines.readline():
+        on.set() if line == b"on\n" else on.clear()
+    print(asked, flush=True)
+    os._exit(0)  # calls are in flight, for whose answers the RPC library would wait
+
+
+def _once(
+    kind: str, channel: grpc.aio.Channel, address: str, port: int
+) -> Callable[[asyncio.Event], Awaitable[int]]:
+    query = channel.unary_unary(method_path("Query"), None, None)
+    subscribe = channel.unary_stream(method_path("Subscribe"), None, None)
+    questions = {
+        "status": pb.QueryRequest(status=pb.StatusQuery()),
+        "digest": pb.QueryRequest(digest=pb.DigestQuery()),
+        "history": pb.QueryRequest(history=pb.HistoryQuery(first_seq=0, limit=4_096)),
+    }
+
+    async def asks(on: asyncio.Event) -> int:
+        await query(questions[kind].SerializeToString())
+        return 1
+
+    async def snapshot(on: asyncio.Event) -> int:
+        call = subscribe(pb.SubscribeRequest(client="flood").SerializeToString())
+        await call.read()
+        call.cancel()
+        return 1
+
+    async def digests(on: asyncio.Event) -> int:
+        call, read = subscribe(pb.SubscribeRequest(client="flood", digests=True).SerializeToString()), 0
+        while on.is_set() and await call.read():  # the end of a stream is false
+            read += 1
+        call.cancel()
+        return read
+
+    async def connections(on: asyncio.Event) -> int:
+        host, _, number = address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(number))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        writer.transport.abort()
+        return 1
+
+    async def scrapes(on: asyncio.Event) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await reader.read()
+        writer.close()
+        return 1
+
+    async def none(on: asyncio.Event) -> int:
+        await asyncio.sleep(TURN_S)
+        return 0
+
+    own = {
+        "snapshot": snapshot, "digests": digests, "connections": connections, "scrapes": scrapes, "none": none,
+    }
+    return own.get(kind, asks)
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, and the order statistics between which the true one lies with 95 % (binomial, no assumptions)."""
+    ordered, count = sorted(values), len(values)
+    below, tail = -1, 0.0
+    while (tail := tail + math.comb(count, below + 1) * 0.5**count) <= 0.025:
+        below += 1
+    below = max(below, 0)
+    middle = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
+    return middle, ordered[below], ordered[count - 1 - below]
+
+
+def _share(samples: Sequence[tuple[int, int, int]], begin_s: float, end_s: float) -> float:
+    """The engine's share of the daemon's processor between two moments."""
+    inside = [one for one in samples if begin_s * 1e9 <= one[0] <= end_s * 1e9]
+    (_, cpu, engine), (_, cpu_end, engine_end) = inside[0], inside[-1]
+    return (engine_end - engine) / (cpu_end - cpu)
+
+
+async def _renew(address: str, token: Path, latencies: list[tuple[float, float]], over: asyncio.Event) -> None:
+    access = Access.load(None, token)
+    async with Client(address, name="debugger", access=access) as client, client.control("d", lease=True) as session:
+        while not over.is_set():
+            began = time.monotonic()
+            await session.renew()
+            latencies.append((began, (time.monotonic() - began) * 1e3))
+            await asyncio.sleep(RENEW_S)
+
+
+def p99(values: Sequence[float]) -> float:
+    """The 99th percentile, 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] if ordered else 0.0
+
+
+async def measure(flood: str, pairs: int) -> Cost:
+    """What one flood costs."""
+    with tempfile.TemporaryDirectory(prefix="kvbm-") as name:
+        place = Path(name)
+        token = place / "token"
+        token.touch(0o600)
+        token.write_text("t" * 32)
+        child = [sys.executable, "-m", "tests.benchmarks.observers"]
+        start = partial(asyncio.create_subprocess_exec, *child, cwd=ROOT, stdin=PIPE, stdout=PIPE)
+        daemon = await start("--daemon", name)
+        asker: Process | None = None
+        try:
+            assert daemon.stdout is not None
+            address, port = (await daemon.stdout.readline()).decode().split()
+            asker = await start("--flood", flood, address, port)
+            latencies: list[tuple[float, float]] = []
+            over = asyncio.Event()
+            renewals = asyncio.create_task(_renew(address, token, latencies, over))
+            await asyncio.sleep(WARM_S)
+            turns = await _turns(asker, pairs)
+            over.set()
+            await renewals
+            out, _ = await asker.communicate(b"")
+            samples = list(SAMPLE.iter_unpack((place / "samples").read_bytes()))
+        finally:
+            for process in (daemon, asker):
+                if process is not None and process.returncode is None:
+                    process.kill()
+                    await process.wait()
+    shares = [_share(samples, begin, begin + TURN_S / 2) for begin in turns]
+    costs = [
+        1 - 2 * shares[index] / (shares[index - 1] + shares[index + 1]) for index in range(1, len(shares) - 1, 2)
+    ]
+    during = [[took for at, took in latencies if any(b <= at < b + TURN_S / 2 for b in turns[on::2])] for on in (1, 0)]
+    median, low, high = interval(costs)
+    return Cost(
+        flood, len(costs), int(out or 0), median, low, high, len(during[0]), p99(during[0]), p99(during[1])
+    )
+
+
+async def _turns(asker: Process, pairs: int) -> list[float]:
+    """Where the measured half of each turn begins; off and on in turns, off at both ends."""
+    assert asker.stdin is not None
+    turns: list[float] = []
+    for turn in range(2 * pairs + 1):
+        asker.stdin.write(b"on\n" if turn % 2 else b"off\n")
+        await asker.stdin.drain()
+        await asyncio.sleep(TURN_S / 2)
+        turns.append(time.monotonic())
+        await asyncio.sleep(TURN_S / 2 + SAMPLE_S)
+    return turns
+
+
+def main(arguments: list[str]) -> None:
+    """Measure the floods named, all by default."""
+    if arguments[:1] == ["--daemon"]:
+        asyncio.run(_daemon(Path(arguments[1])))
+        return
+    if arguments[:1] == ["--flood"]:
+        asyncio.run(_flood(arguments[1], arguments[2], int(arguments[3])))
+        return
+    pairs = 30
+    if "--pairs" in arguments:
+        at = arguments.index("--pairs")
+        pairs = int(arguments[at + 1])
+        del arguments[at : at + 2]
+    for flood in arguments or FLOODS:
+        print(asyncio.run(measure(flood, pairs)).line(), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -145,7 +145,8 @@ class RecordingMethod:
             raise Refused(f"{service.place.file} is one segment: record to a directory to begin others")
         if not recorder.rotate():
             raise Refused(f"the recorder is {recorder.status().state}: it rotates by itself when the disk takes it")
-        await anyio.to_thread.run_sync(recorder.settle)
+        if not await anyio.to_thread.run_sync(recorder.settle):
+            raise Refused("the disk has not answered yet: the recorder rotates when it does")
         settled: RecorderStatus = recorder.status()
         return settled
 

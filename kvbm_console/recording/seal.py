@@ -263,14 +263,17 @@ class BackgroundSealer:
         self._retain_failure = None
         return fits
 
-    def stop(self) -> None:
-        """End the child, which loses nothing, and the thread."""
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """End the child, which loses nothing, and the thread; False when the disk did not let it within the time."""
         self._stopping.set()
         self._queue.put(None)
-        with self._lock:
-            if self._sealing is not None:
-                self._abandon(self._sealing.stem)
-        self.worker.join()
+        if self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            try:
+                if self._sealing is not None:
+                    self._abandon(self._sealing.stem)
+            finally:
+                self._lock.release()
+        return self.worker.join(timeout_s)
 
     def _sealing_bytes(self, path: Path) -> int:
         """Bytes that the draft of a segment may still take: at most as many as its source has."""

@@ -32,6 +32,8 @@ class Syncer:
         self.failed: SyncFailed | None = None
         """Set when the current segment is over because of it; ``switched`` clears it."""
         self.failures = 0
+        self.asked_ns: int | None = None
+        """When the pass began that the disk has not let end yet."""
         self._directory = directory
         self._written = written
         self._clock = clock
@@ -85,10 +87,17 @@ class Syncer:
             self._wake.clear()
             with self._lock:
                 waiting, self._waiting = self._waiting, []
-            self._pass()
+            self._timed_pass()
             for done in waiting:
                 done.set()
-        self._pass()
+        self._timed_pass()
+
+    def _timed_pass(self) -> None:
+        self.asked_ns = self._clock()
+        try:
+            self._pass()
+        finally:
+            self.asked_ns = None
 
     def _pass(self) -> None:
         # The order matters: events up to this one are in files that are in the list when it is copied afterwards.

@@ -61,6 +61,8 @@ ROTATION_RETRY_S: Final = 5.0
 """A rotation that the disk refused is tried again this often; the old segment goes on meanwhile."""
 
 FRAME_HEAD_BYTES: Final = fmt.MESSAGE_HEAD.size + fmt.CHECK.size
+HANG_S: Final = 5.0
+"""A disk that has not answered a call for so long is told: until the queue is full nothing is lost."""
 CLOSE_TIMEOUT_S: Final = 3.0
 """A disk that hangs must not keep the daemon from ending; what is not written by then is as after a kill."""
 
@@ -163,11 +165,9 @@ class Recorder:
         """The last event that a ``kill -9`` cannot take any more; one below the first before there is one."""
         self._spacing = self._complete_spacing = keyframe_events or KEYFRAME_EVENTS_MIN
         self._keys_done_bytes = 0
-        self._granted = 0
-        """Up to this size of the segment retention has made room."""
-        self._loss = self._healable_loss = self._written_keyframes = 0
-        self._keyframe_bytes = self._first_bytes = self._aids_bytes = 0
-        """Of the last keyframe and of the last complete one, as written; of the last aids, compressed."""
+        self._asked_ns: int | None = None
+        """When the disk was asked for what it has not answered yet."""
+        self._loss = self._healable_loss = 0
         self._down = False
         self._lost = 0
         self._tried_ns = 0
@@ -176,6 +176,10 @@ class Recorder:
         self._begin(first_facts, aids, left.to_seal)
 
     def _begin(self, facts: bytes, aids: bytes, to_seal: list[Path]) -> None:
+        self._granted = 0
+        """Up to this size of the segment retention has made room."""
+        self._written_keyframes = self._keyframe_bytes = self._first_bytes = self._aids_bytes = 0
+        """Keyframes of this run; bytes of the last and of the last complete one, and of the last aids, compressed."""
         self._sealer = BackgroundSealer(
             self.directory, self.retention, to_seal if self._seal else [],
             lambda: max(0, self._segment_limit - self._segment.size),
@@ -230,10 +234,10 @@ class Recorder:
     def status(self) -> RecorderStatus:
         """The watermarks and counts as of now."""
         synced_seq = self._syncer.synced_seq
-        failed = self._syncer.failed
+        failed, hanging = self._syncer.failed, self._hanging()
         losing = self._down or self._overflowing or failed is not None or self._loss != self._healed_loss
         ended = next((f"its thread {name!r} ended" for name, one in self.workers.items() if one.ended), None)
-        reason = ended or (failed.error if failed else self._reason if losing else self._hindrance())
+        reason = ended or hanging or (failed.error if failed else self._reason if losing else self._hindrance())
         segment = self._segment
         path = segment.path.with_suffix(".mcap") if self._sealed else segment.path
         return RecorderStatus(
@@ -241,6 +245,14 @@ class Recorder:
             max(0, self._clock() - self._syncer.synced_ns), self._dropped + self._lost, str(path), segment.size,
             segment.about.segment, reason, self._syncer.failures, self._sealer.removed_segments,
         )
+
+    def _hanging(self) -> str | None:
+        """Which call the disk has not answered."""
+        now_ns = self._clock()
+        for what, since_ns in (("write", self._asked_ns), ("sync", self._syncer.asked_ns)):
+            if since_ns is not None and now_ns - since_ns >= HANG_S * SECOND_NS:
+                return f"the disk has not answered a {what} for more than {HANG_S:g} s"
+        return None
 
     def restart(self, name: str) -> None:
         """Begin one of ``workers`` again after it ended. What the writing thread worked on is lost, and counted."""
@@ -289,6 +301,8 @@ class Recorder:
     def close(self, give_up: Callable[[], bool] = never) -> None:
         """``end``, seal each segment that is left until ``give_up`` says so, give the directory back.
 
+        Where the disk did not let it end, nothing else is asked of the disk.
+
         Sealing takes about 20 ms of CPU for each MB. An unsealed segment stays as it is: it is whole and readable, and
         the next recorder in the directory or ``rec index`` seals it.
         """
@@ -296,7 +310,7 @@ class Recorder:
         if self._released:
             return
         self._released = True
-        self._sealer.stop()
+        stopped = self._sealer.stop(CLOSE_TIMEOUT_S)
         if self._durable and self._seal:
             with contextlib.suppress(OSError):  # a directory that was removed holds nothing to seal
                 self.unsealed = [
@@ -304,7 +318,8 @@ class Recorder:
                     if not (self._sealer.has_room(path, 0) and try_seal(path, give_up))
                 ]
                 self._sealed = self._segment.path not in self.unsealed
-        self._sealer.retain(0)
+        if self._durable and stopped:
+            self._sealer.retain(0)
         self._lock.release()
 
     def rotate(self) -> bool:
@@ -497,10 +512,20 @@ class Recorder:
             seq = frame.end_seq
         if segment is self._segment and any(frame.channel != fmt.MARKS for frame in frames):
             self._make_room(sum(len(frame.data) + FRAME_HEAD_BYTES for frame in frames))
-        segment.append(*frames)
+        with self._asking():
+            segment.append(*frames)
         self._next_seq, self._log_ns, self._last_publish_ns = seq, log_ns, publish_ns
         if segment is self._segment:
             self.written_seq = self._next_seq - 1
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Around a call that a disk may never answer."""
+        self._asked_ns = self._clock()
+        try:
+            yield
+        finally:
+            self._asked_ns = None
 
     def _make_room(self, size: int) -> None:
         """Let older segments make way for so many bytes. Raises ``KeepReached``."""
@@ -532,7 +557,8 @@ class Recorder:
                 if not (self._sealer.retain(max(size, self._segment_limit)) or self._sealer.retain(size)):
                     raise self._keep_reached()
             self._lock.renew()
-            new = SegmentWriter(self.directory, about, self._open_file)
+            with self._asking():
+                new = SegmentWriter(self.directory, about, self._open_file)
             try:
                 self._append_keyframe(new, item, frames)
             except BaseException:

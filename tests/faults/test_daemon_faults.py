@@ -15,15 +15,16 @@ import pytest
 
 from kvbm_console.client import Client, Ended
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.errors import UsageError
+from kvbm_console.core.errors import KvbmConsoleError, UsageError
 from kvbm_console.core.events import HoldReleased
 from kvbm_console.core.ids import HoldEnd, SlotState
 from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.recover import recover_directory
 from kvbm_console.stream.feed import EventsArrived
 from kvbm_console.wire.protocol import CLIENT_OPTIONS, method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 from server.options import Endpoint
-from tests.server.daemons import ROOT, Mirror, Process, process, socket_directory
+from tests.server.daemons import ROOT, Mirror, Process, process, socket_directory, until
 
 pytestmark = pytest.mark.fault
 MAIN = "from kvbm_console.cli.main import main; main()"
@@ -184,3 +185,47 @@ def test_the_stale_lock_file_does_not_matter() -> None:
         Path(place / "d.sock.lock").write_text("")
         endpoint = Endpoint(f"unix:{place}/d.sock")
         endpoint.close()
+
+
+# --- a disk that hangs ---
+
+HANGING = """
+import os, sys, time
+from kvbm_console.recording import files
+def stands(call):
+    def waits(self, *arguments):
+        while os.path.exists(GATE):
+            time.sleep(0.01)
+        return call(self, *arguments)
+    return waits
+GATE = sys.argv.pop(1)
+for name in ("writev", "datasync", "truncate"):
+    setattr(files.SegmentFile, name, stands(getattr(files.SegmentFile, name)))
+from kvbm_console.cli.main import main
+main()
+"""
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_whose_disk_hangs_serves_and_ends_in_time_and_says_what_is_written() -> None:
+    with socket_directory() as place:
+        address, gate, record = f"unix:{place}/d.sock", place / "gate", place / "rec"
+        with process("-c", HANGING, str(gate), "serve", "--listen", address, "--workload", "multiturn",
+                     "--record", str(record)) as child:
+            started(child)
+            async with Client(address, name="x") as client:
+                before = (await until(client, lambda found: found["recorder"]["written_seq"] > 0))["recorder"]
+                gate.touch()
+                with pytest.raises(KvbmConsoleError, match="the disk has not answered yet"):
+                    await client.record_rotate()
+                head = before["written_seq"] + 500
+                await until(client, lambda found: found["stream"]["head_seq"] > head)
+                found = await until(client, lambda found: found["recorder"]["state"] == "degraded")
+                assert found["recorder"]["written_seq"] < found["stream"]["head_seq"]
+            began = time.monotonic()
+            child.send(signal.SIGTERM)
+            assert await asyncio.to_thread(child.child.wait, 10) == 0
+            assert time.monotonic() - began < 6
+        gate.unlink()
+        recover_directory(record)
+        assert Recording.open(record).last_seq >= before["written_seq"]

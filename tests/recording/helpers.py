@@ -43,7 +43,7 @@ class Disk:
         self.sync_error: int | None = None
         self.truncate_error: int | None = None
         self.gate = threading.Event()
-        """While it is clear, writes stand still."""
+        """While it is clear, writes and syncs stand still."""
         self.gate.set()
         self.writes = 0
         """Calls so far."""
@@ -90,6 +90,7 @@ class FaultyFile(SegmentFile):
     def datasync(self) -> None:
         """Remember how far it came."""
         size = os.fstat(self.fd).st_size
+        self.disk.gate.wait()
         if self.disk.sync_error is not None:
             raise OSError(self.disk.sync_error, os.strerror(self.disk.sync_error))
         super().datasync()

@@ -23,7 +23,7 @@ from kvbm_console.recording.recover import recover_directory
 from kvbm_console.recording.retain import Retention
 from kvbm_console.recording.seal import seal_segment
 from kvbm_console.recording.writer import ROTATION_RETRY_S, Recorder
-from tests.recording.helpers import FakeClock, Log, recorder_of
+from tests.recording.helpers import Disk, FakeClock, Log, recorder_of
 
 
 def size_of(directory: Path) -> int:
@@ -209,8 +209,6 @@ def test_a_rotation_that_the_disk_refuses_loses_nothing_and_is_tried_again(tmp_p
 
 def test_a_rotation_while_the_disk_is_full_is_asked_for_again_afterwards(tmp_path: Path) -> None:
     """A loss that was healed without a rotation once left the recorder in its old segment for ever."""
-    from tests.recording.helpers import Disk
-
     log, clock, disk = Log(), FakeClock(), Disk()
     recorder = recorder_of(log, tmp_path, open_file=disk.open, clock=clock, segment_ns=10**9)
     record(recorder, log, 10)
@@ -430,3 +428,80 @@ def test_a_keyframe_that_no_frame_can_hold_is_told_and_tried_rarely(
     assert status.reason is not None
     assert status.reason.endswith("bytes is above the limit of 100000")
     recorder.close()
+
+
+@pytest.mark.parametrize("queue_bytes", [32_000_000, 20_000])
+def test_a_disk_that_hangs_for_20_s_is_told_and_costs_what_does_not_fit_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue_bytes: int
+) -> None:
+    monkeypatch.setattr(writer_module, "RETRY_S", 0)
+    log, clock, disk = Log(), FakeClock(), Disk()
+    recorder = recorder_of(log, tmp_path, open_file=disk.open, clock=clock, queue_bytes=queue_bytes)
+    record(recorder, log, 10)
+    disk.gate.clear()
+    writes = disk.writes
+    recorder.offer(*log.flush(10))
+    while disk.writes == writes:
+        recorder.offer(None, None)  # until the writing thread stands in its call
+    assert recorder.status().state == "recording"
+    for _ in range(20):
+        clock.now_ns += 10**9
+        recorder.offer(*log.flush(100, "x" * 40))
+    status = recorder.status()
+    assert (status.state, status.reason) == ("degraded", "the disk has not answered a write for more than 5 s")
+    assert status.written_seq == 9
+    disk.gate.set()
+    for _ in range(3):
+        record(recorder, log, 10)
+    status = recorder.status()
+    assert (status.state, status.reason) == ("recording", None)
+    assert (status.not_recorded == 0) == (queue_bytes > 20_000)
+    accounted(recorder, tmp_path, log)
+
+
+def test_a_sync_that_hangs_is_told_and_events_are_written_meanwhile(tmp_path: Path) -> None:
+    log, clock, disk = Log(), FakeClock(), Disk()
+    recorder = recorder_of(log, tmp_path, open_file=disk.open, clock=clock)
+    record(recorder, log, 10)
+    held, entered = threading.Event(), threading.Event()
+
+    def hangs(self: Any) -> None:
+        entered.set()
+        held.wait()
+
+    disk_file: Any = recorder._segment.file
+    disk_file.datasync = hangs.__get__(disk_file)
+    for _ in range(2):
+        recorder.offer(*log.flush(5))
+        written = threading.Event()
+        recorder._queue.put(written)
+        assert written.wait(10)
+        recorder._syncer.wake()
+        assert entered.wait(10)
+    clock.now_ns += 20 * 10**9
+    status = recorder.status()
+    assert (status.state, status.reason) == ("degraded", "the disk has not answered a sync for more than 5 s")
+    assert status.written_seq == 19
+    assert status.synced_seq < 19
+    held.set()
+    record(recorder, log, 10)
+    assert recorder.status().state == "recording"
+    assert recorder.status().synced_seq == 29
+    accounted(recorder, tmp_path, log)
+
+
+def test_a_recorder_ends_within_its_bounds_while_the_disk_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "CLOSE_TIMEOUT_S", 0.05)
+    log, disk = Log(), Disk()
+    recorder = recorder_of(log, tmp_path, open_file=disk.open)
+    record(recorder, log, 10)
+    disk.gate.clear()
+    recorder.offer(*log.flush(10))
+    recorder.close()  # returns
+    assert recorder.status().written_seq == 9
+    disk.gate.set()
+    assert recorder._worker.join(10)
+    recover_directory(tmp_path)
+    assert Recording.open(tmp_path).last_seq == 19

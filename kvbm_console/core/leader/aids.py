@@ -86,6 +86,8 @@ class PoolAids(msgspec.Struct):
     again: dict[int, int] = {}
     """Full places that have become ``bereft``, and ``given`` at that time: not again before they are used, or the pool
     has given away as many places as it has. So copies are at most two for each block that comes."""
+    unsafe: list[int] = []
+    """Sequence hashes of ``next`` that had no copy below and are to be copied, coldest first."""
 
     @property
     def room(self) -> int:

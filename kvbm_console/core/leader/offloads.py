@@ -9,8 +9,8 @@ not count (they do by ``offload_law`` total, which is that of older recordings).
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from itertools import chain, islice, repeat
+from collections.abc import Iterable, Iterator
+from itertools import chain, compress, islice, repeat
 from operator import ne
 from typing import Final
 
@@ -29,6 +29,8 @@ PLENTY: Final = 2**31
 HELD_LEAST: Final = 8
 """Blocks of a running request are copied so many at a time; the others when it ends. A copy costs ten events, whatever
 its size."""
+_FIRST: Final = 512
+"""Places of which the owners are asked for first."""
 _EMPTY, _CACHED = int(Condition.EMPTY), int(Condition.CACHED)
 """As plain integers: to find a member in its class takes longer than the comparison that needs it."""
 _LEADER, _ONBOARDING = Authority.LEADER, SlotState.ONBOARDING
@@ -96,33 +98,72 @@ def _add_held(
 ) -> None:
     """Unsaved blocks of running requests that have a batch of them: to copy these takes no place from the engine."""
     covered, content = mine.covered, pool.content
-    for number, count in Counter(map(mine.owner.get, covered)).items():
-        if count < HELD_LEAST or number is None:
-            continue
+    for number in owners_of(mine):
         slot = leader.state.slots.get(number)
         if slot is None or slot.device_pool != pool.info.pool or slot.state is _ONBOARDING:
             continue
-        places = [place for place in filter(covered.__contains__, slot.device_blocks) if content[place] == READY]
-        if len(places) >= HELD_LEAST and room > 0:
+        unsaved = filter(covered.__contains__, slot.device_blocks)
+        places = list(islice((place for place in unsaved if content[place] == READY), max(room, HELD_LEAST)))
+        if len(places) >= HELD_LEAST:
             chosen[number] = places[:room]
             room -= len(chosen[number])
+            if not room:
+                return
+
+
+def owners_of(mine: PoolAids) -> Iterator[int]:
+    """Slots to which ``HELD_LEAST`` covered places or more were assigned, in the order of their first ones; only as
+    many places are looked at as that needs."""
+    owners = map(mine.owner.get, mine.covered)
+    counts = Counter(islice(owners, _FIRST))
+    told = 0
+    for number in list(counts):
+        if counts[number] < HELD_LEAST:
+            break
+        told += 1
+        if number is not None:
+            yield number
+    counts.update(owners)
+    for number, count in islice(counts.items(), told, None):
+        if count >= HELD_LEAST and number is not None:
+            yield number
 
 
 def _next_of_policy(leader: Decider, pool: PoolFacts, lower: PoolFacts, room: int) -> dict[int | None, list[int]]:
     """What the policy of a pool of ours would evict next and has no copy below; looked at from time to time."""
-    mine, index = leader.aids.pools[pool.info.pool], pool.info.pool
+    mine = leader.aids.pools[pool.info.pool]
     # More than half of what the pool below can give would be evicted there before it is needed.
     most = max(1, (lower.counts[_EMPTY] + lower.counts[_CACHED]) // 2)
     ahead, further = min(reserve(leader, pool), most) - pool.counts[_EMPTY], _further(leader, pool)
-    if not mine.wanted and (ahead <= 0 or mine.given - mine.looked < min(further, ahead) // 2):
-        return {}
     count = min(max(ahead, mine.wanted) + further, most)
+    if ahead > 0 and mine.given - mine.looked >= min(further, ahead) // 2:
+        _look(leader, pool, count)
+    places = _unsafe(pool, mine, room)
+    if mine.wanted and len(places) < room:
+        _look(leader, pool, count)
+        places = _unsafe(pool, mine, room)
+    return {None: places} if places else {}
+
+
+def _unsafe(pool: PoolFacts, mine: PoolAids, room: int) -> list[int]:
+    """The next places of the last look that are to be copied; what was used or evicted meanwhile is passed over."""
+    places = list[int]()
+    while mine.unsafe and len(places) < room:
+        at = room - len(places)
+        here = filter(pool.by_hash.__contains__, mine.unsafe[:at])
+        places += filter(mine.exposed.__contains__, map(pool.by_hash.__getitem__, here))
+        del mine.unsafe[:at]
+    return places
+
+
+def _look(leader: Decider, pool: PoolFacts, count: int) -> None:
+    """What would be evicted next, and what of that is to be copied: a look costs as much as it sees, so what it finds
+    is used up before the next one, unless the order has moved on."""
+    mine, index = leader.aids.pools[pool.info.pool], pool.info.pool
     keys = leader.box.policies[index].coldest(min(count, pool.counts[_CACHED]), evictable(pool), leader.at_ns)
     mine.next = dict.fromkeys(keys)
-    unsafe = list(filter(mine.exposed.__contains__, map(pool.by_hash.__getitem__, keys)))
-    if len(unsafe) <= room:
-        mine.looked, mine.wanted = mine.given, 0
-    return {None: unsafe[:room]} if unsafe else {}
+    mine.unsafe = list(compress(keys, map(mine.exposed.__contains__, map(pool.by_hash.__getitem__, keys))))
+    mine.looked, mine.wanted = mine.given, 0
 
 
 # --- by the total, and write-through ---

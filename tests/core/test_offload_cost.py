@@ -1,0 +1,92 @@
+"""What it costs to name what is copied down: bounds on what is looked at, in keys and not in time."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.eviction.policy import PolicyConfig
+from kvbm_console.core.eviction.pool_policy import PoolPolicy
+from kvbm_console.core.leader.aids import PoolAids
+from kvbm_console.core.leader.offloads import HELD_LEAST, owners_of
+from kvbm_console.engines.config import EngineConfig
+from kvbm_console.engines.embedded import build
+from kvbm_console.engines.multiturn import Multiturn, Settings
+from kvbm_console.simulation.options import CacheOptions
+
+
+@pytest.mark.parametrize("policy", ["simple_lru", "lrfu_auto"])
+def test_a_backlog_of_copies_is_looked_at_once(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long prompts fill the host tier faster than candidates of few blocks empty it: what one look has named is used
+    up, and not named again for each candidate."""
+    named = Counter[str]()
+    coldest = PoolPolicy.coldest
+
+    def counted(self: PoolPolicy, count: int, evictable: Callable[[int], bool], now_ns: int) -> list[int]:
+        keys = coldest(self, count, evictable, now_ns)
+        named["keys"] += len(keys)
+        return keys
+
+    monkeypatch.setattr(PoolPolicy, "coldest", counted)
+    chats = Settings(sessions=8, prompts=8, system=16_384, user=64, output=16, turns=1, seed=3, requests=12)
+    rig = build(
+        LeaderConfig(
+            g2_blocks=4_000, g3_blocks=16_000, offload_batch_blocks=8, offload_law="order", offload_threshold=0.9,
+            eviction=PolicyConfig(policy=policy),
+        ),
+        EngineConfig(g1_blocks=2_200, max_batch_tokens=8_192), Multiturn(chats),
+        links=CacheOptions(total_kv_blocks=2_200, kv_transfer_bandwidth=10.0).links(),
+    )
+    rig.run_to_end()
+    given_away = sum(one.given for one in rig.leader.aids.pools)
+    assert given_away > 20_000
+    assert named["keys"] <= 3 * given_away
+
+
+@given(some.integers(0, 2**32))
+@settings(max_examples=60)
+def test_the_nearest_resident_ancestor_is_found_however_it_is_remembered(seed: int) -> None:
+    dice = random.Random(seed)
+    parent_of: dict[int, int] = {}
+    chains = []
+    key = 1
+    for at in range(4):
+        above = dice.choice(chains)[: dice.randrange(1, 80)] if at else []
+        chain = [*above, *range(key, key + 80)]
+        parent_of.update(zip(chain[1:], chain, strict=False))
+        chains.append(chain)
+        key += 80
+    whole, policy = dict(parent_of), PoolPolicy(PolicyConfig(), 4_096, parent_of)
+    for at_ns in range(60):
+        chain = dice.choice(chains)
+        first = dice.randrange(len(chain))
+        part = [one for one in chain[first : first + 8] if one not in policy.policy.resident]
+        turn = dice.random()
+        if turn < 0.4 and part:
+            policy.insert(part, at_ns)
+        elif turn < 0.6:
+            policy.forget([one for one in chain[first : first + 30] if one in policy.policy.resident])
+        elif turn < 0.7:
+            parent_of.pop(dice.choice(chain), None)
+        elif turn < 0.8:
+            parent_of.update((one, whole[one]) for one in chain[first : first + 30] if one in whole)
+        asked = dice.choice(chain)
+        above = parent_of.get(asked)
+        while above is not None and above not in policy.policy.resident:
+            above = parent_of.get(above)
+        assert policy.ancestor(asked) == above
+
+
+@given(some.lists(some.integers(0, 6) | some.none(), max_size=900))
+@settings(max_examples=60)
+def test_owners_come_in_the_order_of_their_first_places(owners: list[int | None]) -> None:
+    mine = PoolAids(covered=dict.fromkeys(range(len(owners))))
+    mine.owner = {place: owner for place, owner in enumerate(owners) if owner is not None}
+    counts = Counter(owners)
+    assert list(owners_of(mine)) == [
+        owner for owner, count in counts.items() if count >= HELD_LEAST and owner is not None
+    ]

@@ -71,7 +71,9 @@ def test_the_nearest_resident_ancestor_is_found_however_it_is_remembered(seed: i
         elif turn < 0.6:
             policy.forget([one for one in chain[first : first + 30] if one in policy.policy.resident])
         elif turn < 0.7:
-            parent_of.pop(dice.choice(chain), None)
+            gone = dice.choice(chain)
+            parent_of.pop(gone, None)
+            policy.unknown([gone])
         elif turn < 0.8:
             parent_of.update((one, whole[one]) for one in chain[first : first + 30] if one in whole)
         asked = dice.choice(chain)

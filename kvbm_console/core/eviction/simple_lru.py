@@ -42,6 +42,10 @@ class SimpleLru:
         """Number of the next touch; keys that all touches name; leading ones of the oldest that live there no more."""
         self._newest = -1
         """The newest touch, while all of its keys are known to live in it."""
+        self._beside = 0
+        """Where the key stood in its touch beside which others were put last."""
+        self._gone: set[int] = set()
+        """Forgotten keys that a touch may still name."""
         self._stand(list(order))
 
     @property
@@ -82,14 +86,16 @@ class SimpleLru:
             self.touch(keys, at_ns)
             return
         row = self._touches[number]
-        dead = set(keys).intersection(row)
+        dead = set() if self._gone.isdisjoint(keys) else set(keys).intersection(row)
         if dead:  # they were here before they were forgotten
             self._carried -= len(row)
             row[:] = [key for key in row if key not in dead]
             self._carried += len(row)
             self._passed = 0
-        place = row.index(beside)
+        # The end of a prompt is stored first, so one block after the other is put beside the same one.
+        place = self._beside if self._beside < len(row) and row[self._beside] == beside else row.index(beside)
         row[place:place] = reversed(keys)
+        self._beside = place + len(keys)
         self._at.update(zip(keys, repeat(number)))
         self._carried += len(keys)
         if self._carried > 3 * len(self._at) + _SLACK:
@@ -101,6 +107,7 @@ class SimpleLru:
         rows = ((number, [key for key in row if live(key) == number]) for number, row in self._touches.items())
         self._touches = OrderedDict((number, row) for number, row in rows if row)
         self._carried, self._passed = len(self._at), 0
+        self._gone.clear()
 
     def _replaced(self, number: int, keys: list[int]) -> bool:
         """The keys of this touch are touched again: whether it was moved, since all live in it; else it is dropped."""
@@ -121,7 +128,11 @@ class SimpleLru:
     def forget(self, keys: Iterable[int]) -> None:
         """Blocks were given up."""
         self._newest = -1
+        keys = list(keys)
         deque(map(self._at.pop, keys, repeat(None)), 0)
+        self._gone.update(keys)
+        if len(self._gone) > 3 * len(self._at) + _SLACK:
+            self._drop_dead()
 
     def victims(
         self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),

@@ -71,7 +71,10 @@ class FeedSink:
         """What watching has cost this engine (``stream.document``); None when it has told nothing."""
         if self.cost is None:
             return None
-        counts = {field.name: getattr(self.cost, field.name) for field in pb.FeedCost.DESCRIPTOR.fields}
+        counts = {
+            field.name: getattr(self.cost, field.name) for field in pb.FeedCost.DESCRIPTOR.fields
+            if not field.has_presence or self.cost.HasField(field.name)
+        }
         return {"source": str(self._source), "name": self.name, **counts}
 
     def put(self, reply: pb.FeedReply) -> None:

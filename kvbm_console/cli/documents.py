@@ -206,6 +206,12 @@ class EngineRow(msgspec.Struct):
     call_ns: int
     steps: int
     step_ns: int
+    checked_blocks: int | UnsetType = UNSET
+    """Blocks whose bytes ``sanitize`` compared; this and the next three are absent without it."""
+    mismatched_blocks: int | UnsetType = UNSET
+    unknown_blocks: int | UnsetType = UNSET
+    """Blocks of loads whose store was not seen."""
+    check_ns: int | UnsetType = UNSET
 
 
 class PublisherRow(msgspec.Struct):

@@ -137,11 +137,15 @@ class FeedClient:
         return list(await asyncio.gather(*futures))
 
     async def tell_cost(
-        self, calls: int, dropped: int, call_ns: int, steps: int, step_ns: int, errors: int
+        self, calls: int, dropped: int, call_ns: int, steps: int, step_ns: int, errors: int,
+        checked: int | None = None, mismatched: int | None = None, unknown: int | None = None,
+        check_ns: int | None = None,
     ) -> None:
-        """What watching has cost the engine since it began. Raises ``ConnectionLost``."""
+        """What watching has cost the engine since it began, and what ``sanitize`` has compared, None without it.
+        Raises ``ConnectionLost``."""
         cost = pb.FeedCost(
-            calls=calls, dropped=dropped, call_ns=call_ns, steps=steps, step_ns=step_ns, errors=errors
+            calls=calls, dropped=dropped, call_ns=call_ns, steps=steps, step_ns=step_ns, errors=errors,
+            checked_blocks=checked, mismatched_blocks=mismatched, unknown_blocks=unknown, check_ns=check_ns,
         )
         async with self._writing:
             if self._ended is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.holds import ended_text
 from kvbm_console.core.ids import MissReason
 from kvbm_console.core.newer import UnknownKind
@@ -54,6 +55,17 @@ def _ids(column: bytes) -> str:
 
 def _tier(state: CacheState | None, pool: int) -> str:
     return f"pool {pool}" if state is None or pool >= len(state.pools) else state.pools[pool].info.tier.name
+
+
+def mismatch(event: ev.ContentMismatched) -> str:
+    """A worker's finding as one sentence."""
+    block = f"block {unpack_hashes(event.hashes)[0]:016x}"[:14]
+    where = (
+        f"at the end of store {event.copy} host slot {event.below} does not hold" if event.stage == "copy"
+        else f"load {event.copy} from host slot {event.below} handed place {event.place} to the model without"
+    )
+    return (f"{event.kind} of {block} on rank {event.rank}: {where} what {event.taken}; "
+            f"last writer: {event.writer}; missing edge: {event.edge}")
 
 
 def _numbers(values: tuple[int, ...]) -> str:
@@ -191,5 +203,7 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.PrefetchLimited():
             share = f"{event.used} of {event.judged} fetched blocks were used"
             return f"prefetch {'is limited to probes' if event.limited else 'is free again'}, {share}"
+        case ev.ContentMismatched():
+            return mismatch(event)
         case _:
             assert_never(event)

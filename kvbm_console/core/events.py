@@ -567,6 +567,31 @@ class PrefetchLimited(Event, tag=49):
     judged: int
 
 
+class ContentMismatched(Event, tag=50):
+    """A worker of rank ``rank`` found other bytes of a block than a store had taken: at the end of a store (``stage``
+    copy) or where a load handed the block to the model (``load``).
+
+    ``hashes`` is the one block; ``place`` is on the device and ``below`` the slot of the host tier; ``copy`` numbers
+    the connector's store or load. ``kind`` is a word of ``sanitize``, ``edge`` the order that was missing, ``taken``
+    the store that the bytes should come from. ``slot`` is None when the request is not live.
+    """
+
+    slot: int | None
+    source: int
+    request: str
+    rank: int
+    group: int
+    hashes: bytes
+    kind: str
+    stage: str
+    place: int
+    below: int
+    copy: int
+    writer: str
+    edge: str
+    taken: str
+
+
 AnyEvent = (
     PoolKnown | SlotOpened | SlotMoved | SlotClosed | SlotCloned | LookupAnswered | BlocksStaged | StagingReleased
     | DeviceBlocksAssigned | DeviceBlocksReleased | BlocksFilled | BlocksEvicted | BlocksReserved | BlocksReady
@@ -575,6 +600,6 @@ AnyEvent = (
     | BreakpointsChanged | BreakpointHit | SlotHeld | HoldParked | HoldReleased | HoldDenied | LeaseChanged
     | ResetBegun | ResetDone | DrainBegun | StimulusRejected | CompletionRefused | InvariantViolated | BlocksSeen
     | SourceLost | Noted | BlocksQuarantined | BreakpointStopped | SlotCaptured | Frozen | Thawed
-    | PrefetchLimited
+    | PrefetchLimited | ContentMismatched
 )
 """The closed union of events; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyEvent])``."""

@@ -225,6 +225,23 @@ class CopiesObserved(Stimulus, tag=39):
     failed_ids: bytes
 
 
+class MismatchReported(Stimulus, tag=40):
+    """A worker compared the bytes of a copy and found others than a store had taken (``ContentMismatched``)."""
+
+    request: str
+    rank: int
+    group: int
+    hashes: bytes
+    kind: str
+    stage: str
+    place: int
+    below: int
+    copy: int
+    writer: str
+    edge: str
+    taken: str
+
+
 # --- from clients ---
 
 
@@ -367,7 +384,7 @@ AnyStimulus = (
     | RequestPreempted | RequestCloned | RequestFinished | TransferStarted | TransferFinished | TransferFailed
     | BlocksReported | SourceGapped | SourceRestarted | BreakpointsReplaced | HoldContinued | SlotStepped | Disarmed
     | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested | Noted
-    | LookupObserved | CopiesObserved
+    | LookupObserved | CopiesObserved | MismatchReported
     | CallAnnounced | PipelineStepped | RunForRequested | CandidateSkipRequested | Frozen | Thawed | BreakpointOverran
 )
 """The closed union of stimuli; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyStimulus])``."""
@@ -401,6 +418,7 @@ ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
     CallAnnounced: "call_announced",
     LookupObserved: "lookup_observed",
     CopiesObserved: "copies_observed",
+    MismatchReported: "mismatch_reported",
     PipelineStepped: "step_pipeline",
     RunForRequested: "run_for",
     CandidateSkipRequested: "skip_candidate",

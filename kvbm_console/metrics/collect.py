@@ -374,6 +374,23 @@ def _taps(families: _Families, view: View) -> None:
             family.add(row[field] / unit, {"source": row["source"], "engine": row["name"]})
 
 
+_CHECKS: Final = (
+    ("kvbm_sanitize_checked_blocks_total", "checked_blocks", 1),
+    ("kvbm_sanitize_mismatched_blocks_total", "mismatched_blocks", 1),
+    ("kvbm_sanitize_unknown_blocks_total", "unknown_blocks", 1),
+    ("kvbm_sanitize_check_seconds_total", "check_ns", SECOND_NS),
+)
+
+
+def _checks(families: _Families, view: View) -> None:
+    """Of engines whose tap compares bytes; the others have no sample."""
+    for name, field, unit in _CHECKS:
+        family = families.make(name)
+        for row in view.taps:
+            if field in row:
+                family.add(row[field] / unit, {"source": row["source"], "engine": row["name"]})
+
+
 def _spans(families: _Families, view: View) -> None:
     spans = families.make("kvbm_otlp_spans_total")
     for result, count in view.spans.items():
@@ -404,7 +421,7 @@ def _memory_peak_bytes() -> int:
 
 
 _PARTS: Final[tuple[Callable[[_Families, View], None], ...]] = (
-    _tiers, _evictions, _reuse, _policies, _prefetch, _transfers, _slots, _holds, _streams, _taps, _recorder,
+    _tiers, _evictions, _reuse, _policies, _prefetch, _transfers, _slots, _holds, _streams, _taps, _checks, _recorder,
     _parts, _self,
     _spans, _lints,
 )

@@ -329,6 +329,23 @@ HELP: Final[dict[str, tuple[Literal["counter", "gauge"], str]]] = {
         "counter",
         "Time between the steps of a watched engine. Growing faster than kvbm_tap_steps_total: steps become slower.",
     ),
+    "kvbm_sanitize_checked_blocks_total": (
+        "counter",
+        "Blocks whose bytes were compared at the end of a store or before a model read them. Flat under load: the "
+        "sample is too small.",
+    ),
+    "kvbm_sanitize_mismatched_blocks_total": (
+        "counter",
+        "Blocks that held other bytes than a store had taken. Any: answers may be wrong; the log says which copy.",
+    ),
+    "kvbm_sanitize_unknown_blocks_total": (
+        "counter",
+        "Sampled blocks that were loaded without a known store. Growing: another engine or an older run stored them.",
+    ),
+    "kvbm_sanitize_check_seconds_total": (
+        "counter",
+        "Time of an engine's workers spent in comparing. Above 3 % of kvbm_tap_step_seconds_total: sample less.",
+    ),
     "kvbm_recorder_state": (
         "gauge",
         "1 at the recorder's state. Degraded: events are lost to the recording; look at the disk.",

@@ -16,6 +16,8 @@ CONTENTS_MAX: Final = 65_536
 """Contents that are kept: eight bytes for each layer and some hundred bytes beside them."""
 RECENT_MAX: Final = 1_024
 """Copies that are kept after their end, so that a late write is still known."""
+FLYING_MAX: Final = 16_384
+"""Copies whose end is awaited; beyond them the oldest one counts as lost."""
 Pair = tuple[int, int, int]
 """(device place, host slot, group) of one block of a copy."""
 
@@ -107,6 +109,8 @@ class Finding:
     writer: str
     edge: str
     """The order that was missing."""
+    taken: str
+    """The store that the bytes should come from."""
     sentence: str
 
 
@@ -152,6 +156,8 @@ class Ledger:
         self.moment += 1
         copy.submitted = self.moment
         self.flying[copy.number] = copy
+        if len(self.flying) > FLYING_MAX:
+            self.recent.append(self.flying.pop(next(iter(self.flying))))
         if copy.store:
             for _, slot, _ in copy.pairs:
                 self.slot_store[slot] = copy

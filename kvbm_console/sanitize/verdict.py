@@ -31,6 +31,8 @@ KINDS: Final = {
     "other-bytes": "no copy that is known explains the bytes",
 }
 """The verdicts."""
+TEXT_MAX: Final = 240
+"""Characters of a finding's parts; a daemon takes 256 bytes."""
 _STRIDES: Final = ((1, 2), (2, 1), (1, 4), (4, 1))
 _PROBE_BYTES: Final = 64
 """So many bytes must agree before a page counts as found elsewhere; they must not all be equal."""
@@ -98,6 +100,7 @@ def finding(case: Case, cause: Cause) -> Finding:
     copy, content, rank = case.copy, case.content, case.ledger.rank
     block = f"block {short(content.hash)} of request {copy.request or content.copy.request}"
     took = f"{content.copy} took from place {content.place} in step {content.copy.step}"
+    words = cause.writer[:TEXT_MAX], cause.edge[:TEXT_MAX], took
     if copy.store:
         text = (f"{block} on rank {rank}: at the end of {copy} host slot {case.slot} does not hold what {took}; "
                 f"last writer: {cause.writer}; missing edge: {cause.edge}")
@@ -106,7 +109,7 @@ def finding(case: Case, cause: Cause) -> Finding:
                 f"and the place does not hold what {took}; last writer: {cause.writer}; missing edge: {cause.edge}")
     return Finding(
         cause.kind, "copy" if copy.store else "load", copy.request or content.copy.request, rank, content.group,
-        content.hash, case.place, case.slot, copy.number, cause.writer, cause.edge, text,
+        content.hash, case.place, case.slot, copy.number, *words, text,
     )
 
 
@@ -118,7 +121,7 @@ def missing(ledger: Ledger, copy: Copy, row: int, key: int, store: int) -> Findi
     text = (f"block {short(key)} of request {copy.request} on rank {ledger.rank}: {copy} from host slot {slot} "
             f"handed place {place} to the model; last writer: {writer}; missing edge: {edge}")
     return Finding("rank-missing", "load", copy.request, ledger.rank, group, key, place, slot, copy.number, writer,
-                   edge, text)
+                   edge, f"store {store} should have taken", text)
 
 
 # --- whose content is it? ---
@@ -223,6 +226,8 @@ def _other_store(case: Case) -> Cause | None:
     for other in case.ledger.stores_into(case.slot):
         if other.number == mine.number:
             continue
+        if case.copy.store and other.ended and other.ended < mine.submitted:
+            continue  # the slot's content of before: a store that was torn leaves some of it
         theirs = case.ledger.parts_in(other, case.slot)
         seen = theirs is not None and bool((theirs == case.found).any())
         first, second = sorted((mine, other), key=lambda copy: copy.submitted)

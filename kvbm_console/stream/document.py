@@ -27,7 +27,8 @@ exactly these keys, and new ones are only added:
 ``frozen``       {by, since_ns, max_hold_ns}, null when nothing is frozen
 ``stream``       {name, head_seq, epoch, incarnation, subscribers}; name is what ``serve --name`` says, else the
                  workload's or the engines' own
-``engines``      list of {source, name, calls, dropped, errors, call_ns, steps, step_ns}: what a tap has cost its engine
+``engines``      list of {source, name, calls, dropped, errors, call_ns, steps, step_ns}: what a tap has cost its
+                 engine; with ``sanitize`` also checked_blocks, mismatched_blocks, unknown_blocks and check_ns
 ``publishers``   list of {source, name, connected, batches, gaps, lost_batches, restarts, last_batch_ns}: event streams
                  that are followed; last_batch_ns is null before the first batch
 ``parts``        list of {part, healthy, ended, restarted, why}: tasks and threads of the daemon; how often each ended

@@ -25,7 +25,7 @@ FEED_KINDS: Final[frozenset[type[st.Stimulus]]] = frozenset({
     st.PoolDeclared, st.RequestArrived, st.MatchRequested, st.BlocksAllocated, st.IterationScheduled,
     st.IterationFinished, st.RequestPreempted, st.RequestCloned, st.RequestFinished, st.TransferStarted,
     st.TransferFinished, st.TransferFailed, st.BlocksReported, st.SourceGapped, st.SourceRestarted,
-    st.CallAnnounced, st.LookupObserved, st.CopiesObserved,
+    st.CallAnnounced, st.LookupObserved, st.CopiesObserved, st.MismatchReported,
 })
 """What engines and movers may say. The rest belongs to control sessions and to the daemon itself."""
 

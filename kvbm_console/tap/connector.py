@@ -5,7 +5,7 @@ recorded: every other public method, property, class method and static method is
 connector inside exactly as it came.
 
 Law of this file: what the inner connector returns or raises reaches the engine unchanged, except that a held request's
-lookup is answered with "ask again".
+lookup is answered with "ask again", and that ``sanitize`` adds to what both halves of a connector send each other.
 """
 
 import functools
@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from kvbm_console.tap.pool import places_of, record_places, record_resets
 from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, Recorder
+from kvbm_console.tap.sanitizing import WORKER_CALLS, Told
 
 _now = time.monotonic_ns
 
@@ -55,11 +56,12 @@ def make_tap(name: str, bases: tuple[type, ...], engine: Engine) -> type:
         base: Any = bases[0]
         base.__init__(self, *arguments_of(base, arguments))
         self._events_are_ours = False
+        self._sanitizer = self._marker = None
         self._tapped = engine.inner(self, arguments, {})
         self._recorder = engine.recorder(self, arguments, {}) or Recorder()
 
     def __getattr__(self: Any, attribute: str) -> Any:
-        if attribute.startswith("__") or attribute in ("_tapped", "_recorder", "_events_are_ours"):
+        if attribute.startswith("__") or attribute in _OURS:
             raise AttributeError(attribute)
         return getattr(self._tapped, attribute)
 
@@ -75,6 +77,9 @@ def arguments_of(kind: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):
         return arguments
     return arguments[: sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) - 1]
+
+
+_OURS: Final = ("_tapped", "_recorder", "_events_are_ours", "_sanitizer", "_marker")
 
 
 class _OfClass:
@@ -218,7 +223,29 @@ def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
     except Exception:
         recorder.failed()
     recorder.spent(_now() - began)
-    return self._tapped.build_connector_meta(scheduler_output)
+    metadata = self._tapped.build_connector_meta(scheduler_output)
+    if self._marker is not None:
+        _mark(self, scheduler_output, metadata)
+    return metadata
+
+
+def _mark(self: Any, scheduler_output: Any, metadata: Any) -> None:
+    """``sanitize``: name the blocks of the copies that the connector ordered."""
+    began = _now()
+    recorder = self._recorder
+    try:
+        self._marker.mark(recorder.live, self._kv_cache_manager.block_pool.blocks, scheduler_output, metadata)
+        _tell_findings(self)
+    except Exception:
+        recorder.failed()
+    recorder.spent(_now() - began)
+
+
+def _tell_findings(self: Any) -> None:
+    """Findings wait until a daemon listens."""
+    recorder, waiting = self._recorder, self._marker.waiting
+    while recorder.on and waiting:
+        recorder.put(("sanitized", _now(), waiting.popleft()))
 
 
 _NONE: Final[dict[str, int]] = {}
@@ -259,9 +286,15 @@ def _tell_all(self: Any, recorder: Recorder, scheduler_output: Any, now: int) ->
 
 def update_connector_output(self: Any, connector_output: Any) -> Any:
     """Copies ended. The connector inside may be the one that says so: it adds to what the workers told."""
+    recorder = self._recorder
+    told = getattr(connector_output, "kv_connector_worker_meta", None)
+    if isinstance(told, Told):
+        connector_output.kv_connector_worker_meta = told.inner
+        self._marker.heard(told)
+        recorder.checks = self._marker.totals
+        _tell_findings(self)
     answer = self._tapped.update_connector_output(connector_output)
     began = _now()
-    recorder = self._recorder
     try:
         if recorder.on:
             told = tuple(tuple(getattr(connector_output, field, None) or ()) for field in _COPIES)
@@ -340,6 +373,8 @@ def take_events(self: Any) -> Any:
 def reset_cache(self: Any) -> Any:
     """The engine forgets what its connector holds."""
     recorder = self._recorder
+    if self._marker is not None:
+        self._marker.forget()
     if recorder.on:
         recorder.put(("reset", _now()))
     return self._tapped.reset_cache()
@@ -348,6 +383,8 @@ def reset_cache(self: Any) -> Any:
 def shutdown(self: Any) -> Any:
     """The engine ends."""
     self._recorder.ending = True
+    if self._sanitizer is not None:
+        self._sanitizer.finish()
     return self._tapped.shutdown()
 
 
@@ -357,5 +394,5 @@ TAPPED: Final[dict[str, Callable[..., Any]]] = {
         build_connector_meta, update_connector_output, request_finished, request_finished_all_groups, take_events,
         reset_cache, shutdown,
     )
-}
+} | WORKER_CALLS
 """The calls that are recorded, by name."""

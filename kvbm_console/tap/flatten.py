@@ -21,6 +21,7 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``pool``    time, request that got places, their ids, [[group, hashes stored, hashes removed]] of the other groups,
             places and hashes of the told group that became known
 ``reset``   time
+``sanitized`` time, the fields of a finding of ``sanitize``
 ``cleared`` time, requests that are preempted: the engine forgot its prefix cache
 
 Law of this file: it reads the engine's objects and changes none; a hash is the last eight bytes of the engine's own,
@@ -346,6 +347,9 @@ class Flattener:
     def _cleared(self, now: int, preempted: list[str]) -> list[Any]:
         self._others.clear()
         return [["cleared", now, preempted]]
+
+    def _sanitized(self, now: int, row: list[Any]) -> list[Any]:
+        return [["sanitized", now, *row]]
 
     def _reset(self, now: int) -> list[Any]:
         return [["reset", now]]

@@ -27,9 +27,9 @@ class Recorder:
     """The queue of one engine and what the daemon has told it. ``on`` says whether anybody listens."""
 
     __slots__ = (
-        "_ask_ns", "_pattern", "allocating", "answers", "asked", "below", "by_place", "call_ns", "calls", "cleared",
-        "dropped", "ending", "errors", "gated", "held", "held_back", "live", "on", "places_known", "queue", "step_ns",
-        "stepped_ns", "steps", "unheard", "want_full",
+        "_ask_ns", "_pattern", "allocating", "answers", "asked", "below", "by_place", "call_ns", "calls",
+        "checks", "cleared", "dropped", "ending", "errors", "gated", "held", "held_back", "live", "on",
+        "places_known", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full",
     )
 
     def __init__(self, *, ask_ns: int = ASK_NS, by_place: bool = False) -> None:
@@ -62,6 +62,8 @@ class Recorder:
         """Requests whose verdict is awaited, to when it was asked for."""
         self.cleared: set[str] = set()
         """Requests that have their verdict: they go on until their next lookup."""
+        self.checks: tuple[int, ...] = ()
+        """``sanitize``: blocks checked, mismatches, blocks without a known store, nanoseconds of all workers."""
         self.calls = self.dropped = self.errors = self.held_back = 0
         self.call_ns = self.steps = self.step_ns = self.stepped_ns = 0
 

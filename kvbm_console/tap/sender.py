@@ -160,7 +160,7 @@ class Sender:
     def _cost(self) -> list[Any]:
         recorder = self.recorder
         return ["cost", recorder.calls, recorder.dropped, recorder.call_ns, recorder.steps, recorder.step_ns,
-                recorder.errors]
+                recorder.errors, *recorder.checks]
 
     def _pack(self, messages: list[Any]) -> None:
         if messages:

@@ -321,6 +321,15 @@ class Translator:
         if self._settings.uncertain:
             self._call(st.SourceGapped, 0, 0)
 
+    def _sanitized(
+        self, kind: str, stage: str, request: str, rank: int, group: int, key: int, place: int, below: int, copy: int,
+        writer: str, edge: str, taken: str, _: str,
+    ) -> None:
+        self._call(
+            st.MismatchReported, request, rank, group, pack_hashes((key,)), kind, stage, place, below, copy, writer,
+            edge, taken,
+        )
+
     def _reset(self) -> None:
         """The connector's cache; what it then removes it tells by its own events, if it has any."""
 
@@ -400,5 +409,5 @@ _TAKERS: Final[dict[str, Callable[..., None]]] = {
     "new": Translator._new, "will": Translator._will, "lookup": Translator._lookup, "alloc": Translator._alloc,
     "step": Translator._step, "fill": Translator._fill, "copies": Translator._copies, "finish": Translator._finish,
     "events": Translator._events, "all": Translator._all, "reset": Translator._reset,
-    "cleared": Translator._cleared, "pool": Translator._pool,
+    "cleared": Translator._cleared, "pool": Translator._pool, "sanitized": Translator._sanitized,
 }

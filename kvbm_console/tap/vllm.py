@@ -7,8 +7,8 @@ is a tap around that connector: vLLM goes on knowing its name, and whether it su
 name stands alone, or beside others in vLLM's MultiConnector. In ``kvbm``: ``daemon`` (``unix:PATH`` or ``HOST:PORT``;
 the default socket without it), ``serve`` (start a daemon where none listens), ``name``, ``medium`` (where the connector
 inside keeps blocks), ``token_file``, ``tls_ca``, ``python`` (one that has kvbm-console), ``send`` (false where a
-program in this process reads the tap). ``KvbmTap`` has them without ``kvbm``, and takes a connector that vLLM has no
-name for as ``connector``: its entry in the same form.
+program in this process reads the tap), ``sanitize`` (check the bytes of OffloadingConnector's copies). ``KvbmTap`` has
+them without ``kvbm``, and takes a connector that vLLM has no name for as ``connector``: its entry in the same form.
 
 Law of this file: importing it needs vLLM, so nothing else of this program imports it; what is not vLLM's is elsewhere.
 """
@@ -22,6 +22,7 @@ from typing import Any, Final
 from kvbm_console.tap.connector import arguments_of, make_tap
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import Recorder
+from kvbm_console.tap.sanitizing import Marker, Options, Sanitizer, missing_calls, options_of
 from kvbm_console.tap.sender import Sender, Settings
 
 _base: Final[Any] = import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
@@ -32,6 +33,7 @@ _BASES: Final = tuple(
 MEDIA: Final = {"OffloadingConnector": "CPU", "SimpleCPUOffloadConnector": "CPU", "LMCacheConnectorV1": "CPU",
                 "LMCacheMPConnector": "CPU"}
 """Where well known connectors keep blocks; of the others no more is known than that it is elsewhere."""
+_OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
 OURS: Final = "kvbm"
 """Our settings among those of a connector."""
 _TELL_ALL: Final = ("OffloadingConnector", "SimpleCPUOffloadConnector")
@@ -90,7 +92,20 @@ class _Vllm:
             )
         if role is _base.KVConnectorRole.SCHEDULER and kind.__name__ in _TELL_ALL:
             config, tap._events_are_ours = _with_events(config)
-        return kind(*arguments_of(kind, (config, role, kv_cache_config)))
+        options = self._options(vllm_config)
+        if options is not None:
+            _check_sanitize(options, kind, vllm_config.kv_transfer_config)
+        inside = kind(*arguments_of(kind, (config, role, kv_cache_config)))
+        if options is not None and role is _base.KVConnectorRole.WORKER:
+            tap._sanitizer = _sanitizer(options, inside)
+        return inside
+
+    def _ours(self, vllm_config: Any) -> dict[str, Any]:
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        return extra if self._around is None else extra.get(OURS) or {}
+
+    def _options(self, vllm_config: Any) -> Options | None:
+        return options_of(self._ours(vllm_config))
 
     def inner_class(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -121,11 +136,10 @@ class _Vllm:
         vllm_config, role, kv_cache_config = args
         if role is not _base.KVConnectorRole.SCHEDULER:
             return None
-        transfer = vllm_config.kv_transfer_config
-        extra = transfer.kv_connector_extra_config
+        extra = self._ours(vllm_config)
         inside = (extra.get("connector") or {}).get("kv_connector")
         if self._around is not None:
-            extra, inside = extra.get(OURS) or {}, transfer.kv_connector
+            inside = vllm_config.kv_transfer_config.kv_connector
         group, sizes, whole = _groups(kv_cache_config, vllm_config)
         # Beside another connector nothing is told of the blocks that one loads into, until their request computes.
         recorder = Recorder(by_place=len(sizes) > 1 or inside is None)
@@ -153,10 +167,62 @@ class _Vllm:
             group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, nulls=0 if whole else capacity or 0,
             caching=settings.caching, beside=inside is None,
         )
+        options = self._options(vllm_config)
+        if options is not None:
+            groups = import_module(f"{_OFFLOADING}.config").get_offloading_group_ids(kv_cache_config)
+            tap._marker = Marker(options.sample, sizes, hash_tokens, list(groups))
         tap.sender = Sender(recorder, flattener, settings, python=str(extra.get("python", "")))
         if extra.get("send", True):
             tap.sender.start()
         return recorder
+
+
+def _check_sanitize(options: Options, kind: type, transfer: Any) -> None:
+    """Raises ``ValueError`` where ``sanitize`` cannot work, with one sentence."""
+    if kind.__name__ != "OffloadingConnector":
+        raise ValueError(f'"sanitize" knows the workers of OffloadingConnector, and not those of {kind.__name__}.')
+    if lacking := list(missing_calls(_base.KVConnectorBase_V1)):
+        raise ValueError(f'"sanitize" needs a release of vLLM whose connectors have {", ".join(lacking)}.')
+    if options.action == "recompute" and getattr(transfer, "kv_load_failure_policy", "") != "recompute":
+        raise ValueError('"action": "recompute" of "sanitize" needs "kv_load_failure_policy": "recompute" beside it.')
+
+
+def _sanitizer(options: Options, connector: Any) -> Sanitizer:
+    """A checker around the worker that this connector will make when it gets the tensors."""
+    half = connector.connector_worker
+    spec = half.spec
+    if spec.config.canonical_layout:
+        raise ValueError('"sanitize" needs host pages that look like device pages, which "canonical_layout" changes.')
+    made = Sanitizer(options.action, stores_here=getattr(half, "_is_store_writer", True))
+    get_worker = spec.get_worker
+
+    def checked(kv_caches: Any) -> Any:
+        from kvbm_console.sanitize.fingerprint import Region, Side
+
+        worker = get_worker(kv_caches)
+        on_host = host_tensors(worker)
+        tensors = [one.tensor.view(_torch().int8).view((-1, one.page_size_bytes)) for one in kv_caches.tensors]
+        device, host = (
+            Side([[Region(side[ref.tensor_idx], per_row=pages, used=ref.page_size_bytes) for ref in refs]
+                  for refs in kv_caches.group_data_refs])
+            for side, pages in ((tensors, 1), (on_host, spec.blocks_per_chunk))
+        )
+        return made.attach(worker, device, host, rank=spec.config.parallel.rank, per_chunk=spec.blocks_per_chunk)
+
+    spec.get_worker = checked
+    return made
+
+
+def host_tensors(worker: Any) -> list[Any]:
+    """The host's tensors of an offloading worker. Raises ``ValueError`` for a worker that keeps them elsewhere."""
+    for owner, name in ((worker, "cpu_tensors"), (getattr(worker, "_store_handler", None), "dst_tensors")):
+        if getattr(owner, name, None) is not None:
+            return list(getattr(owner, name))
+    raise ValueError(f'"sanitize" does not know where {type(worker).__name__} of this release keeps its host tensors.')
+
+
+def _torch() -> Any:
+    return import_module("torch")
 
 
 def _replaced(owner: Any, field: str, change: Callable[[Any], Any]) -> Any:

@@ -201,6 +201,18 @@ def violated() -> Evidence:
     return tale.evidence()
 
 
+def wrong_bytes(times: int = 3) -> Evidence:
+    tale = Tale()
+    slot = tale.slot("a")
+    for number in range(times):
+        tale.tell(
+            ev.ContentMismatched, slot, 0, "a", 0, 0, pack_hashes([7]), "lost-flush", "copy", 3, 9, number,
+            "step 9 of request b", "step 9 of request b did not wait for store 4, whose flush was ordered",
+            "store 4 took from place 3 in step 7",
+        )
+    return tale.evidence()
+
+
 def late(times: int = 10) -> Evidence:
     s = script()
     for _ in range(times):
@@ -270,7 +282,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "straggler": straggling, "duplicate": duplicated, "staged": staged_in_vain, "never_loaded": stored_for_nothing,
     "already_cached": planned_for_nothing, "full": full, "thrash": lambda: recorded("thrash"),
     "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
-    "blocked": noted(Note.LOOP_BLOCKED), "violation": violated,
+    "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "wrong_bytes": wrong_bytes,
     "verdict": noted(Note.VERDICT), "late_reports": late, "reports_lost": reports_lost,
     "unfinished": unfinished, "deadlock": deadlocked, "engine_ended": engine_ended,
     "publisher_queue": lambda: followed(100), "dropped_with_room": dropped,

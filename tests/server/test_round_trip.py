@@ -339,4 +339,9 @@ async def test_a_feed_tells_what_watching_its_engines_costs() -> None:
                 "source": "1", "name": "vllm-a", "calls": 10, "dropped": 2, "call_ns": 30, "steps": 4, "step_ns": 500,
                 "errors": 1,
             }]}
+            checks = {"checked_blocks": 40, "mismatched_blocks": 0, "unknown_blocks": 1, "check_ns": 70}
+            await engine.tell_cost(10, 2, 30, 4, 500, 1, *checks.values())
+            while told["engines"][0].keys().isdisjoint(checks):
+                told = await feed.accounts()
+            assert told["engines"][0].items() >= checks.items()
             await items.aclose()

@@ -81,7 +81,7 @@ def test_every_lint_that_is_watched_can_be_read_whole(size: tuple[int, int]) -> 
     desk = desk_of(script, late_ns=0)
     desk.current = WARNINGS
     seen: list[str] = []
-    for _ in range(60):
+    for _ in range(100):
         seen += [row for row in screen(desk, *size)[3:-1] if not row.endswith("↓")]
         press(desk, "down")
     text = " ".join(" ".join(dict.fromkeys(seen)).split())

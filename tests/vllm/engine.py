@@ -77,8 +77,8 @@ class Engine:
     def __init__(
         self, directory: Path, connector: dict[str, Any], *, blocks: int = 96, running: int = 8, tokens: int = 256,
         publish: tuple[str, str] | None = None, load_steps: int = LOAD_STEPS, fail_every: int = 0,
-        groups: tuple[str, ...] = ("full",), caching: bool = True, events: bool = True, drafts: int = 0,
-        **cache_options: Any,
+        groups: tuple[str, ...] = ("full",), layers: int = 1, caching: bool = True, events: bool = True,
+        drafts: int = 0, **cache_options: Any,
     ) -> None:
         (directory / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=str(directory), dtype="float16", seed=0, skip_tokenizer_init=True)
@@ -102,8 +102,12 @@ class Engine:
         )
         kv_cache = KVCacheConfig(
             num_blocks=blocks, kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec([f"layer{at}"], spec_of(kind)) for at, kind in enumerate(groups)],
+            kv_cache_groups=[
+                KVCacheGroupSpec([f"layer{at}.{layer}" for layer in range(layers)], spec_of(kind))
+                for at, kind in enumerate(groups)
+            ],
         )
+        self.kv_cache = kv_cache
         size, unit = resolve_kv_cache_block_sizes(kv_cache, config)
         kv_cache.hash_block_size = unit  # as vLLM's engine does it
         self.config = config
@@ -127,7 +131,8 @@ class Engine:
             send(batch)
 
         publisher.publish = publish_and_keep
-        self._copies = Copies(load_steps, fail_every)
+        self.copies: Any = Copies(load_steps, fail_every)
+        """The executor's copies: has ``step`` and ``jobs``."""
         self.finished: list[str] = []
         self.cached: dict[str, tuple[int, int]] = {}
         """Request to the prompt tokens that the engine says it found: in device memory, and below."""
@@ -154,6 +159,7 @@ class Engine:
     def finish(self, output: Any) -> None:
         """The executor's part: one token for each request whose known tokens are all computed."""
         self.steps += 1
+        self.formed = output
         names = list(output.num_scheduled_tokens)
         sampled = []
         for name in names:
@@ -164,7 +170,7 @@ class Engine:
             sampled.append([*told[: dice.randrange(len(told) + 1)], dice.randrange(1000)] if done else [])
         result = ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)}, sampled_token_ids=sampled,
-            kv_connector_output=self._copies.step(output.kv_connector_metadata),
+            kv_connector_output=self.copies.step(output.kv_connector_metadata),
         )
         outputs = self.scheduler.update_from_output(output, result)
         if self._drafts:
@@ -200,4 +206,4 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether there is anything left to do."""
-        return self.scheduler.has_requests() or bool(self._copies.jobs)
+        return self.scheduler.has_requests() or bool(self.copies.jobs)

@@ -12,9 +12,9 @@ from kvbm_console.recording.lints import Finding, current
 from .mirror import Mirror
 
 DRAWN: Final = (
-    "deadlock", "stuck", "slow", "full", "thrash", "verdict", "violation", "polled", "pin_leak", "preempt_loop",
-    "pending", "silent", "failed_copies", "straggler", "duplicate", "staged", "never_loaded", "already_cached",
-    "blocked", "late_reports", "reports_lost", "engine_ended", "publisher_queue", "dropped_with_room",
+    "deadlock", "stuck", "slow", "full", "thrash", "verdict", "wrong_bytes", "violation", "polled", "pin_leak",
+    "preempt_loop", "pending", "silent", "failed_copies", "straggler", "duplicate", "staged", "never_loaded",
+    "already_cached", "blocked", "late_reports", "reports_lost", "engine_ended", "publisher_queue", "dropped_with_room",
 )
 """Lints of the stream. A hold, a loss and the recorder's state are drawn from what the session itself knows: their
 clocks and counts are of the connection, not of the events."""

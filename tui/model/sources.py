@@ -30,6 +30,9 @@ class TapCost(msgspec.Struct, frozen=True):
     call_ns: int
     steps: int
     step_ns: int
+    checked_blocks: int | None = None
+    """Blocks whose bytes ``sanitize`` compared, None without it."""
+    mismatched_blocks: int = 0
 
 
 class Following(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from ..draw import bars
 from ..draw.spans import Line, Row
 from ..model.numbers import UNKNOWN, count, cut, cut_middle, per_second, percent, plain, plural, spoken, tenth
 from ..model.series import Sums, resample
-from ..model.sources import blocks_only, ended, only_here, pools_of, reusable, uncertain, watched
+from ..model.sources import TapCost, blocks_only, ended, only_here, pools_of, reusable, uncertain, watched
 from .sections import kept
 
 NAME_WIDTH = 32
@@ -127,7 +127,18 @@ def _cost(desk: Desk, source: int) -> list[Piece]:
         Piece(f"tap: {call}, {part}", "text"),
         Piece(f"{count(cost.dropped)} dropped", "caution" if cost.dropped else "muted"),
         Piece(plural(cost.errors, "error"), "caution" if cost.errors else "muted"),
-        Piece(step), Piece(plural(cost.calls, "call")),
+        Piece(step), Piece(plural(cost.calls, "call")), *_checks(cost),
+    ]
+
+
+def _checks(cost: TapCost) -> list[Piece]:
+    """The blocks whose bytes were compared, of an engine with ``sanitize``."""
+    if cost.checked_blocks is None:
+        return []
+    wrong = cost.mismatched_blocks
+    return [
+        Piece(f"bytes of {plural(cost.checked_blocks, 'block')} checked"),
+        Piece(f"{count(wrong)} wrong", "fault" if wrong else "muted"),
     ]
 
 

@@ -138,6 +138,10 @@ def _noted(state: "CacheState", e: ev.Noted) -> None:
     return
 
 
+def _content_mismatched(state: "CacheState", e: ev.ContentMismatched) -> None:
+    """The facts say where blocks should be; the bytes there are no fact."""
+
+
 FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
     ev.BreakpointsChanged: _breakpoints_changed,
     ev.BreakpointHit: _breakpoint_hit,
@@ -152,6 +156,7 @@ FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
     ev.StimulusRejected: _stimulus_rejected,
     ev.InvariantViolated: _invariant_violated,
     ev.Noted: _noted,
+    ev.ContentMismatched: _content_mismatched,
     ev.BreakpointStopped: _breakpoint_stopped,
     ev.SlotCaptured: _slot_captured,
     ev.Frozen: _frozen,

@@ -53,6 +53,7 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.CallAnnounced: debugger.call_announced,
     st.LookupObserved: observed.not_watched,
     st.CopiesObserved: observed.not_watched,
+    st.MismatchReported: observed.mismatch_reported,
     st.PipelineStepped: debugger.pipeline_stepped,
     st.RunForRequested: debugger.run_for_requested,
     st.CandidateSkipRequested: debugger.candidate_skip_requested,

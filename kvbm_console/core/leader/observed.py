@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.columns import HASH_BYTES, pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import FinishReason, MissReason, ReleaseReason, SlotState, Tier, WaitPoint
 from kvbm_console.core.instructions import FencedBlocks, FinishAnswer, MatchAnswer
@@ -43,6 +43,17 @@ _S = SlotState
 def not_watched(leader: Decider, s: st.LookupObserved | st.CopiesObserved) -> None:
     """Only of an engine that is watched."""
     raise Refused(f"source {s.source} has declared no device pool that is only watched")
+
+
+def mismatch_reported(leader: Decider, s: st.MismatchReported) -> None:
+    """Put a worker's finding on the record. The request may have ended, and the facts stay."""
+    if len(s.hashes) != HASH_BYTES:
+        raise Refused(f"hashes must be one hash of {HASH_BYTES} bytes, not {len(s.hashes)} bytes")
+    slot = leader.state.slot_of.get(s.request)
+    leader.emit(
+        ev.ContentMismatched, slot, s.source, s.request, s.rank, s.group, s.hashes, s.kind, s.stage, s.place, s.below,
+        s.copy, s.writer, s.edge, s.taken,
+    )
 
 
 def request_arrived(leader: Decider, s: st.RequestArrived) -> None:

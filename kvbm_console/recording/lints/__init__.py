@@ -15,7 +15,7 @@ import msgspec
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.lints.copies import FailedCopies, Pending, Slow, Straggler
 from kvbm_console.recording.lints.model import ABOUT, About, Diagnosis, Finding, Level, current
-from kvbm_console.recording.lints.process import Bugs, Lost, Notes
+from kvbm_console.recording.lints.process import Bugs, Lost, Notes, WrongBytes
 from kvbm_console.recording.lints.rule import Lint
 from kvbm_console.recording.lints.slots import WATCHED, Held, PinLeak, Polled, PreemptLoop, Stuck, fault_after
 from kvbm_console.recording.lints.streams import EngineEnded, PublisherQueue, ReportsLost
@@ -39,7 +39,7 @@ def all_lints() -> list[Lint]:
     return [
         Stuck(), Polled(), Held(), PinLeak(), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
         Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), DroppedWithRoom(), Lost(),
-        ReportsLost(), EngineEnded(), PublisherQueue(), Notes(), Bugs(),
+        ReportsLost(), EngineEnded(), PublisherQueue(), Notes(), WrongBytes(), Bugs(),
     ]
 
 
@@ -48,7 +48,7 @@ def stream_lints() -> list[Lint]:
     return [
         Stuck(), Polled(), PinLeak(walk_places=False), PreemptLoop(), Pending(), Slow(), FailedCopies(), Straggler(),
         Duplicate(), Staged(), NeverLoaded(), AlreadyCached(), Full(), Thrash(), DroppedWithRoom(), ReportsLost(),
-        EngineEnded(), PublisherQueue(), Notes(), Bugs(),
+        EngineEnded(), PublisherQueue(), Notes(), WrongBytes(), Bugs(),
     ]
 
 

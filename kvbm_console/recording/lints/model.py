@@ -200,6 +200,12 @@ ABOUT: Final[dict[str, About]] = {
         "step back from here to see the course of it; the scenario, a reproduction and a text for an issue lie beside "
         "the recording",
     ),
+    "wrong_bytes": About(
+        "one block whose bytes differ from those that a store had taken",
+        "the model reads or will read another context than the request has, and nothing else tells",
+        "the edge that is named was missing: report it to the engine's or connector's project, and set \"action\": "
+        "\"recompute\" of sanitize until it is mended",
+    ),
     "violation": About(
         "a broken invariant",
         "the core caught itself in a mistake; the stimulus was refused and the facts are as before it",

@@ -111,6 +111,33 @@ def _verdict(e: ev.Noted, state: CacheState) -> Finding:
     )
 
 
+class WrongBytes(Lint):
+    """Blocks whose bytes a worker found wrong; one finding for each engine and kind of fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[tuple[int, str], list[ev.ContentMismatched]] = {}
+        self._times: dict[tuple[int, str], int] = {}
+        self.after = {ev.ContentMismatched: self._mismatched}
+
+    def _mismatched(self, e: ev.ContentMismatched, state: CacheState) -> None:
+        key = e.source, e.kind
+        self._times[key] = self._times.get(key, 0) + 1
+        kept = self._seen.setdefault(key, [])
+        if len(kept) <= EVIDENCE_MAX:
+            kept.append(e)
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """All of them: wrong bytes stay wrong."""
+        for key, (first, *more) in self._seen.items():
+            yield Finding(
+                lint="wrong_bytes", level=Level.FAULT, who=first.request or f"source {first.source}",
+                what="wrong bytes", because=f"{first.kind}: {first.edge}", seq=first.seq,
+                evidence=tuple(e.seq for e in more), request=first.request or None, since_ns=first.at_ns,
+                count=self._times[key], weight=self._times[key],
+            )
+
+
 class Bugs(Lint):
     """Broken invariants that the core caught, and reports that nobody waits for."""
 

@@ -51,7 +51,7 @@ def _lines(one: "Explanation", block: int | None) -> list[str]:
     lines = [f"{one.request}   slot {one.slot}, {one.state}; prompt of {number(one.prompt_tokens)} tokens: {size}"]
     if one.occurrences > 1:
         lines.append(f"{one.occurrences} slots had this name; this is the last one")
-    lines += one.origin
+    lines += one.remarks
     if not one.admissions and one.clone is None:
         lines.append("no look-up and no admission is in the evidence")
     for admission in one.admissions:

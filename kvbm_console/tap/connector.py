@@ -290,9 +290,12 @@ def update_connector_output(self: Any, connector_output: Any) -> Any:
     told = getattr(connector_output, "kv_connector_worker_meta", None)
     if isinstance(told, Told):
         connector_output.kv_connector_worker_meta = told.inner
-        self._marker.heard(told)
-        recorder.checks = self._marker.totals
-        _tell_findings(self)
+        try:
+            self._marker.heard(told)
+            recorder.checks = self._marker.totals
+            _tell_findings(self)
+        except Exception:
+            recorder.failed()
     answer = self._tapped.update_connector_output(connector_output)
     began = _now()
     try:

@@ -23,7 +23,7 @@ WORSE: Final = 1.25
 """Medians of ratios move by up to a tenth between runs on a shared machine; a quarter is a change of the code."""
 MODULES: Final = ("bench_core", "bench_hashing", "bench_pool", "bench_leader", "bench_fold", "bench_stream",
                   "bench_publish", "bench_recorder", "bench_tape", "bench_machine", "bench_scaling", "bench_kv_events",
-                  "bench_debug", "bench_tap", "bench_cache", "bench_whole")
+                  "bench_debug", "bench_tap", "bench_sanitize", "bench_cache", "bench_whole")
 
 
 def all_benches() -> Iterator[tuple[str, Callable[[], Figure]]]:

@@ -7,8 +7,11 @@ from click.testing import CliRunner, Result
 
 from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.columns import pack_hashes, unpack_hashes, unpack_ids
+from kvbm_console.core.ids import SlotState
+from kvbm_console.recording.explain import explain
 from kvbm_console.recording.reader import Recording
+from tests.explain.tale import Tale
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 PRESSURE = RECORDINGS / "offload-pressure.mcap"
@@ -122,3 +125,24 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         assert result.exit_code == (3 if "nobody" in arguments else 2), result.output
         assert words in result.output
         assert "Traceback" not in result.output
+
+
+def test_wrong_bytes_are_told_before_all_else() -> None:
+    """Those that a worker found, also behind the end of the request, and none of another request."""
+    tale = Tale()
+    slot = tale.slot("a")
+
+    def mismatch(slot: int | None, request: str, copy: int) -> None:
+        tale.tell(
+            ev.ContentMismatched, slot, 0, request, 0, 0, pack_hashes([7]), "lost-flush", "copy", 3, 9, copy,
+            "step 9 of request b", f"step 9 of request b did not wait for store {copy}",
+            f"store {copy} took from place 3 in step 7",
+        )
+
+    mismatch(slot, "a", 4)
+    mismatch(None, "b", 5)
+    tale.move(slot, SlotState.FINISHED)
+    mismatch(None, "a", 6)
+    told = explain(tale.evidence(), "a")
+    assert [sentence.split("wait for ")[1].split(" (")[0] for sentence in told.wrong_bytes] == ["store 4", "store 6"]
+    assert told.remarks[0].startswith("wrong bytes: lost-flush of block 00000000 on rank 0: at the end of store 4 host")

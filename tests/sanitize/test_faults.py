@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from kvbm_console.sanitize.__main__ import main
 from kvbm_console.sanitize.checker import Corrupt
 from kvbm_console.sanitize.ledger import Ledger
 from kvbm_console.sanitize.planted import FAULTS, Play, named, play
@@ -177,3 +178,13 @@ def test_a_block_that_is_computed_again_replaces_its_content() -> None:
         made.store(number, "a", [key], [(place, slot)])
     made.load(3, "b", [key], [(back, second)])
     assert made.findings() == []
+
+
+def test_the_table_says_that_each_fault_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = [line.split()[:3] for line in lines if line.split()[0] in FAULTS]
+    assert told[:12] == [[fault, "2", "0"] for fault in FAULTS]
+    with pytest.raises(SystemExit):
+        main(["--seeds", "0"])
+    assert "--seeds must be from 1 to 10000, and not 0." in capsys.readouterr().err

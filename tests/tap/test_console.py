@@ -146,3 +146,32 @@ async def test_a_live_console_asks_for_the_costs(events: list[Event], monkeypatc
         app.draw()
         assert "3 dropped" in "\n".join(line.text for line in app.canvas.lines)
     assert feed.asked >= 2
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_wrong_bytes_are_a_fault_a_line_of_the_log_and_a_count(size: tuple[int, int]) -> None:
+    watch = watching("offload")
+    for _ in islice(steps("offload", watch), 20):
+        pass
+    events = list(watch.events)
+    slot = next(iter(watch.leader.state.slots.values()))
+    for copy in (4, 5):
+        watch.recorder.put(("sanitized", 1, [
+            "lost-flush", "copy", slot.request, 0, 0, 0xDB691978 << 32, 33, 32, copy,
+            "step 107 of request s2t2 overwrote place 33, and store 24",
+            "step 107 of request s2t2 did not wait for store 24, whose flush was ordered in step 107",
+            "store 24 took from place 33 in step 104", "",
+        ]))
+    watch.pump()
+    one = desk_of(items=items(events + watch.events))
+    (warning,) = [each for each in one.warnings if each.lint == "wrong_bytes"]
+    assert (warning.level, warning.who) == (Level.FAULT, slot.request)
+    one.go(WARNINGS)
+    text = everything(one, *size)
+    assert "1 fault" in text
+    assert "lost-flush: step 107 of request s2t2 did not wait for store 24" in " ".join(text.split())
+    one.go(TIERS)
+    one.mirror.sources.tell(told(checked_blocks=40, mismatched_blocks=2))
+    text = everything(one, *size)
+    assert "bytes of 40 blocks checked" in text
+    assert "2 wrong" in text

@@ -14,6 +14,8 @@ from kvbm_console.core.describe import describe
 from kvbm_console.core.leader import Leader
 from kvbm_console.metrics.collect import collect, view_of
 from kvbm_console.metrics.exposition import render
+from kvbm_console.sanitize.checker import Corrupt
+from kvbm_console.sanitize.fingerprint import Side
 from kvbm_console.sanitize.planted import FAULTS, play
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import Recorder
@@ -128,6 +130,36 @@ def test_orders_name_the_sampled_blocks_and_who_got_their_places() -> None:
     third = metadata(loads={6: job("b", dst_spec=spec([7], [1], [0]))})
     marker.mark({"b": SimpleNamespace(block_hashes=hashes)}, blocks, output(), third)
     assert third.kvbm_orders.known == {}
+
+
+def test_an_error_of_ours_never_reaches_the_engine_and_a_stop_always_does() -> None:
+    class Worker:
+        ended = 0
+
+        def get_finished(self) -> list[Any]:
+            self.ended += 1
+            return [SimpleNamespace(job_id=1)]
+
+    def broken(*_: Any) -> None:
+        raise KeyError("planted")
+
+    def corrupt(*_: Any) -> None:
+        raise Corrupt("block 1 is wrong")
+
+    inner = Worker()
+    sanitizer = Sanitizer("stop")
+    side = Side([])
+    worker = sanitizer.attach(inner, side, side, rank=0, per_chunk=1)
+    checker: Any = sanitizer.checker
+    checker.end = broken
+    for _ in range(200):
+        assert worker.get_finished()
+    assert (inner.ended, sanitizer.errors) == (200, 100)  # then it is off
+    sanitizer.errors = 0
+    checker.end = corrupt
+    with pytest.raises(Corrupt, match="block 1 is wrong"):
+        worker.get_finished()
+    assert worker.ended == 201  # all else is the worker's own
 
 
 def test_settings() -> None:

@@ -49,7 +49,7 @@ class Why(Page):
         if told.occurrences > 1:
             lines.append(Row().put(f" {told.occurrences} slots had this name; this is the last one", "muted").line())
         places: list[int] = []
-        for sentence in told.origin:
+        for sentence in told.remarks:
             lines += [Row().put(f" {piece}", "text").line() for piece in wrap(plain(sentence), width - 3)]
         if not told.admissions and told.clone is None:
             lines.append(Row().put(" no look-up and no admission is in the evidence", "muted").line())

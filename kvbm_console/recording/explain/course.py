@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.describe import mismatch
 from kvbm_console.core.ids import CandidateStatus, SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
@@ -22,6 +23,8 @@ QUEUE, LOOKUP, HOLD, TRANSFER_QUEUE, WIRE, COMPUTE, SKIPPED, RELEASE, UNKNOWN = 
 """What time goes into: waiting for admission or scheduling; waiting for blocks that somebody else was still writing;
 standing in a hold; copies that it waits for, before and after they started; iterations; iterations that left it out;
 the end of a finished request without a copy; a gap."""
+WRONG_MAX: Final = 64
+"""Mismatches kept of one request: each names a copy, and one is enough to begin with."""
 LOOKUPS_MAX: Final = 1_000
 """Answers kept of one request; only changes are recorded, so hardly any request has ten."""
 
@@ -92,6 +95,7 @@ class Course(Visitor):
         self.clone: Clone | None = None
         self.clones: list[str] = []
         """Requests that were cloned from it."""
+        self.wrong_bytes: list[str] = []
         self._copies: dict[int, _Copy] = {}
         self._parts: dict[str, int] = {}
         self._since_ns = 0
@@ -107,7 +111,7 @@ class Course(Visitor):
             ev.OperationStarted: self._started, ev.OperationReported: self._reported,
             ev.CandidateSkipped: self._candidate_over, ev.CandidateEnded: self._candidate_over,
             ev.SlotHeld: self._touched, ev.HoldParked: self._touched_all, ev.HoldReleased: self._touched,
-            ev.Frozen: self._touched_all, ev.Thawed: self._touched_all,
+            ev.Frozen: self._touched_all, ev.Thawed: self._touched_all, ev.ContentMismatched: self._mismatched,
         }
 
     # --- begin, gap, end ---------------------------------------------------------------------------------------------
@@ -254,6 +258,12 @@ class Course(Visitor):
         last = loads[-1] if loads else None
         failed = next((copy.failure for copy in reversed(loads) if copy.failure), "")
         self.scored[-1].lost.append((e, failed, None if last is None else last.operation))
+
+    def _mismatched(self, e: ev.ContentMismatched, state: CacheState) -> None:
+        """A store may end behind its request, so that the name has to do."""
+        mine = self.slot is not None and e.request == self.slot.request
+        if (e.slot == self.number or (e.slot is None and mine)) and len(self.wrong_bytes) < WRONG_MAX:
+            self.wrong_bytes.append(f"{mismatch(e)} (event {e.seq:,})")
 
     # --- its copies --------------------------------------------------------------------------------------------------
 

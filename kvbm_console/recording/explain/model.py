@@ -156,6 +156,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Whose prompt it shares; None for a request that arrived."""
     clones: tuple[str, ...] = ()
     """Requests that share its prompt."""
+    wrong_bytes: tuple[str, ...] = ()
+    """What ``sanitize`` found of its blocks, a sentence each, at most ``WRONG_MAX``."""
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences that come before the admissions: wrong bytes, and where a clone's prompt is from."""
+        return [*(f"wrong bytes: {sentence}" for sentence in self.wrong_bytes), *self.origin]
 
     @property
     def origin(self) -> list[str]:

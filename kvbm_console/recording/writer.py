@@ -48,7 +48,10 @@ KEYFRAME_EVENTS_MAX: Final = 150_000
 """Bounds of the spacing of keyframes. With a fold of a million events a second the longest seek stays near 150 ms."""
 KEYFRAME_BYTES_PER_EVENT: Final = 8
 """Compressed bytes that keyframes may add to an event. Facts may add more where the longest seek needs that; the
-aids, which a rerun alone needs, never do: keyframes in between have facts only."""
+aids, which a rerun alone needs, only where keyframes with them would be further apart than ``COMPLETE_EVENTS_MAX``:
+keyframes in between have facts only."""
+COMPLETE_EVENTS_MAX: Final = 600_000
+"""A cut, which reruns from the complete keyframe in front of it, then takes half a minute at most."""
 KEYFRAMES_PER_SEGMENT: Final = 4
 """A segment holds at least so many times the bytes of its keyframe, unless ``keep`` leaves less."""
 KEEP_SHARE_PERCENT: Final = 30
@@ -469,7 +472,8 @@ class Recorder:
         compress = zstandard.ZstdCompressor(level=1).compress
         if item.aids:
             self._aids_bytes = len(compress(item.aids))
-            self._complete_spacing = max(KEYFRAME_EVENTS_MIN, self._aids_bytes // KEYFRAME_BYTES_PER_EVENT)
+            wanted = self._aids_bytes // KEYFRAME_BYTES_PER_EVENT
+            self._complete_spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, COMPLETE_EVENTS_MAX))
         wanted = (len(compress(item.facts)) + self._aids_bytes) // KEYFRAME_BYTES_PER_EVENT
         self._spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, KEYFRAME_EVENTS_MAX))
 

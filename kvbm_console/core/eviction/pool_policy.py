@@ -273,8 +273,12 @@ class PoolPolicy:
         """Add a victim behind all that continues it; if some of that may not go, all in front of it up to the victim
         stays, and is not looked at again."""
         family = [victim]
+        child_of, siblings = self._child.get, self._siblings
         for key in family:
-            for child in self._children(key):
+            first = child_of(key)
+            if first is None:
+                continue
+            for child in self._children(key) if key in siblings else (first,):
                 if child in order:
                     continue
                 if child in stays or child in protected or not may_follow(child):

@@ -73,8 +73,8 @@ class Ranked:
         """Entries of blocks that entered at their first use, in order."""
         self._first: float | None = 1
         """The value of a block at its first use; None when whatever enters has the highest rank of all."""
-        self._offered: list[Entry] = []
-        """Entries of the last victims: they go back into the heap unless these were forgotten meanwhile."""
+        self._front: deque[Entry] = deque()
+        """Entries that a choice of victims has come by, in order: the next one begins with them."""
         self._clock = -1
         """The last stamp."""
 
@@ -162,7 +162,7 @@ class Ranked:
             for key in keys:
                 if queued.pop(key, None) is not None:
                     self._drop(key)
-        if len(self._heap) + len(self._fresh) > 3 * len(queued) + _HEAP_SLACK:
+        if len(self._heap) + len(self._fresh) + len(self._front) > 3 * len(queued) + _HEAP_SLACK:
             self._rebuild()
 
     def _drop(self, key: int) -> None:
@@ -181,23 +181,22 @@ class Ranked:
         self._heap = [(self.rank(key), stamp, key) for key, stamp in self._queued.items()]
         heapify(self._heap)
         self._fresh.clear()
-        self._offered = []
+        self._front.clear()
 
     def victims(
         self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
     ) -> list[int] | None:
         """The ``count`` lowest ranked keys that may go, lowest first; None when there are fewer."""
-        heap, fresh, queued, stamps, rank = self._heap, self._fresh, self._queued, self._stamp, self.rank
-        live, oldest = queued.get, fresh.popleft
-        for entry in self._offered:
-            if live(entry[2]) == entry[1]:
-                heappush(heap, entry)
-        self._offered = offered = []
-        kept: list[Entry] = []
+        heap, fresh, front = self._heap, self._fresh, self._front
+        queued, stamps, rank, live = self._queued, self._stamp, self.rank, self._queued.get
+        passed: list[Entry] = []
+        chosen: list[int] = []
         left = count
         while left > 0:
-            if fresh and (not heap or fresh[0] < heap[0]):
-                entry = oldest()
+            if front and (not heap or front[0] < heap[0]) and (not fresh or front[0] < fresh[0]):
+                entry = front.popleft()
+            elif fresh and (not heap or fresh[0] < heap[0]):
+                entry = fresh.popleft()
             elif heap:
                 entry = heappop(heap)
             else:
@@ -209,14 +208,13 @@ class Ranked:
             if latest != stamp:
                 queued[key] = latest
                 heappush(heap, (rank(key), latest, key))
-            elif key in protected or (evictable is not None and not evictable(key)):
-                kept.append(entry)
-            else:
-                offered.append(entry)
+                continue
+            passed.append(entry)
+            if key not in protected and (evictable is None or evictable(key)):
+                chosen.append(key)
                 left -= 1
-        for entry in kept:
-            heappush(heap, entry)
-        return [entry[2] for entry in offered] if left <= 0 else None
+        front.extendleft(reversed(passed))
+        return chosen if left <= 0 else None
 
     def gauges(self) -> dict[str, float]:
         """Ghosts and their bound, for policies that have them."""

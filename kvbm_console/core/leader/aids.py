@@ -116,6 +116,8 @@ class PoolAids(msgspec.Struct):
         left, before = self.left, self.left_before
         if left.keys().isdisjoint(hashes) and before.keys().isdisjoint(hashes):
             return []
+        if before.keys().isdisjoint(hashes):
+            return [(key, left[key]) for key in filter(left.__contains__, hashes)]
         times = ((key, left.get(key, before.get(key))) for key in hashes)
         return [(key, at_ns) for key, at_ns in times if at_ns is not None]
 

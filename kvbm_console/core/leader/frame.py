@@ -288,10 +288,10 @@ class Decider:
         had evicted so long ago and has not got."""
         counts: dict[tuple[int, int], int] = {}
         for pool in (device, *self.lower_pools()):
-            for key, at_ns in self.aids.pools[pool.info.pool].left_at(hashes):
-                if key not in pool.by_hash:
-                    of = int(pool.info.tier), age_class(self.at_ns - at_ns)
-                    counts[of] = counts.get(of, 0) + 1
+            resident, left = pool.by_hash, self.aids.pools[pool.info.pool].left_at(hashes)
+            for at_ns, count in Counter(at_ns for key, at_ns in left if key not in resident).items():
+                of = int(pool.info.tier), age_class(self.at_ns - at_ns)
+                counts[of] = counts.get(of, 0) + count
         return dict(sorted(counts.items()))
 
     def score(self, slot: SlotFacts, hits: tuple[int, int, int, int], again: Sequence[int], device: PoolFacts) -> None:

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, compress, islice, repeat
-from operator import ne
+from operator import indexOf, ne
 from typing import Final
 
 from kvbm_console.core import events as ev
@@ -84,10 +84,14 @@ def _next_of_engine(leader: Decider, pool: PoolFacts, room: int) -> dict[int | N
         return {}
     loose, exposed = mine.loose, mine.exposed
     chosen: dict[int | None, list[int]] = {}
-    if exposed and not exposed.keys().isdisjoint(islice(loose, ahead)):
-        unsafe = filter(exposed.__contains__, islice(loose, ahead + _further(leader, pool)))
-        chosen[None] = list(islice(unsafe, room))
-        room -= len(chosen[None])
+    if exposed:
+        order = iter(loose)
+        near = islice(order, ahead)
+        first = next(filter(exposed.__contains__, near), None)
+        if first is not None:
+            behind = chain(near, islice(order, _further(leader, pool)))
+            chosen[None] = [first, *islice(filter(exposed.__contains__, behind), room - 1)]
+            room -= len(chosen[None])
     if len(loose) < ahead and len(mine.covered) >= HELD_LEAST and room >= HELD_LEAST:
         _add_held(leader, pool, mine, room, chosen)
     return chosen
@@ -230,7 +234,7 @@ def _safe_in_order(pool: PoolFacts, mine: PoolAids) -> int:
     """Places of a device pool that are given away before one that would be lost."""
     if not mine.exposed:
         return pool.counts[_EMPTY] + len(mine.loose)
-    return pool.counts[_EMPTY] + list(map(mine.exposed.__contains__, mine.loose)).index(True)
+    return pool.counts[_EMPTY] + indexOf(map(mine.exposed.__contains__, mine.loose), True)
 
 
 def _coldest(leader: Decider, pool: PoolFacts, count: int) -> dict[int | None, list[int]]:

@@ -499,5 +499,5 @@ def documents() -> dict[str, Any]:
         "rec recover": list[RecoveredRow], "rec index": list[Indexed], "rec diff": Difference, "rec export": Exported,
         "rec import dynamo": DynamoImported, "rec import kv-events": Imported, "rec capture": list[Captured],
         "compare": Comparison, "calibrate": Calibration, "why": Explanation, "doctor": Doctor,
-        "explore vllm": Exploration, "config show": Configuration,
+        "explore vllm": Exploration, "explore leader": Exploration, "config show": Configuration,
     }

@@ -50,50 +50,81 @@ def explore() -> None:
     """Search an engine and its KV connector for races, deadlocks and leaks."""
 
 
+def search_options(command: "Callable[..., Any]") -> "Callable[..., Any]":
+    """The options that every search has."""
+    for option in reversed((
+        click.option("--seeds", type=Seeds(), metavar="A:B",
+                     help="Run each profile with these seeds, and nothing else."),
+        click.option("--for", "for_ns", type=FOR, default="60s", show_default=True, metavar="DURATION",
+                     help="How long to search without --seeds."),
+        click.option("--profile", "profiles", multiple=True, type=click.Choice(list(PROFILES)),
+                     help="The kind of load; repeat for more. All of them without."),
+        click.option("--workers", type=int, default=None, metavar="N",
+                     help="Processes; as many as there are cores without."),
+        click.option("--first", "first_only", is_flag=True, help="End with the first finding."),
+        click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+                     help="Write a scenario, a pytest file, an issue text and a recording for each finding."),
+        format_option("text", "json"),
+    )):
+        command = option(command)
+    return command
+
+
 @explore.command("vllm")
 @click.option("--connector", default=OFFLOADING, show_default=True, metavar="JSON",
               help="The connector, as in vLLM's --kv-transfer-config.")
-@click.option("--seeds", type=Seeds(), metavar="A:B", help="Run each profile with these seeds, and nothing else.")
-@click.option("--for", "for_ns", type=FOR, default="60s", show_default=True, metavar="DURATION",
-              help="How long to search without --seeds.")
-@click.option("--profile", "profiles", multiple=True, type=click.Choice(list(PROFILES)),
-              help="The kind of load; repeat for more. All of them without.")
-@click.option("--workers", type=int, default=None, metavar="N", help="Processes; as many as there are cores without.")
 @click.option("--fault", "faults", multiple=True, type=click.Choice([*FAULTS, *CONNECTOR_FAULTS]), metavar="NAME",
               help="Plant this fault, to see that it is found; repeat for more.")
-@click.option("--first", "first_only", is_flag=True, help="End with the first finding.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Write a scenario, a pytest file, an issue text and a recording for each finding.")
 @click.option("--python", default=None, metavar="FILE",
               help="The interpreter in whose environment vLLM is installed; this one without.")
-@format_option("text", "json")
-def explore_vllm(
-    connector: str, seeds: range | None, for_ns: int, profiles: tuple[str, ...], workers: int | None,
-    faults: tuple[str, ...], first_only: bool, out: Path | None, python: str | None, form: str,
-) -> int:
+@search_options
+def explore_vllm(connector: str, faults: tuple[str, ...], python: str | None, **options: Any) -> int:
     """Drive vLLM's scheduler and connector through random work, without GPU and weights.
 
     The scheduler and the connector are vLLM's own. The worker copies blocks in a shadow memory, at random moments
     between order and report. Exit status 1 says that something was found.
     """
+    return _search(_connector(connector), faults, engine="vllm", python=python or sys.executable, **options)
+
+
+@explore.command("leader")
+@click.option("--fault", "faults", multiple=True, metavar="NAME",
+              help="Plant this fault, to see that it is found; repeat for more. REFERENCE.md lists them.")
+@search_options
+def explore_leader(faults: tuple[str, ...], **options: Any) -> int:
+    """Drive this program's own leader and embedded engine through random work, under the same monitors.
+
+    Machines, policies, loads, resets and failing copies are random. Exit status 1 says that something was found.
+    """
+    from kvbm_console.explore.leader_faults import FAULTS as LEADER_FAULTS
+
+    for name in faults:
+        if name not in LEADER_FAULTS:
+            raise UsageError(f"--fault must be one of {', '.join(LEADER_FAULTS)}, got {name!r}")
+    return _search({"kv_connector": "leader"}, faults, engine="leader", python=sys.executable, **options)
+
+
+def _search(
+    entry: dict[str, Any], faults: tuple[str, ...], *, engine: str, python: str, seeds: range | None, for_ns: int,
+    profiles: tuple[str, ...], workers: int | None, first_only: bool, out: Path | None, form: str,
+) -> int:
     from kvbm_console.cli.main import EXIT_INTERRUPTED
     from kvbm_console.explore.report import write
     from kvbm_console.explore.search import Search
 
-    entry = _connector(connector)
     count = workers if workers is not None else os.cpu_count() or 1
     if not 1 <= count <= 256:
         raise UsageError(f"--workers must be from 1 to 256, got {count}")
     search = Search(
-        connector=entry, profiles=profiles or tuple(PROFILES), faults=faults, seeds=seeds, processes=count,
-        seconds=for_ns / SECOND_NS, first_only=first_only, tell=_progress(), python=python or sys.executable,
+        connector=entry, engine=engine, profiles=profiles or tuple(PROFILES), faults=faults, seeds=seeds,
+        processes=count, seconds=for_ns / SECOND_NS, first_only=first_only, tell=_progress(), python=python,
     )
     report = search.run()
     if report.findings:
         warn(f"making {len(report.findings)} findings small; ctrl-c keeps them as they are")
         search.shrink(report)
     places = {} if out is None else {
-        finding.signature: write(out, report, finding, entry, faults) for finding in report.findings.values()
+        finding.signature: write(out, report, finding, entry, faults, engine) for finding in report.findings.values()
     }
     if places:
         search.record(report, {signature: place / "recording.mcap" for signature, place in places.items()})

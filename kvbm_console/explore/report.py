@@ -26,13 +26,17 @@ def slug(signature: str) -> str:
     return "-".join(kept.split())[:80]
 
 
-def write(out: Path, report: Report, finding: Finding, connector: dict[str, Any], faults: tuple[str, ...]) -> Path:
+def write(
+    out: Path, report: Report, finding: Finding, connector: dict[str, Any], faults: tuple[str, ...],
+    engine: str = "vllm",
+) -> Path:
     """One finding's directory, with its scenario, reproduction and issue text."""
+    make = reproduction if engine == "vllm" else leader_reproduction
     directory = out / slug(finding.signature)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "scenario.json").write_text(finding.scenario.to_json() + "\n", encoding="utf-8")
     (directory / "test_reproduction.py").write_text(
-        reproduction(finding.scenario, connector, faults, report.release, finding.signature), encoding="utf-8")
+        make(finding.scenario, connector, faults, report.release, finding.signature), encoding="utf-8")
     (directory / "issue.md").write_text(issue(report, finding, connector), encoding="utf-8")
     return directory
 
@@ -57,6 +61,21 @@ def reproduction(
         "def test_reproduction():\n"
         "    run = Machine(Release(), CONNECTOR, SCENARIO, FAULTS).play()\n"
         "    assert run.verdict is None, run.verdict.sentence\n",
+    ])
+
+
+def leader_reproduction(
+    scenario: Scenario, connector: dict[str, Any], faults: tuple[str, ...], release: str, signature: str
+) -> str:
+    """A pytest file that fails as long as the bug of our leader is there."""
+    return "\n".join([
+        f'"""Found by kvbm-console explore in {release}: {signature}."""', "",
+        "from kvbm_console.explore.leader import Machine, Release",
+        "from kvbm_console.explore.scenario import Scenario", "",
+        f"SCENARIO = Scenario.from_json({json.dumps(scenario.to_json())})", "", "",
+        "def test_reproduction():",
+        f"    run = Machine(Release(), {connector!r}, SCENARIO, {faults!r}).play()",
+        "    assert run.verdict is None, run.verdict.sentence", "",
     ])
 
 
@@ -101,6 +120,7 @@ def issue(report: Report, finding: Finding, connector: dict[str, Any]) -> str:
     return "\n".join([
         f"# {finding.signature}", "",
         f"{report.release}, `--kv-transfer-config '{json.dumps(connector)}'`, {scenario.device_blocks} device blocks, "
+        + "".join(f"{name} {value}, " for name, value in scenario.machine) +
         f"{scenario.host_blocks} host blocks, max_num_seqs {scenario.max_running}, max_num_batched_tokens "
         f"{scenario.batch_tokens}, block size 16.", "",
         f"In step {finding.verdict['step']}: {finding.verdict['sentence']}.", "",

@@ -71,6 +71,12 @@ class Scenario:
     batch_tokens: int
     actions: tuple[Action, ...]
     copies: tuple[int, ...] = field(default=(3,))
+    machine: tuple[tuple[str, Any], ...] = ()
+    """Further choices by name, of ``LEADER``; one that is not named has its first value."""
+
+    def option(self, name: str) -> Any:
+        """The value of a choice."""
+        return dict(self.machine).get(name, LEADER[name][0])
 
     def to_json(self) -> str:
         """One line that ``from_json`` reads."""
@@ -86,6 +92,7 @@ class Scenario:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError`` on anything else."""
         document = json.loads(text)
         actions = tuple(_action(dict(entry)) for entry in document.pop("actions"))
+        document["machine"] = tuple((name, value) for name, value in document.get("machine", ()))
         return cls(**{**document, "copies": tuple(document["copies"])}, actions=actions)
 
     @property
@@ -95,7 +102,8 @@ class Scenario:
             action.tokens + action.output + bool(action.after) for action in self.actions if isinstance(action, Arrive))
         last = max((action.step for action in self.actions), default=0)
         places = self.device_blocks + self.host_blocks + self.max_running
-        return 100_000 * len(self.actions) + 10 * (tokens + places) + last + sum(self.copies) + len(self.copies)
+        choices = 1_000 * len(self.machine) + sum(self.copies) + len(self.copies)
+        return 100_000 * len(self.actions) + 10 * (tokens + places) + last + choices
 
 
 def _action(entry: dict[str, Any]) -> Action:
@@ -148,6 +156,23 @@ once. ``chat``: turns begin with the answers before them. ``mild``: room for all
 after what they add."""
 
 
+LEADER: dict[str, tuple[Any, ...]] = {
+    "g3_blocks": (0, 0, 24, 96), "offload_threshold": (0.0, 0.5, 0.9), "offload_law": ("order", "order", "total"),
+    "asynchronous": (True, True, False), "offload_batch_blocks": (64, 2),
+    "policy": ("simple_lru", "lfu", "frequency_based", "adaptive_lru", "lrfu", "lrfu_auto"),
+    "prefetch": ("none", "none", "chain"), "fails": (0, 0, 3, 7), "patience_ns": (0, 20_000_000),
+}
+"""Choices of a run of our own leader. ``fails``: each such copy loses its first block."""
+
+
+def generate_for_leader(profile: str, seed: int) -> Scenario:
+    """The scenario of a seed with a machine of our own leader."""
+    dice = random.Random(f"leader {profile} {seed}")
+    drawn = ((name, dice.choice(values)) for name, values in LEADER.items())
+    machine = tuple((name, value) for name, value in drawn if value != LEADER[name][0])
+    return dataclasses.replace(generate(profile, seed), machine=machine)
+
+
 def generate(profile: str, seed: int) -> Scenario:
     """The scenario of a seed. Raises ``KeyError`` for an unknown profile."""
     shape, dice = PROFILES[profile], random.Random(f"{profile} {seed}")
@@ -181,3 +206,7 @@ def generate(profile: str, seed: int) -> Scenario:
         batch_tokens=dice.choice((32, 64, 128, 256)), actions=tuple(actions),
         copies=tuple(3 * dice.randint(*shape.wait) + dice.randrange(3) for _ in range(dice.randint(1, 12))),
     )
+
+
+GENERATE = {"vllm": generate, "leader": generate_for_leader}
+"""Engine to the scenarios of its seeds."""

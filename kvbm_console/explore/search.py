@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvbm_console.core.errors import FoldError, InvariantViolation, UsageError
-from kvbm_console.explore.scenario import PROFILES, Scenario, generate
+from kvbm_console.explore.scenario import GENERATE, PROFILES, Scenario
 
 BATCH: Final = 10
 """Runs of a task: a tenth of a second of work."""
@@ -34,7 +34,8 @@ SHRINK_RUNS: Final = 1_500
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 BOOTSTRAP: Final = (
     "import runpy, sys, types; package = types.ModuleType('kvbm_console'); package.__path__ = [sys.argv.pop()]; "
-    "sys.modules['kvbm_console'] = package; runpy.run_module('kvbm_console.explore.worker', run_name='__main__')"
+    "sys.modules['kvbm_console'] = package; "
+    "runpy.run_module('kvbm_console.explore.worker', run_name='__main__', alter_sys=False)"
 )
 """Runs the worker in an environment that has the engine and need not have this program: only its own files are seen."""
 
@@ -74,9 +75,11 @@ class Report:
 
 @dataclass
 class Search:
-    """The connector and loads to explore, and the end of the search."""
+    """The engine, its connector and the loads to explore, and the end of the search."""
 
     connector: dict[str, Any]
+    engine: str = "vllm"
+    """Or ``leader``: our own, with the embedded engine."""
     profiles: tuple[str, ...] = tuple(PROFILES)
     faults: tuple[str, ...] = ()
     seeds: range | None = None
@@ -108,7 +111,7 @@ class Search:
 
     def _begun(self) -> "_Process":
         """A process that imports the engine from now on."""
-        self._processes.append(_Process(self.python))
+        self._processes.append(_Process(self.python, self.engine))
         return self._processes[-1]
 
     def _fresh(self, worker: "_Process") -> "_Process":
@@ -161,7 +164,9 @@ class Search:
     def _record(self, worker: "_Process", finding: Finding, place: Path) -> "_Process":
         from kvbm_console.explore.recorded import record
 
-        worker.send({"connector": self.connector, "faults": list(self.faults), "record": finding.scenario.to_json()})
+        place.unlink(missing_ok=True)  # of an earlier search, as the files beside it
+        worker.send({"connector": self.connector, "faults": list(self.faults), "path": str(place),
+                     "record": finding.scenario.to_json()})
         told: list[dict[str, Any]] = []
         ended = finding.signature
         died = False
@@ -177,9 +182,10 @@ class Search:
         if ended != finding.signature:
             finding.unrecorded = f"with the tap around its connector the run ends with {ended}"
         elif not told:
-            finding.unrecorded = finding.unrecorded or "the tap told nothing"
+            finding.unrecorded = finding.unrecorded or "nothing was told of the run"
+        elif "recorded" in told[-1]:
+            finding.recording = place
         else:
-            place.unlink(missing_ok=True)  # of an earlier search, as the files beside it
             try:
                 finding.recording = record(told, finding.verdict, place, finding.signature)
             except (FoldError, InvariantViolation) as error:
@@ -267,17 +273,17 @@ class Search:
             known.times += 1
             return
         report.findings[verdict["signature"]] = Finding(
-            verdict["signature"], verdict, profile, seed, report.cpu_s, generate(profile, seed))
+            verdict["signature"], verdict, profile, seed, report.cpu_s, GENERATE[self.engine](profile, seed))
 
 
 class _Process:
     """A worker process and what it was given."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, engine: str) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
         self._process = subprocess.Popen(
-            [python, "-W", "ignore", "-c", BOOTSTRAP, str(PACKAGE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
+            [python, "-W", "ignore", "-c", BOOTSTRAP, engine, str(PACKAGE)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
         )
         assert self._process.stdout is not None
         self.descriptor = self._process.stdout.fileno()

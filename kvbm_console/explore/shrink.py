@@ -66,7 +66,9 @@ def _with(scenario: Scenario, at: int, action: Action) -> Scenario:
 
 
 def _smaller_machine(scenario: Scenario) -> Iterator[Scenario]:
-    """A smaller machine needs fewer requests to fill it."""
+    """A smaller machine needs fewer requests to fill it, and fewer choices are easier to read."""
+    for at in range(len(scenario.machine)):
+        yield replace(scenario, machine=(*scenario.machine[:at], *scenario.machine[at + 1 :]))
     for field in ("host_blocks", "device_blocks", "max_running"):
         value = getattr(scenario, field)
         for less in (value // 2, value - 4, value - 1):

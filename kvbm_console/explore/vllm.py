@@ -88,7 +88,7 @@ class Release:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         logging.disable(logging.CRITICAL)
-        self.version = str(_get("vllm", "__version__"))
+        self.name, self.version = "vLLM", str(_get("vllm", "__version__"))
         self.config = import_module("vllm.config")
         for name in ("CacheConfig", "DeviceConfig", "KVEventsConfig", "KVTransferConfig", "ModelConfig",
                      "SchedulerConfig", "VllmConfig"):
@@ -599,6 +599,14 @@ def _host_blocks(connector: Any) -> Iterator[tuple[bytes, Any]]:
             table = getattr(policy, name, None)
             if isinstance(table, dict):
                 yield from table.items()
+
+
+def recorded(
+    release: Release, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...], path: str, tell: Any
+) -> Any:
+    """A machine with the tap around its connector, which tells its messages; the caller writes ``path``."""
+    tapped = import_module("kvbm_console.explore.tapped")
+    return tapped.Tapped(release, connector, scenario, faults, tell)
 
 
 # --- planted faults of a connector ---

@@ -1,4 +1,4 @@
-"""The process that runs scenarios: ``python -m kvbm_console.explore.worker``.
+"""The process that runs scenarios: ``python -m kvbm_console.explore.worker vllm`` or ``leader``.
 
 It reads one task a line on stdin and answers lines of JSON on the descriptor that was its stdout; whatever an engine
 prints goes to the null device. A task is ``{"connector": ..., "faults": [...], "runs": [[profile, seed], ...]}`` or the
@@ -12,9 +12,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TextIO
 
-from kvbm_console.explore.scenario import Scenario, generate
+from kvbm_console.explore.scenario import GENERATE, Scenario
 from kvbm_console.explore.shrink import shrink
 
 Say = Callable[[dict[str, Any]], None]
@@ -26,21 +27,22 @@ def main() -> int:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    try:
-        from kvbm_console.explore import vllm
+    from kvbm_console.explore import vllm
 
-        release = vllm.Release()
+    engine: Any = import_module(f"kvbm_console.explore.{sys.argv[1]}")
+    try:
+        release = engine.Release()
     except ImportError as error:
-        _say(out, {"unsupported": f"vLLM cannot be imported here: {error}"})
+        _say(out, {"unsupported": f"{sys.argv[1]} cannot be imported here: {error}"})
         return 2
     except vllm.Unsupported as error:
         _say(out, {"unsupported": str(error)})
         return 2
-    _say(out, {"release": f"vLLM {release.version}"})
+    _say(out, {"release": f"{release.name} {release.version}"})
     for line in sys.stdin:
         task = json.loads(line)
         try:
-            for answer in _answers(vllm, release, task, lambda part: _say(out, part)):
+            for answer in _answers(engine, release, task, lambda part: _say(out, part)):
                 _say(out, answer)
         except vllm.Unsupported as error:
             _say(out, {"unsupported": str(error)})
@@ -54,21 +56,21 @@ def _say(out: TextIO, answer: dict[str, Any]) -> None:
     out.flush()
 
 
-def _answers(vllm: Any, release: Any, task: dict[str, Any], say: Say) -> Any:
+def _answers(engine: Any, release: Any, task: dict[str, Any], say: Say) -> Any:
     connector, faults = task["connector"], tuple(task["faults"])
 
     def play(scenario: Scenario) -> Any:
-        return vllm.Machine(release, connector, scenario, faults).play()
+        return engine.Machine(release, connector, scenario, faults).play()
 
     if "shrink" in task:
         yield _shrunk(play, task)
         return
     if "record" in task:
-        yield _recorded(release, task, say)
+        yield _recorded(engine, release, task, say)
         return
     for profile, seed in task["runs"]:
         began = time.process_time()
-        run = play(generate(profile, seed))
+        run = play(GENERATE[sys.argv[1]](profile, seed))
         yield {
             "profile": profile, "seed": seed, "steps": run.steps, "reads": run.reads, "moved": run.moved_blocks,
             "cpu_s": time.process_time() - began, "pairs": sorted(map(list, run.pairs)),
@@ -90,13 +92,11 @@ def _shrunk(play: Any, task: dict[str, Any]) -> dict[str, Any]:
             "verdict": None if run.verdict is None else vars(run.verdict)}
 
 
-def _recorded(release: Any, task: dict[str, Any], say: Say) -> dict[str, Any]:
+def _recorded(engine: Any, release: Any, task: dict[str, Any], say: Say) -> dict[str, Any]:
     """Says the tap's messages step by step, so that they are there when the process dies; returns the verdict."""
     try:
-        from kvbm_console.explore.tapped import Tapped
-
-        machine = Tapped(
-            release, task["connector"], Scenario.from_json(task["record"]), tuple(task["faults"]), say)
+        machine = engine.recorded(
+            release, task["connector"], Scenario.from_json(task["record"]), tuple(task["faults"]), task["path"], say)
     except Exception as error:
         return {"unrecorded": f"the tap does not fit here: {type(error).__name__}: {str(error)[:200]}"}
     run = machine.play()

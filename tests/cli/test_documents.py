@@ -43,6 +43,7 @@ FILES: Final[dict[str, str]] = {
     "compare": f"--trace {CHATS} --total-kv-blocks 40 --workers 1 --policies simple_lru,lfu,belady "
                "--per-request simple_lru lfu",
     "calibrate": f"{TAPES}/local-only.mcap",
+    "explore leader": "--seeds 0:2 --profile press --workers 1 --fault swapped-blocks --out found-leader",
     "explore vllm": f"--python {ROOT}/tests/explore/fake_engine.py --seeds 0:4 --profile press --workers 1 --out found",
     "why": f"chat-0.0 {TAPE}", "doctor": f"{TAPES}/stuck-slot.mcap", "config init": "", "config show": "",
     "demo": "--seconds 1 --speed max", "serve": "--workload multiturn:requests=5 --speed max --exit-when-done "

@@ -22,8 +22,8 @@ from kvbm_console.core.ids import Route, Tier
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.engines.embedded import Rig, build
+from kvbm_console.explore.contracts import Broken, Shadow
 from kvbm_console.transfers.link import DEFAULT_LINKS, Fault
-from tests.simulation.contracts import Broken, Shadow
 from tests.simulation.loads import cloned, engine_of, load_of
 
 WALK_EVERY = 20

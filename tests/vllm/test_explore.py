@@ -3,7 +3,10 @@
 Law of this file: every fault that can be named is found, each within its limit of CPU time.
 """
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,6 +21,7 @@ from kvbm_console.explore import recorded, report, tapped
 from kvbm_console.explore.scenario import PROFILES, Scenario, generate
 from kvbm_console.explore.shadow import FAULTS
 from kvbm_console.explore.vllm import CONNECTOR_FAULTS, Machine, Release, Run
+from kvbm_console.recording.places import verdict_seq
 from kvbm_console.recording.reader import Recording
 from kvbm_console.tap import recorder as recording
 from kvbm_console.tap import vllm as binding
@@ -152,6 +156,20 @@ def test_the_tap_changes_nothing_that_the_engine_decides(
                 dropped[way] += machine.sender.recorder.dropped
     print(f"{release.version}: {3 * SEEDS} seeds, {steps} steps, each alone, {', '.join(WAYS[1:])}")
     assert {way for way, count in dropped.items() if count} == {"full"}
+
+
+def test_the_command_finds_shrinks_and_records(tmp_path: Path) -> None:
+    """From the command line to the recording, through the processes of a search."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("kvbm-console"), "explore", "vllm", "--fault", "hasty-load", "--seeds", "0:4",
+         "--profile", "hits", "--workers", "1", "--first", "--out", tmp_path, "--format", "json"],
+        capture_output=True, text=True, timeout=500,
+    )
+    assert done.returncode == 1, done.stderr
+    finding = json.loads(done.stdout)["findings"][0]
+    assert (finding["monitor"], finding["shrunk"]) == ("right content", True)
+    made = Recording.open(Path(finding["recording"]))
+    assert verdict_seq(made) == made.last_seq
 
 
 def test_a_reproduction_fails_with_the_fault_and_passes_without(release: Release, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
-from kvbm_console.core.ids import CandidateStatus, FinishReason, MissReason, Route, SlotState, Tier
+from kvbm_console.core.ids import CandidateStatus, FinishReason, MissReason, ReleaseReason, Route, SlotState, Tier
 from kvbm_console.transfers.link import LinkSpec
 
 _ABSENT = (MissReason.NEVER_STORED, MissReason.EVICTED, MissReason.NOT_OFFLOADED)
@@ -88,6 +88,8 @@ class Shadow:
         self.prompt_blocks = 0
         self.moved: Counter[str] = Counter()
         self.evicted: Counter[Tier] = Counter()
+        self.quarantined: dict[At, set[int]] = {}
+        """Places that copies of before a reset still touch, with these operations."""
         self.preemptions = 0
         self.preempted_requests = 0
         self.lost = 0
@@ -256,7 +258,8 @@ class Shadow:
         for at in new:  # all of it is chosen outside of what anybody holds, this prefix included
             place = self.places[at]
             self._require(
-                place.hash is None and not +place.holders and place.writer is None, "BC-3", event, f"{at} is taken",
+                place.hash is None and not +place.holders and place.writer is None and not self.quarantined.get(at),
+                "BC-3", event, f"{at} is taken",
             )
         place_of = iter(given)
         for slot, count in zip(event.slots, event.counts, strict=True):
@@ -337,8 +340,8 @@ class Shadow:
         for at, key in zip(self._at(event.pool, event.ids, event), unpack_hashes(event.hashes), strict=True):
             place = self.places[at]
             self._require(
-                place.hash is None and place.writer is None and not (lower and +place.holders), "BC-10", event,
-                f"{at} is not empty",
+                place.hash is None and place.writer is None and not self.quarantined.get(at)
+                and not (lower and +place.holders), "BC-10", event, f"{at} is not empty",
             )
             if lower:
                 there = any(
@@ -354,9 +357,28 @@ class Shadow:
             place.ready, place.writer = True, None
 
     def _BlocksDropped(self, event: ev.BlocksDropped) -> None:
-        for at in self._at(event.pool, event.ids, event):
-            self._require(self.places[at].writer == event.operation, "I16", event, f"{at} is not written by it")
+        places = self._at(event.pool, event.ids, event)
+        if event.why is ReleaseReason.EPOCH:  # the copy of before a reset has ended
+            for at in places:
+                self._require(event.operation in self.quarantined.get(at, ()), "I16", event, f"{at} is not kept away")
+                self.quarantined[at].discard(event.operation)
+            return
+        for at in places:
+            if event.operation < 0:  # behind a block that did not arrive: it is there, in a place of that request alone
+                self._require(self.places[at].ready and sum(self.places[at].holders.values()) == 1, "I16", event,
+                              f"{at} is {self.places[at]}")
+            else:
+                self._require(self.places[at].writer == event.operation, "I16", event, f"{at} is not written by it")
             place = self.places[at]
+            place.hash, place.ready, place.writer = None, False, None
+
+    def _BlocksQuarantined(self, event: ev.BlocksQuarantined) -> None:
+        for at in self._at(event.pool, event.ids, event):
+            self.quarantined.setdefault(at, set()).add(event.operation)
+
+    def _ResetDone(self, event: ev.ResetDone) -> None:
+        """All metadata is clear. Candidates, copies, slots and holders have ended by events of their own before."""
+        for place in self.places.values():
             place.hash, place.ready, place.writer = None, False, None
 
     # --- candidates and copies ---

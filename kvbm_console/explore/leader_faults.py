@@ -1,0 +1,133 @@
+"""Faults that ``explore leader --fault`` plants: in the copies, in the leader, and in the engine beside it.
+
+Law of this file: a fault is a step that is forgotten or done wrongly, never a flag of the product.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.folding import APPLY
+from kvbm_console.core.ids import SkipReason
+from kvbm_console.core.leader import pipeline
+from kvbm_console.core.leader.frame import Decider
+from kvbm_console.engines.embedded import Rig
+from kvbm_console.transfers.link import Fault
+
+Pairs = list[tuple[tuple[int, int], tuple[int, int]]]
+
+
+def _swapped(pairs: Pairs) -> Pairs:
+    if len(pairs) < 2:
+        return pairs
+    (one, first), (two, second), *rest = pairs
+    return [(one, second), (two, first), *rest]
+
+
+COPY_FAULTS: dict[str, tuple[str, Callable[[Pairs], Pairs]]] = {
+    "swapped-blocks": ("the first two blocks of a copy change places", _swapped),
+    "torn-copy": ("the last block of a copy is not copied", lambda pairs: pairs[:-1]),
+    "first-source": ("all blocks of a copy are filled from its first one",
+                     lambda pairs: [(pairs[0][0], target) for _, target in pairs]),
+}
+
+
+def _at_once(stack: ExitStack) -> None:
+    promote = pipeline._promote
+
+    def done(leader: Decider, candidate: Any, *rest: Any) -> None:
+        promote(leader, candidate, *rest)
+        number = leader.state.next_operation - 1
+        leader.emit(ev.OperationReported, number, 0, True, "", b"")
+        leader.aids.complete.append(number)
+
+    stack.enter_context(patch.object(pipeline, "_promote", done))
+
+
+def _never_closes(stack: ExitStack) -> None:
+    def forgets(leader: Decider, candidate: Any, reason: SkipReason) -> None:
+        leader.aids.pending.remove(candidate.candidate)
+
+    stack.enter_context(patch.object(pipeline, "skip", forgets))
+
+
+def _double_free(stack: ExitStack) -> None:
+    release = APPLY[ev.DeviceBlocksReleased]
+
+    def twice(state: Any, event: Any) -> None:
+        slot = state.slots[event.slot]
+        places = list(slot.device_blocks)
+        release(state, event)
+        state.pools[slot.device_pool or 0].unref(places)
+
+    stack.enter_context(patch.dict(APPLY, {ev.DeviceBlocksReleased: twice}))
+
+
+def _stale_row(stack: ExitStack) -> None:
+    release = APPLY[ev.DeviceBlocksReleased]
+
+    def stale(state: Any, event: Any) -> None:
+        slot = state.slots[event.slot]
+        row = list(slot.device_blocks)
+        release(state, event)
+        slot.device_blocks = row
+
+    stack.enter_context(patch.dict(APPLY, {ev.DeviceBlocksReleased: stale}))
+
+
+LEADER_FAULTS: dict[str, tuple[str, Callable[[ExitStack], None]]] = {
+    "complete-at-promotion": ("a copy counts as done when it is promoted, before it ran", _at_once),
+    "skip-never-closes": ("a skipped candidate never closes", _never_closes),
+    "double-free": ("a released block loses two holders", _double_free),
+    "stale-row": ("a slot goes on listing blocks that it has given up", _stale_row),
+}
+
+
+def _no_fence(rig: Rig) -> None:
+    rig.engine.scheduler.withhold = lambda name, ids: rig.engine.scheduler.pool.release(ids)  # type: ignore[method-assign]
+
+
+def _no_pin(rig: Rig) -> None:
+    rig.engine.pin = lambda ids: None  # type: ignore[method-assign]
+
+
+def _lost_load(rig: Rig) -> None:
+    rig.mover.faults = lambda order: Fault(silent=True) if order.route.is_load else None
+
+
+def _lost_store(rig: Rig) -> None:
+    rig.mover.faults = lambda order: None if order.route.is_load else Fault(silent=True)
+
+
+def _no_quarantine(rig: Rig) -> None:
+    clear = rig.engine.clear
+    rig.engine.clear = lambda keep: clear(b"")  # type: ignore[method-assign]
+
+
+ENGINE_FAULTS: dict[str, tuple[str, Callable[[Rig], None]]] = {
+    "no-fence": ("the engine reuses blocks that a copy reads", _no_fence),
+    "no-pin": ("the engine reuses cached blocks that a copy of nobody reads", _no_pin),
+    "no-quarantine": ("after a reset the engine reuses blocks that a copy still touches", _no_quarantine),
+    "lost-load-report": ("no load is reported", _lost_load),
+    "lost-store-report": ("no store is reported", _lost_store),
+}
+FAULTS = {**COPY_FAULTS, **LEADER_FAULTS, **ENGINE_FAULTS}
+
+
+@contextmanager
+def planted(faults: tuple[str, ...]) -> Iterator[None]:
+    """The leader's faults, for one run."""
+    with ExitStack() as stack:
+        for name in faults:
+            if name in LEADER_FAULTS:
+                LEADER_FAULTS[name][1](stack)
+        yield
+
+
+def plant(rig: Rig, faults: tuple[str, ...]) -> None:
+    """The engine's and the mover's faults."""
+    for name in faults:
+        if name in ENGINE_FAULTS:
+            ENGINE_FAULTS[name][1](rig)

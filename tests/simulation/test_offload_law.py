@@ -25,7 +25,7 @@ from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.embedded import Rig, build
 from kvbm_console.engines.multiturn import Multiturn, Settings
 from kvbm_console.simulation.options import CacheOptions, SimulateOptions
-from kvbm_console.simulation.run import simulate
+from kvbm_console.simulation.run import engine_config, open_trace, simulate
 from kvbm_console.transfers.link import LinkSpec
 
 SEEDS = range(12)
@@ -215,3 +215,35 @@ def test_the_default_hits_as_much_as_write_through_with_no_more_preemptions(moon
     assert default["prefix_hit_rate"] > through["prefix_hit_rate"] - 0.005
     bare = on_requests_of_a_service(mooncake_trace, kv_cpu_blocks=0, kv_disk_blocks=0)
     assert default["preemptions"] <= bare["preemptions"]
+
+
+def documents(**changes: Any) -> SimulateOptions:
+    """Long documents, each asked about several times: a prompt takes most of the device."""
+    fields: dict[str, Any] = {
+        "trace": "multiturn:sessions=4,prompts=6,system=8192,user=64,output=32,turns=2,think=1,requests=60,seed=6",
+        "total_kv_blocks": 1_125, "kv_cpu_blocks": 1_750, "kv_disk_blocks": 7_500, "stats_every": 0, **changes,
+    }
+    return SimulateOptions(**fields)
+
+
+def test_a_load_beside_a_copy_down_does_not_make_the_link_busy() -> None:
+    options, watch = documents(), Watch()
+    build(
+        options.leader_config(), engine_config(options), open_trace(options), publish=watch.keep, links=options.links(),
+    ).run_to_end()
+    assert watch.evicted > 1_000
+    assert not watch.broken, watch.broken[:3]
+
+
+@pytest.mark.parametrize("bandwidth", [0.125, 0.06])
+def test_documents_that_arrive_at_once_over_a_slow_link_hit_as_with_write_through(bandwidth: float) -> None:
+    """What is wanted at once is not known at the start; later the reserve covers what a link falls behind."""
+    trace = "multiturn:sessions=6,prompts=6,system=8192,user=64,output=32,turns=2,think=0.5,requests=80,seed=24"
+    default, through = (
+        simulate(documents(
+            trace=trace, total_kv_blocks=2_500, kv_cpu_blocks=9_000, kv_disk_blocks=18_000,
+            kv_transfer_bandwidth=bandwidth, **changes,
+        )).report.document for changes in ({}, {"kv_offload_threshold": 0.0})
+    )
+    assert default["prefix_hit_rate"] > through["prefix_hit_rate"] - 0.001
+    assert default["moved_bytes"]["G1>G2"] <= through["moved_bytes"]["G1>G2"]

@@ -67,8 +67,10 @@ class PoolAids(msgspec.Struct):
     """Full places that nobody holds, in the order in which the engine reuses them."""
     given: int = 0
     """Places that were given away so far."""
+    behind: int = 0
+    """Places that were given away since copies down began to run, less the blocks that these copied."""
     most_given: int = 0
-    """The most places that were given away at once or while one copy down was under way, since ``turned``."""
+    """The most that were given away at once, or ``behind``, since ``turned``."""
     most_given_before: int = 0
     """The same, in the turn before: a turn gives away as many places as the pool has."""
     turned: int = 0
@@ -136,15 +138,23 @@ class PoolAids(msgspec.Struct):
         first = self.capacity_blocks - self.unused
         fresh = range(first, first + count - len(taken))
         self.unused -= len(fresh)
-        self.given += count
         self.gave(count, self.capacity_blocks)
         return [*taken, *fresh]
 
-    def gave(self, count: int, capacity: int) -> None:
-        """So many places were given away at once, or while one copy was under way."""
+    def gave(self, count: int, capacity: int, *, at_once: bool = True) -> None:
+        """So many places were given away, ``at_once`` or over iterations that may be told together."""
+        self.given += count
+        if self.planned:
+            self.behind += count
+        else:
+            self.behind = count if at_once else 0
         if self.given - self.turned >= capacity:
             self.most_given_before, self.most_given, self.turned = self.most_given, 0, self.given
-        self.most_given = max(self.most_given, count)
+        self.most_given = max(self.most_given, self.behind)
+
+    def copied(self, count: int) -> None:
+        """A copy down of so many blocks has ended."""
+        self.behind = max(0, self.behind - count)
 
     def give_back(self, places: Iterable[int]) -> None:
         """These places are empty."""
@@ -186,8 +196,6 @@ class Aids(msgspec.Struct):
     """Open candidate to its batch."""
     drawn_from: dict[int, int] = {}
     """Open offload candidate to the pool whose blocks it copies down."""
-    given_at: dict[int, int] = {}
-    """Open offload candidate to the places that this pool had given away when it was planned."""
     busy: dict[int, list[list[int]]] = {}
     """Pool of the leader to when copies of it into the pool below have run: [from, to], to -1 while they do; those that
     were over a second ago are forgotten."""

@@ -67,7 +67,7 @@ def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationM
     if appended.ids:
         pool = leader.device_pool(appended.slots[0].source)
         told = len(leader.events)
-        assign(leader, pool, appended.slots, appended.counts, appended.ids, 0, 0)
+        assign(leader, pool, appended.slots, appended.counts, appended.ids, 0, 0, at_once=False)
         if s.count > 1:
             _remember_early(leader, pool, appended, last - s.count, s.count, leader.events[told:])
     slots = tuple([leader.live(request).slot for request in s.progressed])

@@ -272,9 +272,12 @@ def check_device_ids(
 
 def assign(
     leader: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int], reused: int,
-    external_tokens: int, packed: bytes | None = None,
+    external_tokens: int, packed: bytes | None = None, *, at_once: bool = True,
 ) -> None:
-    """Append checked device blocks to slots; what they held before is evicted for the first of them."""
+    """Append checked device blocks to slots, ``at_once`` or over iterations that may be told together.
+
+    What the blocks held before is evicted for the first slot.
+    """
     if reused:
         lost, hashes = pool.contents_of(ids[reused:], packed and packed[ID_BYTES * reused :])
     else:
@@ -300,7 +303,7 @@ def assign(
         )
     if lower is not None:
         mine = leader.aids.pools[pool.info.pool]
-        mine.given += len(ids) - reused
+        mine.gave(len(ids) - reused, len(pool), at_once=at_once)
         if mine.ordered and lost:
             leader.mark_dirty(pool)  # what is evicted next has changed
         owner = mine.owner

@@ -2,9 +2,10 @@
 
 Law of this file: a copy does not make room, so pressure is measured on what would be *lost* next. A pool gives away its
 empty places first, then those at the cold end of its order of eviction. A reserve of them is kept safe: empty, or with
-a ready or in-flight copy below. The reserve is the share 1 - threshold of the pool, or what the pool was last seen to
-give away while one copy was under way, whichever is more. Saved blocks that are evicted late protect nothing and do
-not count (they do by ``offload_law`` total, which is that of older recordings).
+a ready or in-flight copy below. The reserve is the share 1 - threshold of the pool, or the most places by which copies
+were lately behind those given away, whichever is more. Before a device pool has given away as many places as it has,
+that is not known, and the reserve is the whole pool. Saved blocks that are evicted late protect nothing and do not
+count (they do by ``offload_law`` total, which is that of older recordings).
 """
 
 import math
@@ -67,6 +68,8 @@ def plan_offloads(leader: Decider, pool: PoolFacts) -> None:
 def reserve(leader: Decider, pool: PoolFacts) -> int:
     """How many of the places that are given away next must be safe."""
     mine, capacity = leader.aids.pools[pool.info.pool], len(pool)
+    if mine.ordered and mine.given < capacity:
+        return capacity
     share = math.ceil((1.0 - leader.config.offload_threshold) * capacity)
     return min(max(share, mine.most_given, mine.most_given_before), capacity)
 
@@ -335,7 +338,6 @@ def _plan(leader: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None,
         pack_hashes(gather(pool.hash_of, places)), b"", first,
     )
     leader.aids.drawn_from[number] = pool.info.pool
-    leader.aids.given_at[number] = mine.given
     mine.planned.update(dict.fromkeys(places, number))
     leader.aids.saved(pool, places)
     enqueue(leader, leader.state.candidates[number])

@@ -249,7 +249,8 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
     source = leader.state.pools[operation.source_pool]
     target = leader.state.pools[operation.target_pool]
     leader.emit(ev.CandidateEnded, candidate.candidate, status)
-    _count_given(leader, source, candidate)
+    if not candidate.route.is_load:
+        _ended_down(leader, source, target, operation)
     leader.aids.let_go(source, operation.sources)
     leader.aids.let_go(target, operation.targets)
     leader.unblock_above(source)
@@ -265,15 +266,13 @@ def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateS
         leader.ask(ReleaseDeviceBlocks(fence[0], fence[1], pack_ids(fence[2])))
 
 
-def _count_given(leader: Decider, source: PoolFacts, candidate: CandidateFacts) -> None:
-    """A copy has ended: how many places of its pool were given away meanwhile, and whether another one runs."""
+def _ended_down(leader: Decider, source: PoolFacts, target: PoolFacts, operation: OperationFacts) -> None:
+    """A copy down has ended: so many blocks are safe, and whether another one runs."""
     aids, index = leader.aids, source.info.pool
-    before = aids.given_at.pop(candidate.candidate, None)
-    if before is None:
-        return
-    mine = aids.pools[index]
-    mine.gave(mine.given - before, len(source))
-    if index in aids.busy and not any(one.source_pool == index for one in leader.state.operations.values()):
+    aids.pools[index].copied(len(operation.sources))
+    if index in aids.busy and not any(
+        one.source_pool == index and one.target_pool == target.info.pool for one in leader.state.operations.values()
+    ):
         aids.busy[index][-1][1] = leader.at_ns
 
 
@@ -312,7 +311,6 @@ def _forget_plan(
 def _end_batch(leader: Decider, candidate: CandidateFacts) -> None:
     batch = leader.aids.batch_of.pop(candidate.candidate, candidate.candidate)
     leader.aids.drawn_from.pop(candidate.candidate, None)
-    leader.aids.given_at.pop(candidate.candidate, None)
     leader.aids.struck.pop(candidate.candidate, None)
     if batch in leader.state.batches and batch not in leader.aids.batch_of.values():
         leader.emit(ev.BatchEnded, batch)

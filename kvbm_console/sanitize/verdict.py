@@ -91,8 +91,15 @@ def judge(case: Case) -> Finding:
         if cause is not None:
             break
     else:
-        cause = Cause("other-bytes", str(case.copy), f"no edge is known: nothing else wrote there during {case.copy}")
+        cause = Cause("other-bytes", str(case.copy), _unknown(case))
     return finding(case, cause)
+
+
+def _unknown(case: Case) -> str:
+    side, place = (case.device, case.place) if case.copy.store else (case.host, case.slot)
+    if (case.here(side, place) == case.content.parts).all():
+        return f"none is known: {case.copy} did not bring the bytes, and its source still holds them"
+    return f"none is known: no other copy wrote there during {case.copy}"
 
 
 def finding(case: Case, cause: Cause) -> Finding:
@@ -263,6 +270,26 @@ def _offset(case: Case) -> Cause | None:
     return None
 
 
+def _damaged(case: Case) -> Cause | None:
+    """A few bytes differ inside of layers, which no copy of whole pages does."""
+    sides = [(case.device, case.place)]
+    if not case.copy.store:
+        sides = [(case.host, case.slot), (case.device, case.content.place)]
+    truth = next(((side, at) for side, at in sides if (case.here(side, at) == case.content.parts).all()), None)
+    if truth is None:
+        return None
+    group = case.content.group
+    target, to = (case.host, case.slot) if case.copy.store else (case.device, case.place)
+    for layer in np.flatnonzero(~case.right):
+        wanted = truth[0].groups[group][int(layer)].page(truth[1])
+        differs = np.flatnonzero(wanted != target.groups[group][int(layer)].page(to))
+        if not 0 < len(differs) <= len(wanted) // 16:
+            return None
+        first, last = int(differs[0]), int(differs[-1])
+    return Cause("other-bytes", f"no copy that is known, at bytes {first:,} to {last:,} of layer {int(layer)}",
+                 "none is known: every copy moves whole pages")
+
+
 def _torn(case: Case) -> Cause | None:
     right = case.right
     if not right.any():
@@ -302,6 +329,8 @@ def _stride(case: Case, source: Region, target: Region, at: int, to: int) -> Cau
                 continue
             if region is target and _belongs(case, offset, region.page_bytes):
                 continue
+            if region is source and offset % region.page_bytes == 0:
+                continue  # a whole other block: an old content of the target may still lie there, too
             return Cause("wrong-stride", f"{case.copy} with {name} of the stride: {what} at {offset:,}",
                          f"{case.copy} must step by {region.page_bytes:,} bytes for each block")
     for size in (2, 4):
@@ -348,5 +377,5 @@ def _truncated(case: Case, source: Side, target: Side, at: int, to: int) -> Caus
 
 
 Look = Callable[[Case], Cause | None]
-_STORE: Final[tuple[Look, ...]] = (_stale, _swapped, _other_store, _flush, _early, _offset, _torn, _bytes)
-_LOAD: Final[tuple[Look, ...]] = (_known, _early, _swapped, _late_load, _other_store, _offset, _torn, _bytes)
+_STORE: Final[tuple[Look, ...]] = (_stale, _swapped, _other_store, _flush, _early, _offset, _damaged, _torn, _bytes)
+_LOAD: Final[tuple[Look, ...]] = (_known, _early, _swapped, _late_load, _other_store, _offset, _damaged, _torn, _bytes)

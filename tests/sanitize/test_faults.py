@@ -136,6 +136,8 @@ def test_any_flipped_byte_is_found(layer: int, byte: int, by: int, on_host: bool
     else:
         (finding,) = made.findings()
         assert (finding.hash, finding.place, finding.slot, finding.copy) == (key, back, slot, 2)
+        assert finding.kind == "other-bytes"  # no copy leaves such a hole, so none is blamed
+        assert f"at bytes {byte:,} to {byte:,} of layer {layer}" in finding.writer
 
 
 def test_report_changes_nothing_recompute_names_the_places_and_stop_raises() -> None:

@@ -94,10 +94,12 @@ class Model:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        (group,) = engine.kv_cache.kv_cache_groups
+        groups = engine.kv_cache.kv_cache_groups
         self.tensors = {
-            name: torch.zeros((engine.kv_cache.num_blocks, 2, BLOCK, 1, HEAD)) for name in group.layer_names
+            name: torch.zeros((engine.kv_cache.num_blocks, 2, BLOCK, 1, HEAD))
+            for group in groups for name in group.layer_names
         }
+        self._groups = [[self.tensors[name] for name in group.layer_names] for group in groups]
         self.connector = KVConnectorFactory.create_connector(engine.config, KVConnectorRole.WORKER, engine.kv_cache)
         self.connector.register_kv_caches(self.tensors)
         self.jobs: list[Any] = []
@@ -133,17 +135,22 @@ class Model:
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for name, count in output.num_scheduled_tokens.items():
             tokens = list(scheduler.requests[name].all_token_ids)
-            (places,) = scheduler.kv_cache_manager.get_block_ids(name)
+            tables = scheduler.kv_cache_manager.get_block_ids(name)
             seed = 0
             for at in range(computed[name] + count):
                 seed = hash((seed, tokens[at])) % 2**16
                 if at < computed[name] and at % BLOCK:
                     continue  # of a block that is read one row stands for all
-                for layer, tensor in enumerate(self.tensors.values()):
-                    row = tensor[places[at // BLOCK], :, at % BLOCK, 0, :]
-                    if at >= computed[name]:
-                        row.fill_(seed + layer / 64)
-                        row[1, : HEAD // 2] += 0.5
-                    elif float(row[0, 0]) != seed + layer / 64:
-                        self.wrong.append((name, at))
+                for places, tensors in zip(tables, self._groups, strict=True):
+                    self._row(name, at, seed, places[at // BLOCK], tensors, write=at >= computed[name])
                 self.rows += at < computed[name]
+
+    def _row(self, name: str, at: int, seed: int, place: int, tensors: list[Any], *, write: bool) -> None:
+        """One token in the layers of a group; place 0 stands for what lies before a window."""
+        for layer, tensor in enumerate(tensors):
+            row = tensor[place, :, at % BLOCK, 0, :]
+            if write:
+                row.fill_(seed + layer / 64)
+                row[1, : HEAD // 2] += 0.5
+            elif place and float(row[0, 0]) != seed + layer / 64:
+                self.wrong.append((name, at))

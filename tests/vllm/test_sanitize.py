@@ -124,6 +124,16 @@ def test_a_planted_fault_of_the_worker_is_named(tmp_path: Path, kind: str) -> No
         assert "whose flush was ordered in step" in sentence
 
 
+def test_every_group_of_a_hybrid_model_is_checked(tmp_path: Path) -> None:
+    """Full attention and a window of 64 tokens: blocks of both groups, and no false alarm."""
+    engine, model = machine(tmp_path, sanitize={"sample": 1.0}, chunks=2 * CHUNKS, blocks=64, groups=("full", "window"))
+    run(engine, model)
+    checker = model.connector._sanitizer.checker
+    assert {group for _, _, group in checker.ledger.contents} == {0, 1}
+    assert checker.checked > 100
+    assert (checker.mismatches, checker.unknown, model.wrong) == (0, 0, [])
+
+
 @pytest.mark.parametrize("kind", FAULTS)
 def test_recompute_keeps_wrong_bytes_from_the_model(tmp_path: Path, kind: str) -> None:
     """Without it the same run reads wrong rows. With it each of them is computed again before it is read."""

@@ -90,9 +90,19 @@ def _entries(chunks: Chunks) -> Iterator[_Entry]:
 class FrameTooLarge(OSError):
     """Raised for a keyframe of pools that are too large for the format."""
 
+    patience_s = TOO_LARGE_RETRY_S
+
 
 class KeepReached(OSError):
     """Raised where the next bytes would break what is kept, although all older segments are gone."""
+
+    patience_s = TOO_LARGE_RETRY_S
+
+
+class SegmentOver(KeepReached):
+    """Raised where the next bytes would leave no room for the keyframe of the next segment."""
+
+    patience_s = ROTATION_RETRY_S
 
 
 def _said(error: Exception) -> str:
@@ -534,7 +544,12 @@ class Recorder:
     def _make_room(self, size: int) -> None:
         """Let older segments make way for so many bytes. Raises ``KeepReached``."""
         keep, segment = self.retention.keep_bytes, self._segment
-        if keep is None or segment.size + size <= self._granted:
+        if keep is None:
+            return
+        next_one = self._first_bytes + keep // KEEP_PER_MARKS
+        if 2 * next_one <= keep < segment.size + size + next_one:  # a rotation was refused again and again
+            raise SegmentOver(0, f"no new segment can begin: {self._rotation_refused or 'the writer fell behind'}")
+        if segment.size + size <= self._granted:
             return
         for wanted in (max(size, self._segment_limit - segment.size), size):
             if self._sealer.retain(wanted + keep // KEEP_PER_MARKS):
@@ -573,7 +588,7 @@ class Recorder:
             if self._segment.broken or self._syncer.failed is not None:
                 raise
             self._rotation_refused, self._rotation_failed_ns = _said(error), self._clock()
-            patience_s = TOO_LARGE_RETRY_S if isinstance(error, KeepReached) else ROTATION_RETRY_S
+            patience_s = error.patience_s if isinstance(error, KeepReached) else ROTATION_RETRY_S
             self._rotation_patience_ns = int(patience_s * SECOND_NS)
             return False
         self._rotation_refused = None
@@ -596,7 +611,9 @@ class Recorder:
         self._loss += 1
         self._reason = _said(error)
         self._tried_ns = self._clock()
-        self._patience_s = TOO_LARGE_RETRY_S if isinstance(error, FrameTooLarge | KeepReached) else RETRY_S
+        self._patience_s = RETRY_S
+        if isinstance(error, FrameTooLarge | KeepReached):
+            self._patience_s = error.patience_s
         if self._segment.changed:
             # Acknowledged events are gone. They are counted now, and the next segment begins with a gap over them.
             self._segment.changed = False

@@ -505,3 +505,37 @@ def test_a_recorder_ends_within_its_bounds_while_the_disk_hangs(
     assert recorder._worker.join(10)
     recover_directory(tmp_path)
     assert Recording.open(tmp_path).last_seq == 19
+
+
+def test_rotations_that_are_refused_for_long_leave_room_for_the_one_that_is_not(tmp_path: Path) -> None:
+    """A segment that had grown while descriptors were out left no room for a keyframe beside it, for ever."""
+    log, clock, keep, refused = Log(), FakeClock(), 400_000, [False]
+
+    def opened(path: Path) -> SegmentFile:
+        if refused[0]:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return SegmentFile(path)
+
+    recorder = recorder_of(
+        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], b"\xc4" * 60_000), open_file=opened, clock=clock,
+        segment_bytes=100_000, retention=Retention(keep_bytes=keep), segment_ns=10**15,
+    )
+    record(recorder, log, 100, "x" * 40)
+    refused[0] = True
+    for _ in range(100):
+        clock.now_ns += 10**9
+        record(recorder, log, 100, "x" * 40)
+        assert size_of(tmp_path) <= keep
+    status = recorder.status()
+    assert (status.state, status.segment) == ("degraded", 1)
+    assert status.reason == f"no new segment can begin: {os.strerror(errno.EMFILE)}"
+    assert status.not_recorded > 0
+    refused[0] = False
+    for _ in range(40):
+        clock.now_ns += 10**9
+        record(recorder, log, 100, "x" * 40)
+        assert size_of(tmp_path) <= keep
+    status = recorder.status()
+    assert (status.state, status.reason) == ("recording", None)
+    assert status.segment > 2
+    recorder.close()

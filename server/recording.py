@@ -95,9 +95,7 @@ class RecordingMethod:
         if service.recorder is not None:
             raise Refused(f"a recording is being written to {service.recorder.status().path}; stop it first")
         place = Place(path)
-        if place.file is not None:
-            require_new(path)
-        ready: Prepared = await anyio.to_thread.run_sync(prepare, place.directory)
+        ready = await anyio.to_thread.run_sync(_prepared, place, path)
         if service.broadcaster.closing:
             ready.lock.release()
             raise Refused("the daemon is ending")
@@ -149,6 +147,13 @@ class RecordingMethod:
             raise Refused("the disk has not answered yet: the recorder rotates when it does")
         settled: RecorderStatus = recorder.status()
         return settled
+
+
+def _prepared(place: Place, path: Path) -> Prepared:
+    """The directory of a place, locked and recovered. Raises ``UsageError``."""
+    if place.file is not None:
+        require_new(path)
+    return prepare(place.directory)
 
 
 def _options(verb: pb.StartRecording) -> RecordingOptions:

@@ -26,7 +26,8 @@ from tests.sim.scheduler import Killed, Namespace, Process, Thread, World
 BLOCK_BYTES: Final = 4096
 SECTOR_BYTES: Final = 512
 FIRST_FD: Final = 1000
-WRITES: Final = frozenset({"open", "write", "truncate", "rename", "unlink", "mkdir"})
+CHANGES: Final = frozenset({"open", "write", "truncate", "rename", "unlink", "sync"})
+"""Calls that a crash may come in front of."""
 
 
 class Node:
@@ -100,6 +101,8 @@ class Disk:
         self.hangs = False
         self._hung: list[Thread] = []
         self.quiet = False
+        self.strikes: list[tuple[int, Callable[[], None]]] = []
+        """(calls that change something until then, what happens in front of the last of them)."""
         self.watched: PurePosixPath | None = None
         """The directory whose size ``peak`` follows."""
         self.on_change: Callable[[], None] = lambda: None
@@ -110,6 +113,11 @@ class Disk:
         self._next_fd = FIRST_FD
 
     # --- faults ---
+
+    @property
+    def ailing(self) -> bool:
+        """Whether calls may fail now."""
+        return bool(self.write_error or self.sync_error or self.open_error or self.unlink_error or self.hangs)
 
     def hang(self, seconds: float) -> None:
         """Every call waits for so long."""
@@ -130,6 +138,9 @@ class Disk:
         world.require_alive()
         if world.current is None:
             return
+        if self.strikes and name in CHANGES:
+            self._strike()
+            world.require_alive()
         dice = world.dice
         loop = world.current.loop
         if loop is not None and loop.serving:
@@ -139,6 +150,12 @@ class Disk:
         if dice.random() < 0.5:
             world.pause(self.latency_s * (0.1 + dice.random()))
         world.require_alive()
+
+    def _strike(self) -> None:
+        due = [action for left, action in self.strikes if left <= 1]
+        self.strikes = [(left - 1, action) for left, action in self.strikes if left > 1]
+        for action in due:
+            action()
 
     def power_loss(self) -> None:
         """Everything that was not synced survives by the dice. Every process must be dead."""
@@ -555,21 +572,21 @@ def _writev(fd: int, buffers: Sequence[bytes | memoryview]) -> int:
     return the_disk().write(fd, b"".join(buffers))
 
 
-def _close(fd: int) -> None:
-    disk = _disk
-    if disk is not None and fd in disk._open:
-        disk.close(fd)
-
-
 def os_module() -> Namespace:
     """``os``."""
     disk = the_disk()
+
+    def close(fd: int) -> None:
+        # A reader that is collected late closes a descriptor of its own run, never one of the next.
+        if fd in disk._open:
+            disk.close(fd)
+
     names = (
         "O_WRONLY", "O_RDONLY", "O_RDWR", "O_CREAT", "O_EXCL", "O_CLOEXEC", "O_DIRECTORY", "O_TRUNC", "SEEK_SET",
         "strerror", "environ", "fsencode", "nice",
     )
     return Namespace(os, {
-        "open": disk.open, "close": _close, "write": disk.write, "writev": _writev, "ftruncate": disk.truncate,
+        "open": disk.open, "close": close, "write": disk.write, "writev": _writev, "ftruncate": disk.truncate,
         "lseek": _lseek, "fdatasync": disk.sync, "fsync": disk.sync, "rename": disk.rename, "pread": _pread,
         "stat": lambda path: path.stat(), "fstat": lambda fd: disk.found(disk.at(fd).node),
         "statvfs": lambda path: _Space(max(0, disk.capacity - disk.used), 1),

@@ -55,7 +55,8 @@ class Faults:
         disk.write_error = disk.sync_error = disk.open_error = disk.unlink_error = None
         disk.short_share, disk.latency_s = 0.0, 200e-6
         disk.lying = False
-        machine.no_processes, machine.sealing_s = False, 0.0
+        disk.strikes.clear()
+        machine.no_processes, machine.sealing_s = False, self.simulation.sealing_s
         network.delay_s = 300e-6
 
     def for_a_while(self, holder: Any, name: str, value: Any, seconds: float) -> None:
@@ -90,7 +91,7 @@ class Faults:
         self.for_a_while(self.disk, "write_error", errno.EIO, self.dice.choice((0.05, 1.0, 4.0)))
 
     def syncs_fail(self) -> None:
-        self.for_a_while(self.disk, "sync_error", errno.EIO, self.dice.choice((0.05, 1.5)))
+        self.for_a_while(self.disk, "sync_error", errno.EIO, self.dice.choice((0.05, 1.5, 3.0)))
 
     def writes_are_short(self) -> None:
         self.for_a_while(self.disk, "short_share", 0.5, 6.0)
@@ -160,6 +161,12 @@ class Faults:
         self.power_lost = True
         self.simulation.lose_power()
 
+    def daemon_killed_at_the_disk(self) -> None:
+        self.disk.strikes.append((self.dice.randrange(1, 12), self.simulation.kill_daemon))
+
+    def power_fails_at_the_disk(self) -> None:
+        self.disk.strikes.append((self.dice.randrange(1, 12), self.power_fails))
+
     def daemon_frozen(self) -> None:
         self.simulation.freeze_daemon(self.dice.choice((0.3, 2.0, 7.0)))
 
@@ -188,7 +195,8 @@ KINDS: Final[dict[str, Callable[[Faults], None]]] = {
     name: getattr(Faults, name) for name in (
         "disk_hangs", "disk_is_full", "writes_fail", "syncs_fail", "writes_are_short", "disk_is_slow", "files_stay",
         "no_descriptors", "no_processes", "syncs_lie", "directory_removed", "directory_moved", "segment_cut",
-        "connection_cut", "connection_half_open", "network_is_slow", "daemon_killed", "power_fails",
+        "connection_cut", "connection_half_open", "network_is_slow", "daemon_killed", "daemon_killed_at_the_disk",
+        "power_fails", "power_fails_at_the_disk",
         "daemon_frozen", "client_killed", "client_frozen", "sealer_killed", "sealer_starved", "a_thread_dies",
         "wall_clock_set",
     )

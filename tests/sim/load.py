@@ -100,15 +100,15 @@ class Debugger(Actor):
                     await dice.choice(self._verbs)(self, session)
                 except Refused as error:
                     monitors.refused_debugger(self, session.owner, error)
-                await asyncio.sleep(dice.uniform(0, 0.6))
+                await asyncio.sleep(dice.choice((0.1, 0.5, 2.0)) * dice.random())
 
     async def _set(self, session: Any) -> None:
         dice = self.dice
         await session.add_breakpoint(BreakpointSpec(
-            site=dice.choice(LOOKUP_SITES), request=dice.choice(("*", "*1*", "s*", "0")),
+            site=dice.choice(LOOKUP_SITES), request=dice.choice(("*", "*", "*1*", "0")),
             to_state=dice.choice((None, SlotState.PREFILLING, SlotState.ONBOARDING, SlotState.DECODING)),
             action=dice.choice((BreakpointAction.HOLD,) * 4 + (BreakpointAction.LOG,)),
-            max_hold_ns=round(dice.choice((0.2, 2, 30)) * SECOND_NS), one_shot=dice.random() < 0.3,
+            max_hold_ns=round(dice.choice((0.2, 2, 30, 30)) * SECOND_NS), one_shot=dice.random() < 0.2,
             suspend=dice.choice((Suspend.SLOT,) * 5 + (Suspend.PIPELINE,)),
         ))
 
@@ -128,10 +128,10 @@ class Debugger(Actor):
             await session.remove_breakpoint(self.dice.choice(numbers))
 
     async def _disarm(self, session: Any) -> None:
-        if self.dice.random() < 0.3:
+        if self.dice.random() < 0.2:
             await session.disarm()
 
-    _verbs = (_set, _set, _set, _continue, _continue, _freeze, _thaw, _remove, _disarm)
+    _verbs = (_set, _set, _set, _set, _continue, _freeze, _thaw, _remove, _disarm)
 
 
 class Engine(Actor):
@@ -212,6 +212,8 @@ class Operator(Actor):
         await self._start(client)
 
     async def _start(self, client: Client) -> None:
-        directory = self.simulation.new_directory()
-        options: RecordingOptions = self.simulation.recording
-        await client.record_start(str(directory), options)
+        path = str(self.simulation.new_directory())
+        if self.dice.random() < 0.3:  # one file: what is kept is all of it
+            await client.record_start(f"{path}.mcap", RecordingOptions(sync=self.simulation.recording.sync))
+        else:
+            await client.record_start(path, self.simulation.recording)

@@ -47,16 +47,17 @@ if TYPE_CHECKING:
     from tests.sim.machine import Life
     from tests.sim.run import Simulation
 
-KEEP_SLACK_BYTES: Final = 25_000
-"""The few flushes by which a segment is longer than its limit."""
 KEEP_S: Final = 1.0
-"""So long a directory may be above its bound before the recorder must say why."""
+"""So long a directory may be above its bound before the recorder must say why, while the disk has faults and a moment
+behind them; at any other time it never is."""
 UNSAID_S: Final = 4.0
 """A recorder that is behind for so long is not well: the writer rests 50 ms, a sync takes a second."""
 DEATH_S: Final = 1.0
 """The end of a thread is an event within a second."""
 HOLD_S: Final = 0.6
 """A lease is looked at ten times a second; half a second is promised."""
+RENEWED_S: Final = 3.0
+"""So long after a freeze of the daemon leases may be missing: they end before what was sent meanwhile is read."""
 ANSWER_S: Final = 1.0
 """An engine's call is answered within milliseconds and two ways through the network."""
 LOOP_S: Final = 0.05
@@ -91,6 +92,8 @@ class Kept:
         """The last event that must be there or be stated as lost."""
         self.synced = first - 1
         self.recorder: Any = None
+        self.bounded = False
+        """Older segments may have been removed."""
         self.ended_ns = 0
         self.closed: Any = None
         """Its last status, if it was closed in order."""
@@ -114,12 +117,12 @@ class Monitors:
         self._unavailable: list[tuple[int, int]] = []
         self._ready_ns = 0
         self._leases: dict[str, int] = {}
-        self._stopped_ns = 0
+        self._stopped_ns = self._ailing_ns = 0
         self._samples = self._behind_seq = 0
         self._since: dict[int, int] = {}
         """Holds, and when each was seen first."""
-        self._sessions: dict[str, tuple[Any, Any]] = {}
-        """Owner to its process and connection."""
+        self._sessions: dict[str, tuple[Any, Any, Any]] = {}
+        """Owner to its process, connection and session."""
         self._silent: dict[str, int] = {}
         """Owners that cannot show that they live, and since when."""
         self._positions: dict[str, tuple[str, Any, Any]] = {}
@@ -160,6 +163,14 @@ class Monitors:
             publish(stimulus, outcome)
 
         service.dispatcher.publish = published
+        life, close = self.simulation.life, service.close
+
+        def closing() -> None:
+            if life is not None:
+                life.loop.serving = False  # the engine has ended, nobody waits for the loop
+            close()
+
+        service.close = closing  # type: ignore[method-assign]
         self._behind_ns, self._deaths, self._leases, self._since = None, {}, {}, {}
         self._sessions, self._silent = {}, {}
         self._ready_ns = self.world.now
@@ -192,6 +203,7 @@ class Monitors:
         if known is None or known.recorder is not recorder:
             kept = journal.kept[where] = Kept(recorder._segment.about.first_seq)
             kept.recorder = recorder
+            kept.bounded = recorder.retention.keep_bytes is not None
             self.simulation.directory = recorder.directory  # type: ignore[assignment]
             self.simulation.machine.disk.watched = recorder.directory  # type: ignore[assignment]
             self._above_ns = self._behind_ns = None
@@ -249,6 +261,8 @@ class Monitors:
         if self._unavailable and self._unavailable[-1][1] > self.world.now + 10**14:
             self._unavailable[-1] = (self._unavailable[-1][0], self.world.now)
         self._samples += 1
+        if self.simulation.machine.disk.ailing:
+            self._ailing_ns = self.world.now
         self._look_for_recorder()
         self._look_at_recorder(service)
         self._look_at_threads(service)
@@ -304,13 +318,19 @@ class Monitors:
                 self.violated("holds", f"hold {hold.hold} belongs to {hold.owner}, which has no lease")
         held = {hold.owner for hold in service.state.holds.values()}
         lease_ns = service.leases.ttl_ns + round(2 * HOLD_S * 1e9)
-        for owner, (process, connection) in self._sessions.items():
+        for owner, (process, connection, session) in self._sessions.items():
             if not (process.dead or process.frozen or connection.half_open or not connection.up):
                 self._silent.pop(owner, None)
+                self._look_at_lease(owner, session.alive and owner not in owners)
                 continue
             since = self._silent.setdefault(owner, now)
             if owner in held and now - max(since, self._frozen_ns, self._ready_ns) > lease_ns:
                 self.violated("holds", f"{owner} shows no life since {(now - since) / 1e9:.1f} s and holds a request")
+
+    def _look_at_lease(self, owner: str, without: bool) -> None:
+        """A session that shows its life every second keeps its lease, whatever the wall clock says."""
+        if without and self.world.now - self._frozen_ns > RENEWED_S * 1e9:
+            self.violated("holds", f"{owner} lives and has lost its lease")
 
     def _look_at_rooms(self, service: LeaderService) -> None:
         engines = len(service.feeds) + 1
@@ -324,17 +344,20 @@ class Monitors:
 
     def _look_at_keep(self) -> None:
         """Called at every change of the directory."""
-        keep, service = self.simulation.keep, self._service
-        if keep is None or service is None or service.recorder is None or self.closing:
+        service = self._service
+        recorder = None if service is None else service.recorder
+        keep = None if recorder is None else recorder.retention.keep_bytes
+        if keep is None or recorder is None or self.closing:
             return
         disk = self.simulation.machine.disk
         total = sum(size for name, size in disk.bytes_in.items() if segment_number(disk.watched / name))  # type: ignore[operator,arg-type]
-        if total <= keep + KEEP_SLACK_BYTES or not self._runs():
+        if total <= keep or not self._runs():
             self._above_ns = None
             return
-        if self._above_ns is None or service.recorder.status().reason is not None:
+        if self._above_ns is None or recorder.status().reason is not None:
             self._above_ns = self.world.now
-        if self.world.now - self._above_ns > KEEP_S * 1e9:
+        ailing = self.world.now - self._ailing_ns < 2 * KEEP_S * 1e9
+        if self.world.now - self._above_ns >= (KEEP_S * 1e9 if ailing else 0):
             self.violated("keep", f"the directory has {total} bytes, {keep} may be kept, and no reason is told")
 
     # --- what clients tell --------------------------------------------------------------------------------------------
@@ -375,13 +398,15 @@ class Monitors:
 
     def opened(self, debugger: "Actor", session: Any) -> None:
         """A session began."""
-        self._sessions[session.owner] = debugger.process, session._call.connection
+        self._sessions[session.owner] = debugger.process, session._call.connection, session
 
     def refused_debugger(self, debugger: "Actor", owner: str, error: Exception) -> None:
         """A verb was refused; that there is no room is only true when living sessions have taken it."""
         service = self.simulation.service
         if "breakpoints already" in str(error) and service is not None:
-            alive = {*service.leases.owners, DAEMON_OWNER}
+            recently = self.world.now - 3 * 10**9  # the refusal was on its way for a while
+            alive = {owner for owner, at in self._leases.items() if at > recently}
+            alive |= {DAEMON_OWNER, *service.leases.owners}
             taken = sum(known.owner in alive for known in service.state.breakpoints.values())
             if taken < sessions.BREAKPOINTS_MAX - 1:
                 self.violated("rooms", f"{debugger.name} may set no breakpoint, and {taken} belong to the living")
@@ -475,11 +500,18 @@ class Monitors:
         for name in self._foreign_changed():
             self.violated("foreign", f"{name} was changed or removed")
         for directory in self.simulation.directories:
-            if directory.exists():
-                self._read_directory(directory)
+            file = directory.with_name(f"{directory.name}.mcap")
+            parts = directory.with_name(f"{file.name}.parts")
+            for place in (directory, parts):
+                if place.exists():
+                    self._read_place(place, place)
+            if file.exists():
+                self._read_place(file, parts)
+                if parts.exists():
+                    self.violated("recorded", f"{file} is there, and its parts are, too")
         for journal in self.journals.values():
             for where, kept in journal.kept.items():
-                if kept.required >= kept.first and not self._excused(where, kept):
+                if kept.required >= kept.first and not self._excused(where, kept) and not self._lied():
                     self._require_there(journal, where, kept)
 
     def _foreign_changed(self) -> list[str]:
@@ -493,28 +525,43 @@ class Monitors:
             if not (first / name).exists() or (first / name).read_bytes() != b"the only copy"
         ]
 
-    def _read_directory(self, directory: "SimPath") -> None:
+    def _read_place(self, directory: "SimPath", written: "SimPath") -> None:
+        """Read a directory, or the file that it has become; the recorder wrote into ``written``."""
         lossy = self.simulation.faults.power_lost
-        there = self._there.setdefault(str(directory), set())
-        if not any(segment_number(path) for path in directory.iterdir()):  # type: ignore[arg-type]
-            return
+        there = self._there.setdefault(str(written), set())
         try:
-            recover_directory(directory, salvage=lossy, strict=False)  # type: ignore[arg-type]
+            if directory.is_dir():
+                if not any(segment_number(path) for path in directory.iterdir()):  # type: ignore[arg-type]
+                    return
+                recover_directory(directory, salvage=lossy, strict=False)  # type: ignore[arg-type]
             recording = Recording.open(directory)  # type: ignore[arg-type]
             for run in recording.runs:
                 there.add(run)
                 if run in self.journals:
-                    self._read_run(directory, Recording.open(directory, run))  # type: ignore[arg-type]
+                    self._try_run(directory, written, run)
                 else:
                     self.violated("recorded", f"{directory} holds a run {run} that never was")
             report = verify(directory)  # type: ignore[arg-type]
         except RecordingError as error:
-            if "holds no recording" not in str(error):
-                self.violated("recorded", f"{directory} cannot be read: {error}")
+            self._unreadable(directory, error)
             return
         for each in [report, *report.earlier]:
             if each.first_difference is not None:
                 self.violated("recorded", f"{directory} does not replay: {each.first_difference}")
+
+    def _try_run(self, directory: "SimPath", written: "SimPath", run: str) -> None:
+        try:
+            self._read_run(written, Recording.open(directory, run))  # type: ignore[arg-type]
+        except RecordingError as error:
+            self._unreadable(directory, error)
+
+    def _unreadable(self, directory: "SimPath", error: RecordingError) -> None:
+        """A recording cannot be read, and says so: right only where a sync has lied in front of a power loss."""
+        if not self._lied() and "holds no recording" not in str(error):
+            self.violated("recorded", f"{directory} cannot be read: {error}")
+
+    def _lied(self) -> bool:
+        return self.simulation.machine.disk.ever_lied and self.simulation.faults.power_lost
 
     def _read_run(self, directory: "SimPath", recording: Recording) -> None:
         journal = self.journals[recording.incarnation]
@@ -534,6 +581,8 @@ class Monitors:
             elif gap.reason == MISSING:
                 self.violated("recorded", f"events {gap.first} to {gap.last} are missing in {directory}")
             else:
+                if gap.bytes and kept is not None and not tampered and gap.first <= kept.required:
+                    self.violated("acknowledged", f"event {gap.first} in {directory} is damaged and was acknowledged")
                 lost += gap.count
                 covered.update(range(gap.first, gap.last + 1))
         first = recording.segments[0].about.first_seq
@@ -542,13 +591,13 @@ class Monitors:
             self.violated("recorded", f"event {holes[0]} in {directory} is neither there nor stated as lost")
         if kept is None or self._excused(str(directory), kept):
             return
-        if self.simulation.keep is None and first > kept.first and not tampered:
+        if not kept.bounded and first > kept.first and not tampered and not self._lied():
             self.violated("acknowledged", f"{directory} begins with event {first} instead of {kept.first}")
         if recording.last_seq < kept.required:
             self.violated(
                 "acknowledged", f"{directory} ends with event {recording.last_seq}, {kept.required} was acknowledged"
             )
-        whole = kept.closed is not None and self.simulation.keep is None and not tampered
+        whole = kept.closed is not None and not kept.bounded and not tampered
         if whole and lost != kept.closed.not_recorded:
             self.violated("counted", f"{kept.closed.not_recorded} events were counted as lost, the gaps hold {lost}")
 
@@ -559,6 +608,6 @@ class Monitors:
 
     def _require_there(self, journal: Journal, where: str, kept: Kept) -> None:
         there = self._there.get(where, set())
-        if journal.incarnation not in there and self.simulation.keep is None:
+        if journal.incarnation not in there and not kept.bounded:
             self.violated("acknowledged", f"nothing of run {journal.incarnation} is in {where}, "
                           f"and {kept.required} was acknowledged")

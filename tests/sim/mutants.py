@@ -9,6 +9,7 @@ Law of this file: a mutant undoes one mending and nothing else.
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
@@ -20,12 +21,13 @@ from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.debug.leases import Leases
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.parts import Parts
-from kvbm_console.recording import reader, recover, seal, segment, sync, writer
+from kvbm_console.recording import reader, recover, retain, seal, segment, sync, writer
 from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.worker import Worker
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.ring import Ring
 from server import recording as recording_method
+from server.daemon import Daemon
 from server.feeding import FeedMethod
 from server.names import RequestNames
 
@@ -41,7 +43,7 @@ class Mutant(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...]
     planted: Planted
     first: int = 0
-    within: int = 6
+    within: int = 8
     """So many seeds from ``first`` on find it at most, where only ``kinds`` of faults happen."""
     quick: bool = True
     """Whether the ordinary tests hunt it."""
@@ -82,13 +84,40 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r01-foreign-files-stop-readers", "recorded acknowledged", "client_killed")
+@mutant("r01-foreign-files-stop-readers", "recorded acknowledged", "client_killed", quick=False)
 def _() -> Iterator[None]:
     with instead(reader, "segment_number", lambda path: 1):
         yield
 
 
-@mutant("r03-nobody-notices-a-removed-file", "acknowledged said heals", "directory_removed segment_cut", first=10)
+@mutant("r02-keep-removes-sealed-segments-only", "keep", "sealer_starved", first=2)
+def _() -> Iterator[None]:
+    real = retain.retain
+
+    def only_sealed(directory: Path, retention: Any, **how: Any) -> list[Path]:
+        class Sealed:
+            def __truediv__(self, name: str) -> Path:
+                return directory / name
+
+            def iterdir(self) -> Iterator[Path]:
+                newest = max((path.name for path in directory.iterdir() if path.suffix == ".active"), default="")
+                return (path for path in directory.iterdir() if path.suffix == ".mcap" or path.name == newest)
+
+        how.setdefault("free", retain.free_bytes)
+        free = how.pop("free")
+        return real(Sealed(), retention, free=lambda _: free(directory), **how)  # type: ignore[arg-type]
+
+    real_room = seal.BackgroundSealer.retain
+
+    def always_fits(self: seal.BackgroundSealer, growth: int | None = None) -> bool:
+        real_room(self, growth)
+        return True
+
+    with instead(seal, "retain", only_sealed), instead(seal.BackgroundSealer, "retain", always_fits):
+        yield
+
+
+@mutant("r03-nobody-notices-a-removed-file", "acknowledged said heals", "directory_removed segment_cut", first=4)
 def _() -> Iterator[None]:
     with instead(SegmentFile, "check", lambda self, size: None):
         yield
@@ -107,7 +136,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r37-the-sealer-dies-without-descriptors", "edge said", "no_processes", within=10)
+@mutant("r37-the-sealer-dies-without-descriptors", "edge said", "no_processes")
 def _() -> Iterator[None]:
     def run(self: seal.BackgroundSealer) -> None:
         while not self._stopping.is_set():
@@ -127,7 +156,20 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r38-a-refused-rotation-is-never-asked-again", "heals", "no_descriptors", first=1)
+@mutant("what-a-dead-thread-held-is-not-counted", "counted recorded acknowledged", "a_thread_dies",
+        first=3, quick=False)
+def _() -> Iterator[None]:
+    real = writer.Recorder.restart
+
+    def restart(self: writer.Recorder, name: str) -> None:
+        self._taken = []
+        real(self, name)
+
+    with instead(writer.Recorder, "restart", restart):
+        yield
+
+
+@mutant("r38-a-refused-rotation-is-never-asked-again", "heals", "no_descriptors", first=3)
 def _() -> Iterator[None]:
     def waits(self: writer.Recorder) -> bool:
         return self._rotating or self._rotation_refused is not None
@@ -142,7 +184,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-gap-is-not-told", "recorded acknowledged", "disk_is_full writes_fail", first=3, quick=False)
+@mutant("a-gap-is-not-told", "recorded acknowledged", "disk_is_full writes_fail", first=1)
 def _() -> Iterator[None]:
     def silent(self: writer.Recorder, segment: Any, last: int) -> None:
         self._next_seq = last + 1
@@ -151,7 +193,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("losses-are-not-counted", "counted", "disk_is_full writes_fail", first=9, quick=False)
+@mutant("losses-are-not-counted", "counted", "disk_is_full writes_fail", first=1, quick=False)
 def _() -> Iterator[None]:
     real = writer.Recorder.status
 
@@ -163,15 +205,15 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("what-a-full-disk-took-stays-torn", "recorded acknowledged", "disk_is_full writes_are_short", quick=False)
+@mutant("what-a-full-disk-took-stays-torn", "recorded acknowledged", "disk_is_full writes_are_short",
+        first=1, quick=False)
 def _() -> Iterator[None]:
     # Either defence alone keeps the file right: who finds the file longer than it was left begins another.
     with instead(SegmentFile, "truncate", lambda self, size: None), instead(SegmentFile, "check", lambda *_: None):
         yield
 
 
-@mutant("a-short-write-is-taken-for-a-whole-one", "recorded acknowledged said heals", "writes_are_short", first=1,
-        quick=False)
+@mutant("a-short-write-is-taken-for-a-whole-one", "recorded acknowledged said heals", "writes_are_short", quick=False)
 def _() -> Iterator[None]:
     def once(file: SegmentFile, buffers: Any) -> int:
         file.writev(buffers)
@@ -181,20 +223,43 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("events-are-acknowledged-without-a-sync", "acknowledged", "power_fails", first=1)
+@mutant("events-are-acknowledged-before-they-are-written", "acknowledged", "daemon_killed_at_the_disk")
+def _() -> Iterator[None]:
+    real = writer.Recorder._write_chunks
+
+    def eager(self: writer.Recorder, batch: Any) -> None:
+        self.written_seq = max(
+            [self.written_seq, *(c.events.first_seq + c.events.count - 1 for c in batch if c.events is not None)]
+        )
+        real(self, batch)
+
+    with instead(writer.Recorder, "_write_chunks", eager):
+        yield
+
+
+@mutant("a-file-whose-sync-failed-is-synced-again", "acknowledged", "syncs_fail power_fails", first=10, quick=False)
+def _() -> Iterator[None]:
+    def forgiving(self: sync.Syncer, file: Any, written: int, error: OSError) -> None:
+        self.failures += 1
+
+    with instead(sync.Syncer, "_fail", forgiving):
+        yield
+
+
+@mutant("events-are-acknowledged-without-a-sync", "acknowledged", "power_fails")
 def _() -> Iterator[None]:
     with instead(SegmentFile, "datasync", lambda self: None):
         yield
 
 
-@mutant("names-are-not-synced", "acknowledged recorded", "power_fails", first=1, within=12, quick=False)
+@mutant("names-are-not-synced", "acknowledged recorded", "power_fails", first=1, quick=False)
 def _() -> Iterator[None]:
     with instead(sync, "sync_directory", lambda path: None), instead(seal, "sync_directory", lambda path: None):
         yield
 
 
-@mutant("a-segment-goes-before-its-sealed-twin-is-durable", "acknowledged recorded", "power_fails", first=1, within=16,
-        quick=False)
+@mutant("a-segment-goes-before-its-sealed-twin-is-durable", "acknowledged recorded", "power_fails",
+        first=1, quick=False)
 def _() -> Iterator[None]:
     with (
         instead(seal, "sync_directory", lambda path: None),
@@ -218,7 +283,7 @@ class _Os:
 # --- the loop --------------------------------------------------------------------------------------------------------
 
 
-@mutant("the-loop-waits-for-the-disk", "engines", "disk_hangs disk_is_slow", quick=False)
+@mutant("the-loop-waits-for-the-disk", "engines", "disk_hangs disk_is_slow")
 def _() -> Iterator[None]:
     real = writer.Recorder.offer
 
@@ -231,7 +296,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("rec-start-asks-the-disk-on-the-loop", "engines", "disk_is_slow", within=10, quick=False)
+@mutant("rec-start-asks-the-disk-on-the-loop", "engines", "disk_is_slow", quick=False)
 def _() -> Iterator[None]:
     async def at_once(work: Callable[..., Any], *args: Any) -> Any:
         return work(*args)
@@ -244,10 +309,22 @@ def _() -> Iterator[None]:
         yield
 
 
+@mutant("nothing-is-released-at-the-end", "end", "client_frozen", quick=False)
+def _() -> Iterator[None]:
+    real = Daemon._end_engine
+
+    async def end(self: Daemon, engine: Any) -> Any:
+        with instead(self.service, "release_all", lambda: None), instead(Sessions, "close", lambda *_: None):
+            return await real(self, engine)
+
+    with instead(Daemon, "_end_engine", end), instead(Sessions, "close", lambda *_: None):
+        yield
+
+
 # --- readers ---------------------------------------------------------------------------------------------------------
 
 
-@mutant("a-loss-is-not-told-to-its-reader", "readers", "client_frozen", first=2, within=10)
+@mutant("a-loss-is-not-told-to-its-reader", "readers", "client_frozen", first=2)
 def _() -> Iterator[None]:
     real = Ring.read
 
@@ -260,7 +337,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("readers-are-never-forgotten", "rooms", "client_killed connection_cut", first=1, quick=False)
+@mutant("readers-are-never-forgotten", "rooms", "client_killed connection_cut", first=2, quick=False)
 def _() -> Iterator[None]:
     with instead(Broadcaster, "unsubscribe", lambda self, subscriber: None):
         yield
@@ -275,7 +352,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r23-pools-of-former-lives-stay", "rooms", "client_killed connection_cut", first=1, within=10)
+@mutant("r23-pools-of-former-lives-stay", "rooms", "client_killed connection_cut", first=1)
 def _() -> Iterator[None]:
     with instead(FeedMethod, "_abandon", _abandon_for_good):
         yield
@@ -294,13 +371,13 @@ def _abandon_for_good(self: FeedMethod, source: int) -> None:
 # --- debuggers -------------------------------------------------------------------------------------------------------
 
 
-@mutant("r62-breakpoints-of-the-dead-take-all-room", "rooms", "client_killed", within=12)
+@mutant("r62-breakpoints-of-the-dead-take-all-room", "rooms", "client_killed")
 def _() -> Iterator[None]:
     with instead(Sessions, "_make_room", lambda self, owner, count: None):
         yield
 
 
-@mutant("a-lease-never-ends-by-itself", "holds", "connection_half_open client_frozen", first=3, within=12, quick=False)
+@mutant("a-lease-never-ends-by-itself", "holds", "connection_half_open client_frozen", first=7, quick=False)
 def _() -> Iterator[None]:
     with instead(Leases, "expire", lambda self: None):
         yield
@@ -315,7 +392,18 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-hold-lasts-for-ever", "holds", "client_frozen", first=3, within=10)
+@mutant("a-hold-lasts-for-ever", "holds", "client_frozen", first=4, quick=False)
 def _() -> Iterator[None]:
     with instead(WallDeadlines, "set", lambda self, deadline, after_ns: None):
+        yield
+
+
+@mutant("r33-leases-run-on-the-wall-clock", "holds", "wall_clock_set client_frozen")
+def _() -> Iterator[None]:
+    real = Leases.__init__
+
+    def init(self: Leases, clock: Any, **how: Any) -> None:
+        real(self, writer.time.time_ns, **how)
+
+    with instead(Leases, "__init__", init):
         yield

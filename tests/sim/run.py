@@ -79,13 +79,14 @@ class Simulation:
         self.config = default_leader_config(
             self.workload, g2_blocks=dice.choice((64, 128)), g3_blocks=dice.choice((0, 128)),
         )
-        segment = dice.choice((25_000, 60_000, 400_000))
-        self.keep = dice.choice((None, None, 6 * segment, 10 * segment))
+        segment = dice.choice((25_000, 40_000, 200_000))
+        self.keep = dice.choice((None, max(200_000, 4 * segment)))
         self.recording = RecordingOptions(
             segment_bytes=segment, segment_ns=round(dice.choice((1, 3, 600)) * 10**9), keep_bytes=self.keep,
             sync=dice.choice(("1s", "1s", "always", "never")),
         )
         self.ring_events = dice.choice((400, 3_000, 262_144))
+        made.sealing_s = self.sealing_s = dice.choice((0.0, 0.5, 2.0))
         self.records = dice.random() < 0.9
         self.monitors = Monitors(self)
         self.world.trace("seed", seed)
@@ -198,7 +199,7 @@ class Simulation:
         holder, method = {
             "queue": (recorder._queue, "done"), "write": (recorder, "_write_chunks"),
             "sync": (recorder._syncer, "_pass"), "retain": (recorder._sealer, "retain"),
-            "seal": (recorder._sealer, "_has_room"),
+            "seal": (recorder._sealer, "has_room"),
         }[name]
         real, left = getattr(holder, method), [1]
         self._armed.append(left)

@@ -401,16 +401,18 @@ class Lock:
 
     def __init__(self) -> None:
         self._world = the_world()
-        self._holder: Thread | None = None
         self._held = False
         self._waiters: deque[Thread] = deque()
 
-    def acquire(self) -> bool:
-        """Take it."""
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it; False when it cannot be had in time."""
+        until = self._world.now + timeout * 1e9 if timeout >= 0 else None
         while self._held:
-            if self._world.process.dead:
-                raise Killed
-            self._world.wait(self._waiters, None)
+            self._world.require_alive()
+            left = None if until is None else (until - self._world.now) / 1e9
+            if not blocking or (left is not None and left <= 0):
+                return False
+            self._world.wait(self._waiters, left)
         self._held = True
         return True
 

@@ -60,11 +60,11 @@ class Subscriber:
         """Until there is something to read, a heartbeat is due, or the stream closes."""
         while not (self._owner.closing or self.beats or self._owner.ring.pending(self.cursor)):
             self._wake.clear()
-            self._owner.idle.add(self)
+            self._owner.idle[self] = None
             try:
                 await self._wake.wait()
             finally:
-                self._owner.idle.discard(self)
+                self._owner.idle.pop(self, None)
 
     def read(self) -> bytes | Lost | None:
         """The next frame, a loss, or None when it has everything."""
@@ -95,9 +95,9 @@ class Broadcaster:
         self.flushes = 0
         self.gap_ns = GAP_NS_MIN
         self.later = later
-        self.idle: set[Subscriber] = set()
-        """Subscribers that wait for the next flush."""
-        self.subscribers: set[Subscriber] = set()
+        self.idle: dict[Subscriber, None] = {}
+        """Subscribers that wait for the next flush, in the order in which they began to: so they are woken."""
+        self.subscribers: dict[Subscriber, None] = {}
         self._clock = clock
         self._on_flush = on_flush
         self._stimuli: list[Stimulus] = []
@@ -180,7 +180,7 @@ class Broadcaster:
             self._floor_ns, self._earned_ns = GAP_NS_MIN, min(now_ns, max(earned_ns, now_ns - CREDIT_NS))
 
     def _wake_readers(self) -> None:
-        woken, self.idle = self.idle, set()
+        woken, self.idle = self.idle, {}
         self._outstanding += len(woken)
         self._woken = len(woken)
         for subscriber in woken:
@@ -211,13 +211,13 @@ class Broadcaster:
     def subscribe(self, position: int, encoding: int = MSGPACK, name: str = "") -> Subscriber:
         """A reader of the events from ``position`` on."""
         subscriber = Subscriber(self, self.ring.cursor(position, encoding), name)
-        self.subscribers.add(subscriber)
+        self.subscribers[subscriber] = None
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Forget a reader."""
-        self.subscribers.discard(subscriber)
-        self.idle.discard(subscriber)
+        self.subscribers.pop(subscriber, None)
+        self.idle.pop(subscriber, None)
 
     def beat(self) -> None:
         """A heartbeat is due for every reader; one that is not read yet stands for all later ones."""

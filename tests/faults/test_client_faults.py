@@ -200,7 +200,7 @@ async def test_f14_bytes_that_mean_nothing_are_answered_with_a_sentence(count: i
                 assert code is grpc.StatusCode.INVALID_ARGUMENT
                 assert details == f"the bytes are not a {REQUESTS[method].__name__}"
         await client.status()
-        assert daemon.service.broadcaster.subscribers == set()
+        assert not daemon.service.broadcaster.subscribers
 
 
 @pytest.mark.asyncio

@@ -333,10 +333,17 @@ class _Moved(RecordingError):
 
 
 def _open_segments(directory: Path) -> tuple[list[Segment], dict[Path, RecordingError]]:
-    """The segments of a directory, and what is wrong with each that cannot be opened."""
-    sealed = {path.stem: path for path in directory.glob("*.mcap") if segment_number(path)}
+    """The segments of a directory, and what is wrong with each that cannot be opened.
+
+    Beside the files that a recorder has named others are passed over; a directory without these is one into which
+    somebody has put whole recordings.
+    """
+    files = list(directory.glob("*.mcap"))
+    sealed = {path.stem: path for path in files if segment_number(path)}
     # A crash between rename and removal leaves both: the sealed one is whole.
     active = {path.stem: path for path in active_segments(directory) if path.stem not in sealed}
+    if not sealed and not active:
+        sealed = {path.stem: path for path in files}
     segments: list[Segment] = []
     unreadable: dict[Path, RecordingError] = {}
     for _, path in sorted({**active, **sealed}.items()):

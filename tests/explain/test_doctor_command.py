@@ -81,7 +81,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_one_of_several_runs(tmp_path: Path) -> None:
-    for number, name in enumerate(("stuck-slot", "local-only")):
+    for number, name in enumerate(("stuck-slot", "local-only"), 1):
         shutil.copy(RECORDINGS / f"{name}.mcap", tmp_path / f"{number:06}-000000000000.mcap")
     assert run(tmp_path).exit_code == 0
     assert run(tmp_path, "--run", "stuck-slot").exit_code == 1

@@ -180,9 +180,12 @@ def _stage(
         leader.emit(
             ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places), prefetch.found(leader, pool, used)
         )
-        leader.aids.pools[pool.info.pool].staged_blocks += len(places)
+        mine = leader.aids.pools[pool.info.pool]
+        mine.staged_blocks += len(places)
+        # Used again, a block may be copied down again: one that was used too rarely, or whose copies were given up.
+        anew = leader.config.eviction.disk_admission > 1 or not mine.again.keys().isdisjoint(places)
         leader.aids.taken(pool, places)
-        if leader.config.eviction.disk_admission > 1:
+        if anew:
             _offer_again(leader, pool, places)
     leader.set_staging_deadline(slot)
     if slot.state is not _ONBOARD_STAGED:
@@ -190,7 +193,7 @@ def _stage(
 
 
 def _offer_again(leader: Decider, pool: PoolFacts, places: list[int]) -> None:
-    """Blocks that were used too rarely to be written below have been used again."""
+    """Those of these blocks that have no copy below, and none planned, may be copied down."""
     lower = leader.below(pool)
     if lower is not None:
         planned = leader.aids.pools[pool.info.pool].planned

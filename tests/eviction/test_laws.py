@@ -1,6 +1,7 @@
 """Laws of all policies on random prefix trees: the theorem, monotone hits, the bound, an oracle."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as some
 from kvbm_console.core.eviction import auto
 from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
-from kvbm_console.core.eviction.ranked import AdaptiveLru, FrequencyBased, Lfu, Lrfu
+from kvbm_console.core.eviction.ranked import AdaptiveLru, FrequencyBased, Lfu, Lrfu, Ranked
 from kvbm_console.core.leader.prefixes import chains
 from kvbm_console.simulation.cache_only import replay
 from kvbm_console.simulation.references import References
@@ -144,6 +145,20 @@ def test_ranked_policies_choose_what_an_oracle_chooses(name: str, steps: list[tu
             for key in chosen:
                 del oracle.since[key]
     assert set(policy.resident) == set(oracle.since)
+
+
+@pytest.mark.parametrize("fresh", [lambda: Lfu(8), lambda: FrequencyBased(8), lambda: Lrfu(8, 300.0)])
+def test_a_block_that_comes_back_beside_its_ancestor_is_named_once(fresh: Callable[[], Ranked]) -> None:
+    """Beside the same ancestor it has the stamp that it had before it was forgotten."""
+    policy = fresh()
+    policy.insert([1], None, 0)
+    for _ in range(2):
+        policy.insert([2, 3], 1, 0)
+        assert policy.victims(3) is not None
+        policy.forget([2, 3])
+    policy.insert([2, 3], 1, 0)
+    assert sorted(policy.victims(3) or ()) == [1, 2, 3]
+    assert policy.victims(4) is None
 
 
 _VERBS = some.sampled_from(["use", "store", "store backwards", "evict"])

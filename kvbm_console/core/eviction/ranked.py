@@ -44,8 +44,8 @@ def unpacked(column: bytes) -> list[int]:
     return numbers.tolist()
 
 
-Entry = tuple[float, int, int]
-"""(rank, stamp, key) at the time when it entered the heap."""
+Entry = tuple[float, int, int, int]
+"""(rank, stamp, key) at the time when it entered the heap, and its number, which no other entry of the key has."""
 
 
 class Ranked:
@@ -67,7 +67,9 @@ class Ranked:
         self.rank: Callable[[int], float] = self._value.__getitem__
         """Where a resident key stands; the smallest is evicted first. A function, since it is called most of all."""
         self._queued: dict[int, int] = {}
-        """Resident key to the stamp of its one live heap entry."""
+        """Resident key to the number of its one live entry: the stamp of a touch, or one below zero without a touch."""
+        self._numbered = 0
+        """Entries whose stamp is that of another block, so that an earlier entry of the key may have it too."""
         self._heap: list[Entry] = []
         self._fresh: deque[Entry] = deque()
         """Entries of blocks that entered at their first use, in order."""
@@ -135,20 +137,21 @@ class Ranked:
         stamps, values, queued, rank, first = self._stamp, self._value, self._queued, self.rank, self._first
         if aside:
             for key in keys:
-                stamp = queued[key] = stamps[key]
-                heappush(self._heap, (rank(key), stamp, key))
+                self._numbered += 1
+                queued[key] = -self._numbered
+                heappush(self._heap, (rank(key), stamps[key], key, -self._numbered))
             return
         if first is None:
             own = list(map(stamps.__getitem__, keys))
             queued.update(zip(keys, own, strict=True))
-            self._fresh.extend(zip(map(rank, keys), own, keys, strict=True))
+            self._fresh.extend(zip(map(rank, keys), own, keys, own, strict=True))
             return
         for key in keys:
             stamp = queued[key] = stamps[key]
             if values[key] == first:
-                self._fresh.append((rank(key), stamp, key))
+                self._fresh.append((rank(key), stamp, key, stamp))
             else:
-                heappush(self._heap, (rank(key), stamp, key))
+                heappush(self._heap, (rank(key), stamp, key, stamp))
 
     def forget(self, keys: Iterable[int]) -> None:
         """These blocks are not resident any more."""
@@ -178,7 +181,7 @@ class Ranked:
     def _rebuild(self) -> None:
         """One entry for each resident key, with its current rank."""
         self._queued = {key: self._stamp[key] for key in self._queued}
-        self._heap = [(self.rank(key), stamp, key) for key, stamp in self._queued.items()]
+        self._heap = [(self.rank(key), stamp, key, stamp) for key, stamp in self._queued.items()]
         heapify(self._heap)
         self._fresh.clear()
         self._front.clear()
@@ -201,13 +204,13 @@ class Ranked:
                 entry = heappop(heap)
             else:
                 break
-            _, stamp, key = entry
-            if live(key) != stamp:
+            _, stamp, key, number = entry
+            if live(key) != number:
                 continue
             latest = stamps[key]
             if latest != stamp:
                 queued[key] = latest
-                heappush(heap, (rank(key), latest, key))
+                heappush(heap, (rank(key), latest, key, latest))
                 continue
             passed.append(entry)
             if key not in protected and (evictable is None or evictable(key)):

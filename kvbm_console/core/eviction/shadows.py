@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, Protocol
 
-from kvbm_console.core.eviction.ranked import SECOND_NS, Entry, packed, unpacked
+from kvbm_console.core.eviction.ranked import SECOND_NS, packed, unpacked
 
 Batch = list[tuple[Sequence[int], Sequence[int], int]]
 """Touches: (keys of one prefix, deepest first; their stamps; time). The column of stamps may be ahead of them."""
 _EXPONENT_MAX: Final = 500.0
 """Half-lives until the sums of ``LrfuShadow`` are referred to another time; a float has room for 1,023."""
-
-
+Entry = tuple[float, int, int]
+"""(rank, stamp, key) at the time when it entered the heap."""
 _UNKNOWN: Final = -1
 """The stamp of an entry that is put back when it comes to the top, as if its block had been touched since."""
 

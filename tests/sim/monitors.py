@@ -440,7 +440,7 @@ class Monitors:
         if recorder is not None:
             status = recorder.status()
             dead = [name for name, worker in recorder.workers.items() if worker.ended]
-            misfit = (status.reason or "").startswith("keep is ")  # a bound that the keyframes do not fit into
+            misfit = "keep is " in (status.reason or "")  # a bound that the keyframes do not fit into
             if (status.state != "recording" or status.reason) and not dead and not misfit:
                 self.violated("heals", f"the recorder is {status.state}: {status.reason}")
             behind = recorder._head - 1 - status.written_seq

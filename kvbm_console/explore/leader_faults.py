@@ -53,35 +53,36 @@ def _never_closes(stack: ExitStack) -> None:
     stack.enter_context(patch.object(pipeline, "skip", forgets))
 
 
-def _double_free(stack: ExitStack) -> None:
-    release = APPLY[ev.DeviceBlocksReleased]
+def _released(wrong: Callable[[Any, Any, list[int]], None]) -> Callable[[ExitStack], None]:
+    """A fault that follows when a slot gives device blocks back: told the facts, the slot and its blocks before."""
 
-    def twice(state: Any, event: Any) -> None:
-        slot = state.slots[event.slot]
-        places = list(slot.device_blocks)
-        release(state, event)
-        state.pools[slot.device_pool or 0].unref(places)
+    def plant(stack: ExitStack) -> None:
+        release = APPLY[ev.DeviceBlocksReleased]
 
-    stack.enter_context(patch.dict(APPLY, {ev.DeviceBlocksReleased: twice}))
+        def released(state: Any, event: Any) -> None:
+            slot = state.slots[event.slot]
+            places = list(slot.device_blocks)
+            release(state, event)
+            wrong(state, slot, places)
+
+        stack.enter_context(patch.dict(APPLY, {ev.DeviceBlocksReleased: released}))
+
+    return plant
 
 
-def _stale_row(stack: ExitStack) -> None:
-    release = APPLY[ev.DeviceBlocksReleased]
+def _double_free(state: Any, slot: Any, places: list[int]) -> None:
+    state.pools[slot.device_pool or 0].unref(places)
 
-    def stale(state: Any, event: Any) -> None:
-        slot = state.slots[event.slot]
-        row = list(slot.device_blocks)
-        release(state, event)
-        slot.device_blocks = row
 
-    stack.enter_context(patch.dict(APPLY, {ev.DeviceBlocksReleased: stale}))
+def _stale_row(state: Any, slot: Any, places: list[int]) -> None:
+    slot.device_blocks = places
 
 
 LEADER_FAULTS: dict[str, tuple[str, Callable[[ExitStack], None]]] = {
     "complete-at-promotion": ("a copy counts as done when it is promoted, before it ran", _at_once),
     "skip-never-closes": ("a skipped candidate never closes", _never_closes),
-    "double-free": ("a released block loses two holders", _double_free),
-    "stale-row": ("a slot goes on listing blocks that it has given up", _stale_row),
+    "double-free": ("a released block loses two holders", _released(_double_free)),
+    "stale-row": ("a slot goes on listing blocks that it has given up", _released(_stale_row)),
 }
 
 

@@ -4,7 +4,8 @@ Law of this file: a bug is a subclass or a patch of one decider (a host's leader
 the product; its test is named after it and tells its story twice, first without the bug.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import pytest
@@ -15,11 +16,12 @@ from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.errors import FoldError, InvariantViolation
 from kvbm_console.core.folding import APPLY
 from kvbm_console.core.ids import ResetMode, Site, SkipReason, SlotState
-from kvbm_console.core.leader import Leader, Outcome, pipeline, requests, resets
+from kvbm_console.core.leader import Leader, Outcome, requests, resets
 from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.dispatch import HostsDiverged
+from kvbm_console.explore.leader_faults import LEADER_FAULTS
 from tests.core.engine_model import BLOCK
 from tests.core.scenes import forget_g1, on_host, serve, story
 from tests.core.script import Script
@@ -49,6 +51,18 @@ def passes_and_is_caught(tell: Callable[[], object], plant: Callable[[], object]
     with pytest.raises(CAUGHT) as caught:
         tell()
     return str(caught.value)
+
+
+@pytest.fixture
+def bugs() -> Iterator[ExitStack]:
+    """Faults that are planted here are gone when the test ends."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def plant(name: str, bugs: ExitStack) -> None:
+    """Plant a bug that ``explore leader --fault`` plants, too."""
+    LEADER_FAULTS[name][1](bugs)
 
 
 def test_every_planted_bug_has_its_test() -> None:
@@ -134,16 +148,8 @@ def test_share_partial_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "I5" in said
 
 
-def test_double_free_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = APPLY[ev.DeviceBlocksReleased]
-
-    def twice(self: CacheState, event: ev.DeviceBlocksReleased) -> None:
-        slot = self.slots[event.slot]
-        places = list(slot.device_blocks)
-        release(self, event)
-        self.pools[slot.device_pool or 0].unref(places)
-
-    passes_and_is_caught(story, lambda: monkeypatch.setitem(APPLY, ev.DeviceBlocksReleased, twice))
+def test_double_free_is_caught(bugs: ExitStack) -> None:
+    passes_and_is_caught(story, lambda: plant("double-free", bugs))
 
 
 def test_clamp_at_zero_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,15 +163,7 @@ def test_clamp_at_zero_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     passes_and_is_caught(story, lambda: monkeypatch.setattr(PoolFacts, "unref", clamped))
 
 
-def test_stale_row_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = APPLY[ev.DeviceBlocksReleased]
-
-    def stale(self: CacheState, event: ev.DeviceBlocksReleased) -> None:
-        slot = self.slots[event.slot]
-        row = list(slot.device_blocks)
-        release(self, event)
-        slot.device_blocks = row
-
+def test_stale_row_is_caught(bugs: ExitStack) -> None:
     def tell() -> None:
         script = Script(g1=12, g2=6)
         script.arrive("a", "ab")
@@ -173,7 +171,7 @@ def test_stale_row_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         script.step()
         script.preempt("a")
 
-    said = passes_and_is_caught(tell, lambda: monkeypatch.setitem(APPLY, ev.DeviceBlocksReleased, stale))
+    said = passes_and_is_caught(tell, lambda: plant("stale-row", bugs))
     assert said.startswith("I1"), "places that are counted free are listed"
     with pytest.raises(CAUGHT):
         story()
@@ -215,19 +213,11 @@ def test_reset_keeps_queue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         story()
 
 
-def test_complete_at_promotion_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    promote = pipeline._promote
-
-    def at_once(leader: Decider, candidate: Any, *rest: Any) -> None:
-        promote(leader, candidate, *rest)
-        number = leader.state.next_operation - 1
-        leader.emit(ev.OperationReported, number, 0, True, "", b"")
-        leader.aids.complete.append(number)
-
-    passes_and_is_caught(story, lambda: monkeypatch.setattr(pipeline, "_promote", at_once))
+def test_complete_at_promotion_is_caught(bugs: ExitStack) -> None:
+    passes_and_is_caught(story, lambda: plant("complete-at-promotion", bugs))
 
 
-def test_skip_never_closes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skip_never_closes_is_caught(bugs: ExitStack) -> None:
     def tell() -> None:
         script = Script(g1=12, g2=2, offload_threshold=0.0)
         script.arrive("a", "abcd")
@@ -237,10 +227,7 @@ def test_skip_never_closes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         script.move_all()
         assert not script.state.slots
 
-    def forgets_to_close(leader: Decider, candidate: Any, reason: Any) -> None:
-        leader.aids.pending.remove(candidate.candidate)
-
-    passes_and_is_caught(tell, lambda: monkeypatch.setattr(pipeline, "skip", forgets_to_close))
+    passes_and_is_caught(tell, lambda: plant("skip-never-closes", bugs))
 
 
 def test_reload_evicts_own_prefix_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

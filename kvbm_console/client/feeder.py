@@ -141,7 +141,7 @@ class FeedClient:
         checked: int | None = None, mismatched: int | None = None, unknown: int | None = None,
         check_ns: int | None = None,
     ) -> None:
-        """What watching has cost the engine since it began, and what ``sanitize`` has compared, None without it.
+        """The cost of watching for the engine since it began, and the blocks that ``sanitize`` compared, if it runs.
         Raises ``ConnectionLost``."""
         cost = pb.FeedCost(
             calls=calls, dropped=dropped, call_ns=call_ns, steps=steps, step_ns=step_ns, errors=errors,

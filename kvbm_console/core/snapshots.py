@@ -139,7 +139,7 @@ def _unpack(facts: _Facts) -> CacheState:
 
 
 def packed_elsewhere() -> bytes:
-    """What stands where facts are expected that are packed apart: every reader refuses it by its version."""
+    """A stand-in for facts that are packed apart: every reader refuses it by its version."""
     facts = _DECODER.decode(encode_facts(CacheState()))
     return _ENCODER.encode(msgspec.structs.replace(facts, version=PACKED_VERSION))
 

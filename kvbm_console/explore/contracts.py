@@ -29,7 +29,7 @@ class Broken(AssertionError):
 
 
 class Place(msgspec.Struct):
-    """What stands in a place."""
+    """The content of a place."""
 
     hash: int | None = None
     ready: bool = False
@@ -94,7 +94,7 @@ class Shadow:
         self.preempted_requests = 0
         self.lost = 0
         self.checked: Counter[str] = Counter()
-        """How often each contract had something to check."""
+        """For each contract, how often it had something to check."""
         self._link_free_ns: dict[str, int] = defaultdict(int)
         self._links_of = {route: link for link in links for route in link.routes}
         self._seq = -1

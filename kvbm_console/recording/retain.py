@@ -53,7 +53,7 @@ def _files(directory: Path) -> dict[Path, os.stat_result]:
 
 
 def used_bytes(directory: Path) -> int:
-    """What the recorder's files in this directory take. Raises ``OSError``."""
+    """Bytes of the recorder's files in this directory. Raises ``OSError``."""
     return sum(found.st_size for found in _files(directory).values())
 
 

@@ -33,7 +33,7 @@ class Syncer:
         """Set when the current segment is over because of it; ``switched`` clears it."""
         self.failures = 0
         self.asked_ns: int | None = None
-        """When the pass began that the disk has not let end yet."""
+        """Start of the pass that the disk has not let end yet."""
         self._directory = directory
         self._written = written
         self._clock = clock

@@ -179,7 +179,7 @@ class Recorder:
         self._spacing = self._complete_spacing = keyframe_events or KEYFRAME_EVENTS_MIN
         self._keys_done_bytes = 0
         self._asked_ns: int | None = None
-        """When the disk was asked for what it has not answered yet."""
+        """Time of the request that the disk has not answered yet."""
         self._loss = self._healable_loss = 0
         self._down = False
         self._lost = 0
@@ -260,7 +260,7 @@ class Recorder:
         )
 
     def _hanging(self) -> str | None:
-        """Which call the disk has not answered."""
+        """The call that the disk has not answered."""
         now_ns = self._clock()
         for what, since_ns in (("write", self._asked_ns), ("sync", self._syncer.asked_ns)):
             if since_ns is not None and now_ns - since_ns >= HANG_S * SECOND_NS:
@@ -360,7 +360,7 @@ class Recorder:
         return max(wanted, 2 * first)
 
     def _rotation_is_due(self, growth: int = 0) -> bool:
-        """Whether the segment is over, or would be with ``growth`` more bytes."""
+        """True if the segment is over, or would be with ``growth`` more bytes."""
         if self._syncer.failed is not None or self._segment.broken:
             return True
         return (
@@ -369,7 +369,7 @@ class Recorder:
         )
 
     def _key_waits(self) -> bool:
-        """Whether keyframes that are on their way are as large as flushes that may wait beside them."""
+        """True if keyframes that are on their way are as large as flushes that may wait beside them."""
         return self._keys_sent_bytes - self._keys_done_bytes > self._queue_bytes // 2
 
     def _rotation_waits(self) -> bool:

@@ -25,7 +25,7 @@ _GOLDEN: Final = 0x9E3779B97F4A7C15
 
 
 def sampled(key: int, share: float) -> bool:
-    """Whether a content hash belongs to the sample. Each larger share contains the smaller ones.
+    """True if a content hash belongs to the sample. Each larger share contains the smaller ones.
 
     >>> [sampled(7, share) for share in (0.0, 1.0)]
     [False, True]

@@ -120,7 +120,7 @@ class Values:
 
     @property
     def ready(self) -> bool:
-        """Whether ``get`` returns at once."""
+        """True if ``get`` returns at once."""
         return self._event is None or bool(self._event.query())
 
     def get(self) -> Array:

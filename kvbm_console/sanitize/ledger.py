@@ -24,7 +24,7 @@ Pair = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Orders:
-    """What the scheduler's side knows and a worker does not, for one step. It travels with the connector's metadata."""
+    """The scheduler's knowledge for one step, which a worker lacks. It travels with the connector's metadata."""
 
     step: int = 0
     blocks: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Copy:
     ended: int = 0
     """The moment at which its end was reported; 0 before it."""
     flushed: bool = False
-    """Whether a step had to wait for it."""
+    """True if a step had to wait for it."""
     handed: bool = False
     """Of a load: whether the model may read its blocks."""
     wanted: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Ledger:
         self.moment = 0
 
     def content(self, key: int, group: int) -> Content | None:
-        """What a store took under this hash."""
+        """The content that a store took under this hash."""
         return self.contents.get((key, self.rank, group))
 
     def keep(self, content: Content) -> None:

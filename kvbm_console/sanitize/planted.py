@@ -300,7 +300,7 @@ def play(fault: str, **options: Any) -> tuple[Wanted, list[Finding]]:
 
 
 def named(wanted: Wanted, finding: Finding, fault: str) -> bool:
-    """Whether a finding names the kind, the block, its places, the copy, the writer and the missing edge."""
+    """True if a finding names the kind, the block, its places, the copy, the writer and the missing edge."""
     return (
         finding.kind == fault and wanted.writer in finding.writer and wanted.edge in finding.edge
         and (finding.hash, finding.place, finding.slot, finding.copy)

@@ -69,7 +69,7 @@ class Case:
 
     @property
     def right(self) -> Array:
-        """Which layers are as they should be."""
+        """For each layer, true if it is as it should be."""
         same: Array = self.found == self.content.parts
         return same
 
@@ -344,7 +344,7 @@ def _stride(case: Case, source: Region, target: Region, at: int, to: int) -> Cau
 
 
 def _belongs(case: Case, offset: int, page_bytes: int) -> bool:
-    """Whether a copy of the content lies at this offset by right."""
+    """True if a copy of the content lies at this offset by right."""
     place, rest = divmod(offset, page_bytes)
     if rest:
         return False

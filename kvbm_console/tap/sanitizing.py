@@ -33,7 +33,7 @@ KNOWN_MAX: Final = 32_768
 WAITING_MAX: Final = 256
 """Findings that wait until a daemon listens."""
 TELL_EVERY_NS: Final = 1_000_000_000
-"""How often a worker tells its counters while nothing is wrong."""
+"""Interval at which a worker tells its counters while nothing is wrong."""
 ERRORS_MAX: Final = 100
 _log = logging.getLogger("kvbm_console.sanitize")
 
@@ -48,7 +48,7 @@ class Options:
 
 
 def options_of(extra: dict[str, Any]) -> Options | None:
-    """What the configuration says, None without it. Raises ``ValueError`` with one sentence."""
+    """The settings in the configuration, None without any. Raises ``ValueError`` with one sentence."""
     told = extra.get("sanitize")
     if told is None:
         return None
@@ -368,7 +368,7 @@ def start_load_kv(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def get_block_ids_with_load_errors(self: Any) -> Any:
-    """What could not be loaded, and what was loaded wrong."""
+    """Blocks that could not be loaded, and blocks that were loaded wrong."""
     answer = self._tapped.get_block_ids_with_load_errors()
     if self._sanitizer is None:
         return answer
@@ -377,7 +377,7 @@ def get_block_ids_with_load_errors(self: Any) -> Any:
 
 
 def build_connector_worker_meta(self: Any) -> Any:
-    """What the scheduler's half is told."""
+    """The message to the scheduler's half."""
     answer = self._tapped.build_connector_worker_meta()
     return answer if self._sanitizer is None else self._sanitizer.tell(answer)
 

@@ -106,7 +106,7 @@ class PoolPolicy:
         return above
 
     def _leads_there(self) -> bool:
-        """Whether the remembered way still ends where it ended; nothing on it is resident."""
+        """True if the remembered way still ends where it ended; nothing on it is resident."""
         return self._last not in self._parent_of if self._reached is None else self._reached in self.policy.resident
 
     def unknown(self, keys: Collection[int]) -> None:

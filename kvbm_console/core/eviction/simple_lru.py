@@ -43,7 +43,7 @@ class SimpleLru:
         self._newest = -1
         """The newest touch, while all of its keys are known to live in it."""
         self._beside = 0
-        """Where the key stood in its touch beside which others were put last."""
+        """Position in its touch of the key beside which others were put last."""
         self._gone: set[int] = set()
         """Forgotten keys that a touch may still name."""
         self._stand(list(order))

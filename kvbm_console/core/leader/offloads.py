@@ -164,8 +164,10 @@ def _unsafe(pool: PoolFacts, mine: PoolAids, room: int) -> list[int]:
 
 
 def _look(leader: Decider, pool: PoolFacts, count: int) -> None:
-    """What would be evicted next, and what of that is to be copied: a look costs as much as it sees, so what it finds
-    is used up before the next one, unless the order has moved on."""
+    """Name the blocks that would be evicted next, and those of them that are to be copied.
+
+    A look costs as much as it sees. Its finds are used up before the next look, unless the order has moved on.
+    """
     mine, index = leader.aids.pools[pool.info.pool], pool.info.pool
     keys = leader.box.policies[index].coldest(min(count, pool.counts[_CACHED]), evictable(pool), leader.at_ns)
     mine.next = dict.fromkeys(keys)

@@ -101,7 +101,7 @@ class SourceStatus(msgspec.Struct):
     """How the connection fares."""
 
     connected: bool = False
-    """Whether any publisher is connected: where we bind there may be several."""
+    """True if any publisher is connected: where we bind there may be several."""
     connects: int = 0
     disconnects: int = 0
     messages: int = 0
@@ -163,7 +163,7 @@ class ZmqSource:
         self._no_replay_before = 0.0
         self._pause_until = 0.0
         self._gone = False
-        """Whether the takers were told that their publisher has ended."""
+        """True if the takers were told that their publisher has ended."""
         self._taking = asyncio.Lock()
         """One at a time: a live message, or a replay."""
 
@@ -280,7 +280,7 @@ class ZmqSource:
             await asyncio.sleep(PROBE_S)
 
     async def _refuses(self) -> bool:
-        """Whether nobody listens at the publisher's port any more. A machine that does not answer proves nothing."""
+        """True if nobody listens at the publisher's port any more. A machine that does not answer proves nothing."""
         host, _, port = self.publisher.endpoint.removeprefix("tcp://").rpartition(":")
         try:
             async with asyncio.timeout(PROBE_S):

@@ -157,7 +157,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     clones: tuple[str, ...] = ()
     """Requests that share its prompt."""
     wrong_bytes: tuple[str, ...] = ()
-    """What ``sanitize`` found of its blocks, a sentence each, at most ``WRONG_MAX``."""
+    """Findings of ``sanitize`` about its blocks, a sentence each, at most ``WRONG_MAX``."""
 
     @property
     def remarks(self) -> list[str]:

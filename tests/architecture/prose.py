@@ -6,8 +6,8 @@ Rules, each checked per sentence:
 * ``length``: a sentence has at most 25 words;
 * ``stops``: a sentence has at most one semicolon or colon.
 
-A code span counts as one word. Code blocks, doctests, headings and generated parts are left out. A table cell and a list
-item are texts of their own. ``python -m tests.architecture.prose`` prints the figures of every room;
+A code span counts as one word. Code blocks, doctests, headings and generated parts are left out. A table cell and a
+list item are texts of their own. ``python -m tests.architecture.prose`` prints the figures of every room;
 ``python -m tests.architecture.prose --list [PATH ...]`` prints each offending sentence of these paths.
 """
 

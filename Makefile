@@ -68,7 +68,7 @@ bench-baseline: $(STAMP) ## make this machine's ratios the committed ones
 docs: $(STAMP) ## generated parts of ARCHITECTURE.md
 	@$(BIN)/python -m tests.architecture.generate
 
-proto: $(STAMP) ## kvbm_console/wire/v1 from the contract
+proto: $(STAMP) ## the contract's schema from core/, and kvbm_console/wire/v1 from the contract
 	@$(BIN)/python proto/generate.py
 
 recordings: $(STAMP) ## the recordings of recordings/, made again byte for byte

@@ -52,12 +52,12 @@ def merge(paths: tuple[Path, ...], out: Path | None, where: str | None, form: st
 def lines_of(paths: Sequence[Path], where: str | None, *, form: str) -> Iterator[str]:
     """One line for every event and gap. Raises ``UsageError`` and ``RecordingError``."""
 
-    from kvbm_console.cli.lines import event_document
     from kvbm_console.core.describe import describe, kind
     from kvbm_console.core.errors import UsageError
     from kvbm_console.core.expression import compile_event_filter
     from kvbm_console.recording.format import Gap
     from kvbm_console.recording.merge import RECORDINGS_MAX, merged, sources_of
+    from kvbm_console.stream.event_document import event_document
 
     if len(paths) > RECORDINGS_MAX:
         raise UsageError(f"at most {RECORDINGS_MAX} recordings are merged, got {len(paths)}")

@@ -10,10 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from struct import Struct
 from struct import error as FormatError
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 ID_BYTES: Final = 4
 HASH_BYTES: Final = 8
+Ids = Annotated[bytes, "ids"]
+"""A column of block ids."""
+Hashes = Annotated[bytes, "hashes"]
+"""A column of sequence hashes."""
+Indices = Annotated[bytes, "indices"]
+"""A column of positions within the event, as int32."""
 _SWAP: Final = sys.byteorder == "big"
 _SHORT: Final = 16
 """Up to so many numbers a column is made and read by a format of its own."""

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.columns import ID_BYTES
+from kvbm_console.core.columns import ID_BYTES, Hashes, Ids, Indices
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import (
     Authority,
@@ -73,7 +73,7 @@ class SlotOpened(Event, tag=2):
     slot: int
     request: str
     source: int
-    hashes: bytes
+    hashes: Hashes
     prompt_tokens: int
     output_limit: int
     priority: int
@@ -119,7 +119,7 @@ class SlotCloned(Event, tag=5):
     slot: int
     parent: int
     request: str
-    ids: bytes
+    ids: Ids
 
 
 # --- lookup, staging, device blocks ---
@@ -149,7 +149,7 @@ class BlocksStaged(Event, tag=7):
 
     slot: int
     pool: int
-    ids: bytes
+    ids: Ids
     prefetched: int = 0
 
 
@@ -169,7 +169,7 @@ class DeviceBlocksAssigned(Event, tag=9):
     pool: int
     slots: tuple[int, ...]
     counts: tuple[int, ...]
-    ids: bytes
+    ids: Ids
     reused: int
     external_tokens: int
 
@@ -178,7 +178,7 @@ class DeviceBlocksReleased(Event, tag=10):
     """The slot gave up these device blocks; running operations may still hold some of them."""
 
     slot: int
-    ids: bytes
+    ids: Ids
     why: ReleaseReason
 
 
@@ -188,16 +188,16 @@ class BlocksFilled(Event, tag=11):
     pool: int
     slots: tuple[int, ...]
     counts: tuple[int, ...]
-    ids: bytes
-    hashes: bytes
+    ids: Ids
+    hashes: Hashes
 
 
 class BlocksEvicted(Event, tag=12):
     """These places lost their content so that they can be reused, for ``for_slot`` if one wanted the room."""
 
     pool: int
-    ids: bytes
-    hashes: bytes
+    ids: Ids
+    hashes: Hashes
     for_slot: int | None
     rule: EvictRule
 
@@ -207,8 +207,8 @@ class BlocksReserved(Event, tag=13):
 
     pool: int
     operation: int
-    ids: bytes
-    hashes: bytes
+    ids: Ids
+    hashes: Hashes
 
 
 class BlocksReady(Event, tag=14):
@@ -216,7 +216,7 @@ class BlocksReady(Event, tag=14):
 
     pool: int
     operation: int
-    ids: bytes
+    ids: Ids
 
 
 class BlocksDropped(Event, tag=15):
@@ -224,7 +224,7 @@ class BlocksDropped(Event, tag=15):
 
     pool: int
     operation: int
-    ids: bytes
+    ids: Ids
     why: ReleaseReason
 
 
@@ -241,8 +241,8 @@ class CandidatePlanned(Event, tag=16):
     candidate: int
     slot: int | None
     route: Route
-    hashes: bytes
-    targets: bytes
+    hashes: Hashes
+    targets: Ids
     first_block: int | None
 
 
@@ -279,8 +279,8 @@ class CandidatePromoted(Event, tag=20):
     batch: int
     source_pool: int
     target_pool: int
-    sources: bytes
-    targets: bytes
+    sources: Ids
+    targets: Ids
     thrash: int = 0
     returned: tuple[int, int, int, int] = NOTHING_RETURNED
 
@@ -303,7 +303,7 @@ class OperationReported(Event, tag=22):
     rank: int
     ok: bool
     error: str
-    failed: bytes
+    failed: Indices
 
 
 class CandidateEnded(Event, tag=23):
@@ -490,8 +490,8 @@ class BlocksSeen(Event, tag=41):
     """An engine's event stream: blocks stored and removed, by hash, in a pool of authority ``stream``."""
 
     pool: int
-    stored: bytes
-    removed: bytes
+    stored: Hashes
+    removed: Hashes
     cleared: bool
 
 
@@ -522,7 +522,7 @@ class BlocksQuarantined(Event, tag=44):
 
     pool: int
     operation: int
-    ids: bytes
+    ids: Ids
     reported: tuple[int, ...]
 
 
@@ -581,7 +581,7 @@ class ContentMismatched(Event, tag=50):
     request: str
     rank: int
     group: int
-    hashes: bytes
+    hashes: Hashes
     kind: str
     stage: str
     place: int

@@ -4,6 +4,7 @@ Law of this file: ``seq``, ``at_ns`` and ``kind`` first, then the event's fields
 an identifier is a string, hashes are 16 hexadecimal digits, words are labels, and what is absent is null.
 """
 
+import typing
 from enum import Enum
 from typing import Any, Final
 
@@ -11,14 +12,16 @@ import msgspec
 
 from kvbm_console.core.columns import HASH_BYTES, unpack_hashes, unpack_ids
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.events import Event
+from kvbm_console.core.events import AnyEvent, Event
 from kvbm_console.core.ids import Word
 from kvbm_console.core.stimuli import ENTRY_NAMES
 
-HASH_COLUMNS: Final = frozenset({"hashes", "stored", "removed"})
-ID_COLUMNS: Final = frozenset({"ids", "sources", "targets"})
-INDEX_COLUMNS: Final = frozenset({"failed"})
-"""Columns of positions within the event: numbers, not identifiers."""
+COLUMNS: Final[dict[str, str]] = {
+    name: hint.__metadata__[0]
+    for kind in typing.get_args(AnyEvent)
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items() if hasattr(hint, "__metadata__")
+}
+"""Name of each column to ``ids``, ``hashes`` or ``indices``, as the fields of events declare it."""
 IDENTIFIERS: Final = frozenset({
     "slot", "parent", "for_slot", "pool", "source_pool", "target_pool", "candidate", "operation", "batch", "hold", "id",
     "breakpoints", "slots", "source",
@@ -85,9 +88,6 @@ def _value(field: str, value: Any) -> Any:
 
 
 def _column(field: str, data: bytes) -> list[Any]:
-    if field in HASH_COLUMNS:
+    if COLUMNS[field] == "hashes":
         return [f"{value:016x}" for value in unpack_hashes(data)]
-    if field in INDEX_COLUMNS:
-        return list(unpack_ids(data))
-    assert field in ID_COLUMNS, f"column {field} is neither of ids nor of hashes"
-    return [str(value) for value in unpack_ids(data)]
+    return [value if COLUMNS[field] == "indices" else str(value) for value in unpack_ids(data)]

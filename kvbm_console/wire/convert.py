@@ -1,7 +1,8 @@
 """Between typed structs and protobuf messages: one generic converter by field name.
 
-Law of this file: no function per kind. The plan of each kind is read once, at import, from the struct's types and the
-message's descriptor; a kind or field that only one side has is an error at import and not a silent default.
+The messages are generated from the structs (``proto/generate.py``), so names and types agree.
+
+Law of this file: no function per kind. The plan of each kind is read once, at import, from the struct's types.
 """
 
 import types
@@ -14,20 +15,12 @@ import msgspec
 from google.protobuf.message import Message
 
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.errors import KvbmConsoleError
 from kvbm_console.core.events import AnyEvent, Event
 from kvbm_console.core.stimuli import AnyStimulus, Stimulus
 from kvbm_console.wire.v1 import console_pb2 as pb
 
-KIND_NUMBER_BASE: Final = 100
-"""The number of a kind in the ``oneof`` is this plus its msgpack tag, so that both encodings count alike."""
-
 Put = Callable[[Any, Any], None]
 Get = Callable[[Any], Any]
-
-
-class SchemaMismatch(KvbmConsoleError):
-    """Raised at import when structs and contract disagree; names the message and the field."""
 
 
 class FieldPlan(typing.NamedTuple):
@@ -58,29 +51,17 @@ def _enum(name: str, kind: type[IntEnum]) -> tuple[Put, Get]:
     return put, get
 
 
-def _nested(name: str, kind: type[msgspec.Struct]) -> tuple[Put, Get]:
-    plan = plan_of(kind, getattr(pb, kind.__name__).DESCRIPTOR, 0)
-
-    def put(message: Any, value: Any) -> None:
-        write(plan, value, getattr(message, name))
-
-    def get(message: Any) -> Any:
-        return kind(*(field.get(getattr(message, name)) for field in plan))
-
-    return put, get
-
-
 def _repeated(name: str, item: Any, length: int | None) -> tuple[Put, Get]:
     if isinstance(item, type) and issubclass(item, msgspec.Struct):
-        plan = plan_of(item, getattr(pb, item.__name__).DESCRIPTOR, 0)
+        plan = plan_of(item)
 
         def put_items(message: Any, value: Any) -> None:
             items = getattr(message, name)
-            for one in value:
-                write(plan, one, items.add())
+            for each in value:
+                write(plan, each, items.add())
 
         def get_items(message: Any) -> Any:
-            return tuple(item(*(field.get(one) for field in plan)) for one in getattr(message, name))
+            return tuple(item(*(field.get(each) for field in plan)) for each in getattr(message, name))
 
         return put_items, get_items
 
@@ -118,22 +99,13 @@ def _field(name: str, annotation: Any) -> tuple[Put, Get]:
         return _repeated(name, arguments[0], None if arguments[-1] is Ellipsis else len(arguments))
     if isinstance(annotation, type) and issubclass(annotation, IntEnum):
         return _enum(name, annotation)
-    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
-        return _nested(name, annotation)
     return _plain(name)
 
 
-def plan_of(kind: type[msgspec.Struct], descriptor: Any, common: int) -> tuple[FieldPlan, ...]:
-    """The plan of a struct behind its first ``common`` fields. Raises ``SchemaMismatch``."""
+def plan_of(kind: type[msgspec.Struct], common: int = 0) -> tuple[FieldPlan, ...]:
+    """The plan of a struct's fields behind the first ``common``."""
     hints = typing.get_type_hints(kind)
-    names = kind.__struct_fields__[common:]
-    known = {field.name: field.number for field in descriptor.fields}
-    for number, name in enumerate(names, 1):
-        if known.pop(name, None) != number:
-            raise SchemaMismatch(f"{descriptor.full_name}.{name} must be field {number} of the contract")
-    if known:
-        raise SchemaMismatch(f"{descriptor.full_name} has fields that {kind.__name__} has not: {', '.join(known)}")
-    return tuple(FieldPlan(name, *_field(name, hints[name])) for name in names)
+    return tuple(FieldPlan(name, *_field(name, hints[name])) for name in kind.__struct_fields__[common:])
 
 
 def write(plan: tuple[FieldPlan, ...], value: Any, message: Any) -> None:
@@ -154,22 +126,14 @@ class UnionConverter:
     """Converts every kind of a closed union to and from its message with a ``oneof kind``."""
 
     def __init__(self, base: type[msgspec.Struct], union: Any, descriptor: Any) -> None:
-        common = base.__struct_fields__
-        self._common = tuple(
-            FieldPlan(name, *_field(name, annotation))
-            for name, annotation in typing.get_type_hints(base).items() if name in common
-        )
-        self._by_type: dict[type[msgspec.Struct], KindPlan] = {}
-        self._by_name: dict[str, KindPlan] = {}
-        kinds = {KIND_NUMBER_BASE + int(kind.__struct_config__.tag): kind for kind in typing.get_args(union)}
-        for field in descriptor.oneofs_by_name["kind"].fields:
-            kind, message = kinds.pop(field.number, None), field.message_type
-            if kind is None or message is None or message.name != kind.__name__:
-                raise SchemaMismatch(f"no struct for {field.name} with tag {field.number - KIND_NUMBER_BASE}")
-            plan = KindPlan(field.name, kind, plan_of(kind, message, len(common)))
-            self._by_type[kind] = self._by_name[field.name] = plan
-        if kinds:
-            raise SchemaMismatch(f"the contract lacks {', '.join(kind.__name__ for kind in kinds.values())}")
+        common = len(base.__struct_fields__)
+        name_of = {field.message_type.name: field.name for field in descriptor.oneofs_by_name["kind"].fields}
+        plans = [
+            KindPlan(name_of[kind.__name__], kind, plan_of(kind, common)) for kind in typing.get_args(union)
+        ]
+        self._common = plan_of(base)
+        self._by_type = {plan.kind: plan for plan in plans}
+        self._by_name = {plan.oneof: plan for plan in plans}
 
     def to_message(self, value: msgspec.Struct, message: Any) -> None:
         """Fill an empty ``Event`` or ``Stimulus`` message."""
@@ -191,7 +155,7 @@ class UnionConverter:
 
 EVENTS: Final = UnionConverter(Event, AnyEvent, pb.Event.DESCRIPTOR)
 STIMULI: Final = UnionConverter(Stimulus, AnyStimulus, pb.Stimulus.DESCRIPTOR)
-SPEC_PLAN: Final = plan_of(BreakpointSpec, pb.BreakpointSpec.DESCRIPTOR, 0)
+SPEC_PLAN: Final = plan_of(BreakpointSpec)
 
 
 def spec_to_message(spec: BreakpointSpec) -> pb.BreakpointSpec:

@@ -74,6 +74,8 @@ def type_words(annotation: Any) -> str:
     if annotation is type(None):
         return "null"
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return type_words(args[0])
     if origin in (types.UnionType, typing.Union):
         return " or ".join(type_words(arg) for arg in args)
     if origin is tuple:

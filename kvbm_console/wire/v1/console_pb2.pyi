@@ -19,21 +19,6 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_MSGPACK: _ClassVar[Encoding]
     ENCODING_PROTOBUF: _ClassVar[Encoding]
 
-class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    TIER_UNSPECIFIED: _ClassVar[Tier]
-    TIER_G1: _ClassVar[Tier]
-    TIER_G2: _ClassVar[Tier]
-    TIER_G3: _ClassVar[Tier]
-    TIER_G4: _ClassVar[Tier]
-
-class Authority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    AUTHORITY_LEADER: _ClassVar[Authority]
-    AUTHORITY_ENGINE: _ClassVar[Authority]
-    AUTHORITY_STREAM: _ClassVar[Authority]
-    AUTHORITY_OBSERVED: _ClassVar[Authority]
-
 class SlotState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SLOT_STATE_INITIALIZED: _ClassVar[SlotState]
@@ -47,13 +32,54 @@ class SlotState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SLOT_STATE_FINISHING: _ClassVar[SlotState]
     SLOT_STATE_FINISHED: _ClassVar[SlotState]
 
-class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    FINISH_REASON_STOP: _ClassVar[FinishReason]
-    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
-    FINISH_REASON_ABORTED: _ClassVar[FinishReason]
-    FINISH_REASON_TOO_LARGE: _ClassVar[FinishReason]
-    FINISH_REASON_ERROR: _ClassVar[FinishReason]
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_G1: _ClassVar[Tier]
+    TIER_G2: _ClassVar[Tier]
+    TIER_G3: _ClassVar[Tier]
+    TIER_G4: _ClassVar[Tier]
+
+class Route(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROUTE_UNSPECIFIED: _ClassVar[Route]
+    ROUTE_G1_G2: _ClassVar[Route]
+    ROUTE_G1_G3: _ClassVar[Route]
+    ROUTE_G1_G4: _ClassVar[Route]
+    ROUTE_G2_G1: _ClassVar[Route]
+    ROUTE_G2_G3: _ClassVar[Route]
+    ROUTE_G2_G4: _ClassVar[Route]
+    ROUTE_G3_G1: _ClassVar[Route]
+    ROUTE_G3_G2: _ClassVar[Route]
+    ROUTE_G3_G4: _ClassVar[Route]
+    ROUTE_G4_G1: _ClassVar[Route]
+    ROUTE_G4_G2: _ClassVar[Route]
+    ROUTE_G4_G3: _ClassVar[Route]
+
+class Authority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AUTHORITY_LEADER: _ClassVar[Authority]
+    AUTHORITY_ENGINE: _ClassVar[Authority]
+    AUTHORITY_STREAM: _ClassVar[Authority]
+    AUTHORITY_OBSERVED: _ClassVar[Authority]
+
+class CandidateStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CANDIDATE_STATUS_PENDING_EVALUATION: _ClassVar[CandidateStatus]
+    CANDIDATE_STATUS_PROMOTED: _ClassVar[CandidateStatus]
+    CANDIDATE_STATUS_COMPLETED: _ClassVar[CandidateStatus]
+    CANDIDATE_STATUS_FAILED: _ClassVar[CandidateStatus]
+    CANDIDATE_STATUS_CANCELLED: _ClassVar[CandidateStatus]
+    CANDIDATE_STATUS_SKIPPED: _ClassVar[CandidateStatus]
+
+class SkipReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SKIP_REASON_ALREADY_CACHED: _ClassVar[SkipReason]
+    SKIP_REASON_NO_CAPACITY: _ClassVar[SkipReason]
+    SKIP_REASON_BELOW_FREQUENCY: _ClassVar[SkipReason]
+    SKIP_REASON_SOURCE_EVICTED: _ClassVar[SkipReason]
+    SKIP_REASON_SLOT_STOPPING: _ClassVar[SkipReason]
+    SKIP_REASON_OPERATOR: _ClassVar[SkipReason]
 
 class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -87,39 +113,13 @@ class EvictRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVICT_RULE_STREAM: _ClassVar[EvictRule]
     EVICT_RULE_FREQUENCY: _ClassVar[EvictRule]
 
-class Route(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    ROUTE_UNSPECIFIED: _ClassVar[Route]
-    ROUTE_G1_G2: _ClassVar[Route]
-    ROUTE_G1_G3: _ClassVar[Route]
-    ROUTE_G1_G4: _ClassVar[Route]
-    ROUTE_G2_G1: _ClassVar[Route]
-    ROUTE_G2_G3: _ClassVar[Route]
-    ROUTE_G2_G4: _ClassVar[Route]
-    ROUTE_G3_G1: _ClassVar[Route]
-    ROUTE_G3_G2: _ClassVar[Route]
-    ROUTE_G3_G4: _ClassVar[Route]
-    ROUTE_G4_G1: _ClassVar[Route]
-    ROUTE_G4_G2: _ClassVar[Route]
-    ROUTE_G4_G3: _ClassVar[Route]
-
-class SkipReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    SKIP_REASON_ALREADY_CACHED: _ClassVar[SkipReason]
-    SKIP_REASON_NO_CAPACITY: _ClassVar[SkipReason]
-    SKIP_REASON_BELOW_FREQUENCY: _ClassVar[SkipReason]
-    SKIP_REASON_SOURCE_EVICTED: _ClassVar[SkipReason]
-    SKIP_REASON_SLOT_STOPPING: _ClassVar[SkipReason]
-    SKIP_REASON_OPERATOR: _ClassVar[SkipReason]
-
-class CandidateStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    CANDIDATE_STATUS_PENDING_EVALUATION: _ClassVar[CandidateStatus]
-    CANDIDATE_STATUS_PROMOTED: _ClassVar[CandidateStatus]
-    CANDIDATE_STATUS_COMPLETED: _ClassVar[CandidateStatus]
-    CANDIDATE_STATUS_FAILED: _ClassVar[CandidateStatus]
-    CANDIDATE_STATUS_CANCELLED: _ClassVar[CandidateStatus]
-    CANDIDATE_STATUS_SKIPPED: _ClassVar[CandidateStatus]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_ABORTED: _ClassVar[FinishReason]
+    FINISH_REASON_TOO_LARGE: _ClassVar[FinishReason]
+    FINISH_REASON_ERROR: _ClassVar[FinishReason]
 
 class Site(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -136,6 +136,29 @@ class Site(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SITE_REQUEST_FINISH: _ClassVar[Site]
     SITE_CALL_WILL: _ClassVar[Site]
     SITE_CALL_DID: _ClassVar[Site]
+
+class WaitPoint(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_POINT_LOOKUP: _ClassVar[WaitPoint]
+    WAIT_POINT_SCHEDULE: _ClassVar[WaitPoint]
+    WAIT_POINT_EVALUATE: _ClassVar[WaitPoint]
+    WAIT_POINT_PROMOTE: _ClassVar[WaitPoint]
+    WAIT_POINT_DISPATCH: _ClassVar[WaitPoint]
+    WAIT_POINT_COMPLETION: _ClassVar[WaitPoint]
+    WAIT_POINT_RELEASE: _ClassVar[WaitPoint]
+    WAIT_POINT_CALL: _ClassVar[WaitPoint]
+
+class HoldEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HOLD_END_CONTINUED: _ClassVar[HoldEnd]
+    HOLD_END_STEPPED: _ClassVar[HoldEnd]
+    HOLD_END_SKIPPED: _ClassVar[HoldEnd]
+    HOLD_END_EXPIRED: _ClassVar[HoldEnd]
+    HOLD_END_LEASE_LOST: _ClassVar[HoldEnd]
+    HOLD_END_CANCELLED: _ClassVar[HoldEnd]
+    HOLD_END_DISARMED: _ClassVar[HoldEnd]
+    HOLD_END_PRESSURE: _ClassVar[HoldEnd]
+    HOLD_END_SHUTDOWN: _ClassVar[HoldEnd]
 
 class BreakpointAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -161,29 +184,6 @@ class BreakpointEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BREAKPOINT_END_OVERRUN: _ClassVar[BreakpointEnd]
     BREAKPOINT_END_EXPIRED: _ClassVar[BreakpointEnd]
 
-class WaitPoint(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    WAIT_POINT_LOOKUP: _ClassVar[WaitPoint]
-    WAIT_POINT_SCHEDULE: _ClassVar[WaitPoint]
-    WAIT_POINT_EVALUATE: _ClassVar[WaitPoint]
-    WAIT_POINT_PROMOTE: _ClassVar[WaitPoint]
-    WAIT_POINT_DISPATCH: _ClassVar[WaitPoint]
-    WAIT_POINT_COMPLETION: _ClassVar[WaitPoint]
-    WAIT_POINT_RELEASE: _ClassVar[WaitPoint]
-    WAIT_POINT_CALL: _ClassVar[WaitPoint]
-
-class HoldEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    HOLD_END_CONTINUED: _ClassVar[HoldEnd]
-    HOLD_END_STEPPED: _ClassVar[HoldEnd]
-    HOLD_END_SKIPPED: _ClassVar[HoldEnd]
-    HOLD_END_EXPIRED: _ClassVar[HoldEnd]
-    HOLD_END_LEASE_LOST: _ClassVar[HoldEnd]
-    HOLD_END_CANCELLED: _ClassVar[HoldEnd]
-    HOLD_END_DISARMED: _ClassVar[HoldEnd]
-    HOLD_END_PRESSURE: _ClassVar[HoldEnd]
-    HOLD_END_SHUTDOWN: _ClassVar[HoldEnd]
-
 class ResetMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RESET_MODE_LOGICAL: _ClassVar[ResetMode]
@@ -205,15 +205,6 @@ ROLE_OBSERVE: Role
 ROLE_CONTROL: Role
 ENCODING_MSGPACK: Encoding
 ENCODING_PROTOBUF: Encoding
-TIER_UNSPECIFIED: Tier
-TIER_G1: Tier
-TIER_G2: Tier
-TIER_G3: Tier
-TIER_G4: Tier
-AUTHORITY_LEADER: Authority
-AUTHORITY_ENGINE: Authority
-AUTHORITY_STREAM: Authority
-AUTHORITY_OBSERVED: Authority
 SLOT_STATE_INITIALIZED: SlotState
 SLOT_STATE_ONBOARD_STAGED: SlotState
 SLOT_STATE_ONBOARDING: SlotState
@@ -224,11 +215,40 @@ SLOT_STATE_SKIPPED_DECODE: SlotState
 SLOT_STATE_PREEMPTED: SlotState
 SLOT_STATE_FINISHING: SlotState
 SLOT_STATE_FINISHED: SlotState
-FINISH_REASON_STOP: FinishReason
-FINISH_REASON_LENGTH: FinishReason
-FINISH_REASON_ABORTED: FinishReason
-FINISH_REASON_TOO_LARGE: FinishReason
-FINISH_REASON_ERROR: FinishReason
+TIER_UNSPECIFIED: Tier
+TIER_G1: Tier
+TIER_G2: Tier
+TIER_G3: Tier
+TIER_G4: Tier
+ROUTE_UNSPECIFIED: Route
+ROUTE_G1_G2: Route
+ROUTE_G1_G3: Route
+ROUTE_G1_G4: Route
+ROUTE_G2_G1: Route
+ROUTE_G2_G3: Route
+ROUTE_G2_G4: Route
+ROUTE_G3_G1: Route
+ROUTE_G3_G2: Route
+ROUTE_G3_G4: Route
+ROUTE_G4_G1: Route
+ROUTE_G4_G2: Route
+ROUTE_G4_G3: Route
+AUTHORITY_LEADER: Authority
+AUTHORITY_ENGINE: Authority
+AUTHORITY_STREAM: Authority
+AUTHORITY_OBSERVED: Authority
+CANDIDATE_STATUS_PENDING_EVALUATION: CandidateStatus
+CANDIDATE_STATUS_PROMOTED: CandidateStatus
+CANDIDATE_STATUS_COMPLETED: CandidateStatus
+CANDIDATE_STATUS_FAILED: CandidateStatus
+CANDIDATE_STATUS_CANCELLED: CandidateStatus
+CANDIDATE_STATUS_SKIPPED: CandidateStatus
+SKIP_REASON_ALREADY_CACHED: SkipReason
+SKIP_REASON_NO_CAPACITY: SkipReason
+SKIP_REASON_BELOW_FREQUENCY: SkipReason
+SKIP_REASON_SOURCE_EVICTED: SkipReason
+SKIP_REASON_SLOT_STOPPING: SkipReason
+SKIP_REASON_OPERATOR: SkipReason
 MISS_REASON_NONE: MissReason
 MISS_REASON_NEVER_STORED: MissReason
 MISS_REASON_EVICTED: MissReason
@@ -252,31 +272,11 @@ EVICT_RULE_REASSIGNED: EvictRule
 EVICT_RULE_RECENCY: EvictRule
 EVICT_RULE_STREAM: EvictRule
 EVICT_RULE_FREQUENCY: EvictRule
-ROUTE_UNSPECIFIED: Route
-ROUTE_G1_G2: Route
-ROUTE_G1_G3: Route
-ROUTE_G1_G4: Route
-ROUTE_G2_G1: Route
-ROUTE_G2_G3: Route
-ROUTE_G2_G4: Route
-ROUTE_G3_G1: Route
-ROUTE_G3_G2: Route
-ROUTE_G3_G4: Route
-ROUTE_G4_G1: Route
-ROUTE_G4_G2: Route
-ROUTE_G4_G3: Route
-SKIP_REASON_ALREADY_CACHED: SkipReason
-SKIP_REASON_NO_CAPACITY: SkipReason
-SKIP_REASON_BELOW_FREQUENCY: SkipReason
-SKIP_REASON_SOURCE_EVICTED: SkipReason
-SKIP_REASON_SLOT_STOPPING: SkipReason
-SKIP_REASON_OPERATOR: SkipReason
-CANDIDATE_STATUS_PENDING_EVALUATION: CandidateStatus
-CANDIDATE_STATUS_PROMOTED: CandidateStatus
-CANDIDATE_STATUS_COMPLETED: CandidateStatus
-CANDIDATE_STATUS_FAILED: CandidateStatus
-CANDIDATE_STATUS_CANCELLED: CandidateStatus
-CANDIDATE_STATUS_SKIPPED: CandidateStatus
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_ABORTED: FinishReason
+FINISH_REASON_TOO_LARGE: FinishReason
+FINISH_REASON_ERROR: FinishReason
 SITE_TRANSITION_WILL: Site
 SITE_TRANSITION_DID: Site
 SITE_CANDIDATE_ENQUEUE: Site
@@ -290,18 +290,6 @@ SITE_EVICT_WILL: Site
 SITE_REQUEST_FINISH: Site
 SITE_CALL_WILL: Site
 SITE_CALL_DID: Site
-BREAKPOINT_ACTION_HOLD: BreakpointAction
-BREAKPOINT_ACTION_LOG: BreakpointAction
-BREAKPOINT_ACTION_SNAPSHOT: BreakpointAction
-BREAKPOINT_ACTION_FREEZE: BreakpointAction
-SUSPEND_SLOT: Suspend
-SUSPEND_PIPELINE: Suspend
-SUSPEND_ALL: Suspend
-ON_TIMEOUT_CONTINUE: OnTimeout
-ON_TIMEOUT_SKIP_CANDIDATE: OnTimeout
-BREAKPOINT_END_FAILED: BreakpointEnd
-BREAKPOINT_END_OVERRUN: BreakpointEnd
-BREAKPOINT_END_EXPIRED: BreakpointEnd
 WAIT_POINT_LOOKUP: WaitPoint
 WAIT_POINT_SCHEDULE: WaitPoint
 WAIT_POINT_EVALUATE: WaitPoint
@@ -319,6 +307,18 @@ HOLD_END_CANCELLED: HoldEnd
 HOLD_END_DISARMED: HoldEnd
 HOLD_END_PRESSURE: HoldEnd
 HOLD_END_SHUTDOWN: HoldEnd
+BREAKPOINT_ACTION_HOLD: BreakpointAction
+BREAKPOINT_ACTION_LOG: BreakpointAction
+BREAKPOINT_ACTION_SNAPSHOT: BreakpointAction
+BREAKPOINT_ACTION_FREEZE: BreakpointAction
+SUSPEND_SLOT: Suspend
+SUSPEND_PIPELINE: Suspend
+SUSPEND_ALL: Suspend
+ON_TIMEOUT_CONTINUE: OnTimeout
+ON_TIMEOUT_SKIP_CANDIDATE: OnTimeout
+BREAKPOINT_END_FAILED: BreakpointEnd
+BREAKPOINT_END_OVERRUN: BreakpointEnd
+BREAKPOINT_END_EXPIRED: BreakpointEnd
 RESET_MODE_LOGICAL: ResetMode
 RESET_MODE_PHYSICAL: ResetMode
 NOTE_RECORDER_DEGRADED: Note
@@ -2051,49 +2051,6 @@ class Stimulus(_message.Message):
         hold: int
         by: str
         def __init__(self, hold: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
-    class Disarmed(_message.Message):
-        __slots__ = ("by",)
-        BY_FIELD_NUMBER: _ClassVar[int]
-        by: str
-        def __init__(self, by: _Optional[str] = ...) -> None: ...
-    class LeaseGranted(_message.Message):
-        __slots__ = ("owner", "back")
-        OWNER_FIELD_NUMBER: _ClassVar[int]
-        BACK_FIELD_NUMBER: _ClassVar[int]
-        owner: str
-        back: bool
-        def __init__(self, owner: _Optional[str] = ..., back: _Optional[bool] = ...) -> None: ...
-    class LeaseLost(_message.Message):
-        __slots__ = ("owner",)
-        OWNER_FIELD_NUMBER: _ClassVar[int]
-        owner: str
-        def __init__(self, owner: _Optional[str] = ...) -> None: ...
-    class DeadlinePassed(_message.Message):
-        __slots__ = ("deadline",)
-        DEADLINE_FIELD_NUMBER: _ClassVar[int]
-        deadline: int
-        def __init__(self, deadline: _Optional[int] = ...) -> None: ...
-    class ResetRequested(_message.Message):
-        __slots__ = ("mode", "by")
-        MODE_FIELD_NUMBER: _ClassVar[int]
-        BY_FIELD_NUMBER: _ClassVar[int]
-        mode: ResetMode
-        by: str
-        def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ..., by: _Optional[str] = ...) -> None: ...
-    class DrainRequested(_message.Message):
-        __slots__ = ("deadline_ns", "by")
-        DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
-        BY_FIELD_NUMBER: _ClassVar[int]
-        deadline_ns: int
-        by: str
-        def __init__(self, deadline_ns: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
-    class Noted(_message.Message):
-        __slots__ = ("note", "detail")
-        NOTE_FIELD_NUMBER: _ClassVar[int]
-        DETAIL_FIELD_NUMBER: _ClassVar[int]
-        note: Note
-        detail: str
-        def __init__(self, note: _Optional[_Union[Note, str]] = ..., detail: _Optional[str] = ...) -> None: ...
     class PipelineStepped(_message.Message):
         __slots__ = ("by",)
         BY_FIELD_NUMBER: _ClassVar[int]
@@ -2127,6 +2084,28 @@ class Stimulus(_message.Message):
         BY_FIELD_NUMBER: _ClassVar[int]
         by: str
         def __init__(self, by: _Optional[str] = ...) -> None: ...
+    class Disarmed(_message.Message):
+        __slots__ = ("by",)
+        BY_FIELD_NUMBER: _ClassVar[int]
+        by: str
+        def __init__(self, by: _Optional[str] = ...) -> None: ...
+    class LeaseGranted(_message.Message):
+        __slots__ = ("owner", "back")
+        OWNER_FIELD_NUMBER: _ClassVar[int]
+        BACK_FIELD_NUMBER: _ClassVar[int]
+        owner: str
+        back: bool
+        def __init__(self, owner: _Optional[str] = ..., back: _Optional[bool] = ...) -> None: ...
+    class LeaseLost(_message.Message):
+        __slots__ = ("owner",)
+        OWNER_FIELD_NUMBER: _ClassVar[int]
+        owner: str
+        def __init__(self, owner: _Optional[str] = ...) -> None: ...
+    class DeadlinePassed(_message.Message):
+        __slots__ = ("deadline",)
+        DEADLINE_FIELD_NUMBER: _ClassVar[int]
+        deadline: int
+        def __init__(self, deadline: _Optional[int] = ...) -> None: ...
     class BreakpointOverran(_message.Message):
         __slots__ = ("breakpoint", "message")
         BREAKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -2134,6 +2113,34 @@ class Stimulus(_message.Message):
         breakpoint: int
         message: str
         def __init__(self, breakpoint: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    class ResetRequested(_message.Message):
+        __slots__ = ("mode", "by")
+        MODE_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
+        mode: ResetMode
+        by: str
+        def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ..., by: _Optional[str] = ...) -> None: ...
+    class DrainRequested(_message.Message):
+        __slots__ = ("deadline_ns", "by")
+        DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
+        BY_FIELD_NUMBER: _ClassVar[int]
+        deadline_ns: int
+        by: str
+        def __init__(self, deadline_ns: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
+    class Noted(_message.Message):
+        __slots__ = ("note", "detail")
+        NOTE_FIELD_NUMBER: _ClassVar[int]
+        DETAIL_FIELD_NUMBER: _ClassVar[int]
+        note: Note
+        detail: str
+        def __init__(self, note: _Optional[_Union[Note, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    class CallAnnounced(_message.Message):
+        __slots__ = ("request", "entry")
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        ENTRY_FIELD_NUMBER: _ClassVar[int]
+        request: str
+        entry: int
+        def __init__(self, request: _Optional[str] = ..., entry: _Optional[int] = ...) -> None: ...
     class LookupObserved(_message.Message):
         __slots__ = ("request", "computed_tokens", "tokens", "asynchronous", "tier")
         REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -2185,13 +2192,6 @@ class Stimulus(_message.Message):
         edge: str
         taken: str
         def __init__(self, request: _Optional[str] = ..., rank: _Optional[int] = ..., group: _Optional[int] = ..., hashes: _Optional[bytes] = ..., kind: _Optional[str] = ..., stage: _Optional[str] = ..., place: _Optional[int] = ..., below: _Optional[int] = ..., copy: _Optional[int] = ..., writer: _Optional[str] = ..., edge: _Optional[str] = ..., taken: _Optional[str] = ...) -> None: ...
-    class CallAnnounced(_message.Message):
-        __slots__ = ("request", "entry")
-        REQUEST_FIELD_NUMBER: _ClassVar[int]
-        ENTRY_FIELD_NUMBER: _ClassVar[int]
-        request: str
-        entry: int
-        def __init__(self, request: _Optional[str] = ..., entry: _Optional[int] = ...) -> None: ...
     N_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]

@@ -32,6 +32,9 @@ _LITERAL: Final = re.compile(r"[^*?\[]*")
 METER_EVERY: Final = 8
 """One evaluation of a condition in this many is timed, and counted as often."""
 
+STEPPED: Final = frozenset(Site) - {Site.TRANSITION_WILL, Site.CALL_WILL, Site.CALL_DID}
+"""Sites that a step stops at: not before a move, which follows in the same breath; calls are not the slot's doing."""
+
 
 class Moment(msgspec.Struct):
     """What a site knows when it asks the gate."""

@@ -12,7 +12,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.folding import APPLY
 from kvbm_console.core.ids import SkipReason
 from kvbm_console.core.leader import pipeline
-from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.decider import Decider
 from kvbm_console.engines.embedded import Rig
 from kvbm_console.transfers.link import Fault
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from kvbm_console.core.breakpoints import Gate, Moment
-from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.errors import InternalError, RecordingError
 from kvbm_console.core.holds import BreakpointFacts
@@ -21,7 +20,6 @@ from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.leader.debugger import check_spec
-from kvbm_console.core.leader.holds import moment_of
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
@@ -80,25 +78,16 @@ class ProbedLeader(Leader):
             alone = msgspec.structs.replace(spec, id=at, depends_on=numbers.get(spec.depends_on, 0))
             self.probed[at] = BreakpointFacts(alone, "probe", alone.enabled)
         self.probe = Gate(self.probed)
+        self.observer = self._look
         self.rearm()
 
     def stops(self) -> frozenset[Site]:
         """Where the run stops somebody, and where is looked."""
         return super().stops() if self.probe is None else super().stops() | self.probe.sites
 
-    def strike(
-        self, site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None = None,
-        since_ns: int | None = None,
-    ) -> None:
-        """A site is passed: look first, then do what the run did."""
+    def _look(self, moment: Moment, slot: SlotFacts) -> None:
         assert self.probe is not None
-        watched = self.probe.table[site << 4 | new]
-        if watched is not None and watched.names(slot.request, old):
-            self._look(self.probe, slot, moment_of(site, slot, old, new, candidate, since_ns))
-        super().strike(site, slot, old, new, candidate, since_ns)
-
-    def _look(self, probe: Gate, slot: SlotFacts, moment: Moment) -> None:
-        matched, failed = probe.ask(moment, slot, self.state)
+        matched, failed = self.probe.ask(moment, slot, self.state)
         for number, message in failed:
             self.probed[number].enabled, self.probed[number].message = False, message
         for armed in matched:

@@ -12,8 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.core.config import require
+from kvbm_console.core.eviction import make_policy
 from kvbm_console.core.eviction.belady import Belady
-from kvbm_console.core.eviction.policy import POLICIES, EvictionPolicy, PolicyConfig, make_policy
+from kvbm_console.core.eviction.policy import POLICIES, EvictionPolicy, PolicyConfig
 from kvbm_console.simulation.references import References
 
 COMPARED: Final = (*POLICIES, "belady")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as hy
 
 from kvbm_console.core.leader.aids import PoolAids
-from kvbm_console.core.leader.prefixes import chains
+from kvbm_console.core.leader.victims import chains
 
 
 @given(hy.integers(1, 40), hy.booleans(), hy.lists(hy.tuples(hy.booleans(), hy.integers(0, 12)), max_size=30))

@@ -21,7 +21,7 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import FinishAnswer
 from kvbm_console.core.leader import aids, pipeline, requests
-from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.decider import Decider
 
 from .engine_model import BLOCK
 from .scenes import serve, stored

@@ -12,7 +12,7 @@ from kvbm_console.core.eviction import auto
 from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.eviction.ranked import AdaptiveLru, FrequencyBased, Lfu, Lrfu, Ranked
-from kvbm_console.core.leader.prefixes import chains
+from kvbm_console.core.leader.victims import chains
 from kvbm_console.simulation.cache_only import replay
 from kvbm_console.simulation.references import References
 from tests.eviction.trees import ALL, SECOND_NS, make, paths, steps, traces

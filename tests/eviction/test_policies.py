@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.eviction import auto
+from kvbm_console.core.eviction import auto, make_policy
 from kvbm_console.core.eviction.belady import Belady
-from kvbm_console.core.eviction.policy import POLICIES, PRESETS, EvictionPolicy, PolicyConfig, ghosts_max, make_policy
+from kvbm_console.core.eviction.policy import POLICIES, PRESETS, EvictionPolicy, PolicyConfig, ghosts_max
 from kvbm_console.core.eviction.ranked import FrequencyBased, Lrfu, unpacked
 from kvbm_console.core.eviction.simple_lru import SimpleLru
 from kvbm_console.simulation.cache_only import replay

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from kvbm_console.core.eviction import auto
-from kvbm_console.core.eviction.policy import EvictionPolicy, PolicyConfig, make_policy
+from kvbm_console.core.eviction import auto, make_policy
+from kvbm_console.core.eviction.policy import EvictionPolicy, PolicyConfig
 from kvbm_console.core.eviction.ranked import unpacked
 from kvbm_console.core.eviction.shadows import AdaptiveShadow, LrfuShadow, RecencyShadow, Shadow
 from kvbm_console.simulation.cache_only import replay

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as some
 
+from kvbm_console.core.eviction import make_policy
 from kvbm_console.core.eviction.belady import Belady
-from kvbm_console.core.eviction.policy import POLICIES, EvictionPolicy, PolicyConfig, make_policy
+from kvbm_console.core.eviction.policy import POLICIES, EvictionPolicy, PolicyConfig
 from kvbm_console.simulation.references import References
 
 ALL = (*POLICIES, "belady")

@@ -12,7 +12,7 @@ from kvbm_console.cli.glance import drawn, fold
 from kvbm_console.client import Client
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import Event
-from kvbm_console.core.leader.frame import Outcome
+from kvbm_console.core.leader.decider import Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.engines.config import EngineConfig

@@ -17,7 +17,7 @@ from kvbm_console.core.errors import FoldError, InvariantViolation
 from kvbm_console.core.folding import APPLY
 from kvbm_console.core.ids import ResetMode, Site, SkipReason, SlotState
 from kvbm_console.core.leader import Leader, Outcome, requests, resets
-from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.dispatch import HostsDiverged

@@ -15,8 +15,8 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InvariantViolation
 from kvbm_console.core.ids import EvictRule, Tier
 from kvbm_console.core.leader import Leader, pipeline
-from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.leader.prefixes import evictable
+from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.victims import evictable
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.stimuli import Noted, Stimulus
 from kvbm_console.core.tiers import PoolFacts

@@ -10,7 +10,7 @@ import msgspec
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.audit import audit
-from kvbm_console.core.leader.frame import Outcome
+from kvbm_console.core.leader.decider import Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.tap import watching
 from kvbm_console.tap.flatten import Flattener, drain

@@ -150,21 +150,3 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 def ghosts_max(capacity: int) -> int:
     """Most evicted blocks that a policy with history remembers for a pool of this many places."""
     return max(GHOSTS_MIN, GHOSTS_PER_BLOCK * capacity)
-
-
-def make_policy(config: PolicyConfig, capacity: int) -> TierPolicy:
-    """The policy that a configuration names, empty, for a pool of ``capacity`` places."""
-    from kvbm_console.core.eviction import auto, ranked
-    from kvbm_console.core.eviction.simple_lru import SimpleLru
-
-    if config.policy == "simple_lru":
-        return SimpleLru()
-    if config.policy == "lfu":
-        return ranked.Lfu(capacity)
-    if config.policy == "frequency_based":
-        return ranked.FrequencyBased(capacity)
-    if config.policy == "adaptive_lru":
-        return ranked.AdaptiveLru(capacity, config.frequency_weight, config.frequency_credit_s)
-    if config.policy == "lrfu":
-        return ranked.Lrfu(capacity, config.half_life_s)
-    return auto.LrfuAuto(capacity)

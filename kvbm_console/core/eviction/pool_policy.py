@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import filterfalse, islice
 from typing import Any, Final
 
-from kvbm_console.core.eviction.policy import PolicyConfig, TierPolicy, make_policy
+from kvbm_console.core.eviction import make_policy
+from kvbm_console.core.eviction.policy import PolicyConfig, TierPolicy
 from kvbm_console.core.eviction.simple_lru import SimpleLru
 
 GUARDED_SHARE: Final = 0.5

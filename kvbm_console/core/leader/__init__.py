@@ -1,9 +1,11 @@
 """The leader: stimulus in, (result, events, instructions) out.
 
 Law of this package: ``handle`` is synchronous and atomic. A stimulus is either refused with the facts unchanged, or it
-is carried through to quiescence; the same stimuli always lead to the same events. Handlers are grouped by what they
-are about: ``lookups``, ``iterations``, ``requests``, ``reports``, ``debugger``, ``resets``; ``pipeline`` and
-``offloads`` are what they lead to, ``frame`` is what they are written in.
+is carried through to quiescence; the same stimuli always lead to the same events.
+
+Handlers take a ``Decider`` (facts, policies' memory, gate) and stand in files by subject: ``lookups``, ``iterations``,
+``requests``, ``pools``, ``debugger``, ``resets``, and ``observed`` for engines that only report. They lead to copies
+(``pipeline``, ``offloads``, ``prefetch``, ``victims``), to moves of slots (``slots``) and to holds (``holds``).
 """
 
 from collections.abc import Callable
@@ -15,11 +17,13 @@ from kvbm_console.core.audit import Lineage, Violation, audit, quick_audit
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InvariantViolation, Refused
 from kvbm_console.core.ids import Site
-from kvbm_console.core.leader import debugger, iterations, lookups, observed, pools, reports, requests, resets
+from kvbm_console.core.leader import debugger, iterations, lookups, observed, pipeline, pools, requests, resets
 from kvbm_console.core.leader.aids import AidsBox
-from kvbm_console.core.leader.frame import Decider, Outcome
-from kvbm_console.core.leader.offloads import calm_blocks
-from kvbm_console.core.leader.settle import settle
+from kvbm_console.core.leader.decider import Decider, Outcome
+from kvbm_console.core.leader.holds import pause_engines, strike
+from kvbm_console.core.leader.offloads import calm_blocks, plan_offloads
+from kvbm_console.core.leader.pipeline import advance, dispatch, end_operation
+from kvbm_console.core.leader.slots import close_slot
 from kvbm_console.core.snapshots import decode_facts, digest
 
 __all__ = ["HANDLERS", "Leader", "Outcome"]
@@ -34,12 +38,12 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.RequestPreempted: requests.request_preempted,
     st.RequestCloned: requests.request_cloned,
     st.RequestFinished: requests.request_finished,
-    st.TransferStarted: reports.transfer_started,
-    st.TransferFinished: reports.transfer_finished,
-    st.TransferFailed: reports.transfer_failed,
-    st.BlocksReported: resets.blocks_reported,
-    st.SourceGapped: resets.source_gapped,
-    st.SourceRestarted: resets.source_restarted,
+    st.TransferStarted: pipeline.transfer_started,
+    st.TransferFinished: pipeline.transfer_finished,
+    st.TransferFailed: pipeline.transfer_failed,
+    st.BlocksReported: pools.blocks_reported,
+    st.SourceGapped: pools.source_gapped,
+    st.SourceRestarted: pools.source_restarted,
     st.BreakpointsReplaced: debugger.breakpoints_replaced,
     st.HoldContinued: debugger.hold_continued,
     st.SlotStepped: debugger.slot_stepped,
@@ -73,6 +77,8 @@ _OF_THE_GATE: Final = (
 
 _QUICK_MASK: Final = 15
 """Stimuli between two looks at the counts of the pools, less one: a look costs a microsecond, a stimulus a few."""
+_ROUNDS: Final = 3
+"""What is copied into a pool may need room there, which something must be copied further down for."""
 
 
 class Leader(Decider):
@@ -136,7 +142,7 @@ class Leader(Decider):
         """Only a lookup can stand still before it: the other entry points are told what has happened already."""
         slot = self.state.slot_named(request)
         if isinstance(stimulus, st.MatchRequested) and slot is not None and not self._announced(slot.slot):
-            self.strike(Site.CALL_WILL, slot, slot.state, slot.state)
+            strike(self, Site.CALL_WILL, slot, slot.state, slot.state)
 
     def _call_did(self, stimulus: st.Stimulus, request: str) -> None:
         slot = self.state.slot_named(request)
@@ -147,9 +153,9 @@ class Leader(Decider):
         if self.gate is None:
             return
         if not announced and not isinstance(stimulus, st.MatchRequested):
-            self.strike(Site.CALL_WILL, slot, slot.state, slot.state)
+            strike(self, Site.CALL_WILL, slot, slot.state, slot.state)
         if self.gate is not None:
-            self.strike(Site.CALL_DID, slot, slot.state, slot.state)
+            strike(self, Site.CALL_DID, slot, slot.state, slot.state)
 
     def _announced(self, slot: int) -> bool:
         """Whether this very call has passed its ``call.will`` in the caller's task."""
@@ -191,3 +197,30 @@ class Leader(Decider):
         leader.look_at_pools()
         leader.rearm()
         return leader
+
+
+def settle(decider: Decider) -> None:
+    """Run everything that can run now: ended operations, candidates, copies, closing slots, new offloads."""
+    aids = decider.aids
+    rounds = 0 if decider.config.by_order else _ROUNDS - 1
+    while aids.complete or aids.pending or aids.undispatched or aids.ending or aids.dirty:
+        before = decider.state.seq
+        for number in aids.complete[:]:
+            end_operation(decider, decider.state.operations[number])
+        for number in aids.pending[:]:
+            if decider.state.pipeline_closed:
+                break
+            advance(decider, decider.state.candidates[number])
+        for number in aids.undispatched[:]:
+            dispatch(decider, decider.state.operations[number])
+        for number in aids.ending[:]:
+            close_slot(decider, decider.state.slots[number])
+        if aids.dirty and rounds < _ROUNDS:
+            rounds += 1
+            dirty, aids.dirty = aids.dirty, []
+            for index in dirty:
+                plan_offloads(decider, decider.state.pools[index])
+        if decider.state.seq == before:
+            break
+    if aids.paused or decider.state.engines_paused:
+        pause_engines(decider)

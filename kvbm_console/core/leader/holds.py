@@ -3,10 +3,10 @@
 Law of this file: the order is fixed (``core.breakpoints``), and nothing here raises into what the leader was doing.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.breakpoints import Armed, Moment, hold_budget
+from kvbm_console.core.breakpoints import STEPPED, Armed, Moment, hold_budget
 from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.expression import SLOT, variables
@@ -21,19 +21,16 @@ from kvbm_console.core.ids import (
     HoldEnd,
     OnTimeout,
     Site,
-    SkipReason,
     SlotState,
     Suspend,
     Tier,
     WaitPoint,
 )
 from kvbm_console.core.instructions import PauseEngine, ResumeEngine, SetDeadline
+from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, MatchRequested
 from kvbm_console.core.tiers import PoolFacts
-
-if TYPE_CHECKING:
-    from kvbm_console.core.leader.frame import Decider
 
 MAX_HOLD_NS: Final = 30 * SECOND_NS
 """Of a hold that no breakpoint asked for: a step, or an until."""
@@ -42,8 +39,6 @@ LOGS_PER_SECOND_MAX: Final = 1_000
 PRESSURE_WINDOW_NS: Final = 2 * SECOND_NS
 """An unheld request that suffers twice within this time makes the oldest hold go on (safety rule 7)."""
 _SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
-STEPPED: Final = frozenset(Site) - {Site.TRANSITION_WILL, Site.CALL_WILL, Site.CALL_DID}
-"""Sites that a step stops at: not before a move, which follows in the same breath; calls are not the slot's doing."""
 
 
 def moment_of(
@@ -58,33 +53,49 @@ def moment_of(
     return Moment(site, slot.slot, slot.request, old, new, route, route.target, candidate.candidate, status)
 
 
-def pass_site(leader: "Decider", slot: SlotFacts, moment: Moment) -> None:
+def strike(
+    decider: Decider, site: Site, slot: SlotFacts, old: SlotState, new: SlotState,
+    candidate: CandidateFacts | None = None, since_ns: int | None = None,
+) -> None:
+    """A site is passed: if a breakpoint watches it, or somebody asked this slot to stop, see what follows.
+
+    At a move, ``since_ns`` tells since when the slot was in ``old``.
+    """
+    assert decider.gate is not None
+    if decider.observer is not None:
+        decider.observer(moment_of(site, slot, old, new, candidate, since_ns), slot)
+    watched = decider.gate.table[site << 4 | new]
+    if watched is not None and watched.names(slot.request, old):
+        pass_site(decider, slot, moment_of(site, slot, old, new, candidate, since_ns))
+
+
+def pass_site(decider: Decider, slot: SlotFacts, moment: Moment) -> None:
     """A site that somebody watches is passed: carry out what the breakpoints ask for."""
-    assert leader.gate is not None
-    matched, failed = leader.gate.ask(moment, slot, leader.state)
+    assert decider.gate is not None
+    matched, failed = decider.gate.ask(moment, slot, decider.state)
     for number, message in failed:
-        leader.emit(ev.BreakpointStopped, number, BreakpointEnd.FAILED, message)
-    effective = [armed for armed in matched if _counts(leader, armed)]
+        decider.emit(ev.BreakpointStopped, number, BreakpointEnd.FAILED, message)
+    effective = [armed for armed in matched if _counts(decider, armed)]
     logs = [armed for armed in effective if armed.spec.action is BreakpointAction.LOG]
     if logs:
-        _log(leader, slot, moment, logs)
+        _log(decider, slot, moment, logs)
     captures = _numbers(effective, BreakpointAction.SNAPSHOT)
     if captures:
-        said = _messages(leader, slot, moment, effective, BreakpointAction.SNAPSHOT)
-        leader.emit(ev.BreakpointHit, captures, slot.slot, moment.site, BreakpointAction.SNAPSHOT, said)
-        capture(leader, slot, moment, captures)
+        said = _messages(decider, slot, moment, effective, BreakpointAction.SNAPSHOT)
+        decider.emit(ev.BreakpointHit, captures, slot.slot, moment.site, BreakpointAction.SNAPSHOT, said)
+        capture(decider, slot, moment, captures)
     freezers = [armed for armed in effective if armed.spec.action is BreakpointAction.FREEZE]
     if freezers:
         numbers = tuple(armed.number for armed in freezers)
-        said = _messages(leader, slot, moment, freezers, BreakpointAction.FREEZE)
-        leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.FREEZE, said)
-        freeze(leader, freezers[0].known.owner, min(armed.spec.max_hold_ns for armed in freezers))
+        said = _messages(decider, slot, moment, freezers, BreakpointAction.FREEZE)
+        decider.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.FREEZE, said)
+        freeze(decider, freezers[0].known.owner, min(armed.spec.max_hold_ns for armed in freezers))
     holders = [armed for armed in effective if armed.spec.action is BreakpointAction.HOLD]
-    asked_by = _asked(leader, moment)
+    asked_by = _asked(decider, moment)
     if holders or asked_by is not None:
-        _hold(leader, slot, moment, holders, asked_by)
+        _hold(decider, slot, moment, holders, asked_by)
     if failed or asked_by is not None or not all(armed.known.enabled for armed in effective):
-        leader.rearm()
+        decider.rearm()
 
 
 def _numbers(effective: list[Armed], action: BreakpointAction) -> tuple[int, ...]:
@@ -92,27 +103,27 @@ def _numbers(effective: list[Armed], action: BreakpointAction) -> tuple[int, ...
 
 
 def _messages(
-    leader: "Decider", slot: SlotFacts, moment: Moment, effective: list[Armed], action: BreakpointAction
+    decider: Decider, slot: SlotFacts, moment: Moment, effective: list[Armed], action: BreakpointAction
 ) -> str:
     """What those with a template have to say at one hit."""
     said = "; ".join(
-        armed.message(slot, leader.state, moment) for armed in effective
+        armed.message(slot, decider.state, moment) for armed in effective
         if armed.spec.action is action and armed.message is not None
     )
     return said if len(said) <= MESSAGE_CHARS_MAX else said[: MESSAGE_CHARS_MAX - 1] + "…"
 
 
-def _counts(leader: "Decider", armed: Armed) -> bool:
+def _counts(decider: Decider, armed: Armed) -> bool:
     """One more match: whether it takes effect by the ignored ones and the hit condition."""
-    seen = leader.aids.matches.get(armed.number, 0) + 1
-    leader.aids.matches[armed.number] = seen
+    seen = decider.aids.matches.get(armed.number, 0) + 1
+    decider.aids.matches[armed.number] = seen
     seen -= armed.spec.ignore_count
     return seen > 0 and (armed.counts is None or armed.counts(seen))
 
 
-def _asked(leader: "Decider", moment: Moment) -> str | None:
+def _asked(decider: Decider, moment: Moment) -> str | None:
     """Who asked for this slot to stop here by a step or an until; None when nobody did."""
-    aids, slot = leader.aids, moment.slot
+    aids, slot = decider.aids, moment.slot
     if slot in aids.stepping and moment.site in STEPPED:
         return aids.stepping.pop(slot)
     at_site = aids.until_site.get(slot)
@@ -129,75 +140,75 @@ def _asked(leader: "Decider", moment: Moment) -> str | None:
 # --- logs and captures ---
 
 
-def _log(leader: "Decider", slot: SlotFacts, moment: Moment, logs: list[Armed]) -> None:
+def _log(decider: Decider, slot: SlotFacts, moment: Moment, logs: list[Armed]) -> None:
     """Say that breakpoints were hit; those with a template of their own each with its message."""
     silent = []
     for armed in logs:
-        if not _within_rate(leader, armed.number):
-            leader.emit(
+        if not _within_rate(decider, armed.number):
+            decider.emit(
                 ev.BreakpointStopped, armed.number, BreakpointEnd.OVERRUN,
                 f"more than {LOGS_PER_SECOND_MAX} messages in one second",
             )
         elif armed.message is None:
             silent.append(armed.number)
         else:
-            message = armed.message(slot, leader.state, moment)
-            leader.emit(
+            message = armed.message(slot, decider.state, moment)
+            decider.emit(
                 ev.BreakpointHit, (armed.number,), slot.slot, moment.site, BreakpointAction.LOG, message
             )
     if silent:
-        leader.emit(ev.BreakpointHit, tuple(silent), slot.slot, moment.site, BreakpointAction.LOG)
+        decider.emit(ev.BreakpointHit, tuple(silent), slot.slot, moment.site, BreakpointAction.LOG)
 
 
-def _within_rate(leader: "Decider", number: int) -> bool:
-    since, count = leader.aids.logged.get(number, (leader.at_ns, 0))
-    if leader.at_ns - since >= SECOND_NS:
-        since, count = leader.at_ns, 0
-    leader.aids.logged[number] = (since, count + 1)
+def _within_rate(decider: Decider, number: int) -> bool:
+    since, count = decider.aids.logged.get(number, (decider.at_ns, 0))
+    if decider.at_ns - since >= SECOND_NS:
+        since, count = decider.at_ns, 0
+    decider.aids.logged[number] = (since, count + 1)
     return count < LOGS_PER_SECOND_MAX
 
 
-def capture(leader: "Decider", slot: SlotFacts, moment: Moment, numbers: tuple[int, ...]) -> None:
+def capture(decider: Decider, slot: SlotFacts, moment: Moment, numbers: tuple[int, ...]) -> None:
     """Put the slot's values on the record."""
-    names, values = variables(slot, leader.state, moment, SLOT)
-    leader.emit(ev.SlotCaptured, slot.slot, moment.site, numbers, names, values)
+    names, values = variables(slot, decider.state, moment, SLOT)
+    decider.emit(ev.SlotCaptured, slot.slot, moment.site, numbers, names, values)
 
 
 # --- holds ---
 
 
 def _hold(
-    leader: "Decider", slot: SlotFacts, moment: Moment, holders: list[Armed], asked_by: str | None
+    decider: Decider, slot: SlotFacts, moment: Moment, holders: list[Armed], asked_by: str | None
 ) -> None:
     numbers = tuple(armed.number for armed in holders)
-    said = _messages(leader, slot, moment, holders, BreakpointAction.HOLD)
-    announced = leader.entry == ENTRY_TAGS[CallAnnounced]
+    said = _messages(decider, slot, moment, holders, BreakpointAction.HOLD)
+    announced = decider.entry == ENTRY_TAGS[CallAnnounced]
     point = WaitPoint.CALL if announced else wait_point(moment.site, moment.new)
     if point is None:  # a finished slot cannot wait: what a hold would have shown is put on the record
         if numbers:
-            leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.SNAPSHOT, said)
-        leader.emit(ev.HoldDenied, slot.slot, moment.site, "a finished slot cannot wait")
-        capture(leader, slot, moment, numbers)
+            decider.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.SNAPSHOT, said)
+        decider.emit(ev.HoldDenied, slot.slot, moment.site, "a finished slot cannot wait")
+        capture(decider, slot, moment, numbers)
         return
-    full = _over_budget(leader, slot) if slot.hold is None else ""
+    full = _over_budget(decider, slot) if slot.hold is None else ""
     if numbers:
         action = BreakpointAction.LOG if full else BreakpointAction.HOLD
-        leader.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, action, said)
+        decider.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, action, said)
     if full:
-        leader.emit(ev.HoldDenied, slot.slot, moment.site, full)
+        decider.emit(ev.HoldDenied, slot.slot, moment.site, full)
     elif slot.hold is None:
-        _begin_hold(leader, slot, moment, point, holders, asked_by)
+        _begin_hold(decider, slot, moment, point, holders, asked_by)
 
 
-def _over_budget(leader: "Decider", slot: SlotFacts) -> str:
+def _over_budget(decider: Decider, slot: SlotFacts) -> str:
     """Why this slot may not be held beside those that are (safety rule 4); empty when it may."""
-    config, state = leader.config, leader.state
+    config, state = decider.config, decider.state
     budget = hold_budget(len(state.slots), config.hold_budget_min, config.hold_budget_share)
     if len(state.holds) >= budget:
         return f"the budget of {budget} holds is used up"
     pool = state.pool_of(Tier.G1, slot.source)
-    mine = set() if pool is None else _places_of(leader, slot, pool)
-    owned = set() if pool is None or not mine else _places_held(leader, pool)
+    mine = set() if pool is None else _places_of(decider, slot, pool)
+    owned = set() if pool is None or not mine else _places_held(decider, pool)
     if pool is None or not owned:
         return ""
     wanted = len(owned | mine)
@@ -209,16 +220,16 @@ def _over_budget(leader: "Decider", slot: SlotFacts) -> str:
     )
 
 
-def _places_held(leader: "Decider", pool: PoolFacts) -> set[int]:
+def _places_held(decider: Decider, pool: PoolFacts) -> set[int]:
     """The device places that held slots keep from others."""
-    slots = [leader.state.slots[hold.slot] for hold in leader.state.holds.values()]
-    return set().union(*(_places_of(leader, slot, pool) for slot in slots))
+    slots = [decider.state.slots[hold.slot] for hold in decider.state.holds.values()]
+    return set().union(*(_places_of(decider, slot, pool) for slot in slots))
 
 
-def _places_of(leader: "Decider", slot: SlotFacts, pool: PoolFacts) -> set[int]:
+def _places_of(decider: Decider, slot: SlotFacts, pool: PoolFacts) -> set[int]:
     """The device places that a slot keeps from others: its own, and those that its copies read or fill, which after a
     preemption are not its own any more."""
-    index, state = pool.info.pool, leader.state
+    index, state = pool.info.pool, decider.state
     places = set(slot.device_blocks) if slot.device_pool == index else set()
     promoted = (state.candidates[number].operation for number in slot.outstanding)
     for operation in (state.operations[number] for number in promoted if number is not None):
@@ -228,133 +239,126 @@ def _places_of(leader: "Decider", slot: SlotFacts, pool: PoolFacts) -> set[int]:
 
 
 def _begin_hold(
-    leader: "Decider", slot: SlotFacts, moment: Moment, point: WaitPoint, holders: list[Armed], asked_by: str | None
+    decider: Decider, slot: SlotFacts, moment: Moment, point: WaitPoint, holders: list[Armed], asked_by: str | None
 ) -> None:
-    number = leader.state.next_hold
+    number = decider.state.next_hold
     max_hold_ns = min((armed.spec.max_hold_ns for armed in holders), default=MAX_HOLD_NS)
-    leader.emit(
+    decider.emit(
         ev.SlotHeld, number, slot.slot, moment.site, point, tuple(armed.number for armed in holders),
         holders[0].known.owner if holders else asked_by or "", max_hold_ns,
         max((armed.spec.suspend for armed in holders), default=Suspend.SLOT),
         max((armed.spec.on_timeout for armed in holders), default=OnTimeout.CONTINUE),
     )
-    leader.ask(SetDeadline(leader.aids.deadline("hold", number), max_hold_ns, Clock.WALL))
-    leader.clear_deadline("staging", slot.slot)
+    decider.ask(SetDeadline(decider.aids.deadline("hold", number), max_hold_ns, Clock.WALL))
+    decider.clear_deadline("staging", slot.slot)
     if moment.new in _SKIPPED and point is WaitPoint.SCHEDULE:
-        leader.park(slot)
+        park(decider, slot)
 
 
-def end_hold(leader: "Decider", hold: HoldFacts, why: HoldEnd, by: str) -> None:
+def held_at(decider: Decider, slot: SlotFacts, point: WaitPoint) -> bool:
+    """Whether the slot has to stand still at this point; says so once when it gets there."""
+    if slot.hold is None or decider.state.holds[slot.hold].point is not point:
+        return False
+    park(decider, slot)
+    return True
+
+
+def park(decider: Decider, slot: SlotFacts) -> None:
+    """The held slot stands still now."""
+    assert slot.hold is not None
+    if not decider.state.holds[slot.hold].parked:
+        decider.emit(ev.HoldParked, slot.hold)
+
+
+def end_hold(decider: Decider, hold: HoldFacts, why: HoldEnd, by: str) -> None:
     """The slot goes on; what it was kept from happens at the end of this stimulus."""
-    slot = leader.state.slots[hold.slot]
-    leader.emit(ev.HoldReleased, hold.hold, hold.slot, why, by, leader.at_ns - hold.since_ns)
-    leader.clear_deadline("hold", hold.hold)
+    slot = decider.state.slots[hold.slot]
+    decider.emit(ev.HoldReleased, hold.hold, hold.slot, why, by, decider.at_ns - hold.since_ns)
+    decider.clear_deadline("hold", hold.hold)
     if hold.point is WaitPoint.SCHEDULE and slot.state in _SKIPPED:
-        leader.aids.returning[slot.slot] = True
+        decider.aids.returning[slot.slot] = True
     elif hold.site is Site.CALL_WILL and hold.point is WaitPoint.LOOKUP and hold.parked:
         # The engine asks again; that is the same call, which has stood still long enough.
-        leader.aids.announced[slot.slot] = ENTRY_TAGS[MatchRequested]
+        decider.aids.announced[slot.slot] = ENTRY_TAGS[MatchRequested]
     if slot.staged and slot.state is SlotState.ONBOARD_STAGED and not slot.device_blocks:
-        leader.set_staging_deadline(slot)
+        decider.set_staging_deadline(slot)
 
 
-def cancel_hold(leader: "Decider", slot: SlotFacts, fate: str) -> None:
+def cancel_hold(decider: Decider, slot: SlotFacts, fate: str) -> None:
     """The request was ``fate``: whatever held it ends."""
     if slot.hold is not None:
-        end_hold(leader, leader.state.holds[slot.hold], HoldEnd.CANCELLED, fate)
-
-
-def expire_hold(leader: "Decider", hold: HoldFacts) -> None:
-    """The longest time of a hold is over."""
-    skips = hold.on_timeout is OnTimeout.SKIP_CANDIDATE
-    end_hold(leader, hold, HoldEnd.EXPIRED, "")
-    if skips:
-        skip_candidates(leader, leader.state.slots[hold.slot])
-
-
-def skip_candidates(leader: "Decider", slot: SlotFacts) -> int:
-    """Resolve the slot's candidates that are not promoted to no work; how many there were."""
-    from kvbm_console.core.leader.pipeline import skip  # the pipeline is written in the frame, which is written in us
-
-    waiting = [
-        leader.state.candidates[number] for number in sorted(slot.outstanding)
-        if leader.state.candidates[number].operation is None
-    ]
-    for candidate in waiting:
-        if candidate.candidate in leader.state.candidates:
-            skip(leader, candidate, SkipReason.OPERATOR)
-    return len(waiting)
+        end_hold(decider, decider.state.holds[slot.hold], HoldEnd.CANCELLED, fate)
 
 
 # --- freeze ---
 
 
-def freeze(leader: "Decider", by: str, max_hold_ns: int) -> None:
+def freeze(decider: Decider, by: str, max_hold_ns: int) -> None:
     """Everything stands still; a second freeze changes nothing."""
-    leader.clear_deadline("run_for", 0)
-    if leader.state.frozen is None:
-        leader.emit(ev.Frozen, by, max_hold_ns)
-        leader.ask(SetDeadline(leader.aids.deadline("freeze", 0), max_hold_ns, Clock.WALL))
+    decider.clear_deadline("run_for", 0)
+    if decider.state.frozen is None:
+        decider.emit(ev.Frozen, by, max_hold_ns)
+        decider.ask(SetDeadline(decider.aids.deadline("freeze", 0), max_hold_ns, Clock.WALL))
 
 
-def thaw(leader: "Decider", why: HoldEnd, by: str) -> bool:
+def thaw(decider: Decider, why: HoldEnd, by: str) -> bool:
     """What was frozen goes on; False when nothing was."""
-    leader.clear_deadline("run_for", 0)
-    leader.clear_deadline("freeze", 0)
-    frozen: FreezeFacts | None = leader.state.frozen
+    decider.clear_deadline("run_for", 0)
+    decider.clear_deadline("freeze", 0)
+    frozen: FreezeFacts | None = decider.state.frozen
     if frozen is None:
         return False
-    leader.emit(ev.Thawed, why, by, leader.at_ns - frozen.since_ns)
+    decider.emit(ev.Thawed, why, by, decider.at_ns - frozen.since_ns)
     return True
 
 
-def pause_engines(leader: "Decider") -> None:
+def pause_engines(decider: Decider) -> None:
     """Ask engines to pause or to go on, if that has changed; at the end of a stimulus."""
     wanted: list[int] = []
-    if leader.state.engines_paused:
+    if decider.state.engines_paused:
         wanted = sorted({
-            pool.info.source for pool in leader.state.pools if pool.info.authority is Authority.ENGINE
+            pool.info.source for pool in decider.state.pools if pool.info.authority is Authority.ENGINE
         })
-    paused = leader.aids.paused
+    paused = decider.aids.paused
     for source in wanted:
         if source not in paused:
-            leader.ask(PauseEngine(source))
+            decider.ask(PauseEngine(source))
     for source in paused:
         if source not in wanted:
-            leader.ask(ResumeEngine(source))
-    leader.aids.paused = wanted
+            decider.ask(ResumeEngine(source))
+    decider.aids.paused = wanted
 
 
 # --- pressure (safety rule 7) ---
 
 
-def felt_pressure(leader: "Decider", slot: SlotFacts) -> None:
+def felt_pressure(decider: Decider, slot: SlotFacts) -> None:
     """An unheld request was preempted or refused: the second time within the window, the oldest hold goes on.
 
     Only a request counts that would fit if nothing were held, and does not fit beside what is. Any other finds its room
     when requests that are not held end: a full pool has a queue without a debugger, too.
     """
-    if slot.hold is not None or not leader.state.holds:
+    if slot.hold is not None or not decider.state.holds:
         return
-    pool = leader.state.pool_of(Tier.G1, slot.source)
-    if pool is None or not _fits_only_without_holds(leader, slot, pool):
+    pool = decider.state.pool_of(Tier.G1, slot.source)
+    if pool is None or not _fits_only_without_holds(decider, slot, pool):
         return
-    before = leader.aids.pressed.get(slot.slot)
-    leader.aids.pressed[slot.slot] = leader.at_ns
-    if before is not None and leader.at_ns - before <= PRESSURE_WINDOW_NS:
-        leader.aids.pressed.clear()
+    before = decider.aids.pressed.get(slot.slot)
+    decider.aids.pressed[slot.slot] = decider.at_ns
+    if before is not None and decider.at_ns - before <= PRESSURE_WINDOW_NS:
+        decider.aids.pressed.clear()
         oldest = min(
-            number for number, hold in leader.state.holds.items()
-            if _places_of(leader, leader.state.slots[hold.slot], pool)
+            number for number, hold in decider.state.holds.items()
+            if _places_of(decider, decider.state.slots[hold.slot], pool)
         )
-        end_hold(leader, leader.state.holds[oldest], HoldEnd.PRESSURE, slot.request)
+        end_hold(decider, decider.state.holds[oldest], HoldEnd.PRESSURE, slot.request)
 
 
-def _fits_only_without_holds(leader: "Decider", slot: SlotFacts, pool: PoolFacts) -> bool:
+def _fits_only_without_holds(decider: Decider, slot: SlotFacts, pool: PoolFacts) -> bool:
     """Whether the blocks of the request fit into the pool, and not beside those that held slots own."""
-    size = leader.block_tokens_of(slot.source)
-    needed = -(-slot.sequence_tokens(leader.state.iteration, size) // size)
-    owned = _places_held(leader, pool)
+    size = decider.block_tokens_of(slot.source)
+    needed = -(-slot.sequence_tokens(decider.state.iteration, size) // size)
+    owned = _places_held(decider, pool)
     if needed > len(pool) or needed <= len(pool) - len(owned):
         return False
     mine = set(slot.hashes)

@@ -13,9 +13,11 @@ from kvbm_console.core.columns import gather, read_hashes, read_ids, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, SlotState
 from kvbm_console.core.instructions import IterationMetadata
-from kvbm_console.core.leader.frame import NO_LIMIT, Decider
+from kvbm_console.core.leader.decider import NO_LIMIT, Decider
+from kvbm_console.core.leader.holds import park
 from kvbm_console.core.leader.lookups import assign, check_device_ids
 from kvbm_console.core.leader.requests import preempt
+from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import WRITING, PoolFacts
 
@@ -40,77 +42,77 @@ _NOTHING = _Appended()
 """Of an iteration that appends no blocks; never changed."""
 
 
-def iteration_scheduled(leader: Decider, s: st.IterationScheduled) -> IterationMetadata:
+def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> IterationMetadata:
     """``build_connector_metadata``: move slots, append blocks, advance positions."""
-    state = leader.state
-    several = bool(leader.aids.iterations)
-    before = leader.last_iteration(s.source)
-    if s.count < 1 or (s.iteration != before + 1 and before and _has_slots(leader, s.source)):
+    state = decider.state
+    several = bool(decider.aids.iterations)
+    before = decider.last_iteration(s.source)
+    if s.count < 1 or (s.iteration != before + 1 and before and _has_slots(decider, s.source)):
         raise Refused(f"iteration {s.iteration} (count {s.count}) does not follow iteration {before}")
     last = state.iteration + s.count if several else s.iteration + s.count - 1
     moves: list[tuple[SlotFacts, SlotState]] = []
     if s.new or s.progressed or s.first_tokens or s.resumed or s.preempted or s.skipped or s.unskipped or s.positions:
-        _check_lists(leader, s)
-        moves = _check_moves(leader, s)
-    appended = _check_appended(leader, s)
+        _check_lists(decider, s)
+        moves = _check_moves(decider, s)
+    appended = _check_appended(decider, s)
     if s.progressed or s.positions:
-        _check_positions(leader, s, appended, {slot.slot: new for slot, new in moves})
-    _check_places(leader, s, appended, last)
+        _check_positions(decider, s, appended, {slot.slot: new for slot, new in moves})
+    _check_places(decider, s, appended, last)
     for request in s.preempted:
-        slot = leader.live(request)
+        slot = decider.live(request)
         if slot.state is not _PREEMPTED:
-            preempt(leader, slot)
+            preempt(decider, slot)
     for slot, new in moves:
-        leader.move(slot, new, iteration=s.iteration)
+        move(decider, slot, new, iteration=s.iteration)
         if slot.hold is not None and new in _BACK_OF and slot.request in state.standing:
-            leader.park(slot)
+            park(decider, slot)
     if appended.ids:
-        pool = leader.device_pool(appended.slots[0].source)
-        told = len(leader.events)
-        assign(leader, pool, appended.slots, appended.counts, appended.ids, 0, 0, at_once=False)
+        pool = decider.device_pool(appended.slots[0].source)
+        told = len(decider.events)
+        assign(decider, pool, appended.slots, appended.counts, appended.ids, 0, 0, at_once=False)
         if s.count > 1:
-            _remember_early(leader, pool, appended, last - s.count, s.count, leader.events[told:])
-    slots = tuple([leader.live(request).slot for request in s.progressed])
+            _remember_early(decider, pool, appended, last - s.count, s.count, decider.events[told:])
+    slots = tuple([decider.live(request).slot for request in s.progressed])
     if several:
-        slots = _advance_beside_others(leader, s, last, slots)
+        slots = _advance_beside_others(decider, s, last, slots)
     else:
-        leader.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions)
+        decider.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions)
     for number in slots:
         if state.slots[number].state is _DECODING:
-            leader.note_place(state.slots[number])
-    issued = leader.aids.issued
+            decider.note_place(state.slots[number])
+    issued = decider.aids.issued
     if issued:
-        leader.aids.issued = []
+        decider.aids.issued = []
     return IterationMetadata(s.iteration + s.count - 1, tuple(issued))
 
 
-def _has_slots(leader: Decider, source: int) -> bool:
-    slots = leader.state.slots
-    return any(slot.source == source for slot in slots.values()) if leader.aids.iterations else bool(slots)
+def _has_slots(decider: Decider, source: int) -> bool:
+    slots = decider.state.slots
+    return any(slot.source == source for slot in slots.values()) if decider.aids.iterations else bool(slots)
 
 
 def _advance_beside_others(
-    leader: Decider, s: st.IterationScheduled, last: int, slots: tuple[int, ...]
+    decider: Decider, s: st.IterationScheduled, last: int, slots: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Several engines, each with numbers of its own: the leader counts the iterations of all of them.
 
     An iteration computes a token of every decoding slot by itself; those of other engines are told to stay where they
     are. The slots whose position was told.
     """
-    others = [slot for slot in leader.state.slots.values() if slot.source != s.source]
+    others = [slot for slot in decider.state.slots.values() if slot.source != s.source]
     standing = [slot for slot in others if slot.state is _DECODING]
-    positions = tuple(slot.computed_tokens(leader.state.iteration) for slot in standing)
+    positions = tuple(slot.computed_tokens(decider.state.iteration) for slot in standing)
     waiting = sum(not slot.device_blocks for slot in others)
     slots += tuple(slot.slot for slot in standing)
-    leader.emit(
+    decider.emit(
         ev.IterationAdvanced, last, s.count, s.running + len(others) - waiting, s.waiting + waiting, slots,
         s.positions + positions,
     )
-    leader.aids.iterations[s.source] = s.iteration + s.count - 1
+    decider.aids.iterations[s.source] = s.iteration + s.count - 1
     return slots
 
 
-def _check_lists(leader: Decider, s: st.IterationScheduled) -> None:
+def _check_lists(decider: Decider, s: st.IterationScheduled) -> None:
     """No request stands twice in a list, or in two lists that contradict each other.
 
     Only ``appended`` may name one again, when several iterations are told at once: it is in the order of handing out.
@@ -126,41 +128,41 @@ def _check_lists(leader: Decider, s: st.IterationScheduled) -> None:
         if request in taking_part or (request in s.preempted and request in (*s.skipped, *s.appended)):
             raise Refused(f"request {request!r} is left out of the iteration and takes part in it")
     for request in s.preempted:
-        if leader.live(request).state in (_S.FINISHING, _S.FINISHED):
-            raise Refused(f"request {request!r} is {leader.live(request).state.label} and cannot be preempted")
+        if decider.live(request).state in (_S.FINISHING, _S.FINISHED):
+            raise Refused(f"request {request!r} is {decider.live(request).state.label} and cannot be preempted")
 
 
-def _check_moves(leader: Decider, s: st.IterationScheduled) -> list[tuple[SlotFacts, SlotState]]:
+def _check_moves(decider: Decider, s: st.IterationScheduled) -> list[tuple[SlotFacts, SlotState]]:
     """The moves of this iteration, in the order of the lists; refuses one that cannot be."""
     moves: list[tuple[SlotFacts, SlotState]] = []
     for request in (*s.new, *s.resumed):
-        slot = leader.live(request)
+        slot = decider.live(request)
         if slot.state is _PREFILLING:
             continue
-        loading = slot.state is _ONBOARDING and slot.slot in leader.aids.loads
+        loading = slot.state is _ONBOARDING and slot.slot in decider.aids.loads
         if slot.state not in _MAY_START or loading or not slot.device_blocks:
             raise Refused(f"request {request!r} is {slot.state.label} and cannot start to prefill")
         moves.append((slot, _PREFILLING))
     for request in s.unskipped:
-        slot = leader.live(request)
+        slot = decider.live(request)
         if slot.state not in _BACK_OF:
             raise Refused(f"request {request!r} is {slot.state.label} and was not left out")
         moves.append((slot, _BACK_OF[slot.state]))
     unskipped = set(s.unskipped)
     for request in s.first_tokens:
-        slot = leader.live(request)
+        slot = decider.live(request)
         if slot.state is not _PREFILLING and not (slot.state is _SKIPPED_PREFILL and request in unskipped):
             raise Refused(f"request {request!r} is {slot.state.label} and cannot produce its first token")
         moves.append((slot, _DECODING))
     for request in s.skipped:
-        slot = leader.live(request)
+        slot = decider.live(request)
         if slot.state not in _SKIPPED_OF:
             raise Refused(f"request {request!r} is {slot.state.label} and cannot be left out")
         moves.append((slot, _SKIPPED_OF[slot.state]))
     return moves
 
 
-def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
+def _check_appended(decider: Decider, s: st.IterationScheduled) -> _Appended:
     """The blocks appended to running requests; refuses ids that cannot be given to them."""
     if not (s.appended or s.appended_counts or s.appended_ids):
         return _NOTHING
@@ -170,15 +172,15 @@ def _check_appended(leader: Decider, s: st.IterationScheduled) -> _Appended:
         raise Refused(f"{len(ids)} appended blocks do not match counts {s.appended_counts}")
     if s.count == 1 and len(s.appended) > 1 and len(set(s.appended)) != len(s.appended):
         raise Refused("a request stands twice in a list of the iteration")
-    slots = [leader.live(request) for request in s.appended]
+    slots = [decider.live(request) for request in s.appended]
     at = 0
-    fresh = _nobody_holds(leader.device_pool(slots[0].source), ids)
+    fresh = _nobody_holds(decider.device_pool(slots[0].source), ids)
     more: dict[int, int] = {}
     for slot, count in zip(slots, s.appended_counts, strict=True):
         if not slot.device_blocks:
             raise Refused(f"request {slot.request!r} has no device blocks to append to")
         if not fresh:
-            check_device_ids(leader, leader.device_pool(slot.source), slot, ids[at : at + count], 0)
+            check_device_ids(decider, decider.device_pool(slot.source), slot, ids[at : at + count], 0)
         at += count
         number = slot.slot
         more[number] = more.get(number, 0) + count
@@ -197,16 +199,16 @@ def _nobody_holds(pool: PoolFacts, ids: list[int]) -> bool:
 
 
 def _check_positions(
-    leader: Decider, s: st.IterationScheduled, appended: _Appended, moves: dict[int, SlotState]
+    decider: Decider, s: st.IterationScheduled, appended: _Appended, moves: dict[int, SlotState]
 ) -> None:
     """Positions of requests that take part go forward and have places."""
     if len(s.progressed) != len(s.positions):
         raise Refused(f"{len(s.progressed)} progressed requests have {len(s.positions)} positions")
     more = appended.more
     for request, position in zip(s.progressed, s.positions, strict=True):
-        slot = leader.live(request)
-        room = (len(slot.device_blocks) + more.get(slot.slot, 0)) * leader.config.block_tokens
-        computed = slot.computed_tokens(leader.state.iteration)
+        slot = decider.live(request)
+        room = (len(slot.device_blocks) + more.get(slot.slot, 0)) * decider.config.block_tokens
+        computed = slot.computed_tokens(decider.state.iteration)
         state = moves.get(slot.slot, slot.state)
         if state not in _TAKES_PART:
             raise Refused(f"request {request!r} is {slot.state.label} and computes nothing")
@@ -218,23 +220,23 @@ def _check_positions(
             raise Refused(f"request {request!r} cannot reach position {position} of {slot.most_tokens(state)} tokens")
 
 
-def _check_places(leader: Decider, s: st.IterationScheduled, appended: _Appended, last: int) -> None:
+def _check_places(decider: Decider, s: st.IterationScheduled, appended: _Appended, last: int) -> None:
     """Every token of a decoding slot has a place up to iteration ``last``, and is within its limit (I15)."""
-    if last <= leader.least_limit and not (s.first_tokens or s.unskipped or s.skipped or s.preempted):
+    if last <= decider.least_limit and not (s.first_tokens or s.unskipped or s.skipped or s.preempted):
         return
-    size, more = leader.config.block_tokens, appended.more
-    out = {leader.live(request).slot for request in (*s.skipped, *s.preempted)}
-    limits = leader.aids.place_limit
-    if last > leader.least_limit:
+    size, more = decider.config.block_tokens, appended.more
+    out = {decider.live(request).slot for request in (*s.skipped, *s.preempted)}
+    limits = decider.aids.place_limit
+    if last > decider.least_limit:
         for number, limit in limits.items():
             if limit < last and number not in out:
-                slot = leader.state.slots[number]
+                slot = decider.state.slots[number]
                 if slot.source != s.source:
                     continue  # it stays where it is
                 _check_token(slot, last - slot.anchor_iteration, size, more.get(number, 0))
-        leader.least_limit = min(limits.values(), default=NO_LIMIT)
+        decider.least_limit = min(limits.values(), default=NO_LIMIT)
     for request in (*s.first_tokens, *s.unskipped):
-        slot = leader.live(request)
+        slot = decider.live(request)
         if slot.state is _SKIPPED_PREFILL and request not in s.first_tokens:
             continue
         if slot.slot not in out:
@@ -251,14 +253,14 @@ def _check_token(slot: SlotFacts, tokens: int, size: int, more: int) -> None:
 
 
 def _remember_early(
-    leader: Decider, pool: PoolFacts, appended: _Appended, before: int, count: int, events: list[ev.Event]
+    decider: Decider, pool: PoolFacts, appended: _Appended, before: int, count: int, events: list[ev.Event]
 ) -> None:
     """Several iterations are told at once: a block that a later one needs is evicted by that one, and only when they
     have ended is known when it began. ``before`` is the iteration in front of them."""
     lost = next((event for event in events if isinstance(event, ev.BlocksEvicted)), None)
     if lost is None:
         return
-    size = leader.config.block_tokens
+    size = decider.config.block_tokens
     block = {slot.slot: len(slot.device_blocks) - appended.more[slot.slot] for slot in appended.slots}
     later: dict[int, int] = {}
     ids = iter(appended.ids)
@@ -267,25 +269,25 @@ def _remember_early(
             later[place] = block[slot.slot] * size - slot.computed_tokens(before)
             block[slot.slot] += 1
     hashes = zip(read_ids(lost.ids), read_hashes(lost.hashes), strict=True)
-    leader.aids.early = [leader.at_ns, count, pool.info.pool]
-    leader.aids.early_of = {key: later[place] for place, key in hashes if later[place]}
+    decider.aids.early = [decider.at_ns, count, pool.info.pool]
+    decider.aids.early_of = {key: later[place] for place, key in hashes if later[place]}
 
 
-def _date_early(leader: Decider) -> None:
+def _date_early(decider: Decider) -> None:
     """The iterations have ended, all equally long: date what their later ones evicted."""
-    (since_ns, count, pool), early = leader.aids.early, leader.aids.early_of
-    lasts_ns = (leader.at_ns - since_ns) // count
+    (since_ns, count, pool), early = decider.aids.early, decider.aids.early_of
+    lasts_ns = (decider.at_ns - since_ns) // count
     for key, later in early.items():
-        leader.aids.pools[pool].left_later(key, since_ns + later * lasts_ns)
-    leader.aids.early, leader.aids.early_of = [], {}
+        decider.aids.pools[pool].left_later(key, since_ns + later * lasts_ns)
+    decider.aids.early, decider.aids.early_of = [], {}
 
 
-def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
+def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     """Blocks are full and carry their hashes; from now on they may be copied. In the order in which they became full:
     after several iterations a request may stand there several times."""
-    formed = leader.last_iteration(s.source)
-    if leader.aids.early:
-        _date_early(leader)
+    formed = decider.last_iteration(s.source)
+    if decider.aids.early:
+        _date_early(decider)
     if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= formed:
         return
     ids, hashes = read_ids(s.block_ids), read_hashes(s.hashes)
@@ -293,35 +295,35 @@ def iteration_finished(leader: Decider, s: st.IterationFinished) -> None:
         raise Refused(f"{len(ids)} filled blocks do not match {len(hashes)} hashes and counts {s.counts}")
     if s.iteration > formed:
         raise Refused(f"iteration {s.iteration} was not formed yet")
-    slots = [leader.live(request) for request in s.requests]
+    slots = [decider.live(request) for request in s.requests]
     if len(slots) > 1 and len({slot.source for slot in slots}) > 1:
         raise Refused("an iteration fills blocks of one engine")
-    spans = _check_filled(leader, slots, s.counts, ids, hashes)
+    spans = _check_filled(decider, slots, s.counts, ids, hashes)
     if not ids:
         return
-    pool = leader.device_pool(slots[0].source)
+    pool = decider.device_pool(slots[0].source)
     if pool.contents_of(ids, s.block_ids)[0]:
         raise Refused("a filled block has content already")
-    leader.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
-    lower = leader.below(pool)
-    if leader.config.eviction.disk_admission > 1:  # prompts were counted when they arrived
+    decider.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
+    lower = decider.below(pool)
+    if decider.config.eviction.disk_admission > 1:  # prompts were counted when they arrived
         for slot, first, end in spans:
-            leader.aids.name(slot.hashes[max(first, slot.prompt_blocks) : end])
+            decider.aids.name(slot.hashes[max(first, slot.prompt_blocks) : end])
     if lower is not None:
         for slot, first, end in spans:
-            link_chain(leader, slot, first, end)
+            link_chain(decider, slot, first, end)
         below = lower.by_hash
         if not below.keys().isdisjoint(hashes):
             ids = [place for place, key in zip(ids, hashes, strict=True) if key not in below]
-        leader.aids.filled(pool, ids)
-        leader.mark_dirty(pool)
+        decider.aids.filled(pool, ids)
+        decider.mark_dirty(pool)
 
 
 def _check_filled(
-    leader: Decider, slots: list[SlotFacts], counts: tuple[int, ...], ids: list[int], hashes: list[int]
+    decider: Decider, slots: list[SlotFacts], counts: tuple[int, ...], ids: list[int], hashes: list[int]
 ) -> list[tuple[SlotFacts, int, int]]:
     """Which blocks of each slot, from and up to; refuses what is not the next, not computed or not its content."""
-    size, iteration = leader.config.block_tokens, leader.state.iteration
+    size, iteration = decider.config.block_tokens, decider.state.iteration
     at = 0
     filled: dict[int, int] = {}
     spans: list[tuple[SlotFacts, int, int]] = []
@@ -344,8 +346,8 @@ def _check_filled(
     return spans
 
 
-def link_chain(leader: Decider, slot: SlotFacts, first: int, end: int) -> None:
+def link_chain(decider: Decider, slot: SlotFacts, first: int, end: int) -> None:
     """Remember the parent of each of these blocks, so that a prefix is touched with its continuation."""
     hashes = slot.hashes
     first = max(first, 1)
-    leader.aids.parent_of.update(zip(hashes[first:end], hashes[first - 1 : end - 1], strict=True))
+    decider.aids.parent_of.update(zip(hashes[first:end], hashes[first - 1 : end - 1], strict=True))

@@ -12,22 +12,14 @@ from kvbm_console.core.bulk import BULK_MIN, may_give
 from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, gather, pack_hashes, pack_ids, read_hashes, read_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import Refused
-from kvbm_console.core.ids import (
-    EMPTY_HASH,
-    EvictRule,
-    MissReason,
-    ReleaseReason,
-    Route,
-    Site,
-    SlotState,
-    WaitPoint,
-)
+from kvbm_console.core.ids import EMPTY_HASH, EvictRule, MissReason, ReleaseReason, Route, Site, SlotState, WaitPoint
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.aids import LoadPart
-from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.leader.holds import felt_pressure
+from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.holds import felt_pressure, held_at, strike
 from kvbm_console.core.leader.pipeline import enqueue
+from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts
 
@@ -38,98 +30,98 @@ _REASSIGNED = EvictRule.REASSIGNED
 """Looked up once: each access to a member through its class takes Python 3.11 a tenth of a microsecond."""
 
 
-def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
+def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
     """``create_slot``."""
     size = len(s.request.encode())
     if not 1 <= size <= REQUEST_ID_BYTES_MAX:
         raise Refused(f"request must be 1 to {REQUEST_ID_BYTES_MAX} bytes, got {size}")
-    if s.request in leader.state.slot_of:
+    if s.request in decider.state.slot_of:
         raise Refused(f"request {s.request!r} exists already")
-    if leader.state.draining:
+    if decider.state.draining:
         raise Refused("the leader drains and takes no new request")
     if s.prompt_tokens < 1:
         raise Refused(f"prompt_tokens must be at least 1, got {s.prompt_tokens}")
     if s.output_limit < 0:
         raise Refused(f"output_limit must be at least 0, got {s.output_limit}")
     hashes = read_hashes(s.hashes)
-    size = leader.block_tokens_of(s.source)
+    size = decider.block_tokens_of(s.source)
     if len(hashes) > s.prompt_tokens // size or (_EMPTY_BYTES in s.hashes and EMPTY_HASH in hashes):
         raise Refused(f"{len(hashes)} hashes do not fit {s.prompt_tokens} prompt tokens")
-    number = leader.state.next_slot
-    leader.emit(
+    number = decider.state.next_slot
+    decider.emit(
         ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session
     )
-    slot = leader.state.slots[number]
-    gate = leader.gate
+    slot = decider.state.slots[number]
+    gate = decider.gate
     if gate is not None:
         if gate.begin <= s.request < gate.end:
             gate.seek(slot)
-            leader.wake()
+            decider.wake()
         if gate.opens and number in gate.sought:
-            leader.strike(Site.TRANSITION_DID, slot, slot.state, slot.state)
-    if leader.config.eviction.disk_admission > 1:
-        leader.aids.name(hashes)
-    prefetch.arrived(leader, slot)
+            strike(decider, Site.TRANSITION_DID, slot, slot.state, slot.state)
+    if decider.config.eviction.disk_admission > 1:
+        decider.aids.name(hashes)
+    prefetch.arrived(decider, slot)
 
 
-def match_requested(leader: Decider, s: st.MatchRequested) -> MatchAnswer:
+def match_requested(decider: Decider, s: st.MatchRequested) -> MatchAnswer:
     """``get_num_new_matched_tokens``: continue the engine's prefix below G1 and hold what is found."""
-    slot = leader.live(s.request)
-    size = leader.config.block_tokens
+    slot = decider.live(s.request)
+    size = decider.config.block_tokens
     local = s.computed_tokens // size
     if slot.state not in WAITING_STATES or slot.device_blocks:
         raise Refused(f"request {s.request!r} is {slot.state.label} and cannot be looked up")
     if s.computed_tokens % size or not 0 <= local <= len(slot.hashes):
         raise Refused(f"computed_tokens {s.computed_tokens} is not a prefix of whole blocks of {s.request!r}")
-    asynchronous = leader.config.asynchronous
-    if leader.held_at(slot, WaitPoint.LOOKUP):
+    asynchronous = decider.config.asynchronous
+    if held_at(decider, slot, WaitPoint.LOOKUP):
         return MatchAnswer(None, asynchronous)
     if slot.last_answer is not None and slot.last_answer[0] is not None:
-        felt_pressure(leader, slot)  # it was answered before, and the engine had no room for it
+        felt_pressure(decider, slot)  # it was answered before, and the engine had no room for it
     if slot.outstanding:
-        _answer(leader, slot, local, (0, 0, 0), None, MissReason.WRITING, None)
+        _answer(decider, slot, local, (0, 0, 0), None, MissReason.WRITING, None)
         return MatchAnswer(None, asynchronous)
     if slot.staged:
         if local == slot.local_blocks:
             return MatchAnswer(_staged_blocks(slot) * size, asynchronous)
-        leader.release_staging(slot, ReleaseReason.UNUSED)
-    if prefetch.must_wait(leader, slot):
-        _answer(leader, slot, local, (0, 0, 0), None, MissReason.WRITING, None)
+        decider.release_staging(slot, ReleaseReason.UNUSED)
+    if prefetch.must_wait(decider, slot):
+        _answer(decider, slot, local, (0, 0, 0), None, MissReason.WRITING, None)
         return MatchAnswer(None, asynchronous)
-    found, first_miss, why = _match(leader, slot, local)
-    if why is MissReason.WRITING and not _stands_still(leader, slot.hashes[first_miss or 0]):
-        _answer(leader, slot, local, (0, 0, 0), first_miss, why, None)
+    found, first_miss, why = _match(decider, slot, local)
+    if why is MissReason.WRITING and not _stands_still(decider, slot.hashes[first_miss or 0]):
+        _answer(decider, slot, local, (0, 0, 0), first_miss, why, None)
         return MatchAnswer(None, asynchronous)
     matched = [0, 0, 0]
     for pool, places in found:
         matched[pool.info.tier - 2] += len(places)
     tokens = sum(matched) * size
-    _answer(leader, slot, local, (matched[0], matched[1], matched[2]), first_miss, why, tokens)
+    _answer(decider, slot, local, (matched[0], matched[1], matched[2]), first_miss, why, tokens)
     if not tokens and slot.state is _ONBOARD_STAGED:
-        leader.move(slot, _INITIALIZED)
+        move(decider, slot, _INITIALIZED)
     if tokens:
-        _stage(leader, slot, local, found, tokens)
-        if leader.held_at(slot, WaitPoint.LOOKUP):
+        _stage(decider, slot, local, found, tokens)
+        if held_at(decider, slot, WaitPoint.LOOKUP):
             return MatchAnswer(None, asynchronous)
     return MatchAnswer(tokens, asynchronous and tokens > 0)
 
 
 def _match(
-    leader: Decider, slot: SlotFacts, local: int
+    decider: Decider, slot: SlotFacts, local: int
 ) -> tuple[list[tuple[PoolFacts, list[int]]], int | None, MissReason]:
     """Places below G1 that continue the prefix, the first prompt block found nowhere, and why it was not."""
-    total = slot.sequence_tokens(leader.state.iteration, leader.config.block_tokens)
+    total = slot.sequence_tokens(decider.state.iteration, decider.config.block_tokens)
     # At least one token must be left to compute, so a full match gives back its last block.
-    limit = min(len(slot.hashes), (total - 1) // leader.config.block_tokens)
+    limit = min(len(slot.hashes), (total - 1) // decider.config.block_tokens)
     at = local
     found: list[tuple[PoolFacts, list[int]]] = []
     why = MissReason.NONE
-    for pool in leader.lower_pools():
-        room = int(leader.config.staging_share * len(pool)) - leader.aids.pools[pool.info.pool].staged_blocks
+    for pool in decider.lower_pools():
+        room = int(decider.config.staging_share * len(pool)) - decider.aids.pools[pool.info.pool].staged_blocks
         wanted = min(limit, at + max(0, room))
         places = pool.ready_prefix(slot.hashes[at:wanted])
         at += len(places)
-        if at < wanted and slot.hashes[at] in pool.by_hash and not prefetch.on_its_way(leader, pool, slot.hashes[at]):
+        if at < wanted and slot.hashes[at] in pool.by_hash and not prefetch.on_its_way(decider, pool, slot.hashes[at]):
             why = MissReason.WRITING
         if places:
             found.append((pool, places))
@@ -141,63 +133,63 @@ def _match(
         return found, None, MissReason.NONE
     if at >= limit:
         return found, at, MissReason.BOUNDARY
-    if any(pool.ready_place(slot.hashes[at]) is not None for pool in leader.lower_pools()):
+    if any(pool.ready_place(slot.hashes[at]) is not None for pool in decider.lower_pools()):
         return found, at, MissReason.FILTERED  # it is there, but staging may hold no more of its pool
-    return found, at, leader.aids.why_gone(slot.hashes[at])
+    return found, at, decider.aids.why_gone(slot.hashes[at])
 
 
-def _stands_still(leader: Decider, key: int) -> bool:
+def _stands_still(decider: Decider, key: int) -> bool:
     """Whether this block is being written for a slot that is held: nobody else waits for that (I12)."""
-    for operation in leader.state.operations.values() if leader.state.holds else ():
-        number = leader.state.candidates[operation.candidate].slot
-        if number is None or leader.state.slots[number].hold is None:
+    for operation in decider.state.operations.values() if decider.state.holds else ():
+        number = decider.state.candidates[operation.candidate].slot
+        if number is None or decider.state.slots[number].hold is None:
             continue
-        hashes = leader.state.pools[operation.target_pool].hash_of
+        hashes = decider.state.pools[operation.target_pool].hash_of
         if any(hashes[place] == key for place in operation.targets):
             return True
     return False
 
 
 def _answer(
-    leader: Decider, slot: SlotFacts, local: int, matched: tuple[int, int, int], first_miss: int | None,
+    decider: Decider, slot: SlotFacts, local: int, matched: tuple[int, int, int], first_miss: int | None,
     why: MissReason, answer: int | None,
 ) -> None:
     """Report the answer if it differs from the last one: engines that poll ask at every step."""
     if slot.last_answer != (answer, local, first_miss):
-        leader.emit(
+        decider.emit(
             ev.LookupAnswered, slot.slot, local, matched, first_miss, why, answer,
-            leader.config.asynchronous and bool(answer),
+            decider.config.asynchronous and bool(answer),
         )
 
 
 def _stage(
-    leader: Decider, slot: SlotFacts, at: int, found: list[tuple[PoolFacts, list[int]]], tokens: int
+    decider: Decider, slot: SlotFacts, at: int, found: list[tuple[PoolFacts, list[int]]], tokens: int
 ) -> None:
     """Hold what was found from block ``at`` on."""
     for pool, places in found:
         used = slot.hashes[at : at + len(places)]
         at += len(places)
-        leader.emit(
-            ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places), prefetch.found(leader, pool, used)
+        decider.emit(
+            ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places), prefetch.found(decider, pool, used)
         )
-        mine = leader.aids.pools[pool.info.pool]
+        mine = decider.aids.pools[pool.info.pool]
         mine.staged_blocks += len(places)
         # Used again, a block may be copied down again: one that was used too rarely, or whose copies were given up.
-        anew = leader.config.eviction.disk_admission > 1 or not mine.again.keys().isdisjoint(places)
-        leader.aids.taken(pool, places)
+        anew = decider.config.eviction.disk_admission > 1 or not mine.again.keys().isdisjoint(places)
+        decider.aids.taken(pool, places)
         if anew:
-            _offer_again(leader, pool, places)
-    leader.set_staging_deadline(slot)
+            _offer_again(decider, pool, places)
+    decider.set_staging_deadline(slot)
     if slot.state is not _ONBOARD_STAGED:
-        leader.move(slot, SlotState.ONBOARD_STAGED, detail=tokens)
+        move(decider, slot, SlotState.ONBOARD_STAGED, detail=tokens)
 
 
-def _offer_again(leader: Decider, pool: PoolFacts, places: list[int]) -> None:
+def _offer_again(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
     """Those of these blocks that have no copy below, and none planned, may be copied down."""
-    lower = leader.below(pool)
+    lower = decider.below(pool)
     if lower is not None:
-        planned = leader.aids.pools[pool.info.pool].planned
-        leader.aids.unsaved(
+        planned = decider.aids.pools[pool.info.pool].planned
+        decider.aids.unsaved(
             pool, [place for place in places if pool.hash_of[place] not in lower.by_hash and place not in planned]
         )
 
@@ -206,36 +198,36 @@ def _staged_blocks(slot: SlotFacts) -> int:
     return sum(len(places) for _, places in slot.staged)
 
 
-def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
+def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
     """``update_state_after_alloc``: append device blocks; at an admission, score it and start the load."""
-    slot = leader.live(s.request)
+    slot = decider.live(s.request)
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} and takes no blocks")
-    pool = leader.device_pool(slot.source)
+    pool = decider.device_pool(slot.source)
     ids = read_ids(s.block_ids)
-    size = leader.config.block_tokens
+    size = decider.config.block_tokens
     first = not slot.device_blocks
     external = s.external_tokens // size
     if s.external_tokens % size or not 0 <= external <= _staged_blocks(slot) or (external and not first):
         raise Refused(f"external_tokens {s.external_tokens} was not found for {s.request!r}")
     if slot.outstanding and first:
         raise Refused(f"request {s.request!r} still has copies running and cannot be admitted")
-    reused = check_device_ids(leader, pool, slot, ids, slot.local_blocks if first else 0, s.block_ids)
+    reused = check_device_ids(decider, pool, slot, ids, slot.local_blocks if first else 0, s.block_ids)
     if reused + external > len(ids):
         raise Refused(f"{len(ids)} blocks do not hold {reused} reused and {external} external ones")
-    assign(leader, pool, [slot], [len(ids)], ids, reused, s.external_tokens, s.block_ids)
+    assign(decider, pool, [slot], [len(ids)], ids, reused, s.external_tokens, s.block_ids)
     if not first:
         return
-    leader.aids.pools[pool.info.pool].gave(len(ids) - reused, len(pool))
-    _score(leader, slot, reused, external)
+    decider.aids.pools[pool.info.pool].gave(len(ids) - reused, len(pool))
+    _score(decider, slot, reused, external)
     if external:
-        _load(leader, pool, slot, reused, external, s.external_tokens)
+        _load(decider, pool, slot, reused, external, s.external_tokens)
     elif slot.staged:
-        leader.release_staging(slot, ReleaseReason.UNUSED)
+        decider.release_staging(slot, ReleaseReason.UNUSED)
 
 
 def check_device_ids(
-    leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int, packed: bytes = b""
+    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int, packed: bytes = b""
 ) -> int:
     """Refuse ids that the slot cannot be given; returns how many leading ones are its own prefix in G1."""
     capacity = pool.places_max
@@ -274,7 +266,7 @@ def check_device_ids(
 
 
 def assign(
-    leader: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int], reused: int,
+    decider: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int], reused: int,
     external_tokens: int, packed: bytes | None = None, *, at_once: bool = True,
 ) -> None:
     """Append checked device blocks to slots, ``at_once`` or over iterations that may be told together.
@@ -286,18 +278,18 @@ def assign(
     else:
         lost, hashes = pool.contents_of(ids, packed)
     if lost:
-        leader.evict(pool, lost, slots[0].slot, _REASSIGNED, hashes)
-    leader.emit(
+        decider.evict(pool, lost, slots[0].slot, _REASSIGNED, hashes)
+    decider.emit(
         ev.DeviceBlocksAssigned, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts),
         packed or pack_ids(ids), reused, external_tokens,
     )
     if reused:
-        leader.aids.taken(pool, ids[:reused])
-    lower = leader.below(pool)
+        decider.aids.taken(pool, ids[:reused])
+    lower = decider.below(pool)
     if lower is not None and reused:
         # A block that is used again deserves a copy again.
-        planned, below, again = leader.aids.pools[pool.info.pool].planned, lower.by_hash, ids[:reused]
-        leader.aids.unsaved(
+        planned, below, again = decider.aids.pools[pool.info.pool].planned, lower.by_hash, ids[:reused]
+        decider.aids.unsaved(
             pool,
             [
                 place for place, key in zip(again, gather(pool.hash_of, again), strict=True)
@@ -305,60 +297,60 @@ def assign(
             ],
         )
     if lower is not None:
-        mine = leader.aids.pools[pool.info.pool]
+        mine = decider.aids.pools[pool.info.pool]
         mine.gave(len(ids) - reused, len(pool), at_once=at_once)
         if mine.ordered and lost:
-            leader.mark_dirty(pool)  # what is evicted next has changed
+            decider.mark_dirty(pool)  # what is evicted next has changed
         owner = mine.owner
         at = 0
         for slot, count in zip(slots, counts, strict=True):
             owner.update(zip(ids[at : at + count], repeat(slot.slot)))
             at += count
     for slot in slots:
-        leader.note_place(slot)
+        decider.note_place(slot)
 
 
-def _score(leader: Decider, slot: SlotFacts, reused: int, external: int) -> None:
+def _score(decider: Decider, slot: SlotFacts, reused: int, external: int) -> None:
     hits = [reused, 0, 0, 0]
     left, at = external, reused
     for index, places in slot.staged:
         used = min(left, len(places))
-        hits[leader.state.pools[index].info.tier - 1] += used
-        leader.box.policies[index].found(slot.hashes[at : min(at + used, slot.prompt_blocks)], leader.at_ns)
+        hits[decider.state.pools[index].info.tier - 1] += used
+        decider.box.policies[index].found(slot.hashes[at : min(at + used, slot.prompt_blocks)], decider.at_ns)
         left, at = left - used, at + used
     left = slot.prompt_blocks
     scored = []
     for count in hits:  # only prompt blocks count, in prefix order (BC-5)
         scored.append(min(count, left))
         left -= scored[-1]
-    leader.score(
+    decider.score(
         slot, (scored[0], scored[1], scored[2], scored[3]), slot.hashes[reused : slot.prompt_blocks],
-        leader.device_pool(slot.source),
+        decider.device_pool(slot.source),
     )
-    for pool in leader.lower_pools():
-        leader.box.policies[pool.info.pool].use(slot.hashes[: slot.prompt_blocks], leader.at_ns)
-        leader.aids.used(pool, slot.hashes)
+    for pool in decider.lower_pools():
+        decider.box.policies[pool.info.pool].use(slot.hashes[: slot.prompt_blocks], decider.at_ns)
+        decider.aids.used(pool, slot.hashes)
 
 
-def _load(leader: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, external: int, tokens: int) -> None:
+def _load(decider: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, external: int, tokens: int) -> None:
     """Plan one load per source tier, as one batch, and move the slot to onboarding."""
-    leader.clear_deadline("staging", slot.slot)
-    at, batch = reused, leader.state.next_candidate
+    decider.clear_deadline("staging", slot.slot)
+    at, batch = reused, decider.state.next_candidate
     parts: list[LoadPart] = []
     for index, places in slot.staged:
         count = min(external - (at - reused), len(places))
         if not count:
             continue
-        tier = leader.state.pools[index].info.tier
-        number = leader.state.next_candidate
-        leader.emit(
+        tier = decider.state.pools[index].info.tier
+        number = decider.state.next_candidate
+        decider.emit(
             ev.CandidatePlanned, number, slot.slot, Route.of(tier, pool.info.tier),
             pack_hashes(slot.hashes[at : at + count]), pack_ids(slot.device_blocks[at : at + count]), at,
         )
-        leader.aids.batch_of[number] = batch
+        decider.aids.batch_of[number] = batch
         parts.append(LoadPart(number, tier, at, count))
         at += count
-    leader.aids.loads[slot.slot] = parts
-    leader.move(slot, SlotState.ONBOARDING, detail=tokens)
+    decider.aids.loads[slot.slot] = parts
+    move(decider, slot, SlotState.ONBOARDING, detail=tokens)
     for part in parts:
-        enqueue(leader, leader.state.candidates[part.candidate])
+        enqueue(decider, decider.state.candidates[part.candidate])

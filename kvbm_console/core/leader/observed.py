@@ -8,147 +8,157 @@ Law of this file: a report that does not fit what is known is no reason to refus
 and the source is marked as one of which reports were lost, so no count of it is shown as certain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import HASH_BYTES, pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.candidates import OperationFacts
+from kvbm_console.core.columns import HASH_BYTES, pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import Refused
-from kvbm_console.core.ids import FinishReason, MissReason, ReleaseReason, SlotState, Tier, WaitPoint
-from kvbm_console.core.instructions import FencedBlocks, FinishAnswer, MatchAnswer
-from kvbm_console.core.leader import lookups
-from kvbm_console.core.leader.ends import finish
-from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.leader.holds import cancel_hold
-from kvbm_console.core.leader.requests import preempt
-from kvbm_console.core.leader.watched_copies import close_copies, copies_observed, load, lower_of, store
-from kvbm_console.core.leader.watched_places import TOLD
-from kvbm_console.core.leader.watched_steps import (
-    ENDED,
-    append,
-    check_ids,
-    contradicted,
-    fill_for,
-    give_up,
-    iteration_finished,
-    iteration_scheduled,
+from kvbm_console.core.ids import (
+    EMPTY_HASH,
+    Authority,
+    CandidateStatus,
+    EvictRule,
+    FinishReason,
+    MissReason,
+    ReleaseReason,
+    Route,
+    SlotState,
+    Tier,
+    WaitPoint,
 )
+from kvbm_console.core.instructions import FencedBlocks, FinishAnswer, IterationMetadata, MatchAnswer
+from kvbm_console.core.leader import lookups
+from kvbm_console.core.leader.aids import LoadPart
+from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.holds import cancel_hold, held_at
+from kvbm_console.core.leader.iterations import link_chain
+from kvbm_console.core.leader.pipeline import drop, end_candidate, end_operation
+from kvbm_console.core.leader.requests import preempt
+from kvbm_console.core.leader.slots import finish, move
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
 _S = SlotState
+ENDED: Final = (_S.FINISHING, _S.FINISHED)
+_BEGINS: Final = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED)
+_SKIPPED_OF: Final = {_S.PREFILLING: _S.SKIPPED_PREFILL, _S.DECODING: _S.SKIPPED_DECODE}
+_BACK_OF: Final = {skipped: back for back, skipped in _SKIPPED_OF.items()}
+TOLD: Final = -1
+"""The operation of blocks that an engine says to hold and that nobody has seen it write."""
 
 
-def not_watched(leader: Decider, s: st.LookupObserved | st.CopiesObserved) -> None:
+def not_watched(decider: Decider, s: st.LookupObserved | st.CopiesObserved) -> None:
     """Only of an engine that is watched."""
     raise Refused(f"source {s.source} has declared no device pool that is only watched")
 
 
-def mismatch_reported(leader: Decider, s: st.MismatchReported) -> None:
+def mismatch_reported(decider: Decider, s: st.MismatchReported) -> None:
     """Put a worker's finding on the record. The request may have ended, and the facts stay."""
     if len(s.hashes) != HASH_BYTES:
         raise Refused(f"hashes must be one hash of {HASH_BYTES} bytes, not {len(s.hashes)} bytes")
-    slot = leader.state.slot_of.get(s.request)
-    leader.emit(
+    slot = decider.state.slot_of.get(s.request)
+    decider.emit(
         ev.ContentMismatched, slot, s.source, s.request, s.rank, s.group, s.hashes, s.kind, s.stage, s.place, s.below,
         s.copy, s.writer, s.edge, s.taken,
     )
 
 
-def request_arrived(leader: Decider, s: st.RequestArrived) -> None:
+def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
     """A request; one of the same name whose end was not seen ends before it."""
-    before = leader.state.slot_named(s.request)
+    before = decider.state.slot_named(s.request)
     if before is not None and before.source == s.source:
-        contradicted(leader, s.source)
-        close_copies(leader, before)
+        contradicted(decider, s.source)
+        close_copies(decider, before)
         if before.state not in ENDED:
-            _finish(leader, before, FinishReason.ABORTED)
-    lookups.request_arrived(leader, s)
+            _finish(decider, before, FinishReason.ABORTED)
+    lookups.request_arrived(decider, s)
 
 
-def match_requested(leader: Decider, s: st.MatchRequested) -> MatchAnswer:
+def match_requested(decider: Decider, s: st.MatchRequested) -> MatchAnswer:
     """The engine is about to look this request up: ``tokens`` is None when it shall ask again, else 0."""
-    slot = _waiting(leader, s.request)
-    return MatchAnswer(None if leader.held_at(slot, WaitPoint.LOOKUP) else 0, False)
+    slot = _waiting(decider, s.request)
+    return MatchAnswer(None if held_at(decider, slot, WaitPoint.LOOKUP) else 0, False)
 
 
-def lookup_observed(leader: Decider, s: st.LookupObserved) -> None:
+def lookup_observed(decider: Decider, s: st.LookupObserved) -> None:
     """What the connector answered."""
-    slot = _waiting(leader, s.request)
-    size = leader.block_tokens_of(s.source)
+    slot = _waiting(decider, s.request)
+    size = decider.block_tokens_of(s.source)
     local, found = s.computed_tokens // size, (s.tokens or 0) // size
     matched = [0, 0, 0]
     if s.tier is not Tier.G1:
         matched[s.tier - 2] = found
     at = local + found
-    first_miss, why = (None, MissReason.WRITING) if s.tokens is None else _missed(leader, slot, at, size)
+    first_miss, why = (None, MissReason.WRITING) if s.tokens is None else _missed(decider, slot, at, size)
     if slot.last_answer != (s.tokens, local, first_miss):
-        leader.emit(
+        decider.emit(
             ev.LookupAnswered, slot.slot, local, (matched[0], matched[1], matched[2]), first_miss, why, s.tokens,
             s.asynchronous,
         )
     if s.tokens and slot.state is not _S.ONBOARD_STAGED:
-        leader.move(slot, _S.ONBOARD_STAGED, detail=s.tokens)
+        move(decider, slot, _S.ONBOARD_STAGED, detail=s.tokens)
     elif not s.tokens and slot.state is _S.ONBOARD_STAGED:
-        leader.move(slot, _S.INITIALIZED)
+        move(decider, slot, _S.INITIALIZED)
 
 
-def _missed(leader: Decider, slot: SlotFacts, at: int, size: int) -> tuple[int | None, MissReason]:
+def _missed(decider: Decider, slot: SlotFacts, at: int, size: int) -> tuple[int | None, MissReason]:
     if not slot.hashes:
         return None, MissReason.TOO_SHORT
     if at >= len(slot.hashes):
         return None, MissReason.NONE
     if at >= (slot.prompt_tokens - 1) // size:
         return at, MissReason.BOUNDARY
-    if slot.source in leader.state.lost_sources:
+    if slot.source in decider.state.lost_sources:
         return at, MissReason.UNKNOWN_AFTER_GAP
-    return at, leader.aids.why_gone(slot.hashes[at])
+    return at, decider.aids.why_gone(slot.hashes[at])
 
 
-def _waiting(leader: Decider, request: str) -> SlotFacts:
+def _waiting(decider: Decider, request: str) -> SlotFacts:
     """The slot of a request that the engine looks up: its preemption is reported at the end of the step only."""
-    slot = leader.live(request)
+    slot = decider.live(request)
     if slot.state in ENDED:
         raise Refused(f"request {request!r} is {slot.state.label} already")
     if slot.state not in WAITING_STATES:
-        close_copies(leader, slot)
-        preempt(leader, slot)
+        close_copies(decider, slot)
+        preempt(decider, slot)
     elif slot.device_blocks:
-        leader.release_device_blocks(slot, ReleaseReason.REASSIGNED)
+        decider.release_device_blocks(slot, ReleaseReason.REASSIGNED)
     return slot
 
 
 # --- allocations ---
 
 
-def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
+def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
     """All device blocks of the request as of now; at an admission it is scored, and its load begins."""
-    slot = leader.live(s.request)
+    slot = decider.live(s.request)
     if slot.state in ENDED:
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
-    pool = leader.device_pool(slot.source)
+    pool = decider.device_pool(slot.source)
     ids = unpack_ids(s.block_ids)
     check_ids(pool, slot, ids)
     known = slot.device_blocks
     if known and ids[: len(known)] != known:
-        contradicted(leader, slot.source)
-        leader.release_device_blocks(slot, ReleaseReason.REASSIGNED)
+        contradicted(decider, slot.source)
+        decider.release_device_blocks(slot, ReleaseReason.REASSIGNED)
         known = slot.device_blocks
     if len(ids) == len(known):
         return
     if known:
-        append(leader, pool, [slot], [len(ids) - len(known)], ids[len(known) :])
+        append(decider, pool, [slot], [len(ids) - len(known)], ids[len(known) :])
         return
     size = pool.info.block_tokens
     reused = min(slot.local_blocks, len(ids), len(slot.hashes))
     external = min(s.external_tokens // size, len(ids) - reused)
-    _make_reusable(leader, pool, slot, ids, reused)
-    lower = lower_of(leader, slot.source)
+    _make_reusable(decider, pool, slot, ids, reused)
+    lower = lower_of(decider, slot.source)
     # A load that is seen fills its places anew, also where one has held the same content.
     there = _told_before(pool, slot, ids, reused, external) if lower is None else set()
-    give_up(leader, pool, slot, ids[reused:] if not there else [place for place in ids[reused:] if place not in there])
-    leader.emit(
+    give_up(decider, pool, slot, ids[reused:] if not there else [place for place in ids[reused:] if place not in there])
+    decider.emit(
         ev.DeviceBlocksAssigned, pool.info.pool, (slot.slot,), (len(ids),), pack_ids(ids), reused,
         min(s.external_tokens, (len(ids) - reused) * size),
     )
@@ -156,9 +166,9 @@ def blocks_allocated(leader: Decider, s: st.BlocksAllocated) -> None:
     if external:
         tier = Tier.G2 if lower is None else lower.info.tier
         hits[tier - 1] = min(external, slot.prompt_blocks - hits[0])
-    leader.score(slot, (hits[0], hits[1], hits[2], hits[3]), slot.hashes[reused : slot.prompt_blocks], pool)
+    decider.score(slot, (hits[0], hits[1], hits[2], hits[3]), slot.hashes[reused : slot.prompt_blocks], pool)
     if s.external_tokens:
-        load(leader, pool, lower, slot, reused, external, s.external_tokens)
+        load(decider, pool, lower, slot, reused, external, s.external_tokens)
 
 
 def _told_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int, external: int) -> set[int]:
@@ -167,21 +177,21 @@ def _told_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int, 
     return {place for place, key in loaded if place < len(pool) and pool.hash_of[place] == key}
 
 
-def _make_reusable(leader: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> None:
+def _make_reusable(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> None:
     """The engine says that these blocks hold the request's prefix: so they do."""
     wrong = _unlike(pool, slot, ids, reused)
     if wrong:
-        fill_for(leader, pool, ids[:reused], slot.hashes[:reused])
+        fill_for(decider, pool, ids[:reused], slot.hashes[:reused])
         wrong = _unlike(pool, slot, ids, reused)
     if not wrong:
         return
-    contradicted(leader, slot.source)
-    give_up(leader, pool, slot, [place for place, _ in wrong])
+    contradicted(decider, slot.source)
+    give_up(decider, pool, slot, [place for place, _ in wrong])
     if place_above := [place for place, _ in wrong if place >= len(pool)]:
         raise Refused(f"block {place_above[0]} is reused and was never given to anybody")
     places, hashes = pack_ids(place for place, _ in wrong), pack_hashes(key for _, key in wrong)
-    leader.emit(ev.BlocksReserved, pool.info.pool, TOLD, places, hashes)
-    leader.emit(ev.BlocksReady, pool.info.pool, TOLD, places)
+    decider.emit(ev.BlocksReserved, pool.info.pool, TOLD, places, hashes)
+    decider.emit(ev.BlocksReady, pool.info.pool, TOLD, places)
 
 
 def _unlike(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> list[tuple[int, int]]:
@@ -195,64 +205,452 @@ def _unlike(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> li
 # --- ends ---
 
 
-def request_preempted(leader: Decider, s: st.RequestPreempted) -> FencedBlocks:
+def request_preempted(decider: Decider, s: st.RequestPreempted) -> FencedBlocks:
     """The engine took the blocks back."""
-    slot = leader.live(s.request)
+    slot = decider.live(s.request)
     if slot.state in ENDED or (slot.state is _S.PREEMPTED and not slot.device_blocks):
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
-    close_copies(leader, slot)
-    return preempt(leader, slot)
+    close_copies(decider, slot)
+    return preempt(decider, slot)
 
 
-def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
+def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
     """The request ended; with ``delayed`` its blocks stay until they are stored."""
-    slot = leader.live(s.request)
+    slot = decider.live(s.request)
     if slot.state in ENDED:
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
     if s.delayed:
-        store(leader, slot)
-    _give_up_unnamed(leader, slot, unpack_ids(s.block_ids))
-    return _finish(leader, slot, s.reason)
+        store(decider, slot)
+    _give_up_unnamed(decider, slot, unpack_ids(s.block_ids))
+    return _finish(decider, slot, s.reason)
 
 
-def _give_up_unnamed(leader: Decider, slot: SlotFacts, named: list[int]) -> None:
+def _give_up_unnamed(decider: Decider, slot: SlotFacts, named: list[int]) -> None:
     """An engine gives loaded blocks their hashes when it takes the request up again. If the request ends before that,
     no lookup finds them: only the blocks ``named`` by the engine are kept."""
     if slot.state is not _S.ONBOARDING or slot.device_pool is None or slot.outstanding:
         return
-    pool = leader.state.pools[slot.device_pool]
+    pool = decider.state.pools[slot.device_pool]
     loaded = set(slot.device_blocks[slot.local_blocks :]).difference(named)
     places = sorted(place for place in loaded if pool.content[place] == READY)
     if places:
         hashes = [pool.hash_of[place] for place in places]
-        leader.emit(ev.BlocksDropped, pool.info.pool, TOLD, pack_ids(places), ReleaseReason.FINISHED)
-        leader.gave_up(pool, places, hashes)
+        decider.emit(ev.BlocksDropped, pool.info.pool, TOLD, pack_ids(places), ReleaseReason.FINISHED)
+        decider.gave_up(pool, places, hashes)
 
 
-def _finish(leader: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer:
-    cancel_hold(leader, slot, "aborted" if reason is FinishReason.ABORTED else "finished")
+def _finish(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer:
+    cancel_hold(decider, slot, "aborted" if reason is FinishReason.ABORTED else "finished")
     if slot.outstanding:
-        leader.move(slot, _S.FINISHING, reason=reason)
-        leader.aids.ending.append(slot.slot)
+        move(decider, slot, _S.FINISHING, reason=reason)
+        decider.aids.ending.append(slot.slot)
         return FinishAnswer(True)
-    leader.release_device_blocks(slot, ReleaseReason.FINISHED)
-    finish(leader, slot, reason)
+    decider.release_device_blocks(slot, ReleaseReason.FINISHED)
+    finish(decider, slot, reason)
     return FinishAnswer(False)
 
 
-def source_restarted(leader: Decider, s: st.SourceRestarted) -> None:
+def source_restarted(decider: Decider, s: st.SourceRestarted) -> None:
     """The engine began again, or is gone: its requests and copies ended, and what it held is void."""
-    for slot in [slot for slot in leader.state.slots.values() if slot.source == s.source]:
-        close_copies(leader, slot)
+    for slot in [slot for slot in decider.state.slots.values() if slot.source == s.source]:
+        close_copies(decider, slot)
         if slot.state not in ENDED:
-            _finish(leader, slot, FinishReason.ABORTED)
-        elif slot.slot in leader.aids.ending:
-            leader.aids.ending.remove(slot.slot)
-            leader.release_device_blocks(slot, ReleaseReason.FINISHED)
-            finish(leader, slot, slot.reason)
-    leader.emit(ev.SourceLost, s.source, 0, 0, True, True, s.gone and s.replaceable)
+            _finish(decider, slot, FinishReason.ABORTED)
+        elif slot.slot in decider.aids.ending:
+            decider.aids.ending.remove(slot.slot)
+            decider.release_device_blocks(slot, ReleaseReason.FINISHED)
+            finish(decider, slot, slot.reason)
+    decider.emit(ev.SourceLost, s.source, 0, 0, True, True, s.gone and s.replaceable)
     if not s.gone:
-        leader.emit(ev.SourceLost, s.source, 0, 0, True)
+        decider.emit(ev.SourceLost, s.source, 0, 0, True)
+
+
+# --- places that are told apart from requests: a reset, other groups, the whole pool ---
+
+
+def places_reported(decider: Decider, pool: PoolFacts, s: st.BlocksReported) -> None:
+    """The prefix cache was reset, places were given out, or this is what they hold."""
+    places, stored = unpack_ids(s.places), unpack_hashes(s.stored)
+    if s.removed or EMPTY_HASH in stored or (stored and len(stored) != len(places)):
+        raise Refused(f"{len(stored)} hashes do not fit {len(places)} places of pool {pool.info.pool}")
+    capacity = pool.places_max
+    if places and not 0 <= min(places) <= max(places) < capacity:
+        raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(places)} to {max(places)}")
+    if stored:
+        _know(decider, pool, dict(zip(places, stored, strict=True)), whole=s.cleared)
+    elif s.cleared:
+        if any(pool.refs) and pool.info.source not in decider.state.lost_sources:
+            decider.emit(ev.SourceLost, pool.info.source, 0, 0, False)  # it resets only when no request holds a block
+        _forget(decider, pool, [place for place, key in enumerate(pool.hash_of) if key and not pool.refs[place]])
+    else:
+        _given_out(decider, pool, places, s.request)
+
+
+def _given_out(decider: Decider, pool: PoolFacts, places: list[int], request: str) -> None:
+    """For blocks of another group, or in a way that no report of the request has told."""
+    slot = decider.state.slot_named(request)
+    lost = [
+        place for place in places if place < len(pool) and pool.content[place] == READY and not pool.refs[place]
+    ]
+    if lost:
+        decider.evict(pool, lost, None if slot is None else slot.slot, EvictRule.REASSIGNED)
+
+
+def _know(decider: Decider, pool: PoolFacts, told: dict[int, int], *, whole: bool) -> None:
+    if whole:
+        _forget(decider, pool, [
+            place for place, key in enumerate(pool.hash_of)
+            if key and not pool.refs[place] and told.get(place) != key
+        ])
+    known = len(pool)
+    new = {
+        place: key for place, key in told.items()
+        if place >= known or not (pool.content[place] or pool.refs[place])
+    }
+    if new:
+        places, hashes = pack_ids(new), pack_hashes(new.values())
+        decider.emit(ev.BlocksReserved, pool.info.pool, TOLD, places, hashes)
+        decider.emit(ev.BlocksReady, pool.info.pool, TOLD, places)
+
+
+def _forget(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
+    if places:
+        hashes = [pool.hash_of[place] for place in places]
+        decider.emit(ev.BlocksDropped, pool.info.pool, TOLD, pack_ids(places), ReleaseReason.RESET)
+        decider.gave_up(pool, places, hashes)
+
+
+# --- copies ---
+
+
+def lower_of(decider: Decider, source: int) -> PoolFacts | None:
+    """Where this engine's connector keeps blocks."""
+    for pool in decider.state.pools:
+        if pool.info.source == source and pool.info.authority is Authority.STREAM and pool.info.tier is not Tier.G1:
+            return pool
+    return None
+
+
+def load(
+    decider: Decider, pool: PoolFacts, lower: PoolFacts | None, slot: SlotFacts, reused: int, external: int, tokens: int
+) -> None:
+    """The engine loads ``external`` blocks from below: a copy that runs until the connector says that it ended."""
+    if slot.state is not SlotState.ONBOARD_STAGED:
+        move(decider, slot, SlotState.ONBOARD_STAGED, detail=tokens)
+    hashes = slot.hashes[reused : reused + external]
+    targets = slot.device_blocks[reused : reused + len(hashes)]
+    if lower is None or not hashes:
+        move(decider, slot, SlotState.ONBOARDING, detail=tokens)
+        return
+    decider.aids.loads[slot.slot] = [
+        LoadPart(decider.state.next_candidate, int(lower.info.tier), reused, len(hashes))
+    ]
+    number = _plan(decider, slot, Route.of(lower.info.tier, pool.info.tier), hashes, targets, reused)
+    move(decider, slot, SlotState.ONBOARDING, detail=tokens)
+    operation = decider.state.next_operation
+    decider.emit(ev.BlocksReserved, pool.info.pool, operation, pack_ids(targets), pack_hashes(hashes))
+    _promote(decider, number, lower, pool, [], targets)
+
+
+def _plan(
+    decider: Decider, slot: SlotFacts, route: Route, hashes: list[int], targets: list[int], first: int
+) -> int:
+    number = decider.state.next_candidate
+    decider.emit(
+        ev.CandidatePlanned, number, slot.slot, route, pack_hashes(hashes), pack_ids(targets if route.is_load else []),
+        first,
+    )
+    return number
+
+
+def _promote(
+    decider: Decider, number: int, source: PoolFacts, target: PoolFacts, sources: list[int], targets: list[int]
+) -> None:
+    """The engine copies already. Places of a pool that is known by hash alone are not named."""
+    operation, candidate = decider.state.next_operation, decider.state.candidates[number]
+    decider.emit(ev.CandidateEnqueued, number)
+    decider.emit(ev.CandidateEvaluated, number, len(sources) or len(targets), None)
+    decider.emit(
+        ev.CandidatePromoted, number, operation, number, source.info.pool, target.info.pool, pack_ids(sources),
+        pack_ids(targets), 0,
+        decider.returned(candidate.hashes, source, target) if candidate.route.is_load else ev.NOTHING_RETURNED,
+    )
+    decider.aids.batch_of[number] = number
+    decider.emit(ev.OperationStarted, operation)
+
+
+# --- copies that ended ---
+
+
+def copies_observed(decider: Decider, s: st.CopiesObserved) -> None:
+    """Loads and stores of these requests ended."""
+    lost = set(unpack_ids(s.failed_ids))
+    for request in s.loaded:
+        slot = decider.state.slot_named(request)
+        for operation in copies_of(decider, request, loads=True):
+            failed = [at for at, place in enumerate(operation.targets) if place in lost]
+            report(decider, operation, failed=request in s.failed or bool(failed), places=failed)
+            if slot is not None and slot.state is SlotState.FINISHING:
+                discard(decider, operation)
+    for request in s.sent:
+        for operation in copies_of(decider, request, loads=False):
+            report(decider, operation, failed=False)
+
+
+def copies_of(decider: Decider, request: str, *, loads: bool | None) -> list[OperationFacts]:
+    slot = decider.state.slot_named(request)
+    if slot is None:
+        return []
+    found = [decider.state.candidates[number] for number in sorted(slot.outstanding)]
+    return [
+        decider.state.operations[candidate.operation] for candidate in found
+        if candidate.operation is not None and (loads is None or candidate.route.is_load is loads)
+    ]
+
+
+def report(decider: Decider, operation: OperationFacts, *, failed: bool, places: Sequence[int] = ()) -> None:
+    error = "the connector could not load it" if failed else ""
+    decider.emit(ev.OperationReported, operation.operation, 0, not failed, error, pack_ids(places))
+    if operation.operation not in decider.aids.complete:
+        decider.aids.complete.append(operation.operation)
+
+
+def discard(decider: Decider, operation: OperationFacts) -> None:
+    """A load ended after its request: the engine never names what it brought."""
+    decider.aids.complete.remove(operation.operation)
+    drop(decider, decider.state.pools[operation.target_pool], operation, operation.targets)
+    end_candidate(decider, operation, CandidateStatus.FAILED if operation.failed else CandidateStatus.COMPLETED)
+
+
+def close_copies(decider: Decider, slot: SlotFacts) -> None:
+    """Copies whose end was not seen: the engine does not wait for them any more."""
+    for operation in copies_of(decider, slot.request, loads=None):
+        target = decider.state.pools[operation.target_pool]
+        if operation.operation in decider.aids.complete:
+            decider.aids.complete.remove(operation.operation)
+        if operation.targets:
+            drop(decider, target, operation, operation.targets)
+        decider.aids.loads.pop(slot.slot, None)
+        end_candidate(decider, operation, CandidateStatus.CANCELLED)
+
+
+def end_load(decider: Decider, slot: SlotFacts) -> None:
+    """A slot that computes has what it waited for: a load inside the step ends with it."""
+    for operation in copies_of(decider, slot.request, loads=True):
+        report(decider, operation, failed=False)
+        end_operation(decider, operation)
+
+
+def store(decider: Decider, slot: SlotFacts) -> None:
+    lower = lower_of(decider, slot.source)
+    if slot.device_pool is None or lower is None or slot.outstanding:
+        return
+    pool = decider.state.pools[slot.device_pool]
+    places = [place for place in slot.device_blocks[: slot.filled_blocks] if pool.content[place] == READY]
+    if places:
+        hashes = [pool.hash_of[place] for place in places]
+        number = _plan(decider, slot, Route.of(pool.info.tier, lower.info.tier), hashes, [], 0)
+        _promote(decider, number, pool, lower, places, [])
+
+
+# --- steps, and the device blocks that go from one request to another in them ---
+
+
+def contradicted(decider: Decider, source: int) -> None:
+    """What was reported does not fit: reports were lost on the way."""
+    if source not in decider.state.lost_sources:
+        decider.emit(ev.SourceLost, source, 0, 0, False)
+
+
+def check_ids(pool: PoolFacts, slot: SlotFacts, ids: list[int]) -> None:
+    capacity = pool.places_max
+    if len(set(ids)) != len(ids):
+        raise Refused(f"request {slot.request!r} was given a block twice")
+    if ids and not 0 <= min(ids) <= max(ids) < capacity:
+        raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(ids)} to {max(ids)}")
+
+
+def give_up(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: Sequence[int]) -> None:
+    """These places are the slot's now: whoever still lists them has lost them, and their content is evicted for it."""
+    known = len(pool)
+    held = {place for place in ids if place < known and pool.refs[place]}
+    if held:
+        for operation in list(decider.state.operations.values()):
+            if operation.source_pool == pool.info.pool and not held.isdisjoint(operation.sources):
+                report(decider, operation, failed=False)
+                end_operation(decider, operation)
+        for other in decider.state.slots.values():
+            if other.device_pool == pool.info.pool and not held.isdisjoint(other.device_blocks):
+                close_copies(decider, other)
+                decider.release_device_blocks(other, ReleaseReason.REASSIGNED)
+    lost = [place for place in ids if place < known and pool.hash_of[place] != EMPTY_HASH]
+    if lost:
+        decider.evict(pool, lost, slot.slot, EvictRule.REASSIGNED)
+
+
+def append(
+    decider: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int]
+) -> None:
+    at = 0
+    for slot, count in zip(slots, counts, strict=True):
+        give_up(decider, pool, slot, ids[at : at + count])
+        at += count
+    decider.emit(
+        ev.DeviceBlocksAssigned, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts), pack_ids(ids), 0, 0
+    )
+
+
+def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> IterationMetadata:
+    """The engine formed a step. Its own number of it is not used: several engines are counted in one row here."""
+    state = decider.state
+    for request in s.preempted:
+        slot = state.slot_named(request)
+        if slot is not None and slot.state not in ENDED and (slot.state is not _S.PREEMPTED or slot.device_blocks):
+            close_copies(decider, slot)
+            preempt(decider, slot)
+    first = state.iteration + 1
+    for request in (*s.new, *s.resumed):
+        slot = state.slot_named(request)
+        if slot is not None and slot.state in _BEGINS and slot.device_blocks:
+            end_load(decider, slot)
+            move(decider, slot, _S.PREFILLING, iteration=first)
+    _move_all(decider, s.unskipped, _BACK_OF, first)
+    _move_all(decider, s.first_tokens, {_S.PREFILLING: _S.DECODING}, first)
+    _move_all(decider, s.skipped, _SKIPPED_OF, first)
+    _append_all(decider, s)
+    _advance(decider, s)
+    return IterationMetadata(state.iteration, ())
+
+
+def _move_all(decider: Decider, requests: Sequence[str], moves: dict[SlotState, SlotState], iteration: int) -> None:
+    for request in requests:
+        slot = decider.state.slot_named(request)
+        if slot is not None and slot.state in moves:
+            move(decider, slot, moves[slot.state], iteration=iteration)
+
+
+def _append_all(decider: Decider, s: st.IterationScheduled) -> None:
+    ids = unpack_ids(s.appended_ids)
+    if len(s.appended) != len(s.appended_counts) or sum(s.appended_counts) != len(ids):
+        raise Refused(f"{len(ids)} appended blocks do not match counts {s.appended_counts}")
+    slots: list[SlotFacts] = []
+    counts: list[int] = []
+    taken: list[int] = []
+    at = 0
+    for request, count in zip(s.appended, s.appended_counts, strict=True):
+        part = ids[at : at + count]
+        at += count
+        slot = decider.state.slot_named(request)
+        if slot is None or slot.state in ENDED or not set(part).isdisjoint([*slot.device_blocks, *taken]):
+            contradicted(decider, s.source)
+            continue
+        slots.append(slot)
+        counts.append(count)
+        taken += part
+    if slots:
+        pool = decider.device_pool(s.source)
+        check_ids(pool, slots[0], taken)
+        append(decider, pool, slots, counts, taken)
+
+
+def _advance(decider: Decider, s: st.IterationScheduled) -> None:
+    """Positions: what was reported, and whatever would else go on by itself because others' iterations count too."""
+    state = decider.state
+    told = dict(zip(s.progressed, s.positions, strict=True))
+    last = state.iteration + s.count
+    slots: list[int] = []
+    positions: list[int] = []
+    for slot in state.slots.values():
+        position = told.get(slot.request)
+        if position is None:
+            if slot.state is not _S.DECODING:
+                continue
+            position = slot.computed_tokens(state.iteration) + (s.count if slot.source == s.source else 0)
+        room = len(slot.device_blocks) * decider.block_tokens_of(slot.source)
+        position = min(position, room, slot.most_tokens(slot.state))  # after lost reports the blocks are not all known
+        expected = slot.anchor_tokens
+        if slot.state is _S.DECODING:
+            expected += last - slot.anchor_iteration
+        if position != expected:
+            slots.append(slot.slot)
+            positions.append(position)
+    decider.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, tuple(slots), tuple(positions))
+
+
+def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
+    """Blocks are full and carry the engine's own hashes."""
+    ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)
+    if len(ids) != len(hashes) or len(s.requests) != len(s.counts) or sum(s.counts) != len(ids):
+        raise Refused(f"{len(ids)} filled blocks do not match {len(hashes)} hashes and counts {s.counts}")
+    pool = decider.device_pool(s.source)
+    slots: list[SlotFacts] = []
+    counts: list[int] = []
+    filled: list[int] = []
+    at = 0
+    for request, count in zip(s.requests, s.counts, strict=True):
+        part = range(at, at + count)
+        at += count
+        slot = decider.state.slot_named(request)
+        if slot is not None:
+            part = part[_filled_before(pool, slot, ids[part.start : part.stop], hashes[part.start : part.stop]) :]
+            if count and not part:
+                continue
+        if slot is not None and _fills(pool, slot, [ids[i] for i in part], [hashes[i] for i in part]):
+            slots.append(slot)
+            counts.append(len(part))
+            filled += part
+        else:
+            contradicted(decider, s.source)
+    if filled:
+        _fill(decider, pool, slots, counts, [ids[i] for i in filled], [hashes[i] for i in filled])
+
+
+def fill_for(decider: Decider, pool: PoolFacts, ids: list[int], hashes: list[int]) -> None:
+    """These blocks are used again as the prefix with these hashes: so whoever fills them has been scheduled to.
+
+    An engine names a block when it gives it out, and a request of the same step may already use it.
+    """
+    for at in reversed(range(len(ids))):
+        for slot in decider.state.slots.values():
+            first = slot.filled_blocks
+            if slot.device_pool != pool.info.pool or slot.device_blocks[at : at + 1] != [ids[at]] or first > at:
+                continue
+            places, keys = slot.device_blocks[first : at + 1], slot.hashes[first : at + 1]
+            if keys[-1:] == [hashes[at]] and _fills(pool, slot, places, keys):
+                _fill(decider, pool, [slot], [len(places)], places, keys)
+
+
+def _fill(
+    decider: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int], keys: list[int]
+) -> None:
+    decider.emit(
+        ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts), pack_ids(ids),
+        pack_hashes(keys),
+    )
+    for slot, count in zip(slots, counts, strict=True):
+        link_chain(decider, slot, slot.filled_blocks - count, slot.filled_blocks)
+
+
+def _filled_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> int:
+    """How many of these, at their beginning, are known to be full: ``fill_for`` has told them."""
+    last = slot.device_blocks[: slot.filled_blocks]
+    if not ids or ids[0] not in last:
+        return 0
+    known = last[last.index(ids[0]) :][: len(ids)]
+    told = ids[: len(known)] == known and all(
+        pool.hash_of[place] == key for place, key in zip(known, hashes, strict=False)
+    )
+    return len(known) if told else 0
+
+
+def _fills(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> bool:
+    """Whether these are the next blocks of the slot, empty so far, and of its own content."""
+    first = slot.filled_blocks
+    known = slot.hashes[first : first + len(ids)]
+    return (
+        bool(ids) and slot.device_blocks[first : first + len(ids)] == ids and hashes[: len(known)] == known
+        and EMPTY_HASH not in hashes and not any(pool.hash_of[place] for place in ids)
+    )
 
 
 HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {

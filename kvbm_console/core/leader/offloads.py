@@ -19,9 +19,9 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import gather, pack_hashes
 from kvbm_console.core.ids import Authority, Condition, Route, SlotState
 from kvbm_console.core.leader.aids import PoolAids
-from kvbm_console.core.leader.frame import Decider
+from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.pipeline import enqueue
-from kvbm_console.core.leader.prefixes import evictable
+from kvbm_console.core.leader.victims import evictable
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
@@ -37,52 +37,52 @@ _EMPTY, _CACHED = int(Condition.EMPTY), int(Condition.CACHED)
 _LEADER, _ONBOARDING = Authority.LEADER, SlotState.ONBOARDING
 
 
-def plan_offloads(leader: Decider, pool: PoolFacts) -> None:
+def plan_offloads(decider: Decider, pool: PoolFacts) -> None:
     """Copy down under pressure (BC-2): what would be lost next, or the coldest unsaved blocks, by ``offload_law``."""
-    lower = leader.below(pool)
-    mine = leader.aids.pools[pool.info.pool]
+    lower = decider.below(pool)
+    mine = decider.aids.pools[pool.info.pool]
     if lower is None or mine.blocked or not (mine.exposed or mine.covered):
         return
-    batch = leader.config.offload_batch_blocks
+    batch = decider.config.offload_batch_blocks
     # Four candidates at once keep a link busy; more would only hold source places for longer.
     room = 4 * batch - len(mine.planned)
     if room <= 0:
         return
     chosen: dict[int | None, list[int]] = {}
-    if not leader.config.by_order:
-        room = min(room, pressure(leader, pool))
+    if not decider.config.by_order:
+        room = min(room, pressure(decider, pool))
         if room > 0:
-            chosen = _coldest(leader, pool, room)
+            chosen = _coldest(decider, pool, room)
     elif mine.ordered:
-        chosen = _next_of_engine(leader, pool, room)
+        chosen = _next_of_engine(decider, pool, room)
     elif mine.exposed:
-        chosen = _next_of_policy(leader, pool, lower, room)
+        chosen = _next_of_policy(decider, pool, lower, room)
     for owner, places in chosen.items():
         for at in range(0, len(places), batch):
-            _plan(leader, pool, lower, owner, places[at : at + batch])
+            _plan(decider, pool, lower, owner, places[at : at + batch])
 
 
 # --- by the order of eviction ---
 
 
-def reserve(leader: Decider, pool: PoolFacts) -> int:
+def reserve(decider: Decider, pool: PoolFacts) -> int:
     """How many of the places that are given away next must be safe."""
-    mine, capacity = leader.aids.pools[pool.info.pool], len(pool)
+    mine, capacity = decider.aids.pools[pool.info.pool], len(pool)
     if mine.ordered and mine.given < capacity:
         return capacity
-    share = math.ceil((1.0 - leader.config.offload_threshold) * capacity)
+    share = math.ceil((1.0 - decider.config.offload_threshold) * capacity)
     return min(max(share, mine.most_given, mine.most_given_before), capacity)
 
 
-def _further(leader: Decider, pool: PoolFacts) -> int:
+def _further(decider: Decider, pool: PoolFacts) -> int:
     """So many places behind the reserve are made safe with it: they give a batch, and the next look comes later."""
-    return max(leader.config.offload_batch_blocks, int(leader.config.offload_hysteresis * len(pool)))
+    return max(decider.config.offload_batch_blocks, int(decider.config.offload_hysteresis * len(pool)))
 
 
-def _next_of_engine(leader: Decider, pool: PoolFacts, room: int) -> dict[int | None, list[int]]:
+def _next_of_engine(decider: Decider, pool: PoolFacts, room: int) -> dict[int | None, list[int]]:
     """What a device pool would lose next, and if even all free places are no reserve, what requests hold."""
-    mine = leader.aids.pools[pool.info.pool]
-    ahead = reserve(leader, pool) - pool.counts[_EMPTY]
+    mine = decider.aids.pools[pool.info.pool]
+    ahead = reserve(decider, pool) - pool.counts[_EMPTY]
     if ahead <= 0:
         return {}
     loose, exposed = mine.loose, mine.exposed
@@ -92,21 +92,21 @@ def _next_of_engine(leader: Decider, pool: PoolFacts, room: int) -> dict[int | N
         near = islice(order, ahead)
         first = next(filter(exposed.__contains__, near), None)
         if first is not None:
-            behind = chain(near, islice(order, _further(leader, pool)))
+            behind = chain(near, islice(order, _further(decider, pool)))
             chosen[None] = [first, *islice(filter(exposed.__contains__, behind), room - 1)]
             room -= len(chosen[None])
     if len(loose) < ahead and len(mine.covered) >= HELD_LEAST and room >= HELD_LEAST:
-        _add_held(leader, pool, mine, room, chosen)
+        _add_held(decider, pool, mine, room, chosen)
     return chosen
 
 
 def _add_held(
-    leader: Decider, pool: PoolFacts, mine: PoolAids, room: int, chosen: dict[int | None, list[int]]
+    decider: Decider, pool: PoolFacts, mine: PoolAids, room: int, chosen: dict[int | None, list[int]]
 ) -> None:
     """Unsaved blocks of running requests that have a batch of them: to copy these takes no place from the engine."""
     covered, content = mine.covered, pool.content
     for number in owners_of(mine):
-        slot = leader.state.slots.get(number)
+        slot = decider.state.slots.get(number)
         if slot is None or slot.device_pool != pool.info.pool or slot.state is _ONBOARDING:
             continue
         unsaved = filter(covered.__contains__, slot.device_blocks)
@@ -136,18 +136,18 @@ def owners_of(mine: PoolAids) -> Iterator[int]:
             yield number
 
 
-def _next_of_policy(leader: Decider, pool: PoolFacts, lower: PoolFacts, room: int) -> dict[int | None, list[int]]:
+def _next_of_policy(decider: Decider, pool: PoolFacts, lower: PoolFacts, room: int) -> dict[int | None, list[int]]:
     """What the policy of a pool of ours would evict next and has no copy below; looked at from time to time."""
-    mine = leader.aids.pools[pool.info.pool]
+    mine = decider.aids.pools[pool.info.pool]
     # More than half of what the pool below can give would be evicted there before it is needed.
     most = max(1, (lower.counts[_EMPTY] + lower.counts[_CACHED]) // 2)
-    ahead, further = min(reserve(leader, pool), most) - pool.counts[_EMPTY], _further(leader, pool)
+    ahead, further = min(reserve(decider, pool), most) - pool.counts[_EMPTY], _further(decider, pool)
     count = min(max(ahead, mine.wanted) + further, most)
     if ahead > 0 and mine.given - mine.looked >= min(further, ahead) // 2:
-        _look(leader, pool, count)
+        _look(decider, pool, count)
     places = _unsafe(pool, mine, room)
     if mine.wanted and len(places) < room:
-        _look(leader, pool, count)
+        _look(decider, pool, count)
         places = _unsafe(pool, mine, room)
     return {None: places} if places else {}
 
@@ -163,13 +163,13 @@ def _unsafe(pool: PoolFacts, mine: PoolAids, room: int) -> list[int]:
     return places
 
 
-def _look(leader: Decider, pool: PoolFacts, count: int) -> None:
+def _look(decider: Decider, pool: PoolFacts, count: int) -> None:
     """Name the blocks that would be evicted next, and those of them that are to be copied.
 
     A look costs as much as it sees. Its finds are used up before the next look, unless the order has moved on.
     """
-    mine, index = leader.aids.pools[pool.info.pool], pool.info.pool
-    keys = leader.box.policies[index].coldest(min(count, pool.counts[_CACHED]), evictable(pool), leader.at_ns)
+    mine, index = decider.aids.pools[pool.info.pool], pool.info.pool
+    keys = decider.box.policies[index].coldest(min(count, pool.counts[_CACHED]), evictable(pool), decider.at_ns)
     mine.next = dict.fromkeys(keys)
     mine.unsafe = list(compress(keys, map(mine.exposed.__contains__, map(pool.by_hash.__getitem__, keys))))
     mine.looked, mine.wanted = mine.given, 0
@@ -178,10 +178,10 @@ def _look(leader: Decider, pool: PoolFacts, count: int) -> None:
 # --- by the total, and write-through ---
 
 
-def pressure(leader: Decider, pool: PoolFacts) -> int:
+def pressure(decider: Decider, pool: PoolFacts) -> int:
     """How many blocks should be copied down now; 0 when enough places are empty or safely evictable."""
-    mine = leader.aids.pools[pool.info.pool]
-    threshold = leader.config.offload_threshold
+    mine = decider.aids.pools[pool.info.pool]
+    threshold = decider.config.offload_threshold
     if threshold == 0.0:
         return len(mine.exposed) + len(mine.covered)
     counts, capacity = pool.counts, len(pool.content)
@@ -190,21 +190,21 @@ def pressure(leader: Decider, pool: PoolFacts) -> int:
     if safe >= enough:
         return 0
     if mine.planned:
-        safe += _as_good_as_safe(leader, pool, mine.planned)
+        safe += _as_good_as_safe(decider, pool, mine.planned)
         if safe >= enough:
             return 0
-    return max(0, int((1.0 - threshold + leader.config.offload_hysteresis) * capacity) - safe)
+    return max(0, int((1.0 - threshold + decider.config.offload_hysteresis) * capacity) - safe)
 
 
-def _safe_places(leader: Decider, pool: PoolFacts) -> int:
-    mine = leader.aids.pools[pool.info.pool]
+def _safe_places(decider: Decider, pool: PoolFacts) -> int:
+    mine = decider.aids.pools[pool.info.pool]
     safe = pool.counts[_EMPTY] + pool.counts[_CACHED] - len(mine.exposed)
-    return safe + _as_good_as_safe(leader, pool, mine.planned) if mine.planned else safe
+    return safe + _as_good_as_safe(decider, pool, mine.planned) if mine.planned else safe
 
 
-def _as_good_as_safe(leader: Decider, pool: PoolFacts, planned: dict[int, int]) -> int:
+def _as_good_as_safe(decider: Decider, pool: PoolFacts, planned: dict[int, int]) -> int:
     """A cached block that is being copied is held by its operation alone, and as good as safe."""
-    candidates, refs = leader.state.candidates, pool.refs
+    candidates, refs = decider.state.candidates, pool.refs
     numbers = set(planned.values())
     nobodys = {number for number in numbers if candidates[number].slot is None}
     if len(nobodys) == len(numbers):
@@ -214,25 +214,25 @@ def _as_good_as_safe(leader: Decider, pool: PoolFacts, planned: dict[int, int]) 
     return sum(1 for place, number in planned.items() if refs[place] == 1 and number in nobodys)
 
 
-def calm_blocks(leader: Decider, source: int) -> int | None:
+def calm_blocks(decider: Decider, source: int) -> int | None:
     """Blocks that decoding requests may be given before a block that becomes full makes the leader copy down.
 
     Each block that is given away makes at most one place less safe, and nothing else that decoding does changes the
     answer. None when somebody watches, holds or waits: then every iteration is a chance to act.
     """
-    state, aids = leader.state, leader.aids
-    if leader.gate is not None or state.holds or state.frozen is not None or state.draining or state.breakpoints:
+    state, aids = decider.state, decider.aids
+    if decider.gate is not None or state.holds or state.frozen is not None or state.draining or state.breakpoints:
         return None
     if aids.dirty or aids.pending or aids.undispatched or aids.complete or aids.announced:
         return None
-    pool = leader.device_pool(source)
-    lower = leader.below(pool)
+    pool = decider.device_pool(source)
+    lower = decider.below(pool)
     mine = aids.pools[pool.info.pool]
-    if lower is None or mine.blocked or 4 * leader.config.offload_batch_blocks <= len(mine.planned):
+    if lower is None or mine.blocked or 4 * decider.config.offload_batch_blocks <= len(mine.planned):
         return PLENTY
-    if leader.config.by_order:
-        return max(-1, _safe_in_order(pool, mine) - reserve(leader, pool))
-    return max(-1, _safe_places(leader, pool) - math.ceil((1.0 - leader.config.offload_threshold) * len(pool)))
+    if decider.config.by_order:
+        return max(-1, _safe_in_order(pool, mine) - reserve(decider, pool))
+    return max(-1, _safe_places(decider, pool) - math.ceil((1.0 - decider.config.offload_threshold) * len(pool)))
 
 
 def _safe_in_order(pool: PoolFacts, mine: PoolAids) -> int:
@@ -242,27 +242,27 @@ def _safe_in_order(pool: PoolFacts, mine: PoolAids) -> int:
     return pool.counts[_EMPTY] + indexOf(map(mine.exposed.__contains__, mine.loose), True)
 
 
-def _coldest(leader: Decider, pool: PoolFacts, count: int) -> dict[int | None, list[int]]:
+def _coldest(decider: Decider, pool: PoolFacts, count: int) -> dict[int | None, list[int]]:
     """The coldest unsaved places, those that nobody holds first, grouped by the live slot that holds them (or None)."""
-    mine = leader.aids.pools[pool.info.pool]
+    mine = decider.aids.pools[pool.info.pool]
     places = list(islice(chain(mine.exposed, mine.covered), count))
     if mine.planned.keys().isdisjoint(places) and bytes(gather(pool.content, places)).count(READY) == len(places):
-        one = _one_owner(leader, pool, places)
+        one = _one_owner(decider, pool, places)
         if one is not None:
             return one
-    return _grouped(leader, pool, chain(mine.exposed, mine.covered), count)
+    return _grouped(decider, pool, chain(mine.exposed, mine.covered), count)
 
 
-def _one_owner(leader: Decider, pool: PoolFacts, places: list[int]) -> dict[int | None, list[int]] | None:
+def _one_owner(decider: Decider, pool: PoolFacts, places: list[int]) -> dict[int | None, list[int]] | None:
     """As ``_grouped`` of readable places, where nobody holds any or one slot has all in a row; None where not."""
     held = gather(pool.refs, places)
     if pool.info.authority is _LEADER or not any(held):
         return {None: places}
     if not all(held):
         return None
-    owner = leader.aids.pools[pool.info.pool].owner
+    owner = decider.aids.pools[pool.info.pool].owner
     number = owner.get(places[0])
-    slot = None if number is None else leader.state.slots.get(number)
+    slot = None if number is None else decider.state.slots.get(number)
     if slot is None or slot.device_pool != pool.info.pool or slot.state is _ONBOARDING:
         return None
     if any(map(ne, map(owner.get, places), repeat(number))) or _at(slot, places) is None:
@@ -279,9 +279,9 @@ def _at(slot: SlotFacts, places: list[int]) -> int | None:
     return first if blocks[first : first + len(places)] == places else None
 
 
-def _grouped(leader: Decider, pool: PoolFacts, places: Iterable[int], count: int) -> dict[int | None, list[int]]:
+def _grouped(decider: Decider, pool: PoolFacts, places: Iterable[int], count: int) -> dict[int | None, list[int]]:
     """The first ``count`` of these places that can be copied, by the slot that holds them, each looked at."""
-    planned, content, refs = leader.aids.pools[pool.info.pool].planned, pool.content, pool.refs
+    planned, content, refs = decider.aids.pools[pool.info.pool].planned, pool.content, pool.refs
     ours = pool.info.authority is _LEADER
     chosen: dict[int | None, list[int]] = {}
     held: dict[int, set[int]] = {}
@@ -289,8 +289,8 @@ def _grouped(leader: Decider, pool: PoolFacts, places: Iterable[int], count: int
     for place in places:
         if place in planned or content[place] != READY:
             continue
-        owner = None if ours or not refs[place] else _holder(leader, pool, place, held)
-        if owner is not None and leader.state.slots[owner].state is _ONBOARDING:
+        owner = None if ours or not refs[place] else _holder(decider, pool, place, held)
+        if owner is not None and decider.state.slots[owner].state is _ONBOARDING:
             continue  # if another part of its load fails, what is behind that is dropped
         chosen.setdefault(owner, []).append(place)
         taken += 1
@@ -299,14 +299,14 @@ def _grouped(leader: Decider, pool: PoolFacts, places: Iterable[int], count: int
     return chosen
 
 
-def _holder(leader: Decider, pool: PoolFacts, place: int, held: dict[int, set[int]]) -> int | None:
+def _holder(decider: Decider, pool: PoolFacts, place: int, held: dict[int, set[int]]) -> int | None:
     """A live slot that holds this device place and is not about to lose it. ``held``: blocks of slots asked before."""
-    owner = leader.aids.pools[pool.info.pool].owner
+    owner = decider.aids.pools[pool.info.pool].owner
     number = owner.get(place)
-    slot = None if number is None else leader.state.slots.get(number)
+    slot = None if number is None else decider.state.slots.get(number)
     if slot is not None and place in _blocks_of(pool, slot, held):
         return slot.slot
-    for other in leader.state.slots.values():
+    for other in decider.state.slots.values():
         if place in _blocks_of(pool, other, held):
             owner[place] = other.slot
             return other.slot
@@ -320,11 +320,11 @@ def _blocks_of(pool: PoolFacts, slot: SlotFacts, held: dict[int, set[int]]) -> s
     return blocks
 
 
-def _plan(leader: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None, places: list[int]) -> None:
-    mine = leader.aids.pools[pool.info.pool]
+def _plan(decider: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None, places: list[int]) -> None:
+    mine = decider.aids.pools[pool.info.pool]
     places = _one_of_each(pool, places)
-    number = leader.state.next_candidate
-    slot = None if owner is None else leader.state.slots[owner]
+    number = decider.state.next_candidate
+    slot = None if owner is None else decider.state.slots[owner]
     first = None
     if slot is not None:
         first = _at(slot, places)
@@ -334,15 +334,15 @@ def _plan(leader: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None,
             position = dict(zip(slot.device_blocks, range(len(slot.device_blocks)), strict=True))
             places = sorted(places, key=position.__getitem__)
             first, last = position[places[0]], position[places[-1]]
-        leader.aids.evaluated[slot.slot] = max(leader.aids.evaluated.get(slot.slot, 0), last + 1)
-    leader.emit(
+        decider.aids.evaluated[slot.slot] = max(decider.aids.evaluated.get(slot.slot, 0), last + 1)
+    decider.emit(
         ev.CandidatePlanned, number, owner, Route.of(pool.info.tier, lower.info.tier),
         pack_hashes(gather(pool.hash_of, places)), b"", first,
     )
-    leader.aids.drawn_from[number] = pool.info.pool
+    decider.aids.drawn_from[number] = pool.info.pool
     mine.planned.update(dict.fromkeys(places, number))
-    leader.aids.saved(pool, places)
-    enqueue(leader, leader.state.candidates[number])
+    decider.aids.saved(pool, places)
+    enqueue(decider, decider.state.candidates[number])
 
 
 def _one_of_each(pool: PoolFacts, places: list[int]) -> list[int]:
@@ -355,25 +355,25 @@ def _one_of_each(pool: PoolFacts, places: list[int]) -> list[int]:
     return list(first_of.values())
 
 
-def plan_last_offload(leader: Decider, slot: SlotFacts) -> None:
+def plan_last_offload(decider: Decider, slot: SlotFacts) -> None:
     """A slot finishes: under pressure its unsaved blocks are copied while it still holds them."""
     if slot.device_pool is None or not slot.device_blocks:
         return
-    pool = leader.state.pools[slot.device_pool]
-    lower = leader.below(pool)
-    mine = leader.aids.pools[pool.info.pool]
-    batch = leader.config.offload_batch_blocks
+    pool = decider.state.pools[slot.device_pool]
+    lower = decider.below(pool)
+    mine = decider.aids.pools[pool.info.pool]
+    batch = decider.config.offload_batch_blocks
     room = 4 * batch - len(mine.planned)
     if lower is None or mine.blocked or not mine.covered or room <= 0:
         return
     if mine.ordered:
-        if pool.counts[_EMPTY] + len(mine.loose) >= reserve(leader, pool):
+        if pool.counts[_EMPTY] + len(mine.loose) >= reserve(decider, pool):
             return  # there is time to copy what it leaves
-    elif pressure(leader, pool) <= 0:
+    elif pressure(decider, pool) <= 0:
         return
     refs = pool.refs
     places = [place for place in filter(mine.covered.__contains__, slot.device_blocks) if refs[place] == 1]
     if places:
         places = places[:room]
         for at in range(0, len(places), batch):
-            _plan(leader, pool, lower, slot.slot, places[at : at + batch])
+            _plan(decider, pool, lower, slot.slot, places[at : at + batch])

@@ -1,147 +1,146 @@
 """The pipeline: candidates are evaluated, promoted or skipped, dispatched, and ended when every rank has reported.
 
 Law of this file: a candidate goes as far as it can at once, and stands still only where its slot is held. What is
-called here is called by ``settle``, to quiescence, at the end of every stimulus: no pump, no polling.
+called here is called by ``settle``, to quiescence, at the end of every stimulus: no pump, no polling. A report of an
+older epoch, a duplicate or a late one is refused and counted, and changes nothing else but to free the place that a
+reset had put under quarantine.
 """
 
 from collections import deque
 from collections.abc import Collection
 from itertools import repeat
+from typing import Any, Final
 
 from kvbm_console.core import events as ev
+from kvbm_console.core import stimuli as st
 from kvbm_console.core.candidates import CandidateFacts, OperationFacts
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids
-from kvbm_console.core.ids import (
-    Authority,
-    CandidateStatus,
-    ReleaseReason,
-    Site,
-    SkipReason,
-    Tier,
-    WaitPoint,
-)
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.errors import Refused
+from kvbm_console.core.ids import Authority, CandidateStatus, ReleaseReason, Site, SkipReason, Tier, WaitPoint
 from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
-from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.leader.prefixes import chains
-from kvbm_console.core.leader.room import copies_further, to_evict
-from kvbm_console.core.leader.sources import admitted, choose, pools_of
+from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.holds import held_at, strike
+from kvbm_console.core.leader.victims import chains, copies_further, to_evict
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
+ERROR_CHARS_MAX: Final = 512
+"""An error text comes from outside and is recorded with the event; longer ones are cut."""
 
-def _slot(leader: Decider, candidate: CandidateFacts) -> SlotFacts | None:
-    return None if candidate.slot is None else leader.state.slots.get(candidate.slot)
+
+def _slot(decider: Decider, candidate: CandidateFacts) -> SlotFacts | None:
+    return None if candidate.slot is None else decider.state.slots.get(candidate.slot)
 
 
-def _strike(leader: Decider, site: Site, candidate: CandidateFacts) -> None:
+def _strike(decider: Decider, site: Site, candidate: CandidateFacts) -> None:
     """A candidate passes a site, each once: when its hold ends it goes on from there."""
-    if leader.gate is None or not leader.gate.candidates:
+    if decider.gate is None or not decider.gate.candidates:
         return
-    slot = _slot(leader, candidate)
+    slot = _slot(decider, candidate)
     if slot is None:
         return
-    struck = leader.aids.struck.get(candidate.candidate, 0)
+    struck = decider.aids.struck.get(candidate.candidate, 0)
     if not struck >> site & 1:
-        leader.aids.struck[candidate.candidate] = struck | 1 << site
-        leader.strike(site, slot, slot.state, slot.state, candidate)
+        decider.aids.struck[candidate.candidate] = struck | 1 << site
+        strike(decider, site, slot, slot.state, slot.state, candidate)
 
 
-def _waits(leader: Decider, candidate: CandidateFacts, point: WaitPoint) -> bool:
-    slot = _slot(leader, candidate)
-    return slot is not None and leader.held_at(slot, point)
+def _waits(decider: Decider, candidate: CandidateFacts, point: WaitPoint) -> bool:
+    slot = _slot(decider, candidate)
+    return slot is not None and held_at(decider, slot, point)
 
 
-def enqueue(leader: Decider, candidate: CandidateFacts) -> None:
+def enqueue(decider: Decider, candidate: CandidateFacts) -> None:
     """A planned candidate waits for its evaluation, at the end of this stimulus."""
-    leader.emit(ev.CandidateEnqueued, candidate.candidate)
-    leader.aids.pending.append(candidate.candidate)
-    _strike(leader, Site.CANDIDATE_ENQUEUE, candidate)
+    decider.emit(ev.CandidateEnqueued, candidate.candidate)
+    decider.aids.pending.append(candidate.candidate)
+    _strike(decider, Site.CANDIDATE_ENQUEUE, candidate)
 
 
 # --- evaluate, promote, dispatch ---
 
 
-def advance(leader: Decider, candidate: CandidateFacts) -> None:
+def advance(decider: Decider, candidate: CandidateFacts) -> None:
     """Take a pending candidate as far as it goes: to promoted, skipped, or a hold."""
     choice = None
     if candidate.found is None:
-        if _waits(leader, candidate, WaitPoint.EVALUATE):
+        if _waits(decider, candidate, WaitPoint.EVALUATE):
             return
-        _strike(leader, Site.EVALUATE_WILL, candidate)
-        if _waits(leader, candidate, WaitPoint.EVALUATE):
+        _strike(decider, Site.EVALUATE_WILL, candidate)
+        if _waits(decider, candidate, WaitPoint.EVALUATE):
             return
-        sources, _, filtered = choice = choose(leader, candidate)
-        leader.emit(ev.CandidateEvaluated, candidate.candidate, len(sources), filtered)
+        sources, _, filtered = choice = choose(decider, candidate)
+        decider.emit(ev.CandidateEvaluated, candidate.candidate, len(sources), filtered)
         if not sources:
-            skip(leader, candidate, filtered or SkipReason.ALREADY_CACHED)
+            skip(decider, candidate, filtered or SkipReason.ALREADY_CACHED)
             return
-        _strike(leader, Site.EVALUATE_DID, candidate)
-    if not _waits(leader, candidate, WaitPoint.PROMOTE):
-        _strike(leader, Site.PROMOTE_WILL, candidate)
-    if not _waits(leader, candidate, WaitPoint.PROMOTE):
+        _strike(decider, Site.EVALUATE_DID, candidate)
+    if not _waits(decider, candidate, WaitPoint.PROMOTE):
+        _strike(decider, Site.PROMOTE_WILL, candidate)
+    if not _waits(decider, candidate, WaitPoint.PROMOTE):
         # What was found may have changed while the slot was held: then choose again.
-        sources, hashes, filtered = choice or choose(leader, candidate)
+        sources, hashes, filtered = choice or choose(decider, candidate)
         if not sources:
-            skip(leader, candidate, filtered or SkipReason.ALREADY_CACHED)
+            skip(decider, candidate, filtered or SkipReason.ALREADY_CACHED)
         elif candidate.route.is_load and candidate.slot is not None:
-            _promote(leader, candidate, sources, candidate.targets, hashes)
+            _promote(decider, candidate, sources, candidate.targets, hashes)
         else:
-            _make_room_and_promote(leader, candidate, sources, hashes)
+            _make_room_and_promote(decider, candidate, sources, hashes)
 
 
-def _make_room_and_promote(leader: Decider, candidate: CandidateFacts, sources: list[int], hashes: list[int]) -> None:
+def _make_room_and_promote(decider: Decider, candidate: CandidateFacts, sources: list[int], hashes: list[int]) -> None:
     """Take free places of the target, evict for the others; what does not fit is left for another time."""
-    source, target = pools_of(leader, candidate)
-    mine = leader.aids.pools[target.info.pool]
+    source, target = pools_of(decider, candidate)
+    mine = decider.aids.pools[target.info.pool]
     missing = len(hashes) - mine.room
     if missing > 0:
-        victims, rule = to_evict(leader, target, missing, hashes)
+        victims, rule = to_evict(decider, target, missing, hashes)
         room = mine.room + len(victims)
         sources, hashes = sources[:room], hashes[:room]
         if victims:
-            _strike(leader, Site.EVICT_WILL, candidate)
-            if _waits(leader, candidate, WaitPoint.PROMOTE):
+            _strike(decider, Site.EVICT_WILL, candidate)
+            if _waits(decider, candidate, WaitPoint.PROMOTE):
                 return
-            leader.box.policies[target.info.pool].gave_up(len(victims))
-            leader.evict(target, victims, candidate.slot, rule)
+            decider.box.policies[target.info.pool].gave_up(len(victims))
+            decider.evict(target, victims, candidate.slot, rule)
     if not hashes:
         if not candidate.route.is_load:
-            leader.aids.pools[source.info.pool].blocked = True
-        skip(leader, candidate, SkipReason.NO_CAPACITY)
+            decider.aids.pools[source.info.pool].blocked = True
+        skip(decider, candidate, SkipReason.NO_CAPACITY)
         return
     targets = mine.take(len(hashes))
-    _promote(leader, candidate, sources, targets, hashes)
+    _promote(decider, candidate, sources, targets, hashes)
 
 
 def _promote(
-    leader: Decider, candidate: CandidateFacts, sources: list[int], targets: list[int], hashes: list[int]
+    decider: Decider, candidate: CandidateFacts, sources: list[int], targets: list[int], hashes: list[int]
 ) -> None:
-    source, target = pools_of(leader, candidate)
-    number = leader.state.next_operation
-    batch = leader.aids.batch_of.setdefault(candidate.candidate, candidate.candidate)
+    source, target = pools_of(decider, candidate)
+    number = decider.state.next_operation
+    batch = decider.aids.batch_of.setdefault(candidate.candidate, candidate.candidate)
     thrash = 0
     if candidate.route.is_load:
-        since = leader.at_ns - leader.config.thrash_window_ns
+        since = decider.at_ns - decider.config.thrash_window_ns
         thrash = sum(map(since.__lt__, gather(source.stored_at, sources)))
-    leader.emit(ev.BlocksReserved, target.info.pool, number, pack_ids(targets), pack_hashes(hashes))
-    leader.emit(
+    decider.emit(ev.BlocksReserved, target.info.pool, number, pack_ids(targets), pack_hashes(hashes))
+    decider.emit(
         ev.CandidatePromoted, candidate.candidate, number, batch, source.info.pool, target.info.pool,
         pack_ids(sources), pack_ids(targets), thrash,
-        leader.returned(hashes, source, target) if candidate.route.is_load else ev.NOTHING_RETURNED,
+        decider.returned(hashes, source, target) if candidate.route.is_load else ev.NOTHING_RETURNED,
     )
-    leader.aids.pending.remove(candidate.candidate)
-    leader.aids.undispatched.append(number)
-    leader.aids.taken(source, sources)
+    decider.aids.pending.remove(candidate.candidate)
+    decider.aids.undispatched.append(number)
+    decider.aids.taken(source, sources)
     if not candidate.route.is_load and source.info.authority is Authority.LEADER:
-        copies_further(leader, source)
+        copies_further(decider, source)
     if candidate.slot is None and source.info.authority is Authority.ENGINE:
-        leader.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
-        leader.aids.fences[number] = (source.info.source, "", sources)
+        decider.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
+        decider.aids.fences[number] = (source.info.source, "", sources)
     if target.info.authority is Authority.LEADER:
-        for chain in chains(leader.aids.parent_of, hashes):
-            leader.box.policies[target.info.pool].insert(chain, leader.at_ns)
-        leader.aids.saved(source, _all_places(source, sources, hashes))
-    _strike(leader, Site.DISPATCH_WILL, leader.state.candidates[candidate.candidate])
+        for chain in chains(decider.aids.parent_of, hashes):
+            decider.box.policies[target.info.pool].insert(chain, decider.at_ns)
+        decider.aids.saved(source, _all_places(source, sources, hashes))
+    _strike(decider, Site.DISPATCH_WILL, decider.state.candidates[candidate.candidate])
 
 
 def _all_places(pool: PoolFacts, places: list[int], hashes: list[int]) -> list[int]:
@@ -151,54 +150,226 @@ def _all_places(pool: PoolFacts, places: list[int], hashes: list[int]) -> list[i
     return [place for key in hashes for place in pool.places_of(key)]
 
 
-def dispatch(leader: Decider, operation: OperationFacts) -> None:
-    candidate = leader.state.candidates[operation.candidate]
-    if _waits(leader, candidate, WaitPoint.DISPATCH):
+def dispatch(decider: Decider, operation: OperationFacts) -> None:
+    candidate = decider.state.candidates[operation.candidate]
+    if _waits(decider, candidate, WaitPoint.DISPATCH):
         return
-    leader.aids.undispatched.remove(operation.operation)
-    leader.aids.issued.append(operation.operation)
-    leader.ask(
+    decider.aids.undispatched.remove(operation.operation)
+    decider.aids.issued.append(operation.operation)
+    decider.ask(
         StartTransfer(
             operation.operation, operation.epoch, candidate.route, pack_ids(operation.sources),
-            pack_ids(operation.targets), len(operation.targets), operation.batch, leader.config.ranks,
+            pack_ids(operation.targets), len(operation.targets), operation.batch, decider.config.ranks,
         )
     )
+
+
+# --- what a candidate moves, and between which pools ---
+
+
+def pools_of(decider: Decider, candidate: CandidateFacts) -> tuple[PoolFacts, PoolFacts]:
+    """The source and the target pool of a candidate."""
+    drawn_from = decider.aids.drawn_from.get(candidate.candidate)
+    if drawn_from is not None:
+        source_pool: PoolFacts | None = decider.state.pools[drawn_from]
+        if candidate.route.is_load:
+            target_pool = decider.state.pool_of(candidate.route.target)
+        else:
+            target_pool = decider.below(decider.state.pools[drawn_from])
+    else:
+        slot = _slot(decider, candidate)
+        source = 0 if slot is None else slot.source
+        source_pool = decider.state.pool_of(candidate.route.source, source)
+        target_pool = decider.state.pool_of(candidate.route.target, source)
+    if source_pool is None or target_pool is None:
+        raise decider.bug(f"candidate {candidate.candidate} has no pools for {candidate.route.label}", candidate.slot)
+    return source_pool, target_pool
+
+
+def choose(decider: Decider, candidate: CandidateFacts) -> tuple[list[int], list[int], SkipReason | None]:
+    """Source places and hashes that can be moved, and the reason that left out the others."""
+    source, target = pools_of(decider, candidate)
+    if candidate.route.is_load:
+        if candidate.slot is None:
+            return _prefetchable(candidate, source, target)
+        slot = decider.state.slots[candidate.slot]
+        staged = [place for index, places in slot.staged if index == source.info.pool for place in places]
+        return staged[: len(candidate.hashes)], candidate.hashes, None
+    sources: list[int] = []
+    hashes: list[int] = []
+    filtered: SkipReason | None = None
+    planned, number = decider.aids.pools[source.info.pool].planned, candidate.candidate
+    place_of, content, below = source.by_hash, source.content, target.by_hash
+    if below.keys().isdisjoint(candidate.hashes) and not _filters(decider, target):
+        places: list[Any] = list(map(place_of.get, candidate.hashes))
+        if list(map(planned.get, places)).count(number) == len(places) == bytes(gather(content, places)).count(READY):
+            return places, candidate.hashes, None  # the usual case, asked in bulk
+    for key in candidate.hashes:
+        # A hash may stand in several places; only those of the plan are held by the slot, or known to be free.
+        place = place_of.get(key)
+        if place is not None and planned.get(place) != number:
+            place = next((other for other in source.places_of(key) if planned.get(other) == number), None)
+        if key in below:
+            filtered = filtered or SkipReason.ALREADY_CACHED
+        elif place is None or content[place] != READY:
+            filtered = SkipReason.SOURCE_EVICTED
+        elif not admitted(decider, target, key):
+            filtered = SkipReason.BELOW_FREQUENCY
+            decider.box.policies[target.info.pool].not_admitted += 1
+        else:
+            sources.append(place)
+            hashes.append(key)
+    return sources, hashes, filtered
+
+
+def _prefetchable(
+    candidate: CandidateFacts, source: PoolFacts, target: PoolFacts
+) -> tuple[list[int], list[int], SkipReason | None]:
+    """Places and hashes of a prefetch that are still in the source alone; nothing behind one that left."""
+    sources: list[int] = []
+    hashes: list[int] = []
+    filtered: SkipReason | None = None
+    for key in candidate.hashes:
+        place = source.ready_place(key)
+        if key in target.by_hash:
+            filtered = SkipReason.ALREADY_CACHED
+        elif place is None:
+            return sources, hashes, SkipReason.SOURCE_EVICTED
+        else:
+            sources.append(place)
+            hashes.append(key)
+    return sources, hashes, filtered
+
+
+def admitted(decider: Decider, pool: PoolFacts, key: int) -> bool:
+    """Whether a block has been used often enough to be written to this pool: the disk tier may ask for several uses."""
+    return not _filters(decider, pool) or decider.aids.named.get(key, 0) >= decider.config.eviction.disk_admission
+
+
+def _filters(decider: Decider, pool: PoolFacts) -> bool:
+    return decider.config.eviction.disk_admission > 1 and pool.tier is Tier.G3
+
+
+# --- reports of the mover, rank by rank ---
+
+
+def transfer_started(decider: Decider, s: st.TransferStarted) -> None:
+    """The mover began to copy."""
+    operation = _current(decider, s.operation, s.epoch, -1)
+    if operation is None:
+        return
+    if operation.started:
+        _refuse(decider, s.operation, s.epoch, -1, "started twice")
+    else:
+        decider.emit(ev.OperationStarted, s.operation)
+
+
+def transfer_finished(decider: Decider, s: st.TransferFinished) -> None:
+    """One rank has copied its part."""
+    _report(decider, s.operation, s.epoch, s.rank, True, "", b"")
+
+
+def transfer_failed(decider: Decider, s: st.TransferFailed) -> None:
+    """One rank could not copy; an error counts as a report."""
+    _report(decider, s.operation, s.epoch, s.rank, False, s.error[:ERROR_CHARS_MAX], s.failed)
+
+
+def _report(decider: Decider, number: int, epoch: int, rank: int, ok: bool, error: str, failed: bytes) -> None:
+    if not 0 <= rank < decider.config.ranks:
+        raise Refused(f"rank must be from 0 to {decider.config.ranks - 1}, got {rank}")
+    operation = _current(decider, number, epoch, rank)
+    if operation is None:
+        return
+    if rank in operation.reported:
+        _refuse(decider, number, epoch, rank, "reported twice")
+        return
+    if any(not 0 <= at < len(operation.targets) for at in unpack_ids(failed)):
+        raise Refused(f"failed blocks of operation {number} must be from 0 to {len(operation.targets) - 1}")
+    if not operation.started:
+        decider.emit(ev.OperationStarted, number)
+    decider.emit(ev.OperationReported, number, rank, ok, error, failed)
+    if len(operation.reported) == decider.config.ranks:
+        decider.aids.complete.append(number)
+
+
+def _current(decider: Decider, number: int, epoch: int, rank: int) -> OperationFacts | None:
+    """The open operation of this epoch; otherwise the report is refused and, if it was late, its places are freed."""
+    operation = decider.state.operations.get(number)
+    if operation is not None and epoch == decider.state.epoch:
+        return operation
+    _refuse(decider, number, epoch, rank, "older epoch" if epoch < decider.state.epoch else "not open")
+    late = decider.state.late.get(number)
+    if late is not None and len(late - {-1}) == decider.config.ranks:
+        _lift(decider, number)
+    return None
+
+
+def _refuse(decider: Decider, number: int, epoch: int, rank: int, why: str) -> None:
+    decider.emit(ev.CompletionRefused, number, epoch, rank, why)
+
+
+def _lift(decider: Decider, number: int) -> None:
+    """The last rank of an operation of an older epoch has reported: its places are free again."""
+    for pool in decider.state.pools:
+        if not any(number in keepers for keepers in pool.quarantined.values()):
+            continue
+        # Several copies may read one place: it is free when the last of them has ended.
+        places = sorted(place for place, keepers in pool.quarantined.items() if keepers == [number])
+        decider.emit(ev.BlocksDropped, pool.info.pool, number, pack_ids(places), ReleaseReason.EPOCH)
+        if pool.info.authority is Authority.LEADER:
+            decider.free_places(pool, places)
+        else:
+            decider.ask(ReleaseDeviceBlocks(pool.info.source, "", pack_ids(places)))
 
 
 # --- ends ---
 
 
-def skip(leader: Decider, candidate: CandidateFacts, reason: SkipReason) -> None:
+def skip(decider: Decider, candidate: CandidateFacts, reason: SkipReason) -> None:
     """Resolve a pending candidate to no work; a slot that waited for it goes on without."""
-    slot = _slot(leader, candidate)
-    source, _ = pools_of(leader, candidate)
-    leader.aids.pending.remove(candidate.candidate)
-    leader.emit(ev.CandidateSkipped, candidate.candidate, reason)
-    _forget_plan(leader, source, candidate, [])
-    if leader.config.by_order and not candidate.route.is_load and source.info.authority is Authority.LEADER:
-        leader.unblock_above(source)  # who waits for its copy waits no longer
+    slot = _slot(decider, candidate)
+    source, _ = pools_of(decider, candidate)
+    decider.aids.pending.remove(candidate.candidate)
+    decider.emit(ev.CandidateSkipped, candidate.candidate, reason)
+    _forget_plan(decider, source, candidate, [])
+    if decider.config.by_order and not candidate.route.is_load and source.info.authority is Authority.LEADER:
+        decider.unblock_above(source)  # who waits for its copy waits no longer
     if candidate.slot is None and candidate.route.is_load:
-        leader.aids.prefetch.ended(candidate.candidate, candidate.hashes, ())
-    _strike(leader, Site.SKIP_DID, candidate)
-    _end_batch(leader, candidate)
+        decider.aids.prefetch.ended(candidate.candidate, candidate.hashes, ())
+    _strike(decider, Site.SKIP_DID, candidate)
+    _end_batch(decider, candidate)
     if slot is not None and candidate.route.is_load:
-        _lose(leader, slot, candidate.first_block or 0)
-        _end_load(leader, slot)
+        _lose(decider, slot, candidate.first_block or 0)
+        _end_load(decider, slot)
 
 
-def end_operation(leader: Decider, operation: OperationFacts) -> None:
+def skip_candidates(decider: Decider, slot: SlotFacts) -> int:
+    """Resolve the slot's candidates that are not promoted to no work; how many there were."""
+    from kvbm_console.core.leader.pipeline import skip  # the pipeline is written in the frame, which is written in us
+
+    waiting = [
+        decider.state.candidates[number] for number in sorted(slot.outstanding)
+        if decider.state.candidates[number].operation is None
+    ]
+    for candidate in waiting:
+        if candidate.candidate in decider.state.candidates:
+            skip(decider, candidate, SkipReason.OPERATOR)
+    return len(waiting)
+
+
+def end_operation(decider: Decider, operation: OperationFacts) -> None:
     """Every rank has reported: what arrived is ready, what did not is dropped, and all references are given back."""
-    candidate = leader.state.candidates[operation.candidate]
-    slot = _slot(leader, candidate)
-    if _waits(leader, candidate, WaitPoint.COMPLETION):
+    candidate = decider.state.candidates[operation.candidate]
+    slot = _slot(decider, candidate)
+    if _waits(decider, candidate, WaitPoint.COMPLETION):
         return
-    _strike(leader, Site.COMPLETE_WILL, candidate)
-    if _waits(leader, candidate, WaitPoint.COMPLETION):
+    _strike(decider, Site.COMPLETE_WILL, candidate)
+    if _waits(decider, candidate, WaitPoint.COMPLETION):
         return
-    leader.aids.complete.remove(operation.operation)
-    target = leader.state.pools[operation.target_pool]
+    decider.aids.complete.remove(operation.operation)
+    target = decider.state.pools[operation.target_pool]
     if candidate.route.is_load and slot is not None and candidate.first_block is not None:
-        good = _good_prefix(leader, slot, candidate.first_block, operation)
+        good = _good_prefix(decider, slot, candidate.first_block, operation)
         kept, lost = operation.targets[:good], operation.targets[good:]
     elif operation.failed:
         kept = [place for at, place in enumerate(operation.targets) if at not in operation.failed]
@@ -206,78 +377,78 @@ def end_operation(leader: Decider, operation: OperationFacts) -> None:
     else:
         kept, lost = list(operation.targets), []
     if kept:
-        leader.emit(ev.BlocksReady, target.info.pool, operation.operation, pack_ids(kept))
+        decider.emit(ev.BlocksReady, target.info.pool, operation.operation, pack_ids(kept))
     if lost:
-        drop(leader, target, operation, lost)
+        drop(decider, target, operation, lost)
     if candidate.slot is None and candidate.route.is_load:
-        leader.aids.prefetch.ended(candidate.candidate, candidate.hashes, [target.hash_of[place] for place in kept])
+        decider.aids.prefetch.ended(candidate.candidate, candidate.hashes, [target.hash_of[place] for place in kept])
     if slot is not None and candidate.route.is_load and operation.failed and candidate.first_block is not None:
-        _lose(leader, slot, candidate.first_block + min(operation.failed))
+        _lose(decider, slot, candidate.first_block + min(operation.failed))
     end_candidate(
-        leader, operation, CandidateStatus.FAILED if operation.failed else CandidateStatus.COMPLETED
+        decider, operation, CandidateStatus.FAILED if operation.failed else CandidateStatus.COMPLETED
     )
-    _save_ready(leader, target, kept)
-    leader.mark_dirty(target)
+    _save_ready(decider, target, kept)
+    decider.mark_dirty(target)
 
 
-def _save_ready(leader: Decider, pool: PoolFacts, places: list[int]) -> None:
+def _save_ready(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
     """Newly readable places that have no copy below are unsaved."""
-    lower = leader.below(pool)
+    lower = decider.below(pool)
     if lower is not None:
         below, hashes = lower.by_hash, gather(pool.hash_of, places)
-        leader.aids.unsaved(pool, [place for place, key in zip(places, hashes, strict=True) if key not in below])
+        decider.aids.unsaved(pool, [place for place, key in zip(places, hashes, strict=True) if key not in below])
 
 
-def _good_prefix(leader: Decider, slot: SlotFacts, first: int, operation: OperationFacts) -> int:
+def _good_prefix(decider: Decider, slot: SlotFacts, first: int, operation: OperationFacts) -> int:
     """Leading blocks of a load that are usable: none behind the first block that failed in any part of the load."""
     good = min(operation.failed, default=len(operation.targets))
-    lost_at = leader.aids.lost_at.get(slot.slot)
+    lost_at = decider.aids.lost_at.get(slot.slot)
     return good if lost_at is None else max(0, min(good, lost_at - first))
 
 
-def drop(leader: Decider, pool: PoolFacts, operation: OperationFacts, places: list[int]) -> None:
+def drop(decider: Decider, pool: PoolFacts, operation: OperationFacts, places: list[int]) -> None:
     """Places of a copy that did not arrive hold nothing."""
     hashes = [pool.hash_of[place] for place in places]
-    leader.emit(ev.BlocksDropped, pool.info.pool, operation.operation, pack_ids(places), ReleaseReason.FAILED)
-    leader.gave_up(pool, places, hashes)
+    decider.emit(ev.BlocksDropped, pool.info.pool, operation.operation, pack_ids(places), ReleaseReason.FAILED)
+    decider.gave_up(pool, places, hashes)
 
 
-def end_candidate(leader: Decider, operation: OperationFacts, status: CandidateStatus) -> None:
+def end_candidate(decider: Decider, operation: OperationFacts, status: CandidateStatus) -> None:
     """A promoted candidate ends: its operation gives back its references, and what waited for that goes on."""
-    candidate = leader.state.candidates[operation.candidate]
-    slot = _slot(leader, candidate)
-    source = leader.state.pools[operation.source_pool]
-    target = leader.state.pools[operation.target_pool]
-    leader.emit(ev.CandidateEnded, candidate.candidate, status)
+    candidate = decider.state.candidates[operation.candidate]
+    slot = _slot(decider, candidate)
+    source = decider.state.pools[operation.source_pool]
+    target = decider.state.pools[operation.target_pool]
+    decider.emit(ev.CandidateEnded, candidate.candidate, status)
     if not candidate.route.is_load:
-        _ended_down(leader, source, target, operation)
-    leader.aids.let_go(source, operation.sources)
-    leader.aids.let_go(target, operation.targets)
-    leader.unblock_above(source)
-    leader.unblock_above(target)
+        _ended_down(decider, source, target, operation)
+    decider.aids.let_go(source, operation.sources)
+    decider.aids.let_go(target, operation.targets)
+    decider.unblock_above(source)
+    decider.unblock_above(target)
     # A load of an engine that is watched may fail although its source places are not known.
     failed = {place for at, place in enumerate(operation.sources) if at in operation.failed}
-    _forget_plan(leader, source, candidate, operation.sources, failed)
-    _end_batch(leader, candidate)
+    _forget_plan(decider, source, candidate, operation.sources, failed)
+    _end_batch(decider, candidate)
     if slot is not None and candidate.route.is_load:
-        _end_load(leader, slot)
-    fence = leader.aids.fences.pop(operation.operation, None)
+        _end_load(decider, slot)
+    fence = decider.aids.fences.pop(operation.operation, None)
     if fence is not None:
-        leader.ask(ReleaseDeviceBlocks(fence[0], fence[1], pack_ids(fence[2])))
+        decider.ask(ReleaseDeviceBlocks(fence[0], fence[1], pack_ids(fence[2])))
 
 
-def _ended_down(leader: Decider, source: PoolFacts, target: PoolFacts, operation: OperationFacts) -> None:
+def _ended_down(decider: Decider, source: PoolFacts, target: PoolFacts, operation: OperationFacts) -> None:
     """A copy down has ended: so many blocks are safe, and whether another one runs."""
-    aids, index = leader.aids, source.info.pool
+    aids, index = decider.aids, source.info.pool
     aids.pools[index].copied(len(operation.sources))
     if index in aids.busy and not any(
-        one.source_pool == index and one.target_pool == target.info.pool for one in leader.state.operations.values()
+        one.source_pool == index and one.target_pool == target.info.pool for one in decider.state.operations.values()
     ):
-        aids.busy[index][-1][1] = leader.at_ns
+        aids.busy[index][-1][1] = decider.at_ns
 
 
 def _forget_plan(
-    leader: Decider, source: PoolFacts, candidate: CandidateFacts, copied: list[int], failed: Collection[int] = ()
+    decider: Decider, source: PoolFacts, candidate: CandidateFacts, copied: list[int], failed: Collection[int] = ()
 ) -> None:
     """Places that were planned to be copied are unsaved again unless a copy of them stands below by now.
 
@@ -286,66 +457,66 @@ def _forget_plan(
     """
     if candidate.route.is_load:
         return
-    planned = leader.aids.pools[source.info.pool].planned
+    planned = decider.aids.pools[source.info.pool].planned
     number = candidate.candidate
     places = copied
     whole = len(copied) == len(candidate.hashes) and not source.copies
     if not whole or list(map(planned.get, copied)).count(number) != len(copied):
         places = [place for place, other in planned.items() if other == number]
     deque(map(planned.pop, places, repeat(None)), 0)
-    lower = leader.below(source)
+    lower = decider.below(source)
     if lower is not None:
         below, hashes = lower.by_hash, gather(source.hash_of, places)
         if not all(map(below.__contains__, hashes)):
-            leader.aids.unsaved(
+            decider.aids.unsaved(
                 source,
                 [
                     place for place, key in zip(places, hashes, strict=True)
                     if source.content[place] == READY and key not in below and place not in failed
-                    and admitted(leader, lower, key)
+                    and admitted(decider, lower, key)
                 ],
             )
-    leader.mark_dirty(source)
+    decider.mark_dirty(source)
 
 
-def _end_batch(leader: Decider, candidate: CandidateFacts) -> None:
-    batch = leader.aids.batch_of.pop(candidate.candidate, candidate.candidate)
-    leader.aids.drawn_from.pop(candidate.candidate, None)
-    leader.aids.struck.pop(candidate.candidate, None)
-    if batch in leader.state.batches and batch not in leader.aids.batch_of.values():
-        leader.emit(ev.BatchEnded, batch)
+def _end_batch(decider: Decider, candidate: CandidateFacts) -> None:
+    batch = decider.aids.batch_of.pop(candidate.candidate, candidate.candidate)
+    decider.aids.drawn_from.pop(candidate.candidate, None)
+    decider.aids.struck.pop(candidate.candidate, None)
+    if batch in decider.state.batches and batch not in decider.aids.batch_of.values():
+        decider.emit(ev.BatchEnded, batch)
 
 
-def _lose(leader: Decider, slot: SlotFacts, block: int) -> None:
+def _lose(decider: Decider, slot: SlotFacts, block: int) -> None:
     """Block ``block`` of a load is not coming: take back its hits and those behind it, and the computed position."""
-    if slot.slot not in leader.aids.loads:
+    if slot.slot not in decider.aids.loads:
         return
-    before = leader.aids.lost_at.get(slot.slot)
+    before = decider.aids.lost_at.get(slot.slot)
     if before is not None and before <= block:
         return
-    leader.aids.lost_at[slot.slot] = block
-    pool = leader.state.pools[slot.device_pool if slot.device_pool is not None else -1]
+    decider.aids.lost_at[slot.slot] = block
+    pool = decider.state.pools[slot.device_pool if slot.device_pool is not None else -1]
     stale = [place for place in slot.device_blocks[block:before] if pool.content[place] == READY]
     if stale:
         hashes = [pool.hash_of[place] for place in stale]
-        leader.emit(ev.BlocksDropped, pool.info.pool, -1, pack_ids(stale), ReleaseReason.FAILED)
-        leader.gave_up(pool, stale, hashes)
-    for part in leader.aids.loads.get(slot.slot, ()):
+        decider.emit(ev.BlocksDropped, pool.info.pool, -1, pack_ids(stale), ReleaseReason.FAILED)
+        decider.gave_up(pool, stale, hashes)
+    for part in decider.aids.loads.get(slot.slot, ()):
         low = max(part.first, block)
         high = part.first + part.count if before is None else min(part.first + part.count, before)
         counted = min(high, slot.prompt_blocks) - min(low, slot.prompt_blocks)
         if high > low:
-            position = block * leader.block_tokens_of(slot.source)
-            leader.emit(ev.HitsLost, slot.slot, Tier(part.tier), max(0, counted), position)
+            position = block * decider.block_tokens_of(slot.source)
+            decider.emit(ev.HitsLost, slot.slot, Tier(part.tier), max(0, counted), position)
 
 
-def _end_load(leader: Decider, slot: SlotFacts) -> None:
+def _end_load(decider: Decider, slot: SlotFacts) -> None:
     """When the last load that a slot waits for has ended, give back the staging and wake the engine."""
-    if slot.slot not in leader.aids.loads:
+    if slot.slot not in decider.aids.loads:
         return
-    open_loads = [number for number in slot.outstanding if leader.state.candidates[number].route.is_load]
+    open_loads = [number for number in slot.outstanding if decider.state.candidates[number].route.is_load]
     if not open_loads:
-        leader.aids.loads.pop(slot.slot, None)
-        leader.aids.lost_at.pop(slot.slot, None)
-        leader.release_staging(slot, ReleaseReason.LOADED)
-        leader.ask(WakeRequest(slot.source, slot.request))
+        decider.aids.loads.pop(slot.slot, None)
+        decider.aids.lost_at.pop(slot.slot, None)
+        decider.release_staging(slot, ReleaseReason.LOADED)
+        decider.ask(WakeRequest(slot.source, slot.request))

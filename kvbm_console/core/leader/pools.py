@@ -1,80 +1,137 @@
-"""Pools are declared: by us at the start, by engines and event streams when they come.
+"""Pools: declared by us at the start, by engines and event streams when they come, and what streams report of them.
 
 Law of this file: one leader either decides for engines or watches them, never both.
 """
 
+from collections import Counter
+from typing import Final
+
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import HASH_BYTES, unpack_hashes
 from kvbm_console.core.errors import Refused
-from kvbm_console.core.ids import Authority, Tier
-from kvbm_console.core.instructions import PoolAnswer
-from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.tiers import CAPACITY_MAX, REPLACEABLE
+from kvbm_console.core.ids import (
+    EMPTY_HASH,
+    Authority,
+    Tier,
+)
+from kvbm_console.core.instructions import (
+    PoolAnswer,
+)
+from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.observed import places_reported
+from kvbm_console.core.tiers import CAPACITY_MAX, REPLACEABLE, PoolFacts
+
+REPORTED_BLOCKS_MAX: Final = 1_000_000
+"""Blocks of one report of an event stream; engines send one step at a time."""
 
 
-def pool_declared(leader: Decider, s: st.PoolDeclared) -> PoolAnswer:
+def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
     """A pool exists; a second one for the same place in the house, or another block size, is refused."""
     capacity = s.capacity_blocks
-    if s.block_tokens != leader.config.block_tokens and s.authority in (Authority.LEADER, Authority.ENGINE):
-        raise Refused(f"block_tokens {s.block_tokens} is not the configured {leader.config.block_tokens}")
+    if s.block_tokens != decider.config.block_tokens and s.authority in (Authority.LEADER, Authority.ENGINE):
+        raise Refused(f"block_tokens {s.block_tokens} is not the configured {decider.config.block_tokens}")
     if capacity is not None and not 0 < capacity <= CAPACITY_MAX:
         raise Refused(f"capacity_blocks must be from 1 to {CAPACITY_MAX}, got {capacity}")
     ours = s.authority is Authority.LEADER
     if ours and (s.source or s.dp_rank or s.group or s.tier is Tier.G1 or capacity is None):
         raise Refused("a pool that the leader decides is below G1, of source 0, rank 0, group 0, and has a capacity")
     decided = {Authority.ENGINE: Authority.OBSERVED, Authority.OBSERVED: Authority.ENGINE}.get(s.authority)
-    for pool in leader.state.pools:
+    for pool in decider.state.pools:
         info = pool.info
-        if info.authority is decided and not leader.state.has_ended(info.source):
+        if info.authority is decided and not decider.state.has_ended(info.source):
             raise Refused("one leader either decides for engines or watches them: iterations are counted in one row")
         if (info.source, info.dp_rank, info.group, info.tier) == (s.source, s.dp_rank, s.group, s.tier) and (
             info.authority is not Authority.STREAM or info.medium == s.medium  # a stream's media may share a tier
         ):
             raise Refused(f"source {s.source} has declared its {s.tier.name} pool before")
-    replaced = None if ours else _replaceable(leader, s)
-    number = len(leader.state.pools) if replaced is None else replaced
-    leader.emit(
+    replaced = None if ours else _replaceable(decider, s)
+    number = len(decider.state.pools) if replaced is None else replaced
+    decider.emit(
         ev.PoolKnown, number, s.source, s.dp_rank, s.group, s.tier, s.medium, capacity,
         s.block_tokens, s.authority,
     )
     if replaced is None:
-        leader.box.add_pool(capacity or 0 if ours else 0)
+        decider.box.add_pool(capacity or 0 if ours else 0)
     else:
-        leader.box.replace_pool(number)
+        decider.box.replace_pool(number)
     if s.tier is Tier.G1 and s.authority is Authority.ENGINE:
-        _count_iterations_apart(leader, s.source, replaced is not None)
-    leader.look_at_pools()
+        _count_iterations_apart(decider, s.source, replaced is not None)
+    decider.look_at_pools()
     return PoolAnswer(number)
 
 
-def _replaceable(leader: Decider, s: st.PoolDeclared) -> int | None:
+def _replaceable(decider: Decider, s: st.PoolDeclared) -> int | None:
     """The index of a pool that nothing needs any more: its engine ended, so the new pool takes over the index.
 
     Otherwise every life of an engine that crashes and reconnects would leave a pool in the facts for good.
     """
-    drawn_from = leader.aids.drawn_from.values()
+    drawn_from = decider.aids.drawn_from.values()
     found = [
-        pool.info for pool in leader.state.pools
-        if leader.state.lost_sources.get(pool.info.source) == REPLACEABLE
-        and not leader.state.in_use(pool) and pool.info.pool not in drawn_from
+        pool.info for pool in decider.state.pools
+        if decider.state.lost_sources.get(pool.info.source) == REPLACEABLE
+        and not decider.state.in_use(pool) and pool.info.pool not in drawn_from
     ]
     place = (s.dp_rank, s.group, s.tier)
     alike = [info.pool for info in found if (info.dp_rank, info.group, info.tier) == place]
     return min(alike or [info.pool for info in found], default=None)
 
 
-def _count_iterations_apart(leader: Decider, source: int, successor: bool) -> None:
+def _count_iterations_apart(decider: Decider, source: int, successor: bool) -> None:
     """From the second engine on, each has iterations of its own; those of the first one have been the leader's.
 
     The ``successor`` of an engine that ended counts from its own beginning, too.
     """
     engines = {
-        pool.info.source for pool in leader.state.pools
+        pool.info.source for pool in decider.state.pools
         if pool.info.tier is Tier.G1 and pool.info.authority is Authority.ENGINE
     }
     if len(engines) > 1 or successor:
-        own = leader.aids.iterations
-        leader.aids.iterations = {
-            engine: own.get(engine, 0) if own or engine == source else leader.state.iteration
+        own = decider.aids.iterations
+        decider.aids.iterations = {
+            engine: own.get(engine, 0) if own or engine == source else decider.state.iteration
             for engine in sorted(engines)
         }
+
+
+def blocks_reported(decider: Decider, s: st.BlocksReported) -> None:
+    """An engine's event stream told what a pool stored and removed."""
+    if not 0 <= s.pool < len(decider.state.pools):
+        raise Refused(f"pool {s.pool} was not declared")
+    if decider.state.pools[s.pool].info.authority is Authority.OBSERVED:
+        places_reported(decider, decider.state.pools[s.pool], s)
+        return
+    if decider.state.pools[s.pool].info.authority is not Authority.STREAM:
+        raise Refused(f"pool {s.pool} is not described by an event stream")
+    stored = unpack_hashes(s.stored)
+    if len(stored) > REPORTED_BLOCKS_MAX or EMPTY_HASH in stored:
+        raise Refused(f"stored must be at most {REPORTED_BLOCKS_MAX} hashes, none 0, got {len(stored)}")
+    if len(s.removed) % HASH_BYTES or len(s.removed) > REPORTED_BLOCKS_MAX * HASH_BYTES:
+        raise Refused(f"removed must be at most {REPORTED_BLOCKS_MAX} hashes, got {len(s.removed)} bytes")
+    pool = decider.state.pools[s.pool]
+    capacity = pool.info.capacity_blocks
+    if capacity is not None and len(stored) > capacity:
+        raise Refused(f"stored {len(stored)} blocks do not fit a pool of {capacity}")
+    if capacity is None or s.cleared or len(stored) <= _room_after(pool, capacity, s.removed):
+        decider.emit(ev.BlocksSeen, s.pool, s.stored, s.removed, s.cleared)
+    else:  # it was told of more than the pool holds: removals were lost, and what is known of it is void
+        decider.emit(ev.BlocksSeen, s.pool, s.stored, b"", True)
+        decider.emit(ev.SourceLost, pool.info.source, 0, 0, False)
+
+
+def _room_after(pool: PoolFacts, capacity: int, removed: bytes) -> int:
+    """Free places of a stream's pool when these hashes, each as often as it is named, have gone."""
+    gone = Counter(unpack_hashes(removed))
+    return capacity - pool.resident_blocks + sum(min(len(pool.places_of(key)), times) for key, times in gone.items())
+
+
+def source_gapped(decider: Decider, s: st.SourceGapped) -> None:
+    """Reports of this source were lost."""
+    decider.emit(ev.SourceLost, s.source, s.first, s.last, False)
+
+
+def source_restarted(decider: Decider, s: st.SourceRestarted) -> None:
+    """The source began again: what its stream said is void."""
+    if s.replaceable and all(pool.info.source != s.source for pool in decider.state.pools):
+        return  # it had no pool, so nothing that is known of it is lost
+    decider.emit(ev.SourceLost, s.source, 0, 0, True, s.gone, s.gone and s.replaceable)

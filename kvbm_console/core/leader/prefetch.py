@@ -18,8 +18,8 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Clock, Route, SlotState, Tier
 from kvbm_console.core.instructions import SetDeadline
+from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.foresight import GAP_WEIGHT, SESSION_BLOCKS_MAX, SESSIONS_MAX, Session
-from kvbm_console.core.leader.frame import Decider
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import PoolFacts
@@ -27,123 +27,123 @@ from kvbm_console.core.tiers import PoolFacts
 # --- occasions ---
 
 
-def arrived(leader: Decider, slot: SlotFacts) -> None:
+def arrived(decider: Decider, slot: SlotFacts) -> None:
     """A request has come: guess, and learn from its prompt."""
-    pools = _tiers(leader)
+    pools = _tiers(decider)
     if pools is None:
         return
-    memory, predictor = leader.aids.prefetch, leader.config.prefetch
+    memory, predictor = decider.aids.prefetch, decider.config.prefetch
     if predictor == "chain":
-        if _queues(leader, slot):
+        if _queues(decider, slot):
             # At least one token is computed, so the lookup never takes the last block of a prompt that ends with it.
-            usable = (slot.prompt_tokens - 1) // leader.config.block_tokens
-            numbers = _fetch(leader, *pools, [slot.hashes[:usable]])
+            usable = (slot.prompt_tokens - 1) // decider.config.block_tokens
+            numbers = _fetch(decider, *pools, [slot.hashes[:usable]])
             if numbers:
                 memory.waits[slot.slot] = numbers
-                memory.arrived_ns[slot.slot] = leader.at_ns
+                memory.arrived_ns[slot.slot] = decider.at_ns
     elif predictor == "ngram":
-        _fetch(leader, *pools, memory.likely(slot.hashes))
+        _fetch(decider, *pools, memory.likely(slot.hashes))
         memory.learn(slot.hashes)
     elif slot.session is not None:
         before = memory.sessions.pop(slot.session, None)
         if before is not None:
-            leader.clear_deadline("prefetch", before.number)
-            gap = leader.at_ns - before.ended_ns
+            decider.clear_deadline("prefetch", before.number)
+            gap = decider.at_ns - before.ended_ns
             memory.gap_ns = gap if not memory.gap_ns else memory.gap_ns + (gap - memory.gap_ns) // GAP_WEIGHT
 
 
-def ended(leader: Decider, slot: SlotFacts) -> None:
+def ended(decider: Decider, slot: SlotFacts) -> None:
     """A request has ended well: its session may come back."""
-    if leader.config.prefetch != "session" or slot.session is None or _tiers(leader) is None:
+    if decider.config.prefetch != "session" or slot.session is None or _tiers(decider) is None:
         return
-    memory = leader.aids.prefetch
+    memory = decider.aids.prefetch
     known = memory.sessions.pop(slot.session, None)
     if known is not None:
-        leader.clear_deadline("prefetch", known.number)
+        decider.clear_deadline("prefetch", known.number)
     number, memory.next_session = memory.next_session, memory.next_session + 1
-    memory.sessions[slot.session] = Session(number, slot.hashes[-SESSION_BLOCKS_MAX:], leader.at_ns)
+    memory.sessions[slot.session] = Session(number, slot.hashes[-SESSION_BLOCKS_MAX:], decider.at_ns)
     for name in list(islice(memory.sessions, max(0, len(memory.sessions) - SESSIONS_MAX))):
-        leader.clear_deadline("prefetch", memory.sessions.pop(name).number)
+        decider.clear_deadline("prefetch", memory.sessions.pop(name).number)
     if memory.gap_ns:
-        leader.ask(SetDeadline(leader.aids.deadline("prefetch", number), max(1, memory.gap_ns // 2), Clock.ENGINE))
+        decider.ask(SetDeadline(decider.aids.deadline("prefetch", number), max(1, memory.gap_ns // 2), Clock.ENGINE))
 
 
-def due(leader: Decider, number: int) -> None:
+def due(decider: Decider, number: int) -> None:
     """A session that ended some time ago will probably be back soon."""
-    pools = _tiers(leader)
-    session = next((one for one in leader.aids.prefetch.sessions.values() if one.number == number), None)
+    pools = _tiers(decider)
+    session = next((one for one in decider.aids.prefetch.sessions.values() if one.number == number), None)
     if pools is not None and session is not None:
-        _fetch(leader, *pools, [session.hashes])
+        _fetch(decider, *pools, [session.hashes])
 
 
-def must_wait(leader: Decider, slot: SlotFacts) -> bool:
+def must_wait(decider: Decider, slot: SlotFacts) -> bool:
     """Whether a lookup of this slot is answered only later, by the stop rule of the configuration."""
-    memory, rule = leader.aids.prefetch, leader.config.prefetch_stop
+    memory, rule = decider.aids.prefetch, decider.config.prefetch_stop
     if rule == "best_effort" or slot.slot not in memory.waits:
         return False
     if rule == "wait_complete":
         return True
-    left_ns = memory.arrived_ns[slot.slot] + leader.config.prefetch_timeout_ns - leader.at_ns
-    if left_ns > 0 and f"wait {slot.slot}" not in leader.aids.deadline_of:
+    left_ns = memory.arrived_ns[slot.slot] + decider.config.prefetch_timeout_ns - decider.at_ns
+    if left_ns > 0 and f"wait {slot.slot}" not in decider.aids.deadline_of:
         # Somebody has to look again when the time is over, also where nothing else happens until then.
-        leader.ask(SetDeadline(leader.aids.deadline("wait", slot.slot), left_ns, Clock.ENGINE))
+        decider.ask(SetDeadline(decider.aids.deadline("wait", slot.slot), left_ns, Clock.ENGINE))
     return left_ns > 0
 
 
-def on_its_way(leader: Decider, pool: PoolFacts, key: int) -> bool:
+def on_its_way(decider: Decider, pool: PoolFacts, key: int) -> bool:
     """Whether this block is being fetched into this pool: a lookup takes it from below instead."""
-    if key not in leader.aids.prefetch.asked:
+    if key not in decider.aids.prefetch.asked:
         return False
-    lower = leader.below(pool)
+    lower = decider.below(pool)
     return lower is not None and lower.ready_place(key) is not None
 
 
-def found(leader: Decider, pool: PoolFacts, hashes: Sequence[int]) -> int:
+def found(decider: Decider, pool: PoolFacts, hashes: Sequence[int]) -> int:
     """A lookup has found these blocks in a pool; how many of them stand there because they were fetched ahead."""
     if pool.info.tier is Tier.G3:
-        leader.aids.prefetch.found_below(hashes)
+        decider.aids.prefetch.found_below(hashes)
     elif pool.info.tier is Tier.G2:
-        return leader.aids.prefetch.found(hashes)
+        return decider.aids.prefetch.found(hashes)
     return 0
 
 
 # --- what is fetched ---
 
 
-def _tiers(leader: Decider) -> tuple[PoolFacts, PoolFacts] | None:
+def _tiers(decider: Decider) -> tuple[PoolFacts, PoolFacts] | None:
     """Host and disk tier, if there are both and something is to be fetched."""
-    if leader.config.prefetch == "none":
+    if decider.config.prefetch == "none":
         return None
-    pools = {pool.info.tier: pool for pool in leader.lower_pools()}
+    pools = {pool.info.tier: pool for pool in decider.lower_pools()}
     return (pools[Tier.G2], pools[Tier.G3]) if Tier.G2 in pools and Tier.G3 in pools else None
 
 
-def prefetches(leader: Decider) -> bool:
+def prefetches(decider: Decider) -> bool:
     """Whether this leader has a predictor and both tiers that it needs."""
-    return _tiers(leader) is not None
+    return _tiers(decider) is not None
 
 
-def _queues(leader: Decider, slot: SlotFacts) -> bool:
+def _queues(decider: Decider, slot: SlotFacts) -> bool:
     """Whether another request waits before this one: else its lookup comes before any copy could end."""
     return any(
         other.state in (SlotState.INITIALIZED, SlotState.ONBOARD_STAGED, SlotState.PREEMPTED)
-        for other in leader.state.slots.values() if other is not slot
+        for other in decider.state.slots.values() if other is not slot
     )
 
 
-def _fetch(leader: Decider, host: PoolFacts, disk: PoolFacts, ways: Iterable[Sequence[int]]) -> list[int]:
+def _fetch(decider: Decider, host: PoolFacts, disk: PoolFacts, ways: Iterable[Sequence[int]]) -> list[int]:
     """Plan to copy up what stands in the disk tier alone of these parts of prefixes; returns the candidates."""
-    memory, config = leader.aids.prefetch, leader.config
+    memory, config = decider.aids.prefetch, decider.config
     used, judged = memory.recent_used, memory.recent_used + memory.recent_wasted
     if memory.judge():
-        leader.emit(ev.PrefetchLimited, memory.limited, used, judged)
+        decider.emit(ev.PrefetchLimited, memory.limited, used, judged)
     room = memory.room(int(config.staging_share * len(host)) - len(memory.asked) - len(memory.unused))
     wanted: dict[int, None] = {}
     for way in ways:
         for key in way:
             if len(wanted) >= room:
                 break
-            if key in host.by_hash or key in memory.asked or key in wanted or _on_device(leader, key):
+            if key in host.by_hash or key in memory.asked or key in wanted or _on_device(decider, key):
                 continue
             if disk.ready_place(key) is None:
                 break  # what is behind a block that stands nowhere cannot be used
@@ -151,14 +151,14 @@ def _fetch(leader: Decider, host: PoolFacts, disk: PoolFacts, ways: Iterable[Seq
     numbers = []
     for at in range(0, len(wanted), config.offload_batch_blocks):
         part = list(wanted)[at : at + config.offload_batch_blocks]
-        number = leader.state.next_candidate
-        leader.emit(ev.CandidatePlanned, number, None, Route.G3_G2, pack_hashes(part), b"", None)
-        leader.aids.drawn_from[number] = disk.info.pool
+        number = decider.state.next_candidate
+        decider.emit(ev.CandidatePlanned, number, None, Route.G3_G2, pack_hashes(part), b"", None)
+        decider.aids.drawn_from[number] = disk.info.pool
         memory.asked.update(dict.fromkeys(part, number))
-        enqueue(leader, leader.state.candidates[number])
+        enqueue(decider, decider.state.candidates[number])
         numbers.append(number)
     return numbers
 
 
-def _on_device(leader: Decider, key: int) -> bool:
-    return any(key in pool.by_hash for pool in leader.state.pools if pool.info.tier is Tier.G1)
+def _on_device(decider: Decider, key: int) -> bool:
+    return any(key in pool.by_hash for pool in decider.state.pools if pool.info.tier is Tier.G1)

@@ -23,129 +23,129 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import CancelTransfer, CloneAnswer, FencedBlocks, FinishAnswer
 from kvbm_console.core.leader import prefetch
-from kvbm_console.core.leader.ends import finish
-from kvbm_console.core.leader.frame import Decider
-from kvbm_console.core.leader.holds import cancel_hold, felt_pressure
+from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.holds import cancel_hold, felt_pressure, strike
 from kvbm_console.core.leader.lookups import check_device_ids
 from kvbm_console.core.leader.offloads import plan_last_offload
 from kvbm_console.core.leader.pipeline import drop, end_candidate, skip
+from kvbm_console.core.leader.slots import finish, move
 from kvbm_console.core.slots import SlotFacts
 
 
-def request_preempted(leader: Decider, s: st.RequestPreempted) -> FencedBlocks:
+def request_preempted(decider: Decider, s: st.RequestPreempted) -> FencedBlocks:
     """The scheduler takes the device blocks back; the result are those a running copy still uses."""
-    slot = leader.live(s.request)
+    slot = decider.live(s.request)
     again = slot.state is SlotState.PREEMPTED and not slot.device_blocks
     if again or slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} and cannot be preempted")
-    return preempt(leader, slot)
+    return preempt(decider, slot)
 
 
-def preempt(leader: Decider, slot: SlotFacts) -> FencedBlocks:
+def preempt(decider: Decider, slot: SlotFacts) -> FencedBlocks:
     """As ``request_preempted``, for a slot that was checked."""
-    felt_pressure(leader, slot)
-    cancel_hold(leader, slot, "preempted")
-    _stop_candidates(leader, slot, cancel_stores=True)
-    leader.release_staging(slot, ReleaseReason.PREEMPTED)
-    fenced = _fence(leader, slot)
-    leader.release_device_blocks(slot, ReleaseReason.PREEMPTED)
+    felt_pressure(decider, slot)
+    cancel_hold(decider, slot, "preempted")
+    _stop_candidates(decider, slot, cancel_stores=True)
+    decider.release_staging(slot, ReleaseReason.PREEMPTED)
+    fenced = _fence(decider, slot)
+    decider.release_device_blocks(slot, ReleaseReason.PREEMPTED)
     if slot.state is not SlotState.PREEMPTED:  # it is when it was admitted again and never scheduled since
-        leader.move(slot, SlotState.PREEMPTED)
+        move(decider, slot, SlotState.PREEMPTED)
     return FencedBlocks(pack_ids(fenced))
 
 
-def _ends_with_its_hold(leader: Decider, slot: SlotFacts, reason: FinishReason) -> bool:
+def _ends_with_its_hold(decider: Decider, slot: SlotFacts, reason: FinishReason) -> bool:
     """Whether a request that finishes stays held: its copy stands still, and with it the release of its blocks."""
     if slot.hold is None or reason is FinishReason.ABORTED:
         return False
-    return leader.state.holds[slot.hold].point in OF_A_COPY
+    return decider.state.holds[slot.hold].point in OF_A_COPY
 
 
-def _stop_candidates(leader: Decider, slot: SlotFacts, *, cancel_stores: bool) -> None:
+def _stop_candidates(decider: Decider, slot: SlotFacts, *, cancel_stores: bool) -> None:
     """Skip the slot's candidates that are pending and not held; cancel its loads, and its stores if asked, that have
     not started.
 
     Nobody waits for the load any more: its end wakes nobody.
     """
-    held = slot.hold is not None and leader.state.holds[slot.hold].point in (WaitPoint.EVALUATE, WaitPoint.PROMOTE)
-    leader.aids.loads.pop(slot.slot, None)
-    leader.aids.lost_at.pop(slot.slot, None)
+    held = slot.hold is not None and decider.state.holds[slot.hold].point in (WaitPoint.EVALUATE, WaitPoint.PROMOTE)
+    decider.aids.loads.pop(slot.slot, None)
+    decider.aids.lost_at.pop(slot.slot, None)
     for number in sorted(slot.outstanding):
-        candidate = leader.state.candidates[number]
+        candidate = decider.state.candidates[number]
         if candidate.operation is None:
             if not held:
-                skip(leader, candidate, SkipReason.SLOT_STOPPING)
+                skip(decider, candidate, SkipReason.SLOT_STOPPING)
             continue
-        operation = leader.state.operations[candidate.operation]
+        operation = decider.state.operations[candidate.operation]
         if operation.started or operation.reported or not (cancel_stores or candidate.route.is_load):
             continue
-        if operation.operation in leader.aids.undispatched:
-            leader.aids.undispatched.remove(operation.operation)
+        if operation.operation in decider.aids.undispatched:
+            decider.aids.undispatched.remove(operation.operation)
         else:
-            leader.ask(CancelTransfer(operation.operation))
-        target = leader.state.pools[operation.target_pool]
-        drop(leader, target, operation, operation.targets)
-        end_candidate(leader, operation, CandidateStatus.CANCELLED)
+            decider.ask(CancelTransfer(operation.operation))
+        target = decider.state.pools[operation.target_pool]
+        drop(decider, target, operation, operation.targets)
+        end_candidate(decider, operation, CandidateStatus.CANCELLED)
 
 
-def _fence(leader: Decider, slot: SlotFacts) -> list[int]:
+def _fence(decider: Decider, slot: SlotFacts) -> list[int]:
     """Device places of the slot that its running operations still use; their ends give them back to the engine."""
     fenced: list[int] = []
     for number in sorted(slot.outstanding):
-        operation = leader.state.operations[leader.state.candidates[number].operation or 0]
+        operation = decider.state.operations[decider.state.candidates[number].operation or 0]
         mine = operation.sources if operation.source_pool == slot.device_pool else operation.targets
         places = [place for place in mine if place in slot.device_blocks and place not in fenced]
         if places:
-            leader.aids.fences[operation.operation] = (slot.source, slot.request, places)
+            decider.aids.fences[operation.operation] = (slot.source, slot.request, places)
             fenced += places
     return fenced
 
 
-def request_finished(leader: Decider, s: st.RequestFinished) -> FinishAnswer:
+def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
     """Finish or abort; the blocks stay allocated while copies of them run or a hold withholds them."""
-    slot = leader.live(s.request)
+    slot = decider.live(s.request)
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
     told = read_ids(s.block_ids)
     if told and told != slot.device_blocks and set(told) != set(slot.device_blocks):
         raise Refused(f"request {s.request!r} does not hold the {len(told)} blocks it is said to give back")
-    if not _ends_with_its_hold(leader, slot, s.reason):
-        cancel_hold(leader, slot, "aborted" if s.reason is FinishReason.ABORTED else "finished")
-    _stop_candidates(leader, slot, cancel_stores=False)
-    leader.release_staging(slot, ReleaseReason.FINISHED)
+    if not _ends_with_its_hold(decider, slot, s.reason):
+        cancel_hold(decider, slot, "aborted" if s.reason is FinishReason.ABORTED else "finished")
+    _stop_candidates(decider, slot, cancel_stores=False)
+    decider.release_staging(slot, ReleaseReason.FINISHED)
     if s.reason is not FinishReason.ABORTED:
-        _guard(leader, slot)
-        prefetch.ended(leader, slot)
-        plan_last_offload(leader, slot)
-    gate = leader.awake
+        _guard(decider, slot)
+        prefetch.ended(decider, slot)
+        plan_last_offload(decider, slot)
+    gate = decider.awake
     if gate is not None and gate.finishes and slot.slot in gate.sought:
-        leader.strike(Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
+        strike(decider, Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
     if slot.outstanding or slot.hold is not None:
-        leader.move(slot, SlotState.FINISHING, reason=s.reason)
-        leader.aids.ending.append(slot.slot)
+        move(decider, slot, SlotState.FINISHING, reason=s.reason)
+        decider.aids.ending.append(slot.slot)
         return FinishAnswer(True)
-    leader.release_device_blocks(slot, ReleaseReason.FINISHED, s.block_ids if told == slot.device_blocks else None)
-    finish(leader, slot, s.reason)
+    decider.release_device_blocks(slot, ReleaseReason.FINISHED, s.block_ids if told == slot.device_blocks else None)
+    finish(decider, slot, s.reason)
     return FinishAnswer(False)
 
 
-def _guard(leader: Decider, slot: SlotFacts) -> None:
+def _guard(decider: Decider, slot: SlotFacts) -> None:
     """Keep the blocks of a request that ends well in the lower tiers for a while, if its priority or a pin says so."""
-    eviction = leader.config.eviction
+    eviction = decider.config.eviction
     if slot.priority > 0:
-        until_ns = leader.at_ns + round(eviction.priority_ttl_s * SECOND_NS)
-        for pool in leader.lower_pools():
-            leader.box.policies[pool.info.pool].guard(slot.hashes, min(slot.priority, PIN - 1), until_ns)
+        until_ns = decider.at_ns + round(eviction.priority_ttl_s * SECOND_NS)
+        for pool in decider.lower_pools():
+            decider.box.policies[pool.info.pool].guard(slot.hashes, min(slot.priority, PIN - 1), until_ns)
     if eviction.pin_tail_tokens:
-        until_ns = leader.at_ns + round(eviction.pin_ttl_s * SECOND_NS)
-        budget = -(-eviction.pin_tail_tokens // leader.config.block_tokens)
-        for pool in leader.lower_pools():
-            leader.box.policies[pool.info.pool].pin(slot.hashes, budget, leader.at_ns, until_ns)
+        until_ns = decider.at_ns + round(eviction.pin_ttl_s * SECOND_NS)
+        budget = -(-eviction.pin_tail_tokens // decider.config.block_tokens)
+        for pool in decider.lower_pools():
+            decider.box.policies[pool.info.pool].pin(slot.hashes, budget, decider.at_ns, until_ns)
 
 
-def request_cloned(leader: Decider, s: st.RequestCloned) -> CloneAnswer:
+def request_cloned(decider: Decider, s: st.RequestCloned) -> CloneAnswer:
     """Open clones that share the parent's full blocks; each has its own partial last block."""
-    parent = leader.live(s.request)
+    parent = decider.live(s.request)
     if not parent.device_blocks or parent.state in (SlotState.ONBOARDING, SlotState.PREEMPTED, SlotState.FINISHING):
         raise Refused(f"request {s.request!r} is {parent.state.label} and cannot be cloned")
     partial = unpack_ids(s.partial_ids)
@@ -155,24 +155,24 @@ def request_cloned(leader: Decider, s: st.RequestCloned) -> CloneAnswer:
         raise Refused(f"request {s.request!r} has {tail} blocks that are not full; a clone can copy one")
     if len(partial) != tail * len(s.clones):
         raise Refused(f"{len(s.clones)} clones need {tail * len(s.clones)} partial blocks, got {len(partial)}")
-    if len(set(s.clones)) != len(s.clones) or any(clone in leader.state.slot_of for clone in s.clones):
+    if len(set(s.clones)) != len(s.clones) or any(clone in decider.state.slot_of for clone in s.clones):
         raise Refused("a clone needs a request id of its own")
     if any(not 1 <= len(clone.encode()) <= REQUEST_ID_BYTES_MAX for clone in s.clones):
         raise Refused(f"request must be 1 to {REQUEST_ID_BYTES_MAX} bytes")
-    pool = leader.device_pool(parent.source)
-    check_device_ids(leader, pool, parent, partial, 0)
+    pool = decider.device_pool(parent.source)
+    check_device_ids(decider, pool, parent, partial, 0)
     lost = [place for place in partial if place < len(pool) and pool.hash_of[place]]
     if lost:
-        leader.evict(pool, lost, parent.slot, EvictRule.REASSIGNED)
+        decider.evict(pool, lost, parent.slot, EvictRule.REASSIGNED)
     opened = []
     for at, clone in enumerate(s.clones):
-        number = leader.state.next_slot
+        number = decider.state.next_slot
         ids = [*shared, *partial[at * tail : (at + 1) * tail]]
-        leader.emit(ev.SlotCloned, number, parent.slot, clone, pack_ids(ids))
-        leader.aids.taken(pool, shared)
-        leader.note_place(leader.state.slots[number])
-        if leader.gate is not None:
-            leader.gate.seek(leader.state.slots[number])
-            leader.wake()
+        decider.emit(ev.SlotCloned, number, parent.slot, clone, pack_ids(ids))
+        decider.aids.taken(pool, shared)
+        decider.note_place(decider.state.slots[number])
+        if decider.gate is not None:
+            decider.gate.seek(decider.state.slots[number])
+            decider.wake()
         opened.append(number)
     return CloneAnswer(tuple(opened))

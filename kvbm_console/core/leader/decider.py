@@ -1,4 +1,4 @@
-"""The frame in which decisions are made: facts, aids, the gate, and the two verbs ``emit`` and ``ask``.
+"""The decider that handlers write with: facts, aids, the gate, and the two verbs ``emit`` and ``ask``.
 
 Law of this file: a handler checks everything and then emits; ``Refused`` may be raised only before the first event. An
 event is applied to the facts the moment it is emitted, so later decisions of the same stimulus see it.
@@ -13,28 +13,23 @@ import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.ages import AGE_BOUNDS_NS, age_class
-from kvbm_console.core.breakpoints import Gate
-from kvbm_console.core.candidates import CandidateFacts
+from kvbm_console.core.breakpoints import STEPPED, Gate, Moment
 from kvbm_console.core.columns import gather, pack_hashes, pack_ids, read_ids
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.describe import describe, slots_of
 from kvbm_console.core.errors import InternalError, Refused
-from kvbm_console.core.holds import HoldFacts
 from kvbm_console.core.ids import (
     Authority,
     Clock,
     EvictRule,
-    FinishReason,
-    HoldEnd,
     MissReason,
     ReleaseReason,
     Site,
     SlotState,
     Tier,
-    WaitPoint,
 )
 from kvbm_console.core.instructions import ClearDeadline, Instruction, Result, SetDeadline
 from kvbm_console.core.leader.aids import Aids, AidsBox
-from kvbm_console.core.leader.holds import STEPPED, end_hold, moment_of, pass_site
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -43,12 +38,6 @@ STORY_EVENTS_MAX: Final = 4_096
 """Events kept to tell the story of a slot when something goes wrong: a few hundred kilobytes."""
 NO_LIMIT: Final = 2**62
 """An iteration that is never reached."""
-_SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
-_MOVING: Final = (SlotState.PREFILLING, SlotState.DECODING)
-_DECODING, _FINISHED, _LEADER, _G1 = SlotState.DECODING, SlotState.FINISHED, Authority.LEADER, Tier.G1
-_WILL, _DID = Site.TRANSITION_WILL, Site.TRANSITION_DID
-"""Members under names of this module: to find one in its class takes longer than all else that a site does."""
-
 P = ParamSpec("P")
 
 
@@ -84,6 +73,8 @@ class Decider:
         """Whether the gate watches calls: asked twice for every stimulus."""
         self.watched: frozenset[int] = frozenset()
         """Sources that are only watched: derived from the pools."""
+        self.observer: Callable[[Moment, SlotFacts], None] | None = None
+        """Called at every watched site before its breakpoints are; it decides nothing."""
         self.meter: Callable[[], int] | None = None
         """A clock of the shell: what conditions cost is counted with it, and nothing is decided by it."""
         self.condition_ns: dict[int, int] = {}
@@ -126,7 +117,7 @@ class Decider:
         """After a pool was declared, or of other facts: which sources are only watched, and what is below each pool."""
         pools = self._below_of = self.state.pools
         watched = [pool for pool in pools if pool.info.authority is Authority.OBSERVED]
-        ours = [pool for pool in pools if pool.info.authority is _LEADER]
+        ours = [pool for pool in pools if pool.info.authority is Authority.LEADER]
         self.watched = frozenset(pool.info.source for pool in watched)
         self._lower = sorted(ours, key=lambda pool: pool.info.tier)
         # What is only watched is not copied by us.
@@ -151,7 +142,7 @@ class Decider:
         """The G1 pool of an engine; refuses when it has declared none."""
         pools, known, pool = self._last_device
         if known != source or pools is not self.state.pools or pool is None:
-            pool = self.state.pool_of(_G1, source)
+            pool = self.state.pool_of(Tier.G1, source)
             if pool is None or pool.info.authority is Authority.STREAM:
                 raise Refused(f"source {source} has declared no G1 pool of its own")
             if pool.info.source == source:
@@ -181,42 +172,9 @@ class Decider:
 
     # --- slots -----------------------------------------------------------------------------------
 
-    def move(
-        self, slot: SlotFacts, new: SlotState, *, detail: int = 0, iteration: int | None = None,
-        reason: FinishReason | None = None,
-    ) -> None:
-        """Move a slot, asking the gate before and after; the counts of the finish event are added here."""
-        old, since_ns = slot.state, slot.since_ns
-        # A slot that comes back after its own hold has left it out does not arrive anywhere: it was there before.
-        back = self.aids.returning.pop(slot.slot, False) and new in _MOVING
-        asks = False
-        gate = self.awake
-        if gate is not None:
-            watched = gate.moves[new]
-            if watched is not None and slot.slot in gate.sought and not back:
-                asks = watched.names(slot.request, old)
-        if asks:
-            self.strike(_WILL, slot, old, new, None, since_ns)
-        now = self.last_iteration(slot.source)
-        first = skipped = None
-        if new is _FINISHED:
-            first = slot.first_iteration
-            skipped = slot.skipped_iterations
-            if old in _SKIPPED:
-                skipped += now - slot.skipped_since + 1
-        self.emit(
-            ev.SlotMoved, slot.slot, old, new, self.entry, now if iteration is None else iteration,
-            slot.computed_tokens(self.state.iteration), self.aids.evaluated.get(slot.slot, 0),
-            self.state.found_tokens(slot), len(slot.outstanding), detail, first, skipped, reason,
-        )
-        if old is _DECODING or new is _DECODING:
-            self.note_place(slot)
-        if asks and self.gate is not None:
-            self.strike(_DID, slot, old, new, None, since_ns)
-
     def note_place(self, slot: SlotFacts) -> None:
         """Remember up to which iteration a decoding slot has a place for its token, and may have one (I15)."""
-        if slot.state is _DECODING and slot.source not in self.watched:
+        if slot.state is SlotState.DECODING and slot.source not in self.watched:
             room = len(slot.device_blocks) * self.config.block_tokens
             if slot.output_limit and slot.prompt_tokens + slot.output_limit < room:
                 room = slot.prompt_tokens + slot.output_limit
@@ -311,7 +269,7 @@ class Decider:
     def _gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int], once: bool) -> None:
         """``once``: no other place of the pool has one of these hashes."""
         index = pool.info.pool
-        if pool.info.authority is _LEADER:
+        if pool.info.authority is Authority.LEADER:
             self.box.policies[index].forget(hashes)
             if pool.info.tier is Tier.G2:
                 self.aids.prefetch.gave_up(hashes)
@@ -381,39 +339,8 @@ class Decider:
         """Sites at which somebody asked a slot to stop."""
         sites = {site for site, _ in self.aids.until_site.values()}
         if self.aids.until:
-            sites.add(_DID)
+            sites.add(Site.TRANSITION_DID)
         return STEPPED | sites if self.aids.stepping else frozenset(sites)
-
-    def strike(
-        self, site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None = None,
-        since_ns: int | None = None,
-    ) -> None:
-        """A site is passed: if a breakpoint watches it, or somebody asked this slot to stop, see what follows.
-
-        At a move, ``since_ns`` tells since when the slot was in ``old``.
-        """
-        gate = self.gate
-        assert gate is not None
-        watched = gate.table[site << 4 | new]
-        if watched is not None and watched.names(slot.request, old):
-            pass_site(self, slot, moment_of(site, slot, old, new, candidate, since_ns))
-
-    def held_at(self, slot: SlotFacts, point: WaitPoint) -> bool:
-        """Whether the slot has to stand still at this point; says so once when it gets there."""
-        if slot.hold is None or self.state.holds[slot.hold].point is not point:
-            return False
-        self.park(slot)
-        return True
-
-    def park(self, slot: SlotFacts) -> None:
-        """The held slot stands still now."""
-        assert slot.hold is not None
-        if not self.state.holds[slot.hold].parked:
-            self.emit(ev.HoldParked, slot.hold)
-
-    def release_hold(self, hold: HoldFacts, why: HoldEnd, by: str) -> None:
-        """The slot goes on; what it was kept from happens at the end of this stimulus."""
-        end_hold(self, hold, why, by)
 
     def set_staging_deadline(self, slot: SlotFacts) -> None:
         """Start (again) the time that a match may stay staged."""
@@ -433,8 +360,6 @@ class Decider:
 
     def story(self, slot: int) -> tuple[str, ...]:
         """The recent events about one slot, oldest first, as text."""
-        from kvbm_console.core.describe import describe, slots_of
-
         return tuple(
             f"{event.seq} {type(event).__name__} {describe(event)}" for event in [*self.recent, *self.events]
             if slot in slots_of(event)

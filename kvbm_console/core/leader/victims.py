@@ -1,0 +1,144 @@
+"""Room in a pool that the leader decides: what is evicted for a copy into it, and when that copy waits instead.
+
+Law of this file: under the law of order, a block that would be lost is not evicted while it can still be copied further
+down. Blocks with a copy below go first; if there are not enough of them, those in front are copied and whoever wants
+their places waits. They are given up all the same when the pool below can take nothing, or when its link has been busy
+for nearly all of the last second, so that waiting would only lose what is warmer above.
+
+The pool below gives up the copies of what is evicted next here only when it has nothing else; a block whose copy was
+given up there is copied again once until it is used, or all else here has gone. Else tiers of like size would copy in
+circles without end.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.ids import Condition, EvictRule
+from kvbm_console.core.leader.aids import PoolAids
+from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.tiers import READY, PoolFacts
+
+SATURATED_NS: Final = 9 * SECOND_NS // 10
+"""A link that has copied for so much of the last second cannot do more."""
+_FURTHER: Final = 4
+"""Blocks with a copy below are looked for among so many times the victims that are wanted."""
+
+
+def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[int]) -> tuple[list[int], EvictRule]:
+    """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too.
+
+    A block that waits for its own copy down stays until that has ended: what was about to be saved is not given up.
+    So does what these hashes continue; with it all of its prefix, and that of what somebody holds (I13).
+    """
+    mine, policy = decider.aids.pools[pool.info.pool], decider.box.policies[pool.info.pool]
+    protected = {pool.hash_of[place] for place in mine.planned}
+    for chain in chains(decider.aids.parent_of, hashes):
+        ancestor = policy.ancestor(chain[0])
+        if ancestor is not None:
+            protected.add(ancestor)
+    may_go, cached = _may_go(decider, pool), pool.counts[Condition.CACHED]
+    keys, agrees = policy.choose(min(missing, cached), may_go, protected, decider.at_ns)
+    if not keys:
+        keys, agrees = policy.choose(min(missing, cached), evictable(pool), protected, decider.at_ns)
+    places = [pool.by_hash[key] for key in keys]
+    if (len(places) < missing or not all(_saved(mine, place) for place in places)) and may_save(decider, pool):
+        keys, _ = policy.choose(min(_FURTHER * missing, cached), may_go, protected, decider.at_ns)
+        places = _safe(decider, pool, keys)[:missing]
+        if len(places) < missing:
+            mine.wanted = max(mine.wanted, missing)
+            decider.mark_dirty(pool)
+    return places, EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
+
+
+def _may_go(decider: Decider, pool: PoolFacts) -> Callable[[int], bool]:
+    """As ``evictable``, but for the copies of what is evicted next in the pool above."""
+    may_go = evictable(pool)
+    for above in decider.lower_pools():
+        if decider.below(above) is pool:
+            resident, following = above.by_hash, decider.aids.pools[above.info.pool].next
+            if following:
+                return lambda key: not (key in following and key in resident) and may_go(key)
+    return may_go
+
+
+def _saved(mine: PoolAids, place: int) -> bool:
+    return place not in mine.exposed and place not in mine.bereft
+
+
+def may_save(decider: Decider, pool: PoolFacts) -> bool:
+    """Whether blocks of this pool that have no copy below can still get one."""
+    if decider.below(pool) is None or not decider.config.by_order:
+        return False
+    busy = decider.aids.busy.get(pool.info.pool, ())
+    if decider.aids.pools[pool.info.pool].blocked and not (busy and busy[-1][1] < 0):
+        return False  # the pool below had no place to give, and no copy runs whose end may give one
+    since, now = decider.at_ns - SECOND_NS, decider.at_ns
+    return sum(max(0, (now if until < 0 else until) - max(first, since)) for first, until in busy) < SATURATED_NS
+
+
+def copies_further(decider: Decider, pool: PoolFacts) -> None:
+    """Copies of this pool into the one below run from now on."""
+    busy = decider.aids.busy.setdefault(pool.info.pool, [])
+    while busy and 0 <= busy[0][1] <= decider.at_ns - SECOND_NS:
+        del busy[0]
+    if not busy or 0 <= busy[-1][1] < decider.at_ns:
+        busy.append([decider.at_ns, -1])
+    else:
+        busy[-1][1] = -1
+
+
+def _safe(decider: Decider, pool: PoolFacts, keys: Sequence[int]) -> list[int]:
+    """The places of those keys, in the order of eviction, that have a copy below; nothing that another one continues
+    which stays (I13)."""
+    mine, place_of, parent_of = decider.aids.pools[pool.info.pool], pool.by_hash, decider.aids.parent_of.get
+    again = list(filter(mine.bereft.__contains__, map(place_of.__getitem__, keys)))
+    decider.aids.saved(pool, again)
+    decider.aids.unsaved(pool, again)
+    exposed = mine.exposed
+    stay: set[int | None] = set()
+    safe: list[int] = []
+    for key in keys:
+        place = place_of[key]
+        if place in exposed or key in stay:
+            stay.add(parent_of(key))
+        else:
+            safe.append(place)
+    return safe
+
+
+def chains(parent_of: Mapping[int, int], hashes: Sequence[int]) -> list[list[int]]:
+    """These blocks, each once, as chains in which each block is the parent of the next.
+
+    >>> chains({2: 1, 3: 2, 9: 8}, [3, 9, 2])
+    [[2, 3], [9]]
+    """
+    parents = list(map(parent_of.get, hashes))
+    if parents[1:] == hashes[:-1]:  # the usual case: one chain
+        return [list(hashes)] if hashes else []
+    if parents[:-1] == hashes[1:]:  # blocks that were given up, the deepest first
+        return [list(hashes[::-1])]
+    parent = dict(zip(hashes, parents, strict=True))
+    done: set[int] = set()
+    found = []
+    for key in hashes:
+        chain = []
+        at: int | None = key
+        while at is not None and at in parent and at not in done:
+            done.add(at)
+            chain.append(at)
+            at = parent[at]
+        if chain:
+            found.append(chain[::-1])
+    return found
+
+
+def evictable(pool: PoolFacts) -> Callable[[int], bool]:
+    """Whether the place of a hash may be evicted: readable and without a holder (I3)."""
+    content, refs, place_of, away = pool.content, pool.refs, pool.by_hash, pool.quarantined
+
+    def may_go(key: int) -> bool:
+        place = place_of[key]
+        return content[place] == READY and not refs[place] and place not in away
+
+    return may_go

@@ -16,10 +16,10 @@ import pytest
 
 if TYPE_CHECKING:
     from kvbm_console.core.config import LeaderConfig
-    from kvbm_console.engines.config import EngineConfig
-    from kvbm_console.engines.embedded import Rig
-    from kvbm_console.engines.workloads import Request, Workload
     from kvbm_console.recording.reader import Recording
+    from kvbm_console.simulator.config import EngineConfig
+    from kvbm_console.simulator.embedded import Rig
+    from kvbm_console.simulator.workloads import Request, Workload
     from kvbm_console.testing import Driven, Run, Taped
 
 DEFAULT_DIRECTORY: Final = "kvbm-recordings"
@@ -80,7 +80,7 @@ def kvbm_open(request: pytest.FixtureRequest) -> "Callable[[Path | str], Recordi
 def kvbm_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRequests:
     """Runs requests through a leader with a simulated engine, in virtual time, and records it."""
     from kvbm_console.core.config import LeaderConfig
-    from kvbm_console.engines.embedded import default_engine_config
+    from kvbm_console.simulator.embedded import default_engine_config
     from kvbm_console.testing import Prompts, Run
 
     def run(

@@ -15,6 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from kvbm_console.analysis.diff import diff
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.cli.rec_diff import difference_lines
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.config import LeaderConfig
@@ -23,14 +25,12 @@ from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.dispatch import Dispatcher
-from kvbm_console.engines.embedded import build
 from kvbm_console.engines.kv_events.capture import read_frames
 from kvbm_console.engines.kv_events.captured import CaptureStreams
-from kvbm_console.recording.diff import diff
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
-from kvbm_console.recording.walk import evidence_of
 from kvbm_console.recording.writer import Recorder
+from kvbm_console.simulator.embedded import build
 from kvbm_console.wire.batches import pack_events, pack_stimuli
 from recordings.scenarios import SCENARIOS, Scenario, Script, visited
 

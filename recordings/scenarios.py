@@ -31,7 +31,6 @@ from kvbm_console.core.events import (
     SlotOpened,
     StimulusRejected,
 )
-from kvbm_console.core.hashing import Chain, clone_hashes
 from kvbm_console.core.ids import (
     CandidateStatus,
     FinishReason,
@@ -52,10 +51,11 @@ from kvbm_console.core.stimuli import (
     ResetRequested,
     TransferFinished,
 )
-from kvbm_console.engines.config import EngineConfig
-from kvbm_console.engines.embedded import SOURCE, Rig
-from kvbm_console.engines.workloads import Capacities, Request
-from kvbm_console.transfers.link import DEFAULT_LINKS, Fault, LinkSpec
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.embedded import SOURCE, Rig
+from kvbm_console.simulator.hashing import Chain, clone_hashes
+from kvbm_console.simulator.link import DEFAULT_LINKS, Fault, LinkSpec
+from kvbm_console.simulator.workloads import Capacities, Request
 
 BLOCK_TOKENS: Final = 16
 MS: Final = 1_000_000

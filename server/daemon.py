@@ -27,9 +27,6 @@ from msgspec.structs import replace
 from kvbm_console.core import bulk
 from kvbm_console.core.stimuli import DeadlinePassed, Disarmed
 from kvbm_console.debug.deadlines import WallDeadlines
-from kvbm_console.engines.calendar import Calendar
-from kvbm_console.engines.driver import drive
-from kvbm_console.engines.embedded import SOURCE, Rig, embed
 from kvbm_console.extras import need
 from kvbm_console.metrics.collect import collect, view_of
 from kvbm_console.metrics.exposition import render
@@ -37,7 +34,10 @@ from kvbm_console.metrics.http import MetricsServer
 from kvbm_console.recording.place import Place, require_new
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
-from kvbm_console.transfers.link import TOKEN_BYTES, LinkMover
+from kvbm_console.simulator.calendar import Calendar
+from kvbm_console.simulator.driver import drive
+from kvbm_console.simulator.embedded import SOURCE, Rig, embed
+from kvbm_console.simulator.link import TOKEN_BYTES, LinkMover
 from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
 from .access import Access, read_token, server_credentials

@@ -14,9 +14,9 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from kvbm_console.analysis.lints import ABOUT, Watch, current, stream_lints
 from kvbm_console.core.snapshots import decode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.lints import ABOUT, Watch, current, stream_lints
 from kvbm_console.service import LeaderService, Snapshot
 from kvbm_console.stream.feed import GapSeen
 from kvbm_console.stream.ring import Lost

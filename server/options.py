@@ -19,13 +19,13 @@ import msgspec
 from kvbm_console.core.config import LeaderConfig, require
 from kvbm_console.core.errors import UsageError
 from kvbm_console.debug.leases import LEASE_TTL_NS
-from kvbm_console.engines.config import EngineConfig
 from kvbm_console.engines.kv_events.address import Publisher
-from kvbm_console.engines.workloads import Workload
 from kvbm_console.recording.format import POOLS_BLOCKS_MAX
 from kvbm_console.recording.options import RecordingOptions
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.link import DEFAULT_LINKS, LinkSpec
+from kvbm_console.simulator.workloads import Workload
 from kvbm_console.stream.ring import Ring
-from kvbm_console.transfers.link import DEFAULT_LINKS, LinkSpec
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """The kernel's ``sun_path`` has 108 bytes with the final zero."""

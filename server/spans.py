@@ -19,12 +19,13 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
+from kvbm_console.analysis.export.rows import Rows
+from kvbm_console.analysis.export.spans import SpanConsumer
+from kvbm_console.analysis.requests import Requests
+from kvbm_console.analysis.walk import Walker
 from kvbm_console.core.config import require
 from kvbm_console.core.snapshots import decode_facts
-from kvbm_console.recording.export.rows import Rows
-from kvbm_console.recording.export.spans import SpanConsumer
-from kvbm_console.recording.requests import Requests
-from kvbm_console.recording.walk import Item, Walker
+from kvbm_console.recording.reader import Item
 from kvbm_console.service import LeaderService, Snapshot
 from kvbm_console.stream.broadcast import Subscriber
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken

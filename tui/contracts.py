@@ -21,7 +21,7 @@ from .model.hits import Hits
 from .model.trail import Way
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.explain import Explanation
+    from kvbm_console.analysis.explain import Explanation
 
     from .desk import Desk
 

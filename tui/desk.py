@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.events import Event
-from kvbm_console.recording.lints import Level
 
 from .banners import banner
 from .contracts import Actions, View

@@ -14,7 +14,7 @@ from kvbm_console.stream.feed import FeedItem
 from .model.mirror import Mirror
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.explain import Explanation  # opens recordings: loaded when somebody asks
+    from kvbm_console.analysis.explain import Explanation  # opens recordings: loaded when somebody asks
 
 
 class Spawner(Protocol):

@@ -45,7 +45,7 @@ from .model.trail import Trail, Way
 from .verbs import Verbs
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.explain import Explanation
+    from kvbm_console.analysis.explain import Explanation
 
 BUFFER_MAX: Final = 200_000
 """Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""

@@ -20,7 +20,7 @@ from kvbm_console.cli.params import access_options, resolve_target, socket_addre
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.explain import Explanation
+    from kvbm_console.analysis.explain import Explanation
     from tui.source import Session
 
 TARGETS_MAX: Final = 16
@@ -174,7 +174,7 @@ def explainer(*flags: str, path: Path | None = None) -> "Callable[[str], Awaitab
     async def explain(request: str) -> "Explanation":
         import msgspec
 
-        from kvbm_console.recording.explain import Explanation
+        from kvbm_console.analysis.explain import Explanation
 
         source = [] if path is None else [str(path)]
         said = await document_of("why", "--format", "json", *flags, "--", request, *source)

@@ -28,9 +28,9 @@ from kvbm_console.core.ids import (
 )
 
 if TYPE_CHECKING:
+    from kvbm_console.analysis.hits import Hit, Hits
     from kvbm_console.client import Client, ControlSession
     from kvbm_console.core.instructions import BreakpointVerdict
-    from kvbm_console.recording.hits import Hit, Hits
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -295,8 +295,8 @@ def break_test(
     """Count how often a breakpoint would have hit in one run of a recording, and where. Exit 1 when it never would."""
     if expression and condition:
         raise click.UsageError("break test takes EXPR or --when, got both")
+    from kvbm_console.analysis.hits import find_hits
     from kvbm_console.debug.files import read_specs
-    from kvbm_console.recording.hits import find_hits
 
     spec = check(spec_of({**given, "condition": expression or condition}))
     if file is not None and spec != BreakpointSpec():

@@ -16,8 +16,7 @@ from kvbm_console.cli.params import Duration
 from kvbm_console.core.config import SECOND_NS, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, POLICIES, PRESETS, PolicyConfig
-from kvbm_console.engines.config import EngineConfig
-from kvbm_console.simulation.options import (
+from kvbm_console.planning.options import (
     BLOCK_TOKENS,
     OFFLOAD_PRESETS,
     OFFLOAD_THRESHOLD,
@@ -30,9 +29,10 @@ from kvbm_console.simulation.options import (
     check,
     parse_size,
 )
+from kvbm_console.simulator.config import EngineConfig
 
 if TYPE_CHECKING:
-    from kvbm_console.engines.workloads import Workload
+    from kvbm_console.simulator.workloads import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -226,14 +226,14 @@ def require_trace(trace: str | None) -> str:
     """``--trace`` with its format; a run has nothing to run without a trace."""
     if trace is None:
         raise click.UsageError("--trace must name a trace, for example FILE or multiturn:requests=1000")
-    from kvbm_console.simulation.traces import named_trace
+    from kvbm_console.planning.traces import named_trace
 
     return named_trace(trace)
 
 
 def device_blocks(options: SimulateOptions, *, cache_only: bool) -> int:
     """The capacity of the device where no flag says it: that of the workload, in blocks of this run."""
-    from kvbm_console.simulation.run import open_trace
+    from kvbm_console.planning.run import open_trace
 
     own = open_trace(options).capacities
     return own.g1_blocks if cache_only else max(1, own.g1_blocks * own.block_tokens // options.block_size)
@@ -254,7 +254,7 @@ def taken(trace: str | None, options: SimulateOptions, *, sized: bool, cache_onl
 
 def expected_requests(workload: "Workload", limit: int | None) -> int | None:
     """How many requests a run will see, for the progress bar; None when only running it can tell."""
-    from kvbm_console.engines.multiturn import Multiturn
+    from kvbm_console.simulator.multiturn import Multiturn
 
     if isinstance(workload, Multiturn):
         return workload.settings.requests or None

@@ -14,7 +14,7 @@ from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvbm_console.simulation.calibrate import Calibration, Compared, Errors
+    from kvbm_console.planning.calibrate import Calibration, Compared, Errors
 
 SECTIONS: Final = ("simulate", "compare", "serve", "demo")
 """Commands that take the flags."""
@@ -49,9 +49,9 @@ def calibrate(
     which nothing was found below the device, else room for all requests; copies are no part of it. A recording with
     gaps or with requests of several sequences is not served again.
     """
-    from kvbm_console.engines.config import EngineConfig
-    from kvbm_console.simulation.calibrate import calibrate as fit
-    from kvbm_console.simulation.measured import read_measured
+    from kvbm_console.planning.calibrate import calibrate as fit
+    from kvbm_console.planning.measured import read_measured
+    from kvbm_console.simulator.config import EngineConfig
 
     if out is not None and out.exists():
         raise UsageError(f"--out must name a new file, got {str(out)!r}, which exists")
@@ -74,7 +74,7 @@ def calibrate(
 
 
 def _lines(found: "Calibration") -> list[str]:
-    from kvbm_console.simulation.calibrate import NAMES
+    from kvbm_console.planning.calibrate import NAMES
 
     times = (found.step_base_ns, found.step_prefill_token_ns, found.step_decode_request_ns)
     left = f", {number(found.left_out)} far from the others left out" if found.left_out else ""
@@ -103,7 +103,7 @@ def _lines(found: "Calibration") -> list[str]:
 
 
 def _off(errors: "Errors | Compared") -> str:
-    from kvbm_console.simulation.calibrate import Compared
+    from kvbm_console.planning.calibrate import Compared
 
     text = f"off by {100 * errors.median:.1f} % (median), {100 * errors.p90:.1f} % (p90)"
     if not isinstance(errors, Compared):

@@ -29,10 +29,10 @@ from kvbm_console.cli.output import ABSENT, number, print_json, table, warn
 from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import POLICIES, PRESETS
-from kvbm_console.simulation.options import BLOCKS_MAX, OFFLOAD_THRESHOLD, SimulateOptions
+from kvbm_console.planning.options import BLOCKS_MAX, OFFLOAD_THRESHOLD, SimulateOptions
 
 if TYPE_CHECKING:
-    from kvbm_console.simulation.compare import Cell, Setting
+    from kvbm_console.planning.compare import Cell, Setting
 
 SCHEMA: Final = "kvbm-console.compare/1"
 BELADY: Final = "belady"
@@ -101,7 +101,7 @@ def compare(
     preempted request finds its own blocks; "to reference" has a sign. A policy is best among those of the same
     capacities; gap closed is the way from simple_lru to belady.
     """
-    from kvbm_console.simulation.compare import grid, run_grid
+    from kvbm_console.planning.compare import grid, run_grid
 
     engine = {name: parameters.pop(name) for name in ENGINE_FLAGS}
     options = SimulateOptions(
@@ -164,7 +164,7 @@ def _print(
     cells: "list[Cell]", pair: "tuple[Cell, Cell] | None", options: SimulateOptions, cache_only: bool, form: str
 ) -> None:
     """The grid and, of two of its settings, the requests: one JSON document, or CSV with an empty line between."""
-    from kvbm_console.simulation.compare import rows_of
+    from kvbm_console.planning.compare import rows_of
 
     rows = rows_of(cells)
     requests = None if pair is None else _requests(*pair)
@@ -217,7 +217,7 @@ def _named(cell: "Cell") -> str:
 
 def _requests(one: "Cell", other: "Cell") -> list[dict[str, Any]]:
     """The requests whose hits differ most, with the keys of ``REQUEST_KEYS``."""
-    from kvbm_console.simulation.compare import differences
+    from kvbm_console.planning.compare import differences
 
     return [
         dict(zip(

@@ -106,7 +106,7 @@ def _section(path: Path, name: str, values: Any) -> dict[str, Any]:
 def _check_together(command: str, values: dict[str, Any]) -> None:
     """What the cache's own options check when a command runs: bounds, and values that contradict each other."""
     from kvbm_console.cli.cache_options import CACHE_FLAGS, cache_settings, sized
-    from kvbm_console.simulation.options import SimulateOptions
+    from kvbm_console.planning.options import SimulateOptions
 
     lists = {"total_kv_blocks", "kv_cpu_blocks"} if command == "compare" else set()  # checked by the flag itself
     flags = {name: values[name] for name in CACHE_FLAGS if name in values and name not in lists}

@@ -14,7 +14,7 @@ from kvbm_console.cli.params import format_option, target_option
 from kvbm_console.cli.progress import progress
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.lints import Diagnosis, Finding
+    from kvbm_console.analysis.lints import Diagnosis, Finding
 
 MARKS: Final = ("!!", " ‖", " !", " ·")
 """By level, as on the console's screens."""
@@ -40,7 +40,7 @@ def doctor(
     Looks at a whole recording, or at what a live daemon still holds. Worst first, each with its event, why it is bad
     and what to do. Exit 0 when nothing is wrong, 1 otherwise.
     """
-    from kvbm_console.recording.lints import diagnose, document
+    from kvbm_console.analysis.lints import diagnose, document
 
     diagnosis = diagnose(evidence_from(path, target, run), progress())
     if form == "json":
@@ -105,7 +105,7 @@ def _seen(finding: "Finding", until_ns: int) -> str:
 
 
 def _explained(lint: str) -> list[str]:
-    from kvbm_console.recording.lints import ABOUT
+    from kvbm_console.analysis.lints import ABOUT
 
     about = ABOUT[lint]
     return [

@@ -473,19 +473,19 @@ class Exploration(msgspec.Struct):
 
 def documents() -> dict[str, Any]:
     """Command to the type of its document, in the order of the help."""
+    from kvbm_console.analysis.diff import Difference
+    from kvbm_console.analysis.explain import Explanation
+    from kvbm_console.analysis.export import Exported
     from kvbm_console.cli.output import Answer
     from kvbm_console.cli.rec import Indexed
     from kvbm_console.cli.streams import Captured, Imported
     from kvbm_console.client.draining import DrainReport
-    from kvbm_console.recording.diff import Difference
-    from kvbm_console.recording.dynamo import Imported as DynamoImported
-    from kvbm_console.recording.explain import Explanation
-    from kvbm_console.recording.export import Exported
+    from kvbm_console.engines.dynamo import Imported as DynamoImported
+    from kvbm_console.planning.calibrate import Calibration
     from kvbm_console.recording.info import RecordingInfo
     from kvbm_console.recording.options import RecorderStatus
     from kvbm_console.recording.output import Made
     from kvbm_console.recording.verify import VerifyReport
-    from kvbm_console.simulation.calibrate import Calibration
     from server.summary import Summary
 
     verbs = ("break clear", "break disable", "break enable", "break load", "break save", "continue", "step", "skip",

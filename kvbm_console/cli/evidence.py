@@ -12,9 +12,10 @@ import click
 from kvbm_console.cli.params import resolve_target
 
 if TYPE_CHECKING:
+    from kvbm_console.analysis.walk import Evidence
     from kvbm_console.client import Client
     from kvbm_console.core.config import LeaderConfig
-    from kvbm_console.recording.walk import Evidence, Item
+    from kvbm_console.recording.reader import Item
 
 RECORDING: Final = click.argument("path", metavar="[DIR-or-FILE]", required=False,
                                   type=click.Path(exists=True, path_type=Path))
@@ -30,16 +31,16 @@ def evidence_from(path: Path | None, target: str | None, run: str | None = None)
         raise click.UsageError(f"give a recording or --target, not both: {path} and {target!r}")
     if path is None:
         return live_evidence(resolve_target(None, target))
+    from kvbm_console.analysis.walk import evidence_of
     from kvbm_console.recording.reader import Recording
-    from kvbm_console.recording.walk import evidence_of
 
     return evidence_of(Recording.open(path, run))
 
 
 def live_evidence(target: str) -> "Evidence":
     """What a daemon still holds of its past, as of now."""
+    from kvbm_console.analysis.walk import Evidence
     from kvbm_console.cli.ask import ask
-    from kvbm_console.recording.walk import Evidence
 
     items, config, now_ns = ask(target, _collect)
     count = sum(len(getattr(item, "events", ())) for item in items)

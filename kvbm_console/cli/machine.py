@@ -15,12 +15,12 @@ from kvbm_console.cli.output import duration
 from kvbm_console.cli.params import Speed
 from kvbm_console.cli.versions import program_version
 from kvbm_console.core.errors import UsageError
-from kvbm_console.simulation.options import CacheOptions
+from kvbm_console.planning.options import CacheOptions
 
 if TYPE_CHECKING:
     from kvbm_console.engines.kv_events.address import Publisher
     from kvbm_console.recording.options import RecordingOptions
-    from kvbm_console.transfers.link import LinkSpec
+    from kvbm_console.simulator.link import LinkSpec
     from server.options import DaemonOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,8 +88,8 @@ def daemon_options(
         return DaemonOptions(
             config=cache.leader_config(), links=_links(cache, said), block_bytes=block_bytes, **common
         )
-    from kvbm_console.engines.embedded import default_engine_config
-    from kvbm_console.engines.workloads import parse_workload
+    from kvbm_console.simulator.embedded import default_engine_config
+    from kvbm_console.simulator.workloads import parse_workload
 
     requests = parse_workload(workload, limit)
     own = requests.capacities
@@ -106,7 +106,7 @@ def daemon_options(
 
 def _links(cache: CacheOptions, said: dict[str, Any]) -> "Sequence[LinkSpec]":
     """Links as a machine has them, unless their bandwidth or latency was said: then as in ``simulate``."""
-    from kvbm_console.transfers.link import DEFAULT_LINKS
+    from kvbm_console.simulator.link import DEFAULT_LINKS
 
     named = "kv_transfer_bandwidth" in said or "kv_transfer_base_latency" in said
     return cache.links() if named else DEFAULT_LINKS

@@ -13,7 +13,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.extras import missing
 
 if TYPE_CHECKING:
-    from kvbm_console.simulation.compare import Cell
+    from kvbm_console.planning.compare import Cell
 
 LIBRARY: Final = "matplotlib"
 TICKS_MAX: Final = 12

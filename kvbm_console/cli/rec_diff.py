@@ -13,7 +13,7 @@ from kvbm_console.cli.params import format_option
 from kvbm_console.cli.progress import progress
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.diff import Difference, FirstDifference, Metric, Pair
+    from kvbm_console.analysis.diff import Difference, FirstDifference, Metric, Pair
 
 PATHS: Final = click.Path(exists=True, path_type=Path)
 
@@ -30,9 +30,9 @@ def diff_command(ctx: click.Context, a: Path, b: Path, top: int, form: str) -> N
 
     Requests are paired by id, else by prompt in the order of arrival. Exit 0 when all events are equal, 1 otherwise.
     """
-    from kvbm_console.recording.diff import diff
+    from kvbm_console.analysis.diff import diff
+    from kvbm_console.analysis.walk import evidence_of
     from kvbm_console.recording.reader import Recording
-    from kvbm_console.recording.walk import evidence_of
 
     result = diff(evidence_of(Recording.open(a)), evidence_of(Recording.open(b)), progress())
     if form == "json":

@@ -30,9 +30,9 @@ def export_command(path: Path, to: str, out: Path | None, run: str | None, expre
     copy to end, counters for tiers. parquet is a directory of tables: requests, states, holds, transfers, tiers,
     engine, events, gaps. Both need an extra of the package, chrome and jsonl need none.
     """
-    from kvbm_console.recording.export import export, write_lines
+    from kvbm_console.analysis.export import export, write_lines
+    from kvbm_console.analysis.walk import evidence_of
     from kvbm_console.recording.reader import Recording
-    from kvbm_console.recording.walk import evidence_of
 
     wanted = None
     if expression:

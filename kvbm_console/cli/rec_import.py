@@ -14,7 +14,7 @@ from kvbm_console.cli.progress import progress
 from kvbm_console.cli.streams import import_kv_events
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.dynamo import Imported
+    from kvbm_console.engines.dynamo import Imported
 
 
 @click.group("import")
@@ -44,7 +44,7 @@ def dynamo(path: Path, out: Path, block_tokens: int | None, g2_blocks: int, g3_b
     """
     from kvbm_console.core.config import LeaderConfig
     from kvbm_console.core.errors import UsageError
-    from kvbm_console.recording.dynamo import import_dynamo, infer_block_tokens
+    from kvbm_console.engines.dynamo import import_dynamo, infer_block_tokens
 
     size = block_tokens or infer_block_tokens(path)
     if size is None:

@@ -27,10 +27,10 @@ from kvbm_console.cli.output import print_json, warn
 from kvbm_console.cli.params import Duration, format_option
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
-from kvbm_console.simulation.options import Cleanup, SimulateOptions
+from kvbm_console.planning.options import Cleanup, SimulateOptions
 
 if TYPE_CHECKING:
-    from kvbm_console.simulation.meter import StatsLine
+    from kvbm_console.planning.meter import StatsLine
 
 SLO_NS_MAX: Final = 86_400 * SECOND_NS
 """A day: no answer is waited for longer."""
@@ -68,7 +68,7 @@ def simulate(
 
     What depends on the machine (how long it took) goes to stderr, and so do the stats lines; the same options give the
     same bytes on stdout. The keys of --format json and their formulas are listed in
-    kvbm_console/simulation/REFERENCE.md.
+    kvbm_console/planning/REFERENCE.md.
     """
     future = flags["policy"] == "belady"
     if future:
@@ -101,10 +101,10 @@ def _only_with_engine(options: SimulateOptions, requests_out: Path | None) -> No
 
 
 def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_out: Path | None) -> int:
-    from kvbm_console.simulation.report import text_of
-    from kvbm_console.simulation.rows import writer
-    from kvbm_console.simulation.run import open_trace
-    from kvbm_console.simulation.run import simulate as run_simulation
+    from kvbm_console.planning.report import text_of
+    from kvbm_console.planning.rows import writer
+    from kvbm_console.planning.run import open_trace
+    from kvbm_console.planning.run import simulate as run_simulation
 
     workload = open_trace(options)
 
@@ -130,9 +130,9 @@ def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_
 
 
 def _cache_only(options: SimulateOptions, policy: str, form: str, head: list[str]) -> int:
-    from kvbm_console.simulation.cache_only import document_of, policy_named, replay, text_of
-    from kvbm_console.simulation.references import references_of
-    from kvbm_console.simulation.run import open_trace
+    from kvbm_console.planning.cache_only import document_of, policy_named, replay, text_of
+    from kvbm_console.planning.references import references_of
+    from kvbm_console.planning.run import open_trace
 
     if options.tiered:
         raise UsageError("--cache-only has one pool; it takes neither --kv-cpu-blocks nor --kv-disk-blocks above 0")

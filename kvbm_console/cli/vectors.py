@@ -10,7 +10,7 @@ import click
 
 from kvbm_console.cli.output import print_json
 from kvbm_console.core.errors import UsageError
-from kvbm_console.simulation.vectors import check_vectors, read_vectors
+from kvbm_console.planning.vectors import check_vectors, read_vectors
 
 
 def replay_vectors(path: Path, form: str) -> int:

@@ -14,7 +14,7 @@ from kvbm_console.cli.params import format_option, target_option
 from kvbm_console.cli.progress import progress
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.explain import Admission, Explanation, MissedRun, Spent
+    from kvbm_console.analysis.explain import Admission, Explanation, MissedRun, Spent
 
 RUNS_SHOWN: Final = 24
 """Runs of blocks in the text of one admission; ``--block`` and the JSON tell them all."""
@@ -35,7 +35,7 @@ def why(
     Looks at a recording, or at what a live daemon still holds. Names the deciding event, or says that it cannot be
     known.
     """
-    from kvbm_console.recording.explain import explain, grouped, only_block
+    from kvbm_console.analysis.explain import explain, grouped, only_block
 
     explanation = explain(evidence_from(path, target, run), request, progress())
     explanation = grouped(explanation) if block is None else only_block(explanation, block)

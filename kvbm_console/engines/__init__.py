@@ -1,5 +1,4 @@
-"""Engines that drive a leader: the simulated one, its workloads, and (later) adapters for real ones.
+"""Adapters of real engines: their event streams, their capture files and Dynamo's recordings.
 
-Law of this package: an engine talks to the leader only through ``dispatch.LeaderPort``, with the entry points that
-connectors use; the simulated one by the calls of ``port.EnginePort``, which become those.
+Law of this room: an adapter reports what its engine said; a leader decides nothing for such an engine.
 """

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kvbm_console.core.errors import ConnectionLost, NotFound, UsageError
-from kvbm_console.core.publishers import QUEUE_SAFE, queue_is_safe
 from kvbm_console.engines.kv_events.address import RANKS_MAX, WILDCARDS, Publisher, parse_publishers
+from kvbm_console.stream.publishers import QUEUE_SAFE, queue_is_safe
 
 T = TypeVar("T")
 

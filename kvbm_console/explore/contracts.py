@@ -16,7 +16,7 @@ import msgspec
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.ids import CandidateStatus, FinishReason, MissReason, ReleaseReason, Route, SlotState, Tier
-from kvbm_console.transfers.link import LinkSpec
+from kvbm_console.simulator.link import LinkSpec
 
 _ABSENT = (MissReason.NEVER_STORED, MissReason.EVICTED, MissReason.NOT_OFFLOADED)
 """Reasons that say that a block is nowhere."""

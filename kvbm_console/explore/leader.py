@@ -32,15 +32,15 @@ from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
-from kvbm_console.engines.config import EngineConfig
-from kvbm_console.engines.embedded import Rig, build
-from kvbm_console.engines.workloads import Capacities, Request
 from kvbm_console.explore.contracts import Broken, Shadow
 from kvbm_console.explore.leader_faults import COPY_FAULTS, plant, planted
 from kvbm_console.explore.scenario import BLOCK, Arrive, Reset, Scenario, tokens_of
 from kvbm_console.explore.vllm import OVERTAKEN_MAX, STEPS_MAX, Found, Run, Verdict
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.embedded import Rig, build
+from kvbm_console.simulator.link import DEFAULT_LINKS, Fault, LinkSpec
+from kvbm_console.simulator.workloads import Capacities, Request
 from kvbm_console.testing.tapes import taping
-from kvbm_console.transfers.link import DEFAULT_LINKS, Fault, LinkSpec
 
 STEP_NS: Final = 1_000_000
 """A step of the embedded engine, and of the scenario's clock."""

@@ -13,8 +13,8 @@ from kvbm_console.core.folding import APPLY
 from kvbm_console.core.ids import SkipReason
 from kvbm_console.core.leader import pipeline
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.engines.embedded import Rig
-from kvbm_console.transfers.link import Fault
+from kvbm_console.simulator.embedded import Rig
+from kvbm_console.simulator.link import Fault
 
 Pairs = list[tuple[tuple[int, int], tuple[int, int]]]
 

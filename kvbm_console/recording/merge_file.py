@@ -30,7 +30,7 @@ from kvbm_console.recording.merge import RECORDINGS_MAX, Source
 from kvbm_console.recording.merge_parts import Numbers, Part, side_by_side
 from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, write_recording
 from kvbm_console.recording.place import require_new
-from kvbm_console.recording.walk import items_of
+from kvbm_console.recording.reader import items_of
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 BATCH_EVENTS: Final = 1_000

@@ -31,6 +31,10 @@ from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, Mark
 from kvbm_console.recording.growing import Segment, newer_segments, open_segment, refreshed
 from kvbm_console.recording.recover import active_segments, segment_number
 from kvbm_console.recording.scan import Torn
+from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
+
+Item = SnapshotTaken | EventsArrived | GapSeen
+"""Evidence in order. After a gap comes the next snapshot, or the end."""
 
 MISSING: Final = "a segment is missing"
 """Reason of a gap between two segments of which the first ends with a rotation: the segment behind it was removed."""
@@ -373,3 +377,37 @@ def _gaps(segments: list[Segment]) -> list[Gap]:
                 gaps.append(gap)
         before = segment
     return gaps
+
+
+def items_of(recording: Recording) -> Iterator[Item]:
+    """The items of a recording. Raises ``RecordingError`` when it holds no facts at all."""
+    known = False
+    lost: GapSeen | None = None
+    next_seq = 0
+    for frame in recording.frames():
+        if frame.channel == fmt.KEYFRAMES:
+            if known:
+                continue
+            keyframe = fmt.decode_keyframe(frame.data)
+            if lost is not None:
+                yield GapSeen(lost.first, max(lost.last, keyframe.seq - 1), lost.reason)
+            lost, known, next_seq = None, True, keyframe.seq
+            yield SnapshotTaken(decode_state(keyframe, recording.path))
+        elif frame.channel == fmt.EVENTS:
+            events = decode_events(frame, recording.path)
+            if known and events[0].seq != next_seq:
+                known, lost = False, GapSeen(next_seq, events[0].seq - 1, "events are missing")
+            if known:
+                next_seq = events[-1].seq + 1
+                yield EventsArrived(events)
+            elif lost is not None:
+                lost = GapSeen(lost.first, events[-1].seq, lost.reason)
+        elif frame.channel == fmt.MARKS:
+            mark = fmt.decode_mark(frame.data)
+            if isinstance(mark, fmt.Gap) and mark.count:
+                lost = GapSeen(mark.first if lost is None else lost.first, mark.last, mark.reason)
+                known = False
+    if lost is not None:
+        yield lost
+    elif not known:
+        raise RecordingError(f"{recording.path} has no keyframe: its facts are unknown")

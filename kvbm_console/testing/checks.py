@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from kvbm_console.analysis.lints import diagnose
+from kvbm_console.analysis.walk import Evidence, evidence_of
 from kvbm_console.core.audit import Lineage, Violation, audit
 from kvbm_console.core.events import Event, InvariantViolated
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.lints import diagnose
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
-from kvbm_console.recording.walk import Evidence, evidence_of
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from kvbm_console.testing.run import Taped
 

@@ -9,17 +9,17 @@ from typing import Any, Concatenate, Final, ParamSpec
 
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import Event
-from kvbm_console.core.hashing import Chain
 from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.core.instructions import Instruction, StartTransfer
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import PoolDeclared, Stimulus, TransferFailed, TransferFinished, TransferStarted
 from kvbm_console.dispatch import MEDIUM_OF, Dispatcher, start_leader
-from kvbm_console.engines.config import EngineConfig
-from kvbm_console.engines.embedded import SOURCE, Rig, build
-from kvbm_console.engines.workloads import Capacities, Request, Workload
 from kvbm_console.recording.tape import Tape
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.embedded import SOURCE, Rig, build
+from kvbm_console.simulator.hashing import Chain
+from kvbm_console.simulator.workloads import Capacities, Request, Workload
 from kvbm_console.testing.story import Story, tell
 from kvbm_console.testing.tapes import safe_name
 

@@ -13,17 +13,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+from kvbm_console.analysis.explain import Explanation, explain
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import BreakpointsReplaced, HoldContinued, Stimulus
-from kvbm_console.engines.embedded import build, default_engine_config, default_leader_config
-from kvbm_console.engines.workloads import parse_workload
-from kvbm_console.recording.explain import Explanation, explain
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.walk import evidence_of
 from kvbm_console.recording.writer import Recorder
+from kvbm_console.simulator.embedded import build, default_engine_config, default_leader_config
+from kvbm_console.simulator.workloads import parse_workload
 from kvbm_console.stream.feed import Connected, EventsArrived, FeedItem, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import pack_events, pack_stimuli
 

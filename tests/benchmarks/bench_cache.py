@@ -16,12 +16,12 @@ from statistics import median
 from typing import Final
 
 from kvbm_console.core.eviction.policy import PolicyConfig
-from kvbm_console.simulation.cache_only import COMPARED, policy_named, replay
-from kvbm_console.simulation.references import References, references_of
-from kvbm_console.simulation.traces import parse_trace
+from kvbm_console.planning.cache_only import COMPARED, policy_named, replay
+from kvbm_console.planning.references import References, references_of
+from kvbm_console.planning.traces import parse_trace
 from tests.benchmarks.harness import Figure, Target, measure
 from tests.conftest import shared_directory
-from tests.eviction.generated import WORKLOADS
+from tests.core.eviction.generated import WORKLOADS
 
 CAPACITY: Final = 4_000
 REQUESTS: Final = 2_000

@@ -10,7 +10,7 @@ from array import array
 from random import Random
 from typing import Final
 
-from kvbm_console.core.hashing import sequence_hashes
+from kvbm_console.simulator.hashing import sequence_hashes
 from tests.benchmarks.harness import Figure, Target, measure
 
 BLOCK_TOKENS: Final = 16

@@ -11,7 +11,7 @@ from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.decoder import decode_batch
 from kvbm_console.engines.kv_events.stream import EventStream
 from tests.benchmarks.harness import Figure, Target, measure
-from tests.kv_events.payloads import batch, removed, stored
+from tests.engines.payloads import batch, removed, stored
 
 CHAINS: Final = 30
 CHAIN_BLOCKS: Final = 20

@@ -10,11 +10,11 @@ from typing import Any, Final
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.ids import Authority, FinishReason, Tier
 from kvbm_console.core.instructions import MatchAnswer, StartTransfer
 from kvbm_console.core.leader import Leader
+from kvbm_console.simulator.device_pool import DevicePool
 from tests.benchmarks.bench_pool import BLOCK_TOKENS, PLACES, PROMPT_BLOCKS, REFERENCE, prompts_of
 from tests.benchmarks.harness import Figure, Target, measure
 from tests.benchmarks.linked_pool import LinkedPool

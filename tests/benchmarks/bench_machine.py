@@ -15,12 +15,12 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.config import SECOND_NS
-from kvbm_console.core.device_pool import DevicePool
-from kvbm_console.engines.simulated import EngineTotals
-from kvbm_console.engines.workloads import Capacities, Request
-from kvbm_console.simulation.meter import Meter, StatsLine
-from kvbm_console.simulation.options import SimulateOptions
-from kvbm_console.simulation.run import build_ledger, build_rig, counted
+from kvbm_console.planning.meter import Meter, StatsLine
+from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.run import build_ledger, build_rig, counted
+from kvbm_console.simulator.device_pool import DevicePool
+from kvbm_console.simulator.simulated import EngineTotals
+from kvbm_console.simulator.workloads import Capacities, Request
 from tests.benchmarks.harness import Figure, Target, measure
 
 BLOCK_TOKENS: Final = 16

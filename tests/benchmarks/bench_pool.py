@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
-from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.ids import Authority, EvictRule, ReleaseReason, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts, PoolInfo
+from kvbm_console.simulator.device_pool import DevicePool
 from tests.benchmarks.harness import Figure, Target, measure
 from tests.benchmarks.linked_pool import LinkedPool
 

@@ -104,8 +104,8 @@ def resident_bytes(requests: int) -> int:
     """
     code = (
         "import sys\n"
-        "from kvbm_console.simulation.options import SimulateOptions\n"
-        "from kvbm_console.simulation.run import simulate\n"
+        "from kvbm_console.planning.options import SimulateOptions\n"
+        "from kvbm_console.planning.run import simulate\n"
         "simulate(SimulateOptions(trace=sys.argv[1], total_kv_blocks=2048, kv_cpu_blocks=8192))\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.simulation.options import OFFLOAD_THRESHOLD, SimulateOptions
-from kvbm_console.simulation.run import simulate
+from kvbm_console.planning.options import OFFLOAD_THRESHOLD, SimulateOptions
+from kvbm_console.planning.run import simulate
 from tests.conftest import shared_directory
 
 RULES: Final[dict[str, dict[str, Any]]] = {

@@ -159,7 +159,7 @@ def config_files() -> list[Path]:
 
 def test_every_configuration_file_of_the_repository_is_loaded() -> None:
     files = config_files()
-    assert ROOT / "kvbm_console" / "simulation" / "example.toml" in files
+    assert ROOT / "kvbm_console" / "planning" / "example.toml" in files
     for path in files:
         assert read(path), path
 

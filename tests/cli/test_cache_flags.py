@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from kvbm_console.cli import serve as serve_module
 from kvbm_console.cli import simulate as simulate_module
 from kvbm_console.cli.main import cli
-from kvbm_console.simulation.options import SimulateOptions
-from kvbm_console.simulation.run import engine_config
-from kvbm_console.transfers.link import DEFAULT_LINKS
+from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.run import engine_config
+from kvbm_console.simulator.link import DEFAULT_LINKS
 from server.options import DaemonOptions
 
 WORKLOAD = "multiturn:requests=24,sessions=4"

@@ -24,9 +24,9 @@ from kvbm_console.cli.main import cli
 from tests.cli.programs import DEADLINE_S, PROGRAM, environment
 from tests.cli.test_targets import _one_loop, serving_on  # noqa: F401
 from tests.cli.tree import leaves
-from tests.explain.test_dynamo import written
-from tests.kv_events.payloads import stored
-from tests.kv_events.test_zmq_source import Engine
+from tests.engines.payloads import stored
+from tests.engines.test_dynamo import written
+from tests.engines.test_zmq_source import Engine
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TAPES: Final = ROOT / "recordings"

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from kvbm_console.core.device_pool import DevicePool
+from kvbm_console.simulator.device_pool import DevicePool
 
 BLOCK: Final = 4
 """Tokens in a block: small, so that a few decode steps fill one."""

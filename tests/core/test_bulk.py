@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from kvbm_console.core import bulk
 from kvbm_console.core import columns as packing
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
-from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.errors import FoldError, InternalError
 from kvbm_console.core.events import BlocksEvicted
 from kvbm_console.core.ids import Authority, Condition, Tier
 from kvbm_console.core.leader import Leader, lookups
 from kvbm_console.core.quarantine import quarantine
 from kvbm_console.core.tiers import FREE, READY, WRITING, PoolFacts, PoolInfo
+from kvbm_console.simulator.device_pool import DevicePool
 from tests.benchmarks import samples
 
 PLACES = 12

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvbm_console.core import device_pool
-from kvbm_console.core.device_pool import DevicePool
 from kvbm_console.core.errors import InternalError, UsageError
+from kvbm_console.simulator import device_pool
+from kvbm_console.simulator.device_pool import DevicePool
 
 
 def allocated(pool: DevicePool, count: int, prefix: tuple[int, ...] = ()) -> list[int]:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbm_console.core import hashing
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.hashing import Chain, hashes_of_trace_ids, sequence_hashes
+from kvbm_console.simulator import hashing
+from kvbm_console.simulator.hashing import Chain, hashes_of_trace_ids, sequence_hashes
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=70)
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from kvbm_console.analysis.explain import explain
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.expression import compile_slot_filter
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.names import is_called, request_globs, request_match
-from kvbm_console.recording.explain import explain
+from tests.analysis.evidence import evidence
 from tests.core.script import Script
-from tests.explain.evidence import evidence
 
 NAMES = some.from_regex(r"(chat)?cmpl-[a-z0-9-]{1,12}", fullmatch=True)
 DIGITS = some.from_regex(r"[0-9a-f]{8}", fullmatch=True)

@@ -13,10 +13,10 @@ from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.leader.aids import PoolAids
 from kvbm_console.core.leader.offloads import HELD_LEAST, owners_of
-from kvbm_console.engines.config import EngineConfig
-from kvbm_console.engines.embedded import build
-from kvbm_console.engines.multiturn import Multiturn, Settings
-from kvbm_console.simulation.options import CacheOptions
+from kvbm_console.planning.options import CacheOptions
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.embedded import build
+from kvbm_console.simulator.multiturn import Multiturn, Settings
 
 
 @pytest.mark.parametrize("policy", ["simple_lru", "lrfu_auto"])

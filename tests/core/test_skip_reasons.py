@@ -9,9 +9,9 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Site, SkipReason, SlotState, Suspend
 from kvbm_console.core.state import CacheState
-from kvbm_console.engines.config import EngineConfig
-from kvbm_console.engines.embedded import Rig, build
-from kvbm_console.simulation.traces import parse_trace
+from kvbm_console.planning.traces import parse_trace
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.embedded import Rig, build
 
 from .scenes import forget_g1, stored
 from .script import Script

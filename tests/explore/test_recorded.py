@@ -10,16 +10,16 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from kvbm_console.analysis.lints import Level, diagnose
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.cli import output
 from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import Note
 from kvbm_console.explore.recorded import STEP_NS, record
 from kvbm_console.explore.search import Report, Search
-from kvbm_console.recording.lints import Level, diagnose
 from kvbm_console.recording.places import verdict_seq
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.walk import evidence_of
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from kvbm_console.testing import assert_invariants, assert_replays
 from tests.explore.test_search import search

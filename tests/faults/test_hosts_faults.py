@@ -7,6 +7,9 @@ import random
 
 import pytest
 
+from kvbm_console.analysis.lints.copies import SILENT_LEAST_NS, Slow
+from kvbm_console.analysis.lints.model import Finding, Level
+from kvbm_console.analysis.lints.watch import Watch
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.config import SECOND_NS
@@ -14,9 +17,6 @@ from kvbm_console.core.ids import FinishReason
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.dispatch import HostsDiverged
-from kvbm_console.recording.lints.copies import SILENT_LEAST_NS, Slow
-from kvbm_console.recording.lints.model import Finding, Level
-from kvbm_console.recording.lints.watch import Watch
 from tests.core.scenes import on_host, stored, story
 from tests.core.script import Script
 

@@ -12,11 +12,11 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import Note
 from kvbm_console.core.stimuli import Noted
-from kvbm_console.engines.calendar import Calendar
-from kvbm_console.engines.embedded import default_engine_config, default_leader_config, embed
-from kvbm_console.engines.workloads import parse_workload
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
+from kvbm_console.simulator.calendar import Calendar
+from kvbm_console.simulator.embedded import default_engine_config, default_leader_config, embed
+from kvbm_console.simulator.workloads import parse_workload
 from kvbm_console.stream.broadcast import Subscriber
 from kvbm_console.stream.ring import Lost, Ring
 from kvbm_console.wire.protocol import SUBSCRIBERS_MAX, method_path

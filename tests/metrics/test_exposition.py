@@ -30,21 +30,21 @@ from kvbm_console.core.ids import Authority, CandidateStatus, EvictRule, Note, R
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Noted, PoolDeclared
-from kvbm_console.engines.embedded import default_engine_config, default_leader_config
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.stream import EventStream
-from kvbm_console.engines.workloads import parse_workload
 from kvbm_console.metrics.collect import View, collect, view_of
 from kvbm_console.metrics.exposition import Family, render
 from kvbm_console.metrics.http import CONNECTIONS_MAX, MetricsServer
 from kvbm_console.metrics.texts import HELP
 from kvbm_console.recording.reader import Recording
 from kvbm_console.service import LeaderService
-from kvbm_console.transfers.link import TOKEN_BYTES
+from kvbm_console.simulator.embedded import default_engine_config, default_leader_config
+from kvbm_console.simulator.link import TOKEN_BYTES
+from kvbm_console.simulator.workloads import parse_workload
 from server.daemon import Daemon
 from server.options import DaemonOptions
 from server.questions import CALL_NS, SAVINGS_NS, SHARE, Role
-from tests.kv_events.payloads import batch, stored
+from tests.engines.payloads import batch, stored
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 FUNCTIONS: Final = {

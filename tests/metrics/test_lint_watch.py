@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvbm_console.analysis.lints import Watch, current, stream_lints
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Note
 from kvbm_console.core.state import CacheState
@@ -9,12 +10,11 @@ from kvbm_console.core.stimuli import Noted
 from kvbm_console.engines.kv_events.stream import EventStream
 from kvbm_console.metrics.collect import collect, view_of
 from kvbm_console.metrics.exposition import render
-from kvbm_console.recording.lints import Watch, current, stream_lints
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.ring import Ring
 from kvbm_console.wire.batches import unpack_events
 from server.lints import NOT_WATCHED, LintWatch
-from tests.kv_events.payloads import batch, cleared, stored
+from tests.engines.payloads import batch, cleared, stored
 from tests.metrics.test_exposition import page, parse
 from tests.server.daemons import daemon_at, published
 

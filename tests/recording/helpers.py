@@ -19,15 +19,15 @@ from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Noted as NotedStimulus
 from kvbm_console.core.stimuli import Stimulus
-from kvbm_console.engines.config import EngineConfig
-from kvbm_console.engines.embedded import build
-from kvbm_console.engines.multiturn import Multiturn, Settings
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.format import Frame
 from kvbm_console.recording.scan import frames_between, map_file, scan
 from kvbm_console.recording.segment import SegmentWriter
 from kvbm_console.recording.writer import Recorder
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.embedded import build
+from kvbm_console.simulator.multiturn import Multiturn, Settings
 from kvbm_console.wire.batches import EventChunk, StimulusChunk, pack_events, pack_stimuli
 
 

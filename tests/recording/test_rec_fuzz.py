@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvbm_console.analysis.lints import diagnose
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.core import events as ev
 from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError
 from kvbm_console.core.ids import CandidateStatus
@@ -22,7 +24,6 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.cut import cut
 from kvbm_console.recording.format import Frame
 from kvbm_console.recording.info import info_of
-from kvbm_console.recording.lints import diagnose
 from kvbm_console.recording.merge import sources_of
 from kvbm_console.recording.merge_file import merge
 from kvbm_console.recording.playback import Playback
@@ -31,7 +32,6 @@ from kvbm_console.recording.recover import recover_directory
 from kvbm_console.recording.reindex import needs_index, rebuild_index
 from kvbm_console.recording.segment import SegmentWriter
 from kvbm_console.recording.verify import verify
-from kvbm_console.recording.walk import evidence_of
 from kvbm_console.wire.batches import pack_events, unpack_events
 from tests.recording.helpers import Log, frames_of, real_run
 

@@ -13,6 +13,7 @@ import pytest
 import zstandard
 from mcap.writer import CompressionType, Writer
 
+from kvbm_console.analysis.walk import evidence_of, walk
 from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Authority, Tier
@@ -20,7 +21,6 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.seal import seal_segment
 from kvbm_console.recording.segment import SegmentWriter
-from kvbm_console.recording.walk import evidence_of, walk
 from kvbm_console.wire.batches import pack_events
 from tests.recording.helpers import Log, frame_ends, write_active
 

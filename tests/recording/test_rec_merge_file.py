@@ -15,19 +15,18 @@ from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.ids import ResetMode, SlotState
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.engines.config import EngineConfig
-from kvbm_console.engines.embedded import Rig, build
-from kvbm_console.engines.multiturn import Multiturn, Settings
 from kvbm_console.recording import merge_file
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.merge import Source, sources_of
 from kvbm_console.recording.merge_file import merge
 from kvbm_console.recording.merge_parts import TRANSLATED
 from kvbm_console.recording.playback import Playback
-from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.reader import Recording, items_of
 from kvbm_console.recording.verify import verify
-from kvbm_console.recording.walk import items_of
 from kvbm_console.recording.writer import Recorder
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.embedded import Rig, build
+from kvbm_console.simulator.multiturn import Multiturn, Settings
 from kvbm_console.stream.event_document import IDENTIFIERS
 from kvbm_console.stream.feed import SnapshotTaken
 from kvbm_console.wire.batches import pack_events, pack_stimuli

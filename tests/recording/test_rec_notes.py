@@ -7,15 +7,15 @@ from pathlib import Path
 import anyio
 import pytest
 
+from kvbm_console.analysis.lints import diagnose
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Note
-from kvbm_console.recording.lints import diagnose
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
-from kvbm_console.recording.walk import evidence_of
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.wire.batches import unpack_events

@@ -15,7 +15,7 @@ from kvbm_console.recording.place import Place, require_new
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from tests.cli.programs import serving
-from tests.explain.test_dynamo import written
+from tests.engines.test_dynamo import written
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TAPE: Final = str(ROOT / "recordings" / "thrash.mcap")

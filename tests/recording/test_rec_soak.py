@@ -18,13 +18,13 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.leader import aids
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.engines.calendar import Calendar
-from kvbm_console.engines.embedded import default_engine_config, default_leader_config, embed
-from kvbm_console.engines.workloads import parse_workload
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.retain import Retention
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
+from kvbm_console.simulator.calendar import Calendar
+from kvbm_console.simulator.embedded import default_engine_config, default_leader_config, embed
+from kvbm_console.simulator.workloads import parse_workload
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.ring import Lost, Ring
 from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_events

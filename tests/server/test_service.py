@@ -19,12 +19,12 @@ from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
-from kvbm_console.engines.calendar import Calendar
-from kvbm_console.engines.embedded import Rig, build, default_engine_config, default_leader_config, embed
-from kvbm_console.engines.workloads import parse_workload
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
+from kvbm_console.simulator.calendar import Calendar
+from kvbm_console.simulator.embedded import Rig, build, default_engine_config, default_leader_config, embed
+from kvbm_console.simulator.workloads import parse_workload
 from kvbm_console.stream.ring import Ring
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF, pack_events, unpack_events
 

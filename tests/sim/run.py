@@ -16,11 +16,11 @@ from unittest import mock
 import msgspec
 
 from kvbm_console.debug import sessions
-from kvbm_console.engines.embedded import default_engine_config, default_leader_config
-from kvbm_console.engines.multiturn import Multiturn, Settings
 from kvbm_console.recording import options as recording_options
 from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.service import LeaderService
+from kvbm_console.simulator.embedded import default_engine_config, default_leader_config
+from kvbm_console.simulator.multiturn import Multiturn, Settings
 from kvbm_console.stream.ring import Ring
 from server.options import DaemonOptions
 from tests.sim.disk import SimPath

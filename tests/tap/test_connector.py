@@ -10,14 +10,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
+from kvbm_console.analysis.explain import explain
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Authority, SlotState
-from kvbm_console.recording.explain import explain
 from kvbm_console.tap.connector import TAPPED, arguments_of, make_tap
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import ASK_NS, ERRORS_MAX, QUEUE_MAX, Recorder
 from kvbm_console.tap.sender import Settings
-from tests.explain.evidence import evidence
+from tests.analysis.evidence import evidence
 from tests.recording.helpers import Run
 from tests.tap.fake_engine import BLOCK, Base, Inner, Request, Scheduler, Status
 from tests.tap.watching import Watching

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.core.events import Event, SourceLost
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.lints import Level
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
-from tests.explain.deadlocks import stands_still
+from tests.analysis.deadlocks import stands_still
 from tests.tap.kept import kept, steps, watching
 from tests.tui.desks import desk_of, everything
 from tests.tui.script import Mono, ScriptedFeed, connected

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from kvbm_console.analysis.diff import diff
+from kvbm_console.analysis.explain import explain
+from kvbm_console.analysis.export import export
+from kvbm_console.analysis.lints import diagnose
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.ids import CandidateStatus, FinishReason, SlotState, Tier
 from kvbm_console.core.tiers import WRITING
-from kvbm_console.recording.diff import diff
-from kvbm_console.recording.explain import explain
-from kvbm_console.recording.export import export
-from kvbm_console.recording.lints import diagnose
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
-from kvbm_console.recording.walk import evidence_of
-from tests.explain.evidence import evidence
+from tests.analysis.evidence import evidence
 from tests.tap.kept import NAMES, kept, run_of, steps, watching
 
 

@@ -15,12 +15,12 @@ from typing import Any, Final
 import pytest
 from textual.pilot import Pilot
 
+from kvbm_console.analysis.explain import explain
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Authority, SlotState, Tier
-from kvbm_console.recording.explain import explain
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.walk import evidence_of
 from kvbm_console.stream.feed import Disconnected, FeedItem
 from tests.tui.desks import FakeActions, FakeTransport, desk_of
 from tests.tui.script import Mono, S, Script, connected, story

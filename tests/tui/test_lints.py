@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from kvbm_console.analysis.lints import ABOUT, Level
+from kvbm_console.analysis.lints.model import UNKNOWN_LIMIT_NS
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Route, SlotState
-from kvbm_console.recording.lints import ABOUT, Level
-from kvbm_console.recording.lints.model import UNKNOWN_LIMIT_NS
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 from tests.tui.script import MS, S, Script, opening, story

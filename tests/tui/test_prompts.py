@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from kvbm_console.analysis.explain.course import Course
+from kvbm_console.analysis.walk import Evidence, Visitor, evidence_of, walk
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.explain.course import Course
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.visitor import Visitor
-from kvbm_console.recording.walk import Evidence, evidence_of, walk
-from tests.explain.evidence import evidence
+from tests.analysis.evidence import evidence
 from tests.recording.helpers import real_run
 from tests.tui.desks import desk_of, everything
 from tests.tui.script import Script

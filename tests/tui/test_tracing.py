@@ -4,11 +4,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
+from kvbm_console.analysis.hits import find_hits
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import BreakpointAction, CandidateStatus, OnTimeout, Route, Site, SlotState, Suspend, Tier
-from kvbm_console.recording.hits import find_hits
 from kvbm_console.recording.reader import Recording
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import S, connected, story

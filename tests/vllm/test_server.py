@@ -17,15 +17,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="make test-vllm runs these")
 
+from kvbm_console.analysis.requests import Requests
+from kvbm_console.analysis.walk import Visitor, evidence_of, walk
 from kvbm_console.client import Client
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.requests import Requests
-from kvbm_console.recording.visitor import Visitor
-from kvbm_console.recording.walk import evidence_of, walk
 from tests.server.daemons import Mirror, follow_until, socket_directory
 from tests.vllm.engine import BLOCK, named, offloading
 from tests.vllm.serving import complete, engine, free_ports, get, make_model, words

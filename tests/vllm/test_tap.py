@@ -24,7 +24,7 @@ from vllm.v1.request import RequestStatus
 from kvbm_console.core.ids import CandidateStatus, FinishReason, SlotState, Tier
 from kvbm_console.tap import vllm as binding
 from kvbm_console.tap.flatten import drain
-from tests.kv_events.test_stream import House
+from tests.engines.test_stream import House
 from tests.tap.watching import Watching
 from tests.vllm.engine import BLOCK, PAGE, Engine, named, offloading, tap
 from tests.vllm.truth import compare, evicted, removed_by_engine, short

@@ -9,8 +9,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Final
 
+from kvbm_console.analysis.lints import WATCHED, fault_after
 from kvbm_console.core.ids import SlotState
-from kvbm_console.recording.lints import WATCHED, fault_after
 
 from ..model.lives import Life, Transfer
 from .glyphs import FILL, Glyphs

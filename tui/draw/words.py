@@ -3,8 +3,8 @@
 Law of this file: only the mark, the state and the age of a row are coloured, never the whole row.
 """
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.ids import Route, SlotState
-from kvbm_console.recording.lints import Level
 
 from ..model.numbers import cut_middle, plain
 from .glyphs import Glyphs, state_role

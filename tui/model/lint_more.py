@@ -1,4 +1,4 @@
-"""Warnings that the library's lints find in the stream (``kvbm_console.recording.lints``); here they are only drawn.
+"""Warnings that the library's lints find in the stream (``kvbm_console.analysis.lints``); here they are only drawn.
 
 Law of this file: nothing is found here. What is over leaves after a minute, or at once where the console itself greys
 what it has shown.
@@ -7,7 +7,7 @@ what it has shown.
 from collections.abc import Iterator
 from typing import Final
 
-from kvbm_console.recording.lints import Finding, current
+from kvbm_console.analysis.lints import Finding, current
 
 from .mirror import Mirror
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.recording.lints import ABOUT
+from kvbm_console.analysis.lints import ABOUT
 
 from .lint_more import DRAWN
 

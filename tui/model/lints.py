@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.events import SlotHeld
 from kvbm_console.core.slots import SlotFacts
-from kvbm_console.recording.lints import Level
 
 from .lint_more import library_findings
 from .lives import Transfer

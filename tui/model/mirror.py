@@ -8,10 +8,10 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final
 
+from kvbm_console.analysis.lints import Pending, Slow, Stuck, Watch, stream_lints
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.lints import Pending, Slow, Stuck, Watch, stream_lints
 from kvbm_console.stream.ended import EndedHolds
 from kvbm_console.stream.feed import (
     BatchArrived,

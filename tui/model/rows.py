@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.analysis.lints import WATCHED, Level
 from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
-from kvbm_console.recording.lints import WATCHED, Level
 
 from .filters import Filter
 from .lints import slot_level

@@ -5,11 +5,11 @@ Law of this file: a section is a list of rows for a width; it knows nothing of w
 
 from collections.abc import Callable
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.ids import Authority, Condition, Route, SlotState, Tier
 from kvbm_console.core.slots import WAITING_STATES
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
-from kvbm_console.recording.lints import Level
 
 from ..desk import Desk
 from ..draw import bars, words

@@ -3,10 +3,10 @@
 Law of this file: states and operations share the axis; what it waits for says who, then what, then how long.
 """
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.slots import SlotFacts
-from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
 from ..desk import Desk

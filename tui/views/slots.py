@@ -3,9 +3,9 @@
 Law of this file: a row says why it stands where it stands; the selected row never moves by itself.
 """
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState, Tier
-from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
 from ..desk import SLOT, SLOTS, Desk

@@ -6,10 +6,10 @@ through all rows and nothing is interpolated across it. At the live edge the win
 
 from typing import Final
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState
-from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
 from ..desk import SLOT, TIMELINE, TRANSFERS, Desk

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.ids import CandidateStatus, Route
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.lints import Level
 
 from ..desk import TRANSFERS, Desk
 from ..draw import words

@@ -8,8 +8,8 @@ from bisect import bisect_left
 from itertools import pairwise
 from typing import Final
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.expression import Schema
-from kvbm_console.recording.lints import Level
 
 from ..contracts import Table
 from ..desk import SLOT, TRANSFERS, Desk

@@ -16,7 +16,7 @@ from .page import Page
 from .warnings import wrap
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.explain import Admission, Explanation, MissedRun
+    from kvbm_console.analysis.explain import Admission, Explanation, MissedRun
 
 
 class Why(Page):

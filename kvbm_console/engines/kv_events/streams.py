@@ -11,12 +11,12 @@ import anyio
 import msgspec
 
 from kvbm_console.core.ids import Note
-from kvbm_console.core.publishers import queue_note
 from kvbm_console.core.stimuli import Noted
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.stream import EventStream, StreamCounts
 from kvbm_console.engines.kv_events.zmq_source import SourceStatus, ZmqSource, new_context
+from kvbm_console.stream.publishers import queue_note
 
 Keep = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, Any, None]]
 """Runs a task under a name (``LeaderService.keep``)."""

@@ -1,0 +1,317 @@
+"""Two runs side by side: the first event in which they differ, and what became of each request in both.
+
+Requests are paired by their id (the k-th of one name with the k-th), those that are left by their prompt, in the order
+of arrival.
+
+Law of this file: runs are equal when their events are, and every request is in exactly one pair or on one side alone.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.analysis.requests import Requests, Summary
+from kvbm_console.analysis.walk import Evidence, Progress, walk
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.describe import describe, slot_of
+from kvbm_console.core.events import Event, PoolKnown
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.event_document import field_text
+from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
+
+VALUE_CHARS_MAX: Final = 80
+"""Of a value in the text of a difference."""
+
+
+class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """The first event that is not the same; a side that has none there has None."""
+
+    seq_a: int | None
+    seq_b: int | None
+    at_ns: int
+    request: str | None
+    """Of the event in A, else of that in B."""
+    field: str | None
+    """None when the kinds differ, or one side ends."""
+    a: str
+    b: str
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """A field of the configuration with both values, as text."""
+
+    field: str
+    a: str
+    b: str
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a request on one side."""
+
+    request: str
+    states: list[str]
+    hits: list[int]
+    """Prompt blocks in G1 to G4, of all its admissions."""
+    scored_blocks: int
+    preemptions: int
+    lost_blocks: int
+    time_ns: int
+    first_token_ns: int | None
+    """From its arrival."""
+    reason: str | None
+    """None: live where the evidence ends."""
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """One request on both sides."""
+
+    by: str
+    """``id`` or ``prompt``."""
+    same: bool
+    """Whether states, hits and time are equal."""
+    states_differ: str | None
+    """Where the states part, in words."""
+    a: Side
+    b: Side
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One figure of both runs. ``unit``: ``""`` a count, ``ns``, or ``share`` from 0 to 1; None: no data."""
+
+    name: str
+    unit: str
+    a: float | None
+    b: float | None
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of ``rec diff``: a stable contract."""
+
+    a: str
+    b: str
+    equal: bool
+    """Whether all events are the same."""
+    first: FirstDifference | None
+    config: list[Changed]
+    lost_events_a: int
+    lost_events_b: int
+    metrics: list[Metric]
+    pairs: list[Pair]
+    only_a: list[str]
+    only_b: list[str]
+
+
+def diff(a: Evidence, b: Evidence, progress: Progress | None = None) -> Difference:
+    """Compare two runs. Raises ``RecordingError`` when one cannot be read."""
+    first = _first_difference(a, b)
+    one, other = Requests(), Requests()
+    walk(a, (one,), progress=progress, what=f"read {a.name}")
+    walk(b, (other,), progress=progress, what=f"read {b.name}")
+    pairs, only_a, only_b = _paired(one, other)
+    return Difference(
+        a=a.name, b=b.name, equal=first is None, first=first, config=_config(a.config, b.config),
+        lost_events_a=_lost(a), lost_events_b=_lost(b), metrics=_metrics(one, other), pairs=pairs,
+        only_a=[summary.request for summary in only_a], only_b=[summary.request for summary in only_b],
+    )
+
+
+# --- the first difference --------------------------------------------------------------------------------------------
+
+
+def _lost(evidence: Evidence) -> int:
+    return sum(item.count for item in evidence.items() if isinstance(item, GapSeen))
+
+
+def _events(evidence: Evidence) -> Iterator[Event]:
+    for item in evidence.items():
+        if isinstance(item, EventsArrived):
+            yield from item.events
+
+
+def _first_difference(a: Evidence, b: Evidence) -> FirstDifference | None:
+    ours, theirs = _events(a), _events(b)
+    mine, other = next(ours, None), next(theirs, None)
+    # One of them may begin later, cut from a longer run: what only the other one has is no difference.
+    begin = max((event.seq for event in (mine, other) if event is not None), default=0)
+    while mine is not None and mine.seq < begin:
+        mine = next(ours, None)
+    while other is not None and other.seq < begin:
+        other = next(theirs, None)
+    pools: tuple[Event, Event] | None = None
+    while mine is not None and other is not None:
+        if mine != other or type(mine) is not type(other):
+            if not isinstance(mine, PoolKnown) or not isinstance(other, PoolKnown) or mine.seq != other.seq:
+                return _described(a, b, mine, other)
+            pools = pools or (mine, other)  # another size says less than what it led to
+        mine, other = next(ours, None), next(theirs, None)
+    if mine is None and other is None:
+        return None if pools is None else _described(a, b, *pools)
+    return _described(a, b, mine, other)
+
+
+def _described(a: Evidence, b: Evidence, mine: Event | None, other: Event | None) -> FirstDifference:
+    state_a, state_b = _state_before(a, mine), _state_before(b, other)
+    field = None
+    if mine is not None and other is not None and type(mine) is type(other):
+        field = next(name for name in mine.__struct_fields__ if getattr(mine, name) != getattr(other, name))
+    who = _request(mine, state_a) or _request(other, state_b)
+    return FirstDifference(
+        seq_a=None if mine is None else mine.seq, seq_b=None if other is None else other.seq,
+        at_ns=min(event.at_ns for event in (mine, other) if event is not None), request=who, field=field,
+        a=_text(mine, state_a, field), b=_text(other, state_b, field),
+    )
+
+
+def _state_before(evidence: Evidence, event: Event | None) -> CacheState | None:
+    """The facts in front of the event; None when it is known to be behind none."""
+    state: CacheState | None = None
+    for item in evidence.items() if event is not None else ():
+        if isinstance(item, SnapshotTaken):
+            state = item.state
+        elif isinstance(item, EventsArrived) and state is not None and event is not None:
+            for earlier in item.events:
+                if earlier.seq >= event.seq:
+                    return state
+                state.apply(earlier)
+    return state
+
+
+def _request(event: Event | None, state: CacheState | None) -> str | None:
+    if event is None:
+        return None
+    named = getattr(event, "request", None)
+    if isinstance(named, str):
+        return named
+    slot = slot_of(event, state)
+    known = state.slots.get(slot) if state is not None and slot is not None else None
+    return None if known is None else known.request
+
+
+def _text(event: Event | None, state: CacheState | None, field: str | None) -> str:
+    if event is None:
+        return "ends"
+    text = f"{type(event).__name__} {describe(event, state)}"
+    if field is not None and field not in ("seq", "cause"):
+        text += f" [{field} {field_text(field, getattr(event, field), VALUE_CHARS_MAX)}]"
+    return text
+
+
+# --- the configuration -----------------------------------------------------------------------------------------------
+
+
+def _config(a: LeaderConfig | None, b: LeaderConfig | None) -> list[Changed]:
+    if a is None or b is None:
+        return []
+    mine, other = _flat(msgspec.to_builtins(a)), _flat(msgspec.to_builtins(b))
+    return [
+        Changed(name, str(mine.get(name, "–")), str(other.get(name, "–"))) for name in {**mine, **other}
+        if mine.get(name) != other.get(name)
+    ]
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def _paired(a: Requests, b: Requests) -> tuple[list[Pair], list[Summary], list[Summary]]:
+    pairs: list[tuple[str, Summary, Summary]] = []
+    left_a, left_b = _match(a.all, b.all, "id", pairs)
+    left_a, left_b = _match(left_a, left_b, "prompt", pairs)
+    pairs.sort(key=lambda pair: pair[1].arrived_seq)
+    return [_pair(by, one, other, a.until_ns, b.until_ns) for by, one, other in pairs], left_a, left_b
+
+
+def _match(
+    a: list[Summary], b: list[Summary], by: str, pairs: list[tuple[str, Summary, Summary]]
+) -> tuple[list[Summary], list[Summary]]:
+    def key(summary: Summary) -> object:
+        return summary.request if by == "id" else summary.prompt
+
+    waiting: dict[object, list[Summary]] = {}
+    for other in reversed(b):
+        waiting.setdefault(key(other), []).append(other)
+    left: list[Summary] = []
+    for one in a:
+        found = waiting.get(key(one))
+        if found:
+            pairs.append((by, one, found.pop()))
+        else:
+            left.append(one)
+    alone = {id(other) for others in waiting.values() for other in others}
+    return left, [other for other in b if id(other) in alone]
+
+
+def _pair(by: str, one: Summary, other: Summary, until_a: int, until_b: int) -> Pair:
+    a, b = _side(one, until_a), _side(other, until_b)
+    part = _states_differ(a.states, b.states)
+    same = part is None and (a.hits, a.time_ns, a.reason) == (b.hits, b.time_ns, b.reason)
+    return Pair(by=by, same=same, states_differ=part, a=a, b=b)
+
+
+def _side(one: Summary, until_ns: int) -> Side:
+    first = None if one.first_token_ns is None else one.first_token_ns - one.arrived_ns
+    return Side(
+        request=one.request, states=one.states, hits=one.hits, scored_blocks=one.scored_blocks,
+        preemptions=one.preemptions, lost_blocks=one.lost_blocks, time_ns=one.time_ns(until_ns),
+        first_token_ns=first, reason=one.reason,
+    )
+
+
+def _states_differ(a: list[str], b: list[str]) -> str | None:
+    for at, (mine, other) in enumerate(zip(a, b, strict=False)):
+        if mine != other:
+            return f"after {a[at - 1]}: {mine}, {other}" if at else f"{mine}, {other}"
+    if len(a) == len(b):
+        return None
+    longer, who = (a, "A") if len(a) > len(b) else (b, "B")
+    at = min(len(a), len(b))
+    return f"after {longer[at - 1] if at else 'nothing'}: {longer[at]} in {who} alone"
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def _metrics(a: Requests, b: Requests) -> list[Metric]:
+    mine, other = _figures(a), _figures(b)
+    return [
+        Metric(name, unit, mine.get((name, unit), none), other.get((name, unit), none))
+        for name, unit in {**mine, **other} for none in (None if unit else 0.0,)
+    ]
+
+
+def _figures(run: Requests) -> dict[tuple[str, str], float | None]:
+    ended = [one for one in run.all if one.ended_ns is not None and one.complete]
+    times = sorted(one.time_ns(run.until_ns) for one in ended)
+    first = sorted(one.first_token_ns - one.arrived_ns for one in run.all
+                   if one.first_token_ns is not None and one.complete)
+    scored = sum(one.scored_blocks for one in run.all)
+    figures: dict[tuple[str, str], float | None] = {
+        ("requests", ""): len(run.all), ("ended", ""): len(ended),
+        ("duration", "ns"): run.until_ns - run.from_ns,
+        ("prompt blocks", ""): scored,
+        ("hit rate", "share"): sum(sum(one.hits) for one in run.all) / scored if scored else None,
+    }
+    for tier in range(4):
+        hits = sum(one.hits[tier] for one in run.all)
+        if hits or tier < 2:
+            figures[f"hit rate G{tier + 1}", "share"] = hits / scored if scored else None
+    figures |= {
+        ("hits lost", ""): sum(one.lost_blocks for one in run.all),
+        ("preemptions", ""): sum(one.preemptions for one in run.all),
+        ("time p50", "ns"): _percentile(times, 50), ("time p99", "ns"): _percentile(times, 99),
+        ("first token p50", "ns"): _percentile(first, 50), ("first token p99", "ns"): _percentile(first, 99),
+    }
+    figures |= {(f"evicted {tier}", ""): blocks for tier, blocks in sorted(run.evicted_blocks.items())}
+    figures |= {(f"moved {route}", ""): blocks for route, blocks in sorted(run.moved_blocks.items())}
+    return figures
+
+
+def _percentile(ordered: list[int], percent: int) -> int | None:
+    return ordered[min(len(ordered) - 1, percent * len(ordered) // 100)] if ordered else None

@@ -1,0 +1,256 @@
+"""From evidence to an explanation of one request.
+
+Law of this file: two passes at most; the first only finds the request, the second folds.
+"""
+
+from typing import Final
+
+import msgspec
+
+from kvbm_console.analysis.explain.course import Course, Looked
+from kvbm_console.analysis.explain.ledger import Ledger
+from kvbm_console.analysis.explain.misses import Judge
+from kvbm_console.analysis.explain.model import Admission, Explanation, Missed, MissedRun
+from kvbm_console.analysis.visitor import Visitor
+from kvbm_console.analysis.walk import Evidence, Progress, walk
+from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.errors import NotFound, UsageError
+from kvbm_console.core.events import HitsLost, SlotCloned, SlotOpened
+from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.core.names import is_called
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
+
+NAMES_SHOWN: Final = 3
+"""Requests named as near misses when the asked one is not there."""
+
+
+class _Found(msgspec.Struct):
+    """Requests by name, in order of their first slot: those called so, and others that are near misses."""
+
+    named: dict[str, tuple[list[int], list[int]]] = {}
+    """Request to its slots and the prompt hashes of the last one."""
+    near: list[str] = []
+
+
+class _Lower(Visitor):
+    """The tiers below G1 that somebody decides to copy to, as of the end, and what the leader remembered."""
+
+    def __init__(self, evidence: Evidence, wanted: set[int]) -> None:
+        super().__init__()
+        self._evidence = evidence
+        self._wanted = wanted
+        self.tiers: list[Tier] = []
+        self.remembered: list[tuple[int, dict[int, int]]] = []
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        memory = self._evidence.remembered(state.seq)
+        self.remembered.append((state.seq, {
+            key: memory[key] for key in self._wanted
+            if key in memory and not any(key in pool.by_hash for pool in state.pools)
+        }))
+
+    def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
+        pools = [] if state is None else state.pools
+        self.tiers = sorted({pool.info.tier for pool in pools if pool.info.authority is Authority.LEADER})
+
+
+class _Streams(Visitor):
+    """Whether some pool is described by an event stream."""
+
+    seen = False
+
+    def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
+        self.seen = state is not None and not state.totals.slots_opened and any(
+            pool.info.authority is Authority.STREAM for pool in state.pools
+        )
+
+
+def _only_streams(evidence: Evidence) -> bool:
+    visitor = _Streams()
+    walk(evidence, (visitor,))
+    return visitor.seen
+
+
+def explain(evidence: Evidence, request: str, progress: Progress | None = None) -> Explanation:
+    """Why ``request`` missed, and where its time went. Raises ``UsageError`` when it is not in the evidence."""
+    found = _find(evidence, request)
+    if not found.named:
+        near = f"; it has {', '.join(found.near)}" if found.near else ""
+        if not near and _only_streams(evidence):
+            near = "; an engine's event stream names blocks and no requests"
+        raise NotFound(f"{evidence.name} has no request {request!r}{near}")
+    if len(found.named) > 1 and request not in found.named:
+        names = [*list(found.named)[:NAMES_SHOWN], *(["..."] if len(found.named) > NAMES_SHOWN else [])]
+        raise UsageError(f"{request} is {len(found.named)} requests: name one of {', '.join(names)}")
+    slots, hashes = found.named[request if request in found.named else next(iter(found.named))]
+    wanted = set(hashes)
+    ledger, lower = Ledger(wanted), _Lower(evidence, wanted)
+    course = Course(slots[-1], evidence.now_ns)
+    walk(evidence, (ledger, course, lower), progress=progress, what="explain")
+    slot = course.slot
+    assert slot is not None, "the request was found before"
+    tiers = lower.tiers or _configured(evidence)
+    judge = Judge(
+        ledger, slot.hashes, slot.prompt_tokens, course.block_tokens or 1, tiers, evidence.config, lower.remembered
+    )
+    return Explanation(
+        evidence=evidence.name, request=slot.request, slot=str(slot.slot), occurrences=len(slots),
+        state=(course.path[-1][0] if course.path else slot.state).label, prompt_tokens=slot.prompt_tokens,
+        prompt_blocks=slot.prompt_blocks, block_tokens=course.block_tokens,
+        admissions=tuple(_admissions(course, judge)), spent=course.spent(), clone=course.clone,
+        clones=tuple(course.clones), wrong_bytes=tuple(course.wrong_bytes),
+    )
+
+
+def only_block(explanation: Explanation, block: int) -> Explanation:
+    """The same, with the misses of one prompt block alone. Raises ``UsageError`` for a block that there is not."""
+    tail = explanation.prompt_tokens % (explanation.block_tokens or 1)
+    last = explanation.prompt_blocks - 1 + (tail > 0)
+    if not 0 <= block <= last:
+        raise UsageError(f"block must be from 0 to {last} for {explanation.request}, got {block}")
+    return msgspec.structs.replace(explanation, admissions=tuple(
+        msgspec.structs.replace(one, misses=tuple(
+            _cut(run, block) for run in one.misses
+            if (block >= explanation.prompt_blocks if run.first is None else run.first <= block <= (run.last or 0))
+        ))
+        for one in explanation.admissions
+    ))
+
+
+def _cut(run: MissedRun, block: int) -> MissedRun:
+    if run.first is None or run.blocks == 1:
+        return run
+    return msgspec.structs.replace(run, first=block, last=block, blocks=1, tokens=run.tokens // run.blocks)
+
+
+def grouped(explanation: Explanation) -> Explanation:
+    """The same, with neighbouring blocks that missed alike in one run."""
+    return msgspec.structs.replace(explanation, admissions=tuple(
+        msgspec.structs.replace(one, misses=tuple(_grouped(one.misses))) for one in explanation.admissions
+    ))
+
+
+def _grouped(misses: tuple[MissedRun, ...]) -> list[MissedRun]:
+    runs: list[MissedRun] = []
+    for run in misses:
+        before = runs[-1] if runs else None
+        if before is not None and before.first is not None and run.first is not None and _alike(before, run):
+            runs[-1] = msgspec.structs.replace(
+                before, last=run.last, blocks=before.blocks + run.blocks, tokens=before.tokens + run.tokens,
+                last_seq=run.last_seq,
+            )
+        else:
+            runs.append(run)
+    return runs
+
+
+def _alike(one: MissedRun, other: MissedRun) -> bool:
+    return (
+        one.reason, one.text, one.tier, one.for_request, one.operation, one.candidate, one.remembered,
+    ) == (other.reason, other.text, other.tier, other.for_request, other.operation, other.candidate, other.remembered)
+
+
+# --- the first pass --------------------------------------------------------------------------------------------------
+
+
+def _find(evidence: Evidence, request: str) -> _Found:
+    """Slots of the requests that a client knows by this name."""
+    found = _Found()
+    prompts: dict[int, list[int]] = {}
+    for item in evidence.items():
+        if isinstance(item, SnapshotTaken):
+            for slot in item.state.slots.values():
+                prompts[slot.slot] = slot.hashes[: slot.prompt_blocks]
+                _meet(found, slot.slot, slot.request, prompts[slot.slot], request)
+        elif isinstance(item, EventsArrived):
+            for event in item.events:
+                if type(event) is SlotOpened:
+                    hashes = unpack_hashes(event.hashes) if is_called(event.request, request) else []
+                    _meet(found, event.slot, event.request, hashes, request)
+                elif type(event) is SlotCloned:
+                    _meet(found, event.slot, event.request, prompts.get(event.parent, []), request)
+    return found
+
+
+def _meet(found: _Found, slot: int, name: str, hashes: list[int], wanted: str) -> None:
+    if is_called(name, wanted):
+        slots, last = found.named.get(name, ([], []))
+        found.named[name] = (slots, last) if slot in slots else ([*slots, slot], hashes)
+    elif len(found.near) < NAMES_SHOWN and name not in found.near:
+        found.near.append(name)
+
+
+def _configured(evidence: Evidence) -> list[Tier]:
+    config = evidence.config
+    if config is None:
+        return []
+    return [tier for tier, blocks in ((Tier.G2, config.g2_blocks), (Tier.G3, config.g3_blocks)) if blocks]
+
+
+# --- admissions ------------------------------------------------------------------------------------------------------
+
+
+def _admissions(course: Course, judge: Judge) -> list[Admission]:
+    admissions = []
+    for scored in course.scored:
+        event = scored.event
+        first_miss = sum(event.hits)
+        misses = _lost_loads(scored.lost, judge)
+        misses += _misses(course, judge, first_miss, scored.looked, event.seq)
+        admissions.append(Admission(
+            admitted=True, seq=event.seq, at_ns=event.at_ns, after_preemption=scored.after_preemption,
+            lookup_seq=None if scored.looked is None else scored.looked.event.seq, asked_again=scored.asked_again,
+            hits=(scored.hits[0], scored.hits[1], scored.hits[2], scored.hits[3]),
+            missed=event.prompt_blocks - sum(scored.hits), misses=tuple(misses),
+        ))
+    waiting = course.looked[-1] if course.looked else None
+    last_seq = course.scored[-1].event.seq if course.scored else -1
+    if waiting is not None and waiting.event.seq > last_seq and course.ended_ns is None:
+        admissions.append(_waiting(course, judge, waiting))
+    return admissions
+
+
+def _waiting(course: Course, judge: Judge, looked: Looked) -> Admission:
+    event = looked.event
+    hits = (event.local_blocks, *event.matched)
+    slot = course.slot
+    assert slot is not None
+    return Admission(
+        admitted=False, seq=event.seq, at_ns=event.at_ns, after_preemption=bool(course.scored), lookup_seq=event.seq,
+        asked_again=course.asked_again, hits=hits, missed=slot.prompt_blocks - sum(hits),
+        misses=tuple(_misses(course, judge, sum(hits), looked, event.seq)),
+    )
+
+
+def _misses(
+    course: Course, judge: Judge, first_miss: int, looked: Looked | None, seq: int
+) -> list[MissedRun]:
+    slot = course.slot
+    assert slot is not None
+    runs = [judge.missed(block, first_miss, looked, seq) for block in range(first_miss, slot.prompt_blocks)]
+    tail = slot.prompt_tokens - slot.prompt_blocks * judge.block_tokens
+    if tail > 0:
+        if slot.prompt_blocks == 0 and slot.prompt_tokens < judge.block_tokens:
+            text = f"the whole prompt is shorter than a block of {judge.block_tokens} tokens"
+        else:
+            text = f"they do not fill a block of {judge.block_tokens}"
+        runs.append(MissedRun(
+            first=None, last=None, blocks=0, tokens=tail, reason=Missed.TOO_SHORT, text=text,
+        ))
+    return runs
+
+
+def _lost_loads(lost: list[tuple[HitsLost, str, int | None]], judge: Judge) -> list[MissedRun]:
+    runs = []
+    for event, failure, operation in lost:
+        first = event.position // (judge.block_tokens or 1)
+        for block in range(first, first + event.blocks):
+            runs.append(MissedRun(
+                first=block, last=block, blocks=1, tokens=judge.block_tokens, reason=Missed.COPY_FAILED,
+                text=f"found in {event.tier.name}, but its load did not arrive"
+                + ("" if operation is None else f" (operation {operation})") + (f": {failure}" if failure else ""),
+                seq=event.seq, last_seq=event.seq, at_ns=event.at_ns, event="HitsLost", tier=event.tier.name,
+                operation=None if operation is None else str(operation),
+            ))
+    return runs

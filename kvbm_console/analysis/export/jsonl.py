@@ -1,0 +1,57 @@
+"""JSON lines: every event as ``tail --format jsonl`` prints it, gaps as lines of their own.
+
+Law of this file: one event, one line, in the order of ``seq``; what is missing is a line that says so.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import msgspec
+
+from kvbm_console.analysis.walk import Evidence, Progress
+from kvbm_console.core.events import Event
+from kvbm_console.core.state import CacheState
+from kvbm_console.recording.reader import Item
+from kvbm_console.stream.event_document import event_document
+from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
+
+EventFilter = Callable[[Event, CacheState | None], bool]
+"""As ``core.expression.compile_event_filter`` makes it: with the facts before the event."""
+
+
+def write_jsonl(
+    evidence: Evidence, file: IO[bytes], progress: Progress | None = None, wanted: EventFilter | None = None
+) -> int:
+    """Write all lines, or those of events that are wanted, and every gap; how many there are."""
+    encoder = msgspec.json.Encoder()
+    lines = 0
+    for item in evidence.items() if wanted is None else _matching(evidence.items(), wanted):
+        documents: list[dict[str, Any]] = []
+        if isinstance(item, EventsArrived):
+            documents = [event_document(event) for event in item.events]
+        elif isinstance(item, GapSeen):
+            documents = [{"kind": "Gap", "first": item.first, "last": item.last, "reason": item.reason}]
+        file.writelines(encoder.encode(document) + b"\n" for document in documents)
+        lines += len(documents)
+        if progress is not None:
+            progress("export", lines, evidence.events)
+    return lines
+
+
+def _matching(items: Iterator[Item], wanted: EventFilter) -> Iterator[Item]:
+    """The same items with the events that are wanted; folds, since an event alone does not know its slot's name."""
+    state: CacheState | None = None
+    for item in items:
+        if isinstance(item, SnapshotTaken):
+            state = item.state
+        elif isinstance(item, GapSeen):
+            state = None
+        else:
+            found = []
+            for event in item.events:
+                if wanted(event, state):
+                    found.append(event)
+                if state is not None:
+                    state.apply(event)
+            item = EventsArrived(found)
+        yield item

@@ -1,0 +1,150 @@
+"""Parquet: a directory with one table for each kind of row, for SQL.
+
+``requests``, ``states``, ``holds``, ``transfers``, ``tiers``, ``engine``, ``events``, ``gaps``. Columns have the names
+of the rows; times are nanoseconds of the engine.
+
+Law of this file: rows are written in groups as they come, so that memory does not grow with the recording.
+"""
+
+import types
+import typing
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.analysis.export.rows import Consumer, EngineRow, EventRow, HoldRow, StateRow, TierRow, TransferRow
+from kvbm_console.analysis.requests import Summary
+from kvbm_console.extras import need
+from kvbm_console.stream.feed import GapSeen
+
+GROUP_ROWS: Final = 50_000
+"""Rows of one group: some megabytes before compression."""
+
+
+class RequestRow(msgspec.Struct, frozen=True):
+    """A request's summary as columns."""
+
+    slot: int
+    request: str
+    session: str | None
+    arrived_ns: int
+    first_token_ns: int | None
+    ended_ns: int | None
+    time_ns: int
+    prompt_tokens: int
+    prompt_blocks: int
+    scored_blocks: int
+    hits_g1: int
+    hits_g2: int
+    hits_g3: int
+    hits_g4: int
+    lost_blocks: int
+    admissions: int
+    preemptions: int
+    held_ns: int
+    reason: str | None
+    complete: bool
+    states: str
+
+
+class GapRow(msgspec.Struct, frozen=True):
+    """Missing events."""
+
+    at_ns: int
+    first: int
+    last: int
+    reason: str
+
+
+TABLES: Final[dict[str, type[msgspec.Struct]]] = {
+    "requests": RequestRow, "states": StateRow, "holds": HoldRow, "transfers": TransferRow, "tiers": TierRow,
+    "engine": EngineRow, "events": EventRow, "gaps": GapRow,
+}
+"""Every table is written, the empty ones too: a query finds a table without rows and not none."""
+
+
+class ParquetTables(Consumer):
+    """Writes rows as tables into a directory. Raises ``UsageError`` when the library is missing."""
+
+    wants_events = True
+
+    def __init__(self, directory: Path) -> None:
+        self._arrow: Any = need("pyarrow", "parquet", "pyarrow", "--to parquet")
+        parquet: Any = need("pyarrow.parquet", "parquet", "pyarrow", "--to parquet")
+        self.rows = dict.fromkeys(TABLES, 0)
+        self._schemas = {name: self._schema(kind) for name, kind in TABLES.items()}
+        self._waiting: dict[str, list[msgspec.Struct]] = {name: [] for name in TABLES}
+        self._writers = {
+            name: parquet.ParquetWriter(str(directory / f"{name}.parquet"), schema, compression="zstd")
+            for name, schema in self._schemas.items()
+        }
+
+    def _schema(self, kind: type[msgspec.Struct]) -> Any:
+        arrow = self._arrow
+        columns = {int: arrow.int64(), str: arrow.string(), bool: arrow.bool_()}
+        fields = []
+        for name, hint in typing.get_type_hints(kind).items():
+            optional = isinstance(hint, types.UnionType)
+            plain = next(one for one in typing.get_args(hint) if one is not type(None)) if optional else hint
+            fields.append(arrow.field(name, columns[plain], nullable=optional))
+        return arrow.schema(fields)
+
+    def _put(self, table: str, row: msgspec.Struct) -> None:
+        waiting = self._waiting[table]
+        waiting.append(row)
+        self.rows[table] += 1
+        if len(waiting) >= GROUP_ROWS:
+            self._flush(table)
+
+    def _flush(self, table: str) -> None:
+        waiting, self._waiting[table] = self._waiting[table], []
+        if waiting:
+            schema = self._schemas[table]
+            columns = [[getattr(row, name) for row in waiting] for name in schema.names]
+            arrays = [self._arrow.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+            self._writers[table].write_table(self._arrow.Table.from_arrays(arrays, schema=schema))
+
+    def state(self, row: StateRow) -> None:
+        """Into ``states``."""
+        self._put("states", row)
+
+    def hold(self, row: HoldRow) -> None:
+        """Into ``holds``."""
+        self._put("holds", row)
+
+    def transfer(self, row: TransferRow) -> None:
+        """Into ``transfers``."""
+        self._put("transfers", row)
+
+    def tier(self, row: TierRow) -> None:
+        """Into ``tiers``."""
+        self._put("tiers", row)
+
+    def engine(self, row: EngineRow) -> None:
+        """Into ``engine``."""
+        self._put("engine", row)
+
+    def event(self, row: EventRow) -> None:
+        """Into ``events``."""
+        self._put("events", row)
+
+    def gap(self, gap: GapSeen, at_ns: int) -> None:
+        """Into ``gaps``."""
+        self._put("gaps", GapRow(at_ns, gap.first, gap.last, gap.reason))
+
+    def request(self, summary: Summary, until_ns: int) -> None:
+        """Into ``requests``."""
+        one = summary
+        self._put("requests", RequestRow(
+            one.slot, one.request, one.session, one.arrived_ns, one.first_token_ns, one.ended_ns,
+            one.time_ns(until_ns), one.prompt_tokens, one.prompt_blocks, one.scored_blocks, one.hits[0], one.hits[1],
+            one.hits[2], one.hits[3], one.lost_blocks, one.admissions, one.preemptions, one.held_ns, one.reason,
+            one.complete, " > ".join(one.states),
+        ))
+
+    def close(self) -> None:
+        """Write what waits and end the files."""
+        for name, writer in self._writers.items():
+            self._flush(name)
+            writer.close()

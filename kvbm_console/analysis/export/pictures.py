@@ -1,0 +1,59 @@
+"""What the two trace formats share: which track a row goes to, and what is written on it.
+
+Law of this file: slices of one track never overlap, so copies that run side by side get lanes of their own.
+"""
+
+from typing import Any
+
+from kvbm_console.analysis.export.rows import HoldRow, StateRow, TransferRow
+
+
+class Lanes:
+    """Lanes of one route. Rows come in the order of their ends, so a lane is free behind its last end.
+
+    >>> lanes = Lanes()
+    >>> lanes.take(0, 5), lanes.take(1, 6), lanes.take(5, 7), lanes.take(2, 8)
+    (0, 1, 0, 2)
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[int] = []
+
+    def take(self, begin_ns: int, end_ns: int) -> int:
+        """The lane for a slice: the fullest one that is free."""
+        free = [lane for lane, end in enumerate(self._ends) if end <= begin_ns]
+        if free:
+            lane = max(free, key=lambda lane: (self._ends[lane], -lane))
+            self._ends[lane] = end_ns
+            return lane
+        self._ends.append(end_ns)
+        return len(self._ends) - 1
+
+
+def state_args(row: StateRow) -> dict[str, Any]:
+    """What a slice of a state says when it is clicked."""
+    return {
+        "request": row.request, "slot": row.slot, "seq": row.seq, "cause": row.cause, "iteration": row.iteration,
+        "computed_tokens": row.computed_tokens, "open": row.open,
+    }
+
+
+def hold_args(row: HoldRow) -> dict[str, Any]:
+    """The same for a hold."""
+    return {"request": row.request, "hold": row.hold, "site": row.site, "seq": row.seq, "why": row.why or "lasts"}
+
+
+def transfer_args(row: TransferRow) -> dict[str, Any]:
+    """The same for a copy."""
+    known = {
+        "request": row.request, "candidate": row.candidate, "operation": row.operation, "batch": row.batch,
+        "blocks": row.blocks, "status": row.status, "reason": row.reason, "seq": row.seq,
+        "thrash_blocks": row.thrash_blocks or None,
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def transfer_name(row: TransferRow) -> str:
+    """The label of a copy: ``op 12, 64 blocks``."""
+    which = f"candidate {row.candidate}" if row.operation is None else f"op {row.operation}"
+    return f"{which}, {row.blocks} blocks" + ("" if row.status == "completed" else f", {row.reason or row.status}")

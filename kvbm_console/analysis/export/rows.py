@@ -1,0 +1,339 @@
+"""Rows: a recording as intervals and samples. Every format of an export is made of these.
+
+Law of this file: an interval is told once, when it ends, with both its ends; what is still open where the evidence or
+a stretch of it ends is told as ending there and says so. Nothing is drawn across a gap.
+"""
+
+from typing import Final
+
+import msgspec
+
+from kvbm_console.analysis.requests import Requests, Summary
+from kvbm_console.analysis.visitor import Visitor
+from kvbm_console.core import events as ev
+from kvbm_console.core.describe import describe, slot_of
+from kvbm_console.core.ids import CandidateStatus, Condition
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import GapSeen
+
+SAMPLE_NS: Final = 1_000_000
+"""Tiers and the engine are sampled at most this often: a picture has fewer points than that."""
+
+
+class StateRow(msgspec.Struct, frozen=True):
+    """A slot was in a state. ``open``: it still is."""
+
+    slot: int
+    request: str
+    state: str
+    begin_ns: int
+    end_ns: int
+    seq: int
+    cause: int
+    iteration: int
+    computed_tokens: int
+    open: bool
+
+
+class HoldRow(msgspec.Struct, frozen=True):
+    """A slot was held."""
+
+    hold: int
+    slot: int
+    request: str
+    site: str
+    begin_ns: int
+    end_ns: int
+    seq: int
+    why: str | None
+    """Why it ended; None: it has not."""
+
+
+class TransferRow(msgspec.Struct, frozen=True):
+    """A candidate with its six stamps; ``ended_ns`` None: it is open."""
+
+    candidate: int
+    operation: int | None
+    batch: int | None
+    slot: int | None
+    request: str | None
+    route: str
+    blocks: int
+    planned_ns: int
+    enqueued_ns: int | None
+    evaluated_ns: int | None
+    promoted_ns: int | None
+    started_ns: int | None
+    ended_ns: int | None
+    status: str
+    reason: str | None
+    thrash_blocks: int
+    seq: int
+    until_ns: int
+    """Its end, or how far the evidence knows of it."""
+
+
+class TierRow(msgspec.Struct, frozen=True):
+    """The places of a pool by condition."""
+
+    at_ns: int
+    pool: int
+    tier: str
+    empty: int
+    cached: int
+    referenced: int
+    writing: int
+    quarantined: int
+
+
+class EngineRow(msgspec.Struct, frozen=True):
+    """What the engine told of itself with an iteration."""
+
+    at_ns: int
+    iteration: int
+    running: int
+    waiting: int
+
+
+class EventRow(msgspec.Struct, frozen=True):
+    """One event in words."""
+
+    seq: int
+    at_ns: int
+    cause: int
+    kind: str
+    slot: int | None
+    request: str | None
+    detail: str
+
+
+class Consumer:
+    """Who turns rows into a file. Each method is called in the order in which rows end; ``close`` once."""
+
+    wants_events = False
+    """Whether ``event`` is called: describing every event is most of the work."""
+
+    def opened(self, slot: int, request: str, at_ns: int) -> None:
+        """A slot is there since ``at_ns``, and has not been told before, unless behind a gap."""
+
+    def state(self, row: StateRow) -> None:
+        """A state ended."""
+
+    def hold(self, row: HoldRow) -> None:
+        """A hold ended."""
+
+    def transfer(self, row: TransferRow) -> None:
+        """A candidate ended."""
+
+    def tier(self, row: TierRow) -> None:
+        """A sample of a pool."""
+
+    def engine(self, row: EngineRow) -> None:
+        """A sample of the engine."""
+
+    def event(self, row: EventRow) -> None:
+        """An event, if wanted."""
+
+    def gap(self, gap: GapSeen, at_ns: int) -> None:
+        """Events are missing; what was open has been told before."""
+
+    def request(self, summary: Summary, until_ns: int) -> None:
+        """All requests, at the end, in the order of arrival."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+class _Copy(msgspec.Struct):
+    seq: int
+    batch: int | None = None
+    blocks: int = 0
+    thrash: int = 0
+    reason: str | None = None
+
+
+class _Stay(msgspec.Struct, frozen=True):
+    begin_ns: int
+    seq: int
+    cause: int
+    iteration: int
+    computed_tokens: int
+
+
+class Rows(Visitor):
+    """Tells a consumer every row of a walk."""
+
+    def __init__(self, consumer: Consumer, requests: Requests) -> None:
+        super().__init__()
+        self.consumer = consumer
+        self.requests = requests
+        self._stays: dict[int, _Stay] = {}
+        self._holds: dict[int, int] = {}
+        self._copies: dict[int, _Copy] = {}
+        self._sampled: dict[int, tuple[int, list[int]]] = {}
+        self._last_ns = 0
+        self._state: CacheState | None = None
+        self.before = {
+            ev.SlotMoved: self._leaves, ev.SlotClosed: self._closes, ev.HoldReleased: self._released,
+            ev.CandidateEnded: self._ended, ev.CandidateSkipped: self._skipped,
+        }
+        self.after = {
+            ev.SlotOpened: self._opens, ev.SlotCloned: self._opens, ev.SlotMoved: self._enters,
+            ev.SlotHeld: self._held, ev.CandidatePlanned: self._planned, ev.CandidatePromoted: self._promoted,
+            ev.IterationAdvanced: self._advanced,
+        }
+        for kind in (ev.BlocksReady, ev.BlocksEvicted, ev.DeviceBlocksReleased, ev.DeviceBlocksAssigned,
+                     ev.BlocksReserved, ev.BlocksDropped, ev.BlocksStaged, ev.StagingReleased, ev.ResetDone,
+                     ev.BlocksFilled, ev.BlocksSeen):
+            self.after[kind] = self._sample
+        if consumer.wants_events:
+            self.every = self._told
+
+    # --- begin, gap, end ---------------------------------------------------------------------------------------------
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """Close what was open in front of a gap, open what is there now."""
+        if gap is not None:
+            self._close_all(state)
+            self.consumer.gap(gap, self._last_ns)
+        self._state, self._last_ns = state, state.at_ns
+        for slot in state.slots.values():
+            self.consumer.opened(slot.slot, slot.request, slot.opened_ns)
+            self._stays[slot.slot] = _Stay(
+                max(slot.since_ns, state.at_ns) if gap is not None else slot.since_ns, state.seq, state.n,
+                state.iteration, slot.computed_tokens(state.iteration),
+            )
+        self._holds = dict.fromkeys(state.holds, state.seq)
+        for candidate in state.candidates.values():
+            known = self._copies.setdefault(candidate.candidate, _Copy(state.seq, blocks=len(candidate.hashes)))
+            if candidate.operation is not None:
+                known.batch = state.operations[candidate.operation].batch
+        self._copies = {number: copy for number, copy in self._copies.items() if number in state.candidates}
+        self._sampled.clear()
+        for pool in state.pools:
+            self._sample_pool(pool.info.pool, state, state.at_ns)
+
+    def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
+        """Tell what is open, then the requests."""
+        if state is not None:
+            self._last_ns = state.at_ns
+            for pool in state.pools:
+                self._sample_pool(pool.info.pool, state, state.at_ns)
+        self._close_all(None)
+        if gap is not None:
+            self.consumer.gap(gap, self._last_ns)
+        for summary in self.requests.all:
+            self.consumer.request(summary, self._last_ns)
+
+    def _close_all(self, later: CacheState | None) -> None:
+        """Tell what is open, except copies that are still open behind a gap: those are told when they end."""
+        state = self._state
+        if state is None:
+            return
+        self._last_ns = max(self._last_ns, state.at_ns)
+        for number in list(self._stays):
+            self._tell_state(number, state, self._last_ns, still=True)
+        for number, seq in list(self._holds.items()):
+            hold = state.holds.get(number)
+            if hold is not None:
+                self.consumer.hold(HoldRow(
+                    number, hold.slot, state.slots[hold.slot].request, hold.site.label, hold.since_ns, self._last_ns,
+                    seq, None,
+                ))
+        for number in list(self._copies):
+            if number in state.candidates and (later is None or number not in later.candidates):
+                self._tell_copy(number, state, state.candidates[number].status, None, still=True)
+        self._stays.clear()
+        self._holds.clear()
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def _told(self, e: ev.Event, state: CacheState) -> None:
+        slot = slot_of(e, state)
+        known = None if slot is None else state.slots.get(slot)
+        named = getattr(e, "request", None)
+        request = named if isinstance(named, str) else None if known is None else known.request
+        self.consumer.event(
+            EventRow(e.seq, e.at_ns, e.cause, type(e).__name__, slot, request, describe(e, state))
+        )
+
+    def _opens(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
+        self.consumer.opened(e.slot, state.slots[e.slot].request, e.at_ns)
+        self._stays[e.slot] = _Stay(e.at_ns, e.seq, e.cause, state.iteration, 0)
+
+    def _leaves(self, e: ev.SlotMoved, state: CacheState) -> None:
+        self._tell_state(e.slot, state, e.at_ns, still=False)
+
+    def _enters(self, e: ev.SlotMoved, state: CacheState) -> None:
+        self._stays[e.slot] = _Stay(e.at_ns, e.seq, e.cause, e.iteration, e.computed_tokens)
+
+    def _closes(self, e: ev.SlotClosed, state: CacheState) -> None:
+        self._stays.pop(e.slot, None)
+
+    def _tell_state(self, number: int, state: CacheState, end_ns: int, *, still: bool) -> None:
+        stay = self._stays.pop(number, None)
+        slot = state.slots.get(number)
+        if stay is not None and slot is not None:
+            self.consumer.state(StateRow(
+                number, slot.request, slot.state.label, stay.begin_ns, end_ns, stay.seq, stay.cause, stay.iteration,
+                stay.computed_tokens, still,
+            ))
+
+    def _held(self, e: ev.SlotHeld, state: CacheState) -> None:
+        self._holds[e.hold] = e.seq
+
+    def _released(self, e: ev.HoldReleased, state: CacheState) -> None:
+        hold = state.holds[e.hold]
+        self.consumer.hold(HoldRow(
+            e.hold, e.slot, state.slots[e.slot].request, hold.site.label, hold.since_ns, e.at_ns,
+            self._holds.pop(e.hold, e.seq), e.why.label,
+        ))
+
+    def _planned(self, e: ev.CandidatePlanned, state: CacheState) -> None:
+        self._copies[e.candidate] = _Copy(e.seq, blocks=len(e.hashes) // 8)
+
+    def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
+        copy = self._copies[e.candidate]
+        copy.batch, copy.blocks, copy.thrash = e.batch, e.blocks, e.thrash
+        self._sample(e, state)
+
+    def _ended(self, e: ev.CandidateEnded, state: CacheState) -> None:
+        self._last_ns = e.at_ns
+        self._tell_copy(e.candidate, state, e.status, None, still=False)
+
+    def _skipped(self, e: ev.CandidateSkipped, state: CacheState) -> None:
+        self._last_ns = e.at_ns
+        self._tell_copy(e.candidate, state, CandidateStatus.SKIPPED, e.reason.label, still=False)
+
+    def _tell_copy(
+        self, number: int, state: CacheState, status: CandidateStatus, reason: str | None, *, still: bool
+    ) -> None:
+        candidate = state.candidates[number]
+        copy = self._copies.pop(number) if not still else self._copies[number]
+        slot = None if candidate.slot is None else state.slots.get(candidate.slot)
+        self.consumer.transfer(TransferRow(
+            number, candidate.operation, copy.batch, candidate.slot, None if slot is None else slot.request,
+            candidate.route.label, copy.blocks, candidate.planned_ns, candidate.enqueued_ns, candidate.evaluated_ns,
+            candidate.promoted_ns, candidate.started_ns, None if still else self._last_ns, status.label, reason,
+            copy.thrash, copy.seq, self._last_ns,
+        ))
+
+    # --- samples -----------------------------------------------------------------------------------------------------
+
+    def _advanced(self, e: ev.IterationAdvanced, state: CacheState) -> None:
+        self.consumer.engine(EngineRow(e.at_ns, e.iteration, e.running, e.waiting))
+
+    def _sample(self, e: ev.Event, state: CacheState) -> None:
+        for pool in state.pools:
+            before = self._sampled.get(pool.info.pool)
+            if before is None or (e.at_ns - before[0] >= SAMPLE_NS and before[1] != pool.counts):
+                self._sample_pool(pool.info.pool, state, e.at_ns)
+
+    def _sample_pool(self, index: int, state: CacheState, at_ns: int) -> None:
+        pool = state.pools[index]
+        counts = list(pool.counts)
+        self._sampled[index] = (at_ns, counts)
+        self.consumer.tier(TierRow(
+            at_ns, index, pool.info.tier.name, counts[Condition.EMPTY], counts[Condition.CACHED],
+            counts[Condition.REFERENCED], counts[Condition.WRITING], counts[Condition.QUARANTINED],
+        ))

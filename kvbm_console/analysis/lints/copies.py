@@ -1,0 +1,282 @@
+"""Lints about copies: waiting too long, slow, silent, failed, the last of a batch.
+
+Law of this file: time on the wire and time in front of it are judged apart, each against its own route.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Histogram, Level, limit_of, plural, spoken
+from kvbm_console.analysis.lints.rule import Lint
+from kvbm_console.core import events as ev
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.ids import CandidateStatus, Route
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import GapSeen
+
+PENDING_LEAST_NS: Final = 2 * SECOND_NS
+WIRE_LEAST_NS: Final = 100_000_000
+SILENT_LEAST_NS: Final = 30 * SECOND_NS
+SILENT_FACTOR: Final = 4
+STRAGGLER_FACTOR: Final = 4
+STRAGGLER_LEAST_NS: Final = 100_000_000
+
+
+def arrow(route: Route) -> str:
+    """A route as screens write it."""
+    return f"{'↑' if route.is_load else '↓'} {route.label.replace('>', '→')}"
+
+
+class _Slowness(msgspec.Struct):
+    """Copies of one route that were too slow at something."""
+
+    count: int = 0
+    longest_ns: int = 0
+    seq: int = 0
+    since_ns: int = 0
+    until_ns: int = 0
+    evidence: list[int] = []
+
+    def add(self, seq: int, since_ns: int, at_ns: int, took_ns: int) -> None:
+        """One more."""
+        self.count += 1
+        if took_ns > self.longest_ns:
+            self.longest_ns, self.seq = took_ns, seq
+        self.since_ns = min(self.since_ns or since_ns, since_ns)
+        self.until_ns = max(self.until_ns, at_ns)
+        if len(self.evidence) < EVIDENCE_MAX:
+            self.evidence = [*self.evidence, seq]
+
+
+class Pending(Lint):
+    """Candidates that nobody decides, and copies that wait for their link."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usual: dict[Route, Histogram] = {}
+        self._late: dict[Route, _Slowness] = {}
+        self._seq: dict[int, int] = {}
+        self._excused: set[int] = set()
+        """Candidates that a hold or a freeze kept waiting."""
+        self.before = {
+            ev.OperationStarted: self._started, ev.CandidateSkipped: self._decided, ev.CandidateEnded: self._decided,
+        }
+        self.after = {
+            ev.CandidatePlanned: self._planned, ev.SlotHeld: self._held, ev.Frozen: self._frozen,
+        }
+
+    def _planned(self, e: ev.CandidatePlanned, state: CacheState) -> None:
+        self._seq[e.candidate] = e.seq
+        held = e.slot is not None and state.slots[e.slot].hold is not None
+        if held or state.pipeline_closed:
+            self._excused.add(e.candidate)
+
+    def _held(self, e: ev.SlotHeld, state: CacheState) -> None:
+        self._excused |= state.candidates.keys() if state.pipeline_closed else state.slots[e.slot].outstanding
+
+    def _frozen(self, e: ev.Frozen, state: CacheState) -> None:
+        self._excused |= state.candidates.keys()
+
+    def _started(self, e: ev.OperationStarted, state: CacheState) -> None:
+        self._over(state.operations[e.operation].candidate, e, state)
+
+    def _decided(self, e: ev.CandidateSkipped | ev.CandidateEnded, state: CacheState) -> None:
+        if state.candidates[e.candidate].started_ns is None:
+            self._over(e.candidate, e, state)
+
+    def _over(self, number: int, e: ev.Event, state: CacheState) -> None:
+        """It does not wait any more."""
+        candidate = state.candidates[number]
+        waited = e.at_ns - candidate.planned_ns
+        seq = self._seq.pop(number, e.seq)
+        if number in self._excused:
+            self._excused.discard(number)
+            return
+        if waited > limit_of(self.usual.get(candidate.route), PENDING_LEAST_NS):
+            self._late.setdefault(candidate.route, _Slowness()).add(seq, candidate.planned_ns, e.at_ns, waited)
+        if isinstance(e, ev.OperationStarted):
+            self.usual.setdefault(candidate.route, Histogram()).add(waited)
+
+    def limit(self, route: Route) -> int:
+        """Above this a copy has waited too long to begin."""
+        return limit_of(self.usual.get(route), PENDING_LEAST_NS)
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Per route: those that wait now, else those that did."""
+        waiting: dict[Route, _Slowness] = {}
+        for candidate in () if state is None else state.candidates.values():
+            slot = None if state is None or candidate.slot is None else state.slots[candidate.slot]
+            age = at_ns - candidate.planned_ns
+            if (
+                candidate.started_ns is None and candidate.candidate not in self._excused
+                and not (slot is not None and slot.hold is not None)
+                and age > self.limit(candidate.route)
+            ):
+                seq = self._seq.get(candidate.candidate, 0)
+                waiting.setdefault(candidate.route, _Slowness()).add(seq, candidate.planned_ns, at_ns, age)
+        yield from _by_route("pending", self._late, waiting, self.usual, PENDING_LEAST_NS, "waiting candidate")
+
+
+class Slow(Lint):
+    """Copies that are long on the wire."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usual: dict[Route, Histogram] = {}
+        self._late: dict[Route, _Slowness] = {}
+        self._seq: dict[int, int] = {}
+        self._away: dict[int, tuple[int, int]] = {}
+        """Operation of an older epoch to (seq, time) of the reset that quarantined its places."""
+        self.before = {ev.CandidateEnded: self._ended}
+        self.after = {ev.OperationStarted: self._started, ev.BlocksQuarantined: self._quarantined}
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """Copies that were left over are as old as what is known of them."""
+        self._away = dict.fromkeys(state.late, (state.seq, state.at_ns))
+
+    def _quarantined(self, e: ev.BlocksQuarantined, state: CacheState) -> None:
+        self._away = {number: since for number, since in self._away.items() if number in state.late}
+        self._away.setdefault(e.operation, (e.seq, e.at_ns))
+
+    def _started(self, e: ev.OperationStarted, state: CacheState) -> None:
+        self._seq[e.operation] = e.seq
+
+    def _ended(self, e: ev.CandidateEnded, state: CacheState) -> None:
+        candidate = state.candidates[e.candidate]
+        seq = self._seq.pop(-1 if candidate.operation is None else candidate.operation, e.seq)
+        if candidate.started_ns is None or e.status is CandidateStatus.CANCELLED:
+            return
+        took = e.at_ns - candidate.started_ns
+        if took > limit_of(self.usual.get(candidate.route), WIRE_LEAST_NS):
+            self._late.setdefault(candidate.route, _Slowness()).add(seq, candidate.started_ns, e.at_ns, took)
+        if e.status is CandidateStatus.COMPLETED:
+            self.usual.setdefault(candidate.route, Histogram()).add(took)
+
+    def limit(self, route: Route) -> int:
+        """Above this a copy is slow."""
+        return limit_of(self.usual.get(route), WIRE_LEAST_NS)
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Per route: those that are slow now, else those that were; a silent one is a finding of its own."""
+        running: dict[Route, _Slowness] = {}
+        for candidate in () if state is None else state.candidates.values():
+            if state is None or candidate.started_ns is None or candidate.operation is None:
+                continue
+            age = at_ns - candidate.started_ns
+            seq = self._seq.get(candidate.operation, 0)
+            limit = self.limit(candidate.route)
+            slot = None if candidate.slot is None else state.slots[candidate.slot]
+            if age > max(SILENT_LEAST_NS, SILENT_FACTOR * limit) and not (slot is not None and slot.hold is not None):
+                reported = state.operations[candidate.operation].reported
+                told = f"{plural(len(reported), 'rank')} reported" if reported else "no rank reported"
+                yield Finding(
+                    lint="silent", level=Level.FAULT, who=f"op {candidate.operation}",
+                    what=f"{arrow(candidate.route)} {spoken(age)}",
+                    because=f"{told}; {plural(len(candidate.hashes), 'block')} pinned at both ends", seq=seq,
+                    request=None if slot is None else slot.request, since_ns=candidate.started_ns, weight=age,
+                    slot=None if slot is None else str(slot.slot),
+                )
+            elif age > limit:
+                running.setdefault(candidate.route, _Slowness()).add(seq, candidate.started_ns, at_ns, age)
+        yield from _by_route("slow", self._late, running, self.usual, WIRE_LEAST_NS, "slow copy")
+        for number in () if state is None else state.late:
+            seq, since_ns = self._away[number]
+            if at_ns - since_ns > SILENT_LEAST_NS:
+                yield Finding(
+                    lint="silent", level=Level.FAULT, who=f"op {number}",
+                    what=f"quarantined {spoken(at_ns - since_ns)}",
+                    because="it ran when the leader was reset and has not reported since; its places stay out of use",
+                    seq=seq, since_ns=since_ns, weight=at_ns - since_ns,
+                )
+
+
+def _by_route(
+    lint: str, late: dict[Route, _Slowness], now: dict[Route, _Slowness], usual: dict[Route, Histogram],
+    least_ns: int, word: str,
+) -> Iterator[Finding]:
+    for route in sorted({*late, *now}):
+        was, is_ = late.get(route), now.get(route)
+        one = is_ or was
+        assert one is not None
+        limit = spoken(limit_of(usual.get(route), least_ns))
+        earlier = f", {was.count:,} before" if was is not None and is_ is not None else ""
+        yield Finding(
+            lint=lint, level=Level.CAUTION, who=arrow(route), what=plural(one.count, word),
+            because=f"longest {spoken(one.longest_ns)}, limit {limit}{earlier}", seq=one.seq,
+            evidence=tuple(one.evidence), since_ns=one.since_ns, until_ns=None if is_ is not None else one.until_ns,
+            count=one.count + (was.count if was is not None and is_ is not None else 0), weight=one.longest_ns,
+        )
+
+
+class FailedCopies(Lint):
+    """Copies that did not arrive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failed: dict[Route, tuple[_Slowness, str]] = {}
+        self.before = {ev.CandidateEnded: self._ended}
+
+    def _ended(self, e: ev.CandidateEnded, state: CacheState) -> None:
+        if e.status is not CandidateStatus.FAILED:
+            return
+        candidate = state.candidates[e.candidate]
+        operation = state.operations.get(-1 if candidate.operation is None else candidate.operation)
+        error = operation.error if operation is not None else ""
+        seen, _ = self._failed.get(candidate.route, (_Slowness(), ""))
+        seen.add(e.seq, e.at_ns, e.at_ns, 1 + seen.longest_ns)
+        self._failed[candidate.route] = (seen, error)
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Per route."""
+        for route, (seen, error) in sorted(self._failed.items()):
+            yield Finding(
+                lint="failed_copies", level=Level.CAUTION, who=arrow(route), what=plural(seen.count, "failed copy"),
+                because=f"last error: {error or 'none given'}", seq=seen.evidence[0], evidence=tuple(seen.evidence),
+                since_ns=seen.since_ns, until_ns=seen.until_ns, count=seen.count, weight=seen.count,
+            )
+
+
+class Straggler(Lint):
+    """The last copy of a batch, long behind the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches: dict[int, list[int]] = {}
+        """Open batch to [promoted first, members, ended last but one, ended last, candidate that ended last]."""
+        self._batch_of: dict[int, int] = {}
+        self._count = 0
+        self._worst: Finding | None = None
+        self.after = {ev.CandidatePromoted: self._promoted, ev.BatchEnded: self._over}
+        self.before = {ev.CandidateEnded: self._ended}
+
+    def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
+        batch = self._batches.setdefault(e.batch, [e.at_ns, 0, e.at_ns, e.at_ns, e.candidate])
+        batch[1] += 1
+        self._batch_of[e.candidate] = e.batch
+
+    def _ended(self, e: ev.CandidateEnded, state: CacheState) -> None:
+        batch = self._batches.get(self._batch_of.pop(e.candidate, -1))
+        if batch is not None:
+            batch[2], batch[3], batch[4] = batch[3], e.at_ns, e.candidate
+
+    def _over(self, e: ev.BatchEnded, state: CacheState) -> None:
+        batch = self._batches.pop(e.batch, None)
+        if batch is None or batch[1] < 2:
+            return
+        began, _, others, last, candidate = batch
+        if last - began > STRAGGLER_FACTOR * (others - began) and last - others > STRAGGLER_LEAST_NS:
+            self._count += 1
+            if self._worst is None or last - others > self._worst.weight:
+                self._worst = Finding(
+                    lint="straggler", level=Level.CAUTION, who=f"batch {e.batch}",
+                    what=f"its last copy {spoken(last - others)} late",
+                    because=f"candidate {candidate} took {spoken(last - began)}, the others {spoken(others - began)}",
+                    seq=e.seq, since_ns=others, until_ns=last, weight=last - others,
+                )
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """The worst one, with how many there were."""
+        if self._worst is not None:
+            yield msgspec.structs.replace(self._worst, count=self._count)

@@ -1,0 +1,378 @@
+"""Lints about slots: stuck, polled, held, pinned after the end, preempted again and again.
+
+Law of this file: held time never counts against a slot, and the reason is read from facts.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Histogram, Level, limit_of, plural, spoken
+from kvbm_console.analysis.lints.rule import Lint
+from kvbm_console.analysis.waits import WORKING, Standstill, blocks_text, circle, free_blocks, standstill
+from kvbm_console.core import events as ev
+from kvbm_console.core.audit import audit
+from kvbm_console.core.candidates import CandidateFacts
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.ids import SlotState
+from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import ENTRY_NAMES
+from kvbm_console.stream.feed import GapSeen
+
+_S = SlotState
+WATCHED: Final = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED, _S.FINISHING)
+"""States in which a slot waits for something else than its turn."""
+STUCK_LEAST_NS: Final = 2 * SECOND_NS
+FAULT_FACTOR: Final = 4
+FAULT_LEAST_NS: Final = 30 * SECOND_NS
+"""A stay this many times over its limit is a fault, and at least half a minute."""
+POLLED_LEAST: Final = 100
+POLLS_KEPT_MAX: Final = 10_000
+"""(request, call) pairs counted at once; refusals of further ones are counted together."""
+PREEMPTIONS: Final = 3
+PREEMPT_WINDOW_NS: Final = 60 * SECOND_NS
+PREEMPT_BLOCKS: Final = 2
+"""A request that came this much further between its preemptions makes its way, slowly."""
+LEAK_LEAST_NS: Final = 2 * SECOND_NS
+DEADLOCK_LEAST_NS: Final = 5 * SECOND_NS
+"""A connector that the tap does not know may load for some seconds without a word."""
+
+
+def fault_after(limit_ns: int) -> int:
+    """From this age on a stay is a fault and not only a caution."""
+    return max(FAULT_LEAST_NS, FAULT_FACTOR * limit_ns)
+
+
+class _Stay(msgspec.Struct):
+    since_ns: int
+    seq: int
+    held_ns: int = 0
+    held_since_ns: int | None = None
+
+    def age(self, at_ns: int) -> int:
+        """Time in the state without holds."""
+        held = self.held_ns + (at_ns - self.held_since_ns if self.held_since_ns is not None else 0)
+        return at_ns - self.since_ns - held
+
+
+class Stuck(Lint):
+    """A slot that stays in one state for much longer than is usual, and engines in which no request can go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usual: dict[SlotState, Histogram] = {}
+        self._stays: dict[int, _Stay] = {}
+        self._copies: dict[int, list[int]] = {}
+        """Open candidate to the events that tell how far it came."""
+        self._worked: dict[int, int] = {}
+        """Engine to the last time at which one of its requests worked, was held, or had a copy."""
+        self.before = {
+            ev.SlotMoved: self._leaves, ev.SlotClosed: self._closes, ev.OperationStarted: self._came_on,
+            ev.OperationReported: self._came_on, ev.CandidateEnded: self._copy_over,
+            ev.CandidateSkipped: self._copy_over, ev.DeviceBlocksReleased: self._gives_back,
+        }
+        self.after = {
+            ev.CandidatePlanned: self._planned, ev.CandidatePromoted: self._planned,
+            ev.SlotMoved: self._enters, ev.SlotOpened: self._opens, ev.SlotCloned: self._opens,
+            ev.SlotHeld: self._held, ev.HoldReleased: self._released, ev.Thawed: self._thawed,
+        }
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """Slots that are there already; holds before the evidence are taken for as long as the state."""
+        self._stays = {
+            slot.slot: _Stay(
+                slot.since_ns, state.seq, 0,
+                None if slot.hold is None else max(slot.since_ns, state.holds[slot.hold].since_ns),
+            )
+            for slot in state.slots.values()
+        }
+
+    def _planned(self, e: ev.CandidatePlanned | ev.CandidatePromoted, state: CacheState) -> None:
+        self._copies.setdefault(e.candidate, []).append(e.seq)
+
+    def _came_on(self, e: ev.OperationStarted | ev.OperationReported, state: CacheState) -> None:
+        operation = state.operations.get(e.operation)
+        if operation is not None:
+            self._copies.setdefault(operation.candidate, []).append(e.seq)
+
+    def _copy_over(self, e: ev.CandidateEnded | ev.CandidateSkipped, state: CacheState) -> None:
+        self._copies.pop(e.candidate, None)
+        candidate = state.candidates[e.candidate]
+        if candidate.slot is not None and candidate.slot in state.slots:
+            self._worked[state.slots[candidate.slot].source] = e.at_ns
+        if candidate.operation is not None:
+            self._worked[state.pools[state.operations[candidate.operation].source_pool].info.source] = e.at_ns
+
+    def limit(self, state: SlotState) -> int:
+        """Above this a stay is too long."""
+        return limit_of(self.usual.get(state), STUCK_LEAST_NS)
+
+    def _opens(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
+        self._stays[e.slot] = _Stay(e.at_ns, e.seq)
+
+    def _leaves(self, e: ev.SlotMoved, state: CacheState) -> None:
+        self._resolve(state.slots[e.slot].source, e, state)
+        if e.old in WORKING:
+            self._worked[state.slots[e.slot].source] = e.at_ns
+        stay = self._stays.get(e.slot)
+        if stay is None or e.old not in WATCHED:
+            return
+        age = stay.age(e.at_ns)
+        if age > self.limit(e.old):
+            slot = state.slots[e.slot]
+            self.over(self._finding(state, slot, stay, age, f"it then went on to {e.new.label}", e.at_ns, (e.seq,)))
+        self.usual.setdefault(e.old, Histogram()).add(age)
+
+    def _gives_back(self, e: ev.DeviceBlocksReleased, state: CacheState) -> None:
+        self._resolve(state.slots[e.slot].source, e, state)
+
+    def _resolve(self, source: int, e: ev.Event, state: CacheState) -> None:
+        """Right before a slot moves or gives blocks back: a deadlock that this ends is told as over."""
+        if e.at_ns - self._worked.get(source, 0) < DEADLOCK_LEAST_NS:
+            return
+        still = standstill(state, source)
+        since_ns = 0 if still is None else self._still_since(still)
+        if still is not None and e.at_ns - since_ns >= DEADLOCK_LEAST_NS:
+            self.over(msgspec.structs.replace(self._deadlock(still, since_ns, e.at_ns), until_ns=e.at_ns))
+            self._worked[source] = e.at_ns
+
+    def _enters(self, e: ev.SlotMoved, state: CacheState) -> None:
+        held = state.slots[e.slot].hold is not None
+        self._stays[e.slot] = _Stay(e.at_ns, e.seq, 0, e.at_ns if held else None)
+
+    def _closes(self, e: ev.SlotClosed, state: CacheState) -> None:
+        self._stays.pop(e.slot, None)
+
+    def _held(self, e: ev.SlotHeld, state: CacheState) -> None:
+        stay = self._stays.get(e.slot)
+        if stay is not None and stay.held_since_ns is None:
+            stay.held_since_ns = e.at_ns
+
+    def _thawed(self, e: ev.Thawed, state: CacheState) -> None:
+        for slot in state.slots.values():
+            self._worked[slot.source] = e.at_ns
+
+    def _released(self, e: ev.HoldReleased, state: CacheState) -> None:
+        self._worked[state.slots[e.slot].source] = e.at_ns
+        stay = self._stays.get(e.slot)
+        if stay is not None and stay.held_since_ns is not None:
+            stay.held_ns += e.at_ns - stay.held_since_ns
+            stay.held_since_ns = None
+
+    def level(self, slot: SlotFacts, at_ns: int) -> Level | None:
+        """How bad the stay of this slot is at this time; None while it is as usual, or while somebody holds it."""
+        stay = self._stays.get(slot.slot)
+        if stay is None or slot.state not in WATCHED or slot.hold is not None:
+            return None
+        age, limit = stay.age(at_ns), self.limit(slot.state)
+        if age <= limit:
+            return None
+        # Nobody takes a finishing request back: what it waits for is lost.
+        return Level.FAULT if slot.state is _S.FINISHING or age > fault_after(limit) else Level.CAUTION
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Deadlocks, and slots that are stuck now for another reason."""
+        explained: set[int] = set()
+        for source in sorted({slot.source for slot in state.slots.values()}):
+            still = standstill(state, source)
+            since_ns = 0 if still is None else self._still_since(still)
+            if still is not None and at_ns - since_ns >= DEADLOCK_LEAST_NS:
+                explained.update(slot.slot for slot in still.waiting)
+                yield self._deadlock(still, since_ns, at_ns)
+        for number, stay in self._stays.items():
+            slot = state.slots.get(number)
+            if slot is not None and number not in explained and self.level(slot, at_ns) is not None:
+                evidence = [seq for copy in sorted(slot.outstanding) for seq in self._copies.get(copy, ())]
+                yield self._finding(
+                    state, slot, stay, stay.age(at_ns), why_stuck(state, slot), None, tuple(evidence[:EVIDENCE_MAX])
+                )
+
+    def _still_since(self, still: Standstill) -> int:
+        """Since when no request of this engine has worked, while one waited."""
+        first = min(slot.since_ns for slot in still.waiting)
+        return max(first, self._worked.get(still.source, 0))
+
+    def _deadlock(self, still: Standstill, since_ns: int, at_ns: int) -> Finding:
+        stays = [self._stays[slot.slot].seq for slot in still.waiting if slot.slot in self._stays]
+        age = at_ns - since_ns
+        return Finding(
+            lint="deadlock", level=Level.FAULT, who=f"engine {still.source}", what=f"deadlock {spoken(age)}",
+            because=circle(still), seq=stays[0] if stays else 0, evidence=tuple(stays[1 : EVIDENCE_MAX + 1]),
+            since_ns=since_ns, count=len(still.waiting), weight=age,
+        )
+
+    def _finding(
+        self, state: CacheState, slot: SlotFacts, stay: _Stay, age: int, because: str, until_ns: int | None,
+        evidence: tuple[int, ...],
+    ) -> Finding:
+        never_ends = slot.state is _S.FINISHING and until_ns is None
+        fault = never_ends or age > fault_after(self.limit(slot.state))
+        return Finding(
+            lint="stuck", level=Level.FAULT if fault else Level.CAUTION, who=slot.request,
+            what=f"{slot.state.label} {spoken(age)}", because=because, seq=stay.seq, evidence=evidence,
+            request=slot.request, slot=str(slot.slot), since_ns=stay.since_ns, until_ns=until_ns, weight=age,
+        )
+
+
+def why_stuck(state: CacheState, slot: SlotFacts) -> str:
+    """What the slot waits for, in a few words."""
+    copies = [state.candidates[number] for number in sorted(slot.outstanding)]
+    if slot.state in (_S.FINISHING, _S.ONBOARDING):
+        if copies:
+            return copy_wait(state, copies[0]) + (f" and {len(copies) - 1} more" if len(copies) > 1 else "")
+        return "no copy is left; nobody ends it" if slot.state is _S.FINISHING else "waits for the next iteration"
+    if slot.state is _S.PREEMPTED and copies:
+        return copy_wait(state, copies[0])
+    blocks = free_blocks(state, slot)
+    if blocks is not None and blocks[0] > blocks[1]:
+        return f"waits for {blocks_text(*blocks)}"
+    return "waits for the engine to schedule it"
+
+
+def copy_wait(state: CacheState, candidate: CandidateFacts) -> str:
+    """What an open candidate waits for."""
+    route = candidate.route.label.replace(">", "→")
+    operation = state.operations.get(-1 if candidate.operation is None else candidate.operation)
+    if operation is None:
+        return f"candidate {candidate.candidate} on {route} is not promoted"
+    if not operation.started and not operation.reported:
+        return f"op {operation.operation} on {route} was never started"
+    if not operation.reported:
+        return f"op {operation.operation} has no report"
+    silent = next(rank for rank in range(max(operation.reported) + 2) if rank not in operation.reported)
+    return f"op {operation.operation} has no report from rank {silent}"
+
+
+class Polled(Lint):
+    """The same refused call, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: dict[tuple[str, int], list[int]] = {}
+        """(request, entry) to [times, first seq, last seq, first at_ns, last at_ns]."""
+        self._why: dict[tuple[str, int], str] = {}
+        self.after = {ev.StimulusRejected: self._rejected}
+
+    def _rejected(self, e: ev.StimulusRejected, state: CacheState) -> None:
+        key = (e.request or "", e.entry)
+        if key not in self._calls and len(self._calls) >= POLLS_KEPT_MAX:
+            key = ("", e.entry)
+        call = self._calls.setdefault(key, [0, e.seq, e.seq, e.at_ns, e.at_ns])
+        call[0] += 1
+        call[2], call[4] = e.seq, e.at_ns
+        self._why[key] = e.why
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Calls that were refused too often."""
+        for (request, entry), (times, first, last, since_ns, until_ns) in self._calls.items():
+            if times >= POLLED_LEAST:
+                live = state is not None and request in state.slot_of
+                yield Finding(
+                    lint="polled", level=Level.CAUTION, who=request or "an engine",
+                    what=f"refused {times:,} times",
+                    because=f"{ENTRY_NAMES.get(entry, entry)}: {self._why[request, entry]}",
+                    seq=first, evidence=(last,), request=request or None, since_ns=since_ns,
+                    until_ns=None if live else until_ns, count=times, weight=times,
+                )
+
+
+class Held(Lint):
+    """Slots that stand still because somebody wants it so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seq: dict[int, int] = {}
+        self.after = {ev.SlotHeld: self._held}
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """Holds that are there already."""
+        for number in state.holds:
+            self._seq.setdefault(number, state.seq)
+
+    def _held(self, e: ev.SlotHeld, state: CacheState) -> None:
+        self._seq[e.hold] = e.seq
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Holds that last."""
+        for number, hold in state.holds.items():
+            slot = state.slots[hold.slot]
+            who = f"breakpoint {', '.join(map(str, hold.breakpoints))}" if hold.breakpoints else "a step"
+            age = at_ns - hold.since_ns
+            yield Finding(
+                lint="held", level=Level.HELD, who=slot.request, what=f"held {spoken(age)}",
+                because=f"at {who}; resumes by itself after {spoken(hold.max_hold_ns)}", seq=self._seq[number],
+                request=slot.request, slot=str(slot.slot), since_ns=hold.since_ns, weight=age,
+            )
+
+
+class PinLeak(Lint):
+    """Places that somebody holds who is gone. Without ``walk_places`` only slots are looked at."""
+
+    def __init__(self, *, walk_places: bool = True) -> None:
+        super().__init__()
+        self._walk_places = walk_places
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Finishing slots without a copy, and holders that the audit does not find."""
+        for slot in state.slots.values():
+            age = at_ns - slot.since_ns
+            if slot.state is _S.FINISHING and not slot.outstanding and slot.hold is None and age >= LEAK_LEAST_NS:
+                yield Finding(
+                    lint="pin_leak", level=Level.FAULT, who=slot.request, what=f"finishing {spoken(age)}",
+                    because=f"{plural(len(slot.device_blocks), 'block')} kept, and no copy is left", seq=state.seq - 1,
+                    request=slot.request, slot=str(slot.slot), since_ns=slot.since_ns, weight=age,
+                )
+        for broken in audit(state) if self._walk_places else ():
+            yield Finding(
+                lint="pin_leak" if broken.rule == "I2" else "violation", level=Level.FAULT,
+                who="facts" if broken.slot is None else f"slot {broken.slot}", what=f"{broken.rule} broken",
+                because=broken.detail, seq=state.seq - 1, since_ns=at_ns,
+                slot=None if broken.slot is None else str(broken.slot),
+            )
+
+
+class PreemptLoop(Lint):
+    """A request that loses its blocks again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._times: dict[int, deque[tuple[int, int, int]]] = {}
+        """Slot to (at_ns, seq, computed tokens) of its last preemptions."""
+        self._worst: dict[int, Finding] = {}
+        self.after = {ev.SlotMoved: self._moved}
+        self.before = {ev.SlotClosed: self._closed}
+
+    def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
+        if e.new is not _S.PREEMPTED:
+            return
+        times = self._times.setdefault(e.slot, deque(maxlen=PREEMPTIONS))
+        times.append((e.at_ns, e.seq, e.computed_tokens))
+        slot = state.slots[e.slot]
+        block_tokens = 1 if slot.device_pool is None else state.pools[slot.device_pool].info.block_tokens
+        further = e.computed_tokens - times[0][2]
+        if (
+            len(times) == PREEMPTIONS and e.at_ns - times[0][0] <= PREEMPT_WINDOW_NS
+            and further < PREEMPT_BLOCKS * block_tokens
+        ):
+            first = self._worst.get(e.slot)
+            within = spoken(e.at_ns - times[0][0])
+            self._worst[e.slot] = Finding(
+                lint="preempt_loop", level=Level.CAUTION, who=slot.request, what=f"preempted {slot.preemptions} times",
+                because=f"{PREEMPTIONS} of them within {within}, {plural(max(0, further), 'token')} further",
+                seq=first.seq if first is not None else times[0][1], evidence=tuple(seq for _, seq, _ in times),
+                request=slot.request, slot=str(e.slot), since_ns=first.since_ns if first is not None else times[0][0],
+                count=slot.preemptions, weight=slot.preemptions,
+            )
+
+    def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
+        self._times.pop(e.slot, None)
+        found = self._worst.pop(e.slot, None)
+        if found is not None:
+            self.over(msgspec.structs.replace(found, until_ns=e.at_ns))
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Requests that are still in the loop."""
+        yield from self._worst.values()

@@ -1,0 +1,169 @@
+"""Lints about engines that are followed by their event streams.
+
+Law of this file: what an engine has reported is judged only as far as its reports came.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Level, plural
+from kvbm_console.analysis.lints.rule import Lint
+from kvbm_console.core import events as ev
+from kvbm_console.core.ids import Authority, FinishReason, Note, SlotState
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import GONE
+from kvbm_console.stream.publishers import queue_is_safe, queue_of
+
+
+def _blocks(source: int, state: CacheState) -> int:
+    """Blocks that are shown of a source."""
+    return sum(
+        pool.resident_blocks for pool in state.pools
+        if pool.info.source == source and pool.info.authority is Authority.STREAM
+    )
+
+
+class _Doubt(msgspec.Struct):
+    """Reports of one source that are missing."""
+
+    began: ev.SourceLost
+    losses: int = 0
+    evidence: list[int] = []
+
+
+class ReportsLost(Lint):
+    """Reports of an engine were lost: its counts are doubtful until it clears its cache or restarts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: dict[int, _Doubt] = {}
+        self.after = {ev.SourceLost: self._lost, ev.BlocksSeen: self._seen}
+
+    def _lost(self, e: ev.SourceLost, state: CacheState) -> None:
+        if e.restarted:
+            self._settle(e.source, e.at_ns, state)
+            return
+        doubt = self._open.setdefault(e.source, _Doubt(e))
+        doubt.losses += 1
+        if e.seq != doubt.began.seq and len(doubt.evidence) < EVIDENCE_MAX:
+            doubt.evidence = [*doubt.evidence, e.seq]
+
+    def _seen(self, e: ev.BlocksSeen, state: CacheState) -> None:
+        if e.cleared:
+            self._settle(state.pools[e.pool].info.source, e.at_ns, state)
+
+    def _settle(self, source: int, at_ns: int, state: CacheState) -> None:
+        if source in self._open and source not in state.lost_sources:
+            self.over(self._finding(source, self._open.pop(source), at_ns, state))
+
+    def _finding(self, source: int, doubt: _Doubt, until_ns: int | None, state: CacheState) -> Finding:
+        first = doubt.began
+        still = "; known again"
+        if until_ns is None:
+            still = f"; its {_blocks(source, state):,} blocks may be wrong"
+        return Finding(
+            lint="reports_lost", level=Level.CAUTION, who=f"engine {source}",
+            what=f"{plural(doubt.losses, 'gap')} in its reports",
+            because=f"from batch {first.first:,} to {first.last:,} at first{still}", seq=first.seq,
+            evidence=tuple(doubt.evidence), since_ns=first.at_ns, until_ns=until_ns, count=doubt.losses,
+            weight=doubt.losses,
+        )
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Engines whose counts are doubtful, also since before this began to look: the facts know it."""
+        for source, losses in state.lost_sources.items():
+            if losses <= GONE:
+                continue
+            doubt = self._open.get(source)
+            if doubt is not None:
+                yield self._finding(source, doubt, None, state)
+                continue
+            yield Finding(
+                lint="reports_lost", level=Level.CAUTION, who=f"engine {source}",
+                what=f"{plural(losses, 'gap')} in its reports",
+                because=f"before what is known here; its {_blocks(source, state):,} blocks may be wrong",
+                seq=max(0, state.seq - 1), evidence=(), until_ns=None, count=losses, weight=losses,
+            )
+
+
+class EngineEnded(Lint):
+    """An engine ended and is not back: one whose event stream is followed, or a tapped one with its requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: dict[int, tuple[ev.SourceLost, int]] = {}
+        """What ended, with the requests that it took along."""
+        self._aborted: dict[int, tuple[int, int]] = {}
+        """Of each source the time of the last requests that were aborted, and how many then."""
+        self.after = {ev.SlotMoved: self._moved, ev.SourceLost: self._lost, ev.PoolKnown: self._known}
+
+    def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
+        if e.reason is FinishReason.ABORTED and e.new is SlotState.FINISHED:
+            source = state.known_slot(e.slot).source
+            at_ns, count = self._aborted.get(source, (e.at_ns, 0))
+            self._aborted[source] = e.at_ns, count * (at_ns == e.at_ns) + 1
+
+    def _lost(self, e: ev.SourceLost, state: CacheState) -> None:
+        if e.gone:
+            at_ns, taken = self._aborted.pop(e.source, (e.at_ns, 0))
+            taken *= at_ns == e.at_ns
+            if taken or not _tapped(e.source, state):
+                self._open[e.source] = e, taken
+        elif e.restarted and not state.has_ended(e.source):
+            self._over(e.source, e.at_ns)
+
+    def _known(self, e: ev.PoolKnown, state: CacheState) -> None:
+        if e.authority is Authority.OBSERVED:  # a tap that comes again is another source
+            for source in [source for source in self._open if _tapped(source, state)]:
+                self._over(source, e.at_ns)
+
+    def _over(self, source: int, at_ns: int) -> None:
+        if source in self._open:
+            self.over(self._finding(source, *self._open.pop(source), at_ns))
+
+    def _finding(self, source: int, e: ev.SourceLost, taken: int, until_ns: int | None) -> Finding:
+        with_it = f" with {plural(taken, 'live request')}" if taken else ""
+        return Finding(
+            lint="engine_ended", level=Level.CAUTION, who=f"engine {source}", what=f"ended{with_it}",
+            because="and is back" if until_ns is not None else "and is not back; its cache is lost", seq=e.seq,
+            evidence=(), since_ns=e.at_ns, until_ns=until_ns, count=1, weight=1 + taken,
+        )
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Engines that are not back."""
+        for source, (e, taken) in self._open.items():
+            yield self._finding(source, e, taken, None)
+
+
+class PublisherQueue(Lint):
+    """The queue of an engine's publisher is small, or nobody knows its size: the stream itself does not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queues: dict[int, tuple[int | None, ev.Noted]] = {}
+        """Source to the batches that its publisher's queue holds, None for unknown, and where that is said."""
+        self.after = {ev.Noted: self._noted}
+
+    def _noted(self, e: ev.Noted, state: CacheState) -> None:
+        told = queue_of(e.detail) if e.note is Note.ENGINE_SUMMARY else None
+        if told is not None:
+            self._queues[told[0]] = told[1], e
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Every source that is followed and has not ended."""
+        for source in sorted({p.info.source for p in state.pools if p.info.authority is Authority.STREAM}):
+            size, said = self._queues.get(source, (None, None))
+            known_safe = size is not None and queue_is_safe(size)
+            if known_safe or state.has_ended(source) or _tapped(source, state):  # a tap has no publisher
+                continue
+            seq, since_ns = (max(0, state.seq - 1), 0) if said is None else (said.seq, said.at_ns)
+            what = "queue size unknown" if size is None else f"queue of {size:,} batches"
+            yield Finding(
+                lint="publisher_queue", level=Level.NOTE if size is None else Level.CAUTION, who=f"engine {source}",
+                what=what, because="of its publisher: vLLM's step waits while it is full", seq=seq, since_ns=since_ns,
+            )
+
+
+def _tapped(source: int, state: CacheState) -> bool:
+    return any(pool.info.source == source and pool.info.authority is Authority.OBSERVED for pool in state.pools)

@@ -1,0 +1,237 @@
+"""Lints about tiers: full with nothing to evict, thrash, blocks dropped beside room.
+
+Law of this file: a tier is judged by its own counts of places, never by arithmetic on other counters.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Level, plural, spoken
+from kvbm_console.analysis.lints.rule import Lint
+from kvbm_console.analysis.waits import available, below
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import ID_BYTES, unpack_hashes
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.ids import Condition, SkipReason, Tier
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.stream.feed import GapSeen
+
+FULL_LEAST_NS: Final = 2 * SECOND_NS
+THRASH_PERCENT: Final = 10
+THRASH_BLOCKS: Final = 100
+THRASH_WINDOW_NS: Final = 60 * SECOND_NS
+"""What was seen in the last minute goes on."""
+DROPPED_BLOCKS: Final = 100
+DROPPED_PERCENT: Final = 5
+RULES: Final = (SkipReason.BELOW_FREQUENCY, SkipReason.OPERATOR)
+"""Skip reasons of somebody who wants no copy."""
+_TAKING: Final = (
+    ev.DeviceBlocksAssigned, ev.BlocksReserved, ev.BlocksStaged, ev.CandidatePromoted, ev.SlotCloned,
+    ev.DeviceBlocksReleased, ev.StagingReleased, ev.BlocksReady, ev.BlocksDropped, ev.CandidateEnded, ev.ResetDone,
+    ev.BlocksQuarantined,
+)
+"""Events that may change whether a place can be given out."""
+
+
+class Full(Lint):
+    """A tier in which nothing is empty and nothing can be evicted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since: dict[int, tuple[int, int]] = {}
+        """Full pool to (since, seq)."""
+        self.after = dict.fromkeys(_TAKING, self._look)
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """What was full before a gap may not have been in it."""
+        self._since = {
+            pool.info.pool: (state.at_ns, state.seq) for pool in state.pools
+            if pool.info.capacity_blocks and not available(pool)
+        }
+
+    def _look(self, e: ev.Event, state: CacheState) -> None:
+        for pool in state.pools:
+            index = pool.info.pool
+            if available(pool) or not pool.info.capacity_blocks:
+                since = self._since.pop(index, None)
+                if since is not None and e.at_ns - since[0] >= FULL_LEAST_NS:
+                    self.over(self._finding(pool, since, e.at_ns, e.at_ns))
+            elif index not in self._since:
+                self._since[index] = (e.at_ns, e.seq)
+
+    def _finding(self, pool: PoolFacts, since: tuple[int, int], at_ns: int, until_ns: int | None) -> Finding:
+        age = at_ns - since[0]
+        held, writing = pool.counts[Condition.REFERENCED], pool.counts[Condition.WRITING]
+        writes = f", {writing:,} writing" if writing else ""
+        return Finding(
+            lint="full", level=Level.CAUTION, who=pool.info.tier.name, what=f"full {spoken(age)}",
+            because=f"{held:,} referenced{writes}, nothing to evict; lower the batch" if until_ns is None
+            else f"all {len(pool):,} places held, nothing to evict; lower the batch",
+            seq=since[1], since_ns=since[0], until_ns=until_ns, weight=age,
+        )
+
+    def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
+        """Tiers that are full now."""
+        for index, since in self._since.items():
+            if at_ns - since[0] >= FULL_LEAST_NS:
+                yield self._finding(state.pools[index], since, at_ns, None)
+
+
+class _Window(msgspec.Struct):
+    """What happened to a tier in the last minute: (at_ns, blocks evicted, blocks that came back too soon)."""
+
+    moments: deque[tuple[int, int, int]]
+    evicted: int = 0
+    returned: int = 0
+
+    def add(self, at_ns: int, evicted: int, returned: int) -> None:
+        """Something happened; what is older than a minute is forgotten."""
+        self.moments.append((at_ns, evicted, returned))
+        self.evicted += evicted
+        self.returned += returned
+        while self.moments[0][0] <= at_ns - THRASH_WINDOW_NS:
+            _, gone, back = self.moments.popleft()
+            self.evicted -= gone
+            self.returned -= back
+
+    @property
+    def thrashes(self) -> bool:
+        """Whether the share that came back is above the limit, of enough evicted blocks."""
+        return self.evicted >= THRASH_BLOCKS and 100 * self.returned > THRASH_PERCENT * self.evicted
+
+
+class Thrash(Lint):
+    """Blocks that come back right after they were evicted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._windows: dict[Tier, _Window] = {}
+        self._worst: dict[Tier, Finding] = {}
+        self.after = {ev.BlocksEvicted: self._evicted, ev.CandidatePromoted: self._promoted}
+
+    def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
+        self._of(state.pools[e.pool].info.tier).add(e.at_ns, len(e.ids) // ID_BYTES, 0)
+
+    def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
+        for tier, blocks in zip(Tier, e.returned, strict=True):
+            if blocks:
+                window = self._of(tier)
+                window.add(e.at_ns, 0, blocks)
+                self._judge(tier, window, e)
+
+    def _of(self, tier: Tier) -> _Window:
+        return self._windows.setdefault(tier, _Window(deque()))
+
+    def _judge(self, tier: Tier, window: _Window, e: ev.Event) -> None:
+        if window.thrashes:
+            finding, worst = self._finding(tier, window, e.seq, e.at_ns), self._worst.get(tier)
+            if worst is None or finding.weight > worst.weight:
+                self._worst[tier] = finding
+
+    def _finding(self, tier: Tier, window: _Window, seq: int, until_ns: int | None) -> Finding:
+        percent = 100 * window.returned // window.evicted
+        return Finding(
+            lint="thrash", level=Level.CAUTION, who=tier.name, what=f"thrash {percent} %",
+            because=f"{window.returned:,} of {window.evicted:,} evicted blocks came back; too small for this reuse",
+            seq=seq, since_ns=window.moments[0][0], until_ns=until_ns, count=window.returned, weight=percent,
+        )
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Per tier: the last minute while it thrashes, as the screens tell it, and its worst minute afterwards."""
+        for tier, worst in sorted(self._worst.items()):
+            window = self._windows[tier]
+            lasts = state is not None and at_ns - window.moments[-1][0] < THRASH_WINDOW_NS and window.thrashes
+            yield self._finding(tier, window, worst.seq, None) if lasts else worst
+
+
+class _Dropped(msgspec.Struct):
+    """Evictions of one pool."""
+
+    evicted: int = 0
+    dropped: int = 0
+    since_ns: int = 0
+    until_ns: int = 0
+    evidence: list[int] = []
+    copied: set[int] = set()
+    """Hashes of the pool that have, or once had, a copy below, or that a rule keeps from one."""
+
+
+class DroppedWithRoom(Lint):
+    """Blocks evicted without ever having had a copy below, while the tier below had places to give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pools: dict[int, _Dropped] = {}
+        self.before = {ev.BlocksEvicted: self._evicted}
+        self.after = {
+            ev.BlocksReserved: self._reserved, ev.CandidateEvaluated: self._evaluated,
+            ev.CandidateSkipped: self._skipped,
+        }
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """What was copied before, or in a gap, is known where the copy still stands."""
+        for pool in state.pools:
+            lower = below(state, pool)
+            if lower is not None:
+                self._of(pool).copied.update(pool.by_hash.keys() & lower.by_hash.keys())
+
+    def _of(self, pool: PoolFacts) -> _Dropped:
+        return self._pools.setdefault(pool.info.pool, _Dropped())
+
+    def _reserved(self, e: ev.BlocksReserved, state: CacheState) -> None:
+        target = state.pools[e.pool]
+        hashes = unpack_hashes(e.hashes)
+        for pool in state.pools:
+            if below(state, pool) is target:
+                self._of(pool).copied.update(filter(pool.by_hash.__contains__, hashes))
+
+    def _evaluated(self, e: ev.CandidateEvaluated, state: CacheState) -> None:
+        if e.filtered in RULES:
+            self._ruled_out(e.candidate, state)
+
+    def _skipped(self, e: ev.CandidateSkipped, state: CacheState) -> None:
+        if e.reason in RULES:
+            self._ruled_out(e.candidate, state)
+
+    def _ruled_out(self, candidate: int, state: CacheState) -> None:
+        known = state.candidates.get(candidate)
+        for pool in state.pools if known is not None else ():
+            if below(state, pool) is not None:
+                self._of(pool).copied.update(filter(pool.by_hash.__contains__, known.hashes if known else ()))
+
+    def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
+        pool = state.pools[e.pool]
+        lower = below(state, pool)
+        if lower is None:
+            return
+        mine, hashes = self._of(pool), unpack_hashes(e.hashes)
+        mine.evicted += len(hashes)
+        if available(lower):
+            lost = sum(
+                1 for key in hashes if key not in mine.copied and key not in lower.by_hash and key not in pool.copies
+            )
+            if lost:
+                mine.dropped += lost
+                mine.since_ns, mine.until_ns = mine.since_ns or e.at_ns, e.at_ns
+                if len(mine.evidence) < EVIDENCE_MAX:
+                    mine.evidence = [*mine.evidence, e.seq]
+        mine.copied.difference_update(hashes)
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Per pool, over all of the evidence."""
+        for index, one in sorted(self._pools.items()):
+            if one.dropped < DROPPED_BLOCKS or 100 * one.dropped < DROPPED_PERCENT * one.evicted:
+                continue
+            pool = None if state is None else state.pools[index]
+            goes_on = state is not None and at_ns - one.until_ns < THRASH_WINDOW_NS
+            yield Finding(
+                lint="dropped_with_room", level=Level.CAUTION, who="a tier" if pool is None else pool.info.tier.name,
+                what=f"{plural(one.dropped, 'block')} dropped",
+                because=f"never copied, with room below; {one.dropped:,} of {one.evicted:,} evicted",
+                seq=one.evidence[0], evidence=tuple(one.evidence), since_ns=one.since_ns,
+                until_ns=None if goes_on else one.until_ns, count=one.dropped, weight=one.dropped,
+            )

@@ -1,0 +1,160 @@
+"""Lints about work without worth: copied twice, staged for nothing, stored and never loaded, planned and not needed.
+
+Law of this file: a share is judged only from a least number on, and both stand in the text.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Level, plural
+from kvbm_console.analysis.lints.rule import Lint
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.ids import ReleaseReason, Route, SkipReason, Tier
+from kvbm_console.core.state import CacheState
+
+DUPLICATE_BLOCKS: Final = 64
+DUPLICATE_PERCENT: Final = 5
+STAGED_LEAST: Final = 3
+STAGED_PERCENT: Final = 5
+NEVER_LOADED_BLOCKS: Final = 1_000
+NEVER_LOADED_PERCENT: Final = 1
+ALREADY_CACHED_LEAST: Final = 100
+ALREADY_CACHED_PERCENT: Final = 50
+
+
+class Duplicate(Lint):
+    """Blocks copied to where they stood already, or were on their way to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copied: dict[Route, int] = {}
+        self._twice: dict[Route, int] = {}
+        self._evidence: dict[Route, list[int]] = {}
+        self._routes: dict[int, Route] = {}
+        self.before = {ev.BlocksReserved: self._reserved}
+        self.after = {ev.CandidatePromoted: self._promoted}
+        self._waiting: tuple[int, int] = (-1, 0)
+
+    def _reserved(self, e: ev.BlocksReserved, state: CacheState) -> None:
+        pool = state.pools[e.pool]
+        again = sum(1 for key in unpack_hashes(e.hashes) if key in pool.by_hash)
+        self._waiting = (e.operation, again)
+
+    def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
+        route = state.candidates[e.candidate].route
+        self._copied[route] = self._copied.get(route, 0) + e.blocks
+        operation, again = self._waiting
+        if operation == e.operation and again:
+            self._twice[route] = self._twice.get(route, 0) + again
+            kept = self._evidence.setdefault(route, [])
+            if len(kept) < EVIDENCE_MAX:
+                kept.append(e.seq)
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Per route, over all of the evidence."""
+        for route, twice in sorted(self._twice.items()):
+            copied = self._copied[route]
+            if twice >= DUPLICATE_BLOCKS and 100 * twice >= DUPLICATE_PERCENT * copied:
+                evidence = self._evidence[route]
+                yield Finding(
+                    lint="duplicate", level=Level.CAUTION, who=route.label.replace(">", "→"),
+                    what=f"{plural(twice, 'block')} copied twice", because=_share(twice, copied, "blocks copied"),
+                    seq=evidence[0], evidence=tuple(evidence), until_ns=at_ns, count=twice, weight=twice,
+                )
+
+
+class Staged(Lint):
+    """Matches that were held and never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._all = 0
+        self._late = 0
+        self._evidence: list[int] = []
+        self.after = {ev.StagingReleased: self._released}
+
+    def _released(self, e: ev.StagingReleased, state: CacheState) -> None:
+        self._all += 1
+        if e.why is ReleaseReason.DEADLINE:
+            self._late += 1
+            if len(self._evidence) < EVIDENCE_MAX:
+                self._evidence.append(e.seq)
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Over all of the evidence."""
+        if self._late >= STAGED_LEAST and 100 * self._late >= STAGED_PERCENT * self._all:
+            yield Finding(
+                lint="staged", level=Level.CAUTION, who="staging", what=f"{self._late:,} never onboarded",
+                because=f"{_share(self._late, self._all, 'stagings')} ended by their deadline", seq=self._evidence[0],
+                evidence=tuple(self._evidence), until_ns=at_ns, count=self._late, weight=self._late,
+            )
+
+
+class NeverLoaded(Lint):
+    """Tiers that take and never give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stored: dict[Tier, int] = {}
+        self._loaded: dict[Tier, int] = {}
+        self._first: dict[Tier, int] = {}
+        self.after = {ev.CandidatePromoted: self._promoted, ev.BlocksReady: self._ready}
+
+    def _ready(self, e: ev.BlocksReady, state: CacheState) -> None:
+        tier = state.pools[e.pool].info.tier
+        if tier is not Tier.G1:
+            self._stored[tier] = self._stored.get(tier, 0) + len(e.ids) // 4
+            self._first.setdefault(tier, e.seq)
+
+    def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
+        tier = state.pools[e.source_pool].info.tier
+        if tier is not Tier.G1 and state.pools[e.target_pool].info.tier is Tier.G1:
+            self._loaded[tier] = self._loaded.get(tier, 0) + e.blocks
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Per tier, over all of the evidence."""
+        for tier, stored in sorted(self._stored.items()):
+            loaded = self._loaded.get(tier, 0)
+            if stored >= NEVER_LOADED_BLOCKS and 100 * loaded < NEVER_LOADED_PERCENT * stored:
+                yield Finding(
+                    lint="never_loaded", level=Level.CAUTION, who=tier.name,
+                    what=f"{plural(stored, 'block')} stored", because=f"{plural(loaded, 'block')} of them loaded",
+                    seq=self._first[tier], until_ns=at_ns, count=stored, weight=stored,
+                )
+
+
+class AlreadyCached(Lint):
+    """Candidates that were planned for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = 0
+        self._cached = 0
+        self._evidence: list[int] = []
+        self.after = {ev.CandidateSkipped: self._skipped, ev.CandidateEnded: self._over}
+
+    def _skipped(self, e: ev.CandidateSkipped, state: CacheState) -> None:
+        self._ended += 1
+        if e.reason is SkipReason.ALREADY_CACHED:
+            self._cached += 1
+            if len(self._evidence) < EVIDENCE_MAX:
+                self._evidence.append(e.seq)
+
+    def _over(self, e: ev.CandidateEnded, state: CacheState) -> None:
+        self._ended += 1
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Over all of the evidence."""
+        if self._cached >= ALREADY_CACHED_LEAST and 100 * self._cached >= ALREADY_CACHED_PERCENT * self._ended:
+            yield Finding(
+                lint="already_cached", level=Level.CAUTION, who="candidates",
+                what=f"{self._cached:,} skipped as already_cached",
+                because=_share(self._cached, self._ended, "candidates that ended"), seq=self._evidence[0],
+                evidence=tuple(self._evidence), until_ns=at_ns, count=self._cached, weight=self._cached,
+            )
+
+
+def _share(part: int, whole: int, of_what: str) -> str:
+    """A share with its denominator."""
+    return f"{100 * part / whole:.1f} % of {whole:,} {of_what}"

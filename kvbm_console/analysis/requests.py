@@ -1,0 +1,171 @@
+"""What became of each request, in one line: arrival, states, hits per tier, time.
+
+Law of this file: it counts from events, so a recording that begins in the middle says what it saw and no more.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import xxhash
+
+from kvbm_console.analysis.visitor import Visitor
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.ids import SlotState
+from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import GapSeen
+
+PATH_MAX: Final = 10_000
+"""Moves kept of one request; a request that is left out of iterations in turn has thousands."""
+
+
+class Summary(msgspec.Struct):
+    """One request. Times of the engine; ``ended_ns`` None: it is live where the evidence ends."""
+
+    slot: int
+    request: str
+    session: str | None
+    arrived_ns: int
+    arrived_seq: int
+    complete: bool
+    """Whether its arrival is in the evidence, and its end if it has ended."""
+    prompt: int
+    """Digest of its prompt's hashes and length: equal prompts are equal."""
+    prompt_tokens: int
+    prompt_blocks: int
+    path: list[tuple[SlotState, int]]
+    """(state, since) of every state that it was in."""
+    hits: list[int]
+    """Prompt blocks found in G1 to G4 at all admissions; those of failed loads are taken back."""
+    scored_blocks: int = 0
+    """Prompt blocks of all admissions."""
+    admissions: int = 0
+    preemptions: int = 0
+    lost_blocks: int = 0
+    held_ns: int = 0
+    first_token_ns: int | None = None
+    ended_ns: int | None = None
+    reason: str | None = None
+    moves: int = 0
+
+    @property
+    def states(self) -> list[str]:
+        """The states in their order."""
+        return [state.label for state, _ in self.path]
+
+    def time_ns(self, until_ns: int) -> int:
+        """From arrival to its end, or so far."""
+        return (until_ns if self.ended_ns is None else self.ended_ns) - self.arrived_ns
+
+
+def prompt_digest(hashes: bytes, prompt_tokens: int) -> int:
+    """One number for a prompt's hashes (a column) and length."""
+    return xxhash.xxh3_64_intdigest(hashes, seed=prompt_tokens & 0xFFFF_FFFF)
+
+
+class Requests(Visitor):
+    """Summaries of all requests, in the order of their arrival.
+
+    With ``on_end`` each is told when it ends, or is found to have ended in a gap, and not kept: ``all`` stays empty.
+    """
+
+    def __init__(self, on_end: Callable[[Summary, int], None] | None = None) -> None:
+        super().__init__()
+        self.all: list[Summary] = []
+        self._on_end = on_end
+        self.from_ns = self.until_ns = 0
+        self.evicted_blocks: dict[str, int] = {}
+        self.moved_blocks: dict[str, int] = {}
+        self._of: dict[int, Summary] = {}
+        self._begun = False
+        self.after = {
+            ev.SlotOpened: self._opened, ev.SlotCloned: self._cloned, ev.SlotMoved: self._moved,
+            ev.PrefixScored: self._scored, ev.HitsLost: self._lost, ev.HoldReleased: self._released,
+            ev.BlocksEvicted: self._evicted,
+        }
+        self.before = {ev.SlotClosed: self._closed, ev.BlocksReady: self._ready}
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """Requests that are there already, and the end of those that went in a gap."""
+        if not self._begun:
+            self._begun, self.from_ns = True, state.at_ns
+        for number in [number for number in self._of if number not in state.slots]:
+            gone = self._of.pop(number)
+            gone.ended_ns, gone.complete = state.at_ns, False
+            self._tell(gone, state.at_ns)
+        for slot in state.slots.values():
+            if slot.slot not in self._of:
+                self._take(slot, state.seq, complete=False)
+        self.until_ns = state.at_ns
+
+    def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
+        """What is live stays so."""
+        if state is not None:
+            self.until_ns = state.at_ns
+        for live in self._of.values():
+            self._tell(live, self.until_ns)
+
+    def _tell(self, summary: Summary, until_ns: int) -> None:
+        if self._on_end is not None:
+            self._on_end(summary, until_ns)
+
+    def _take(self, slot: SlotFacts, seq: int, *, complete: bool) -> None:
+        prompt = pack_hashes(slot.hashes[: slot.prompt_blocks])
+        summary = Summary(
+            slot.slot, slot.request, slot.session, slot.opened_ns, seq, complete,
+            prompt_digest(prompt, slot.prompt_tokens), slot.prompt_tokens, slot.prompt_blocks,
+            [(slot.state, slot.since_ns)], [0, 0, 0, 0],
+        )
+        if self._on_end is None:
+            self.all.append(summary)
+        self._of[slot.slot] = summary
+
+    def _opened(self, e: ev.SlotOpened, state: CacheState) -> None:
+        self._take(state.slots[e.slot], e.seq, complete=True)
+
+    def _cloned(self, e: ev.SlotCloned, state: CacheState) -> None:
+        self._take(state.slots[e.slot], e.seq, complete=True)
+
+    def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
+        one = self._of[e.slot]
+        one.moves += 1
+        if len(one.path) < PATH_MAX:
+            one.path.append((e.new, e.at_ns))
+        if e.new is SlotState.PREEMPTED:
+            one.preemptions += 1
+        elif e.new is SlotState.DECODING and one.first_token_ns is None:
+            one.first_token_ns = e.at_ns
+        if e.reason is not None and one.reason is None:
+            one.reason = e.reason.label
+
+    def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
+        summary = self._of.pop(e.slot)
+        summary.ended_ns = e.at_ns
+        self._tell(summary, e.at_ns)
+
+    def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
+        one = self._of[e.slot]
+        one.admissions += 1
+        one.scored_blocks += e.prompt_blocks
+        for tier, blocks in enumerate(e.hits):
+            one.hits[tier] += blocks
+
+    def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
+        one = self._of[e.slot]
+        one.hits[e.tier - 1] -= e.blocks
+        one.lost_blocks += e.blocks
+
+    def _released(self, e: ev.HoldReleased, state: CacheState) -> None:
+        self._of[e.slot].held_ns += e.held_ns
+
+    def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
+        tier = state.pools[e.pool].info.tier.name
+        self.evicted_blocks[tier] = self.evicted_blocks.get(tier, 0) + len(e.ids) // 4
+
+    def _ready(self, e: ev.BlocksReady, state: CacheState) -> None:
+        operation = state.operations.get(e.operation)
+        if operation is not None:
+            route = state.candidates[operation.candidate].route.label
+            self.moved_blocks[route] = self.moved_blocks.get(route, 0) + len(e.ids) // 4

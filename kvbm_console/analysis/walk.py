@@ -1,0 +1,148 @@
+"""One pass over evidence: facts, events and gaps in order, handed to whoever looks at them.
+
+A recording and a live daemon's ring give the same three kinds of items, so that explanations, lints, comparisons and
+exports do not know where the events come from.
+
+Law of this file: a visitor sees an event only while the facts around it are known; what lies in a gap, or behind one
+and in front of the next keyframe, reaches it as one stated gap.
+"""
+
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
+
+from kvbm_console.analysis.visitor import Handler, Visitor
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import CorruptRecording
+from kvbm_console.core.events import Event, PoolKnown
+from kvbm_console.core.leader.aids import AidsBox
+from kvbm_console.core.state import CacheState
+from kvbm_console.recording.decode import FOLD_ERRORS, check_size
+from kvbm_console.recording.reader import Item, Recording, items_of
+from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
+
+Progress = Callable[[str, int, int], None]
+"""(what, events done, events in all)."""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """Where events come from. ``items`` can be walked more than once."""
+
+    name: str
+    config: LeaderConfig | None
+    events: int
+    """About how many there are, for progress."""
+    items: Callable[[], Iterator[Item]]
+    remembered: Callable[[int], Mapping[int, int]]
+    """What the leader remembered at the snapshot with this seq: hash to the ``MissReason`` for which it was last given
+    up, whether or not it was back at that time; empty when unknown."""
+    finished: bool = True
+    """Whether the run was closed on purpose; a live target has nothing to close."""
+    now_ns: int | None = None
+    """The engine's time now, of a live target: where nothing happens, no event tells that time passes."""
+
+
+def evidence_of(recording: Recording) -> Evidence:
+    """A recording as evidence."""
+
+    def remembered(seq: int) -> Mapping[int, int]:
+        keyframe = recording.keyframe(seq, complete=True)
+        if keyframe is None or keyframe.seq != seq:
+            return {}
+        try:
+            aids = AidsBox.restore(keyframe.aids).aids
+            return ChainMap(aids.history, *aids.older)
+        except (*FOLD_ERRORS, msgspec.MsgspecError):
+            return {}  # written by a leader that remembered otherwise
+
+    return Evidence(
+        recording.path.name or str(recording.path), recording.config, recording.last_seq - recording.first_seq + 1,
+        lambda: items_of(recording), remembered, recording.finished,
+    )
+
+
+def walk(
+    evidence: Evidence, visitors: Iterable[Visitor], *, progress: Progress | None = None, what: str = "read",
+) -> CacheState | None:
+    """Fold the evidence once and show it to all visitors; the facts at its end, None when it ends in a gap.
+
+    Raises ``RecordingError`` when it cannot be read or does not fold.
+    """
+    walker = Walker(visitors, evidence.name)
+    for item in evidence.items():
+        walker.take(item)
+        if progress is not None and isinstance(item, EventsArrived):
+            progress(what, walker.events, evidence.events)
+    return walker.end()
+
+
+class Walker:
+    """A walk that is fed item by item: what ``walk`` does with evidence that is there, with evidence that comes."""
+
+    def __init__(self, visitors: Iterable[Visitor], name: str) -> None:
+        self.events = 0
+        """Events folded so far."""
+        self._name = name
+        self._visitors = list(visitors)
+        self._before = _merged(one.before for one in self._visitors)
+        self._after = _merged(one.after for one in self._visitors)
+        self._every = [one.every for one in self._visitors if one.every is not None]
+        self._state: CacheState | None = None
+        self._gap: GapSeen | None = None
+
+    def take(self, item: Item) -> None:
+        """The next item. Raises ``CorruptRecording`` when an event does not fit the facts."""
+        if isinstance(item, SnapshotTaken):
+            self._state = item.state
+            for one in self._visitors:
+                one.resumed(item.state, self._gap)
+            self._gap = None
+        elif isinstance(item, GapSeen):
+            self._state, self._gap = None, item
+        elif self._state is not None:
+            _fold(self._name, self._state, item.events, self._every, self._before, self._after)
+            self.events += len(item.events)
+
+    def end(self) -> CacheState | None:
+        """Nothing follows; the facts, None behind a gap."""
+        for one in self._visitors:
+            one.ended(self._state, self._gap)
+        return self._state
+
+
+def _merged(maps: Iterable[dict[type[Event], Handler]]) -> dict[type[Event], list[Handler]]:
+    merged: dict[type[Event], list[Handler]] = {}
+    for handlers in maps:
+        for kind, handler in handlers.items():
+            merged.setdefault(kind, []).append(handler)
+    return merged
+
+
+def _fold(
+    name: str, state: CacheState, events: list[Event], every: list[Handler],
+    before: dict[type[Event], list[Handler]], after: dict[type[Event], list[Handler]],
+) -> None:
+    for event in events:
+        kind = type(event)
+        try:
+            for handler in every:
+                handler(event, state)
+            for handler in before.get(kind, ()):
+                handler(event, state)
+        except FOLD_ERRORS:
+            # It looks up what the event names, which only the fold checks: damage, or else a bug of ours.
+            _apply(name, state, event)
+            raise
+        _apply(name, state, event)
+        for handler in after.get(kind, ()):
+            handler(event, state)
+
+
+def _apply(name: str, state: CacheState, event: Event) -> None:
+    try:
+        if type(event) is PoolKnown:
+            check_size(state, event)
+        state.apply(event)
+    except FOLD_ERRORS as error:
+        raise CorruptRecording(f"{name}: event {event.seq} does not fit the facts: {error}") from None

@@ -1,0 +1,336 @@
+"""``calibrate``: the step model of a real engine from what was measured of it.
+
+An iteration takes base + prompt tokens x a + decoding requests x b. The three times are fitted by least squares of the
+relative error, none below 0: a step of 100 ms may be off by more than a step of 5 ms. The best times with some of them
+at 0 are found for each choice of these, and the best choice counts, which is exact for three of them. For example,
+steps of (0, 1) in 5 ms, (0, 3) in 7 ms and (1000, 3) in 12 ms give 4 ms, 5 us and 1 ms.
+
+Times far from the others (a step that compiled a kernel) are left out and counted. A time that the measurements do not
+determine is refused: with equal steps alone, base and requests cannot be told apart.
+
+Law of this file: it says nothing that it has not tried. Errors of step times, first tokens and time per token come with
+the times; those of the second half come from times that were fitted to the first half alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.planning.ledger import Ledger
+from kvbm_console.planning.measured import Device, Equation, Measured, Served
+from kvbm_console.planning.meter import RequestRecord
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.workloads import Capacities, Request
+
+SCHEMA: Final = "kvbm-console.calibrate/1"
+NAMES: Final = ("step-base", "step-prefill-token", "step-decode-request")
+"""The flags, in the order of the coefficients."""
+COUNTED: Final = ("iterations", "prompt tokens", "decoding requests")
+ROWS_MIN: Final = 12
+"""Fewer measurements than four for each time say nothing about errors."""
+ALIKE: Final = 1e-6
+"""A column of which less than this share is not explained by the others is the same measurement again."""
+UNSURE: Final = 0.25
+"""A time is refused when its standard error moves a step of the largest count by more than this share."""
+OUTLIER_MADS: Final = 8.0
+OUTLIER_MIN: Final = 0.05
+"""Left out: an error of more than so many median errors, and of more than this share."""
+ROUNDS: Final = 4
+"""Of fit, weights and outliers; they settle in two or three."""
+BLOCK_TOKENS: Final = 1_024
+"""Of the machine that serves the measured requests again: their blocks are counted, and shared by none."""
+SERVED_MAX: Final = 20_000
+"""Requests that are served again, the first ones: a minute of work at the most."""
+
+Matrix = NDArray[np.float64]
+
+
+class Errors(msgspec.Struct, frozen=True):
+    """Relative errors as fractions: half of them are at most the median, 90 % at most ``p90``."""
+
+    values: int
+    median: float
+    p90: float
+
+
+class Compared(Errors, frozen=True):
+    """Errors of single requests, and percentiles of all of them as they were and as they were predicted."""
+
+    measured_p50_ms: float
+    predicted_p50_ms: float
+    measured_p99_ms: float
+    predicted_p99_ms: float
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """How well times predict; null where nothing was measured."""
+
+    times: Errors | None
+    """Of steps; of a table of requests, of the time behind their first tokens."""
+    ttft: Compared | None
+    tpot: Compared | None
+    """Of the time for each token behind the first."""
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """The times that fit, in nanoseconds, and how well they predict."""
+
+    schema: str
+    source: str
+    kind: str
+    """recording, steps or requests."""
+    measurements: int
+    left_out: int
+    """Measurements that are far from all others."""
+    requests: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    """Limits with which the requests were served again: those said, else the largest that a recording has."""
+    device_blocks: int | None
+    """The same: of a recording without hits below the device. Null: as many as they need, and no block is shared."""
+    step_base_ns: int
+    step_prefill_token_ns: int
+    step_decode_request_ns: int
+    standard_errors_ns: tuple[float, float, float]
+    """Of the three times."""
+    prefill_tokens_max: float
+    decode_requests_max: float
+    """Of a step on average: beyond, the times are a guess."""
+    fitted: Tried
+    second_half: Tried
+    """Of times that were fitted to the first half alone."""
+    flags: str
+    """For the command line."""
+    written: str | None
+    """The configuration file that was written."""
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """Coefficients in nanoseconds, in the order of ``NAMES``."""
+
+    times: tuple[float, float, float]
+    errors: tuple[float, float, float]
+    left_out: int
+
+    def config(self, limits: EngineConfig) -> EngineConfig:
+        """The engine with these times."""
+        base, prefill, decode = (round(value) for value in self.times)
+        return msgspec.structs.replace(
+            limits, step_base_ns=max(1, base), prefill_token_ns=prefill, decode_request_ns=decode
+        )
+
+
+def calibrate(source: str, measured: Measured, limits: EngineConfig) -> Calibration:
+    """Fit and try. ``limits`` are the most tokens and requests of an iteration of the engine that was measured.
+
+    Raises ``UsageError`` when the measurements do not determine a time.
+    """
+    equations = measured.equations
+    fit = fit_times(source, equations)
+    config = fit.config(limits)
+    middle = len(equations) // 2
+    half_ns = equations[middle].at_ns
+    try:
+        earlier: Fit | None = fit_times(source, equations[:middle])
+    except UsageError:
+        earlier = None
+    each = [equation.steps for equation in equations]
+    return Calibration(
+        schema=SCHEMA, source=source, kind=measured.kind, measurements=len(equations), left_out=fit.left_out,
+        requests=len(measured.requests), max_num_batched_tokens=limits.max_batch_tokens,
+        max_num_seqs=limits.max_running,
+        device_blocks=None if measured.device is None else measured.device.blocks, step_base_ns=config.step_base_ns,
+        step_prefill_token_ns=config.prefill_token_ns, step_decode_request_ns=config.decode_request_ns,
+        standard_errors_ns=fit.errors,
+        prefill_tokens_max=max(row.prefill_tokens / steps for row, steps in zip(equations, each, strict=True)),
+        decode_requests_max=max(row.decode_requests / steps for row, steps in zip(equations, each, strict=True)),
+        fitted=_tried(config, equations, measured, None),
+        second_half=Tried(None, None, None) if earlier is None else _tried(
+            earlier.config(limits), equations[middle:], measured, half_ns
+        ),
+        flags=" ".join(f"--{name} {value}ns" for name, value in zip(
+            NAMES, (config.step_base_ns, config.prefill_token_ns, config.decode_request_ns), strict=True
+        )),
+        written=None,
+    )
+
+
+# --- fitting ---
+
+
+def fit_times(source: str, equations: Sequence[Equation]) -> Fit:
+    """The three times. Raises ``UsageError`` naming the first that is not determined."""
+    if len(equations) < ROWS_MIN:
+        raise UsageError(f"{source} must have at least {ROWS_MIN} measurements of busy steps, got {len(equations)}")
+    rows = np.array([equation[1:4] for equation in equations], dtype=np.float64)
+    times = np.array([equation.time_ns for equation in equations], dtype=np.float64)
+    if not (times > 0).all():
+        raise UsageError(f"{source} must have times above 0, got {times.min():g} ns")
+    _require_determined(source, rows / times[:, None])
+    kept = np.ones(len(times), dtype=bool)
+    weights = 1 / times
+    found = np.zeros(3)
+    for _ in range(ROUNDS):
+        found = nonnegative(rows[kept] * weights[kept, None], times[kept] * weights[kept])
+        predicted = rows @ found
+        off = np.abs(times / np.maximum(predicted, 1) - 1)
+        kept = off <= max(OUTLIER_MIN, OUTLIER_MADS * float(np.median(off)))
+        weights = 1 / np.maximum(predicted, 1)  # by what is expected: a long time by chance would else count less
+    errors = _standard_errors(rows[kept] * weights[kept, None], times[kept] * weights[kept], found)
+    typical = float(np.median(times / rows[:, 0]))
+    most = (rows / rows[:, :1]).max(axis=0)
+    for name, counted, error, count, time_ns in zip(NAMES, COUNTED, errors, most, found, strict=True):
+        if not error * count <= UNSURE * (typical + time_ns * count):
+            raise UsageError(
+                f"{source} cannot tell --{name}: its {counted} vary too little, the time would be wrong by "
+                f"{error:,.0f} ns"
+            )
+    return Fit((float(found[0]), float(found[1]), float(found[2])), errors, int(len(times) - kept.sum()))
+
+
+def nonnegative(rows: Matrix, values: Matrix) -> Matrix:
+    """The least squares solution without negative parts: the best over all choices of parts that are 0."""
+    columns = rows.shape[1]
+    best, least = np.zeros(columns), float(values @ values)
+    for size in range(1, columns + 1):
+        for chosen in combinations(range(columns), size):
+            part = np.linalg.lstsq(rows[:, chosen], values, rcond=None)[0]
+            rest = values - rows[:, chosen] @ part
+            if (part >= 0).all() and float(rest @ rest) < least:
+                least = float(rest @ rest)
+                best = np.zeros(columns)
+                best[list(chosen)] = part
+    return best
+
+
+def _require_determined(source: str, rows: Matrix) -> None:
+    """Refuse a column that is 0 or follows from the others; prompt tokens and requests before the base."""
+    for at in (1, 2, 0):
+        column = rows[:, at]
+        others = np.delete(rows, at, axis=1)
+        rest = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
+        if float(np.linalg.norm(rest)) <= ALIKE * float(np.linalg.norm(column)):
+            why = "all 0" if not column.any() else "the same in all of them, or follow from the others"
+            raise UsageError(f"{source} cannot tell --{NAMES[at]}: its {COUNTED[at]} are {why}")
+
+
+def _standard_errors(rows: Matrix, values: Matrix, found: Matrix) -> tuple[float, float, float]:
+    rest = values - rows @ found
+    variance = float(rest @ rest) / max(1, len(values) - 3)
+    spread = np.sqrt(np.maximum(0, np.diag(np.linalg.pinv(rows.T @ rows)) * variance))
+    return float(spread[0]), float(spread[1]), float(spread[2])
+
+
+# --- trying ---
+
+
+def _tried(
+    config: EngineConfig, equations: Sequence[Equation], measured: Measured, since_ns: float | None
+) -> Tried:
+    """Errors of times, and of the requests that arrived from ``since_ns`` on (None: of all)."""
+    times = [
+        abs(
+            row.steps * config.step_base_ns + row.prefill_tokens * config.prefill_token_ns
+            + row.decode_requests * config.decode_request_ns - row.time_ns
+        ) / row.time_ns for row in equations
+    ]
+    firsts: list[tuple[float, float]] = []
+    tokens: list[tuple[float, float]] = []
+    for real, served in serve(config, measured.requests, measured.device):
+        if since_ns is not None and real.arrived_ns < since_ns:
+            continue
+        assert served.first_token_ns is not None
+        assert served.finished_ns is not None
+        firsts.append((real.first_token_ns - real.arrived_ns, served.first_token_ns - served.arrived_ns))
+        if real.output_tokens > 1:
+            tokens.append((
+                (real.finished_ns - real.first_token_ns) / (real.output_tokens - 1),
+                (served.finished_ns - served.first_token_ns) / (real.output_tokens - 1),
+            ))
+    return Tried(_errors(times), _compared(firsts), _compared(tokens))
+
+
+def _errors(values: list[float]) -> Errors | None:
+    if not values:
+        return None
+    values.sort()
+    return Errors(len(values), _least(values, 50), _least(values, 90))
+
+
+def _compared(pairs: list[tuple[float, float]]) -> Compared | None:
+    """Of (measured, predicted) pairs; one of no time has no relative error and is left out."""
+    errors = _errors([abs(predicted - real) / real for real, predicted in pairs if real > 0])
+    if errors is None:
+        return None
+    real_ms, predicted_ms = (sorted(value / 1e6 for value in column) for column in zip(*pairs, strict=True))
+    return Compared(
+        errors.values, errors.median, errors.p90, _least(real_ms, 50), _least(predicted_ms, 50), _least(real_ms, 99),
+        _least(predicted_ms, 99),
+    )
+
+
+def _least(ordered: list[float], percent: int) -> float:
+    """The smallest value that so many percent do not exceed."""
+    return ordered[-(-percent * len(ordered) // 100) - 1]
+
+
+def serve(
+    config: EngineConfig, requests: Sequence[Served], device: Device | None = None
+) -> list[tuple[Served, RequestRecord]]:
+    """The same requests on the simulated engine, at most ``SERVED_MAX`` of them, each with what became of it.
+
+    Without a device each computes the tokens that it had to compute, and there is room for all.
+    """
+    workload = _Again(requests[:SERVED_MAX], device)
+    engine = msgspec.structs.replace(config, g1_blocks=workload.capacities.g1_blocks)
+    found: dict[int, RequestRecord] = {}
+
+    def ended(record: RequestRecord) -> None:
+        found[int(record.request)] = record
+
+    Ledger(engine, workload, workload.capacities.block_tokens, ended=ended).run_to_end()
+    return [(requests[at], found[at]) for at in sorted(found) if found[at].first_token_ns is not None]
+
+
+class _Again:
+    """Measured requests as a workload, at their times."""
+
+    endless = False
+    name = "measured"
+
+    def __init__(self, requests: Sequence[Served], device: Device | None) -> None:
+        self._requests = requests
+        self._device = device
+        size = BLOCK_TOKENS
+        blocks = sum(-(-(one.computed_tokens + one.output_tokens) // size) for one in requests)
+        if device is not None:
+            blocks, size = device
+        self.capacities = Capacities(size, max(1, min(2**22, blocks)), 0, 0, 8_192)
+
+    def begin(self, block_tokens: int) -> None:
+        """Nothing: the block size is known."""
+
+    def arrivals(self) -> Iterator[Request]:
+        """By arrival; without a device no block is shared."""
+        key = 1
+        since_ns = self._requests[0].arrived_ns if self._requests else 0
+        for at, one in enumerate(self._requests):
+            hashes, output_hashes, prompt = one.hashes, one.output_hashes, one.prompt_tokens
+            if self._device is None:
+                prompt = one.computed_tokens
+                full = prompt // BLOCK_TOKENS
+                total = (prompt + one.output_tokens) // BLOCK_TOKENS
+                hashes, output_hashes = tuple(range(key, key + full)), tuple(range(key + full, key + total))
+                key += total
+            yield Request(
+                str(at), round(one.arrived_ns - since_ns), hashes, output_hashes, prompt, one.output_tokens
+            )
+
+    def finished(self, request: Request, at_ns: int) -> Any:
+        """None: every arrival was measured."""
+        return None

@@ -1,0 +1,225 @@
+"""``simulate``: a trace through engine and tiers in virtual time.
+
+Law of this file: everything is checked before the first request arrives, and the report depends on the options alone.
+Instances share nothing: each has its own engine, leader and links, and its share of the requests.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import ResetMode
+from kvbm_console.core.stimuli import ResetRequested
+from kvbm_console.planning.ledger import Ledger
+from kvbm_console.planning.meter import Meter, RequestRecord, StatsLine
+from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.report import InstanceMeasures, Report, make_report, measure
+from kvbm_console.planning.traces import note_of, parse_trace
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.embedded import Rig, build
+from kvbm_console.simulator.multiturn import Multiturn
+from kvbm_console.simulator.workloads import Capacities, Request, Workload
+
+AUDIT_EVERY: Final = 50
+"""Stimuli between two full audits under ``--check``; the cheap invariants are verified after every one."""
+
+Progress = Callable[[int], None]
+Ended = Callable[[int, RequestRecord], None]
+"""Is told the instance and the record of a request that has ended."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What a run gives: the report, and each request if records were kept (or never given up: ``cleanup`` none)."""
+
+    report: Report
+    records: list[RequestRecord]
+    held_records: int
+    """Records of finished requests that were in memory when the last request ended."""
+
+
+def simulate(
+    options: SimulateOptions, *, progress: Progress | None = None, stats: Callable[[StatsLine], None] | None = None,
+    keep_records: bool = False, windows: bool = True, leader: bool = False, ended: Ended | None = None,
+) -> Run:
+    """Run the trace to its end. ``progress`` is told the requests that have ended, ``stats`` the stats lines,
+    ``ended`` each request and the instance that it was of.
+
+    Iterations that nothing disturbs are taken together unless ``windows`` is off; a leader that would decide nothing is
+    left out (``counted``) unless ``leader`` is on. The report and the stats lines are the same.
+    """
+    workload = open_trace(options)
+    shares = [workload] if options.instances == 1 else [
+        share_of(options, index) for index in range(options.instances)
+    ]
+    counts = counted(options, keep_records) and not leader
+    parts: list[_Part] = []
+    done = 0
+    for index, share in enumerate(shares):
+        before = done
+
+        def told(finished: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + finished)
+
+        tell = None if ended is None else partial(ended, index)
+        if counts:
+            parts.append(_count_share(options, share, told, stats, windows=windows, ended=tell))
+        else:
+            parts.append(
+                _run_share(options, share, told, stats, keep_records=keep_records, windows=windows, ended=tell)
+            )
+        done += parts[-1].measures.engine.finished
+        told(0, done)
+    return Run(
+        make_report(options, note_of(workload), [part.measures for part in parts]),
+        [record for part in parts for record in part.records], sum(part.held_records for part in parts),
+    )
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """What one instance gives; see ``Run``."""
+
+    measures: InstanceMeasures
+    records: list[RequestRecord] = []
+    held_records: int = 0
+
+
+def _run_share(
+    options: SimulateOptions, share: Workload, told: Progress, stats: Callable[[StatsLine], None] | None, *,
+    keep_records: bool, windows: bool, ended: Callable[[RequestRecord], None] | None,
+) -> _Part:
+    """One instance with its leader."""
+    meter = Meter(
+        keep_records=keep_records or options.cleanup != "incremental", stats_every=options.stats_every, stats=stats,
+        ended=ended,
+    )
+    rig = build_rig(options, share, meter, windows=windows)
+    rig.run_to_end(progress=told)
+    meter.point("decode")
+    measures, held = measure(rig, meter), len(meter.records)
+    if options.cleanup != "none":
+        rig.dispatcher.submit(ResetRequested, ResetMode.LOGICAL)
+        if not keep_records:
+            meter.free_finished()
+    meter.point("cleanup")
+    return _Part(measures, meter.records, held)
+
+
+def _count_share(
+    options: SimulateOptions, share: Workload, told: Progress, stats: Callable[[StatsLine], None] | None, *,
+    windows: bool, ended: Callable[[RequestRecord], None] | None,
+) -> _Part:
+    """One instance of options that are ``counted``."""
+    ledger = build_ledger(options, share, stats, windows=windows, ended=ended)
+    ledger.run_to_end(told)
+    ledger.point("decode")
+    measures = ledger.measures()
+    ledger.clear()
+    ledger.point("cleanup")
+    return _Part(measures)
+
+
+def counted(options: SimulateOptions, keep_records: bool = False) -> bool:
+    """Whether counting is all there is to do: no tier below the device, and nobody who looks at anything but the
+    report and the stats lines."""
+    return not (options.tiered or options.check or options.hosts > 1 or keep_records or options.cleanup == "none")
+
+
+def open_trace(options: SimulateOptions) -> Workload:
+    """The workload of the options; refuses one that never ends, and a seed where nothing is drawn."""
+    workload = parse_trace(options.trace, options.limit)
+    if options.seed is not None:
+        if not isinstance(workload, Multiturn):
+            raise UsageError(f"--seed needs a generated trace, got {options.seed} with {workload.name}")
+        workload = Multiturn(msgspec.structs.replace(workload.settings, seed=options.seed))
+    if workload.endless:
+        raise UsageError(f"--trace {workload.name} never ends; say how many requests with --limit")
+    return workload
+
+
+def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, windows: bool = True) -> Rig:
+    """One instance, ready to run, with ``windows`` from its first decoding iteration on: that one is reported."""
+    rig = build(
+        options.leader_config(), engine_config(options), workload, publish=meter, hosts=options.hosts,
+        check=options.check, audit_every=AUDIT_EVERY, links=options.links(),
+    )
+    meter.watch(rig.leader.state)
+    if windows:
+        def begin() -> None:
+            rig.engine.windows = True
+
+        meter.after_prefill = begin
+    return rig
+
+
+def build_ledger(
+    options: SimulateOptions, workload: Workload, stats: Callable[[StatsLine], None] | None = None, *,
+    windows: bool = True, ended: Callable[[RequestRecord], None] | None = None,
+) -> Ledger:
+    """As ``build_rig``, of options that are ``counted``."""
+    return Ledger(
+        engine_config(options), workload, options.block_size, stats_every=options.stats_every, stats=stats,
+        windows=windows, ended=ended,
+    )
+
+
+def engine_config(options: SimulateOptions) -> EngineConfig:
+    """The numbers of the engine."""
+    return EngineConfig(**options.engine_fields())
+
+
+def share_of(options: SimulateOptions, index: int) -> Workload:
+    """The requests of one of several instances: every n-th of a recorded trace, or its own chats of a generated one."""
+    workload = open_trace(options)
+    count = options.instances
+    if not isinstance(workload, Multiturn):
+        return _EveryNth(workload, index, count)
+    settings = workload.settings
+    if settings.sessions < count or settings.requests < count:
+        raise UsageError(f"--instances must be at most the sessions and requests of {workload.name}, got {count}")
+
+    def part(whole: int) -> int:
+        return whole // count + (index < whole % count)
+
+    return Multiturn(
+        msgspec.structs.replace(
+            settings, sessions=part(settings.sessions), requests=part(settings.requests),
+            seed=(settings.seed * INSTANCE_SEEDS + index) % 2**63,
+        )
+    )
+
+
+INSTANCE_SEEDS: Final = 1_000_003
+"""Instances draw from seeds far apart, so that those of neighbouring ``--seed`` never meet."""
+
+
+class _EveryNth:
+    """Round robin over a trace that has its own arrival times."""
+
+    def __init__(self, workload: Workload, index: int, count: int) -> None:
+        self._workload = workload
+        self._index = index
+        self._count = count
+        self.name = workload.name
+        self.endless = workload.endless
+
+    @property
+    def capacities(self) -> Capacities:
+        """Those of the whole."""
+        return self._workload.capacities
+
+    def begin(self, block_tokens: int) -> None:
+        """As the whole."""
+        self._workload.begin(block_tokens)
+
+    def arrivals(self) -> Iterator[Request]:
+        """Every n-th request."""
+        return islice(self._workload.arrivals(), self._index, None, self._count)
+
+    def finished(self, request: Request, at_ns: int) -> Request | None:
+        """As the whole."""
+        return self._workload.finished(request, at_ns)

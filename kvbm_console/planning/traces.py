@@ -1,0 +1,205 @@
+"""Traces that ``simulate`` and ``compare`` read beyond those of the daemon: Azure and BurstGPT, lengths only.
+
+Law of this file: a line is used whole or refused, naming file, line number and what is wrong; what a kind of trace
+cannot tell is told to the user (``note``).
+
+Azure (LLM inference traces): CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``, timestamps like
+``2023-11-16 18:15:46.6805900``. BurstGPT: CSV with ``Timestamp,Model,Request tokens,Response tokens,...``, seconds.
+Without ids there is no content to find again, so every prompt is different and nothing is reused.
+"""
+
+import csv
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.errors import UsageError
+from kvbm_console.simulator.hashing import generated_hashes
+from kvbm_console.simulator.traces import TOKENS_MAX
+from kvbm_console.simulator.workloads import Capacities, Request, Workload, parse_workload
+
+KINDS: Final = ("FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "multiturn[:key=value,...]")
+NO_REUSE: Final = "the trace has lengths only, so no block is ever used again"
+_AT_NS_MAX: Final = 2**62
+"""A hundred years and more: keeps nanoseconds within 64 bits."""
+
+
+def named_trace(text: str) -> str:
+    """``--trace`` with the format in front: a bare FILE gets the format that its first line shows.
+
+    Raises ``UsageError`` for a file whose format is unknown or of which two formats are possible.
+    """
+    path = Path(text)
+    if text.partition(":")[0] in (*_MARKS, "multiturn") or not (path.exists() or "/" in text or path.suffix):
+        return text
+    try:
+        with path.open("rb") as file:
+            line = next((line for line in iter(lambda: file.readline(_LINE_BYTES_MAX), b"") if line.strip()), b"")
+    except OSError as error:
+        raise UsageError(f"trace {text} cannot be read: {error.strerror}") from None
+    found = [kind for kind, columns in _MARKS.items() if columns <= _columns_of(line)]
+    if len(found) == 1:
+        return f"{found[0]}:{text}"
+    what = f"fits {' and '.join(found)}" if found else "is of no known format"
+    raise UsageError(f"--trace {text}: the first line {what}; name the format as {', '.join(KINDS[1:4])}")
+
+
+def _columns_of(line: bytes) -> set[str]:
+    """The keys of a JSON line, or the columns of a CSV header, in lower case; empty for neither."""
+    try:
+        text = line.decode("utf-8-sig")
+        if text.lstrip().startswith("{"):
+            return {f"{key}:" for key in msgspec.json.decode(text.encode(), type=dict[str, Any])}
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return set()
+    return {name.strip().lower() for name in next(csv.reader([text]), [])}
+
+
+def parse_trace(text: str, limit: int | None = None) -> Workload:
+    """The workload that ``--trace`` names. Raises ``UsageError`` with one sentence."""
+    kind, _, rest = text.partition(":")
+    if kind in ("azure", "burstgpt"):
+        if not rest:
+            raise UsageError(f"--trace {kind}: must name a file, as in {kind}:trace.csv")
+        if limit is not None and limit < 1:
+            raise UsageError(f"--limit must be at least 1, got {limit}")
+        return LengthsTrace(kind, Path(rest), limit)
+    if kind not in ("mooncake", "multiturn") or (kind == "mooncake" and not rest):
+        raise UsageError(f"--trace must be one of {', '.join(KINDS)}, got {text!r}")
+    return parse_workload(text, limit)
+
+
+def note_of(workload: Workload) -> str | None:
+    """What the user should know about this kind of trace."""
+    return NO_REUSE if isinstance(workload, LengthsTrace) else None
+
+
+class LengthsTrace:
+    """A ``Workload`` of recorded lengths and arrival times; every prompt has content of its own."""
+
+    endless = False
+    capacities = Capacities(block_tokens=16, g1_blocks=16_384, g2_blocks=65_536, g3_blocks=0, batch_tokens=8_192)
+
+    def __init__(self, kind: str, path: Path, limit: int | None = None) -> None:
+        self.path = path
+        self.limit = limit
+        self.name = f"{kind}:{path}"
+        self.failed = 0
+        """Lines of requests that produced no token (BurstGPT lists failures); they are passed over."""
+        self._columns, self._nanoseconds = _FORMATS[kind]
+        self._block_tokens = self.capacities.block_tokens
+        try:
+            with path.open("rb"):
+                pass
+        except OSError as error:
+            raise UsageError(f"trace {path} cannot be read: {error.strerror}") from error
+
+    def begin(self, block_tokens: int) -> None:
+        """Any block size will do."""
+        self._block_tokens = block_tokens
+        self.failed = 0
+
+    def arrivals(self) -> Iterator[Request]:
+        """The requests in file order; the first one arrives at 0."""
+        first: int | None = None
+        latest = 0
+        count = 0
+        with self.path.open(encoding="utf-8", newline="") as lines:
+            rows = csv.reader(lines)
+            where = self._header(next(rows, []))
+            for row in rows:
+                if self.limit is not None and count >= self.limit:
+                    return
+                if not row:
+                    continue
+                number = rows.line_num
+                if len(row) <= max(where):
+                    raise self._bad(number, f"must have {max(where) + 1} fields, got {len(row)}")
+                at_ns = self._time(row[where[0]], number)
+                prompt = self._tokens(row[where[1]], number, self._columns[1], 1)
+                output = self._tokens(row[where[2]], number, self._columns[2], 0)
+                first = at_ns if first is None else first
+                if at_ns - first < latest:
+                    raise self._bad(number, "timestamp is before that of the line above")
+                latest = at_ns - first
+                if not output:
+                    self.failed += 1
+                    continue
+                yield self._request(count, latest, prompt, output)
+                count += 1
+
+    def finished(self, request: Request, at_ns: int) -> Request | None:
+        """Nothing: the trace has its own arrival times."""
+        return None
+
+    def _header(self, row: list[str]) -> list[int]:
+        names = [name.strip().lstrip("\ufeff").lower() for name in row]
+        try:
+            return [names.index(column.lower()) for column in self._columns]
+        except ValueError:
+            raise self._bad(1, f"must have the columns {', '.join(self._columns)}, got {', '.join(row)!r}") from None
+
+    def _time(self, text: str, number: int) -> int:
+        try:
+            at_ns = self._nanoseconds(text.strip())
+        except ValueError:
+            at_ns = -1
+        if not 0 <= at_ns <= _AT_NS_MAX:
+            raise self._bad(number, f"{self._columns[0]} must be a time, got {text!r}")
+        return at_ns
+
+    def _tokens(self, text: str, number: int, column: str, least: int) -> int:
+        try:
+            tokens = int(text)
+        except ValueError:
+            tokens = -1
+        if not least <= tokens <= TOKENS_MAX:
+            raise self._bad(number, f"{column} must be from {least} to {TOKENS_MAX}, got {text!r}")
+        return tokens
+
+    def _bad(self, number: int, what: str) -> UsageError:
+        return UsageError(f"{self.path} line {number}: {what}")
+
+    def _request(self, index: int, at_ns: int, prompt: int, output: int) -> Request:
+        size = self._block_tokens
+        hashes = generated_hashes(0, index, (prompt + output) // size)
+        full = prompt // size
+        return Request(
+            request=f"r{index:05d}", arrival_ns=at_ns, hashes=tuple(hashes[:full]),
+            output_hashes=tuple(hashes[full:]), prompt_tokens=prompt, output_tokens=output,
+        )
+
+
+def _azure_ns(text: str) -> int:
+    """Nanoseconds of a time stamp with up to nine decimals; the traces have seven. Raises ``ValueError``."""
+    main, _, decimals = text.split("+")[0].removesuffix("Z").partition(".")
+    moment = datetime.strptime(main, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return int(moment.timestamp()) * SECOND_NS + int(decimals[:9].ljust(9, "0"))
+
+
+def _decimal_ns(text: str) -> int:
+    """Nanoseconds of a number of seconds. Raises ``ValueError``."""
+    try:
+        return int(Decimal(text) * SECOND_NS)
+    except (InvalidOperation, OverflowError) as error:
+        raise ValueError(text) from error
+
+
+_FORMATS: Final[dict[str, tuple[tuple[str, str, str], Callable[[str], int]]]] = {
+    "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_ns),
+    "burstgpt": (("Timestamp", "Request tokens", "Response tokens"), _decimal_ns),
+}
+"""Kind of trace to its columns (time, prompt, output) and how its times are read."""
+_MARKS: Final[dict[str, set[str]]] = {
+    "mooncake": {"timestamp:", "input_length:", "output_length:", "hash_ids:"},
+    **{kind: {column.lower() for column in columns} for kind, (columns, _) in _FORMATS.items()},
+}
+"""Format to the keys (with a colon) or columns by which its first line is known. Our own traces are Mooncake lines
+with more keys."""
+_LINE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""As long as a line of a trace may be."""

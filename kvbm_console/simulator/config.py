@@ -1,0 +1,47 @@
+"""The numbers of a simulated engine.
+
+Law of this file: a value out of bounds is refused at construction, and all times are integer nanoseconds, so that
+the same configuration gives the same events on any machine.
+"""
+
+import msgspec
+
+from kvbm_console.core.config import require
+from kvbm_console.simulator.link import TOKEN_BYTES
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the simulated engine schedules with. The block size is the leader's."""
+
+    g1_blocks: int
+    """Device blocks; the prefix cache lives in them too."""
+    max_batch_tokens: int = 8_192
+    """Most tokens of one iteration: at the default step model it then takes about 70 ms."""
+    max_running: int = 256
+    """Most requests that own device blocks at once."""
+    max_waiting: int = 100_000
+    """Most requests that wait; one that arrives then is dropped and counted, so that an overload stays bounded."""
+    step_base_ns: int = 4_000_000
+    prefill_token_ns: int = 8_000
+    decode_request_ns: int = 40_000
+    """An iteration takes base + prompt tokens x prefill_token_ns + decoding requests x decode_request_ns."""
+    patience_ns: int = 20_000_000
+    """How long a running request without a block stands back for blocks that a copy withholds, before it preempts."""
+    token_bytes: int = TOKEN_BYTES
+    """K/V of one token, for the time of transfers."""
+
+    def __post_init__(self) -> None:
+        for field in ("g1_blocks", "max_batch_tokens", "max_running", "max_waiting", "step_base_ns", "token_bytes"):
+            value = getattr(self, field)
+            require(1 <= value <= 2**31 - 1, field, "from 1 to 2147483647", value)
+        for field in ("prefill_token_ns", "decode_request_ns", "patience_ns"):
+            value = getattr(self, field)
+            require(0 <= value <= 2**31 - 1, field, "from 0 to 2147483647", value)
+
+    def step_ns(self, prefill_tokens: int, decoding: int) -> int:
+        """Duration of an iteration.
+
+        >>> EngineConfig(g1_blocks=1).step_ns(1_000, 10)
+        12400000
+        """
+        return self.step_base_ns + prefill_tokens * self.prefill_token_ns + decoding * self.decode_request_ns

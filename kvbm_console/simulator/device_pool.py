@@ -1,0 +1,381 @@
+"""The device pool: vLLM's block pool as a pure class, owned by an engine (or by the store facade), never by the leader.
+
+Law of this file: a change happens whole or not at all, and nothing that has a holder is ever given to another.
+
+Order of reuse, as in vLLM: a released block without a hash is reused first; then the places in the order in which they
+were released or, at the beginning, numbered. Whoever releases a request passes its blocks in prompt order; they are
+released tail first, so that a prefix outlives what follows it. A block keeps its hash, and can be found by it, until
+the place is handed out again. A hash may stand in several places.
+
+The free order is a ring of entries, counted from the beginning, that only grows, and one number per block tells the
+rest: above 0 it is the number of holders; below 0 the block is free and its one live entry is ``~number``; at 0 it is
+free and waits on the stack of those without a hash. All other entries are dead. So touching a block unlinks nothing,
+and popping is a slice. Of the entries, those before the head are dropped when they outnumber the places four to one
+(``_base`` are not kept any more), and dead ones behind it when all together outnumber them eight to one.
+
+States and hashes stand in lists, which is best for short requests, or in arrays, which numpy reads and writes at once,
+where long requests prevail: they change their form when as many blocks as half of the pool say so.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from typing import Final
+
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of
+from kvbm_console.core.errors import InternalError, UsageError
+from kvbm_console.core.ids import EMPTY_HASH
+from kvbm_console.simulator import device_bulk as bulk
+from kvbm_console.simulator.device_audit import audit_device_pool
+
+GATHER_MIN: Final = 8
+"""From this many blocks on, a column is gathered at once; for fewer the preparations cost more than a loop."""
+BULK_MIN: Final = 160
+"""A request of this many blocks is a long one: with arrays it costs less than with lists from about here on."""
+_DEAD_FACTOR: Final = 4
+"""Entries before the head are kept up to this many times the capacity: amortised O(1), bounded memory."""
+
+
+class DevicePool:
+    """Places of device memory: free order, holders, and where each sequence hash stands.
+
+    ``capacity_blocks`` places numbered from 0. Counts are in blocks.
+
+    >>> pool = DevicePool(4)
+    >>> ids = pool.allocate(3); ids
+    [0, 1, 2]
+    >>> pool.store(ids[:2], [11, 12])
+    >>> pool.release(ids)
+    >>> pool.match([11, 12, 13]), pool.allocate(3)
+    ([0, 1], [2, 3, 1])
+    """
+
+    def __init__(self, capacity_blocks: int) -> None:
+        if capacity_blocks < 1:
+            raise UsageError(f"capacity_blocks must be at least 1, got {capacity_blocks}")
+        self.capacity_blocks = capacity_blocks
+        self._numbers = list(range(capacity_blocks))
+        """Shared integers: handing out the same objects again costs no allocation."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Return to the initial state: no holder, no hash, places in the order of their numbers."""
+        self.hash_of: list[int] | array[int] = [EMPTY_HASH] * self.capacity_blocks
+        self._state: list[int] | array[int] = [~block for block in self._numbers]
+        self._views: bulk.DeviceColumns | None = None
+        """Of states and hashes while they are arrays."""
+        self._index: dict[int, int] = {}
+        self._copies: dict[int, list[int]] = {}
+        self._unhashed: list[int] = []
+        self._ring = self._numbers[:]
+        self._base = self._head = 0
+        self._free = self.capacity_blocks
+        self._shared = [0, 0]
+        """How many places have so many holders, from two on; the last entry is not 0."""
+        self._long = 0
+        """Blocks of long requests, less those of short ones, from 0 to the capacity."""
+
+    # --- questions ---
+
+    @property
+    def free_blocks(self) -> int:
+        """Places without a holder: empty or cached."""
+        return self._free
+
+    @property
+    def refs(self) -> list[int]:
+        """Holders of each block."""
+        return [max(state, 0) for state in self._state]
+
+    @property
+    def most_holders(self) -> int:
+        """The largest number of holders of one place."""
+        shared = self._shared
+        return len(shared) - 1 if len(shared) > 2 else int(self._free < self.capacity_blocks)
+
+    def holders(self, block: int) -> int:
+        """Holders of one block."""
+        return max(self._state[block], 0)
+
+    def match(self, hashes: Sequence[int], limit: int | None = None) -> list[int]:
+        """Places of the longest prefix of ``hashes`` that is here, at most ``limit`` blocks. Changes nothing.
+
+        The caller caps the prefix at prompt - 1 tokens, so that one token is left to compute.
+        """
+        return prefix_of(self._index, hashes if limit is None else hashes[:limit])
+
+    def fits(self, count: int, prefix: Sequence[int] = ()) -> bool:
+        """Whether ``allocate(count, prefix)`` would succeed: the prefix must not pay for the new blocks."""
+        if count + len(prefix) <= self._free:
+            return True
+        state = self._state
+        return count + sum([state[block] <= 0 for block in prefix]) <= self._free
+
+    def free_order(self) -> list[int]:
+        """The places without a holder, next to be reused first."""
+        first, state = self._head, self._state
+        ring = enumerate(self._ring[first - self._base :], first)
+        return self._unhashed[::-1] + [block for at, block in ring if state[block] == ~at]
+
+    # --- changes ---
+
+    def allocate(self, count: int, prefix: Sequence[int] = ()) -> list[int] | None:
+        """Take a holder on every block of ``prefix`` and ``count`` further places; all, or None and nothing changed.
+
+        Returns the new places only; what they held is forgotten. The prefix (distinct blocks, from ``match``) is
+        never among them.
+        """
+        unhashed = self._unhashed
+        if count == 1 and unhashed and not prefix and not self._long:  # what decoding asks for
+            block = unhashed.pop()
+            self._state[block] = 1
+            self._free -= 1
+            return [block]
+        if count < 0:
+            raise InternalError(f"cannot allocate {count} blocks")
+        if prefix:
+            if not self.fits(count, prefix):
+                return None
+            self.touch(prefix)
+        elif count > self._free:
+            return None
+        return self._pop(count)
+
+    def touch(self, ids: Sequence[int]) -> None:
+        """One more holder for each block; a free one leaves the free order."""
+        if len(ids) >= BULK_MIN:
+            self._weigh(len(ids))
+            done = bulk.take(self._views, pack_ids(ids)) if self._views is not None else None
+            if done is not None:
+                self._free -= len(ids) - len(done)
+                if done:
+                    self._count_shared(done, 1)
+                return
+        state = self._state
+        taken = 0
+        more: list[int] = []
+        for block in ids:
+            holders = state[block]
+            if holders > 0:
+                state[block] = holders + 1
+                more.append(holders + 1)
+            else:
+                if not holders:
+                    self._unhashed.remove(block)
+                state[block] = 1
+                taken += 1
+        self._free -= taken
+        if more:
+            self._count_shared(more, 1)
+
+    def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
+        """The blocks are full and carry these hashes from now on. A block that has one, or no holder, is refused."""
+        hash_of, state, first_of, views = self.hash_of, self._state, self._index.setdefault, self._views
+        if len(ids) >= BULK_MIN and views is not None and bulk.name(views, pack_ids(ids), pack_hashes(hashes)):
+            found = list(map(first_of, hashes, ids))
+            if found != ids:  # a hash that stands in several places, or ``ids`` is no list
+                for block, sequence_hash, first in zip(ids, hashes, found, strict=True):
+                    if block != first:
+                        self._copies.setdefault(sequence_hash, []).append(block)
+            return
+        for block, sequence_hash in zip(ids, hashes, strict=True):
+            if hash_of[block] or not sequence_hash or state[block] <= 0:
+                raise InternalError(f"device block {block} cannot take hash {sequence_hash:016x}")
+            hash_of[block] = sequence_hash
+            if first_of(sequence_hash, block) != block:
+                self._copies.setdefault(sequence_hash, []).append(block)
+
+    def release(self, ids: Sequence[int]) -> None:
+        """One holder less for each block of a request, given in prompt order and released tail first."""
+        state, hash_of = self._state, self.hash_of
+        if len(ids) == 1:  # what decoding gives back: no loop
+            block = ids[0]
+            if state[block] == 1:
+                if hash_of[block]:
+                    state[block] = ~(self._base + len(self._ring))
+                    self._ring.append(block)
+                else:
+                    state[block] = 0
+                    self._unhashed.append(block)
+                self._free += 1
+                return
+        ring, unhashed = self._ring, self._unhashed
+        before = len(ring) + len(unhashed)
+        entry = ~(self._base + len(ring))
+        if len(ids) >= BULK_MIN and self._views is not None:
+            split = bulk.give(self._views, entry, pack_ids(ids))
+            if split is not None:
+                back = ids[::-1]
+                if isinstance(split, int):
+                    unhashed += back[:split]
+                    ring += back[split:] if split else back
+                else:
+                    loose, queued, fewer = split
+                    unhashed += compress(back, loose)
+                    ring += compress(back, queued)
+                    self._count_shared(fewer, -1)
+                self._free += len(ring) + len(unhashed) - before
+                return
+        fewer = []
+        for block in reversed(ids):
+            holders = state[block]
+            if holders != 1:
+                if holders <= 0:
+                    raise InternalError(f"device block {block} has no holder to give back")
+                state[block] = holders - 1
+                fewer.append(holders)
+            elif hash_of[block]:
+                state[block] = entry
+                entry -= 1
+                ring.append(block)
+            else:
+                state[block] = 0
+                unhashed.append(block)
+        self._free += len(ring) + len(unhashed) - before
+        if fewer:
+            self._count_shared(fewer, -1)
+
+    def _count_shared(self, holders: list[int], change: int) -> None:
+        """Places have got so many holders by one more (1), or had them before one less (-1)."""
+        shared = self._shared
+        for count in sorted(set(holders)):
+            places = change * holders.count(count)
+            if count == len(shared):
+                shared.append(0)
+            shared[count] += places
+            if count > 2:
+                shared[count - 1] -= places
+        while len(shared) > 2 and not shared[-1]:
+            shared.pop()
+
+    # --- the free order ---
+
+    def _pop(self, count: int) -> list[int]:
+        if self._long or count >= BULK_MIN:
+            self._weigh(count)
+        taken = self._pop_few(count) if count < GATHER_MIN else self._pop_many(count)
+        self._free -= count
+        dead, passed = _DEAD_FACTOR * self.capacity_blocks, self._head - self._base
+        if passed > dead:
+            del self._ring[:passed]
+            self._base = self._head
+        elif len(self._ring) > 2 * dead:
+            self._compact()
+        return taken
+
+    def _pop_few(self, count: int) -> list[int]:
+        taken: list[int] = []
+        unhashed, state = self._unhashed, self._state
+        while unhashed and count:
+            block = unhashed.pop()
+            state[block] = 1
+            taken.append(block)
+            count -= 1
+        if count:
+            ring, hash_of, at, entry = self._ring, self.hash_of, self._head - self._base, ~self._head
+            while count:
+                block = ring[at]
+                if state[block] == entry:
+                    state[block] = 1
+                    taken.append(block)
+                    count -= 1
+                    if hash_of[block]:
+                        self._forget(block)
+                at += 1
+                entry -= 1
+            self._head = ~entry
+        return taken
+
+    def _pop_many(self, count: int) -> list[int]:
+        unhashed, state = self._unhashed, self._state
+        taken: list[int] = []
+        if unhashed:
+            taken = unhashed[: -count - 1 : -1]
+            del unhashed[-len(taken) :]
+            for block in taken:
+                state[block] = 1
+        while len(taken) < count:
+            part = self._pop_part(count - len(taken))
+            taken = taken + part if taken else part
+        return taken
+
+    def _pop_part(self, count: int) -> list[int]:
+        """The live ones of the next ``count`` entries of the ring; what they held is forgotten."""
+        first, state, views = self._head, self._state, self._views
+        part = self._ring[first - self._base : first - self._base + count]
+        if not part:
+            raise InternalError(f"{count} places are counted free and not in the free order")
+        self._head = first + len(part)
+        if len(part) >= BULK_MIN and views is not None:
+            packed = pack_ids(part)
+            alive = bulk.live(views, first, packed)
+            if alive:
+                part = list(compress(part, alive))
+                packed = pack_ids(part)
+            names = bulk.hold(views, packed) if part and not self._copies else None
+            if names is not None:
+                index = self._index
+                for key in names:
+                    del index[key]
+                return part
+        elif gather(state, part) != tuple(range(~first, ~self._head, -1)):
+            part = [block for at, block in enumerate(part, first) if state[block] == ~at]
+        self._hold_each(part)
+        return part
+
+    def _hold_each(self, ids: list[int]) -> None:
+        """Free blocks get a holder and lose their hashes."""
+        state, hash_of, index = self._state, self.hash_of, self._index
+        hashes = gather(hash_of, ids)
+        if self._copies or not all(hashes):
+            for block, key in zip(ids, hashes, strict=True):
+                state[block] = 1
+                if key:
+                    self._forget(block)
+            return
+        for block, key in zip(ids, hashes, strict=True):
+            state[block] = 1
+            hash_of[block] = EMPTY_HASH
+            del index[key]
+
+    def _weigh(self, blocks: int) -> None:
+        """A request of so many blocks is taken on, while long ones prevail or it is one."""
+        arrays = self._views is not None
+        if blocks >= BULK_MIN:
+            self._long = min(self.capacity_blocks, self._long + blocks)
+            if not arrays and 2 * self._long >= self.capacity_blocks:
+                state, hash_of = array("q", self._state), array("Q", self.hash_of)
+                self._state, self.hash_of, self._views = state, hash_of, bulk.DeviceColumns(state, hash_of)
+        else:
+            self._long = max(0, self._long - max(1, blocks))
+            if arrays and not self._long:
+                self._state, self.hash_of, self._views = list(self._state), list(self.hash_of), None
+
+    def _forget(self, block: int) -> None:
+        sequence_hash = self.hash_of[block]
+        self.hash_of[block] = EMPTY_HASH
+        others = self._copies.get(sequence_hash)
+        if self._index[sequence_hash] != block:
+            assert others is not None
+            others.remove(block)
+        elif others:
+            self._index[sequence_hash] = others.pop(0)
+        else:
+            del self._index[sequence_hash]
+        if others is not None and not others:
+            del self._copies[sequence_hash]
+
+    def _compact(self) -> None:
+        state, first = self._state, self._head
+        if self._views is not None:
+            ring = list(map(self._numbers.__getitem__, bulk.in_order(self._views)))
+        else:
+            ring = [block for block in self._numbers if state[block] < 0]
+            ring.sort(key=state.__getitem__, reverse=True)
+        for at, block in enumerate(ring, first):
+            state[block] = ~at
+        self._ring, self._base = ring, first
+
+    def audit(self, holders: Iterable[Sequence[int]] | None = None) -> list[str]:
+        """Every broken rule, found by walking; empty when all is well. ``holders``: the block lists of all holders."""
+        return audit_device_pool(self, holders)

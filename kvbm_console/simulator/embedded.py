@@ -1,0 +1,155 @@
+"""A whole machine in one process: leader, dispatcher, simulated engine, link mover and workload on one calendar.
+
+Law of this file: the one place that knows how the parts fit together, so that ``serve``, ``demo``, ``simulate`` and
+the tests run the same machine.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from kvbm_console.core.config import LeaderConfig, require
+from kvbm_console.core.errors import InternalError, UsageError
+from kvbm_console.core.leader import Leader, Outcome
+from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.dispatch import Dispatcher, start_leader
+from kvbm_console.simulator.calendar import Calendar, EngineDeadlines
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.link import DEFAULT_LINKS, LinkMover, LinkSpec
+from kvbm_console.simulator.port import StimulusPort
+from kvbm_console.simulator.simulated import SimulatedEngine
+from kvbm_console.simulator.workloads import Workload
+
+SOURCE = 1
+"""Index of the embedded engine; 0 is the daemon itself."""
+
+
+class Rig:
+    """The assembled machine. ``run`` moves virtual time; the rest is there to look at.
+
+    Whoever submits from outside (breakpoints, leases, resets) needs nothing more than ``dispatcher``: the next ``run``
+    notices that something was submitted and lets the engine look again.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, calendar: Calendar, engine: SimulatedEngine, mover: LinkMover, workload: Workload
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.calendar = calendar
+        self.engine = engine
+        self.mover = mover
+        self.workload = workload
+        self._seen_n = dispatcher.n
+
+    @property
+    def leader(self) -> Leader:
+        """Host 0's leader."""
+        return self.dispatcher.leader
+
+    @property
+    def now_ns(self) -> int:
+        """Virtual time."""
+        return self.calendar.now_ns
+
+    @property
+    def next_ns(self) -> int | None:
+        """When something happens next by itself, None when nothing will."""
+        return self.engine.next_ns
+
+    @property
+    def done(self) -> bool:
+        """Whether every request has ended and nothing is to come."""
+        return self.engine.done
+
+    @property
+    def only_held(self) -> bool:
+        """Whether time stands still because whatever is left is held."""
+        return self.engine.only_held
+
+    @property
+    def touched(self) -> bool:
+        """Whether something was submitted from outside since the last ``run``."""
+        return self.dispatcher.n != self._seen_n
+
+    def run(self, until_ns: int | None = None, wall_budget_ns: int | None = None) -> None:
+        """Run up to ``until_ns`` of virtual time (None: as far as it goes), for about ``wall_budget_ns`` of the wall's.
+
+        Raises ``InternalError`` when requests are left, nothing is to come and no hold explains it.
+        """
+        if self.touched:
+            self.engine.nudge()
+        self.engine.run(until_ns, wall_budget_ns)
+        self._seen_n = self.dispatcher.n
+        if self.engine.only_held and not self.leader.state.holds and not self.leader.state.pipeline_closed:
+            slots = self.leader.state.slots.values()
+            story = tuple(f"{slot.request} is {slot.state.label}" for slot in slots)
+            raise InternalError(f"the engine is stuck at {self.now_ns} ns without a hold", story)
+
+    def run_to_end(self, until_ns: int | None = None, progress: Callable[[int], None] | None = None) -> None:
+        """Run until every request has ended, only held ones are left, or ``until_ns`` of virtual time has passed.
+
+        An endless workload needs ``until_ns``. ``progress`` is told the finished requests about ten times a second.
+        """
+        if self.workload.endless and until_ns is None:
+            raise UsageError(f"{self.workload.name} never ends; say how many requests or how long")
+        while not self.done and (self.touched or not self.only_held):
+            if until_ns is not None and (self.next_ns is None or self.next_ns > until_ns):
+                return
+            self.run(until_ns, 100_000_000)
+            if progress is not None:
+                progress(self.engine.totals.finished)
+
+
+def default_leader_config(workload: Workload, **changes: object) -> LeaderConfig:
+    """The leader's configuration that goes with a workload; ``changes`` are fields that the user said."""
+    sizes = workload.capacities
+    base = LeaderConfig(
+        block_tokens=sizes.block_tokens, g2_blocks=sizes.g2_blocks, g3_blocks=sizes.g3_blocks, offload_law="order",
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def default_engine_config(workload: Workload, **changes: object) -> EngineConfig:
+    """The engine's configuration that goes with a workload; ``changes`` are fields that the user said."""
+    sizes = workload.capacities
+    base = EngineConfig(g1_blocks=sizes.g1_blocks, max_batch_tokens=sizes.batch_tokens)
+    return msgspec.structs.replace(base, **changes)
+
+
+def build(
+    config: LeaderConfig, engine: EngineConfig, workload: Workload, *,
+    publish: Callable[[Stimulus, Outcome], None] | None = None, hosts: int = 1, check: bool = False,
+    audit_every: int = 50, links: Sequence[LinkSpec] = DEFAULT_LINKS,
+) -> Rig:
+    """A machine from nothing: ``hosts`` leaders (compared after every stimulus when there are several) and an engine.
+
+    ``check`` turns on the cheap invariants after every stimulus and the full audit after every ``audit_every``-th.
+    """
+    require(1 <= hosts <= 16, "hosts", "from 1 to 16", hosts)
+    leaders = [Leader(config, check=check, audit_every=audit_every) for _ in range(hosts)]
+    calendar = Calendar()
+    dispatcher = Dispatcher(
+        leaders[0], calendar.clock, publish=publish, more_hosts=leaders[1:], check_hosts=hosts > 1
+    )
+    start_leader(dispatcher)
+    return embed(dispatcher, calendar, engine, workload, links=links)
+
+
+def embed(
+    dispatcher: Dispatcher, calendar: Calendar, engine: EngineConfig, workload: Workload, *,
+    links: Sequence[LinkSpec] = DEFAULT_LINKS,
+) -> Rig:
+    """Put an engine, a mover and deadlines around a started leader whose dispatcher uses ``calendar.clock``."""
+    config = dispatcher.leader.config
+    mover = LinkMover(
+        calendar, dispatcher, engine.token_bytes * config.block_tokens, links=links, asynchronous=config.asynchronous
+    )
+    dispatcher.mover = mover
+    dispatcher.engine_deadlines = EngineDeadlines(calendar, dispatcher)
+    simulated = SimulatedEngine(
+        engine, StimulusPort(dispatcher.port(SOURCE)), calendar, workload, config.block_tokens,
+        take_latency_ns=mover.take_latency_ns,
+        arrivals_felt=config.prefetch != "none" and min(config.g2_blocks, config.g3_blocks) > 0,
+    )
+    dispatcher.engines[SOURCE] = simulated
+    return Rig(dispatcher, calendar, simulated, mover, workload)

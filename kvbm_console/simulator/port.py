@@ -1,0 +1,178 @@
+"""What a simulated engine says and asks, and how it becomes stimuli of a leader.
+
+Law of this file: ``EnginePort`` is all that the engine knows of whoever decides below it; ``StimulusPort`` makes one
+stimulus of each call, in the order of the calls, and decides nothing.
+"""
+
+from collections.abc import Sequence, Set
+from typing import Protocol
+
+from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.errors import InternalError
+from kvbm_console.core.events import StimulusRejected
+from kvbm_console.core.ids import Authority, FinishReason, Tier
+from kvbm_console.core.instructions import CloneAnswer, FencedBlocks, FinishAnswer, MatchAnswer
+from kvbm_console.core.stimuli import (
+    BlocksAllocated,
+    IterationFinished,
+    IterationScheduled,
+    MatchRequested,
+    PoolDeclared,
+    RequestArrived,
+    RequestCloned,
+    RequestFinished,
+    RequestPreempted,
+)
+from kvbm_console.dispatch import MEDIUM_OF, LeaderPort
+from kvbm_console.simulator.work import Plan, Work
+from kvbm_console.simulator.workloads import Request
+
+
+class EnginePort(Protocol):
+    """The connector entry points as calls of an engine. Block ids are those of its device pool."""
+
+    @property
+    def standing(self) -> Set[str]:
+        """Requests that must be left out of iterations."""
+        ...
+
+    @property
+    def held(self) -> Set[str]:
+        """See ``LeaderPort.held``."""
+        ...
+
+    def declared(self, blocks: int, block_tokens: int) -> None:
+        """The engine stands, with a device pool of so many blocks."""
+        ...
+
+    def arrived(self, request: Request) -> bool:
+        """A request has come; False: it is not taken, and nothing is said of it any more."""
+        ...
+
+    def looked_up(self, name: str, computed_tokens: int) -> MatchAnswer:
+        """What continues these tokens, which the engine has itself, below the device."""
+        ...
+
+    def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
+        """``work.blocks`` were given to a waiting request: ``prefix`` of them as found by the engine itself."""
+        ...
+
+    def appended(self, work: Work, ids: list[int]) -> None:
+        """A request that was admitted before was given further blocks, told on their own."""
+        ...
+
+    def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
+        """A request goes on as several sequences: ``ids`` are the partial last blocks of the clones, if it has one."""
+        ...
+
+    def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
+        """The iterations of a plan begin, of which ``iteration`` is the first."""
+        ...
+
+    def filled(
+        self, iteration: int, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
+    ) -> None:
+        """Iterations up to this one ended: blocks that became full, ``counts[i]`` of ``works[i]``."""
+        ...
+
+    def preempted(self, work: Work) -> list[int]:
+        """A request gives all its blocks back; those that are returned may not be reused yet."""
+        ...
+
+    def finished(self, name: str, ids: list[int], reason: FinishReason) -> bool:
+        """A request has ended; True: its blocks may not be reused yet."""
+        ...
+
+    def computed_tokens(self, name: str) -> int:
+        """The computed position of a live request (it goes back when a load failed)."""
+        ...
+
+    def calm_blocks(self) -> int | None:
+        """See ``LeaderPort.calm_blocks``."""
+        ...
+
+
+class StimulusPort:
+    """An ``EnginePort`` that tells a leader."""
+
+    def __init__(self, port: LeaderPort) -> None:
+        self._port = port
+        self._submit = port.submit
+
+    @property
+    def standing(self) -> Set[str]:
+        """As ``EnginePort.standing``."""
+        return self._port.standing
+
+    @property
+    def held(self) -> Set[str]:
+        """As ``EnginePort.held``."""
+        return self._port.held
+
+    def declared(self, blocks: int, block_tokens: int) -> None:
+        """As ``EnginePort.declared``."""
+        self._submit(PoolDeclared, 0, 0, Tier.G1, MEDIUM_OF[Tier.G1], blocks, block_tokens, Authority.ENGINE)
+
+    def arrived(self, request: Request) -> bool:
+        """As ``EnginePort.arrived``."""
+        outcome = self._submit(
+            RequestArrived, request.request, pack_hashes(request.hashes), request.prompt_tokens,
+            request.output_tokens, request.priority, request.session,
+        )
+        return not any(isinstance(event, StimulusRejected) for event in outcome.events)
+
+    def looked_up(self, name: str, computed_tokens: int) -> MatchAnswer:
+        """As ``EnginePort.looked_up``."""
+        outcome = self._submit(MatchRequested, name, computed_tokens)
+        answer = outcome.result
+        if not isinstance(answer, MatchAnswer):
+            raise InternalError(f"the lookup of {name} got no answer", tuple(map(repr, outcome.events)))
+        return answer
+
+    def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
+        """As ``EnginePort.admitted``; the leader knows the prefix from the lookup."""
+        self._submit(BlocksAllocated, work.name, pack_ids(work.blocks), found_tokens)
+
+    def appended(self, work: Work, ids: list[int]) -> None:
+        """As ``EnginePort.appended``."""
+        self._submit(BlocksAllocated, work.name, pack_ids(ids), 0)
+
+    def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
+        """As ``EnginePort.cloned``."""
+        outcome = self._submit(RequestCloned, work.name, tuple([clone.name for clone in clones]), pack_ids(ids))
+        if not isinstance(outcome.result, CloneAnswer):
+            raise InternalError(f"the clones of {work.name} were refused", tuple(map(repr, outcome.events)))
+
+    def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
+        """As ``EnginePort.scheduled``."""
+        appended = tuple([work.name for work in plan.appended])
+        self._submit(
+            IterationScheduled, iteration, plan.steps, tuple(plan.new), tuple(plan.resumed), (), tuple(plan.skipped),
+            tuple(plan.unskipped), tuple(plan.first_tokens), tuple(plan.progressed), tuple(plan.positions),
+            appended, tuple(plan.appended_counts), pack_ids(plan.appended_ids), running, waiting,
+        )
+
+    def filled(
+        self, iteration: int, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
+    ) -> None:
+        """As ``EnginePort.filled``."""
+        names = tuple([work.name for work in works])
+        self._submit(IterationFinished, iteration, names, tuple(counts), pack_ids(ids), pack_hashes(hashes))
+
+    def preempted(self, work: Work) -> list[int]:
+        """As ``EnginePort.preempted``."""
+        result = self._submit(RequestPreempted, work.name).result
+        return unpack_ids(result.ids) if isinstance(result, FencedBlocks) else []
+
+    def finished(self, name: str, ids: list[int], reason: FinishReason) -> bool:
+        """As ``EnginePort.finished``."""
+        result = self._submit(RequestFinished, name, pack_ids(ids), reason).result
+        return isinstance(result, FinishAnswer) and result.delay_free
+
+    def computed_tokens(self, name: str) -> int:
+        """As ``EnginePort.computed_tokens``."""
+        return self._port.computed_tokens(name)
+
+    def calm_blocks(self) -> int | None:
+        """As ``EnginePort.calm_blocks``."""
+        return self._port.calm_blocks()

@@ -1,0 +1,472 @@
+"""Continuous batching: which requests compute how many tokens in the next iteration, and where these stand.
+
+Law of this file: every scheduled token has a place before the iteration is announced, and whatever the scheduler does
+to a request the leader is told in the same order: admissions and preemptions by calls of their own, all else in one
+``IterationScheduled``.
+
+As in vLLM: running requests first, in the order of their admission, one token each while decoding and as many prompt
+tokens as the budget leaves while prefilling; out of blocks, the request admitted last is preempted and computes
+everything again through a new lookup; only an iteration without a preemption admits waiting requests. Two differences:
+
+* A request whose load has ended owns blocks that nobody uses until it goes on, so its tokens are kept free in the
+  budget first; running requests that find no budget then are left out of this iteration.
+* While blocks of ended requests are withheld because copies still read them, a running request without a block is left
+  out for a moment (``patience_ns``) rather than preempting another: those blocks come back by themselves.
+
+A request of n sequences has n seats from its admission on, and is admitted only when the partial blocks of its clones
+fit, too. It is cloned when it is scheduled for the first time after its prompt was computed; from then on each sequence
+is preempted and ends alone. With one token to generate it ends before that, and no clone is opened.
+"""
+
+from collections import Counter, deque
+from itertools import chain
+from typing import Final
+
+from kvbm_console.core.errors import InternalError
+from kvbm_console.core.instructions import MatchAnswer
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.device_pool import DevicePool
+from kvbm_console.simulator.port import EnginePort
+from kvbm_console.simulator.work import Family, Plan, Work
+
+LOOKUPS_MAX: Final = 64
+"""Lookups in one iteration; requests that must ask again are passed over, and a long queue of them must stay cheap."""
+
+
+class Scheduler:
+    """The queues of the simulated engine. ``form`` makes the next iteration; the engine runs it.
+
+    ``waiting`` have no blocks; ``loading`` wait for a load; ``loaded`` have blocks and were not scheduled since;
+    ``running`` are in the batch. ``withheld`` are blocks by request that may not be reused before the leader says so.
+    """
+
+    def __init__(self, config: EngineConfig, pool: DevicePool, port: EnginePort, block_tokens: int) -> None:
+        self.config = config
+        self.pool = pool
+        self.port = port
+        self.block_tokens = block_tokens
+        self.waiting: deque[Work] = deque()
+        self.loading: dict[str, Work] = {}
+        self.loaded: list[Work] = []
+        self.running: list[Work] = []
+        self.withheld: dict[str, list[int]] = {}
+        self.preemptions = 0
+        self.cloned = 0
+        self.sampled = 0
+        """Tokens that the sequences of a request have when it is cloned, and that the engine has not counted."""
+        self._due = 0
+        """Clones that admitted requests will have: their seats are kept."""
+        self._refused: Work | None = None
+        """The request that found no room in the last iteration; those behind it were not asked for."""
+        self._steady = 0
+        """So many of those that run, the first ones, were decoding in the last iteration."""
+
+    @property
+    def live(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self.waiting) + len(self.loading) + len(self.loaded) + len(self.running)
+
+    @property
+    def owes(self) -> bool:
+        """Whether requests are live or blocks of ended ones have not come back."""
+        return self.live > 0 or bool(self.withheld)
+
+    def clear(self) -> None:
+        """Forget all requests and blocks (reset)."""
+        self.waiting.clear()
+        self.loading.clear()
+        self.loaded.clear()
+        self.running.clear()
+        self._steady = self._due = 0
+        self._refused = None
+        self.withheld.clear()
+        self.pool.clear()
+
+    # --- an iteration ---
+
+    def form(self, now_ns: int) -> Plan | None:
+        """Schedule what can be; None when there is nothing to compute and nothing to tell."""
+        running, waiting, loaded = self.running, self.waiting, self.loaded
+        if not (running or waiting or loaded):
+            return None
+        plan = Plan()
+        self._refused = None
+        budget = self.config.max_batch_tokens
+        plan.tell_at_once = bool(waiting or loaded or self._due) or (
+            self.pool.free_blocks <= len(running) + budget // self.block_tokens
+        )
+        kept = self._kept_for_loaded() if loaded else 0
+        budget -= kept
+        if 0 < self._steady <= budget and self._go_on(plan):
+            budget -= plan.steady
+        budget = kept + self._schedule_running(plan, budget, now_ns)
+        if not plan.preempted and (waiting or loaded):
+            budget = self._schedule_loaded(plan, budget)
+            budget = self._admit(plan, budget)
+            self._schedule_loaded(plan, budget)
+        self._settle(plan)
+        return plan if plan.steady or plan.tokens or plan.skipped else None
+
+    def _go_on(self, plan: Plan) -> bool:
+        """One token more for each that was decoding, as in the iteration before; False: not that simple."""
+        port, pool, size, steady = self.port, self.pool, self.block_tokens, self._steady
+        if port.standing:
+            return False
+        running = self.running if steady == len(self.running) else self.running[:steady]
+        dry = [work for work in running if work.computed == len(work.blocks) * size]
+        if len(dry) > pool.free_blocks:
+            return False
+        for work in dry:
+            ids = pool.allocate(1) or []
+            work.blocks += ids
+            if plan.tell_at_once:
+                port.appended(work, ids)
+                if port.standing:
+                    return False
+            else:
+                plan.appended.append(work)
+                plan.appended_counts.append(1)
+                plan.appended_ids += ids
+        plan.steady = plan.decoding = steady
+        return True
+
+    def _settle(self, plan: Plan) -> None:
+        """Count the requests at the beginning that decode now together with those that did before."""
+        at, first, running = 0, plan.steady, self.running
+        for work, _ in plan.tokens:
+            if not work.decoding or running[first + at] is not work:
+                break
+            at += 1
+        if at:
+            plan.steady += at
+            del plan.tokens[:at]
+        self._steady = plan.steady
+
+    def remove(self, work: Work) -> None:
+        """A running request has ended."""
+        at = self.running.index(work)
+        del self.running[at]
+        self._due -= work.due
+        if at < self._steady:
+            self._steady -= 1
+
+    def announce(self, plan: Plan, iteration: int) -> None:
+        """Tell the leader what the iterations of the plan change, of which ``iteration`` is the first."""
+        waiting = len(self.waiting) + len(self.loading) + len(self.loaded)
+        self.port.scheduled(plan, iteration, len(self.running), waiting)
+
+    def _kept_for_loaded(self) -> int:
+        """Tokens of the budget that running requests leave to loaded ones which have room to go on."""
+        standing = self.port.standing
+        budget, free = self.config.max_batch_tokens, self.pool.free_blocks
+        for work in self.loaded:
+            if budget and work.name not in standing:
+                count = min(work.left, budget)
+                free -= max(0, self._blocks(work.computed + count) - len(work.blocks))
+                if free < 0:
+                    break
+                budget -= count
+        return self.config.max_batch_tokens - budget
+
+    def _blocks(self, tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-tokens // self.block_tokens)
+
+    def _schedule_running(self, plan: Plan, budget: int, now_ns: int) -> int:
+        standing, running, tokens = self.port.standing, self.running, plan.tokens
+        size, at = self.block_tokens, plan.steady
+        while at < len(running):
+            work = running[at]
+            if work.decoding and budget > 0 and work.computed < len(work.blocks) * size and not work.skipped and (
+                not standing or work.name not in standing
+            ):  # by far the most common: one more token, with a place for it
+                tokens.append((work, 1))
+                plan.decoding += 1
+                work.starved_ns = None
+                budget -= 1
+                at += 1
+                continue
+            count = min(work.left, budget)
+            if count <= 0 or work.name in standing:
+                self._leave_out(plan, work)
+            elif (not work.due or not work.prefilled or self._fork(plan, at, now_ns)) and (
+                self._room(plan, at, count, now_ns)
+            ):
+                self._schedule(plan, work, count)
+                budget -= count
+            elif at < len(running) and running[at] is work:
+                self._leave_out(plan, work)
+            else:
+                break
+            at += 1
+        return budget
+
+    def _room(self, plan: Plan, at: int, count: int, now_ns: int) -> bool:
+        """Give running request ``at`` the blocks for ``count`` more tokens; False: it stands back or was preempted."""
+        work = self.running[at]
+        need = self._blocks(work.computed + count) - len(work.blocks)
+        if need <= 0:
+            return True
+        ids = self._take(plan, at, need, now_ns)
+        if ids is None:
+            return False
+        work.blocks += ids
+        if plan.tell_at_once:
+            self.port.appended(work, ids)
+        else:
+            plan.appended.append(work)
+            plan.appended_counts.append(need)
+            plan.appended_ids += ids
+        return True
+
+    def _take(self, plan: Plan, at: int, need: int, now_ns: int) -> list[int] | None:
+        """So many blocks for running request ``at``; None: it stands back or was preempted."""
+        work = self.running[at]
+        ids = self.pool.allocate(need)
+        while ids is None:
+            if (plan.steady or plan.tokens) and self._patient(work, now_ns):
+                return None
+            victim = self._victim(at)
+            if victim is None and (plan.steady or plan.tokens):
+                return None  # its turn comes before a hold has to end
+            victim = victim or self._last()
+            self._preempt(plan, victim)
+            if victim is work:
+                return None
+            ids = self.pool.allocate(need)
+        return ids
+
+    def _fork(self, plan: Plan, at: int, now_ns: int) -> bool:
+        """Open the clones of running request ``at``, whose prompt is computed, behind it; False as of ``_room``.
+
+        They share the full blocks of the prompt. Each has a partial last block of its own.
+        """
+        work = self.running[at]
+        shared = work.blocks[: work.computed // self.block_tokens]
+        tail = len(work.blocks) - len(shared)
+        ids = self._take(plan, at, tail * work.due, now_ns)
+        if ids is None:
+            return False
+        count, work.due = work.due, 0
+        self._due -= count
+        work.family = Family(work.request, count + 1)
+        clones = []
+        for index in range(count):
+            self.pool.touch(shared)
+            clones.append(work.clone(index + 2, shared + ids[index * tail : (index + 1) * tail]))
+        self.running[at + 1 : at + 1] = clones
+        self.cloned += count
+        self.sampled += (count + 1) * work.sampled
+        self.port.cloned(work, clones, ids)
+        return True
+
+    def _victim(self, at: int) -> Work | None:
+        """Who is preempted next: of the running requests from ``at`` on, which have no turn in this iteration yet, and
+        the loaded ones, the one admitted last that is not held."""
+        held = self.port.held
+        return next((work for work in reversed([*self.running[at:], *self.loaded]) if work.name not in held), None)
+
+    def _last(self) -> Work:
+        return self.loaded[-1] if self.loaded else self.running[-1]
+
+    def _blocks_come_back(self) -> bool:
+        """Whether a copy runs whose end gives blocks back, or lets a request go on: one that is held does not end."""
+        return not (self.withheld.keys() | self.loading.keys()) <= self.port.held
+
+    def _patient(self, work: Work, now_ns: int) -> bool:
+        if not self.withheld or self.withheld.keys() <= self.port.held:
+            return False  # nothing comes back by itself
+        if work.starved_ns is None:
+            work.starved_ns = now_ns
+        return now_ns - work.starved_ns < self.config.patience_ns
+
+    def _leave_out(self, plan: Plan, work: Work) -> None:
+        if not work.skipped:
+            work.skipped = True
+            plan.skipped.append(work.name)
+
+    def _schedule(self, plan: Plan, work: Work, count: int) -> None:
+        plan.tokens.append((work, count))
+        work.starved_ns = None
+        if work.skipped:
+            work.skipped = False
+            plan.unskipped.append(work.name)
+        if not work.announced:
+            work.announced = True
+            (plan.resumed if work.preempted else plan.new).append(work.name)
+        if work.prefilled:
+            plan.decoding += 1
+            if not work.decoding:
+                work.decoding = True
+                plan.first_tokens.append(work.name)
+        else:
+            plan.prefill_tokens += count
+            plan.progressed.append(work.name)
+            plan.positions.append(work.computed + count)
+
+    def _schedule_loaded(self, plan: Plan, budget: int) -> int:
+        """Requests whose load has ended, in the order in which it did."""
+        standing = self.port.standing
+        for work in list(self.loaded):
+            if budget <= 0:
+                break
+            if work.name in standing or work not in self.loaded:
+                continue
+            count = min(work.left, budget)
+            need = max(0, self._blocks(work.computed + count) - len(work.blocks))
+            ids = self.pool.allocate(need)
+            while ids is None and not (plan.steady or plan.tokens or self._blocks_come_back()):
+                # Only requests that do not run could give blocks: one does, or none of them would ever go on.
+                victim = self._victim(0) or self._last()
+                self._preempt(plan, victim)
+                if victim is work:
+                    break
+                ids = self.pool.allocate(need)
+            if ids is None:
+                break
+            if ids:
+                work.blocks += ids
+                self.port.appended(work, ids)
+            self.loaded.remove(work)
+            self.running.append(work)
+            self._schedule(plan, work, count)
+            budget -= count
+        return budget
+
+    # --- admission ---
+
+    def _admit(self, plan: Plan, budget: int) -> int:
+        """Waiting requests, first come first served; one that must ask again lets the next one try."""
+        at = lookups = 0
+        while at < len(self.waiting) and budget > 0 and lookups < LOOKUPS_MAX:
+            work = self.waiting[at]
+            seats = len(self.running) + len(self.loaded) + len(self.loading) + self._due
+            if seats + work.due >= self.config.max_running:
+                break
+            prefix = self.pool.match(work.hashes, (work.total - 1) // self.block_tokens)
+            found = self._look_up(work, len(prefix) * self.block_tokens)
+            lookups += 1
+            if found.tokens is None or work.name in self.port.standing:
+                at += 1
+                continue
+            computed = len(prefix) * self.block_tokens + found.tokens
+            wait = found.tokens > 0 and found.asynchronous
+            count = 0 if wait else min(work.total - computed, budget)
+            need = self._blocks(computed + count) - len(prefix)
+            more = work.due if work.request.prompt_tokens % self.block_tokens else 0
+            if wait and self._others_go_on():
+                more += self._blocks(work.total) - self._blocks(computed) + self._owed()
+            ids = None if more and not self.pool.fits(need + more, prefix) else self.pool.allocate(need, prefix)
+            if ids is None:
+                self._refused = work
+                break
+            del self.waiting[at]
+            work.blocks = prefix + ids
+            work.stored = len(prefix)
+            work.computed = computed
+            self._due += work.due
+            if found.tokens:
+                work.loading_from = len(prefix)
+                self.loading[work.name] = work
+            self.port.admitted(work, len(prefix), found.tokens)
+            if not found.tokens:
+                self.running.append(work)
+                self._schedule(plan, work, count)
+                budget -= count
+        return budget
+
+    def _others_go_on(self) -> bool:
+        """True if another request computes, and so gives blocks back one day; a load may be held for ever."""
+        standing = self.port.standing
+        return any(work.name not in standing for work in self.running)
+
+    def _owed(self) -> int:
+        """Blocks that requests whose loads run or have ended still need for their prompts.
+
+        Without this reservation loads are admitted by their prefixes alone, and their prompts then preempt others.
+        Held requests are left out, because nobody knows when they go on.
+        """
+        held = self.port.held
+        return sum(
+            self._blocks(work.total) - len(work.blocks) for work in chain(self.loading.values(), self.loaded)
+            if work.name not in held
+        )
+
+    def _look_up(self, work: Work, computed_tokens: int) -> MatchAnswer:
+        answer = self.port.looked_up(work.name, computed_tokens)
+        if answer.tokens and computed_tokens + answer.tokens >= work.total:
+            raise InternalError(f"the lookup of {work.name} leaves no token to compute: {answer}")
+        return answer
+
+    def made_way(self) -> bool:
+        """Ask again for the request that was refused, as an engine does that polls; whether a hold made way for it.
+
+        For when nothing runs and nothing is to come: no time passes then, in which it would be asked for again.
+        """
+        held = self.port.held
+        if not held or self._refused is None:
+            return False
+        for _ in range(2):  # one refusal is told by the second lookup, and two of them make a hold go on
+            prefix = self.pool.match(self._refused.hashes, (self._refused.total - 1) // self.block_tokens)
+            self._look_up(self._refused, len(prefix) * self.block_tokens)
+        return self.port.held != held
+
+    def wake(self, name: str) -> None:
+        """A load ended: what is now computed says the leader (it went back if the load failed)."""
+        work = self.loading.pop(name, None)
+        if work is None or work.loading_from is None:
+            return
+        work.computed = self.port.computed_tokens(name)
+        first, good = work.loading_from, work.computed // self.block_tokens
+        self.pool.store(work.blocks[first:good], work.hashes[first:good])
+        work.stored = good
+        work.loading_from = None
+        self.loaded.append(work)
+
+    # --- taking blocks back ---
+
+    def _preempt(self, plan: Plan, victim: Work) -> None:
+        (self.loaded if victim in self.loaded else self.running).remove(victim)
+        self.withhold(victim.name, victim.blocks)
+        kept = set(self.port.preempted(victim))
+        self.give_back(victim.name, [block for block in victim.blocks if block not in kept])
+        if victim.prefilled:
+            victim.total = victim.computed + 1
+        self._due -= victim.due
+        victim.blocks = []
+        victim.computed = victim.stored = 0
+        victim.announced = victim.prefilled = victim.decoding = victim.skipped = False
+        victim.preempted = True
+        victim.starved_ns = None
+        self.waiting.appendleft(victim)
+        self.preemptions += 1
+        plan.preempted += 1
+
+    def withhold(self, name: str, ids: list[int]) -> None:
+        """Keep blocks of a request from reuse until ``give_back``."""
+        if ids:
+            self.withheld.setdefault(name, []).extend(ids)
+
+    def pin(self, ids: list[int]) -> None:
+        """A copy reads these cached blocks: withhold them, under no name, until they are given back."""
+        self.pool.touch(ids)
+        self.withhold("", ids)
+
+    def give_back(self, name: str, ids: list[int]) -> None:
+        """Withheld blocks may be reused, each as often as it is named; those not withheld any more are passed over."""
+        kept = self.withheld.pop(name, [])
+        if kept == ids:
+            self.pool.release(kept)
+            return
+        if len(set(kept)) == len(kept):
+            given = set(ids)
+            freed = [block for block in kept if block in given]
+            left = [block for block in kept if block not in given] if len(freed) < len(kept) else []
+        else:  # several copies read a block
+            named, freed, left = Counter(ids), [], []
+            for block in kept:
+                (freed if named[block] > 0 else left).append(block)
+                named[block] -= 1
+        self.pool.release(freed)
+        if left:
+            self.withheld[name] = left

@@ -1,0 +1,113 @@
+"""What the simulated engine knows of a request, and an iteration while it is formed.
+
+Law of this file: plain values; the scheduler and the engine change them, and whoever is told of them only reads.
+"""
+
+from kvbm_console.simulator.workloads import Request
+
+
+class Family:
+    """The sequences of one request: what follows its end follows the end of the last of them."""
+
+    __slots__ = ("left", "request")
+
+    def __init__(self, request: Request, left: int) -> None:
+        self.request = request
+        self.left = left
+        """Sequences that have not ended."""
+
+
+class Work:
+    """What the engine knows of one request.
+
+    ``computed`` tokens have their K/V; ``blocks[i]`` holds tokens from ``i * block_tokens`` on, the first ``stored`` of
+    them are full and carry their hash.
+    """
+
+    __slots__ = (
+        "announced", "blocks", "computed", "decoding", "due", "family", "hashes", "last", "loading_from", "name",
+        "preempted", "prefilled", "request", "skipped", "starved_ns", "stored", "total",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.name = request.request
+        self.total = request.prompt_tokens
+        """Tokens of the sequence, the prompt and what was produced, when it was last to be computed from a lookup on:
+        one that is ``prefilled`` has computed all but the last."""
+        self.last = request.prompt_tokens + request.output_tokens - 1
+        """With so many computed tokens it samples its last one."""
+        self.hashes = request.hashes + request.output_hashes
+        self.blocks: list[int] = []
+        self.computed = 0
+        self.stored = 0
+        self.announced = False
+        """Whether it was named in an iteration since its (re-)admission."""
+        self.prefilled = False
+        """Whether all tokens of the sequence have been computed since its (re-)admission, so that it decodes."""
+        self.decoding = False
+        """Whether the leader was told that it produces tokens."""
+        self.skipped = False
+        self.preempted = False
+        self.loading_from: int | None = None
+        """Index of the first block that is being loaded, None when nothing is."""
+        self.starved_ns: int | None = None
+        """Since when it is left out because it found no block."""
+        self.due = len(request.clone_hashes)
+        """Clones that are opened when all tokens of the prompt have been computed."""
+        self.family: Family | None = None
+        """Once they are open."""
+
+    def clone(self, index: int, blocks: list[int]) -> "Work":
+        """Sequence ``index`` of this one, which has computed its prompt, with ``blocks``.
+
+        One that was preempted right before it was to be cloned has a token more, which all sequences share then.
+        """
+        other = Work(self.request.clone(index))
+        other.hashes = self.hashes[: self.stored] + other.hashes[self.stored :]
+        other.blocks, other.computed, other.stored = blocks, self.computed, self.stored
+        other.announced, other.prefilled, other.skipped = self.announced, self.prefilled, self.skipped
+        other.family = self.family
+        return other
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that were sampled once all that is to be computed has been."""
+        return self.computed - self.request.prompt_tokens + 1
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute before it samples one."""
+        return 1 if self.prefilled else self.total - self.computed
+
+
+class Plan:
+    """An iteration while it is formed: the columns of ``IterationScheduled``, and who computes how much."""
+
+    def __init__(self) -> None:
+        self.steps = 1
+        """Iterations that are taken together (``windows``), in which everybody decodes."""
+        self.steady = 0
+        """So many of the requests that run, the first ones, compute one token more in each iteration."""
+        self.tokens: list[tuple[Work, int]] = []
+        """The others that take part, and what they compute."""
+        self.fills: list[Work] = []
+        """Of several iterations: whose next block becomes full, block by block."""
+        self.prefill_tokens = 0
+        self.decoding = 0
+        self.preempted = 0
+        self.tell_at_once = False
+        """Whether calls to the leader may follow before the announcement. Then blocks are told of one by one: it must
+        not order a copy from a cached block that was given away already."""
+        self.new: list[str] = []
+        self.resumed: list[str] = []
+        self.skipped: list[str] = []
+        self.unskipped: list[str] = []
+        self.first_tokens: list[str] = []
+        self.progressed: list[str] = []
+        self.positions: list[int] = []
+        self.appended: list[Work] = []
+        self.appended_counts: list[int] = []
+        self.appended_ids: list[int] = []
+        self.early: list[int] = []
+        """Of the appended blocks that are told of before they are needed: how many of the iterations begin first."""

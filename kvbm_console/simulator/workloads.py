@@ -1,0 +1,111 @@
+"""Workloads: where simulated requests come from, and how the command line names them.
+
+Law of this file: a workload is deterministic; the same specification gives the same requests, whatever the speed. It
+hands over hashes and lengths; tokens and text stay inside it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from kvbm_console.core.errors import UsageError
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One generation to be asked of an engine.
+
+    ``hashes`` has one sequence hash per full block of the prompt, ``output_hashes`` those of the blocks that become
+    full while ``output_tokens`` are generated, the one that the prompt left partial included. A request of n sequences
+    has n - 1 ``clone_hashes``: the ``output_hashes`` of each further sequence, which begins where the prompt ends.
+    """
+
+    request: str
+    arrival_ns: int
+    hashes: tuple[int, ...]
+    output_hashes: tuple[int, ...]
+    prompt_tokens: int
+    output_tokens: int
+    session: str | None = None
+    priority: int = 0
+    """Above 0, its blocks are kept before those of lower priorities for a while after its end."""
+    clone_hashes: tuple[tuple[int, ...], ...] = ()
+
+    def clone(self, index: int) -> "Request":
+        """Sequence ``index`` of this request, from 2, as a request of its own.
+
+        >>> clone = Request("r", 0, (1,), (2,), 16, 16, clone_hashes=((3,),)).clone(2)
+        >>> clone.request, clone.hashes, clone.output_hashes, clone.clone_hashes
+        ('r#2', (1,), (3,), ())
+        """
+        return msgspec.structs.replace(
+            self, request=f"{self.request}#{index}", output_hashes=self.clone_hashes[index - 2], clone_hashes=()
+        )
+
+
+SEQUENCES_MAX: Final = 64
+"""Of one request: the engine keeps a seat for each, and more than that no batch has."""
+
+
+class Capacities(msgspec.Struct, frozen=True):
+    """Sizes, in blocks, at which a workload shows something; ``block_tokens`` is the block they are counted in."""
+
+    block_tokens: int
+    g1_blocks: int
+    g2_blocks: int
+    g3_blocks: int
+    batch_tokens: int
+    """Token budget of an iteration that goes with them."""
+
+
+class Workload(Protocol):
+    """A source of requests."""
+
+    @property
+    def name(self) -> str:
+        """As the command line names it."""
+        ...
+
+    @property
+    def capacities(self) -> Capacities:
+        """What to use where the user says nothing."""
+        ...
+
+    @property
+    def endless(self) -> bool:
+        """Whether it goes on until somebody stops it."""
+        ...
+
+    def begin(self, block_tokens: int) -> None:
+        """Choose the block size and start from the beginning; before anything else. Raises ``UsageError``."""
+        ...
+
+    def arrivals(self) -> Iterator[Request]:
+        """Requests that come by themselves, by arrival time; read one at a time. Raises ``UsageError`` (bad line)."""
+        ...
+
+    def finished(self, request: Request, at_ns: int) -> Request | None:
+        """What follows the end of a request: the next turn of its session, or nothing."""
+        ...
+
+
+def parse_workload(text: str, limit: int | None = None) -> Workload:
+    """The workload named ``mooncake:FILE`` or ``multiturn[:key=value,...]``; ``limit`` is the most requests.
+
+    Raises ``UsageError`` with one sentence that names what is wrong.
+    """
+    from kvbm_console.simulator.multiturn import Multiturn, parse_settings
+    from kvbm_console.simulator.traces import MooncakeTrace
+
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit must be at least 1, got {limit}")
+    kind, _, rest = text.partition(":")
+    if kind == "mooncake":
+        if not rest:
+            raise UsageError("--workload mooncake: must name a file, as in mooncake:trace.jsonl")
+        return MooncakeTrace(Path(rest), limit)
+    if kind == "multiturn":
+        settings = parse_settings(rest)
+        return Multiturn(settings if limit is None else msgspec.structs.replace(settings, requests=limit))
+    raise UsageError(f"--workload must be mooncake:FILE or multiturn[:key=value,...], got {text!r}")

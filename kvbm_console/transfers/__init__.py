@@ -1,1 +1,0 @@
-"""Movers: what copies blocks, one module per kind. An operation carries data, never a callback."""

@@ -1,0 +1,199 @@
+"""The console on an engine's event stream: every view draws at every level of knowledge, and doubt is on screen."""
+
+import pytest
+
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.state import CacheState
+from kvbm_console.engines.kv_events.stream import EventStream
+from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
+from tests.engines.payloads import batch, cleared, removed, stored
+from tests.engines.test_stream import House
+from tests.tui.desks import desk_of, everything
+from tests.tui.script import Script, connected
+from tui.desk import SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WHY, Desk
+from tui.keys import press
+from tui.model.sources import SOURCES_MAX
+
+
+def desk(house: House) -> Desk:
+    """The console behind what this leader has published."""
+    return desk_of(items=[SnapshotTaken(CacheState()), EventsArrived(list(house.events))])
+
+
+@pytest.fixture
+def house() -> House:
+    one = House(snapshots=False)
+    one.send(stored(*range(1, 41)), stored(1, 2, medium="CPU"), stored(7, medium="TAPE"))
+    one.send(removed(3), removed(4))
+    return one
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)])
+@pytest.mark.parametrize("lost", [False, True])
+def test_every_view_draws_what_a_stream_tells(house: House, size: tuple[int, int], lost: bool) -> None:
+    if lost:
+        house.stream.accept(9, batch(stored(50)))
+    one = desk(house)
+    for view in range(9):
+        one.go(view)
+        assert everything(one, *size)
+
+
+def line(one: Desk, word: str, *size: int) -> list[str]:
+    """The words of the row that begins with this."""
+    rows = [row.split() for row in everything(one, *size).splitlines()]
+    return next(row for row in rows if row[: len(word.split())] == word.split())
+
+
+@pytest.mark.parametrize("view", [0, 5])
+def test_doubt_is_on_screen_until_the_publisher_clears(house: House, view: int) -> None:
+    one = desk(house)
+    one.go(view)
+    assert line(one, "G1 GPU", 120, 40)[2:5] == ["38", "100", "%"]
+    house.stream.accept(9, batch(stored(50)))
+    one = desk(house)
+    one.go(view)
+    assert line(one, "G1 GPU", 120, 40)[2:5] == ["39?", "100", "%?"]
+    assert "reports were lost" in everything(one, 120, 40)
+    assert "1 gap seen" in everything(one, 80, 24)
+    house.stream.accept(10, batch(cleared(), stored(8)))
+    one = desk(house)
+    one.go(view)
+    assert line(one, "G1 GPU", 120, 40)[2] == "1"
+    assert not any("?" in row for row in everything(one, 120, 40).splitlines() if row.startswith("   G"))
+    assert "cleared 1 ×" in everything(one, 120, 40)
+
+
+def test_doubt_needs_somebody_also_of_who_came_after_the_loss(house: House) -> None:
+    """The facts know it, though no event of this console says so."""
+    assert "NEEDS YOU   nothing" in everything(desk(house), 120, 40)
+    house.stream.accept(9, batch(stored(50)))
+    script = Script()
+    script.state = house.dispatcher.leader.state
+    one = desk_of(items=[connected(), script.snapshot()])
+    rows = everything(one, 120, 40)
+    assert "NEEDS YOU   1 caution" in rows
+    assert "engine 1  1 gap in its reports  " in rows
+    blocks = sum(pool.resident_blocks for pool in house.dispatcher.leader.state.pools)
+    assert f"its {blocks} blocks may be wrong" in rows
+    one.mirror.sources.tell({"publishers": [
+        {"source": "1", "name": "10.0.0.1:5557", "connected": True, "batches": 4, "gaps": 1, "lost_batches": 3,
+         "restarts": 0, "last_batch_ns": None}]})
+    one.lints.check(one.mirror, one.mono())
+    one.warnings = one.lints.warnings(one.mono())
+    assert "10.0.0.1:5557  1 gap in its reports" in everything(one, 120, 40)
+    press(one, "enter")
+    assert one.current == TIERS
+    press(one, "!")
+    assert "counts may be wrong until it clears its cache or restarts" in " ".join(everything(one, 120, 40).split())
+
+
+def test_a_share_counts_each_hash_once_and_what_no_nearer_medium_has(house: House) -> None:
+    house.send(stored(100, 100, 101, 1, medium="CPU"))
+    one = desk(house)
+    one.go(TIERS)
+    # on the host 1, 2, 1 again, 100 twice, 101: four hashes in six places, of which 100 and 101 are nowhere nearer
+    assert line(one, "G2 CPU", 120, 40)[2:7] == ["6", "66", "%", "33.3", "%"]
+    flows = one.mirror.flows
+    assert [flows.stored[pool].total(60, 0) for pool in (0, 1, 2)] == [40, 6, 1]
+
+
+def test_ranks_are_told_apart_by_name(house: House) -> None:
+    other = EventStream(house.dispatcher, 2, dp_rank=1)
+    other.accept(0, batch(stored(*range(1, 6)), dp_rank=1))
+    one = desk(house)
+    one.go(TIERS)
+    assert "rank 0" in " ".join(line(one, "engine 1", 80, 24))
+    assert "rank 1" in " ".join(line(one, "engine 2", 80, 24))
+    one.mirror.sources.tell({"publishers": [
+        {"source": str(number), "name": f"10.0.0.1:{5556 + number}", "connected": number == 1, "batches": 4,
+         "gaps": number - 1, "lost_batches": 3 * (number - 1), "restarts": 2 * (number - 1), "last_batch_ns": None}
+        for number in (1, 2)
+    ]})
+    first, second = " ".join(line(one, "10.0.0.1:5557", 200, 60)), " ".join(line(one, "10.0.0.1:5558", 200, 60))
+    assert "rank 0 no gap incarnation 1" in first
+    assert "not connected" not in first
+    assert "rank 1 1 gap, 3 reports lost incarnation 3 not connected" in second
+
+
+def test_one_publisher_of_several_ranks_names_them_with_its_pools(house: House) -> None:
+    house.send(stored(1, 2, 3), dp_rank=3)
+    one = desk(house)
+    one.go(TIERS)
+    assert line(one, "G1 GPU rank 3", 80, 24)[4] == "3"
+    assert "engine 1   rank" not in everything(one, 80, 24)
+
+
+def test_a_restart_is_seen(house: House) -> None:
+    house.stream.accept(0, batch(stored(1)))
+    one = desk(house)
+    one.go(TIERS)
+    assert "1 restart seen" in everything(one, 80, 24)
+
+
+@pytest.mark.parametrize("view", [0, 5])
+def test_an_engine_that_ended_is_grey_and_said_to_be(house: House, view: int) -> None:
+    house.dispatcher.submit_from(1, None, st.SourceRestarted, True)
+    one = desk(house)
+    one.go(view)
+    lines = one.draw(120, 40)
+    rows = [row for row in lines if row.text.startswith((" engine 1", "   G"))]
+    assert len(rows) == 4
+    assert "ended, nothing more is heard of it" in rows[0].text
+    assert {span.role for row in rows for span in row.spans if span.text.strip()} == {"stale"}
+    assert "title" in {span.role for row in lines for span in row.spans}
+    assert all(row.text.split()[2:] == ["–"] * 5 for row in rows[1:])
+    assert "doubtful" not in everything(one, 120, 40)
+    assert "restart seen" not in everything(one, 120, 40)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+@pytest.mark.parametrize("view", [SLOTS, SLOT, TIMELINE, TRANSFERS, WHY])
+def test_a_view_of_requests_says_which_level_has_them(house: House, view: int, size: tuple[int, int]) -> None:
+    one = desk(house)
+    one.go(view)
+    text = everything(one, *size)
+    assert "(level 1)" in text
+    assert "tap (level 2)" in text
+    assert "kvbm_console.tap.vllm" in text
+    assert all(row.text.rstrip()[-1:] != "…" for row in one.shown)
+
+
+def test_w_at_level_1_says_what_why_would_need(house: House) -> None:
+    one = desk(house)
+    press(one, "w")
+    assert one.current == WHY
+    assert "Why explains what a request missed." in everything(one)
+
+
+def test_a_target_with_requests_is_not_told_of_levels() -> None:
+    one = desk_of()
+    for view in (SLOTS, SLOT, TIMELINE, TRANSFERS):
+        one.go(view)
+        assert "(level 1)" not in everything(one)
+
+
+def test_many_ranks_are_scrolled(house: House) -> None:
+    for rank in range(1, 12):
+        EventStream(house.dispatcher, 1 + rank, dp_rank=rank).accept(0, batch(stored(rank), dp_rank=rank))
+    one = desk(house)
+    one.go(TIERS)
+    assert "engine 12" not in everything(one, 80, 24)
+    press(one, "G")
+    assert "engine 12" in everything(one, 80, 24)
+    press(one, "g")
+    assert "ENGINES" in everything(one, 80, 24)
+
+
+def test_what_does_not_fit_of_an_answer_is_left_out_and_counted(house: House) -> None:
+    sources = desk(house).mirror.sources
+    sources.tell({"engines": [{"source": "x"}, {}, {"source": "1", "name": "n", "calls": "many"}], "publishers": None})
+    assert (sources.told, sources.left_out) == ({}, 3)
+    row = {"calls": 1, "dropped": 0, "errors": 0, "call_ns": 5, "steps": 1, "step_ns": 9}
+    sources.tell({"engines": [{"source": str(at), "name": "n", **row} for at in range(SOURCES_MAX + 2)]})
+    assert len(sources.told) == SOURCES_MAX
+    assert sources.left_out == 5
+
+
+def test_evictions_that_a_stream_tells_are_a_flow(house: House) -> None:
+    assert desk(house).mirror.flows.evicted[0].total(60, 0) == 2

@@ -1,0 +1,178 @@
+"""The decoder: every shape that engines have sent, every form of hash, and bytes that nobody should send."""
+
+import contextlib
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as some
+
+from kvbm_console.core.ids import Tier
+from kvbm_console.engines.kv_events.decoder import (
+    BLOCKS_MAX,
+    EVENTS_MAX,
+    PAYLOAD_BYTES_MAX,
+    BadPayload,
+    Cleared,
+    Removed,
+    Stored,
+    decode_batch,
+    normal_hash,
+    tier_of,
+)
+from tests.engines.payloads import batch, cleared, plain, removed, stored
+
+encode = msgspec.msgpack.encode
+HASH = some.one_of(
+    some.integers(0, 2**64 - 1), some.integers(-(2**63), -1), some.binary(min_size=32, max_size=32)
+)
+HASHES = some.lists(HASH, max_size=6)
+PLAIN = some.recursive(
+    some.none() | some.booleans() | some.integers(-(2**63), 2**64 - 1) | some.floats() | some.text(max_size=5)
+    | some.binary(max_size=40),
+    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(some.text(max_size=9), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize("fields", [
+    [],  # before there was a medium
+    ["GPU"],
+    ["GPU", "adapter"],
+    ["GPU", "adapter", [["key"], None]],
+    ["GPU", None, None, 2, "full_attention", None],
+    ["GPU", {"cache_salt": "tenant"}],  # SGLang puts a map where vLLM puts a name
+    ["GPU", None, None, 2, "sliding_window", 128, "from", {"a": "later"}, 3],
+])
+def test_array_events_of_every_age(fields: list[Any]) -> None:
+    payload = batch(["BlockStored", [1, -1], 7, [5] * 32, 16, None, *fields])
+    (event,) = decode_batch(payload).events
+    group = 2 if len(fields) > 3 else 0
+    assert event == Stored([1, 2**64 - 1], 7, 16, "GPU", group)
+
+
+@pytest.mark.parametrize(("event", "expected"), [
+    (["BlockRemoved", [3]], Removed([3], "GPU", 0)),
+    (["BlockRemoved", [3], "CPU"], Removed([3], "CPU", 0)),
+    (["BlockRemoved", [3], "CPU", 1, "later"], Removed([3], "CPU", 1)),
+    (["AllBlocksCleared"], Cleared()),
+    (["AllBlocksCleared", "later"], Cleared()),
+    (removed(3, medium=None), Removed([3], "GPU", 0)),
+    (removed(3, medium="NVME", group_idx=4, remaining_copy_counts=[2]), Removed([3], "NVME", 4)),
+    ({"type": "BlockRemoved", "block_hashes": [3]}, Removed([3], "GPU", 0)),
+    (cleared(), Cleared()),
+    (stored(9, parent=8, extra_keys=[["x", 1]], session_id="s", locality="LOCAL"), Stored([9], 8, 16, "GPU", 0)),
+    ({"type": "BlockStored", "block_hashes": [9]}, Stored([9], None, 0, "GPU", 0)),
+    (stored(9, size=0, medium="CPU"), Stored([9], None, 0, "CPU", 0)),
+])
+def test_an_event_in_each_shape(event: Any, expected: object) -> None:
+    assert decode_batch(batch(event)).events == [expected]
+
+
+def test_two_three_and_more_elements_and_a_map() -> None:
+    assert decode_batch(batch(cleared(), dp_rank=None)).dp_rank is None
+    assert decode_batch(batch(cleared(), dp_rank=3)).dp_rank == 3
+    assert decode_batch(encode([1, [], None])).dp_rank is None
+    assert decode_batch(encode([1.5, [cleared()], 2, "later", {}])).dp_rank == 2
+    assert decode_batch(encode([1.5, [cleared()], {"later": 1}])).dp_rank is None
+    whole = decode_batch(encode({"ts": 2.5, "events": [removed(4)], "data_parallel_rank": 1, "later": [1]}))
+    assert (whole.ts, whole.dp_rank, whole.events) == (2.5, 1, [Removed([4], "GPU", 0)])
+
+
+def test_shapes_may_be_mixed_and_unknown_kinds_are_counted() -> None:
+    found = decode_batch(batch(
+        stored(1), ["BlockRemoved", [1]], {"type": "BlockMoved", "block_hashes": [1]}, ["BlockPinned", 5], cleared(),
+    ))
+    assert found.events == [Stored([1], None, 16, "GPU", 0), Removed([1], "GPU", 0), Cleared()]
+    assert (found.unknown, found.malformed) == (2, 0)
+
+
+@pytest.mark.parametrize("event", [
+    {"type": "BlockStored"}, {"type": "BlockStored", "block_hashes": 5}, stored("text"), stored(b"short"),
+    stored(1, group_idx=-1), stored(1, group_idx=10**6), stored(1, size=-1), stored(1, medium="M" * 65),
+    stored(1, medium="\x1b[2J"), ["BlockRemoved"], [], [5], {}, {"type": 5}, 7, None, "text", [[]],
+    {str(number): 1 for number in range(100)},
+])
+def test_a_broken_event_is_counted_and_its_neighbours_are_kept(event: Any) -> None:
+    found = decode_batch(batch(stored(1), event, removed(2)))
+    assert found.events == [Stored([1], None, 16, "GPU", 0), Removed([2], "GPU", 0)]
+    assert (found.unknown, found.malformed) == (0, 1)
+
+
+@given(HASHES, HASHES, some.booleans(), some.sampled_from(["GPU", "CPU", "DISK", "SOMETHING"]))
+def test_three_forms_of_a_hash_in_both_shapes(new: list[Any], gone: list[Any], arrays: bool, medium: str) -> None:
+    if arrays:
+        events: list[Any] = [["BlockStored", new, None, [], 16, None, medium], ["BlockRemoved", gone, medium]]
+    else:
+        events = [stored(*new, medium=medium), removed(*gone, medium=medium)]
+    found = decode_batch(batch(*events))
+    assert found.events == [
+        Stored([plain(one) for one in new], None, 16, medium, 0), Removed([plain(one) for one in gone], medium, 0),
+    ]
+    assert found.blocks == len(new) + len(gone)
+
+
+def test_the_hash_of_nothing_is_moved_away_from_zero() -> None:
+    assert normal_hash(0) == normal_hash(bytes(32)) == 1
+    assert normal_hash(-(2**63)) == 2**63
+
+
+def test_media_have_tiers_and_an_unknown_one_has_the_last() -> None:
+    assert [tier_of(medium) for medium in ("GPU", "CPU", "CPU_PINNED", "DISK", "STORAGE", "EXTERNAL", "TAPE")] == [
+        Tier.G1, Tier.G2, Tier.G2, Tier.G3, Tier.G4, Tier.G4, Tier.G4,
+    ]
+
+
+@given(some.binary(max_size=300))
+@example(b"\x93\xcb")
+@example(b"\xdd\xff\xff\xff\xff")
+@example(b"\x92\xcb" + bytes(8) + b"\xdd\xff\xff\xff\xff")
+@example(b"\x92\xcb" + bytes(8) + b"\x91" * 50_000)
+@example(b"\x92\xcb" + bytes(8) + b"\x91\x82\xa4type\xa1X\xa1a" + b"\x91" * 50_000 + b"\x90")
+@settings(max_examples=300)
+def test_garbage_is_refused_and_nothing_else_is_raised(data: bytes) -> None:
+    with contextlib.suppress(BadPayload):
+        decode_batch(data)
+
+
+@given(PLAIN, some.lists(PLAIN, max_size=4))
+@settings(max_examples=300)
+def test_well_formed_msgpack_of_any_shape(ts: Any, events: list[Any]) -> None:
+    for payload in (encode([1.0, events]), encode([ts, events]), encode(ts), encode([1.0, ts])):
+        try:
+            found = decode_batch(payload)
+        except BadPayload:
+            continue
+        if payload == encode([1.0, events]):
+            assert len(found.events) + found.unknown + found.malformed == len(events)
+
+
+def test_limits() -> None:
+    with pytest.raises(BadPayload, match="above"):
+        decode_batch(bytes(PAYLOAD_BYTES_MAX + 1))
+    with pytest.raises(BadPayload, match="events is above"):
+        decode_batch(batch(*[None] * (EVENTS_MAX + 1)))
+    with pytest.raises(BadPayload, match="blocks is above"):
+        decode_batch(batch(["BlockRemoved", [1] * (BLOCKS_MAX + 1)]))
+
+
+@pytest.mark.parametrize("piece", [b"\x01", b"\x80", b"\xc0", b"\xa1a", b"\xcf" + b"\xff" * 8])
+def test_memory_is_a_small_multiple_of_the_payload(piece: bytes) -> None:
+    size = 1_000_000
+    many = b"\xdd" + (size // len(piece)).to_bytes(4, "big") + piece * (size // len(piece))
+    pieces = [
+        b"\x92\xcb" + bytes(8) + many, many,
+        b"\x92\xcb" + bytes(8) + b"\x91\x92\xacBlockRemoved" + many,
+        b"\x92\xcb" + bytes(8) + b"\x91\xdf" + many[1:5] + b"\xa1a\x01" * (size // len(piece)),
+    ]
+    for payload in pieces:
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(BadPayload):
+                decode_batch(payload)
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 20 * max(len(payload), size) + 2**20

@@ -1,0 +1,44 @@
+"""kvbm_console/planning/REFERENCE.md is what the tables say, and every key of the documents is in them."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from kvbm_console.cli.main import cli
+from kvbm_console.planning import report
+from kvbm_console.planning.documentation import FILE, text
+
+
+def test_the_file_is_fresh() -> None:
+    assert FILE.read_text(encoding="utf-8") == text(), "run python -m kvbm_console.planning.documentation"
+
+
+@pytest.mark.parametrize("flags", [
+    (), ("--kv-cpu-blocks", "30", "--kv-disk-blocks", "60", "--prefetch-stop", "timeout"),
+    ("--kv-disk-blocks", "60", "--policy", "lrfu_auto"),
+])
+def test_every_key_that_is_printed_is_documented_and_no_other(flags: tuple[str, ...]) -> None:
+    """Inside the objects too; what goes by tier or route is documented once for all."""
+    result = CliRunner().invoke(cli, [
+        "simulate", "--trace", "multiturn:requests=24,sessions=4,system=64,user=48,output=24,turns=3",
+        "--total-kv-blocks", "40", "--stats-every", "0", "--format", "json", *flags,
+    ])
+    shown = json.loads(result.stdout)
+    assert list(shown) == list(report.KEYS)
+    tiers = {"G1", *(("G2",) if "--kv-cpu-blocks" in flags else ()), *(("G3",) if flags else ())}
+    for key, value in shown.items():
+        if key in report.INNER and value is not None:
+            if key == "thrash":
+                assert set(value) == tiers
+                value = list(value.values())
+            for one in value if isinstance(value, list) else [value]:
+                assert set(one) <= set(report.INNER[key]), key
+                if key != "settings" or "--kv-cpu-blocks" in flags:
+                    assert set(one) == set(report.INNER[key]), key
+        elif key in ("hit_blocks", "evicted_blocks"):
+            assert set(value) == tiers
+        elif key in ("moved_blocks", "moved_bytes"):
+            assert all(set(route.split(">")) <= tiers for route in value)
+        elif isinstance(value, dict):
+            assert key == "policy", f"{key} has keys that are documented nowhere"

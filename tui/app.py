@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import csv
 import gc
+import html
 import os
+import re
 import signal
 import threading
 import time
@@ -25,17 +27,16 @@ from textual.drivers.linux_driver import LinuxDriver
 
 from kvbm_console.core import bulk
 
+from .canvas import Canvas
 from .contracts import Table, View
 from .desk import Desk
 from .draw.glyphs import ASCII, UNICODE
 from .keys import press
 from .model.numbers import plural
-from .picture import sturdy
 from .source import Session
 from .terminal import Terminal
 from .theme import THEMES, Theme
 from .views import all_views
-from .widgets.canvas import Canvas
 
 FRAME_S: Final = 1 / 30
 """Thirty frames a second at most: no eye needs more, and fewer look like stutter while a list scrolls."""
@@ -333,3 +334,33 @@ def run_console(
     gc.freeze()  # what was loaded by now stays: no collection needs to walk it again
     result = app.run()
     return result if result is not None else (app.return_code or 0)
+
+
+_PIECE: Final = re.compile(
+    r'<text class="(?P<kind>[^"]*)" x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)" textLength="(?P<length>[\d.]+)" '
+    r'clip-path="(?P<clip>[^"]*)">(?P<text>[^<]*)</text>'
+)
+_ROOT: Final = re.compile(r'(<svg\b(?![^>]* width=)[^>]*?) viewBox="0 0 (?P<width>[\d.]+) (?P<height>[\d.]+)"')
+_SPACES: Final = " \u00a0"
+
+
+def sturdy(svg: str) -> str:
+    """The same picture with its size; pieces of nothing but spaces are left out."""
+    sized = _ROOT.sub(r'\1 width="\g<width>" height="\g<height>" viewBox="0 0 \g<width> \g<height>"', svg, count=1)
+    return _PIECE.sub(_trimmed, sized)
+
+
+def _trimmed(piece: re.Match[str]) -> str:
+    text = html.unescape(piece["text"])
+    kept = text.strip(_SPACES)
+    if not kept:
+        return ""
+    if len(kept) == len(text):
+        return piece[0]
+    cell = float(piece["length"]) / len(text)
+    x = float(piece["x"]) + cell * (len(text) - len(text.lstrip(_SPACES)))
+    told = html.escape(kept).replace(" ", "&#160;").replace("\u00a0", "&#160;")
+    return (
+        f'<text class="{piece["kind"]}" x="{x:.1f}" y="{piece["y"]}" textLength="{cell * len(kept):.1f}" '
+        f'clip-path="{piece["clip"]}">{told}</text>'
+    )

@@ -17,7 +17,7 @@ from kvbm_console.core.state import CacheState
 from .draw.frame import Hint
 from .draw.spans import Line
 from .hooks import Kept
-from .model.hits import Hits
+from .model.places import Hits
 from .model.trail import Way
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from .contracts import Actions, View
 from .draw import frame
 from .draw.glyphs import UNICODE, Glyphs
 from .draw.spans import BLANK, Line, Span, crop, fit
+from .model.clock import Times
+from .model.events import concerns
 from .model.filters import Filter
 from .model.lints import Lints, Warning
-from .model.marks import Mark, Marks, seq_at
 from .model.mirror import Mirror
 from .model.numbers import S, count
-from .model.rows import SlotOrder
+from .model.places import Mark, Marks, seq_at
+from .model.slots import SlotOrder
 from .model.stops import Stops
-from .model.times import Times
-from .model.wording import concerns
 from .prompts import Prompt
 
 TALL_ROWS: Final = 36
@@ -194,6 +194,21 @@ class Desk:
             return
         self.go(TIMELINE)
         self.view.press(self, f"at:{mark.at_ns}")
+
+    def section(
+        self, name: str, shape: tuple[object, ...], make: Callable[[], list[Line]]
+    ) -> list[Line]:
+        """A section that follows the facts: drawn again when they or its shape have changed, else four times a second.
+
+        One that follows events which are looked at while facts are sampled has their number in its shape.
+        """
+        state = self.mirror.state
+        assert state is not None
+        key = (id(state), state.seq, self.mono() // (S // 4), self.tall, *shape)
+        found = self.kept.get(name)
+        if found is None or found[0] != key:
+            found = self.kept[name] = (key, make())
+        return list(found[1])
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 

@@ -7,16 +7,16 @@ from typing import Final
 
 from . import debugging
 from .commands import open_palette, run_command
+from .debugging import transport_key
 from .desk import BREAKS, COPY_AGAIN_NS, LOG, OVERVIEW, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WARNINGS, WHY, Desk
 from .draw.frame import TABS
 from .draw.spans import Action
-from .model.causes import cause_of, effect_of
+from .model.events import cause_of, effect_of
 from .model.filters import Filter, completions, plain_text
-from .model.marks import Mark, distance
 from .model.numbers import count, plain
+from .model.places import Mark, distance
 from .model.sources import blocks_only
 from .prompts import Prompt
-from .transport import transport_key
 from .views.slot import shown_request
 
 NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why")

@@ -34,12 +34,12 @@ from kvbm_console.wire.batches import MalformedBatch
 
 from .contracts import Table, TransportControls
 from .hooks import Explain, FindHits, Keeper, Kept, Spawner
-from .model.gaps import Gap
-from .model.hits import Hits, Tracker, recorded_hits
+from .model.coverage import Gap, Pace
+from .model.history import take_past
+from .model.lives import Names
 from .model.mirror import Mirror
 from .model.numbers import count, plural
-from .model.pace import Pace
-from .model.past import take_past
+from .model.places import Hits, recorded_hits
 from .model.sources import watched
 from .model.trail import Trail, Way
 from .verbs import Verbs
@@ -397,11 +397,15 @@ class Session(Verbs):
 
     async def _next_of(self, playback: TransportControls, slot: int) -> None:
         here = playback.position_seq
-        tracker = Tracker(self.mirror.state)
+        names = Names(self.mirror.state)
         try:
             for events in playback.recording.events(here + 1):
+                names.learn(events)
                 for event in events:
-                    if tracker.slot(event) == slot and event.seq > here:
+                    found = getattr(event, "slot", None)
+                    if found is None:
+                        found = names.slot_of(getattr(event, "candidate", None), getattr(event, "operation", None))
+                    if found == slot and event.seq > here:
                         playback.seek(event.seq)
                         return
                 await _yield()

@@ -157,7 +157,7 @@ def live_session(address: str, *, keeper: "object | None" = None) -> "Session":
     """A session on a daemon."""
     from kvbm_console.cli.ask import access, access_flags, who
     from kvbm_console.client import LiveControls, LiveFeed
-    from tui.model.past import PAST_EVENTS
+    from tui.model.history import PAST_EVENTS
     from tui.source import Session
 
     shown = access()

@@ -50,8 +50,8 @@ async def fold(client: "Client") -> "Mirror":
 
     from kvbm_console.client import Ended
     from kvbm_console.stream.feed import Connected, EventsArrived, Heartbeat, PastSeen, SnapshotTaken
+    from tui.model.history import take_past
     from tui.model.mirror import Mirror
-    from tui.model.past import take_past
 
     hello = await client.hello()
     next_seq, _ = await client.digest()

@@ -17,9 +17,9 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import Authority, Site, Tier
 from kvbm_console.metrics.exposition import Family, render
 from tests.cli.programs import run, serving
+from tui.canvas import Canvas
 from tui.draw.spans import Row
 from tui.theme import Theme
-from tui.widgets.canvas import Canvas
 
 HOSTILE = "\x1b]0;PWNED\x07\x1b[31m\x9b2J\u202egnp\u2066\nFORGED line\r\x00\u200b\x85\x08\x7f\U000e0001"
 COMMANDS = (

@@ -11,8 +11,8 @@ from tests.tui.script import Mono, S, Script, opening, story
 from tui.desk import Desk
 from tui.draw.glyphs import ASCII, UNICODE
 from tui.hooks import Kept
-from tui.model.hits import Hits
 from tui.model.mirror import Mirror
+from tui.model.places import Hits
 from tui.views import all_views
 
 

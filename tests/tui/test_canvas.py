@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rich.color import ColorSystem
 from rich.console import Console
 
+from tui.canvas import Canvas
 from tui.draw.spans import Line, Span
 from tui.theme import THEMES, Theme
-from tui.widgets.canvas import Canvas
 
 ROLES = ("text", "muted", "fault", "title", "pill.ok", "heldbox", "fill.g1", "decode.u", "text@sel", "cursor", "gap")
 LINES = st.builds(

@@ -16,8 +16,8 @@ from tui.draw import frame
 from tui.hooks import Kept
 from tui.keys import press
 from tui.model.filters import LIVES, Filter
-from tui.model.life_order import LifeOrder
-from tui.model.rows import SORTS, SlotOrder
+from tui.model.slots import SORTS, SlotOrder
+from tui.model.timeline import LifeOrder
 from tui.model.waits import sentences
 from tui.theme import DARK, LIGHT, THEMES, Theme
 

@@ -12,11 +12,10 @@ from tui.draw.glyphs import ASCII, UNICODE
 from tui.draw.lifeline import HELD, LATE, VERY_LATE, Lifelines, Window, busy_cells, life_codes, runs, transfer_codes
 from tui.draw.spans import Line, Row, Span, beside, crop
 from tui.draw.table import Column
-from tui.model.archive import PAST_MAX
-from tui.model.life_order import LifeOrder
-from tui.model.lives import Life, Move, Stay
+from tui.model.lives import PAST_MAX, Life, Move, Stay
 from tui.model.mirror import Mirror
 from tui.model.series import Density, Gauge, Sums, known_seconds, percentile, resample
+from tui.model.timeline import LifeOrder
 
 
 def text(spans: list[Span]) -> str:

@@ -27,10 +27,10 @@ from tests.tui.script import Mono, S, Script, connected, story
 from tui import debugging
 from tui.app import ConsoleApp
 from tui.desk import Desk
+from tui.draw.table import MOVES
 from tui.keys import NAMES
-from tui.model.marks import Mark
+from tui.model.places import Mark
 from tui.source import Session
-from tui.views.moves import MOVES
 
 ROOT: Final = Path(__file__).resolve().parents[2] / "tui"
 RECORDINGS: Final = ROOT.parent / "recordings"

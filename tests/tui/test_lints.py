@@ -10,9 +10,7 @@ from kvbm_console.core.ids import Route, SlotState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 from tests.tui.script import MS, S, Script, opening, story
-from tui.model.lint_more import DRAWN
-from tui.model.lint_texts import TEXTS
-from tui.model.lints import LEAVE_AFTER_NS, SHOW_AFTER_NS, Lints, Warning, ended_text
+from tui.model.lints import DRAWN, LEAVE_AFTER_NS, SHOW_AFTER_NS, TEXTS, Lints, Warning, ended_text
 from tui.model.mirror import Mirror
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"

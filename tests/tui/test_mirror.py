@@ -11,10 +11,9 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Disconnected, EventsArrived, GapSeen, SnapshotTaken
 from tests.tui.script import BLOCK, MS, S, Script, connected, opening, story
-from tui.model.archive import PAST_MAX
-from tui.model.history import HISTORY
-from tui.model.lives import MOVES_MAX, STORY_MAX
-from tui.model.mirror import LOG_MAX, Mirror
+from tui.model.history import HISTORY, LOG_MAX
+from tui.model.lives import MOVES_MAX, PAST_MAX, STORY_MAX
+from tui.model.mirror import Mirror
 from tui.model.waits import pinned, sentences, waits_for
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"

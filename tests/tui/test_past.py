@@ -23,9 +23,9 @@ from recordings.screens.tape import RUN
 from tests.server.daemons import daemon_at
 from tests.tui.script import S, ScriptedFeed, connected
 from tui import source
+from tui.model.history import take_past
 from tui.model.lives import Life
 from tui.model.mirror import Mirror
-from tui.model.past import take_past
 from tui.source import Session
 
 

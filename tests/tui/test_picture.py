@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from tui.picture import sturdy
+from tui.app import sturdy
 
 PIECE = re.compile(
     r'<text class="[^"]*" x="([\d.]+)" y="([\d.]+)" textLength="([\d.]+)" clip-path="[^"]*">([^<]*)</text>')

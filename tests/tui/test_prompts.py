@@ -18,7 +18,7 @@ from tests.analysis.evidence import evidence
 from tests.recording.helpers import real_run
 from tests.tui.desks import desk_of, everything
 from tests.tui.script import Script
-from tui.model.prompts import prompt_of
+from tui.model.slots import prompt_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
 MADE = sorted(RECORDINGS.rglob("*.mcap"))

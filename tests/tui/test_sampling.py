@@ -19,10 +19,10 @@ from kvbm_console.wire.v1 import console_pb2 as pb
 from tests.tui.desks import Desk, FakeActions
 from tests.tui.script import Mono, connected
 from tui.keys import press
-from tui.model import pace
+from tui.model import coverage as pace
+from tui.model.coverage import Pace
 from tui.model.lives import Life
 from tui.model.mirror import Mirror
-from tui.model.pace import Pace
 from tui.source import Session
 from tui.views import all_views
 

@@ -10,8 +10,8 @@ from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
 from tests.tui.script import S, Script, connected
 from tui.desk import Desk
+from tui.model.clock import APART_NS, DRIFT_NS, Times
 from tui.model.mirror import Mirror
-from tui.model.times import APART_NS, DRIFT_NS, Times
 from tui.views import all_views
 
 from .desks import FakeActions

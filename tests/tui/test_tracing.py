@@ -17,10 +17,9 @@ from tui.commands import commands, matching
 from tui.desk import LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, WARNINGS
 from tui.keys import press
 from tui.model.breaks import parse_breakpoint, spell
-from tui.model.causes import cause_of, effect_of
-from tui.model.lint_texts import TEXTS
-from tui.model.lints import Lints
-from tui.model.marks import MARKS_MAX, Mark, Marks
+from tui.model.events import cause_of, effect_of
+from tui.model.lints import TEXTS, Lints
+from tui.model.places import MARKS_MAX, Mark, Marks
 from tui.views.warnings import Warnings
 
 # --- cause and effect ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tests.tui.script import Mono, S, Script, connected, story
 from tui.desk import BREAKS, OVERVIEW, RECORD, SLOT, TIERS, WARNINGS, WHY
 from tui.keys import press
 from tui.model.breaks import parse_breakpoint
-from tui.model.lint_texts import TEXTS
+from tui.model.lints import TEXTS
 from tui.views.breaks import EXAMPLES
 from tui.views.help_words import WORDS
 

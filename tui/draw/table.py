@@ -134,3 +134,19 @@ def window(total: int, selected: int | None, top: int, height: int) -> int:
     if selected is not None:
         top = min(max(top, selected - height + 1), selected)
     return max(0, min(top, max(0, total - height)))
+
+
+MOVES = frozenset({"up", "down", "k", "j", "pageup", "pagedown", "g", "G", "home", "end"})
+
+
+def moved(at: int | None, key: str, total: int, page: int) -> int:
+    """The row after a movement key; without a row before, down and up begin at the first and last one."""
+    last = total - 1
+    if key in ("g", "home"):
+        return 0
+    if key in ("G", "end"):
+        return last
+    if at is None:
+        return 0 if key in ("down", "j", "pagedown") else last
+    step = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}[key]
+    return min(last, max(0, at + step))

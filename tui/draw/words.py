@@ -1,4 +1,4 @@
-"""Pieces that several views write the same way: a state, a request, an age, a mark, a route.
+"""Pieces that several views draw the same way: a state, a request, a mark, a route, the bar of a prompt.
 
 Law of this file: only the mark, the state and the age of a row are coloured, never the whole row.
 """
@@ -7,6 +7,8 @@ from kvbm_console.analysis.lints import Level
 from kvbm_console.core.ids import Route, SlotState
 
 from ..model.numbers import cut_middle, plain
+from ..model.slots import Prompt
+from .bars import divide
 from .glyphs import Glyphs, state_role
 from .spans import Span
 
@@ -37,3 +39,17 @@ def request(name: str, width: int, role: str = "text") -> Span:
 def route(value: Route, glyphs: Glyphs) -> Span:
     """Arrow and tiers; loads stand out, as they are what a request waits for."""
     return Span(glyphs.route(value), "load" if value.is_load else "text")
+
+
+def prompt_bar(prompt: Prompt, cells: int, glyphs: Glyphs) -> list[Span]:
+    """The bar in ``cells``."""
+    widths = divide([*prompt.found, prompt.computed, prompt.to_do], cells)
+    spans = [
+        Span(char * width, f"fill.{tier.name.lower()}")
+        for (tier, char), width in zip(glyphs.prompt.items(), widths, strict=False) if width
+    ]
+    if widths[4]:
+        spans.append(Span(glyphs.computed * widths[4], "computed"))
+    if widths[5]:
+        spans.append(Span(glyphs.todo * widths[5], "todo"))
+    return spans

@@ -9,7 +9,7 @@ Law of this file: what is not understood is refused with the column of the mista
 from collections.abc import Callable
 from fnmatch import translate
 from re import compile as compile_pattern
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kvbm_console.core.expression import EVENT, SLOT, ExpressionError, Field, Schema, complete, parse
 from kvbm_console.core.expression.closures import compile_tree
@@ -17,11 +17,9 @@ from kvbm_console.core.expression.fields import words
 from kvbm_console.core.expression.schema import YES_NO, Kind
 from kvbm_console.core.ids import BreakpointAction, CandidateStatus, Route, Site, SlotState, Tier
 
+from .events import concerns, slot_of
+from .history import History
 from .lives import Life
-from .wording import concerns, slot_of
-
-if TYPE_CHECKING:
-    from .mirror import Mirror
 
 FILTER_MAX: Final = 1_024
 """Characters of a filter: the language's own limit."""
@@ -174,41 +172,41 @@ TRANSFERS: Final = Schema("a transfer", [
 """Rows of transfers."""
 
 
-def _event_slot(event: Any, state: Any, mirror: "Mirror") -> tuple[int, ...]:
+def _event_slot(event: Any, state: Any, history: History) -> tuple[int, ...]:
     several = getattr(event, "slots", None)
     if several is not None:
         return tuple(several)
-    slot = slot_of(event, mirror)
+    slot = slot_of(event, history)
     return () if slot is None else (slot,)
 
 
-def _event_request(event: Any, state: Any, mirror: "Mirror") -> tuple[str, ...]:
+def _event_request(event: Any, state: Any, history: History) -> tuple[str, ...]:
     named = getattr(event, "request", None)
     if named is not None:
         return (named,)
     several = getattr(event, "slots", None)
     if several is not None:
-        lives = ((slot, mirror.life_in(slot)) for slot in several)
-        names = (life.request if life is not None else mirror.trail.names.get(slot) for slot, life in lives)
+        lives = ((slot, history.life_in(slot)) for slot in several)
+        names = (life.request if life is not None else history.names.requests.get(slot) for slot, life in lives)
         return tuple(name for name in names if name is not None)
-    name = concerns(event, mirror)
+    name = concerns(event, history)
     return (name,) if name else ()
 
 
-def _event_transfer(event: Any, mirror: "Mirror") -> Any:
+def _event_transfer(event: Any, history: History) -> Any:
     candidate, operation = getattr(event, "candidate", None), getattr(event, "operation", None)
     if candidate is not None:
-        return mirror.transfer_of(candidate=candidate)
-    return mirror.transfer_of(operation=operation) if operation is not None else None
+        return history.transfer_of(candidate=candidate)
+    return history.transfer_of(operation=operation) if operation is not None else None
 
 
-def _event_route(event: Any, state: Any, mirror: "Mirror") -> Route | None:
-    known = _event_transfer(event, mirror)
+def _event_route(event: Any, state: Any, history: History) -> Route | None:
+    known = _event_transfer(event, history)
     return getattr(event, "route", None) or (known.route if known is not None else None)
 
 
-def _event_tiers(event: Any, state: Any, mirror: "Mirror") -> tuple[Tier, ...]:
-    route = _event_route(event, state, mirror)
+def _event_tiers(event: Any, state: Any, history: History) -> tuple[Tier, ...]:
+    route = _event_route(event, state, history)
     if route is not None:
         return (route.source, route.target)
     found: tuple[Tier, ...] = EVENT.fields["tier"].get(event, state, None)
@@ -216,11 +214,11 @@ def _event_tiers(event: Any, state: Any, mirror: "Mirror") -> tuple[Tier, ...]:
 
 
 def _event_number(name: str) -> Callable[[Any, Any, Any], int | None]:
-    def get(event: Any, state: Any, mirror: "Mirror") -> int | None:
+    def get(event: Any, state: Any, history: History) -> int | None:
         number = getattr(event, name, None)
         if number is not None:
             return int(number)
-        known = _event_transfer(event, mirror)
+        known = _event_transfer(event, history)
         return getattr(known, name) if known is not None else None
 
     return get

@@ -1,117 +1,204 @@
-"""History: what each event adds to lives, transfers and series. Called just before the facts change.
+"""History: lives, transfers and series, folded from events, from snapshots and from the past of a running target.
 
-Law of this file: one small function for each kind of event, found by its type; nothing here decides or reads a clock.
+``HISTORY`` has one small function for each kind of event, called just before the facts change. ``adopt`` brings lives
+and transfers in line with a snapshot after a stretch without events. It takes only what the facts say, so an end that
+nobody saw is marked as lost. ``take_past`` folds the events that a daemon still remembers from before this console
+connected. Levels of tiers and tokens a second stay blank before the first snapshot: old events do not tell them.
+
+Law of this file: nothing here decides or reads a clock, and what fell into a gap is never invented.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import HASH_BYTES, ID_BYTES
+from kvbm_console.core.events import Event
 from kvbm_console.core.ids import CandidateStatus, SlotState
+from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.ended import EndedHolds
+from kvbm_console.stream.feed import PastSeen
 
-from .lives import Life, Move, Stay, Transfer
+from .clock import TargetClock
+from .flows import Flows
+from .lives import Archive, Life, Move, Names, Stay, Transfer
+from .numbers import S
+from .series import Density
+from .sources import Sources
 
-if TYPE_CHECKING:
-    from kvbm_console.core.state import CacheState
+LOG_MAX: Final = 20_000
+"""Events kept for the log."""
+STEPS_MAX: Final = 64
+"""Iterations kept for the step time."""
+PAST_EVENTS: Final = 8_192
+"""Events asked for: seconds of a busy engine, minutes of an ordinary engine, for less than a tenth of a second of work
+before the first picture."""
+SLICE_EVENTS: Final = 400
+"""Events of the past that are folded before keys get a turn."""
 
-    from .mirror import Mirror
+
+class History:
+    """Everything about one target that is folded from events. ``state`` is None before the first snapshot."""
+
+    def __init__(self) -> None:
+        self.state: CacheState | None = None
+        self.clock = TargetClock()
+        self.next_seq = 0
+        """Number of the next event."""
+        self.wants_facts = False
+        """Whether something happened, while sampling, that should not wait for the next snapshot."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything that events told: another incarnation, or another place of a recording."""
+        self.lives: dict[int, Life] = {}
+        self.archive = Archive()
+        self.past = self.archive.lives
+        """Lives that finished last."""
+        self.transfers: dict[int, Transfer] = {}
+        """Open candidates."""
+        self.by_operation: dict[int, Transfer] = {}
+        self.ended = self.archive.transfers
+        """Transfers that ended last."""
+        self.names = Names()
+        """The slots of events that are older than the log."""
+        self.flows = Flows()
+        self.sources = Sources()
+        self.log: deque[Event] = deque(maxlen=LOG_MAX)
+        self.log_total = 0
+        """Events that were folded, looked at or passed over."""
+        self.density = Density()
+        self.steps: deque[tuple[int, int]] = deque(maxlen=STEPS_MAX)
+        """(iteration, at_ns) of the last advances."""
+        self.decoding = 0
+        """Slots that get a token from every iteration."""
+        self.hold_mono: dict[int, int] = {}
+        """Hold to local time of its beginning: its deadline runs on the wall clock."""
+        self.ended_holds = EndedHolds()
+        """Holds that ended or were refused while this console looked."""
+        self.frozen_mono: int | None = None
+        """Local time at which the target was frozen; None while it is not."""
+        self.ranks = 1
+        """Ranks seen so far."""
+        self.mono_ns = 0
+
+    def life_of(self, request: str) -> Life | None:
+        """The life of a request: the live one, else the last finished one."""
+        if self.state is not None:
+            number = self.state.slot_of.get(request)
+            if number is not None and number in self.lives:
+                return self.lives[number]
+        return self.archive.of_request(request)
+
+    def life_in(self, slot: int) -> Life | None:
+        """The life of a slot, live or finished."""
+        return self.lives.get(slot) or self.archive.of_slot(slot)
+
+    def transfer_of(self, candidate: int | None = None, operation: int | None = None) -> Transfer | None:
+        """An open or recently ended transfer, by its candidate or its operation."""
+        if candidate is not None:
+            return self.transfers.get(candidate) or self.archive.of_candidate(candidate)
+        if operation is not None:
+            return self.by_operation.get(operation) or self.archive.of_operation(operation)
+        return None
 
 
-def _tell(mirror: Mirror, slot: int | None, event: ev.Event) -> Life | None:
+def _tell(history: History, slot: int | None, event: ev.Event) -> Life | None:
     """Add the event to the story of its slot."""
-    life = mirror.lives.get(slot) if slot is not None else None
+    life = history.lives.get(slot) if slot is not None else None
     if life is not None:
         life.story.append(event)
     return life
 
 
-def _opened(mirror: Mirror, e: ev.SlotOpened) -> None:
+def _opened(history: History, e: ev.SlotOpened) -> None:
     life = Life(e.slot, e.request, e.at_ns)
     life.add(Move(e.at_ns, SlotState.INITIALIZED, e.seq, cause=e.cause))
     life.story.append(e)
-    mirror.lives[e.slot] = life
+    history.lives[e.slot] = life
 
 
-def _cloned(mirror: Mirror, e: ev.SlotCloned) -> None:
+def _cloned(history: History, e: ev.SlotCloned) -> None:
     life = Life(e.slot, e.request, e.at_ns)
-    parent = mirror.lives.get(e.parent)
+    parent = history.lives.get(e.parent)
     state = parent.state if parent is not None else SlotState.INITIALIZED
     life.add(Move(e.at_ns, state, e.seq, cause=e.cause))
     life.story.append(e)
-    mirror.decoding += state is SlotState.DECODING
-    mirror.lives[e.slot] = life
+    history.decoding += state is SlotState.DECODING
+    history.lives[e.slot] = life
 
 
-def _moved(mirror: Mirror, e: ev.SlotMoved) -> None:
-    mirror.decoding += (e.new is SlotState.DECODING) - (e.old is SlotState.DECODING)
-    life = _tell(mirror, e.slot, e)
+def _moved(history: History, e: ev.SlotMoved) -> None:
+    history.decoding += (e.new is SlotState.DECODING) - (e.old is SlotState.DECODING)
+    life = _tell(history, e.slot, e)
     if life is None:
         return
     life.add(Move(e.at_ns, e.new, e.seq, e.entry, e.iteration, e.detail, e.cause))
 
 
-def _closed(mirror: Mirror, e: ev.SlotClosed) -> None:
-    life = mirror.lives.pop(e.slot, None)
+def _closed(history: History, e: ev.SlotClosed) -> None:
+    life = history.lives.pop(e.slot, None)
     if life is not None:
         life.story.append(e)
         life.close(e.at_ns)
-        mirror.archive.bury(life)
+        history.archive.bury(life)
 
 
-def _of_slot(mirror: Mirror, e: Any) -> None:
-    _tell(mirror, e.slot, e)
+def _of_slot(history: History, e: Any) -> None:
+    _tell(history, e.slot, e)
 
 
-def _assigned(mirror: Mirror, e: ev.DeviceBlocksAssigned) -> None:
+def _assigned(history: History, e: ev.DeviceBlocksAssigned) -> None:
     if len(e.slots) == 1:
-        _tell(mirror, e.slots[0], e)
+        _tell(history, e.slots[0], e)
 
 
-def _evicted(mirror: Mirror, e: ev.BlocksEvicted) -> None:
-    mirror.flows.evictions(e.pool).add(e.at_ns, len(e.ids) // ID_BYTES)
-    _tell(mirror, e.for_slot, e)
+def _evicted(history: History, e: ev.BlocksEvicted) -> None:
+    history.flows.evictions(e.pool).add(e.at_ns, len(e.ids) // ID_BYTES)
+    _tell(history, e.for_slot, e)
 
 
-def _filled(mirror: Mirror, e: ev.BlocksFilled) -> None:
-    mirror.flows.stores(e.pool).add(e.at_ns, len(e.hashes) // HASH_BYTES)
+def _filled(history: History, e: ev.BlocksFilled) -> None:
+    history.flows.stores(e.pool).add(e.at_ns, len(e.hashes) // HASH_BYTES)
 
 
-def _ready(mirror: Mirror, e: ev.BlocksReady) -> None:
-    mirror.flows.stores(e.pool).add(e.at_ns, len(e.ids) // ID_BYTES)
+def _ready(history: History, e: ev.BlocksReady) -> None:
+    history.flows.stores(e.pool).add(e.at_ns, len(e.ids) // ID_BYTES)
 
 
-def _seen(mirror: Mirror, e: ev.BlocksSeen) -> None:
+def _seen(history: History, e: ev.BlocksSeen) -> None:
     if e.removed:
-        mirror.flows.evictions(e.pool).add(e.at_ns, len(e.removed) // HASH_BYTES)
+        history.flows.evictions(e.pool).add(e.at_ns, len(e.removed) // HASH_BYTES)
     if e.stored:
-        mirror.flows.stores(e.pool).add(e.at_ns, len(e.stored) // HASH_BYTES)
-    state = mirror.state
+        history.flows.stores(e.pool).add(e.at_ns, len(e.stored) // HASH_BYTES)
+    state = history.state
     if state is None or e.pool >= len(state.pools):
         return  # a pool that came while facts were sampled
     source = state.pools[e.pool].info.source
-    seen = mirror.sources.of(source)
+    seen = history.sources.of(source)
     seen.last_ns = e.at_ns
     if e.cleared and e.pool == next(pool.info.pool for pool in state.pools if pool.info.source == source):
         seen.clears += 1  # a publisher clears all its pools, one after the other
 
 
-def _source_lost(mirror: Mirror, e: ev.SourceLost) -> None:
+def _source_lost(history: History, e: ev.SourceLost) -> None:
     if e.gone:
         return  # the facts say that it ended; such an event says that it restarted, too
-    seen = mirror.sources.of(e.source)
+    seen = history.sources.of(e.source)
     seen.restarts += e.restarted
     seen.gaps += not e.restarted
 
 
-def _planned(mirror: Mirror, e: ev.CandidatePlanned) -> None:
-    life = _tell(mirror, e.slot, e)
+def _planned(history: History, e: ev.CandidatePlanned) -> None:
+    life = _tell(history, e.slot, e)
     transfer = Transfer(
         e.candidate, e.slot, life.request if life is not None else "", e.route, len(e.hashes) // HASH_BYTES, e.at_ns
     )
-    mirror.transfers[e.candidate] = transfer
+    history.transfers[e.candidate] = transfer
     if life is not None:
         life.transfers.append(transfer)
         life.changes += 1
@@ -119,113 +206,113 @@ def _planned(mirror: Mirror, e: ev.CandidatePlanned) -> None:
             transfer.held_since_ns = e.at_ns
 
 
-def _enqueued(mirror: Mirror, e: ev.CandidateEnqueued) -> None:
-    mirror.transfers[e.candidate].enqueued_ns = e.at_ns
+def _enqueued(history: History, e: ev.CandidateEnqueued) -> None:
+    history.transfers[e.candidate].enqueued_ns = e.at_ns
 
 
-def _evaluated(mirror: Mirror, e: ev.CandidateEvaluated) -> None:
-    transfer = mirror.transfers[e.candidate]
+def _evaluated(history: History, e: ev.CandidateEvaluated) -> None:
+    transfer = history.transfers[e.candidate]
     transfer.evaluated_ns = e.at_ns
     transfer.found = e.found
-    _tell(mirror, transfer.slot, e)
+    _tell(history, transfer.slot, e)
 
 
-def _end(mirror: Mirror, candidate: int, at_ns: int, status: CandidateStatus) -> Transfer:
-    transfer = mirror.transfers.pop(candidate)
+def _end(history: History, candidate: int, at_ns: int, status: CandidateStatus) -> Transfer:
+    transfer = history.transfers.pop(candidate)
     if transfer.held_since_ns is not None:
         transfer.held_ns += at_ns - transfer.held_since_ns
         transfer.held_since_ns = None
     transfer.ended_ns = at_ns
     transfer.status = status
-    mirror.archive.keep(transfer)
-    life = mirror.lives.get(transfer.slot) if transfer.slot is not None else None
+    history.archive.keep(transfer)
+    life = history.lives.get(transfer.slot) if transfer.slot is not None else None
     if life is not None:
         life.changes += 1
     return transfer
 
 
-def _skipped(mirror: Mirror, e: ev.CandidateSkipped) -> None:
-    transfer = _end(mirror, e.candidate, e.at_ns, CandidateStatus.SKIPPED)
+def _skipped(history: History, e: ev.CandidateSkipped) -> None:
+    transfer = _end(history, e.candidate, e.at_ns, CandidateStatus.SKIPPED)
     transfer.reason = e.reason
-    _tell(mirror, transfer.slot, e)
+    _tell(history, transfer.slot, e)
 
 
-def _promoted_sampled(mirror: Mirror, e: ev.CandidatePromoted) -> Transfer:
+def _promoted_sampled(history: History, e: ev.CandidatePromoted) -> Transfer:
     """Without the blocks that came back, which the totals of the next snapshot bring."""
-    transfer = mirror.transfers[e.candidate]
+    transfer = history.transfers[e.candidate]
     transfer.status = CandidateStatus.PROMOTED
     transfer.promoted_ns = e.at_ns
     transfer.operation = e.operation
     transfer.blocks = len(e.targets) // ID_BYTES
-    mirror.by_operation[e.operation] = transfer
-    _tell(mirror, transfer.slot, e)
+    history.by_operation[e.operation] = transfer
+    _tell(history, transfer.slot, e)
     return transfer
 
 
-def _promoted(mirror: Mirror, e: ev.CandidatePromoted) -> None:
-    _promoted_sampled(mirror, e)
-    mirror.flows.came_back(e.at_ns, e.returned)
+def _promoted(history: History, e: ev.CandidatePromoted) -> None:
+    _promoted_sampled(history, e)
+    history.flows.came_back(e.at_ns, e.returned)
 
 
-def _started(mirror: Mirror, e: ev.OperationStarted) -> None:
-    transfer = mirror.by_operation[e.operation]
+def _started(history: History, e: ev.OperationStarted) -> None:
+    transfer = history.by_operation[e.operation]
     transfer.started_ns = e.at_ns
-    life = _tell(mirror, transfer.slot, e)
+    life = _tell(history, transfer.slot, e)
     if life is not None:
         life.changes += 1
 
 
-def _reported(mirror: Mirror, e: ev.OperationReported) -> None:
-    transfer = mirror.by_operation[e.operation]
+def _reported(history: History, e: ev.OperationReported) -> None:
+    transfer = history.by_operation[e.operation]
     transfer.ranks.add(e.rank)
-    mirror.ranks = max(mirror.ranks, e.rank + 1)
+    history.ranks = max(history.ranks, e.rank + 1)
     if not e.ok:
         transfer.error = e.error
-        _tell(mirror, transfer.slot, e)
+        _tell(history, transfer.slot, e)
 
 
-def _ended_sampled(mirror: Mirror, e: ev.CandidateEnded) -> Transfer:
+def _ended_sampled(history: History, e: ev.CandidateEnded) -> Transfer:
     """Without its blocks, which the totals of the next snapshot bring."""
-    transfer = _end(mirror, e.candidate, e.at_ns, e.status)
+    transfer = _end(history, e.candidate, e.at_ns, e.status)
     if transfer.operation is not None:
-        mirror.by_operation.pop(transfer.operation, None)
+        history.by_operation.pop(transfer.operation, None)
     if e.status is CandidateStatus.COMPLETED:
-        mirror.flows.route(transfer.route).latencies.add(e.at_ns, transfer.age(e.at_ns))
-    _tell(mirror, transfer.slot, e)
+        history.flows.route(transfer.route).latencies.add(e.at_ns, transfer.age(e.at_ns))
+    _tell(history, transfer.slot, e)
     return transfer
 
 
-def _ended(mirror: Mirror, e: ev.CandidateEnded) -> None:
-    transfer = _ended_sampled(mirror, e)
+def _ended(history: History, e: ev.CandidateEnded) -> None:
+    transfer = _ended_sampled(history, e)
     if e.status is CandidateStatus.COMPLETED:
-        mirror.flows.route(transfer.route).moved(e.at_ns, transfer.blocks)
+        history.flows.route(transfer.route).moved(e.at_ns, transfer.blocks)
 
 
-def _advanced(mirror: Mirror, e: ev.IterationAdvanced) -> None:
-    tokens = e.count * mirror.decoding
-    slots = mirror.state.slots if mirror.state is not None else {}
+def _advanced(history: History, e: ev.IterationAdvanced) -> None:
+    tokens = e.count * history.decoding
+    slots = history.state.slots if history.state is not None else {}
     for number, position in zip(e.slots, e.positions, strict=True):
         slot = slots.get(number)
         if slot is not None:
             tokens += max(0, position - slot.anchor_tokens)
-    mirror.flows.tokens.add(e.at_ns, tokens)
-    mirror.steps.append((e.iteration, e.at_ns))
+    history.flows.tokens.add(e.at_ns, tokens)
+    history.steps.append((e.iteration, e.at_ns))
 
 
-def _scored(mirror: Mirror, e: ev.PrefixScored) -> None:
-    mirror.flows.scored(e.at_ns, e.prompt_blocks, e.hits)
-    _tell(mirror, e.slot, e)
+def _scored(history: History, e: ev.PrefixScored) -> None:
+    history.flows.scored(e.at_ns, e.prompt_blocks, e.hits)
+    _tell(history, e.slot, e)
 
 
-def _hits_lost(mirror: Mirror, e: ev.HitsLost) -> None:
-    mirror.flows.lost(e.at_ns, e.tier, e.blocks)
-    _tell(mirror, e.slot, e)
+def _hits_lost(history: History, e: ev.HitsLost) -> None:
+    history.flows.lost(e.at_ns, e.tier, e.blocks)
+    _tell(history, e.slot, e)
 
 
-def _held(mirror: Mirror, e: ev.SlotHeld) -> None:
-    life = _tell(mirror, e.slot, e)
-    _note_hold(mirror, e)
-    mirror.hold_mono[e.hold] = mirror.mono_ns
+def _held(history: History, e: ev.SlotHeld) -> None:
+    life = _tell(history, e.slot, e)
+    _note_hold(history, e)
+    history.hold_mono[e.hold] = history.mono_ns
     if life is None:
         return
     life.changes += 1
@@ -235,28 +322,28 @@ def _held(mirror: Mirror, e: ev.SlotHeld) -> None:
             transfer.held_since_ns = e.at_ns
 
 
-def _parked(mirror: Mirror, e: ev.HoldParked) -> None:
-    hold = mirror.state.holds.get(e.hold) if mirror.state is not None else None
+def _parked(history: History, e: ev.HoldParked) -> None:
+    hold = history.state.holds.get(e.hold) if history.state is not None else None
     if hold is not None:
-        _tell(mirror, hold.slot, e)
+        _tell(history, hold.slot, e)
 
 
-def _denied(mirror: Mirror, e: ev.HoldDenied) -> None:
-    _note_hold(mirror, e)
-    _tell(mirror, e.slot, e)
+def _denied(history: History, e: ev.HoldDenied) -> None:
+    _note_hold(history, e)
+    _tell(history, e.slot, e)
 
 
-def _note_hold(mirror: Mirror, e: ev.SlotHeld | ev.HoldReleased | ev.HoldDenied) -> None:
+def _note_hold(history: History, e: ev.SlotHeld | ev.HoldReleased | ev.HoldDenied) -> None:
     """See how a hold begins and ends, by the name of its request, which facts that are sampled may not have yet."""
-    if mirror.state is not None:
-        life = mirror.lives.get(e.slot)
-        mirror.ended_holds.take(e, mirror.state, None if life is None else life.request)
+    if history.state is not None:
+        life = history.lives.get(e.slot)
+        history.ended_holds.take(e, history.state, None if life is None else life.request)
 
 
-def _released(mirror: Mirror, e: ev.HoldReleased) -> None:
-    _note_hold(mirror, e)
-    mirror.hold_mono.pop(e.hold, None)
-    life = _tell(mirror, e.slot, e)
+def _released(history: History, e: ev.HoldReleased) -> None:
+    _note_hold(history, e)
+    history.hold_mono.pop(e.hold, None)
+    life = _tell(history, e.slot, e)
     if life is None:
         return
     life.changes += 1
@@ -269,32 +356,32 @@ def _released(mirror: Mirror, e: ev.HoldReleased) -> None:
             transfer.held_since_ns = None
 
 
-def _reset(mirror: Mirror, e: ev.ResetDone) -> None:
-    mirror.decoding = 0
-    mirror.transfers.clear()
-    mirror.by_operation.clear()
-    mirror.hold_mono.clear()
-    mirror.frozen_mono = None
+def _reset(history: History, e: ev.ResetDone) -> None:
+    history.decoding = 0
+    history.transfers.clear()
+    history.by_operation.clear()
+    history.hold_mono.clear()
+    history.frozen_mono = None
 
 
-def _frozen(mirror: Mirror, e: ev.Frozen) -> None:
-    mirror.frozen_mono = mirror.mono_ns
+def _frozen(history: History, e: ev.Frozen) -> None:
+    history.frozen_mono = history.mono_ns
 
 
-def _thawed(mirror: Mirror, e: ev.Thawed) -> None:
-    mirror.frozen_mono = None
+def _thawed(history: History, e: ev.Thawed) -> None:
+    history.frozen_mono = None
 
 
-def _wanted(keep: Callable[[Mirror, Any], object]) -> Callable[[Mirror, Any], object]:
+def _wanted(keep: Callable[[History, Any], object]) -> Callable[[History, Any], object]:
     """The same, for what should not wait for the next snapshot."""
-    def take(mirror: Mirror, e: Any) -> None:
-        keep(mirror, e)
-        mirror.wants_facts = True
+    def take(history: History, e: Any) -> None:
+        keep(history, e)
+        history.wants_facts = True
 
     return take
 
 
-HISTORY: Final[dict[type[ev.Event], Callable[[Mirror, Any], object]]] = {
+HISTORY: Final[dict[type[ev.Event], Callable[[History, Any], object]]] = {
     ev.SlotOpened: _opened,
     ev.SlotCloned: _cloned,
     ev.SlotMoved: _moved,
@@ -346,12 +433,12 @@ def urgent(state: CacheState) -> tuple[type[ev.Event], ...]:
     return tuple(kinds)
 
 
-def _same(*kinds: type[ev.Event]) -> dict[type[ev.Event], Callable[[Mirror, Any], object]]:
+def _same(*kinds: type[ev.Event]) -> dict[type[ev.Event], Callable[[History, Any], object]]:
     """What these kinds add in any case."""
     return {kind: HISTORY[kind] for kind in kinds}
 
 
-SKIMMED: Final[dict[type[ev.Event], Callable[[Mirror, Any], object]]] = {
+SKIMMED: Final[dict[type[ev.Event], Callable[[History, Any], object]]] = {
     **_same(
         ev.SlotOpened, ev.SlotCloned, ev.SlotMoved, ev.SlotClosed, ev.CandidatePlanned, ev.CandidateSkipped,
         ev.OperationStarted, ev.BreakpointHit, ev.HoldDenied, ev.IterationAdvanced, ev.ResetDone,
@@ -366,3 +453,128 @@ SKIMMED: Final[dict[type[ev.Event], Callable[[Mirror, Any], object]]] = {
 
 The rest (evictions by leaders, hits, blocks that moved, stamps of candidates, ranks) is brought by the next snapshot.
 """
+
+
+def adopt(history: History, state: CacheState, seen_ns: int, mono_ns: int) -> None:
+    """Take over facts; history is known up to ``seen_ns``."""
+    for number in [number for number in history.lives if number not in state.slots]:
+        life = history.lives.pop(number)
+        life.close(seen_ns, lost=True)
+        history.archive.bury(life)
+    for number, slot in state.slots.items():
+        life = history.lives.get(number) or Life(number, slot.request, slot.opened_ns)
+        history.lives[number] = life
+        _stand(life, slot, state, seen_ns)
+    _transfers(history, state, seen_ns)
+    history.decoding = sum(slot.state is SlotState.DECODING for slot in state.slots.values())
+    history.hold_mono = {
+        number: history.hold_mono.get(number, mono_ns - max(0, state.at_ns - hold.since_ns))
+        for number, hold in state.holds.items()
+    }
+    if state.frozen is None:
+        history.frozen_mono = None
+    elif history.frozen_mono is None:
+        history.frozen_mono = mono_ns - max(0, state.at_ns - state.frozen.since_ns)
+
+
+def _stand(life: Life, slot: SlotFacts, state: CacheState, seen_ns: int) -> None:
+    """One life as it stands now."""
+    if not life.moves or life.state is not slot.state or slot.since_ns > life.moves[-1].start_ns:
+        unseen = seen_ns if life.moves and slot.since_ns > seen_ns else None
+        life.add(Move(slot.since_ns, slot.state, None, unseen_ns=unseen))
+    hold = state.holds.get(slot.hold) if slot.hold is not None else None
+    current = life.held_now()
+    if current is not None and (hold is None or current.hold != hold.hold):
+        current.end_ns = seen_ns
+    if hold is not None and (current is None or current.hold != hold.hold):
+        life.stays.append(Stay(hold.hold, hold.since_ns, hold.point, hold.breakpoints))
+
+
+def _transfers(history: History, state: CacheState, seen_ns: int) -> None:
+    """The open candidates; those that are gone ended unseen."""
+    for number in [number for number in history.transfers if number not in state.candidates]:
+        gone = history.transfers.pop(number)
+        gone.lost, gone.ended_ns = True, max(seen_ns, gone.planned_ns)
+        owner = history.lives.get(gone.slot) if gone.slot is not None else None
+        if owner is not None:
+            owner.changes += 1
+    for number, facts in state.candidates.items():
+        known = history.transfers.get(number)
+        if known is None:
+            slot = state.slots.get(facts.slot) if facts.slot is not None else None
+            known = Transfer(number, facts.slot, slot.request if slot else "", facts.route, len(facts.hashes),
+                             facts.planned_ns)
+            history.transfers[number] = known
+            if facts.slot in history.lives:
+                history.lives[facts.slot].transfers.append(known)
+        known.status, known.operation, known.found = facts.status, facts.operation, facts.found
+        known.enqueued_ns, known.evaluated_ns = facts.enqueued_ns, facts.evaluated_ns
+        known.promoted_ns, known.started_ns = facts.promoted_ns, facts.started_ns
+    history.by_operation = {}
+    for operation, copy in state.operations.items():
+        known = history.transfers[copy.candidate]
+        known.blocks = copy.blocks
+        known.ranks = set(copy.reported)
+        history.ranks = max(history.ranks, len(known.ranks), *(rank + 1 for rank in known.ranks), 1)
+        history.by_operation[operation] = known
+
+
+def take_past(history: History, item: PastSeen, mono_ns: int) -> Iterator[None]:
+    """Fold the events into a history that has no facts yet; a history with facts learns nothing from them.
+
+    It stops after every ``SLICE_EVENTS``, so that keys get a turn.
+    """
+    events = item.events
+    if history.state is not None or not events:
+        return
+    begin_ns = events[0].at_ns
+    for number, slot in item.state.slots.items():
+        if slot.opened_ns < begin_ns:
+            history.lives[number] = Life(number, slot.request, slot.opened_ns)
+    second, counted = begin_ns // S, 0
+    for event in events:
+        if event.at_ns // S != second:
+            _tell_second(history, second, counted)
+            second, counted = event.at_ns // S, 0
+        counted += 1
+        history.density.add(event.at_ns, 1)
+        _keep(history, event, begin_ns)
+        if event.seq % SLICE_EVENTS == 0:
+            yield
+    _tell_second(history, second, counted)
+    history.hold_mono.clear()  # when they began by the local clock is worked out from the snapshot
+    history.log.extend(events)
+    history.log_total += len(events)
+    history.clock.event(events[-1].at_ns, mono_ns)
+    history.next_seq = events[-1].seq + 1
+
+
+def _keep(history: History, event: ev.Event, begin_ns: int) -> None:
+    if isinstance(event, ev.IterationAdvanced):
+        history.steps.append((event.iteration, event.at_ns))  # its tokens need to know who was decoding
+        return
+    if isinstance(event, ev.SlotMoved):
+        life = history.lives.get(event.slot)
+        if life is not None and not life.moves:
+            life.add(Move(begin_ns, event.old, None))
+    if isinstance(event, ev.HoldParked):
+        for life in history.lives.values():  # the facts, which know whose hold it is, come later
+            if any(stay.hold == event.hold for stay in life.stays):
+                life.story.append(event)
+        return
+    keep = HISTORY.get(type(event))
+    if keep is None:
+        return
+    try:
+        keep(history, event)
+    except KeyError:
+        return  # about a copy that was planned before the past begins
+
+
+def _tell_second(history: History, second: int, events: int) -> None:
+    """A second of the past is over."""
+    at_ns = second * S
+    flows = history.flows
+    flows.events.add(at_ns, events)
+    asked, hits = flows.hit_shares(at_ns)
+    flows.hit_rate.set(at_ns, sum(hits) / asked if asked else None)

@@ -1,8 +1,10 @@
-"""Lints: what needs a person, found in facts and history and told in one sentence each.
+"""Lints: problems that need a person, found in facts and history, each in one sentence with its explanation.
 
-Law of this file: a warning shows after two seconds of truth and leaves five seconds after it ended, so that nothing
-flickers (a hold, a freeze and a loss show at once); a problem of many requests is one; held time never counts
-against a slot.
+The lints of the library (``kvbm_console.analysis.lints``) find most of them in the stream; this file adds those that
+only a session can see (holds, losses, the recorder), folds them into problems and keeps their texts.
+
+Law of this file: a warning appears after it was true for two seconds and leaves five seconds after its end, so that
+nothing flickers (a hold, a freeze and a loss appear at once). Held time never counts against a slot.
 """
 
 from collections.abc import Iterator
@@ -10,15 +12,31 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.lints import Level
+from kvbm_console.analysis.lints import ABOUT, Finding, Level, current
 from kvbm_console.core.events import SlotHeld
 from kvbm_console.core.slots import SlotFacts
 
-from .lint_more import library_findings
 from .lives import Transfer
 from .mirror import Mirror
 from .numbers import S, count, duration, plain, plural, spoken
 from .waits import breakpoints_text
+
+DRAWN: Final = (
+    "deadlock", "stuck", "slow", "full", "thrash", "verdict", "wrong_bytes", "violation", "polled", "pin_leak",
+    "preempt_loop", "pending", "silent", "failed_copies", "straggler", "duplicate", "staged", "never_loaded",
+    "already_cached", "blocked", "late_reports", "reports_lost", "engine_ended", "publisher_queue", "dropped_with_room",
+)
+"""Lints of the stream. A hold, a loss and the recorder's state are drawn from what the session itself knows: their
+clocks and counts are of the connection, not of the events."""
+
+
+def library_findings(mirror: Mirror, now_ns: int) -> Iterator[Finding]:
+    """What the library's lints say now."""
+    for finding in current(mirror.watch.findings(mirror.state, now_ns), now_ns):
+        if finding.lint not in DRAWN or (finding.lint == "silent" and finding.request is not None):
+            continue  # a silent copy's slot is stuck, and says so with the rank
+        yield finding
+
 
 SHOW_AFTER_NS: Final = 2 * S
 LEAVE_AFTER_NS: Final = 5 * S
@@ -221,3 +239,48 @@ def _held_seq(mirror: Mirror, slot: int) -> int | None:
 def ended_text(warning: Warning) -> str:
     """``ended 3 s ago``, empty while it is true."""
     return "" if warning.ended_ns is None else f"ended {spoken(warning.ended_ns)} ago"
+
+
+class LintText(msgspec.Struct, frozen=True):
+    """What is told of a lint beside its evidence."""
+
+    threshold: str
+    why: str
+    what: str
+
+
+TEXTS: Final[dict[str, LintText]] = {
+    "held": LintText(
+        "any hold",
+        "Somebody stopped this request with a breakpoint. It keeps its blocks until it goes on; its caller waits.",
+        "c continues it. It goes on by itself when its time is over, or when the session that holds it is gone.",
+    ),
+    "all_held": LintText(
+        "every request in flight is held",
+        "Nothing moves any more: no step of the engine can finish anything.",
+        "C continues all, D also mutes the breakpoints. Otherwise the first hold ends by itself.",
+    ),
+    "frozen": LintText(
+        "the target is frozen",
+        "No engine forms an iteration and no copy is evaluated or begins: every request waits.",
+        "F thaws it. Otherwise it goes on by itself, at the latest when the longest freeze is over.",
+    ),
+    "lost": LintText(
+        "any loss within the last 5 minutes",
+        "This console did not get some events: lists are exact again since the snapshot, but stories, rates and the "
+        "timeline have a hole, which is drawn.",
+        "The reader was too slow or away. Recordings of the daemon have the events if it records.",
+    ),
+    "part": LintText(
+        "a part of the daemon ended within the last 5 minutes",
+        "A task or thread of the daemon ended by a bug. It is restarted; what it did may have a hole.",
+        "Report what the daemon's log says. If it does not run again, restart the daemon.",
+    ),
+    "recorder": LintText(
+        "the recorder is degraded",
+        "Events are not being kept: what happens now cannot be replayed.",
+        "Free space on its disk, or point --record elsewhere; it goes on by itself as soon as it can write.",
+    ),
+}
+"""Lint to its texts."""
+TEXTS.update({lint: LintText(ABOUT[lint].threshold, ABOUT[lint].bad, ABOUT[lint].do) for lint in DRAWN})

@@ -12,7 +12,6 @@ from kvbm_console.analysis.lints import Pending, Slow, Stuck, Watch, stream_lint
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
-from kvbm_console.stream.ended import EndedHolds
 from kvbm_console.stream.feed import (
     BatchArrived,
     Connected,
@@ -25,45 +24,30 @@ from kvbm_console.stream.feed import (
 )
 from kvbm_console.wire.batches import MalformedBatch, UnreadBatch
 
-from .adopt import adopt
-from .archive import Archive
-from .clock import Progress, TargetClock
-from .coverage import Coverage
-from .flows import Flows
-from .gaps import Gap
-from .history import HISTORY, SKIMMED, urgent
-from .lives import Life, Transfer
-from .series import Density, Gauge
-from .sources import Sources
+from .clock import Progress
+from .coverage import Coverage, Gap
+from .history import HISTORY, SKIMMED, History, adopt, urgent
+from .numbers import S
+from .series import Gauge
 from .trail import Trail
 
-LOG_MAX: Final = 20_000
-"""Events kept for the log."""
 GAPS_MAX: Final = 64
-SECOND_NS: Final = 1_000_000_000
-STEPS_MAX: Final = 64
-"""Iterations kept for the step time."""
 
 
-class Mirror:
-    """What this console knows of one target. ``state`` is None before the first snapshot."""
+class Mirror(History):
+    """The knowledge of this console about one target."""
 
     def __init__(self) -> None:
-        self.state: CacheState | None = None
+        super().__init__()
         self.connected: Connected | None = None
         self.disconnected: Disconnected | None = None
         self.disconnected_mono_ns = 0
         self.heartbeat: Heartbeat | None = None
-        self.clock = TargetClock()
         self.progress = Progress()
         self.version = 0
         """Grows with every item: what is drawn is compared with it."""
         self.sampling = False
         """Whether events are no longer folded into the facts, which come as snapshots instead."""
-        self.wants_facts = False
-        """Whether something happened, while sampling, that should not wait for the next snapshot."""
-        self.next_seq = 0
-        """Number of the next event."""
         self.affords = True
         """Whether there is time to look at events while facts are sampled; without, they are passed over."""
         self.facts_mono_ns = 0
@@ -74,53 +58,26 @@ class Mirror:
         self.gaps: deque[Gap] = deque(maxlen=GAPS_MAX)
         self.broken: str | None = None
         """Why the last events did not fit; the session then asks for a new snapshot."""
-        self._clear_history()
 
-    def _clear_history(self) -> None:
-        self.lives: dict[int, Life] = {}
-        self.archive = Archive()
-        self.past = self.archive.lives
-        """Those that finished last."""
-        self.transfers: dict[int, Transfer] = {}
-        """Open candidates."""
-        self.by_operation: dict[int, Transfer] = {}
-        self.ended = self.archive.transfers
-        """Those that ended last."""
+    def clear(self) -> None:
+        """Forget everything that events told, and what was derived from them."""
+        super().clear()
         lints = stream_lints()
         self.watch = Watch(lints)
+        """The library's lints, which see every event that is folded."""
         self.stuck = next(lint for lint in lints if isinstance(lint, Stuck))
-        """What is usual for a state, and how bad a slot's stay is."""
+        """The usual stay in each state, and the level of a slot's stay."""
         self.pending = next(lint for lint in lints if isinstance(lint, Pending))
+        """The usual wait on each route before a copy begins."""
         self.slow = next(lint for lint in lints if isinstance(lint, Slow))
-        """What is usual for a route, before a copy begins and on the wire."""
-        """The library's lints, looking on while events are folded."""
-        self.flows = Flows()
-        self.sources = Sources()
-        self.log: deque[Event] = deque(maxlen=LOG_MAX)
+        """The usual time of a copy on each route."""
         self.trail = Trail()
-        """The log with what is older than it."""
-        self.log_total = 0
-        """Events that were folded, looked at or passed over."""
+        """The log with the events that are older than it."""
         self.coverage = Coverage()
         self.seen_ns = 0
         """The target's time up to which history is known."""
-        self.density = Density()
-        """How long slots stayed in a state, held time left out."""
-        self.steps: deque[tuple[int, int]] = deque(maxlen=STEPS_MAX)
-        """(iteration, at_ns) of the last advances."""
-        self.decoding = 0
-        """Slots that get a token from every iteration."""
-        self.hold_mono: dict[int, int] = {}
-        """Hold to local time of its beginning: its deadline runs on the wall clock."""
-        self.ended_holds = EndedHolds()
-        """Holds that ended or were refused while this console looked."""
-        self.frozen_mono: int | None = None
-        """Local time at which the target was frozen; None while it is not."""
-        self.ranks = 1
-        """Ranks seen so far."""
-        self.tick_ns = -SECOND_NS
+        self.tick_ns = -S
         """Where the second of the target's time begins for which levels were sampled."""
-        self.mono_ns = 0
 
     @property
     def incarnation(self) -> str:
@@ -195,7 +152,7 @@ class Mirror:
         try:
             for index, event in enumerate(events):
                 at_ns = event.at_ns
-                if not self.tick_ns <= at_ns < self.tick_ns + SECOND_NS:
+                if not self.tick_ns <= at_ns < self.tick_ns + S:
                     self._count(before_ns, index - first)
                     first = index
                     self._tick(at_ns)
@@ -245,7 +202,7 @@ class Mirror:
 
     def _went_by(self, first: int, events: int, at_ns: int, mono_ns: int) -> None:
         """Events that were not folded: a slice is so short that its end stands for all of it."""
-        if not self.tick_ns <= at_ns < self.tick_ns + SECOND_NS:
+        if not self.tick_ns <= at_ns < self.tick_ns + S:
             self._tick(at_ns)
         self._count(at_ns, events)
         self.log_total += events
@@ -264,7 +221,7 @@ class Mirror:
             self.state = None
             self.gaps.clear()
             self.lost_events = 0
-            self._clear_history()
+            self.clear()
             self.clock.reset()
         self.connected = item
         self.disconnected = None
@@ -289,7 +246,7 @@ class Mirror:
             gap = self.gaps[-1]
         known = follows if before is not None else state.seq == self.next_seq  # its past was told
         if not known and (before is None or gap is None or state.seq < before.seq or state.at_ns < before.at_ns):
-            self._clear_history()
+            self.clear()
             self.clock.reset()
             if recording:  # another place of the tape: what lies before it is told again
                 self.gaps.clear()
@@ -316,7 +273,7 @@ class Mirror:
 
     def _tick(self, at_ns: int) -> None:
         """A new second of the target's time began: sample levels as they were at its end."""
-        self.tick_ns = at_ns // SECOND_NS * SECOND_NS
+        self.tick_ns = at_ns // S * S
         if self.state is None:
             return
         flows = self.flows
@@ -372,26 +329,6 @@ class Mirror:
             return None
         (first, start), (last, end) = self.steps[0], self.steps[-1]
         return (end - start) // (last - first)
-
-    def life_of(self, request: str) -> Life | None:
-        """The life of a request: the live one, else the last finished one."""
-        if self.state is not None:
-            number = self.state.slot_of.get(request)
-            if number is not None and number in self.lives:
-                return self.lives[number]
-        return self.archive.of_request(request)
-
-    def life_in(self, slot: int) -> Life | None:
-        """The life of a slot, live or finished."""
-        return self.lives.get(slot) or self.archive.of_slot(slot)
-
-    def transfer_of(self, candidate: int | None = None, operation: int | None = None) -> Transfer | None:
-        """An open or recently ended transfer, by its candidate or its operation."""
-        if candidate is not None:
-            return self.transfers.get(candidate) or self.archive.of_candidate(candidate)
-        if operation is not None:
-            return self.by_operation.get(operation) or self.archive.of_operation(operation)
-        return None
 
     def event(self, seq: int) -> Event | None:
         """An event of the log or of what is older, by its number."""

@@ -1,6 +1,6 @@
 """The events that the log pages over: those that the console keeps, and older ones that it was given when asked.
 
-``near`` are the events that the mirror keeps; with a filter those of them that match, looked at once. ``far`` is a
+``near`` are the events that the history keeps; with a filter those of them that match, looked at once. ``far`` is a
 stretch of older ones from the daemon's ring or from the recording, all from ``far_lo`` up to ``far_hi`` that match.
 
 Law of this file: bounded in both; a stretch has no hole, and two that do not touch are never shown as one.
@@ -9,24 +9,19 @@ Law of this file: bounded in both; a stretch has no hole, and two that do not to
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal, overload
+from typing import Final, Literal, overload
 
-from kvbm_console.core.events import CandidatePlanned, CandidatePromoted, Event, SlotCloned, SlotOpened
+from kvbm_console.core.events import Event
 
+from .coverage import Gap
+from .events import nameless
 from .filters import Filter
-from .gaps import Gap
-from .wording import nameless
-
-if TYPE_CHECKING:
-    from .mirror import Mirror
+from .history import History
 
 FAR_MAX: Final = 20_000
 """Older events kept: as many as those that are not older. The end that the reader leaves gives way."""
 CHUNK_EVENTS: Final = 4_096
 """Events of one question: as many as a daemon gives at once, some milliseconds of work."""
-NAMES_MAX: Final = 50_000
-"""Requests, candidates and operations of older events that are kept by number, each."""
 NAMELESS_MAX: Final = CHUNK_EVENTS
 """Events that wait for a name: older ones are likelier to get one."""
 Way = Literal["oldest", "older", "newer"]
@@ -58,12 +53,6 @@ class Trail:
     """What the log may show of one target. ``look`` it before each use."""
 
     def __init__(self) -> None:
-        self.names: dict[int, str] = {}
-        """Slot to request, of older events."""
-        self._slots: dict[int, int | None] = {}
-        """Candidate to slot, of older events."""
-        self._candidates: dict[int, int] = {}
-        """Operation to candidate, of older events."""
         self.gaps: list[Gap] = []
         """What a recording does not have of what is older."""
         self.wanted: Filter | None = None
@@ -85,13 +74,13 @@ class Trail:
         self._nameless: list[Event] = []
         """Older events that did not match, and may once it is known whom they are about."""
 
-    def look(self, mirror: "Mirror", wanted: Filter | None) -> None:
+    def look(self, history: History, wanted: Filter | None) -> None:
         """Take what has come since the last time; another filter begins anew."""
-        log = mirror.log
+        log = history.log
         if wanted is not self.wanted:
             self.wanted = wanted
             self._clear()
-        first = log[0].seq if log else mirror.next_seq
+        first = log[0].seq if log else history.next_seq
         if wanted is None:
             self.near, self.near_first = log, first
             return
@@ -107,7 +96,7 @@ class Trail:
             self._looked = fresh[0].seq
             self.examined += len(fresh)
             full = len(self._matched) == FAR_MAX
-            self._matched.extend(e for e in reversed(fresh) if wanted.matches(e, mirror.state, mirror))
+            self._matched.extend(e for e in reversed(fresh) if wanted.matches(e, history.state, history))
             if full or len(self._matched) == FAR_MAX:
                 self.near_first = self._matched[0].seq
         self.near = self._matched
@@ -144,9 +133,9 @@ class Trail:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    async def find(self, mirror: "Mirror", stretch: Stretch, way: Way, at: int | None, rows: int) -> None:
+    async def find(self, history: History, stretch: Stretch, way: Way, at: int | None, rows: int) -> None:
         """Ask for older events until so many more that match are known, or nothing is left that way."""
-        wanted, before = self.wanted, len(self.far)
+        wanted, names, before = self.wanted, history.names, len(self.far)
         if way == "oldest":
             _, self.oldest = await stretch(0, 0)
             self.far.clear()
@@ -156,28 +145,28 @@ class Trail:
             self.far.clear()
             self.far_lo = self.far_hi = self.near_first
             before = 0
-        while self.wanted is wanted and mirror.trail is self:
+        while self.wanted is wanted and history.names is names:
             first = max(0, self.far_lo - CHUNK_EVENTS) if way == "older" else self.far_hi
             last = self.far_lo if way == "older" else min(self.far_hi + CHUNK_EVENTS, self.near_first)
             if first >= last:
                 return
             events, oldest = await stretch(first, last)
-            if self.wanted is not wanted or mirror.trail is not self:
+            if self.wanted is not wanted or history.names is not names:
                 return
             self.oldest = oldest
-            if not self._take(mirror, events, way, max(first, oldest), max(last, oldest)):
+            if not self._take(history, events, way, max(first, oldest), max(last, oldest)):
                 return
             if len(self.far) - before >= rows or (self.complete(at) if way == "older" else self.joined):
                 return
 
-    def _take(self, mirror: "Mirror", events: list[Event], way: Way, first: int, last: int) -> bool:
+    def _take(self, history: History, events: list[Event], way: Way, first: int, last: int) -> bool:
         """These are all events from ``first`` up to ``last``; False when there is nothing that way."""
-        self._learn(events)
+        history.names.learn(events)
         wanted = self.wanted
-        found = [e for e in events if wanted is None or wanted.matches(e, mirror.state, mirror)]
+        found = [e for e in events if wanted is None or wanted.matches(e, history.state, history)]
         self.examined += len(events)
         if wanted is not None:
-            found += self._named_now(mirror, events, wanted)
+            found += self._named_now(history, events, wanted)
         if way == "older":
             if first >= self.far_lo:
                 return False
@@ -197,33 +186,13 @@ class Trail:
                 self.far_lo = self.far.popleft().seq + 1
         return True
 
-    def _learn(self, events: list[Event]) -> None:
-        """Whom numbers stand for, as far as these events say it."""
-        for event in events:
-            if isinstance(event, SlotOpened | SlotCloned):
-                self.names[event.slot] = event.request
-            elif isinstance(event, CandidatePlanned):
-                self._slots[event.candidate] = event.slot
-            elif isinstance(event, CandidatePromoted):
-                self._candidates[event.operation] = event.candidate
-        known: dict[int, object]
-        for known in (self.names, self._slots, self._candidates):  # type: ignore[assignment]
-            for number in list(islice(known, max(0, len(known) - NAMES_MAX))):
-                del known[number]
-
-    def slot_of(self, candidate: int | None, operation: int | None) -> int | None:
-        """The slot of a candidate or an operation of older events; None for one that is not known or of none."""
-        if candidate is None and operation is not None:
-            candidate = self._candidates.get(operation)
-        return None if candidate is None else self._slots.get(candidate)
-
-    def _named_now(self, mirror: "Mirror", events: list[Event], wanted: Filter) -> list[Event]:
+    def _named_now(self, history: History, events: list[Event], wanted: Filter) -> list[Event]:
         """Those of the events before that match now that it is known whom they are about."""
         again = self._nameless
-        found = [event for event in again if wanted.matches(event, mirror.state, mirror)]
+        found = [event for event in again if wanted.matches(event, history.state, history)]
         left = [
             event for event in [*events, *again]
-            if nameless(event, mirror) and not wanted.matches(event, mirror.state, mirror)
+            if nameless(event, history) and not wanted.matches(event, history.state, history)
         ]
         self._nameless = left[:NAMELESS_MAX]
         return found

@@ -17,14 +17,14 @@ from ..desk import BREAKS, SLOT, Desk
 from ..draw import bars, table, words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, beside
+from ..draw.table import MOVES, moved
 from ..model.breaks import spell
+from ..model.events import describe, entry_name
 from ..model.filters import BREAKPOINTS
 from ..model.numbers import S, count, cut, duration, plain, plural
-from ..model.rows import slot_row
+from ..model.slots import slot_row
 from ..model.stops import ASKED
 from ..model.waits import breakpoints_text, ends, pinned, sooner
-from ..model.wording import describe, entry_name
-from .moves import MOVES, moved
 from .page import Page
 
 BREAKPOINTS_SHOWN = 10

@@ -16,7 +16,6 @@ from ..draw.spans import Line, Row
 from ..model.numbers import UNKNOWN, count, cut, cut_middle, per_second, percent, plain, plural, spoken, tenth
 from ..model.series import Sums, resample
 from ..model.sources import TapCost, blocks_only, ended, only_here, pools_of, reusable, uncertain, watched
-from .sections import kept
 
 NAME_WIDTH = 32
 TREND_CELLS = 12
@@ -39,7 +38,7 @@ def engines_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
     """Every engine with its pools; nothing where no real engine was ever heard of."""
     if not watched(state):
         return []
-    return kept(desk, state, "engines", (width, len(desk.mirror.sources.told)), lambda: _engines(desk, state, width))
+    return desk.section("engines", (width, len(desk.mirror.sources.told)), lambda: _engines(desk, state, width))
 
 
 def _engines(desk: Desk, state: CacheState, width: int) -> list[Line]:

@@ -1,34 +1,291 @@
-"""Overview: can I believe the screen, what needs me, does the cache work, what flows.
+"""Overview: whether the screen can be believed, what needs a person, how well the cache works, what flows.
 
-Law of this file: the order of sections is fixed; what does not fit goes from the least useful end: counts of states
-fold to one row, then trends, then routes without traffic.
+Law of this file: the order of sections is fixed. When they do not fit, the least useful go first: counts of states fold
+to one row, then trends go, then routes without traffic.
 """
 
 from itertools import islice
 
+from kvbm_console.analysis.lints import Level
+from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.core.slots import WAITING_STATES
 from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import PoolFacts
 
 from ..desk import Desk
-from ..draw import words
+from ..draw import bars, words
 from ..draw.frame import Hint
+from ..draw.glyphs import FILL, ORDER, state_role
 from ..draw.spans import BLANK, Line, Row, beside
-from ..model.lints import Warning, ended_text, tally
-from ..model.numbers import S, cut, plain
-from ..model.sources import blocks_only
+from ..model.lints import Warning, copy_level, ended_text, tally
+from ..model.numbers import S, count, cut, duration, flow, per_second, percent, plain, shares, spoken, tenth
+from ..model.series import resample
+from ..model.slots import slot_row
+from ..model.sources import blocks_only, ended
 from .engines import engines_section
-from .event_rows import EventLines
+from .log import EventLines
 from .page import Page
-from .sections import (
-    cache_section,
-    charts_section,
-    engine_section,
-    flows_section,
-    nothing_yet,
-    slots_section,
-    tiers_section,
-    waiting_section,
-)
+from .tiers import doubtful, pool_name, used_role
+from .transfers import known_routes, route_numbers
 from .warnings import open_warning
+
+WINDOW_S = 60
+"""Over this time the hit rate is taken."""
+
+
+def known_window_s(desk: Desk) -> int:
+    """Seconds of that time of which this console has the events: fewer soon after it came."""
+    start = desk.mirror.density.start_ns
+    return WINDOW_S if start is None else max(1, min(WINDOW_S, (desk.now_ns - start) // S + 1))
+
+
+def cache_section(desk: Desk, state: CacheState, width: int, *, trends: bool = True) -> list[Line]:
+    """The hit rate of the last minute with its denominator, its parts, and a bar of them."""
+    return desk.section("cache", (width, trends), lambda: _cache(desk, width, trends=trends))
+
+
+def _cache(desk: Desk, width: int, *, trends: bool) -> list[Line]:
+    asked, hits = desk.mirror.flows.hit_shares(desk.now_ns)
+    total, parts, miss = shares(hits, asked)
+    tiers = [tier for tier in (Tier.G1, Tier.G2, Tier.G3, Tier.G4) if hits[tier - 1] or tier is not Tier.G4]
+    what = f"of {count(asked)} prompt blocks" if asked else "no prompt yet"
+    lines = [desk.title("CACHE", f"hit rate, last {known_window_s(desk)} s, {what}")]
+    row = Row().put(" ").put(f"{total} %" if asked else "–", "strong").to(9)
+    tail = Row()
+    for tier in tiers:
+        tail.put(f"{tier.name} ", "muted").put(parts[tier - 1], "text").put("  ")
+    tail.put("miss ", "muted").put(miss, "text")
+    cells = max(0, width - 38 - row.x - 2) if width >= 71 else 0
+    if trends and cells:
+        values = resample(desk.mirror.flows.hit_rate.last(60), cells)
+        row.spans(bars.trend(values, desk.glyphs, 1.0)).put("   ")
+    row.add(tail.line())
+    lines.append(row.line("", width))
+    stack = [
+        (hits[tier - 1], desk.glyphs.prompt[tier], f"fill.{tier.name.lower()}") for tier in Tier
+    ]
+    stack.append((max(0, asked - sum(hits)), desk.glyphs.miss, "track"))
+    bar = bars.stack(stack, width - 1) if asked else bars.level(None, width - 1, desk.glyphs, "track")
+    lines.append(Row().put(" ").spans(bar).line())
+    return lines
+
+
+def tiers_section(desk: Desk, state: CacheState, width: int, *, trends: bool = True) -> list[Line]:
+    """Occupancy, evictions and thrash of every pool."""
+    return desk.section("tiers", (width, trends), lambda: _tiers(desk, state, width, trends=trends))
+
+
+def _tiers(desk: Desk, state: CacheState, width: int, *, trends: bool) -> list[Line]:
+    bar, spark = (16, 12) if width >= 79 else (10, 8)
+    end = 11 + bar
+    head = Row().put(" TIERS", "title").right("used", end + 6, "faint").right("blocks", end + 21, "faint")
+    head.right("evict/s", end + 30, "faint").right("thrash", end + 38, "faint")
+    if trends:
+        head.to(end + 40).put("60 s", "faint")
+    lines = [head.line("" if desk.tall else "bar")]
+    for pool in sorted(state.pools, key=lambda pool: (pool.info.tier, pool.info.pool)):
+        lines.append(_tier_line(desk, pool, bar, spark if trends else 0))
+    return lines
+
+
+def _tier_line(desk: Desk, pool: PoolFacts, bar: int, spark: int) -> Line:
+    flows, now, tier = desk.mirror.flows, desk.now_ns, pool.info.tier
+    capacity, resident = pool.info.capacity_blocks, pool.resident_blocks
+    end = 11 + bar
+    state = desk.mirror.state
+    over = state is not None and ended(state, pool.info.source)
+    row = Row().put(" ").put(pool_name(pool, state or CacheState()), "stale" if over else "text").to(11)
+    row.spans(bars.level(resident / capacity if capacity else None, bar, desk.glyphs, tier.name.lower()))
+    row.right(percent(resident, capacity), end + 6, used_role(pool))
+    doubt = doubtful(desk, pool)
+    row.right(f"{count(resident)}{'?' if doubt else ''}/{count(capacity)}", end + 21,
+              "stale" if over else "caution" if doubt else "text")
+    if over:
+        return row.to(end + 23).put("its engine ended", "stale").line()
+    evicted = flows.evicted.get(pool.info.pool)
+    row.right(per_second(evicted.rate(now)) if evicted is not None else "0", end + 30, "text")
+    back, gone = flows.thrash_share(state, tier, now) if state is not None else (0, 0)
+    share = f"{flows.about(now, 60)}{tenth(back, gone)} %" if gone else "–"
+    row.right(share, end + 38, "text" if gone else "muted")
+    gauge = flows.occupancy.get(pool.info.pool)
+    if spark and gauge is not None:
+        row.to(end + 40).spans(bars.trend(resample(gauge.last(60), spark), desk.glyphs, 1.0))
+    return row.line()
+
+
+def flows_section(
+    desk: Desk, state: CacheState, width: int, *, trends: bool = True, busy_only: bool = False
+) -> list[Line]:
+    """Rate, queue and latencies of every route; ``busy_only`` leaves out those without traffic."""
+    shape = (width, trends, busy_only, desk.mirror.coverage.looked)
+    return desk.section("flows", shape, lambda: _flows(desk, width, trends=trends, busy_only=busy_only))
+
+
+def _flows(desk: Desk, width: int, *, trends: bool, busy_only: bool) -> list[Line]:
+    head = Row().put(" FLOWS", "title")
+    for name, end in (("rate", 21), ("queued", 29), ("moving", 37), ("p50", 45), ("p99", 53)):
+        head.right(name, end, "faint")
+    if trends:
+        head.to(55).put("60 s", "faint")
+    lines = [head.line("" if desk.tall else "bar")]
+    mirror, now = desk.mirror, desk.now_ns
+    block_bytes = mirror.connected.block_bytes if mirror.connected is not None else None
+    for route in known_routes(desk):
+        known = mirror.flows.routes.get(route)
+        if busy_only and known is None:
+            continue
+        queued, moving = route_numbers(desk, route)
+        p50, p99 = known.times(now) if known is not None else (None, None)
+        slow = any(t.route is route and copy_level(mirror, t, now) is not None for t in mirror.transfers.values())
+        row = Row().put(" ").spans([words.route(route, desk.glyphs)])
+        row.right(flow(known.blocks.rate(now) if known else 0, block_bytes), 21)
+        row.right(str(queued), 29, "caution" if slow else "text").right(str(moving), 37)
+        row.right(duration(p50), 45).right(duration(p99), 53, "caution" if slow else "text")
+        if trends and known is not None:
+            row.to(55).spans(bars.trend(resample(known.blocks.last(60, now), 16), desk.glyphs))
+        lines.append(row.line("", width))
+    if len(lines) == 1:
+        lines.append(Row().put(" no transfer yet", "muted").line())
+    return lines
+
+
+def slots_section(
+    desk: Desk, state: CacheState, margin: int, cells: int, pitch: int, *, folded: bool = False
+) -> list[Line]:
+    """Slots by state, as a bar and as counts ``pitch`` cells apart; ``folded`` has the counts in one row."""
+    shape = (margin, cells, pitch, folded)
+    return desk.section("slots", shape, lambda: _slots(desk, state, margin, cells, pitch, folded=folded))
+
+
+def _slots(desk: Desk, state: CacheState, margin: int, cells: int, pitch: int, *, folded: bool) -> list[Line]:
+    numbers = dict.fromkeys(SlotState, 0)
+    for slot in state.slots.values():
+        numbers[slot.state] += 1
+    waiting = sum(numbers[one] for one in WAITING_STATES)
+    held = len(state.holds)
+    told = f"{count(len(state.slots))} live, {count(waiting)} waiting" + (f", {held} held" if held else "")
+    head = desk.title("SLOTS", told)
+    lines = [head if margin else Line(tuple(head.spans[1:]), head.ground)]
+    parts = [(numbers[one], _bar_char(desk, one), FILL[one]) for one in ORDER]
+    lines.append(Row().to(margin).spans(bars.stack(parts, cells)).line())
+    pairs = [(one, numbers[one]) for one in ORDER]
+    if folded:
+        row = Row().to(margin)
+        for one, number in pairs:
+            if number:
+                row.put(desk.glyphs.state[one], state_role(one)).put(f" {number}  ", "strong")
+        return [*lines, row.line()]
+    across = max(1, (cells + 2) // pitch)
+    for start in range(0, len(pairs), across):
+        row = Row().to(margin)
+        for index, (one, number) in enumerate(pairs[start : start + across]):
+            row.to(margin + index * pitch).put(desk.glyphs.state[one], state_role(one))
+            row.put(f" {number:>2} ", "strong" if number else "faint").put(one.label, "muted" if number else "faint")
+        lines.append(row.line())
+    return lines
+
+
+def _bar_char(desk: Desk, state: SlotState) -> str:
+    if desk.glyphs.ascii:
+        return desk.glyphs.life[state]
+    return {SlotState.PREFILLING: "▆"}.get(state, desk.glyphs.life[state])
+
+
+def engine_section(desk: Desk, state: CacheState, cells: int) -> list[Line]:
+    """Step time, tokens in a second of the engine's clock, events in a step."""
+    return desk.section("engine", (cells, desk.mirror.coverage.looked), lambda: _engine(desk, state, cells))
+
+
+def _engine(desk: Desk, state: CacheState, cells: int) -> list[Line]:
+    mirror, now = desk.mirror, desk.now_ns
+    step = mirror.step_ns()
+    head = desk.title("ENGINE", f"step {spoken(step)}, {state.running} of {len(state.slots)} scheduled")
+    lines = [Line(tuple(head.spans[1:]), head.ground)]
+    tokens, events = mirror.flows.tokens, mirror.flows.events
+    rate = events.rate(now)
+    each = "–" if step is None or rate is None else f"{per_second(rate * step / S)}/step"
+    for name, series, told in (
+        ("tokens/s", tokens, mirror.flows.about(now) + per_second(tokens.rate(now))), ("events", events, each),
+    ):
+        row = Row().put(name, "muted").to(10)
+        row.spans(bars.trend(resample(series.last(60, now), cells), desk.glyphs))
+        lines.append(row.right(told, 10 + cells + 8).line())
+    return lines
+
+
+def waiting_section(desk: Desk, state: CacheState, rows: int, width: int, *, with_state: bool) -> list[Line]:
+    """The requests that have waited longest, and for what."""
+    mono = desk.mono()
+    found = [slot for slot in state.slots.values() if slot.hold is not None or slot.state not in
+             (SlotState.PREFILLING, SlotState.DECODING, SlotState.FINISHED)]
+    found.sort(key=lambda slot: (slot.since_ns, slot.slot))
+    head = desk.title("WAITING LONGEST", "" if found else "nobody")
+    lines = [head if with_state else Line(tuple(head.spans[1:]), head.ground)]
+    names = min(24, max((len(slot.request) for slot in found[:rows]), default=0))
+    for slot in found[:rows]:
+        row_data = slot_row(desk.mirror, slot, mono)
+        held = slot.hold is not None
+        row = Row().put(" " if with_state else "")
+        row.put(desk.glyphs.held if held else desk.glyphs.state[slot.state],
+                "heldbox" if held else state_role(slot.state)).put(" ")
+        role = "fault" if row_data.level is Level.FAULT else "text"
+        start = row.x
+        row.right(duration(row_data.age_ns), start + 5, role).put("  ")
+        row.spans([words.request(slot.request, names)]).to(start + 7 + names + 2)
+        if with_state:
+            row.put(slot.state.label, "caution" if held else state_role(slot.state)).to(start + 7 + names + 18)
+        row.put(cut(row_data.waits, max(0, width - row.x)), "muted").zone(0, ("open", slot.request), width)
+        lines.append(row.line())
+    return lines
+
+
+def charts_section(desk: Desk, state: CacheState, width: int, number: int, rows: int) -> list[Line]:
+    """Occupancy of the near pools and the hit rate, side by side."""
+    return desk.section("charts", (width, number, rows), lambda: _charts(desk, state, width, number, rows))
+
+
+def _charts(desk: Desk, state: CacheState, width: int, number: int, rows: int) -> list[Line]:
+    flows = desk.mirror.flows
+    pitch = -(-(width + 1) // number)
+    cells = pitch - 11
+    charts = []
+    for pool in sorted(state.pools, key=lambda pool: pool.info.tier)[: number - 1]:
+        gauge = flows.occupancy.get(pool.info.pool)
+        values: list[float | None] = gauge.last(600) if gauge is not None else [None] * 600
+        charts.append(bars.chart(
+            f"{pool.info.tier.name} OCCUPANCY", percent(pool.resident_blocks, pool.info.capacity_blocks),
+            values, rows, cells, desk.glyphs,
+        ))
+    asked, hits = flows.hit_shares(desk.now_ns)
+    charts.append(bars.chart(
+        "HIT RATE", f"{shares(hits, asked)[0]} %" if asked else "–", flows.hit_rate.last(600), rows, cells,
+        desk.glyphs,
+    ))
+    lines = charts[0]
+    for index, chart in enumerate(charts[1:], 1):
+        lines = beside(lines, chart, index * pitch)
+    return lines
+
+
+def nothing_yet(desk: Desk, state: CacheState) -> list[Line]:
+    """What a target without a request shows."""
+    target = desk.mirror.connected
+    name = f"{target.target}, run {target.run}" if target is not None and target.run else (
+        target.target if target is not None else "–")
+    if desk.recording:
+        seq = max(0, state.seq - 1)
+        here = f" No live request at seq {count(seq)} of {plain(name)}, iteration {count(state.iteration)}."
+        return [
+            Row().put(here).line(),
+            Row().put(" space", "key").put(" plays, ", "muted").put(".", "key").put(" steps on, ", "muted")
+            .put(":seek", "key").put(" goes anywhere.", "muted").line(),
+        ]
+    return [
+        Row().put(f" No request yet. Connected to {plain(name)}, iteration {count(state.iteration)}.").line(),
+        Row().put(" Waiting for the first request. To see a working one: ", "muted").put("kvbm-console demo", "key")
+        .line(),
+    ]
+
 
 NEEDS_SHORT = 4
 """Rows of warnings below 36 rows of screen."""

@@ -12,10 +12,10 @@ from ..desk import Desk
 from ..draw import bars, table
 from ..draw.frame import Hint, bar_at
 from ..draw.spans import BLANK, Line, Row
-from ..model.marks import distance
+from ..draw.table import MOVES, moved
 from ..model.numbers import S, count, cut, cut_middle, duration, plain, plural, size
+from ..model.places import distance
 from ..model.series import resample
-from .moves import MOVES, moved
 from .page import Page
 
 MARKS_SHOWN = 6

@@ -14,16 +14,15 @@ from ..draw import bars, words
 from ..draw.frame import Hint
 from ..draw.glyphs import state_role
 from ..draw.lifeline import Lifelines, Window, runs, tick_ns, transfer_codes
-from ..draw.prompt_bar import prompt_bar
 from ..draw.spans import BLANK, Line, Row, Span, beside
+from ..draw.table import moved
+from ..draw.words import prompt_bar
+from ..model.events import concerns, describe
 from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
-from ..model.prompts import prompt_of
-from ..model.rows import limits, slot_row
+from ..model.slots import limits, prompt_of, slot_row
 from ..model.waits import breakpoints_text, ends, sentences, sooner
-from ..model.wording import concerns, describe
-from .event_rows import event_table
-from .moves import moved
+from .log import event_table
 from .page import Page
 
 STORY_PAGE = 8

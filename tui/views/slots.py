@@ -11,13 +11,12 @@ from ..contracts import Table
 from ..desk import SLOT, SLOTS, Desk
 from ..draw import table, words
 from ..draw.frame import Hint
-from ..draw.prompt_bar import prompt_bar
 from ..draw.spans import Line, Row, Span
-from ..draw.table import Column
+from ..draw.table import MOVES, Column, moved
+from ..draw.words import prompt_bar
 from ..model.filters import SLOTS as SCHEMA
 from ..model.numbers import brief, count, cut, duration, plain
-from ..model.rows import SORTS, SlotRow, slot_row
-from .moves import MOVES, moved
+from ..model.slots import SORTS, SlotRow, slot_row
 from .page import Page
 from .slot import slot_panel
 

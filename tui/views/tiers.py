@@ -12,14 +12,13 @@ from ..desk import Desk
 from ..draw import bars
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span, beside
+from ..draw.table import MOVES, moved
 from ..model.flows import TIERS as ALL_TIERS
 from ..model.numbers import brief, count, cut, duration, per_second, percent, plain, plural, tenth
 from ..model.series import known_seconds, resample, window_text
-from ..model.sources import WATCHED, ended, watched
+from ..model.sources import WATCHED, ended, uncertain, watched
 from .engines import engines_section, legend
-from .moves import MOVES, moved
 from .page import Page
-from .sections import doubtful, pool_name, used_role
 
 _ROLES = {
     Condition.REFERENCED: "", Condition.WRITING: "fill.onboard", Condition.CACHED: "", Condition.EMPTY: "todo",
@@ -32,6 +31,9 @@ CHART_ROWS = 7
 SCROLL_PAGE = 10
 MAP_ROWS = 16
 """Of a map beside others: more would only push its numbers away from its name."""
+
+
+MEDIA = {Tier.G1: "device", Tier.G2: "host", Tier.G3: "disk", Tier.G4: "remote"}
 
 
 class Tiers(Page):
@@ -286,4 +288,27 @@ def _occupancy_charts(desk: Desk, pools: list[PoolFacts], width: int, rows: int)
     return lines
 
 
-__all__ = ["Tiers", "cut"]
+def pool_name(pool: PoolFacts, state: CacheState) -> str:
+    """``G1 device``; of a stream the medium as its engine names it; of several engines which one: ``G1 e2 r1``."""
+    info = pool.info
+    if info.authority in WATCHED and any(
+        other.info.tier is info.tier and other.info.authority is info.authority and other is not pool
+        for other in state.pools
+    ):
+        return cut(f"{info.tier.name} e{info.source}" + (f" r{info.dp_rank}" if info.dp_rank else ""), 10)
+    if pool.info.authority is Authority.STREAM:
+        return cut(f"{pool.info.tier.name} {plain(pool.info.medium)}", 10)
+    return f"{pool.info.tier.name} {MEDIA[pool.info.tier]}"
+
+
+def used_role(pool: PoolFacts) -> str:
+    """Caution when nearly nothing is left to give out."""
+    capacity = pool.info.capacity_blocks
+    free = pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED]
+    return "caution" if capacity and free * 50 < capacity else "text"
+
+
+def doubtful(desk: Desk, pool: PoolFacts) -> bool:
+    """Whether reports of the pool's source were lost, so that its counts may be wrong until it clears or restarts."""
+    state = desk.mirror.state
+    return state is not None and uncertain(state, pool.info.source)

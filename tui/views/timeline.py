@@ -1,34 +1,293 @@
-"""Timeline: many slots against time.
+"""Timeline: many slots against time, the axis and the minimap above them, the event under the cursor below.
 
-Law of this file: ink is work, texture is data movement, a thin line is waiting, hatching is a hold; a gap is a band
-through all rows and nothing is interpolated across it. At the live edge the window moves by whole cells.
+Law of this file: ink is work, texture is data movement, a thin line is waiting, hatching is a hold. A gap is a band
+through all rows, and nothing is interpolated across it. At the live edge the window moves by whole cells.
 """
 
+from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
+import msgspec
+
 from kvbm_console.analysis.lints import Level
+from kvbm_console.core import events as ev
 from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState
 
 from ..contracts import Table
 from ..desk import SLOT, TIMELINE, TRANSFERS, Desk
-from ..draw import words
+from ..draw import bars, words
 from ..draw.frame import Hint
-from ..draw.glyphs import state_role
-from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, transfer_codes
+from ..draw.glyphs import FILL, state_role
+from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, tick_ns, transfer_codes
 from ..draw.spans import Line, Row, Span
+from ..draw.table import moved
+from ..model.events import cause_of, describe, effect_of, entry_name
 from ..model.filters import LIVES
-from ..model.life_order import LifeOrder
 from ..model.lints import slot_level
 from ..model.lives import Life, Transfer
-from ..model.numbers import S, count, duration, plain, plural
-from ..model.rows import limits
-from ..model.series import Density
-from .moves import moved
+from ..model.numbers import S, count, cut, duration, plain, plural, spoken
+from ..model.places import distance, seq_at
+from ..model.series import Density, resample
+from ..model.slots import limits
+from ..model.timeline import LifeOrder
 from .page import Page
-from .time_axis import axis, gap_cells, legend, minimap, over_line, passed_cells, replace
-from .timeline_event import EventFeet, find, steps
+
+
+def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line:
+    """Event density of all that is known with the window in brackets; on a recording a click seeks."""
+    cells = window.cells
+    density = desk.mirror.density
+    playback = desk.actions.playback
+    if playback is not None:
+        values: list[float | None] = [float(value) for value in playback.density(cells)]
+        row = Row().put(" whole recording", "muted").to(left).spans(bars.trend(values, desk.glyphs))
+        return row.zone(left, ("seek", left, cells)).line("", width)
+    start = density.start_ns if density.start_ns is not None else now
+    span = max(1, now - start)
+    state = desk.mirror.state
+    assert state is not None
+
+    def trend() -> list[Line]:
+        known: list[float | None] = [float(value) for value in density.counts]
+        return [Row().spans(bars.trend(resample(known, cells, mean=False), desk.glyphs)).line()] if known else []
+
+    named = "whole run" if start < S else "last"  # the daemon remembers no more of what was before this console
+    row = Row().put(f" {named} {duration(span)}", "muted").to(left)
+    text = "".join(line.text for line in desk.section("minimap", (cells, density.start_ns), trend))
+    low = (window.start_ns - start) * cells // span
+    high = (min(window.end_ns, now) - start) * cells // span
+    low, high = max(0, min(cells - 2, low)), max(1, min(cells, high))
+    if text and low > 0:
+        row.put(text[:low], "trend").put(desk.glyphs.window[0], "text")
+        row.put(text[low + 1 : high], "fill.g1").put(text[high:], "trend")
+    else:
+        row.put(text[: cells], "fill.g1")
+    row.to(left + cells).put(desk.glyphs.window[1], "rule")
+    return row.line("", width)
+
+
+def axis(window: Window, width: int, left: int, now: int, *, live: bool) -> Line:
+    """Times before now, at round distances."""
+    row = Row().put(f" 1 cell = {spoken(window.cell_ns)}", "muted")
+    step = tick_ns(window.cell_ns, 11)
+    end = left + window.cells
+    ticks = []
+    at = step
+    while at < window.cells * window.cell_ns:
+        x = left + window.cell(now - at)
+        if x < left:
+            break
+        text = f"−{at // S}s" if step % S == 0 and at < 600 * S else f"−{duration(at)}"
+        if x + len(text) < end - 3:
+            ticks.append((x, text))
+        at += step
+    for x, text in reversed(ticks):
+        if x >= row.x:
+            row.to(x).put(text, "faint")
+    return row.right("now" if live else f"−{duration(now - window.end_ns)}", end, "faint").line("", width)
+
+
+def gap_cells(desk: Desk, window: Window) -> list[tuple[int, int, int]]:
+    """(first cell, last cell, events) of the gaps in the window."""
+    found = []
+    for gap in desk.mirror.gaps:
+        end = gap.end_ns if gap.end_ns is not None else window.now_ns
+        first, last = window.cell(gap.start_ns), window.cell(end)
+        if last >= 0 and first < window.cells:
+            found.append((max(0, first), min(window.cells - 1, last), gap.count))
+    return found
+
+
+def passed_cells(desk: Desk, window: Window) -> list[tuple[int, int]]:
+    """(first cell, last cell) of the runs in which events were passed over."""
+    runs: list[tuple[int, int]] = []
+    for stretch in desk.mirror.coverage.between(window.start_ns, window.end_ns):
+        first, last = max(0, window.cell(stretch.start_ns)), min(window.cells - 1, window.cell(stretch.end_ns))
+        if runs and last >= runs[-1][0] - 1:
+            first, last = min(first, runs[-1][0]), runs.pop()[1]
+        runs.append((first, last))
+    return runs[::-1]
+
+
+def over_line(
+    labels: list[tuple[int, str, str]], passed: list[tuple[int, int]], left: int, width: int, gap: str
+) -> Line:
+    """(cell of the row, text, role) above the cells; under them those in which events were passed over."""
+    cells = [(" ", "text")] * width
+    for first, last in passed:
+        size = last - first + 1
+        text = " passed over ".center(size, gap) if size >= PASSED_TEXT_MIN else gap * size
+        for x, char in enumerate(text, left + first):
+            if x < width:
+                cells[x] = (char, "gap")
+    end = 0
+    for x, text, role in sorted(labels):
+        if x >= end:
+            end = x + len(text)
+            for at, char in enumerate(text, x):
+                if at < width:
+                    cells[at] = (char, role)
+    while cells and cells[-1] == (" ", "text"):
+        cells.pop()
+    row = Row()
+    for role, run in groupby(cells, key=itemgetter(1)):
+        row.put("".join(char for char, _ in run), role)
+    return row.line("", width)
+
+
+PASSED_TEXT_MIN: Final = 16
+"""Cells of a run that has room to say what it is."""
+
+
+def replace(
+    spans: list[Span], first: int, last: int, make: Callable[[str], tuple[str, str]]
+) -> list[Span]:
+    """Cells from ``first`` up to ``last`` of a row, replaced by what ``make`` gives for their text."""
+    result: list[Span] = []
+    at = 0
+    for span in spans:
+        end = at + len(span.text)
+        low, high = max(first, at), min(last, end)
+        if low >= high:
+            result.append(span)
+        else:
+            if low > at:
+                result.append(Span(span.text[: low - at], span.role))
+            text, role = make(span.text[low - at : high - at])
+            result.append(Span(text, role))
+            if high < end:
+                result.append(Span(span.text[high - at :], span.role))
+        at = end
+    return result
+
+
+_LEGEND: Final = (
+    (SlotState.ONBOARD_STAGED, "staged"), (SlotState.ONBOARDING, "onboard"), (SlotState.PREFILLING, "prefill"),
+    (SlotState.DECODING, "decode"), (SlotState.SKIPPED_DECODE, "skipped"), (SlotState.PREEMPTED, "preempt"),
+    (SlotState.FINISHING, "finish"),
+)
+
+
+def legend(desk: Desk, width: int) -> Line:
+    """What the textures mean."""
+    row = Row().put(" ")
+    glyphs = desk.glyphs
+    for state, short in _LEGEND:
+        word = state.label if width >= 180 else short
+        row.put(glyphs.life[state] * 2, FILL[state]).put(f" {word}  ", "muted")
+    row.put(glyphs.hatch * 2, "hatch").put(" held  ", "muted").put(glyphs.gap * 2, "gap").put(" gap  ", "muted")
+    row.put(glyphs.late * 2, "limit.fault").put(" past its limit", "muted")
+    return row.line("", width - 1)
+
+
+RETRY_NS: Final = S
+"""How often an effect that is not there yet is looked for again."""
+
+
+def steps(life: Life) -> list[tuple[int, int]]:
+    """(seq, time) of everything of a life that the cursor can stand on."""
+    known = {event.seq: event.at_ns for event in life.story}
+    known.update({move.seq: move.start_ns for move in life.moves if move.seq is not None})
+    return sorted(known.items())
+
+
+def find(desk: Desk, life: Life, seq: int) -> Event | None:
+    """An event of a life: its story reaches further back than the log."""
+    return desk.mirror.event(seq) or next((event for event in life.story if event.seq == seq), None)
+
+
+class Traced(msgspec.Struct):
+    """Cause and effect of one event, kept: looking for them each frame would cost a frame."""
+
+    seq: int
+    cause: Event | None
+    effect: Event | None
+    mono_ns: int
+
+
+class EventFeet:
+    """The last rows of the timeline."""
+
+    def __init__(self) -> None:
+        self._traced: Traced | None = None
+
+    def _trace(self, desk: Desk, event: Event) -> Traced:
+        known, mono = self._traced, desk.mono()
+        if known is None or known.seq != event.seq:
+            known = Traced(event.seq, cause_of(event, desk.mirror), effect_of(event, desk.mirror), mono)
+        elif known.effect is None and mono - known.mono_ns >= RETRY_NS:
+            known = Traced(event.seq, known.cause, effect_of(event, desk.mirror), mono)
+        self._traced = known
+        return known
+
+    def lines(self, desk: Desk, cursor_ns: int | None, width: int) -> list[Line]:
+        """What stands under the cursor: the change, then its cause and effect."""
+        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        if life is None or cursor_ns is None:
+            hint = "choose a row with ↑ ↓, then n for its next event" if life is None else "n N walk its events"
+            row = Row().put(f" {desk.glyphs.keys(hint)}", "faint")
+            _mark(desk, row, None, desk.now_ns)
+            return [row.line("", width - 1), Line()]
+        event = find(desk, life, desk.event) if desk.event is not None else None
+        if event is None or event.at_ns != cursor_ns:
+            return [self._between(desk, life, cursor_ns, width), Line()]
+        first, second = Row().put(" "), Row().put(" ")
+        if width >= 100:
+            first.put(f"−{duration(desk.now_ns - cursor_ns)}", "strong")
+            first.put(f"  {desk.times.text(cursor_ns, millis=True)}  ", "text")
+        first.put("seq ", "muted").put(f"{count(event.seq)}  ", "muted")
+        first.spans([words.request(life.request, 20, "strong")]).put("  ")
+        if type(event) is ev.SlotMoved:
+            first.spans(words.state(event.old, desk.glyphs)).put(" → ", "muted")
+            first.spans(words.state(event.new, desk.glyphs))
+        else:
+            first.put(f"{type(event).__name__}  ", "text")
+            first.put(cut(plain(describe(event, desk.mirror)), max(0, width - 2 - first.x)), "muted")
+        _mark(desk, first, event.seq, cursor_ns)
+        traced = self._trace(desk, event)
+        second.put("cause  ", "muted")
+        if traced.cause is not None:
+            second.put(f"{type(traced.cause).__name__} {count(traced.cause.seq)}", "text")
+        else:
+            second.put(f"stimulus {count(event.cause)}", "text")
+        if type(event) is ev.SlotMoved:
+            second.put(f"  {entry_name(event.entry)}, iteration {count(event.iteration)}", "muted")
+        effect = traced.effect
+        second.put("   effect  ", "muted")
+        second.put("–" if effect is None else f"{type(effect).__name__} {count(effect.seq)}  ", "text")
+        if effect is not None and width >= 100:
+            second.put(cut(plain(describe(effect, desk.mirror)), max(0, width - second.x - 2)), "muted")
+        return [first.line("", width - 1), second.line("", width - 1)]
+
+    def _between(self, desk: Desk, life: Life, cursor_ns: int, width: int) -> Line:
+        """The cursor stands between two events: in which state, and since when."""
+        row = Row().put(" ")
+        if width >= 100:
+            row.put(f"−{duration(desk.now_ns - cursor_ns)}", "strong")
+            row.put(f"  {desk.times.text(cursor_ns, millis=True)}  ", "text")
+        row.spans([words.request(life.request, 20, "strong")])
+        index = life.at(cursor_ns)
+        if index is not None and not life.seen_at(cursor_ns):
+            row.put("  not seen here: these events were passed over", "muted")
+        elif index is not None:
+            move = life.moves[index]
+            row.put("  in ", "muted").spans(words.state(move.state, desk.glyphs))
+            row.put(f" for {duration(cursor_ns - move.start_ns)}", "muted")
+        _mark(desk, row, None, cursor_ns)
+        return row.line("", width - 1)
+
+
+def _mark(desk: Desk, row: Row, seq: int | None, at_ns: int) -> None:
+    """The distance from the latest mark."""
+    mark = desk.marks.latest
+    if mark is not None:
+        here = seq if seq is not None else seq_at(desk.mirror, at_ns)
+        row.put("   ").put(distance(mark, here, at_ns), "text")
+
 
 CELL_MAX_NS: Final = 60 * 60 * S
 CELL_MIN_NS: Final = 1_000_000

@@ -10,11 +10,10 @@ from ..desk import SLOT, SLOTS, TRANSFERS, WARNINGS, Desk
 from ..draw import table, words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
+from ..draw.table import MOVES, moved
 from ..model.filters import WARNINGS as SCHEMA
-from ..model.lint_texts import TEXTS
-from ..model.lints import MANY, Warning, ended_text, fold, tally
+from ..model.lints import MANY, TEXTS, Warning, ended_text, fold, tally
 from ..model.numbers import count, cut, plain
-from .moves import MOVES, moved
 from .page import Page
 
 DETAIL_ROWS = 11

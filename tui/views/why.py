@@ -10,8 +10,8 @@ from ..desk import LOG, SLOT, Desk
 from ..draw import bars
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
+from ..draw.table import MOVES, moved
 from ..model.numbers import count, cut, duration, plain, plural, tenth
-from .moves import MOVES, moved
 from .page import Page
 from .warnings import wrap
 

@@ -1,6 +1,9 @@
-"""The slot list: which rows, in which order, and what each says.
+"""The slot list: the shares of a prompt, the facts of one row, and the order of the rows.
 
-Law of this file: trouble first; rows move at most once a second and the selected one never does.
+After an admission the shares of a prompt found in a tier are those of ``why``. Before an admission, and after a
+preemption, nothing is in device memory for the request: found is what the look-up reserved, and nothing is computed.
+
+Law of this file: trouble first; rows move at most once a second and the selected row never moves.
 """
 
 from collections.abc import Callable
@@ -10,14 +13,45 @@ import msgspec
 
 from kvbm_console.analysis.lints import WATCHED, Level
 from kvbm_console.core.ids import SlotState, Tier
-from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.slots import WAITING_STATES, SlotFacts
+from kvbm_console.core.state import CacheState
 
 from .filters import Filter
 from .lints import slot_level
 from .mirror import Mirror
 from .numbers import S
-from .prompts import Prompt, prompt_of
 from .waits import waits_for
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """Tokens of a prompt; ``found`` is by tier, G1 to G4. The parts add up to the prompt."""
+
+    found: tuple[int, ...]
+    computed: int
+    to_do: int
+    reached: int
+    """Tokens of the sequence whose K/V exist, those behind the prompt included."""
+    block_tokens: int
+
+
+def prompt_of(state: CacheState, slot: SlotFacts) -> Prompt:
+    """The shares of the prompt now."""
+    pool = state.pools[slot.device_pool] if slot.device_pool is not None else state.pool_of(Tier.G1, slot.source)
+    size = pool.info.block_tokens if pool is not None else state.pools[0].info.block_tokens if state.pools else 1
+    if slot.device_blocks or slot.state not in WAITING_STATES:
+        tokens, reached = list(state.found_tokens(slot)), slot.computed_tokens(state.iteration)
+    else:
+        tokens, reached = [slot.local_blocks * size, 0, 0, 0], 0
+        for index, places in slot.staged:
+            tokens[state.pools[index].info.tier - 1] += len(places) * size
+    found: list[int] = []
+    left = slot.prompt_tokens
+    for amount in tokens:
+        found.append(min(amount, left))
+        left -= found[-1]
+    computed = min(left, max(0, reached - sum(found)))
+    return Prompt(tuple(found), computed, left - computed, reached, size)
+
 
 SORT_EVERY_NS: Final = S
 """Rows may move only this often."""

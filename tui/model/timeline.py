@@ -4,12 +4,11 @@ Law of this file: those that need a person first, then by arrival; rows move at 
 never does. While nothing is selected, new ones come in at the top at once: the live edge is never empty.
 """
 
-from .archive import Archive
 from .filters import Filter
 from .lints import slot_level
-from .lives import Life
+from .lives import Archive, Life
 from .mirror import Mirror
-from .rows import SORT_EVERY_NS
+from .slots import SORT_EVERY_NS
 
 
 class LifeOrder:

@@ -14,10 +14,10 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ..draw.glyphs import TRANSLATE
-from ..draw.spans import BLANK, Line
-from ..model.numbers import plain
-from ..theme import Theme
+from .draw.glyphs import TRANSLATE
+from .draw.spans import BLANK, Line
+from .model.numbers import plain
+from .theme import Theme
 
 PLAIN = "\x1b[0m"
 STRIPS_MAX = 512

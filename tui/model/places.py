@@ -1,17 +1,24 @@
-"""Bookmarks: places in time that a person wants to come back to, and the distance from one to here.
+"""Places on the tape: bookmarks of a person, and hits of breakpoints.
 
-Law of this file: a distance is told in time and in events; events that are not known to have happened are not counted.
+Law of this file: a distance counts time and known events only; hits are places, and the rule of matching is the
+leader's, which is asked elsewhere.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kvbm_console.core import events as ev
+from kvbm_console.core.config import BreakpointSpec
+
+from .history import History
 from .numbers import count, spoken
 
 if TYPE_CHECKING:
-    from .mirror import Mirror
+    from ..contracts import Tape
+
 
 MARKS_MAX: Final = 64
 """Bookmarks of one console; the oldest goes."""
@@ -57,9 +64,9 @@ class Marks:
         return before[-1] if before else self.places[-1] if self.places else None
 
 
-def seq_at(mirror: "Mirror", at_ns: int) -> int | None:
+def seq_at(history: History, at_ns: int) -> int | None:
     """The last event that had happened at a time; None when the log does not reach so far."""
-    log = mirror.log
+    log = history.log
     if not log or at_ns < log[0].at_ns:
         return None
     index = bisect_left(log, at_ns + 1, key=lambda event: event.at_ns)
@@ -77,3 +84,49 @@ def distance(mark: Mark, seq: int | None, at_ns: int) -> str:
         return text
     events = abs(seq - mark.seq)
     return f"{text}, {count(events)} {'event' if events == 1 else 'events'}"
+
+
+HITS_MAX: Final = 20_000
+"""Hits kept of one tape; the rest is counted. A breakpoint that hits more often is not looked at one by one."""
+
+
+class Hits:
+    """The hits on one tape, in order. ``complete`` when they are known for the present specifications."""
+
+    def __init__(self) -> None:
+        self.specs: list[BreakpointSpec] = []
+        self.seqs: list[int] = []
+        self.dropped = 0
+        self.complete = False
+        self.generation = 0
+        """Grows whenever the specifications change: what was found for older ones is not taken."""
+
+    def change(self, specs: list[BreakpointSpec]) -> None:
+        """Look for others from now on."""
+        self.specs = specs
+        self.generation += 1
+        self.seqs, self.dropped, self.complete = [], 0, False
+
+    def take(self, seqs: Iterable[int]) -> None:
+        """These are the hits; each place counts once."""
+        found = sorted(set(seqs))
+        self.seqs, self.dropped, self.complete = found[:HITS_MAX], max(0, len(found) - HITS_MAX), True
+
+    def next(self, seq: int) -> int | None:
+        """The first hit behind ``seq``."""
+        index = bisect_right(self.seqs, seq)
+        return self.seqs[index] if index < len(self.seqs) else None
+
+    def previous(self, seq: int) -> int | None:
+        """The last hit in front of ``seq``."""
+        index = bisect_left(self.seqs, seq)
+        return self.seqs[index - 1] if index else None
+
+
+async def recorded_hits(tape: "Tape", breathe: Callable[[], Awaitable[None]]) -> list[int]:
+    """Where breakpoints took effect in the run that was recorded."""
+    found: list[int] = []
+    for events in tape.events():
+        found += [event.seq for event in events if type(event) is ev.BreakpointHit]
+        await breathe()
+    return found

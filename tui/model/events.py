@@ -1,0 +1,228 @@
+"""Events in words, and the links between them: the subject of an event, its phrase, its cause and its first effect.
+
+The phrases are the core's. Where this console knows more than the facts (a transfer that has ended), it says more.
+
+Events name the stimulus that they follow from, not the event; the links between events are the ids that they share.
+An event follows from the event before it in the same stimulus that is about the same thing. Otherwise it follows from
+the step before it in the life of its hold, its candidate or its slot. A move of a slot follows from the event that
+opens that move, never from an unrelated event before it.
+
+Law of this file: a cause before the oldest kept event is not guessed: then there is no cause here.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import HASH_BYTES
+from kvbm_console.core.describe import describe as core_describe
+from kvbm_console.core.events import Event
+from kvbm_console.core.ids import CandidateStatus, Route, SlotState
+from kvbm_console.core.stimuli import ENTRY_NAMES
+
+from .history import History
+from .numbers import count, duration, plural
+
+
+def concerns(event: ev.Event, history: History) -> str:
+    """The request that the event is about; empty when it is about none or several."""
+    slot = slot_of(event, history)
+    if slot is None:
+        return ""
+    life = history.life_in(slot)
+    return life.request if life is not None else history.names.requests.get(slot, f"slot {slot}")
+
+
+def slot_of(event: ev.Event, history: History) -> int | None:
+    """The slot that the event is about."""
+    slot = getattr(event, "slot", None)
+    if isinstance(slot, int):
+        return slot
+    if isinstance(event, ev.DeviceBlocksAssigned):
+        return event.slots[0] if len(event.slots) == 1 else None
+    if isinstance(event, ev.BlocksEvicted):
+        return event.for_slot
+    candidate = getattr(event, "candidate", None)
+    if candidate is not None:
+        transfer = history.transfer_of(candidate=candidate)
+        return transfer.slot if transfer is not None else history.names.slot_of(candidate, None)
+    operation = getattr(event, "operation", None)
+    if operation is not None:
+        transfer = history.transfer_of(operation=operation)
+        return transfer.slot if transfer is not None else history.names.slot_of(None, operation)
+    return None
+
+
+def nameless(event: ev.Event, history: History) -> bool:
+    """Whether the event is about a slot or a copy of which it is not known whose it is."""
+    several: tuple[int, ...] | None = getattr(event, "slots", None)
+    if several is not None:
+        return any(history.life_in(slot) is None and slot not in history.names.requests for slot in several)
+    slot = slot_of(event, history)
+    if slot is None:
+        return getattr(event, "candidate", getattr(event, "operation", None)) is not None
+    return history.life_in(slot) is None and slot not in history.names.requests
+
+
+def describe(event: ev.Event, history: History) -> str:
+    """The phrase beside the kind."""
+    phrase = PHRASES.get(type(event))
+    return phrase(event, history) if phrase is not None else core_describe(event, history.state)
+
+
+def entry_name(entry: int) -> str:
+    """The entry point that a move came from."""
+    return ENTRY_NAMES.get(entry, f"entry {entry}")
+
+
+def _route(route: Route) -> str:
+    return f"{'↑' if route.is_load else '↓'} {route.source.name}→{route.target.name}"
+
+
+def _opened(e: ev.SlotOpened, history: History) -> str:
+    return f"{count(e.prompt_tokens)} tokens, {plural(len(e.hashes) // HASH_BYTES, 'full block')}"
+
+
+def _moved(e: ev.SlotMoved, history: History) -> str:
+    text = f"{e.old.label} → {e.new.label}"
+    if e.detail:
+        text += f", {count(e.detail)} tokens"
+    if e.reason is not None and e.new in (SlotState.FINISHING, SlotState.FINISHED):
+        text += f", {e.reason.label}"
+    return text
+
+
+def _ended(e: ev.CandidateEnded, history: History) -> str:
+    transfer = history.transfer_of(candidate=e.candidate)
+    if transfer is None:
+        return core_describe(e, history.state)
+    took = duration(transfer.age(e.at_ns))
+    what = f"op {transfer.label} {_route(transfer.route)}, {plural(transfer.blocks, 'block')}"
+    return f"{what}, {took}" if e.status is CandidateStatus.COMPLETED else f"{what}, {e.status.label}, {took}"
+
+
+def _skipped(e: ev.CandidateSkipped, history: History) -> str:
+    transfer = history.transfer_of(candidate=e.candidate)
+    if transfer is None:
+        return core_describe(e, history.state)
+    return f"{e.reason.label}, {_route(transfer.route)}, {plural(transfer.blocks, 'block')}"
+
+
+def _started(e: ev.OperationStarted, history: History) -> str:
+    transfer = history.transfer_of(operation=e.operation)
+    if transfer is None:
+        return core_describe(e, history.state)
+    return f"op {e.operation} {_route(transfer.route)}, {plural(transfer.blocks, 'block')}"
+
+
+PHRASES: Final[dict[type[ev.Event], Callable[[Any, History], str]]] = {
+    ev.SlotOpened: _opened,
+    ev.SlotMoved: _moved,
+    ev.CandidateEnded: _ended,
+    ev.CandidateSkipped: _skipped,
+    ev.OperationStarted: _started,
+}
+"""Kinds that this console tells differently."""
+
+
+SCANNED_MAX: Final = 10_000
+"""Events looked at for one step; half of what the log keeps."""
+TRIED_MAX: Final = 64
+"""Later events whose cause is asked for when an effect is looked for."""
+
+Link = tuple[str, int]
+_S = SlotState
+_OPENS: Final[dict[SlotState, tuple[type[Event], ...]]] = {
+    _S.ONBOARD_STAGED: (ev.BlocksStaged, ev.LookupAnswered),
+    _S.ONBOARDING: (ev.DeviceBlocksAssigned, ev.CandidatePlanned),
+    _S.PREFILLING: (ev.CandidateEnded, ev.HitsLost, ev.DeviceBlocksAssigned, ev.LookupAnswered),
+}
+"""The kinds of event that open a move into a state; other moves follow from the move before."""
+_MOVES: Final = (ev.SlotMoved, ev.SlotOpened, ev.SlotCloned, ev.HoldReleased)
+
+
+def links(event: Event, history: History) -> list[Link]:
+    """What an event is about, the narrowest first."""
+    found: list[Link] = []
+    hold = getattr(event, "hold", None)
+    if isinstance(hold, int):
+        found.append(("hold", hold))
+    candidate, operation = getattr(event, "candidate", None), getattr(event, "operation", None)
+    transfer = history.transfer_of(candidate=candidate, operation=operation)
+    if transfer is not None:
+        found.append(("candidate", transfer.candidate))
+    elif isinstance(candidate, int):
+        found.append(("candidate", candidate))
+    slot = slot_of(event, history)
+    if slot is not None:
+        found.append(("slot", slot))
+    else:
+        found += [("slot", number) for number in getattr(event, "slots", ())]
+    return found
+
+
+def cause_of(event: Event, history: History) -> Event | None:
+    """The event that led to this one; None when it is not kept, or when a stimulus from outside did."""
+    mine = links(event, history)
+    wanted = set(mine)
+    for before in _before(event, history.log):
+        if before.cause != event.cause:
+            break
+        if wanted & set(links(before, history)):
+            return before
+    if type(event) is ev.SlotMoved:
+        return _opener(event, history)
+    for link in mine:
+        for before in _before(event, history.log):
+            if link in links(before, history):
+                return before
+    return None
+
+
+def _opener(event: ev.SlotMoved, history: History) -> Event | None:
+    """What opened a move: the last of its kinds since the move before, else that move."""
+    kinds = _OPENS.get(event.new, ())
+    for before in _before(event, history.log):
+        if type(before) not in _MOVES and type(before) not in kinds:
+            continue
+        if slot_of(before, history) == event.slot:
+            return before
+    return None
+
+
+def effect_of(event: Event, history: History) -> Event | None:
+    """The first event that this one led to; None when there is none yet."""
+    wanted = set(links(event, history))
+    if not wanted:
+        return None
+    tried = 0
+    for after in _after(event, history.log):
+        if not wanted & set(links(after, history)):
+            continue
+        if cause_of(after, history) is event:
+            return after
+        tried += 1
+        if tried >= TRIED_MAX:
+            return None
+    return None
+
+
+def _before(event: Event, log: "deque[Event]") -> Iterator[Event]:
+    """Events before this one, newest first."""
+    skip = log[-1].seq - event.seq + 1 if log else 0
+    start = max(0, skip) if log and log[-1].seq - log[0].seq + 1 == len(log) else 0  # no gap: the place is known
+    for before in islice(reversed(log), start, start + SCANNED_MAX):
+        if before.seq < event.seq:
+            yield before
+
+
+def _after(event: Event, log: "deque[Event]") -> Iterator[Event]:
+    """Events after this one, oldest first."""
+    if not log:
+        return
+    start = max(0, event.seq - log[0].seq + 1) if log[-1].seq - log[0].seq + 1 == len(log) else 0
+    for after in islice(log, start, start + SCANNED_MAX):
+        if after.seq > event.seq:
+            yield after

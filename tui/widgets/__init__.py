@@ -1,1 +1,0 @@
-"""Line-API widgets. Law: only changed rows are drawn again."""

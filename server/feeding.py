@@ -23,9 +23,8 @@ from kvbm_console.core.columns import pack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.holds import points_of
-from kvbm_console.core.ids import FinishReason, SlotState, WaitPoint
+from kvbm_console.core.ids import FinishReason, SlotState, WaitPoint, request_globs
 from kvbm_console.core.leader import Outcome
-from kvbm_console.core.names import request_globs
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.ingest import check_stimulus
 from kvbm_console.wire.batches import MalformedBatch, stimuli_of

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.candidates import TERMINAL
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.ids import EMPTY_HASH, Authority, CandidateStatus, SlotState
+from kvbm_console.core.slots import TERMINAL
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import FREE, READY, WRITING, PoolFacts
 

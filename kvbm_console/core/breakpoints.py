@@ -18,8 +18,7 @@ from kvbm_console.core.config import HIT_CONDITION
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.expression import compile_condition, compile_log
 from kvbm_console.core.holds import POINT_OF_SITE, BreakpointFacts
-from kvbm_console.core.ids import CandidateStatus, Route, Site, SlotState, Tier
-from kvbm_console.core.names import request_match
+from kvbm_console.core.ids import CandidateStatus, Route, Site, SlotState, Tier, request_match
 
 if TYPE_CHECKING:
     from kvbm_console.core.slots import SlotFacts

@@ -8,9 +8,9 @@ from typing import assert_never
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.events import UnknownKind
 from kvbm_console.core.holds import ended_text
 from kvbm_console.core.ids import MissReason
-from kvbm_console.core.newer import UnknownKind
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import ENTRY_NAMES
 

@@ -341,7 +341,7 @@ class PrefixScored(Event, tag=26):
     """An admission committed: of ``prompt_blocks``, ``hits`` were found in G1 to G4; the rest is computed (BC-5).
 
     ``again_blocks[i]`` of them had been evicted from tier ``again_tiers[i]`` within ``again_within_ns[i]`` before, and
-    not within the next shorter time of ``core.ages``; tiers that have them again are left out.
+    not within the next shorter time of ``AGE_BOUNDS_NS``; tiers that have them again are left out.
     """
 
     slot: int
@@ -590,6 +590,17 @@ class ContentMismatched(Event, tag=50):
     writer: str
     edge: str
     taken: str
+
+
+class UnknownKind(Event, tag=-1):
+    """An event of a kind that this program does not know: a newer minor version wrote it.
+
+    The event keeps its number, so that nothing is missing, and changes no fact: until the next keyframe or snapshot the
+    facts may differ from the writer's. No kind of ours is ever made one of these.
+    """
+
+    kind: int
+    """The number of its kind in the newer version."""
 
 
 AnyEvent = (

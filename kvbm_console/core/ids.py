@@ -1,10 +1,18 @@
 """The words of the core: states, tiers, routes, sites and reasons, each a small integer with a name.
 
-Law of this file: a member's value is what recordings and the wire carry, so a value is never changed or reused;
-new members are added at the end.
+Names of requests stand here too: a client knows a request by the id that it was given, and its engine appends to that
+id. vLLM's server answers a client with ``chatcmpl-X`` and calls the request ``chatcmpl-X-1a2b3c4d``, or
+``cmpl-X-0-1a2b3c4d`` for the first prompt of a completion. A pattern without wildcards matches both forms.
+
+Law of this file: recordings and the wire carry a member's value, so a value is never changed or reused; new members are
+added at the end.
 """
 
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from fnmatch import translate
 from typing import Final
 
 NUMBER_MAX: Final = 2**53
@@ -311,3 +319,59 @@ for _word in Word.__subclasses__():
     for _member in _word:
         # Python 3.11 finds a member by a descriptor written in Python, which takes twice as long as an attribute.
         type.__setattr__(_word, _member.name, _member)
+
+
+_APPENDED: Final = re.compile(r"(-\d{1,4})?-[0-9a-f]{8}")
+"""Number of the prompt, and eight random digits."""
+_HEX: Final = "-" + 8 * "[0-9a-f]"
+_WILD: Final = re.compile(r"[*?\[]")
+
+
+def is_called(request: str, name: str) -> bool:
+    """Whether a client knows this request by ``name``.
+
+    >>> is_called("chatcmpl-7", "chatcmpl-7"), is_called("cmpl-7-0-1a2b3c4d", "cmpl-7"), is_called("r-1", "r")
+    (True, True, False)
+    """
+    return request == name or (
+        request.startswith(name) and _APPENDED.fullmatch(request, len(name)) is not None
+    )
+
+
+def request_globs(pattern: str) -> tuple[str, ...]:
+    """The globs that match what ``pattern`` names: itself, and without wildcards also what is called so.
+
+    >>> request_globs("chat*")
+    ('chat*',)
+    """
+    if _WILD.search(pattern):
+        return (pattern,)
+    return pattern, pattern + _HEX, f"{pattern}-[0-9]{_HEX}", f"{pattern}-[0-9][0-9]{_HEX}"
+
+
+def request_match(pattern: str) -> Callable[[str], object]:
+    """Not None for a request that ``pattern`` names."""
+    return re.compile("|".join(map(translate, request_globs(pattern)))).match
+
+
+AGE_BOUNDS_NS: Final[tuple[int, ...]] = (*(step * 10**power for power in range(6, 13) for step in (1, 2, 5)), 10**15)
+"""1, 2, 5 ms up to 5,000 s, and eleven days for all that is older: nobody remembers evictions for so long."""
+
+
+def age_class(age_ns: int) -> int:
+    """The index of the class of an age.
+
+    >>> AGE_BOUNDS_NS[age_class(1_500_000)]
+    2000000
+    """
+    return min(bisect_left(AGE_BOUNDS_NS, age_ns), len(AGE_BOUNDS_NS) - 1)
+
+
+def age_within(counts: Sequence[int], share: float) -> int | None:
+    """The smallest bound within which this share of what was counted lies; None when nothing was."""
+    wanted, seen = share * sum(counts), 0
+    for bound, count in zip(AGE_BOUNDS_NS, counts, strict=True):
+        seen += count
+        if seen and seen >= wanted:
+            return bound
+    return None

@@ -1,4 +1,4 @@
-"""Slots: the state machine of one request, as data, and the record that the manager keeps of it.
+"""Slots: the state machine of one request, as data, and the records of a slot, a candidate and an operation.
 
 The rules
 ---------
@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.errors import InvalidTransition
-from kvbm_console.core.ids import FinishReason, SlotState
+from kvbm_console.core.ids import CandidateStatus, FinishReason, Route, SlotState
 
 _S = SlotState
 
@@ -175,3 +175,54 @@ class SlotFacts(msgspec.Struct, array_like=True):
         if self.state is _DECODING:
             return self.anchor_tokens + iteration - self.anchor_iteration
         return self.anchor_tokens
+
+
+TERMINAL: Final = frozenset(
+    {CandidateStatus.COMPLETED, CandidateStatus.FAILED, CandidateStatus.CANCELLED, CandidateStatus.SKIPPED}
+)
+"""Statuses that end a candidate."""
+
+
+class CandidateFacts(msgspec.Struct, array_like=True):
+    """One planned transfer that is not terminal. ``slot`` is None for cached blocks that no live slot owns."""
+
+    candidate: int
+    slot: int | None
+    route: Route
+    hashes: list[int]
+    targets: list[int]
+    first_block: int | None
+    status: CandidateStatus
+    operation: int | None = None
+    enqueued: bool = False
+    found: int | None = None
+    """Blocks that can be moved, None before the evaluation."""
+    planned_ns: int = 0
+    enqueued_ns: int | None = None
+    evaluated_ns: int | None = None
+    promoted_ns: int | None = None
+    started_ns: int | None = None
+
+
+class OperationFacts(msgspec.Struct, array_like=True):
+    """The copy of ``sources[i]`` to ``targets[i]``."""
+
+    operation: int
+    candidate: int
+    batch: int
+    epoch: int
+    source_pool: int
+    target_pool: int
+    sources: list[int]
+    targets: list[int]
+    started: bool = False
+    reported: set[int] = set()
+    """Ranks that have reported, well or not."""
+    failed: set[int] = set()
+    """Indices of blocks that some rank could not copy."""
+    error: str = ""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the operation copies. A pool that is known by hash alone names no places on its side."""
+        return max(len(self.sources), len(self.targets))

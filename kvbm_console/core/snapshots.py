@@ -10,11 +10,10 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
-from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import BreakpointFacts, FreezeFacts, HoldFacts
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Tier, WaitPoint
-from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
 from kvbm_console.core.state import CacheState, Totals
 from kvbm_console.core.tiers import PoolFacts, PoolInfo
 

@@ -10,13 +10,21 @@ from collections.abc import Sequence
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.ages import AGE_BOUNDS_NS
-from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.folding import APPLY
 from kvbm_console.core.holds import BreakpointFacts, FreezeFacts, HoldFacts
-from kvbm_console.core.ids import CandidateStatus, Condition, FinishReason, HoldEnd, Route, SkipReason, Suspend, Tier
-from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.ids import (
+    AGE_BOUNDS_NS,
+    CandidateStatus,
+    Condition,
+    FinishReason,
+    HoldEnd,
+    Route,
+    SkipReason,
+    Suspend,
+    Tier,
+)
+from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
 from kvbm_console.core.tiers import GONE, PoolFacts
 
 
@@ -55,7 +63,7 @@ class Totals(msgspec.Struct, array_like=True):
     returned_blocks: list[int] = msgspec.field(default_factory=lambda: [0] * 4)
     """Blocks that came back to G1 to G4 by a copy within the thrash window after their eviction."""
     asked_again: list[list[int]] = msgspec.field(default_factory=lambda: [[0] * len(AGE_BOUNDS_NS) for _ in range(4)])
-    """Prompt blocks of admissions that G1 to G4 had evicted, by ``core.ages`` since then."""
+    """Prompt blocks of admissions that G1 to G4 had evicted, by ``AGE_BOUNDS_NS`` since then."""
 
     prefetch_used_blocks: int = 0
     """Blocks that were fetched ahead and found by a lookup in the host tier; fetched are those moved from G3 to G2."""

@@ -1,9 +1,14 @@
 """Pools: the places of one (source, data-parallel rank, group, tier) and what is true of each.
 
+A reset quarantines the places that a running copy still reads or writes: they are neither free nor resident until the
+last of these copies is reported. An event stream describes a pool by hashes alone, so places are chosen for its blocks
+here, the lowest free place first. The choice follows from the content, so a state from a snapshot chooses the same.
+
 Law of this file: the five conditions of a place add up to the capacity, and a count is never clamped. Columns, not an
 object per block: arrays make digest and snapshot a memcpy.
 """
 
+import heapq
 from array import array
 from collections.abc import Sequence
 from itertools import compress
@@ -408,3 +413,61 @@ class PoolFacts:
         self.copies.clear()
         self.spare = None
         self.counts = [places - len(self.quarantined), 0, 0, 0, len(self.quarantined)]
+
+
+def quarantine(pool: PoolFacts, ids: Sequence[int], operation: int) -> None:
+    """This operation still writes or reads these places across a reset."""
+    for block in ids:
+        before = pool.condition(block)
+        keepers = pool.quarantined.setdefault(block, [])
+        if operation not in keepers:  # recordings of before have copies that name a place twice
+            keepers.append(operation)
+        pool.recount(block, before)
+
+
+def lift(pool: PoolFacts, operation: int) -> None:
+    """This operation of an older epoch has ended: free the places that no other one keeps."""
+    for block in [block for block, keepers in pool.quarantined.items() if operation in keepers]:
+        pool.quarantined[block].remove(operation)
+        if not pool.quarantined[block]:
+            before = pool.condition(block)
+            del pool.quarantined[block]
+            pool.recount(block, before)
+
+
+def take_free(pool: PoolFacts, count: int) -> list[int]:
+    """The lowest places without content; the pool grows when it must.
+
+    The caller fills them. O(count * log places), except for the first time after a snapshot or a clear.
+    """
+    if pool.spare is None:
+        pool.spare_from = len(pool.content.rstrip(b"\0"))
+        pool.spare = [place for place in range(pool.spare_from) if not pool.content[place]]
+    spare = pool.spare
+    reused = [heapq.heappop(spare) for _ in range(min(count, len(spare)))]
+    fresh = range(pool.spare_from, pool.spare_from + count - len(reused))
+    pool.spare_from = fresh.stop
+    return [*reused, *fresh]
+
+
+def forget_copy(pool: PoolFacts, sequence_hash: int) -> bool:
+    """Remove the latest of the copies of this hash; whether there was one. O(log places), however many there are."""
+    first = pool.by_hash.get(sequence_hash)
+    if first is None:
+        return False
+    others = pool.copies.get(sequence_hash)
+    if others is None:
+        block = first
+        del pool.by_hash[sequence_hash]
+    else:
+        block = others.pop()
+        if not others:
+            del pool.copies[sequence_hash]
+    before = pool.condition(block)
+    pool.hash_of[block] = EMPTY_HASH
+    pool.content[block] = FREE
+    pool.stored_at[block] = 0
+    pool.recount(block, before)
+    if pool.spare is not None:
+        heapq.heappush(pool.spare, block)
+    return True

@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from kvbm_console.core.ages import AGE_BOUNDS_NS
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import (
+    AGE_BOUNDS_NS,
     Authority,
     CandidateStatus,
     Condition,

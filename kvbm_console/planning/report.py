@@ -15,9 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.core.ages import age_within
 from kvbm_console.core.config import SECOND_NS
-from kvbm_console.core.ids import Tier
+from kvbm_console.core.ids import Tier, age_within
 from kvbm_console.core.leader.foresight import PrefetchAids
 from kvbm_console.core.state import Totals
 from kvbm_console.planning.meter import COMPLETED, Meter, StatsLine, percentile

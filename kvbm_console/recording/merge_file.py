@@ -19,8 +19,7 @@ import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.errors import CorruptRecording, RecordingError, UsageError
-from kvbm_console.core.events import Event
-from kvbm_console.core.newer import UnknownKind
+from kvbm_console.core.events import Event, UnknownKind
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording import format as fmt

@@ -17,10 +17,9 @@ import msgspec
 
 from kvbm_console.core.audit import Lineage, Violation, audit, quick_audit
 from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError
-from kvbm_console.core.events import Event, InvariantViolated
+from kvbm_console.core.events import Event, InvariantViolated, UnknownKind
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.leader.aids import AidsBox
-from kvbm_console.core.newer import UnknownKind
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus

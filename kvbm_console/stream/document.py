@@ -42,12 +42,10 @@ Law of this file: it reads facts and changes nothing.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kvbm_console.core.ages import age_within
-from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.expression import compile_slot_filter
 from kvbm_console.core.holds import BreakpointFacts, HoldFacts, stands_at
-from kvbm_console.core.ids import Condition, Route, Tier, Word
-from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.ids import Condition, Route, Tier, Word, age_within
+from kvbm_console.core.slots import CandidateFacts, SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.ended import EndedHold
 

@@ -13,8 +13,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from kvbm_console.core.errors import KvbmConsoleError
-from kvbm_console.core.events import AnyEvent, Event
-from kvbm_console.core.newer import UnknownKind
+from kvbm_console.core.events import AnyEvent, Event, UnknownKind
 from kvbm_console.core.stimuli import AnyStimulus, Stimulus
 from kvbm_console.wire import convert
 from kvbm_console.wire.frames import varint

@@ -16,13 +16,12 @@ from kvbm_console.core.audit import Lineage, audit
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.describe import describe
-from kvbm_console.core.difference import differences
 from kvbm_console.core.ids import Authority, Clock, FinishReason, ResetMode, Site, SlotState, Tier
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.dispatch import Dispatcher, start_leader
+from kvbm_console.dispatch import Dispatcher, differences, start_leader
 
 from . import oracle
 from .engine_model import BLOCK, EngineModel, Plan, Request, hashes_of

@@ -16,8 +16,7 @@ from kvbm_console.core.errors import FoldError, InternalError
 from kvbm_console.core.events import BlocksEvicted
 from kvbm_console.core.ids import Authority, Condition, Tier
 from kvbm_console.core.leader import Leader, lookups
-from kvbm_console.core.quarantine import quarantine
-from kvbm_console.core.tiers import FREE, READY, WRITING, PoolFacts, PoolInfo
+from kvbm_console.core.tiers import FREE, READY, WRITING, PoolFacts, PoolInfo, quarantine
 from kvbm_console.simulator.device_pool import DevicePool
 from tests.benchmarks import samples
 

@@ -4,13 +4,12 @@ import pytest
 
 from kvbm_console.core import instructions as ins
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.difference import DIFFERENCES_MAX, differences
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Clock, Note, Route, Tier
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.stimuli import Noted, RequestArrived, Stimulus
-from kvbm_console.dispatch import Dispatcher, HostsDiverged, start_leader
+from kvbm_console.dispatch import DIFFERENCES_MAX, Dispatcher, HostsDiverged, differences, start_leader
 
 START = ins.StartTransfer(7, 0, Route.G1_G2, b"", b"", 0, 0, 1)
 

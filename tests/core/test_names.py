@@ -11,8 +11,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.expression import compile_slot_filter
-from kvbm_console.core.ids import SlotState
-from kvbm_console.core.names import is_called, request_globs, request_match
+from kvbm_console.core.ids import SlotState, is_called, request_globs, request_match
 from tests.analysis.evidence import evidence
 from tests.core.script import Script
 

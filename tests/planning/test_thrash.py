@@ -17,10 +17,9 @@ from hypothesis import strategies as some
 
 from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
-from kvbm_console.core.ages import AGE_BOUNDS_NS, age_class, age_within
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.config import SECOND_NS
-from kvbm_console.core.ids import Tier
+from kvbm_console.core.ids import AGE_BOUNDS_NS, Tier, age_class, age_within
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.leader.aids import LEFT_MAX, PoolAids
 from kvbm_console.core.state import CacheState

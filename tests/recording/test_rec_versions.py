@@ -8,8 +8,7 @@ import pytest
 
 from kvbm_console.core.describe import describe, kind
 from kvbm_console.core.errors import RecordingError
-from kvbm_console.core.events import Event
-from kvbm_console.core.newer import UnknownKind
+from kvbm_console.core.events import Event, UnknownKind
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.format import Frame

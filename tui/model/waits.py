@@ -7,10 +7,9 @@ nothing.
 from typing import Final
 
 from kvbm_console.analysis.waits import Standstill, blocks_text, free_blocks, standstill
-from kvbm_console.core.candidates import OperationFacts
 from kvbm_console.core.holds import HoldFacts
 from kvbm_console.core.ids import OnTimeout, SlotState, Tier, WaitPoint
-from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.slots import OperationFacts, SlotFacts
 from kvbm_console.core.state import CacheState
 
 from .lives import Transfer

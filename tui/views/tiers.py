@@ -3,8 +3,7 @@
 Law of this file: the five conditions add up to the capacity; a hit rate is told with what was asked of this tier.
 """
 
-from kvbm_console.core.ages import age_within
-from kvbm_console.core.ids import Authority, Condition, Tier
+from kvbm_console.core.ids import Authority, Condition, Tier, age_within
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 

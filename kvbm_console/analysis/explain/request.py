@@ -16,8 +16,7 @@ from kvbm_console.analysis.walk import Evidence, Progress, walk
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.errors import NotFound, UsageError
 from kvbm_console.core.events import HitsLost, SlotCloned, SlotOpened
-from kvbm_console.core.ids import Authority, Tier
-from kvbm_console.core.names import is_called
+from kvbm_console.core.ids import Authority, Tier, is_called
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 

@@ -14,10 +14,9 @@ from kvbm_console.analysis.lints.rule import Lint
 from kvbm_console.analysis.waits import WORKING, Standstill, blocks_text, circle, free_blocks, standstill
 from kvbm_console.core import events as ev
 from kvbm_console.core.audit import audit
-from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import SlotState
-from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.slots import CandidateFacts, SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import ENTRY_NAMES
 from kvbm_console.stream.feed import GapSeen

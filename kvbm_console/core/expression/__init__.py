@@ -44,13 +44,11 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from kvbm_console.core.expression.closures import compile_tree
-from kvbm_console.core.expression.complete import complete
+from kvbm_console.core.expression.closures import Fill, compile_template, compile_tree, variables
 from kvbm_console.core.expression.event_fields import EVENT, event_fields
 from kvbm_console.core.expression.fields import CONDITION, SLOT, slot_fields
-from kvbm_console.core.expression.parse import parse
+from kvbm_console.core.expression.parse import complete, parse
 from kvbm_console.core.expression.schema import ExpressionError, Field, Schema, Test
-from kvbm_console.core.expression.template import Fill, compile_template, variables
 from kvbm_console.core.expression.tree import Node, show
 
 if TYPE_CHECKING:

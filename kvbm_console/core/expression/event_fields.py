@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import Any, Final, get_args
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.describe import describe
 from kvbm_console.core.expression.fields import words
 from kvbm_console.core.expression.schema import YES_NO, Field, Kind, Schema
 from kvbm_console.core.ids import (
@@ -145,8 +146,6 @@ def _status(event: Any, _state: Any, _moment: Any) -> CandidateStatus | None:
 
 
 def _text(event: Any, state: Any, _moment: Any) -> str:
-    from kvbm_console.core.describe import describe  # imports the state, which imports breakpoints, which import us
-
     return describe(event, state)
 
 

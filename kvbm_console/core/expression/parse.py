@@ -1,18 +1,23 @@
-"""From tokens to a tree that fits a schema.
+"""Text to tree: characters to tokens (``scan``), tokens to a tree that fits a schema (``parse``), and completion.
 
-Law of this file: a tree that comes out is well typed, so that evaluating it cannot fail; depth, length and the number
-of comparisons are bounded while reading, not afterwards.
+Law of this file: every character belongs to a token or is refused with its column. A tree that comes out is well typed,
+so evaluating it cannot fail. Depth, length and the number of comparisons are bounded while reading. A suggestion of
+``complete`` is something that the parser takes at that place.
 """
 
+import re
 from fractions import Fraction
 from typing import Final
 
-from kvbm_console.core.expression.scan import OPERATORS, Token, scan
+import msgspec
+
 from kvbm_console.core.expression.schema import (
+    CHARS_MAX,
     DEPTH_MAX,
     NUMBER_MAX,
     TERMS_MAX,
     UNITS,
+    WORD_CHARS_MAX,
     ExpressionError,
     Field,
     Kind,
@@ -21,6 +26,73 @@ from kvbm_console.core.expression.schema import (
     short,
 )
 from kvbm_console.core.expression.tree import And, Comparison, Flag, Literal, Node, Not, Or, Other
+
+KEYWORDS: Final = frozenset({"and", "or", "not"})
+OPERATORS: Final = ("=", "!=", "<", "<=", ">", ">=", "~")
+_PATTERN: Final = re.compile(
+    r"""
+      (?P<blank>  [ \t\r\n]+ )
+    | (?P<route>  [Gg][1-4][ \t]*[>→][ \t]*[Gg][1-4](?![\w.\-]) )
+    | (?P<number> -?[0-9]+(?:\.[0-9]+)? (?P<unit>[^\W\d_]+)? (?![\w.\-]) )
+    | (?P<text>   "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' )
+    | (?P<operator> != | <= | >= | [=<>~] )
+    | (?P<open>   \( )
+    | (?P<close>  \) )
+    | (?P<word>   [\w*?\[\]][\w.*?\[\]\-:/@\#%+!]* )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class Token(msgspec.Struct, frozen=True):
+    """One token. ``kind`` is a group of the pattern, or ``end``; ``column`` counts from 1."""
+
+    kind: str
+    text: str
+    column: int
+    unit: str = ""
+    """Of a number: the unit that is written directly behind it."""
+
+
+def scan(text: str) -> list[Token]:
+    """The tokens of an expression, ``end`` last.
+
+    >>> [token.text for token in scan("age > 10ms and held")]
+    ['age', '>', '10ms', 'and', 'held', '']
+    """
+    if len(text) > CHARS_MAX:
+        raise ExpressionError(CHARS_MAX + 1, f"an expression has at most {CHARS_MAX} characters, got {len(text)}")
+    tokens: list[Token] = []
+    at = 0
+    while at < len(text):
+        found = _PATTERN.match(text, at)
+        if found is None or found.lastgroup is None:
+            raise ExpressionError(at + 1, _why_not(text, at))
+        kind = next(name for name in _KINDS if found[name] is not None)
+        piece = found[kind]
+        if kind == "word" and piece.lower() in KEYWORDS:
+            kind, piece = piece.lower(), piece.lower()
+        elif kind == "text":
+            piece = re.sub(r"\\(.)", r"\1", piece[1:-1], flags=re.DOTALL)
+        if len(piece) > WORD_CHARS_MAX and kind != "blank":
+            raise ExpressionError(at + 1, f"one word has at most {WORD_CHARS_MAX} characters, got {len(piece)}")
+        if kind != "blank":
+            tokens.append(Token(kind, piece, at + 1, found["unit"] or ""))
+        at = found.end()
+    tokens.append(Token("end", "", len(text) + 1))
+    return tokens
+
+
+_KINDS: Final = tuple(name for name in _PATTERN.groupindex if name != "unit")
+
+
+def _why_not(text: str, at: int) -> str:
+    if text[at] in "\"'":
+        return f"the text that begins with {text[at]} has no end"
+    if text[at] == "!":
+        return "`!` is not an operator; write `not` or `!=`"
+    return f"`{short(text[at])}` means nothing here"
+
 
 _ALIASES: Final = {"true": "yes", "false": "no"}
 
@@ -222,3 +294,54 @@ def _whole(field: Field, digits: str, unit: str, column: int, unit_column: int) 
 
 
 _BASE: Final = {Kind.COUNT: "things", Kind.ID: "things", Kind.DURATION: "nanoseconds", Kind.SIZE: "bytes"}
+
+
+def complete(text: str, schema: Schema) -> list[str]:
+    """Words that may stand in place of the last, unfinished one; empty when nothing can be said.
+
+    >>> from kvbm_console.core.expression.fields import SLOT
+    >>> complete("state = onb", SLOT)
+    ['onboard_staged', 'onboarding']
+    >>> complete("sta", SLOT)
+    ['state']
+    """
+    try:
+        tokens = scan(text)[:-1]
+    except ExpressionError:
+        return []
+    typed = ""
+    if tokens and tokens[-1].kind in ("word", "and", "or", "not") and not text[-1].isspace():
+        typed = tokens.pop().text
+    return [word for word in _next_words(tokens, schema) if word.lower().startswith(typed.lower()) and word != typed]
+
+
+def _next_words(tokens: list[Token], schema: Schema) -> list[str]:
+    last = tokens[-1] if tokens else None
+    if last is None or last.kind in ("and", "or", "not", "open"):
+        return [*sorted(schema.fields), "not"]
+    before = tokens[-2] if len(tokens) > 1 else None
+    if last.kind == "operator":
+        field = schema.fields.get(before.text) if before is not None else None
+        if field is None:
+            return []
+        optional = ["none"] if field.optional and last.text in ("=", "!=") else []
+        same = [] if field.many else [
+            other.name for other in schema.fields.values()
+            if other is not field and other.kind is field.kind and other.words == field.words and not other.many
+        ]
+        return [*field.words, *optional, *sorted(same)]
+    if last.kind == "word" and (before is None or before.kind != "operator"):
+        field = schema.fields.get(last.text)
+        if field is None:
+            return []
+        signs = [
+            sign for sign in OPERATORS
+            if sign in ("=", "!=") or (field.kind in (Kind.TEXT, Kind.WORD) if sign == "~" else
+                                       field.kind is not Kind.TEXT and field.ordered)
+        ]
+        return [*signs, *(["and", "or"] if field.flag else [])]
+    more = ["and", "or"]
+    if last.kind == "number" and not last.unit and len(tokens) > 2:
+        field = schema.fields.get(tokens[-3].text)
+        more += list(UNITS.get(field.kind, {})) if field is not None else []
+    return more

@@ -17,3 +17,4 @@ APPLY: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = (
     pools.FOLDS | slots.FOLDS | copies.FOLDS | debugger.FOLDS
 )
 """Event type to its function; a test proves that it is complete."""
+APPLY[ev.UnknownKind] = lambda _state, _event: None

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import CandidateStatus
+from kvbm_console.core.slots import CandidateFacts, OperationFacts
 
 if TYPE_CHECKING:
     from kvbm_console.core.state import CacheState

@@ -10,9 +10,18 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import read_hashes, read_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import Authority, Condition, ReleaseReason
-from kvbm_console.core.quarantine import lift, quarantine
-from kvbm_console.core.stream_places import forget_copy, take_free
-from kvbm_console.core.tiers import GONE, READY, REPLACEABLE, WRITING, PoolFacts, PoolInfo
+from kvbm_console.core.tiers import (
+    GONE,
+    READY,
+    REPLACEABLE,
+    WRITING,
+    PoolFacts,
+    PoolInfo,
+    forget_copy,
+    lift,
+    quarantine,
+    take_free,
+)
 
 if TYPE_CHECKING:
     from kvbm_console.core.state import CacheState

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.ages import age_class
 from kvbm_console.core.columns import ID_BYTES, id_of, read_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import POINT_OF_SITE, POINT_OF_STATE
-from kvbm_console.core.ids import SlotState, WaitPoint
+from kvbm_console.core.ids import SlotState, WaitPoint, age_class
 from kvbm_console.core.slots import TRANSITIONS, SlotFacts, check_move
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from typing import Concatenate, Final, ParamSpec
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.ages import AGE_BOUNDS_NS, age_class
 from kvbm_console.core.breakpoints import STEPPED, Gate, Moment
 from kvbm_console.core.columns import gather, pack_hashes, pack_ids, read_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.describe import describe, slots_of
 from kvbm_console.core.errors import InternalError, Refused
 from kvbm_console.core.ids import (
+    AGE_BOUNDS_NS,
     Authority,
     Clock,
     EvictRule,
@@ -27,6 +27,7 @@ from kvbm_console.core.ids import (
     Site,
     SlotState,
     Tier,
+    age_class,
 )
 from kvbm_console.core.instructions import ClearDeadline, Instruction, Result, SetDeadline
 from kvbm_console.core.leader.aids import Aids, AidsBox

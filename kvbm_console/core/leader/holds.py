@@ -7,10 +7,9 @@ from typing import Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.breakpoints import STEPPED, Armed, Moment, hold_budget
-from kvbm_console.core.candidates import CandidateFacts
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.expression import SLOT, variables
-from kvbm_console.core.expression.template import MESSAGE_CHARS_MAX
+from kvbm_console.core.expression.closures import MESSAGE_CHARS_MAX
 from kvbm_console.core.holds import FreezeFacts, HoldFacts, wait_point
 from kvbm_console.core.ids import (
     Authority,
@@ -28,7 +27,7 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import PauseEngine, ResumeEngine, SetDeadline
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.slots import CandidateFacts, SlotFacts
 from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, MatchRequested
 from kvbm_console.core.tiers import PoolFacts
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.candidates import OperationFacts
 from kvbm_console.core.columns import HASH_BYTES, pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import (
@@ -38,7 +37,7 @@ from kvbm_console.core.leader.iterations import link_chain
 from kvbm_console.core.leader.pipeline import drop, end_candidate, end_operation
 from kvbm_console.core.leader.requests import preempt
 from kvbm_console.core.leader.slots import finish, move
-from kvbm_console.core.slots import WAITING_STATES, SlotFacts
+from kvbm_console.core.slots import WAITING_STATES, OperationFacts, SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
 _S = SlotState

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.candidates import CandidateFacts, OperationFacts
 from kvbm_console.core.columns import gather, pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import Authority, CandidateStatus, ReleaseReason, Site, SkipReason, Tier, WaitPoint
@@ -21,7 +20,7 @@ from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks,
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.holds import held_at, strike
 from kvbm_console.core.leader.victims import chains, copies_further, to_evict
-from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
 ERROR_CHARS_MAX: Final = 512

@@ -65,7 +65,7 @@ bench-tui: $(STAMP) ## the console in a terminal: frames, share of a core, keys,
 bench-baseline: $(STAMP) ## make this machine's ratios the committed ones
 	@$(BIN)/python -m tests.benchmarks --write-baseline
 
-docs: $(STAMP) ## generated parts of ARCHITECTURE.md
+docs: $(STAMP) ## generated documents: docs/kinds.md, JSON.md
 	@$(BIN)/python -m tests.architecture.generate
 
 proto: $(STAMP) ## the contract's schema from core/, and kvbm_console/wire/v1 from the contract

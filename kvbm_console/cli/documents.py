@@ -20,7 +20,7 @@ ELSEWHERE: Final = {
     "simulate": "keys and formulas: [REFERENCE.md](../simulation/REFERENCE.md); with `--vectors` an object of `file`, "
                 "`vectors`, `failed` and `lines`",
     "tail": "one event a line (`--format jsonl`): `seq`, `at_ns`, `kind`, `cause` and the fields of that kind, see "
-            "[all kinds](../../ARCHITECTURE.md#all-kinds)",
+            "[all kinds](../../docs/kinds.md#all-kinds)",
 }
 """Commands whose keys another generated document lists."""
 

@@ -32,7 +32,7 @@ RULES: Final[dict[str, str]] = {
     "I16": "the source of a copy is readable",
     "I17": "a tier that the leader decides has a hash once, and a copy names a place once",
 }
-"""Rules that ``audit`` walks, and I13 of ``Lineage``; the others are tested (see ARCHITECTURE.md)."""
+"""Rules that ``audit`` walks, and I13 of ``Lineage``; the others are tested (see docs/invariants.md)."""
 
 LINKS_LEAST: Final = 1_024
 """So many links more than twice the cached blocks are kept before those of absent blocks are forgotten."""

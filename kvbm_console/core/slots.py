@@ -82,7 +82,7 @@ TRANSITIONS: Final[dict[SlotState, dict[SlotState, str]]] = {
     _S.FINISHING: {_S.FINISHED: "last outstanding operation ended"},
     _S.FINISHED: {},
 }
-"""From state to (to state: trigger). The diagram in ARCHITECTURE.md is generated from this table."""
+"""From state to (to state: trigger). The diagram in docs/kinds.md is generated from this table."""
 
 WAITING_STATES: Final = frozenset({_S.INITIALIZED, _S.ONBOARD_STAGED, _S.PREEMPTED})
 """States in which the engine has no device blocks for the request."""

@@ -37,7 +37,7 @@ that comes back before the request that pushed it out can have ended was given u
 BATCH_MAX: Final = 2**20
 """Tokens or requests of one iteration: a million is more than any engine takes."""
 OFFLOAD_THRESHOLD: Final = 0.9
-"""Where nobody says: see the table in ``ARCHITECTURE.md``."""
+"""Where nobody says: see the table in ``docs/offloading.md``."""
 OFFLOAD_PRESETS: Final[dict[str, dict[str, Any]]] = {
     "vllm": {"kv_offload_law": "order", "kv_offload_threshold": 0.0},
     "lmcache": {"kv_offload_law": "order", "kv_offload_threshold": 0.0},

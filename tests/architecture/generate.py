@@ -1,4 +1,4 @@
-"""Writes the generated parts of ARCHITECTURE.md (state diagram, table of all kinds) and the table of all JSON.
+"""Writes the generated parts of docs/kinds.md (state diagram, table of all kinds) and the table of all JSON.
 
 Law of this file: both come from the code alone (``slots.TRANSITIONS``, the three unions), so the document cannot tell
 another story than the program. ``python -m tests.architecture.generate [--check]``.
@@ -18,7 +18,7 @@ from kvbm_console.core.ids import SlotState
 from kvbm_console.core.slots import TRANSITIONS
 from tests.architecture import json_table
 
-DOCUMENT: Final = Path(__file__).resolve().parent.parent.parent / "ARCHITECTURE.md"
+DOCUMENT: Final = Path(__file__).resolve().parent.parent.parent / "docs" / "kinds.md"
 _COMMON: Final = {
     "stimuli": ("n", "at_ns", "source", "origin_ns"), "events": ("seq", "at_ns", "cause"), "instructions": (),
 }
@@ -91,7 +91,7 @@ def regenerated(text: str) -> str:
     for name, make in PARTS.items():
         pattern = re.compile(f"(<!-- generated: {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         if len(pattern.findall(text)) != 1:
-            raise ValueError(f"ARCHITECTURE.md must have the marks of {name!r} once")
+            raise ValueError(f"docs/kinds.md must have the marks of {name!r} once")
         body = make()
         text = pattern.sub(lambda match, body=body: f"{match[1]}{body}\n{match[2]}", text)
     return text

@@ -31,8 +31,8 @@ _SPAN: Final = re.compile(r"``.+?``|`[^`\n]+`|https?://\S+")
 _WORD: Final = re.compile(r"[^\W_][\w'’./%+-]*")
 _OPENING: Final = re.compile(r"^\W*(?:What|Who|Whoever|Where)\b")
 _STOP: Final = re.compile(r"[;:](?=\s|$)")
-_END: Final = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]*[A-Z0-9§])")
-_ABBREVIATION: Final = re.compile(r"\b(e\.g|i\.e|etc|vs|No)\.\s")
+_END: Final = re.compile(r"(?<=[.!?])[\"')\]*]*\s+(?=[^\s])")
+_ABBREVIATION: Final = re.compile(r"\b(?:(?:e\.g|i\.e|etc|vs|No)\.|\.\.\.)\s")
 _GENERATED_PART: Final = re.compile(r"<!-- generated: .*?<!-- end of .*?-->", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""When to copy down: thresholds and laws side by side, as the table in ``ARCHITECTURE.md``.
+"""When to copy down: thresholds and laws side by side, as the table in ``docs/offloading.md``.
 
 ``python -m tests.benchmarks.offload_table`` prints it, and with ``-v`` each load; ``--loads N`` takes the first N
 generated loads of 50. Law of this file: a row is a function of its load; without the shared trace its rows are missing.

@@ -1,4 +1,4 @@
-"""The contract of ARCHITECTURE.md, "JSON output": keys, kinds of values, and the text view of the same document."""
+"""The contract of docs/kinds.md and JSON.md: keys, kinds of values, and the text view of the same document."""
 
 import typing
 from typing import Any

@@ -1,8 +1,8 @@
 """Writes the contract's second half, ``kvbm_console/wire/v1`` and ``versions.json``.
 
 The first half of ``console.proto`` is written by hand: the service and its messages. Everything below the line
-``SCHEMA`` says what ``core/events.py``, ``stimuli.py``, ``config.py`` and ``ids.py`` say, docstrings included, so a
-kind of event is declared only there:
+``SCHEMA`` says what ``core/events.py``, ``stimuli.py``, ``config.py``, ``ids.py`` and ``stream/verbs.py`` say,
+docstrings included, so a kind of event or a verb is declared only there:
 
     class SlotClosed(Event, tag=4):                  //: in Event:  SlotClosed slot_closed = 104;
         \"\"\"The slot has ended.\"\"\"                  =>  // The slot has ended.
@@ -39,11 +39,12 @@ from kvbm_console.core import ids
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import AnyEvent, Event
 from kvbm_console.core.stimuli import AnyStimulus, Stimulus
+from kvbm_console.stream.verbs import VERBS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PROTO: Final = "kvbm_console/wire/v1/console.proto"
-VERSIONS: Final = ROOT / "proto" / "versions.json"
-SCHEMA: Final = "// --- schema, generated from kvbm_console/core by `make proto`: do not edit below this line ---\n"
+VERSIONS_FILE: Final = ROOT / "proto" / "versions.json"
+SCHEMA: Final = "// --- schema, generated from kvbm_console by `make proto`: do not edit below this line ---\n"
 KIND_NUMBER_BASE: Final = 100
 WIDTH: Final = 120
 SCALARS: Final = {bool: "bool", int: "int64", str: "string", bytes: "bytes"}
@@ -62,20 +63,38 @@ COMMENTS: Final = {
 def schema() -> str:
     """The generated half of the contract."""
     words = [word for word in ids.Word.__subclasses__() if word.__name__ not in PROCESS_WORDS]
-    parts = [_message(BreakpointSpec, 0), _union(Event, AnyEvent), _union(Stimulus, AnyStimulus), *map(_enum, words)]
+    parts = [
+        _requests(), *(_message(verb, 0) for verb in VERBS), _message(BreakpointSpec, 0), _union(Event, AnyEvent),
+        _union(Stimulus, AnyStimulus), *map(_enum, words),
+    ]
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
+def _requests() -> Iterator[str]:
+    yield from _comment("One request of a session. Every request is answered by one reply with its `id`, in order.")
+    yield "message ControlRequest {"
+    yield "  int64 id = 1;"
+    yield "  oneof verb {"
+    for kind in sorted(VERBS, key=_tag):
+        yield f"    {kind.__name__} {kind.verb} = {_tag(kind)};"
+    yield "  }"
+    yield "}"
+
+
+def _tag(kind: type[msgspec.Struct]) -> int:
+    return int(kind.__struct_config__.tag)  # type: ignore[arg-type]
+
+
 def _union(base: type[msgspec.Struct], union: Any) -> Iterator[str]:
-    kinds = {int(kind.__struct_config__.tag): kind for kind in typing.get_args(union)}
+    kinds = sorted(typing.get_args(union), key=_tag)
     yield from _comment(COMMENTS[base.__name__])
     yield f"message {base.__name__} {{"
     yield from _fields(base, 0)
     yield "  oneof kind {"
-    for tag, kind in sorted(kinds.items()):
-        yield f"    {kind.__name__} {_snake(kind.__name__)} = {KIND_NUMBER_BASE + tag};"
+    for kind in kinds:
+        yield f"    {kind.__name__} {_snake(kind.__name__)} = {KIND_NUMBER_BASE + _tag(kind)};"
     yield "  }"
-    for _, kind in sorted(kinds.items()):
+    for kind in kinds:
         yield ""
         yield from (f"  {line}" for line in _message(kind, len(base.__struct_fields__), "  "))
     yield "}"
@@ -219,8 +238,8 @@ def main() -> None:
     """Write everything below the directory that the first argument names, or below the repository."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
     generate(target)
-    versions = with_versions(json.loads(VERSIONS.read_text()), digests())
-    (target / VERSIONS.relative_to(ROOT)).write_text(json.dumps(versions, indent=2) + "\n")
+    versions = with_versions(json.loads(VERSIONS_FILE.read_text()), digests())
+    (target / VERSIONS_FILE.relative_to(ROOT)).write_text(json.dumps(versions, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ else than what stands next to the prompt.
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.ids import ResetMode
+from kvbm_console.stream.verbs import PALETTE, PaletteEntry
 
 from .draw.frame import TABS
 from .draw.spans import Line, Row
@@ -68,53 +68,31 @@ def _key(desk: "Desk", key: str) -> None:
 
 
 def _debugger(desk: "Desk") -> list[Command]:
-    from .debugging import ask_to_drain, ask_to_reset, refusal
+    from .debugging import refusal, request
 
-    state, actions = desk.mirror.state, desk.actions
+    state = desk.mirror.state
     holds = state.holds if state is not None else {}
-    frozen = state is not None and state.frozen is not None
 
-    def why(*, held: bool = False) -> str:
-        return refusal(desk) or ("nothing is held" if held and not holds else "")
+    def command(entry: PaletteEntry, name: str, run: Callable[[str], None]) -> Command:
+        senseless = entry.refusal(state)
+        key = "" if senseless and entry.key == "F" else entry.key
+        about = entry.about.format(holds=plural(len(holds), "hold"))
+        takes = entry.takes if entry.takes in _PARSERS else ""
+        return Command(name, about, run, key, takes, refusal(desk) or senseless)
 
-    found = [
-        Command("break", "set a breakpoint, as with b", lambda text: actions.add_breakpoint(parse_breakpoint(text)),
-                "b", "SPEC", why()),
-        Command("delete", "remove a breakpoint", lambda text: actions.remove_breakpoint(_number(text)), "x", "N",
-                why()),
-        Command("enable", "arm a breakpoint", lambda text: actions.enable_breakpoint(_number(text), True), "B", "N",
-                why()),
-        Command("disable", "mute a breakpoint", lambda text: actions.enable_breakpoint(_number(text), False), "B",
-                "N", why()),
-        Command("continue all", plural(len(holds), "hold"), lambda text: actions.continue_hold(None), "C",
-                why_not=why(held=True)),
-        Command("step pipeline", "let one candidate through its evaluation", lambda text: actions.step_pipeline(),
-                "S", why_not=why()),
-        Command("freeze the target", "30 s at most", lambda text: actions.freeze(), "" if frozen else "F",
-                why_not=why() or ("it is frozen" if frozen else "")),
-        Command("thaw the target", "end a freeze", lambda text: actions.thaw(), "F" if frozen else "",
-                why_not=why() or ("" if frozen else "nothing is frozen")),
-        Command("run for", "so long of the engine's time, then freeze", lambda text: actions.run_for(_time(text)),
-                takes="TIME", why_not=why()),
-        Command("disarm", "mute every breakpoint, release every hold", lambda text: actions.disarm(), "D",
-                why_not=why()),
-        Command("drain", "take no new request, wait so long at most, then reset",
-                lambda text: ask_to_drain(desk, _time(text)), takes="TIME",
-                why_not=why() or ("it drains already" if state is not None and state.draining else "")),
-        Command("reset", "forget what all tiers hold, end every request",
-                lambda text: ask_to_reset(desk, ResetMode.LOGICAL), why_not=why()),
-        Command("reset physical", "the same, and overwrite the bytes",
-                lambda text: ask_to_reset(desk, ResetMode.PHYSICAL), why_not=why()),
-    ]
+    def typed(entry: PaletteEntry) -> Callable[[str], None]:
+        parse = _PARSERS.get(entry.takes)
+        return lambda text: request(desk, entry, *(() if parse is None else (parse(text),)))
+
+    def on_hold(entry: PaletteEntry, hold: int) -> Callable[[str], None]:
+        return lambda text: request(desk, entry, hold)
+
+    found = [command(entry, entry.name, typed(entry)) for entry in PALETTE if entry.takes != "HOLD"]
     for number, hold in list(holds.items())[:SHOWN_MAX]:
         assert state is not None
         name = plain(state.slots[hold.slot].request)
-        found += [
-            Command(f"continue {name}", "held", _does(actions.continue_hold, number), "c", why_not=why()),
-            Command(f"step {name}", "to its next site", _does(actions.step, number), "s", why_not=why()),
-            Command(f"skip {name}", "its open candidates", _does(actions.skip_candidate, number), "X",
-                    why_not=why()),
-        ]
+        found += [command(entry, f"{entry.name} {name}", on_hold(entry, number))
+                  for entry in PALETTE if entry.takes == "HOLD"]
     return found
 
 
@@ -164,6 +142,10 @@ def _number(text: str) -> int:
         return int(text.replace(",", ""))
     except ValueError:
         raise UsageError(f"expected a number, got {text!r}") from None
+
+
+_PARSERS: Final[dict[str, Callable[[str], Any]]] = {"SPEC": parse_breakpoint, "N": _number, "TIME": _time}
+"""What a command takes to how it is read."""
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ Law of this file: nothing here waits; what needs the target answers later, throu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
-from kvbm_console.core.ids import ResetMode, SlotState
 from kvbm_console.core.state import CacheState
+from kvbm_console.stream.verbs import Verb
 
 from .draw.frame import Hint
 from .draw.spans import Line
@@ -175,36 +175,8 @@ class Actions(Protocol):
         """Stop or go on drawing what arrives."""
         ...
 
-    def continue_hold(self, hold: int | None) -> None:
-        """Release one hold, or all."""
-        ...
-
-    def step(self, hold: int) -> None:
-        """Release a hold and stop the slot at its next site."""
-        ...
-
-    def continue_until(self, hold: int, state: SlotState) -> None:
-        """Release a hold and stop the slot once more at a state."""
-        ...
-
-    def skip_candidate(self, hold: int) -> None:
-        """Resolve the open candidates of a held slot to no work, and release the hold."""
-        ...
-
-    def step_pipeline(self) -> None:
-        """Let one candidate through its evaluation."""
-        ...
-
-    def freeze(self) -> None:
-        """Stop everything for a while."""
-        ...
-
-    def thaw(self) -> None:
-        """End a freeze."""
-        ...
-
-    def run_for(self, duration_ns: int) -> None:
-        """Go on for this much of the engine's time, then freeze."""
+    def ask(self, verb: Verb[Any]) -> None:
+        """Carry out a verb on the target; its answer comes as a notice."""
         ...
 
     def why(self, request: str) -> None:
@@ -225,30 +197,6 @@ class Actions(Protocol):
 
     def show_target(self, number: int) -> None:
         """Show another target of this console."""
-        ...
-
-    def add_breakpoint(self, spec: BreakpointSpec) -> None:
-        """Set one more breakpoint."""
-        ...
-
-    def remove_breakpoint(self, breakpoint_id: int) -> None:
-        """Remove a breakpoint."""
-        ...
-
-    def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
-        """Arm or mute a breakpoint."""
-        ...
-
-    def reset(self, mode: ResetMode) -> None:
-        """Forget everything in all tiers."""
-        ...
-
-    def drain(self, for_ns: int) -> None:
-        """Take no new request, wait for what is in flight, then reset."""
-        ...
-
-    def disarm(self) -> None:
-        """Mute every breakpoint and release every hold."""
         ...
 
     def look_back(self, way: Way, at: int | None, rows: int) -> None:

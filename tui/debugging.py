@@ -7,7 +7,7 @@ On a recording every key ends at a place whose facts are exact.
 from collections.abc import Callable, Iterator
 from fnmatch import translate
 from re import compile as compile_pattern
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -16,7 +16,19 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import SlotMoved
 from kvbm_console.core.expression import ExpressionError, compile_condition
-from kvbm_console.core.ids import CandidateStatus, ResetMode, Site, SlotState
+from kvbm_console.core.ids import CandidateStatus, Site, SlotState
+from kvbm_console.stream.verbs import (
+    ContinueHold,
+    Disarm,
+    Freeze,
+    PaletteEntry,
+    SetBreakpoint,
+    SkipCandidate,
+    StepPipeline,
+    StepSlot,
+    Thaw,
+    Verb,
+)
 
 from .desk import BREAKS, LOG, Desk
 from .model.breaks import NEXT, complete_breakpoint, parse_breakpoint
@@ -47,20 +59,21 @@ def press(desk: Desk, key: str) -> None:
         case "C":
             _continue_all(desk)
         case "s":
-            _on_hold(desk, desk.actions.step, "step")
+            _on_hold(desk, StepSlot, "step")
         case "S":
-            desk.actions.step_pipeline()
+            desk.actions.ask(StepPipeline())
         case "u":
             _until(desk)
         case "X":
-            _on_hold(desk, desk.actions.skip_candidate, "skip the candidates of")
+            _on_hold(desk, SkipCandidate, "skip the candidates of")
         case "D":
-            confirm(desk, "Disarm all breakpoints and release all holds?", desk.actions.disarm,
+            confirm(desk, "Disarm all breakpoints and release all holds?", lambda: desk.actions.ask(Disarm()),
                     "nothing was disarmed")
         case "F" if desk.mirror.state is not None and desk.mirror.state.frozen is not None:
-            desk.actions.thaw()
+            desk.actions.ask(Thaw())
         case "F":
-            confirm(desk, "Freeze the target for at most 30 s?", desk.actions.freeze, "nothing was frozen")
+            confirm(desk, "Freeze the target for at most 30 s?", lambda: desk.actions.ask(Freeze()),
+                    "nothing was frozen")
 
 
 def refusal(desk: Desk) -> str:
@@ -98,19 +111,18 @@ def confirm(desk: Desk, question: str, act: Callable[[], None], otherwise: str) 
     desk.prompt = Prompt(f"{question} y/n ", "", answer)
 
 
-# --- the operator's verbs ---
+# --- the palette's commands ---
 
 
-def ask_to_reset(desk: Desk, mode: ResetMode) -> None:
-    """Reset after a confirmation."""
-    confirm(desk, f"{'Overwrite and forget' if mode is ResetMode.PHYSICAL else 'Forget'} what all tiers hold and end "
-                  f"{_live(desk)}?", lambda: desk.actions.reset(mode), "nothing was reset")
-
-
-def ask_to_drain(desk: Desk, for_ns: int) -> None:
-    """Drain after a confirmation."""
-    confirm(desk, f"Take no new request, wait {for_ns / S:g} s at most for {_live(desk)}, then reset?",
-            lambda: desk.actions.drain(for_ns), "nothing is drained")
+def request(desk: Desk, entry: PaletteEntry, *arguments: Any) -> None:
+    """Carry out a command of the palette, behind its question where it has one."""
+    verb = entry.make(*arguments)
+    if entry.question:
+        time = f"{arguments[0] / S:g} s" if entry.takes == "TIME" else ""
+        question = entry.question.format(time=time, live=_live(desk))
+        confirm(desk, question, lambda: desk.actions.ask(verb), entry.declined)
+    else:
+        desk.actions.ask(verb)
 
 
 def _live(desk: Desk) -> str:
@@ -153,7 +165,7 @@ def ask_for_breakpoint(desk: Desk, text: str, number: int) -> None:
                 desk.actions.watch([*desk.actions.hits.specs, spec])
                 desk.tell(f"looking for {spec.describe()}; c next hit, C previous")
             else:
-                desk.actions.add_breakpoint(spec)
+                desk.actions.ask(SetBreakpoint(spec))
         except UsageError as error:
             desk.tell(str(error), "fault")
 
@@ -226,7 +238,7 @@ def hold_to_act_on(desk: Desk) -> int | None:
 def _continue(desk: Desk) -> None:
     hold = hold_to_act_on(desk)
     if hold is not None:
-        desk.actions.continue_hold(hold)
+        desk.actions.ask(ContinueHold(hold))
     elif desk.mirror.state is not None and desk.mirror.state.holds:
         desk.go(BREAKS)
     else:
@@ -236,18 +248,18 @@ def _continue(desk: Desk) -> None:
 def _continue_all(desk: Desk) -> None:
     state = desk.mirror.state
     if state is not None and state.holds:
-        desk.actions.continue_hold(None)
+        desk.actions.ask(ContinueHold())
         desk.tell(f"continuing {plural(len(state.holds), 'hold')}")
     else:
         desk.tell("nothing is held")
 
 
-def _on_hold(desk: Desk, act: Callable[[int], None], verb: str) -> None:
+def _on_hold(desk: Desk, make: Callable[[int], Verb[str]], verb: str) -> None:
     hold = hold_to_act_on(desk)
     if hold is None:
         desk.tell(f"select a held slot to {verb} it")
     else:
-        act(hold)
+        desk.actions.ask(make(hold))
 
 
 def _until(desk: Desk) -> None:
@@ -264,7 +276,7 @@ def _until(desk: Desk) -> None:
         return f"ok, continues and stops once more when it is {typed.strip()}"
 
     def submit(typed: str) -> None:
-        desk.actions.continue_until(hold, cast(SlotState, SlotState.labelled(typed.strip())))
+        desk.actions.ask(ContinueHold(hold, cast(SlotState, SlotState.labelled(typed.strip()))))
 
     state = desk.mirror.state
     slot = state.slots.get(state.holds[hold].slot) if state is not None and hold in state.holds else None

@@ -12,6 +12,7 @@ from kvbm_console.stream.feed import Disconnected, FeedItem
 
 if TYPE_CHECKING:
     from kvbm_console.client import Access, Client, ControlSession
+    from kvbm_console.stream.verbs import Verb
 
 T = TypeVar("T")
 
@@ -90,13 +91,18 @@ def fetch_status(target: str, slot_filter: str = "") -> dict[str, Any]:
 
 
 def control(target: str, request: "Callable[[ControlSession], Awaitable[T]]") -> T:
-    """One request of a session without a lease."""
+    """Requests of a session without a lease."""
 
     async def work(client: "Client") -> T:
         async with client.control(who(), lease=False) as session:
             return await request(session)
 
     return ask(target, work)
+
+
+def carry_out(target: str, verb: "Verb[T]") -> T:
+    """One verb of a session without a lease; its answer."""
+    return control(target, lambda session: session.ask(verb))
 
 
 async def standing_still(client: "Client", breakpoint_id: int | None = None) -> list[dict[str, Any]]:

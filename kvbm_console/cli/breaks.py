@@ -26,6 +26,7 @@ from kvbm_console.core.ids import (
     Suspend,
     Tier,
 )
+from kvbm_console.stream.verbs import EnableBreakpoint, RemoveBreakpoint, SetBreakpoint
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.hits import Hit, Hits
@@ -137,12 +138,12 @@ def break_set(target: str | None, form: str, depends_on: int | None, wait_ns: in
         )
     if wait_ns is not None and spec.action is not BreakpointAction.HOLD:
         raise click.UsageError(f"--wait needs a breakpoint that holds, got --action {spec.action.label}")
-    from kvbm_console.cli.ask import control, wait, who
+    from kvbm_console.cli.ask import carry_out, wait, who
     from kvbm_console.cli.status import hold_lines
 
     address = resolve_target(None, target)
     if wait_ns is None:
-        verdict, held = control(address, lambda controls: controls.add_breakpoint(spec)), None
+        verdict, held = carry_out(address, SetBreakpoint(spec)), None
     else:
         told: list[BreakpointVerdict] = []
         held = wait(address, wait_ns / 1e9, lambda client: _set_and_wait(client, who(), spec, told))
@@ -168,7 +169,7 @@ async def _set_and_wait(
     from kvbm_console.cli.ask import standing_still
 
     async with client.control(by, lease=False) as session:
-        told.append(await session.add_breakpoint(spec))
+        told.append(await session.ask(SetBreakpoint(spec)))
     return await standing_still(client, told[0].id) if told[0].verified else []
 
 
@@ -193,9 +194,9 @@ def break_clear(ids: tuple[int, ...], target: str | None, form: str) -> None:
 
     async def clear(session: "ControlSession") -> str:
         if not ids:
-            return await session.remove_all_breakpoints()
+            return await session.ask(RemoveBreakpoint())
         for number in ids:
-            await session.remove_breakpoint(number)
+            await session.ask(RemoveBreakpoint(number))
         return f"removed {len(ids)}"
 
     answer(form, control(resolve_target(None, target), clear))
@@ -220,10 +221,9 @@ def break_disable(number: int, target: str | None, form: str) -> None:
 
 
 def _enable(number: int, enabled: bool, target: str | None, form: str) -> None:
-    from kvbm_console.cli.ask import control
+    from kvbm_console.cli.ask import carry_out
 
-    control(resolve_target(None, target), lambda controls: controls.enable_breakpoint(number, enabled))
-    done = "armed" if enabled else "muted"
+    done = carry_out(resolve_target(None, target), EnableBreakpoint(number, enabled))
     answer(form, done, f"breakpoint {number} {done}", id=str(number))
 
 
@@ -259,7 +259,7 @@ def break_load(file: Path, target: str | None, form: str) -> None:
         numbers: dict[int, int] = {}
         wrong: list[str] = []
         for spec in specs:
-            verdict = await session.add_breakpoint(renumbered(spec, numbers))
+            verdict = await session.ask(SetBreakpoint(renumbered(spec, numbers)))
             numbers[spec.id] = verdict.id
             if not verdict.verified:
                 wrong.append(f"breakpoint {verdict.id} cannot work: {verdict.message}")

@@ -3,6 +3,7 @@
 Law of this file: a verb acts on what it names; a lost race is answered and is no error.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import click
@@ -13,9 +14,17 @@ from kvbm_console.core.config import MAX_HOLD_NS_MAX
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.holds import answer_text
 from kvbm_console.core.ids import Site, SlotState
-
-MAX_HOLD: Final = Duration(1, MAX_HOLD_NS_MAX, "above 0 and at most 120s")
-RUN_FOR: Final = Duration(1, 3_600 * 10**9, "above 0 and at most 1h")
+from kvbm_console.stream.verbs import (
+    ContinueHold,
+    Disarm,
+    Freeze,
+    RunFor,
+    SkipCandidate,
+    StepPipeline,
+    StepSlot,
+    Thaw,
+    Verb,
+)
 
 
 class Until(click.ParamType):  # type: ignore[type-arg]
@@ -35,8 +44,7 @@ class Until(click.ParamType):  # type: ignore[type-arg]
         raise click.BadParameter(f"must be one of {labels}, got {value!r}", ctx, param)
 
 
-WAIT_MAX_NS: Final = 3_600 * 10**9
-WAIT: Final = Duration(1, WAIT_MAX_NS, "above 0 and at most 1h")
+WAIT: Final = Duration(1, 3_600 * 10**9, "above 0 and at most 1h")
 
 
 @click.command()
@@ -94,8 +102,6 @@ def continue_command(
     hold: int | None, everything: bool, until: SlotState | Site | None, target: str | None, form: str
 ) -> None:
     """Let a held slot go on; without HOLD the only one there is."""
-    from kvbm_console.cli.ask import control
-
     if hold is not None and everything:
         raise click.UsageError(f"continue takes HOLD or --all, got both {hold} and --all")
     address = resolve_target(None, target)
@@ -105,19 +111,18 @@ def continue_command(
             answer(form, "nothing", "nothing is held")
             return
     state = until if isinstance(until, SlotState) else None
-    site = until if isinstance(until, Site) else None
-    _tell(form, address, hold, control(address, lambda controls: controls.continue_hold(hold, state, site)))
+    _carry_out(address, ContinueHold(hold, state, until if isinstance(until, Site) else None), form)
 
 
-def _tell(form: str, address: str, hold: int | None, said: str) -> None:
-    """Print a daemon's answer to a verb; for a hold that has ended already, also why."""
-    from kvbm_console.cli.ask import fetch_status
+def _carry_out(address: str, verb: Verb[str], form: str) -> None:
+    """Carry out a verb and print the answer; for a hold that has ended already, also why."""
+    from kvbm_console.cli.ask import carry_out, fetch_status
 
-    reason = ""
-    if said == "already_continued":
+    done, hold, reason = carry_out(address, verb).partition(",")[0], getattr(verb, "hold", None), ""
+    if done == "already_continued":
         ended = fetch_status(address)["ended_holds"]
         reason = next((entry["text"] for entry in ended if entry["id"] == str(hold)), "")
-    answer(form, said, answer_text(said, reason), id=None if hold is None else str(hold))
+    answer(form, done, answer_text(done, reason), id=None if hold is None else str(hold))
 
 
 def _only_hold(address: str, hold: int | None, needs: str) -> int | None:
@@ -139,80 +144,43 @@ def _only_hold(address: str, hold: int | None, needs: str) -> int | None:
 @format_option("text", "json")
 def step(hold: int | None, pipeline: bool, target: str | None, form: str) -> None:
     """Let a held slot go on to its next site, and stop it there again; without HOLD the only one there is."""
-    from kvbm_console.cli.ask import control
-
     address = resolve_target(None, target)
     if pipeline:
         if hold is not None:
             raise click.UsageError(f"step takes HOLD or --pipeline, got both {hold} and --pipeline")
-        answer(form, control(address, lambda controls: controls.step_pipeline()))
+        _carry_out(address, StepPipeline(), form)
         return
     hold = _only_hold(address, hold, "step needs HOLD")
     if hold is None:
         answer(form, "nothing", "nothing is held")
-        return
-    number = hold
-    _tell(form, address, number, control(address, lambda controls: controls.step(number)))
+    else:
+        _carry_out(address, StepSlot(hold), form)
 
 
-@click.command()
-@click.argument("hold", type=NUMBER)
-@target_option
-@format_option("text", "json")
-def skip(hold: int, target: str | None, form: str) -> None:
-    """Resolve the candidates of a held slot to no work, and let it go on."""
-    from kvbm_console.cli.ask import control
-
-    address = resolve_target(None, target)
-    _tell(form, address, hold, control(address, lambda controls: controls.skip(hold)))
+_PARAMETERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "hold": click.argument("hold", type=NUMBER),
+    "duration_ns": click.argument("duration_ns", metavar="DURATION", type=WAIT),
+    "max_hold_ns": click.option(
+        "--max-hold", "max_hold_ns", type=Duration(1, MAX_HOLD_NS_MAX, "above 0 and at most 120s"), default="30s",
+        show_default=True, metavar="DURATION", help="Longest freeze, at most 120s."),
+}
+"""How the shell states a field of a verb."""
 
 
-def max_hold_option(command: Any) -> Any:
-    """``--max-hold`` of a freeze."""
-    return click.option("--max-hold", "max_hold_ns", type=MAX_HOLD, default="30s", show_default=True,
-                        metavar="DURATION", help="Longest freeze, at most 120s.")(command)
+def _command(verb: type[Verb[str]]) -> click.Command:
+    """The command of a verb, made from the verb's fields; its help is the verb's docstring."""
+
+    def carry_out(target: str | None, form: str, **fields: Any) -> None:
+        _carry_out(resolve_target(None, target), verb(**fields), form)
+
+    command = target_option(format_option("text", "json")(carry_out))
+    for field in reversed(verb.__struct_fields__):
+        command = _PARAMETERS[field](command)
+    return click.command(name=verb.verb.replace("_", "-"), help=verb.__doc__)(command)
 
 
-@click.command(name="run-for")
-@click.argument("duration_ns", metavar="DURATION", type=RUN_FOR)
-@max_hold_option
-@target_option
-@format_option("text", "json")
-def run_for(duration_ns: int, max_hold_ns: int, target: str | None, form: str) -> None:
-    """Go on for this much of the engine's time, as 200ms, and freeze again."""
-    from kvbm_console.cli.ask import control
-
-    answer(form, control(resolve_target(None, target), lambda controls: controls.run_for(duration_ns, max_hold_ns)))
-
-
-@click.command()
-@max_hold_option
-@target_option
-@format_option("text", "json")
-def freeze(max_hold_ns: int, target: str | None, form: str) -> None:
-    """Let everything stand still: no candidate is evaluated, the engines are paused."""
-    from kvbm_console.cli.ask import control
-
-    answer(form, control(resolve_target(None, target), lambda controls: controls.freeze(max_hold_ns)))
-
-
-@click.command()
-@target_option
-@format_option("text", "json")
-def thaw(target: str | None, form: str) -> None:
-    """End a freeze."""
-    from kvbm_console.cli.ask import control
-
-    said = control(resolve_target(None, target), lambda controls: controls.thaw())
-    answer(form, said, answer_text(said))
-
-
-@click.command()
-@target_option
-@format_option("text", "json")
-def disarm(target: str | None, form: str) -> None:
-    """Mute every breakpoint, release every hold, end a freeze."""
-    from kvbm_console.cli.ask import control
-
-    control(resolve_target(None, target), lambda controls: controls.disarm())
-    answer(form, "disarmed")
+skip = _command(SkipCandidate)
+run_for = _command(RunFor)
+freeze = _command(Freeze)
+thaw = _command(Thaw)
+disarm = _command(Disarm)

@@ -32,11 +32,12 @@ def reset(physical: bool, target: str | None, form: str) -> None:
     The epoch rises by 1. Places that a running copy touches stay quarantined until the copy has ended. New requests
     are taken again at once. A drain that is under way ends with this, too.
     """
-    from kvbm_console.cli.ask import control
+    from kvbm_console.cli.ask import carry_out
     from kvbm_console.core.ids import ResetMode
+    from kvbm_console.stream.verbs import Reset
 
     mode = ResetMode.PHYSICAL if physical else ResetMode.LOGICAL
-    answer = control(resolve_target(None, target), lambda controls: controls.reset(mode))
+    answer = carry_out(resolve_target(None, target), Reset(mode))
     if form == "json":
         print_json({"mode": mode.label, **msgspec.structs.asdict(answer)})
         return

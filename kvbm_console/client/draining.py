@@ -15,6 +15,7 @@ from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.core.events import Event, ResetBegun, ResetDone
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import EventsArrived, GapSeen, Heartbeat, SnapshotTaken
+from kvbm_console.stream.verbs import Drain
 
 
 class Remaining(msgspec.Struct, frozen=True):
@@ -82,7 +83,7 @@ class _Waiting:
         if not isinstance(first, SnapshotTaken):
             raise ConnectionLost("the daemon answered a subscription without a snapshot")
         self._state = first.state
-        answer = await session.drain(self._for_ns)
+        answer = await session.ask(Drain(self._for_ns))
         self._seq, self._live = answer.seq, answer.live_requests
         async for item in self._items:
             match item:

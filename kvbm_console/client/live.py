@@ -17,13 +17,11 @@ import msgspec
 
 from kvbm_console.client.access import Access
 from kvbm_console.client.connection import Client
-from kvbm_console.client.control import MAX_FREEZE_NS, ControlSession
+from kvbm_console.client.control import ControlSession
 from kvbm_console.client.subscription import Ended, Subscription
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
 from kvbm_console.core.events import Event
-from kvbm_console.core.ids import ResetMode, Site, SlotState
-from kvbm_console.core.instructions import BreakpointVerdict, DrainAnswer, ResetAnswer
 from kvbm_console.stream.feed import (
     Connected,
     Disconnected,
@@ -32,6 +30,15 @@ from kvbm_console.stream.feed import (
     Heartbeat,
     PastSeen,
     SnapshotTaken,
+)
+from kvbm_console.stream.verbs import (
+    A,
+    Disarm,
+    EnableBreakpoint,
+    RemoveBreakpoint,
+    ReplaceBreakpoints,
+    SetBreakpoint,
+    Verb,
 )
 from kvbm_console.wire.batches import MSGPACK
 
@@ -280,7 +287,7 @@ class LiveControls:
                 msgspec.structs.replace(spec, id=0, depends_on=0, enabled=spec.enabled and not spec.depends_on)
                 for spec in old
             ]
-            verdicts = await session.replace_breakpoints(alone)
+            verdicts = await session.ask(ReplaceBreakpoints(tuple(alone)))
             numbers = {spec.id: verdict.id for spec, verdict in zip(old, verdicts, strict=True)}
             self._mine = {
                 numbers[spec.id]: msgspec.structs.replace(
@@ -289,7 +296,7 @@ class LiveControls:
                 for spec in old
             }
             if any(spec.depends_on for spec in old):
-                await session.replace_breakpoints(list(self._mine.values()))
+                await session.ask(ReplaceBreakpoints(tuple(self._mine.values())))
 
     def saw(self, enabled: Mapping[int, bool]) -> None:
         """The breakpoints of the target as they were last, by id: what others muted or removed is not armed anew."""
@@ -311,65 +318,26 @@ class LiveControls:
         if client is not None:
             await client.close()
 
-    async def add_breakpoint(self, spec: BreakpointSpec) -> BreakpointVerdict:
-        """Set one more breakpoint of this session."""
-        verdict = await (await self._live()).add_breakpoint(spec)
-        self._mine[verdict.id] = msgspec.structs.replace(spec, id=verdict.id)
-        return verdict
+    async def ask(self, verb: Verb[A]) -> A:
+        """Carry out a verb on the session, which is opened first when it is lost."""
+        answer = await (await self._live()).ask(verb)
+        self._remember(verb, answer)
+        return answer
 
-    async def remove_breakpoint(self, breakpoint_id: int) -> None:
-        """Remove one breakpoint, whoever owns it."""
-        await (await self._live()).remove_breakpoint(breakpoint_id)
-        self._mine.pop(breakpoint_id, None)
-
-    async def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
-        """Arm or mute one breakpoint, whoever owns it."""
-        await (await self._live()).enable_breakpoint(breakpoint_id, enabled)
-        if breakpoint_id in self._mine:
-            self._mine[breakpoint_id] = msgspec.structs.replace(self._mine[breakpoint_id], enabled=enabled)
-
-    async def continue_hold(
-        self, hold: int | None, until: SlotState | None = None, until_site: Site | None = None
-    ) -> str:
-        """Release one hold, or all when None."""
-        return await (await self._live()).continue_hold(hold, until, until_site)
-
-    async def step(self, hold: int) -> str:
-        """Release the hold and stop the same slot at its next site."""
-        return await (await self._live()).step(hold)
-
-    async def step_pipeline(self) -> str:
-        """Let one candidate through its evaluation, while the pipeline is closed."""
-        return await (await self._live()).step_pipeline()
-
-    async def skip(self, hold: int) -> str:
-        """Resolve the held slot's candidates to no work, and release the hold."""
-        return await (await self._live()).skip(hold)
-
-    async def freeze(self, max_hold_ns: int = MAX_FREEZE_NS) -> str:
-        """Close the pipeline and pause the engines, for this long at most."""
-        return await (await self._live()).freeze(max_hold_ns)
-
-    async def thaw(self) -> str:
-        """End a freeze."""
-        return await (await self._live()).thaw()
-
-    async def run_for(self, duration_ns: int, max_hold_ns: int = MAX_FREEZE_NS) -> str:
-        """Go on for this much engine time, then freeze again."""
-        return await (await self._live()).run_for(duration_ns, max_hold_ns)
-
-    async def reset(self, mode: ResetMode = ResetMode.LOGICAL) -> ResetAnswer:
-        """Forget everything in all tiers at once."""
-        return await (await self._live()).reset(mode)
-
-    async def drain(self, deadline_ns: int) -> DrainAnswer:
-        """Take no new request until all that is in flight has ended or the time is over; then reset."""
-        return await (await self._live()).drain(deadline_ns)
-
-    async def disarm(self) -> None:
-        """Mute every breakpoint and release every hold."""
-        await (await self._live()).disarm()
-        self._mine = {number: msgspec.structs.replace(spec, enabled=False) for number, spec in self._mine.items()}
+    def _remember(self, verb: Verb[Any], answer: Any) -> None:
+        """Keep the breakpoints that were set here as the verb has left them."""
+        match verb:
+            case SetBreakpoint():
+                self._mine[answer.id] = msgspec.structs.replace(verb.spec, id=answer.id)
+            case RemoveBreakpoint():
+                self._mine = {
+                    number: spec for number, spec in self._mine.items() if verb.breakpoint not in (None, number)
+                }
+            case EnableBreakpoint() if verb.breakpoint in self._mine:
+                spec = self._mine[verb.breakpoint]
+                self._mine[verb.breakpoint] = msgspec.structs.replace(spec, enabled=verb.enabled)
+            case Disarm():
+                self.saw(dict.fromkeys(self._mine, False))
 
     async def retry_now(self) -> None:
         """Reconnect at once instead of waiting for the back-off."""

@@ -7,6 +7,7 @@ other's change.
 Law of this file: a request is answered after its events exist. Nothing here changes facts.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -34,6 +35,7 @@ from kvbm_console.core.stimuli import (
 )
 from kvbm_console.debug.leases import Leases
 from kvbm_console.dispatch import Dispatcher
+from kvbm_console.stream.verbs import A, Verb
 
 DRAIN_NS_MAX: Final = 24 * 3_600 * 10**9
 """A day: requests that take longer do not end by themselves."""
@@ -94,10 +96,16 @@ class Sessions:
         number = owner.removeprefix(f"{name}-")
         return owner != number and number.isascii() and number.isdigit() and 0 < int(number) <= self._opened
 
-    def renew(self, session: Session) -> None:
-        """The session is alive."""
+    def carry_out(self, session: Session, verb: Verb[A]) -> A:
+        """Carry out a verb by the method of its name, which takes the verb's fields; returns its answer."""
+        method: Callable[..., A] = getattr(self, verb.verb)
+        return method(session, *msgspec.structs.astuple(verb))
+
+    def renew(self, session: Session) -> str:
+        """Keep the lease of a session that is alive."""
         if session.lease:
             self._leases.renew(session.owner)
+        return "renewed"
 
     def close(self, session: Session) -> None:
         """The session is gone: its lease with it."""
@@ -110,7 +118,7 @@ class Sessions:
         """The breakpoints of an owner as they were said: said again, each stays as it is, armed or not."""
         return [known.spec for known in self._state.breakpoints.values() if known.owner == owner]
 
-    def _replace(self, by: Session, owner: str, specs: list[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
+    def _replace(self, by: Session, owner: str, specs: Sequence[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
         who = "" if by.by == owner else by.by
         result = _accepted(self._dispatcher.submit(BreakpointsReplaced, owner, tuple(specs), who)).result
         return result if isinstance(result, tuple) else ()
@@ -155,7 +163,7 @@ class Sessions:
         if self.disarmed_by:
             raise Refused(f"this daemon takes no breakpoints and no freeze: {self.disarmed_by} is set")
 
-    def replace(self, session: Session, specs: list[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
+    def replace(self, session: Session, specs: Sequence[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
         """All breakpoints of this session are now these; saying it twice changes nothing."""
         self._require_armed()
         self._make_room(session.owner, len(specs) - len(self._specs(session.owner)))

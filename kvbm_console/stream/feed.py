@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from kvbm_console.core.config import BreakpointSpec, LeaderConfig
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import Event
-from kvbm_console.core.ids import ResetMode, Site, SlotState
-from kvbm_console.core.instructions import BreakpointVerdict, DrainAnswer, ResetAnswer
 from kvbm_console.core.state import CacheState
+from kvbm_console.stream.verbs import A, Verb
 
 if TYPE_CHECKING:
     from kvbm_console.wire.batches import UnreadBatch  # only its name: commands that list themselves load no protobuf
@@ -155,67 +154,14 @@ class Remembering(Protocol):
 
 
 class Controls(Protocol):
-    """What a session may ask of a live target. Each method raises ``Refused`` or ``ConnectionLost`` with a sentence."""
+    """A live target that a session may act on. ``ask`` raises ``Refused`` or ``ConnectionLost`` with a sentence."""
 
-    async def add_breakpoint(self, spec: BreakpointSpec) -> BreakpointVerdict:
-        """Set one more breakpoint of this session."""
+    async def ask(self, verb: Verb[A]) -> A:
+        """Carry out a verb, and return its answer."""
         ...
 
     def saw(self, enabled: Mapping[int, bool]) -> None:
         """The target's breakpoints as they were last, by id: what others muted or removed is not armed anew."""
-        ...
-
-    async def remove_breakpoint(self, breakpoint_id: int) -> None:
-        """Remove one breakpoint, whoever owns it."""
-        ...
-
-    async def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
-        """Arm or mute one breakpoint, whoever owns it."""
-        ...
-
-    async def continue_hold(
-        self, hold: int | None, until: SlotState | None = None, until_site: Site | None = None
-    ) -> str:
-        """Release one hold, or all when None; returns what happened, for example ``already_continued``.
-
-        With ``until`` or ``until_site`` the slot stops once more at that state or site.
-        """
-        ...
-
-    async def step(self, hold: int) -> str:
-        """Release the hold and stop the same slot at its next site."""
-        ...
-
-    async def step_pipeline(self) -> str:
-        """Let one candidate through its evaluation, while the pipeline is closed."""
-        ...
-
-    async def skip(self, hold: int) -> str:
-        """Resolve the held slot's candidates to no work, and release the hold."""
-        ...
-
-    async def freeze(self, max_hold_ns: int = ...) -> str:
-        """Close the pipeline and pause the engines, for this long at most."""
-        ...
-
-    async def thaw(self) -> str:
-        """End a freeze."""
-        ...
-
-    async def run_for(self, duration_ns: int, max_hold_ns: int = ...) -> str:
-        """Go on for this much engine time, then freeze for ``max_hold_ns`` at most."""
-        ...
-
-    async def reset(self, mode: ResetMode = ...) -> ResetAnswer:
-        """Forget everything in all tiers at once."""
-        ...
-
-    async def drain(self, deadline_ns: int) -> DrainAnswer:
-        """Take no new request until all that is in flight has ended or the time is over; then reset."""
-        ...
-
-    async def disarm(self) -> None:
-        """Mute every breakpoint and release every hold."""
         ...
 
     async def retry_now(self) -> None:

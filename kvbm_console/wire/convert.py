@@ -9,16 +9,18 @@ import types
 import typing
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, TypeVar
 
 import msgspec
 from google.protobuf.message import Message
 
-from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import AnyEvent, Event
+from kvbm_console.core.instructions import BreakpointVerdict, DrainAnswer, ResetAnswer
 from kvbm_console.core.stimuli import AnyStimulus, Stimulus
 from kvbm_console.wire.v1 import console_pb2 as pb
 
+S = TypeVar("S", bound=msgspec.Struct)
 Put = Callable[[Any, Any], None]
 Get = Callable[[Any], Any]
 
@@ -47,6 +49,18 @@ def _enum(name: str, kind: type[IntEnum]) -> tuple[Put, Get]:
 
     def get(message: Any) -> Any:
         return kind(getattr(message, name))
+
+    return put, get
+
+
+def _nested(name: str, kind: type[msgspec.Struct]) -> tuple[Put, Get]:
+    plan = plan_of(kind)
+
+    def put(message: Any, value: Any) -> None:
+        write(plan, value, getattr(message, name))
+
+    def get(message: Any) -> Any:
+        return kind(*(field.get(getattr(message, name)) for field in plan))
 
     return put, get
 
@@ -99,9 +113,12 @@ def _field(name: str, annotation: Any) -> tuple[Put, Get]:
         return _repeated(name, arguments[0], None if arguments[-1] is Ellipsis else len(arguments))
     if isinstance(annotation, type) and issubclass(annotation, IntEnum):
         return _enum(name, annotation)
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        return _nested(name, annotation)
     return _plain(name)
 
 
+@cache
 def plan_of(kind: type[msgspec.Struct], common: int = 0) -> tuple[FieldPlan, ...]:
     """The plan of a struct's fields behind the first ``common``."""
     hints = typing.get_type_hints(kind)
@@ -155,16 +172,43 @@ class UnionConverter:
 
 EVENTS: Final = UnionConverter(Event, AnyEvent, pb.Event.DESCRIPTOR)
 STIMULI: Final = UnionConverter(Stimulus, AnyStimulus, pb.Stimulus.DESCRIPTOR)
-SPEC_PLAN: Final = plan_of(BreakpointSpec)
 
 
-def spec_to_message(spec: BreakpointSpec) -> pb.BreakpointSpec:
-    """A breakpoint as the contract states it."""
-    message = pb.BreakpointSpec()
-    write(SPEC_PLAN, spec, message)
+def struct_to_message(value: msgspec.Struct) -> Any:
+    """The message of the same name."""
+    message = getattr(pb, type(value).__name__)()
+    write(plan_of(type(value)), value, message)
     return message
 
 
-def spec_from_message(message: pb.BreakpointSpec) -> BreakpointSpec:
-    """The breakpoint; raises ``UsageError`` for a value out of bounds and ValueError for an unknown enum value."""
-    return BreakpointSpec(*(field.get(message) for field in SPEC_PLAN))
+def struct_from_message(kind: type[S], message: Any) -> S:
+    """The struct; raises ``UsageError`` for a value out of bounds and ValueError for an unknown enum value."""
+    return kind(*(field.get(message) for field in plan_of(kind)))
+
+
+# --- replies of a debugger session ---
+
+_ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
+    "verdict": BreakpointVerdict, "reset": ResetAnswer, "drain": DrainAnswer,
+}
+_ANSWER_NAMES: Final = {kind: name for name, kind in _ANSWERS.items()}
+
+
+def control_reply(number: int, answer: Any) -> pb.ControlReply:
+    """The reply to request ``number``: a sentence, a struct of ``_ANSWERS`` or a tuple of verdicts."""
+    if isinstance(answer, str):
+        return pb.ControlReply(id=number, done=answer)
+    if isinstance(answer, tuple):
+        verdicts = pb.BreakpointVerdicts(verdicts=map(struct_to_message, answer))
+        return pb.ControlReply(id=number, verdicts=verdicts)
+    fields: dict[str, Any] = {_ANSWER_NAMES[type(answer)]: struct_to_message(answer)}
+    return pb.ControlReply(id=number, **fields)
+
+
+def control_answer(reply: pb.ControlReply) -> Any:
+    """The answer in a reply that does not refuse."""
+    name = reply.WhichOneof("answer")
+    if name == "verdicts":
+        return tuple(struct_from_message(BreakpointVerdict, verdict) for verdict in reply.verdicts.verdicts)
+    value = getattr(reply, name or "done")
+    return struct_from_message(_ANSWERS[name], value) if name in _ANSWERS else value

@@ -15,6 +15,7 @@ from kvbm_console.core.ids import Authority, Condition, Site, SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts, PoolInfo
+from kvbm_console.stream.verbs import ContinueHold, RenewLease, SetBreakpoint
 from tests.benchmarks.bench_core import beside_none
 from tests.benchmarks.harness import Figure, Target, measure
 from tests.server.daemons import process, socket_directory
@@ -114,7 +115,7 @@ async def _resumes(address: str) -> list[tuple[list[int], list[int]]]:
         hooked = HookedFeed(feed)
         await hooked.call(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 32, 16, Authority.ENGINE)
         await hooked.call(st.RequestArrived, "r", pack_hashes([5, 6]), 40, 8, 0, None)
-        await session.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL))
+        await session.ask(SetBreakpoint(BreakpointSpec(site=Site.CALL_WILL)))
 
         waiting = asyncio.Event()
 
@@ -134,10 +135,10 @@ async def _resumes(address: str) -> list[tuple[list[int], list[int]]]:
             running = asyncio.create_task(call())
             await waiting.wait()
             began = time.perf_counter_ns()
-            await session.continue_hold(None)
+            await session.ask(ContinueHold(None))
             took.append(await running - began)
             began = time.perf_counter_ns()
-            await session.renew()
+            await session.ask(RenewLease())
             asked.append(time.perf_counter_ns() - began)
             await feed.submit(st.MatchRequested, "r", 0)
     return rounds

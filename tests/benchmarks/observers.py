@@ -36,6 +36,7 @@ from kvbm_console.service import LeaderService
 from kvbm_console.simulator.embedded import Rig, default_engine_config, default_leader_config
 from kvbm_console.simulator.workloads import parse_workload
 from kvbm_console.stream.broadcast import Broadcaster
+from kvbm_console.stream.verbs import RenewLease
 from kvbm_console.wire.protocol import method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 from server.daemon import Daemon, run_daemon
@@ -242,7 +243,7 @@ async def _renew(address: str, token: Path, latencies: list[tuple[float, float]]
     async with Client(address, name="debugger", access=access) as client, client.control("d", lease=True) as session:
         while not over.is_set():
             began = time.monotonic()
-            await session.renew()
+            await session.ask(RenewLease())
             latencies.append((began, (time.monotonic() - began) * 1e3))
             await asyncio.sleep(RENEW_S)
 

@@ -16,6 +16,7 @@ from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import Authority, Site, Tier
 from kvbm_console.metrics.exposition import Family, render
+from kvbm_console.stream.verbs import SetBreakpoint
 from tests.cli.programs import run, serving
 from tui.canvas import Canvas
 from tui.draw.spans import Row
@@ -37,7 +38,7 @@ async def hostile_engine(target: str) -> None:
         await engine.submit(st.PoolDeclared, 0, 0, Tier.G1, HOSTILE, 24, 16, Authority.ENGINE)
         for number, request in enumerate((HOSTILE, HOSTILE + "2")):
             spec = BreakpointSpec(site=Site.TRANSITION_DID, request=request, name=HOSTILE[:40], max_hold_ns=10**11)
-            await shell.add_breakpoint(spec)
+            await shell.ask(SetBreakpoint(spec))
             await engine.submit(st.RequestArrived, request, pack_hashes([number + 1, 50]), 40, 8, 0, HOSTILE)
             await engine.submit(st.MatchRequested, request, 0)
         await asyncio.to_thread(looked_at, Path(target.removeprefix("unix:")).parents[1])

@@ -11,6 +11,14 @@ from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, Refused
 from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.service import LeaderService
+from kvbm_console.stream.verbs import (
+    ContinueHold,
+    Disarm,
+    EnableBreakpoint,
+    RemoveBreakpoint,
+    ReplaceBreakpoints,
+    SetBreakpoint,
+)
 from server.daemon import Daemon
 from tests.faults.chaos import chaos
 from tests.server.daemons import daemon_at, options_for, published, running, socket_directory
@@ -40,10 +48,10 @@ async def test_after_a_lost_connection_every_breakpoint_is_armed_once_and_keeps_
             BreakpointSpec(to_state=SlotState.INITIALIZED, one_shot=True), BreakpointSpec(site=Site.EVICT_WILL),
             BreakpointSpec(site=Site.SKIP_DID), BreakpointSpec(site=Site.DISPATCH_WILL),
         ):
-            await controls.add_breakpoint(spec)
-        await controls.enable_breakpoint(3, False)
+            await controls.ask(SetBreakpoint(spec))
+        await controls.ask(EnableBreakpoint(3, False))
         daemon.service.dispatcher.submit_from(1, None, st.RequestArrived, "r", pack_hashes([1]), 20, 1, 0, None)
-        await controls.continue_hold(None)
+        await controls.ask(ContinueHold(None))
         before = armed(daemon)
         assert before == {1: ("console-1", False, 1), 2: ("console-1", True, 0), 3: ("console-1", False, 0),
                           4: ("console-1", True, 0)}
@@ -51,8 +59,8 @@ async def test_after_a_lost_connection_every_breakpoint_is_armed_once_and_keeps_
         await published(daemon, lambda: not daemon.service.leases.owners)
         assert not any(enabled for _, enabled, _ in armed(daemon).values()), "disabled, not deleted"
         async with Client(daemon.address) as another, another.control("other", lease=False) as session:
-            await session.remove_breakpoint(4)
-        await once_more(lambda: controls.continue_hold(None))
+            await session.ask(RemoveBreakpoint(4))
+        await once_more(lambda: controls.ask(ContinueHold(None)))
         del before[4]
         assert armed(daemon) == before, "and what somebody else has removed stays removed"
         await controls.aclose()
@@ -63,18 +71,18 @@ async def test_after_a_lost_connection_every_breakpoint_is_armed_once_and_keeps_
 async def test_what_somebody_else_disarmed_is_not_armed_by_coming_back(how: str) -> None:
     async with daemon_at() as daemon, chaos(daemon.address) as proxy:
         controls = LiveControls(proxy.address, name="console")
-        await controls.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING))
-        await controls.add_breakpoint(BreakpointSpec(site=Site.SKIP_DID))
+        await controls.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.DECODING)))
+        await controls.ask(SetBreakpoint(BreakpointSpec(site=Site.SKIP_DID)))
         async with Client(daemon.address) as another, another.control("ops@host", lease=False) as session:
             if how == "disarm before":
-                await session.disarm()
+                await session.ask(Disarm())
             proxy.reset()
             await published(daemon, lambda: not daemon.service.leases.owners)
             if how == "disarm between":
-                await session.disarm()
+                await session.ask(Disarm())
             elif how == "mute between":
-                await session.enable_breakpoint(1, False)
-        await once_more(lambda: controls.continue_hold(None))
+                await session.ask(EnableBreakpoint(1, False))
+        await once_more(lambda: controls.ask(ContinueHold(None)))
         kept = how == "mute between"
         assert armed(daemon) == {1: ("console-1", False, 0), 2: ("console-1", kept, 0)}
         assert daemon.service.state.breakpoints[1].message == "muted by ops@host"
@@ -91,12 +99,12 @@ async def test_a_daemon_that_began_again_is_not_told_what_was_muted_and_keeps_de
                 BreakpointSpec(site=Site.SKIP_DID), BreakpointSpec(to_state=SlotState.DECODING),
                 BreakpointSpec(to_state=SlotState.PREEMPTED, depends_on=2),
             ):
-                await controls.add_breakpoint(spec)
+                await controls.ask(SetBreakpoint(spec))
         controls.saw({1: False, 2: True, 3: True})
         async with running(options_for(None, address)) as daemon:
             async with Client(address) as another, another.control("first", lease=False) as session:
-                await session.add_breakpoint(BreakpointSpec(site=Site.EVICT_WILL))  # so that numbers differ
-            await once_more(lambda: controls.continue_hold(None))
+                await session.ask(SetBreakpoint(BreakpointSpec(site=Site.EVICT_WILL)))  # so that numbers differ
+            await once_more(lambda: controls.ask(ContinueHold(None)))
             known = daemon.service.state.breakpoints
             assert {number: (one.enabled, one.spec.depends_on) for number, one in known.items()} == {
                 1: (True, 0), 2: (False, 0), 3: (True, 0), 4: (True, 3),
@@ -110,9 +118,9 @@ async def test_a_daemon_that_began_again_gets_the_breakpoints_anew() -> None:
         address = f"unix:{place}/d.sock"
         controls = LiveControls(address, name="console")
         async with running(options_for(None, address)):
-            await controls.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING))
+            await controls.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.DECODING)))
         async with running(options_for(None, address)) as daemon:
-            await once_more(lambda: controls.continue_hold(None))
+            await once_more(lambda: controls.ask(ContinueHold(None)))
             assert armed(daemon) == {1: ("console-1", True, 0)}
             await controls.aclose()
 
@@ -154,19 +162,21 @@ async def test_breakpoints_of_sessions_that_ended_make_room_for_new_ones(monkeyp
         daemon_at() as daemon, Client(daemon.address) as client, client.control("stays", lease=True) as stays,
         client.control("shell", lease=False) as shell,
     ):
-        await stays.add_breakpoint(BreakpointSpec(request="mine"))
-        await shell.add_breakpoint(BreakpointSpec(request="the daemon's"))
+        await stays.ask(SetBreakpoint(BreakpointSpec(request="mine")))
+        await shell.ask(SetBreakpoint(BreakpointSpec(request="the daemon's")))
         for life in range(2 * most):
             async with client.control("console", lease=True) as console:
-                await console.add_breakpoint(BreakpointSpec(request=f"r{life}"))
+                await console.ask(SetBreakpoint(BreakpointSpec(request=f"r{life}")))
             await published(daemon, lambda: len(daemon.service.leases.owners) == 1)
             known = [each.spec.request for each in daemon.service.state.breakpoints.values()]
             assert known[:2] == ["mine", "the daemon's"]
             assert len(known) <= most
         assert known[2:] == [f"r{life}" for life in range(most + 2, 2 * most)], "those that ended last are left"
-        verdicts = await stays.replace_breakpoints([BreakpointSpec(request=f"m{at}") for at in range(most - 1)])
+        verdicts = await stays.ask(ReplaceBreakpoints(
+            tuple(BreakpointSpec(request=f"m{at}") for at in range(most - 1))
+        ))
         assert len(verdicts) == most - 1
         with pytest.raises(Refused, match=f"{most} breakpoints already"):
-            await shell.add_breakpoint(BreakpointSpec(request="one too many"))
+            await shell.ask(SetBreakpoint(BreakpointSpec(request="one too many")))
         kept = max(daemon.service.state.breakpoints)
-        assert (await stays.add_breakpoint(BreakpointSpec(id=kept, request="changed"))).verified
+        assert (await stays.ask(SetBreakpoint(BreakpointSpec(id=kept, request="changed")))).verified

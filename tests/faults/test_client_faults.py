@@ -33,10 +33,11 @@ import asyncio, sys
 from kvbm_console.client import Client
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import SlotState
+from kvbm_console.stream.verbs import SetBreakpoint
 
 async def main():
     async with Client(sys.argv[1]) as client, client.control("holder") as session:
-        await session.add_breakpoint(BreakpointSpec(to_state=SlotState.PREFILLING, one_shot=True))
+        await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.PREFILLING, one_shot=True)))
         print("armed")
         await asyncio.Event().wait()
 

@@ -21,6 +21,7 @@ from kvbm_console.core.ids import HoldEnd, SlotState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import recover_directory
 from kvbm_console.stream.feed import EventsArrived
+from kvbm_console.stream.verbs import SetBreakpoint
 from kvbm_console.wire.protocol import CLIENT_OPTIONS, method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 from server.options import Endpoint
@@ -130,7 +131,7 @@ async def test_f19_sigterm_under_load_ends_in_order() -> None:
             await asyncio.to_thread(started, child)
             async with Client(address) as client, client.control("me") as session, client.subscribe() as stream:
                 # A load stands still for as long as it is held; a decoding request may end before it does.
-                await session.add_breakpoint(BreakpointSpec(to_state=SlotState.ONBOARDING, one_shot=True))
+                await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.ONBOARDING, one_shot=True)))
                 mirror, ends, ended = Mirror(), [], None
                 begin = 0.0
                 async for item in stream:

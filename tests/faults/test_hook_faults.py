@@ -17,6 +17,7 @@ from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.core.events import HoldReleased
 from kvbm_console.core.ids import Authority, HoldEnd, Site, Tier
 from kvbm_console.core.instructions import MatchAnswer
+from kvbm_console.stream.verbs import ContinueHold, SetBreakpoint
 from tests.server.daemons import Process, daemon_at, process, socket_directory
 
 pytestmark = pytest.mark.fault
@@ -55,7 +56,7 @@ async def waiting_engine(
         ):
             hooked = HookedFeed(feed)
             await engine(hooked)
-            await shell.add_breakpoint(BreakpointSpec(site=site, max_hold_ns=int(max_hold_s * 1e9)))
+            await shell.ask(SetBreakpoint(BreakpointSpec(site=site, max_hold_ns=int(max_hold_s * 1e9))))
             call = asyncio.create_task(hooked.call(st.MatchRequested, "r", 0))
             await until_waiting(hooked, 1)
             assert not call.done()
@@ -70,8 +71,8 @@ async def test_a_hook_waits_until_the_hold_ends_and_then_gets_its_answer() -> No
     ):
         hooked = HookedFeed(feed)
         await engine(hooked)
-        await session.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL, one_shot=True))
-        await session.add_breakpoint(BreakpointSpec(site=Site.CALL_DID, one_shot=True))
+        await session.ask(SetBreakpoint(BreakpointSpec(site=Site.CALL_WILL, one_shot=True)))
+        await session.ask(SetBreakpoint(BreakpointSpec(site=Site.CALL_DID, one_shot=True)))
         call = asyncio.create_task(hooked.call(st.MatchRequested, "r", 0))
         for calls, site in enumerate((Site.CALL_WILL, Site.CALL_DID), 1):
             await until_waiting(hooked, calls)
@@ -80,7 +81,7 @@ async def test_a_hook_waits_until_the_hold_ends_and_then_gets_its_answer() -> No
             assert slot is not None
             assert (slot.last_answer is None) is (site is Site.CALL_WILL), "will is before the call, did after it"
             assert not call.done()
-            await session.continue_hold(None)
+            await session.ask(ContinueHold(None))
         assert await call == MatchAnswer(0, False)
 
 
@@ -136,7 +137,7 @@ async def test_a_lost_lease_lets_a_waiting_engine_go() -> None:
 
         daemon.service.dispatcher.publish = listen
         async with client.control("me") as session:
-            await session.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL))
+            await session.ask(SetBreakpoint(BreakpointSpec(site=Site.CALL_WILL)))
             call = asyncio.create_task(hooked.call(st.MatchRequested, "r", 0))
             await until_waiting(hooked, 1)
         assert await call == MatchAnswer(0, False)

@@ -13,6 +13,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import Authority, Site, Tier
 from kvbm_console.core.state import CacheState
+from kvbm_console.stream.verbs import ContinueHold, Disarm, EnableBreakpoint, RemoveBreakpoint, SetBreakpoint
 from tests.server.daemons import daemon_at, process, published
 
 pytestmark = pytest.mark.fault
@@ -23,10 +24,11 @@ import asyncio, sys
 from kvbm_console.client import Client
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import Site
+from kvbm_console.stream.verbs import SetBreakpoint
 
 async def main():
     async with Client(sys.argv[1]) as client, client.control("forgetful") as session:
-        await session.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL))
+        await session.ask(SetBreakpoint(BreakpointSpec(site=Site.CALL_WILL)))
         print("armed")
         await asyncio.Event().wait()
 
@@ -40,17 +42,17 @@ async def turn(session: ControlSession, rng: random.Random, state: CacheState) -
     try:
         match rng.randrange(6):
             case 0 | 1:
-                await session.add_breakpoint(BreakpointSpec(
+                await session.ask(SetBreakpoint(BreakpointSpec(
                     site=rng.choice([Site.CALL_WILL, Site.CALL_DID]), request=rng.choice(["*", "r0", "r[12]"]),
-                    one_shot=rng.random() < 0.5))
+                    one_shot=rng.random() < 0.5)))
             case 2 if numbers:
-                await session.remove_breakpoint(rng.choice(numbers))
+                await session.ask(RemoveBreakpoint(rng.choice(numbers)))
             case 3 if state.next_hold > 1:
-                assert await session.continue_hold(rng.choice(holds)) in ("continued", "already_continued")
+                assert await session.ask(ContinueHold(rng.choice(holds))) in ("continued", "already_continued")
             case 4 if numbers:
-                await session.enable_breakpoint(rng.choice(numbers), rng.random() < 0.5)
+                await session.ask(EnableBreakpoint(rng.choice(numbers), rng.random() < 0.5))
             case _:
-                await session.continue_hold(None)
+                await session.ask(ContinueHold(None))
     except Refused as error:
         if "there is no breakpoint" not in str(error):  # the other client has removed it
             raise
@@ -84,7 +86,7 @@ async def test_f13_two_clients_and_one_that_forgets(seed: int) -> None:
                     await asyncio.gather(turn(one, rng, state), turn(two, rng, state))
                 child.send(signal.SIGKILL)
                 await published(daemon, lambda: "forgetful-1" not in daemon.service.leases.owners)
-                await one.disarm()
+                await one.ask(Disarm())
                 over = True
                 assert not state.holds
                 assert all(count >= 1 for count in await asyncio.wait_for(asyncio.gather(*calls), 20))

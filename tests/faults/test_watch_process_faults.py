@@ -17,6 +17,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.core.ids import Authority, HoldEnd, Note, SlotState, Tier
 from kvbm_console.stream.feed import EventsArrived
+from kvbm_console.stream.verbs import SetBreakpoint
 from tests.faults.test_client_faults import HOLDER
 from tests.server.daemons import process, socket_directory
 
@@ -146,5 +147,5 @@ async def test_f25_a_daemon_that_its_own_interceptor_blocks_says_so_and_an_engin
             assert float((await watch).detail.split()[-2]) >= 1.5
             assert await asyncio.to_thread(daemon.line) == "done"
             async with client.control("me", lease=False) as session:
-                await session.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING))
+                await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.DECODING)))
             await HookedFeed(feed).call(st.RequestArrived, "s", pack_hashes([7]), 20, 8, 0, None)

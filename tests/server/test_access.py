@@ -21,6 +21,7 @@ from kvbm_console.client.errors import translated
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
 from kvbm_console.core.ids import SlotState
+from kvbm_console.stream.verbs import SetBreakpoint
 from kvbm_console.wire.protocol import ROLE_OF, method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 from server.access import read_token
@@ -58,7 +59,7 @@ async def controls(client: Client) -> bool:
     """Whether this client may set a breakpoint."""
     try:
         async with client.control("me") as session:
-            return (await session.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING))).verified
+            return (await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.DECODING)))).verified
     except Refused:
         return False
 
@@ -319,9 +320,9 @@ async def test_a_signal_disarms_and_breakpoints_are_kept(tmp_path: Path) -> None
                     if round_ == 0:
                         async with client.control("shell", lease=False) as session:
                             for persist in (True, False):
-                                await session.add_breakpoint(BreakpointSpec(
+                                await session.ask(SetBreakpoint(BreakpointSpec(
                                     to_state=SlotState.PREFILLING, persist=persist, name=f"persist {persist}",
-                                    condition="live > 1"))
+                                    condition="live > 1")))
                         async with client.subscribe() as stream:
                             async for _ in stream:
                                 if (await client.status())["holds"]:

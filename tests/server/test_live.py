@@ -25,6 +25,7 @@ from kvbm_console.stream.feed import (
     SnapshotTaken,
 )
 from kvbm_console.stream.ring import Ring
+from kvbm_console.stream.verbs import ContinueHold, Disarm, EnableBreakpoint, RemoveBreakpoint, SetBreakpoint, StepSlot
 from server.access import Access
 from server.daemon import Daemon
 from server.guard import guarded
@@ -217,20 +218,20 @@ async def test_controls_open_a_session_at_first_use_and_again_when_it_was_lost()
         address = f"unix:{place}/d.sock"
         controls = LiveControls(address, name="me")
         with pytest.raises(ConnectionLost, match="nobody listens"):
-            await controls.disarm()
+            await controls.ask(Disarm())
         async with running(options_for(None, address)) as daemon:
-            verdict = await controls.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING))
+            verdict = await controls.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.DECODING)))
             assert (verdict.id, verdict.verified) == (1, True)
             assert daemon.service.leases.owners == {"me-1"}
-            assert await controls.continue_hold(None) == "continued 0"
+            assert await controls.ask(ContinueHold(None)) == "continued 0"
             with pytest.raises(Refused, match="no hold 3"):
-                await controls.step(3)
-            await controls.enable_breakpoint(1, False)
-            await controls.remove_breakpoint(1)
+                await controls.ask(StepSlot(3))
+            await controls.ask(EnableBreakpoint(1, False))
+            await controls.ask(RemoveBreakpoint(1))
         async with running(options_for(None, address)) as daemon:
             while True:  # the old session is lost; how soon that is known is the transport's affair
                 try:
-                    await controls.disarm()
+                    await controls.ask(Disarm())
                     break
                 except ConnectionLost:
                     pass

@@ -4,6 +4,7 @@ Law of this file: nothing waits for time; what must be under way is held by a br
 """
 
 import asyncio
+import inspect
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from kvbm_console.core.errors import ConnectionLost, Refused
 from kvbm_console.core.events import DrainBegun, ResetBegun
 from kvbm_console.core.ids import Authority, ResetMode, SlotState, Tier
 from kvbm_console.core.stimuli import PoolDeclared
+from kvbm_console.debug.sessions import Sessions
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
+from kvbm_console.stream.verbs import ContinueHold, Drain, Reset, SetBreakpoint
 from kvbm_console.wire.v1 import console_pb2 as pb
-from server.control import _VERBS
+from server.control import VERBS
 from tests.server.daemons import daemon_at, published
 
 ENDLESS = "multiturn:sessions=8,think=0.2"
@@ -39,7 +42,10 @@ class Told:
 
 def test_every_verb_of_the_contract_is_carried_out() -> None:
     verbs = {field.name for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["verb"].fields}
-    assert verbs - {"open"} == set(_VERBS)
+    assert verbs - {"open"} == set(VERBS)
+    for kind in VERBS.values():
+        _, *fields = inspect.signature(getattr(Sessions, kind.verb)).parameters.values()
+        assert len(fields) == 1 + len(kind.__struct_fields__), kind.__name__
 
 
 @pytest.mark.asyncio
@@ -49,7 +55,7 @@ async def test_resets_and_drains_are_answered_recorded_and_rerun(tmp_path: Path)
         await published(daemon, lambda: len(state.slots) > 2)
         async with Client(daemon.address, name="ann") as client:
             async with client.control("ann", lease=False) as session:
-                answer = await session.reset(ResetMode.PHYSICAL)
+                answer = await session.ask(Reset(ResetMode.PHYSICAL))
                 assert (answer.epoch, state.epoch) == (1, 1)
                 assert answer.aborted_requests > 0
             seen = state.totals.slots_opened
@@ -76,7 +82,7 @@ async def test_who_stops_waiting_leaves_the_target_draining_and_a_reset_ends_tha
     async with daemon_at(ENDLESS, speed=50.0) as daemon, Client(daemon.address) as client:
         state = daemon.service.state
         async with client.control("me", lease=False) as session:
-            await session.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING, one_shot=True))
+            await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.DECODING, one_shot=True)))
             await published(daemon, lambda: any(hold.parked for hold in state.holds.values()))
             told = Told()
             waiting = asyncio.create_task(drain(client, "me", HOUR_NS, told))
@@ -85,14 +91,14 @@ async def test_who_stops_waiting_leaves_the_target_draining_and_a_reset_ends_tha
             assert told.progress[0].live_requests >= 1
             assert (told.progress[0].left_ns or 0) <= HOUR_NS
             with pytest.raises(Refused, match="drains already"):
-                await session.drain(HOUR_NS)
+                await session.ask(Drain(HOUR_NS))
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             assert state.draining, "the daemon goes on"
-            answer = await session.reset()
+            answer = await session.ask(Reset())
             assert (answer.epoch, state.draining, dict(state.holds)) == (1, False, {})
-            assert (await session.drain(HOUR_NS)).seq > 0, "no deadline was left behind"
+            assert (await session.ask(Drain(HOUR_NS))).seq > 0, "no deadline was left behind"
 
 
 @pytest.mark.asyncio
@@ -100,13 +106,13 @@ async def test_a_drain_waits_for_a_held_request_and_ends_when_that_goes_on() -> 
     async with daemon_at(ENDLESS, speed=50.0) as daemon, Client(daemon.address) as client:
         state = daemon.service.state
         async with client.control("me", lease=False) as session:
-            await session.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING, one_shot=True))
+            await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.DECODING, one_shot=True)))
             await published(daemon, lambda: any(hold.parked for hold in state.holds.values()))
             told = Told()
             waiting = asyncio.create_task(drain(client, "me", HOUR_NS, told))
             await published(daemon, lambda: state.draining and state.all_held)
             assert not waiting.done()
-            await session.continue_hold(None)
+            await session.ask(ContinueHold(None))
             report: DrainReport = await waiting
     assert (report.drained, report.epoch) == (True, 1)
 
@@ -116,7 +122,7 @@ async def test_a_daemon_that_ends_while_it_drains_is_told_as_such() -> None:
     async with daemon_at(ENDLESS, speed=50.0) as daemon, Client(daemon.address) as client:
         state = daemon.service.state
         async with client.control("me", lease=False) as session:
-            await session.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING, one_shot=True))
+            await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.DECODING, one_shot=True)))
             await published(daemon, lambda: any(hold.parked for hold in state.holds.values()))
         told = Told()
         waiting = asyncio.create_task(drain(client, "me", HOUR_NS, told))
@@ -135,9 +141,9 @@ async def test_an_engine_that_is_only_watched_is_neither_reset_nor_drained(autho
         async with client.control("me", lease=False) as session:
             before = daemon.service.state.seq
             with pytest.raises(Refused, match="only watched cannot be reset"):
-                await session.reset()
+                await session.ask(Reset())
             with pytest.raises(Refused, match="only watched cannot be drained"):
-                await session.drain(HOUR_NS)
+                await session.ask(Drain(HOUR_NS))
             assert daemon.service.state.seq == before
 
 
@@ -147,5 +153,5 @@ async def test_a_drain_without_a_sensible_bound_is_refused(deadline_ns: int) -> 
     async with daemon_at() as daemon, Client(daemon.address) as client:
         async with client.control("me", lease=False) as session:
             with pytest.raises(Refused, match="deadline_ns must be from 1 to"):
-                await session.drain(deadline_ns)
+                await session.ask(Drain(deadline_ns))
         assert not daemon.service.state.draining

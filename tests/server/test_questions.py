@@ -10,6 +10,7 @@ from kvbm_console.client import Client
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.stream.verbs import Disarm, RenewLease, SetBreakpoint
 from server.questions import (
     CALL_NS,
     CALLER_NS,
@@ -131,9 +132,9 @@ async def test_verbs_and_feeds_wait_for_no_question() -> None:
         for lane in (daemon.questions.controllers._few, daemon.questions.controllers._many):
             lane.charge(10**15)
         asked = asyncio.ensure_future(client.status())
-        await shell.add_breakpoint(BreakpointSpec(request="x"))
-        await shell.renew()
-        await shell.disarm()
+        await shell.ask(SetBreakpoint(BreakpointSpec(request="x")))
+        await shell.ask(RenewLease())
+        await shell.ask(Disarm())
         await engine.submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 24, 16, Authority.ENGINE)
         assert not asked.done()
         asked.cancel()

@@ -13,6 +13,7 @@ from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
 from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Route, SlotState, Tier
 from kvbm_console.core.instructions import FinishAnswer, MatchAnswer, StartTransfer
 from kvbm_console.stream.feed import SnapshotTaken
+from kvbm_console.stream.verbs import ContinueHold, Disarm, EnableBreakpoint, RemoveBreakpoint, SetBreakpoint
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF
 from kvbm_console.wire.protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from tests.server.daemons import (
@@ -102,7 +103,7 @@ async def test_a_session_holds_a_slot_while_the_others_run() -> None:
     async with daemon_at(MULTITURN, speed=4.0) as daemon, Client(daemon.address, name="me") as client:
         async with client.control() as session:
             assert session.owner == "me-1"
-            verdict = await session.add_breakpoint(BreakpointSpec(to_state=SlotState.PREFILLING, one_shot=True))
+            verdict = await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.PREFILLING, one_shot=True)))
             assert verdict.verified
             status = await until(client, lambda status: bool(status["holds"]))
             (hold,) = status["holds"]
@@ -113,10 +114,10 @@ async def test_a_session_holds_a_slot_while_the_others_run() -> None:
             row, story = await client.slot_detail(int(hold["slot"]))
             assert row["hold"] == hold["id"]
             assert any("SlotHeld" in line for line in story)
-            assert await session.continue_hold(int(hold["id"])) == "continued"
-            assert await session.continue_hold(int(hold["id"])) == "already_continued"
+            assert await session.ask(ContinueHold(int(hold["id"]))) == "continued"
+            assert await session.ask(ContinueHold(int(hold["id"]))) == "already_continued"
             with pytest.raises(Refused, match="no hold 12345"):
-                await session.continue_hold(12345)
+                await session.ask(ContinueHold(12345))
         await published(daemon, lambda: not daemon.service.leases.owners)
         assert daemon.service.state.leases == {}
 
@@ -125,21 +126,21 @@ async def test_a_session_holds_a_slot_while_the_others_run() -> None:
 async def test_any_session_may_change_any_breakpoint_and_the_shells_outlive_theirs() -> None:
     async with daemon_at(None) as daemon, Client(daemon.address) as client:
         async with client.control("shell", lease=False) as shell:
-            first = await shell.add_breakpoint(BreakpointSpec(to_state=SlotState.ONBOARDING))
-            second = await shell.add_breakpoint(BreakpointSpec(to_state=SlotState.DECODING))
+            first = await shell.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.ONBOARDING)))
+            second = await shell.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.DECODING)))
         async with client.control("me") as session:
-            third = await session.add_breakpoint(BreakpointSpec(to_state=SlotState.PREEMPTED))
-            await session.enable_breakpoint(first.id, False)
-            await session.remove_breakpoint(second.id)
+            third = await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.PREEMPTED)))
+            await session.ask(EnableBreakpoint(first.id, False))
+            await session.ask(RemoveBreakpoint(second.id))
             listed = (await client.status())["breakpoints"]
             assert [(entry["id"], entry["owner"], entry["enabled"]) for entry in listed] == [
                 (str(first.id), "daemon", False), (str(third.id), "me-1", True),
             ]
             with pytest.raises(Refused, match="no breakpoint 99"):
-                await session.remove_breakpoint(99)
-            await session.disarm()
+                await session.ask(RemoveBreakpoint(99))
+            await session.ask(Disarm())
             assert not any(entry["enabled"] for entry in (await client.status())["breakpoints"])
-            assert await session.remove_all_breakpoints() == "removed 2"
+            assert await session.ask(RemoveBreakpoint()) == "removed 2"
 
 
 @pytest.mark.asyncio
@@ -209,7 +210,7 @@ async def test_a_feed_learns_which_requests_stand_still() -> None:
         daemon_at(None) as daemon, Client(daemon.address) as client, client.control("me") as session,
         client.feed("engine") as feed,
     ):
-        await session.add_breakpoint(BreakpointSpec(to_state=SlotState.PREFILLING))
+        await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.PREFILLING)))
         await feed.submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 32, 16, Authority.ENGINE)
         await feed.submit(st.RequestArrived, "r-1", pack_hashes([1, 2, 3]), 50, 10, 0, None)
         await feed.submit(st.MatchRequested, "r-1", 0)
@@ -221,7 +222,7 @@ async def test_a_feed_learns_which_requests_stand_still() -> None:
         assert daemon.service.state.standing == {"r-1"}
         await feed.submit(st.IterationFinished, 1, (), (), b"", b"")  # answered behind the news
         assert feed.standing == {"r-1"}
-        await session.continue_hold(None)
+        await session.ask(ContinueHold(None))
         await feed.submit(st.IterationFinished, 1, (), (), b"", b"")
         assert feed.standing == frozenset()
 

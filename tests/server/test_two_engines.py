@@ -12,6 +12,7 @@ from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import Authority, FinishReason, SlotState, Tier
 from kvbm_console.recording.verify import verify
+from kvbm_console.stream.verbs import SetBreakpoint
 from tests.server.daemons import daemon_at, published
 
 Submit = Callable[..., Awaitable[Any]]
@@ -88,7 +89,7 @@ async def test_a_hold_is_told_to_its_engine_under_the_name_that_the_engine_knows
         await second.submit(st.RequestArrived, "0", pack_hashes([9, 10]), 40, 8, 0, None)
         await second.submit(st.MatchRequested, "0", 0)
         await second.submit(st.BlocksAllocated, "0", pack_ids([8, 9, 10]), 0)
-        await shell.add_breakpoint(BreakpointSpec(to_state=SlotState.PREFILLING))
+        await shell.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.PREFILLING)))
         await second.submit(st.IterationScheduled, **step(1, "0"))
         held = daemon.service.state.slot_named(f"0@{second.source}")
         assert held is not None

@@ -19,6 +19,7 @@ from kvbm_console.core.config import SECOND_NS, BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, Refused
 from kvbm_console.core.ids import Authority, BreakpointAction, FinishReason, Site, SlotState, Suspend, Tier
 from kvbm_console.recording.options import RecordingOptions
+from kvbm_console.stream.verbs import ContinueHold, Disarm, Freeze, RemoveBreakpoint, SetBreakpoint, Thaw
 from tests.server.daemons import Mirror
 
 if TYPE_CHECKING:
@@ -104,32 +105,32 @@ class Debugger(Actor):
 
     async def _set(self, session: Any) -> None:
         dice = self.dice
-        await session.add_breakpoint(BreakpointSpec(
+        await session.ask(SetBreakpoint(BreakpointSpec(
             site=dice.choice(LOOKUP_SITES), request=dice.choice(("*", "*", "*1*", "0")),
             to_state=dice.choice((None, SlotState.PREFILLING, SlotState.ONBOARDING, SlotState.DECODING)),
             action=dice.choice((BreakpointAction.HOLD,) * 4 + (BreakpointAction.LOG,)),
             max_hold_ns=round(dice.choice((0.2, 2, 30, 30)) * SECOND_NS), one_shot=dice.random() < 0.2,
             suspend=dice.choice((Suspend.SLOT,) * 5 + (Suspend.PIPELINE,)),
-        ))
+        )))
 
     async def _continue(self, session: Any) -> None:
-        await session.continue_hold(None)
+        await session.ask(ContinueHold(None))
 
     async def _freeze(self, session: Any) -> None:
-        await session.freeze(round(self.dice.choice((0.3, 5)) * SECOND_NS))
+        await session.ask(Freeze(round(self.dice.choice((0.3, 5)) * SECOND_NS)))
 
     async def _thaw(self, session: Any) -> None:
-        await session.thaw()
+        await session.ask(Thaw())
 
     async def _remove(self, session: Any) -> None:
         service = self.simulation.service
         numbers = [] if service is None else list(service.state.breakpoints)
         if numbers:
-            await session.remove_breakpoint(self.dice.choice(numbers))
+            await session.ask(RemoveBreakpoint(self.dice.choice(numbers)))
 
     async def _disarm(self, session: Any) -> None:
         if self.dice.random() < 0.2:
-            await session.disarm()
+            await session.ask(Disarm())
 
     _verbs = (_set, _set, _set, _set, _continue, _freeze, _thaw, _remove, _disarm)
 

@@ -15,6 +15,7 @@ import pytest
 from kvbm_console.client import Client
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.ids import Authority, FinishReason, Site, SlotState
+from kvbm_console.stream.verbs import ContinueHold, SetBreakpoint
 from server.daemon import Daemon
 from tests.server.daemons import daemon_at, options_for, published, running, socket_directory
 
@@ -149,9 +150,9 @@ async def test_a_breakpoint_at_the_lookup_holds_one_request_and_others_go_on() -
         client.control() as control,
     ):
         await child.do(listened=True)
-        verdict = await control.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL, request="held"))
+        verdict = await control.ask(SetBreakpoint(BreakpointSpec(site=Site.CALL_WILL, request="held")))
         assert verdict.verified
-        never = await control.add_breakpoint(BreakpointSpec(site=Site.PROMOTE_WILL, request="*"))
+        never = await control.ask(SetBreakpoint(BreakpointSpec(site=Site.PROMOTE_WILL, request="*")))
         assert not never.verified
         assert "promote" in never.message
         await child.do(gated=True)
@@ -163,7 +164,7 @@ async def test_a_breakpoint_at_the_lookup_holds_one_request_and_others_go_on() -
         told = await child.do(steps=50)
         assert told["finished"] == ["free"]
         assert told["held_back"] > 0
-        await control.continue_hold(hold.hold)
+        await control.ask(ContinueHold(hold.hold))
         told = await child.do(until=HELD)
         assert told["finished"] == ["free", HELD]
 
@@ -204,7 +205,8 @@ async def test_a_held_request_goes_on_when_the_daemon_dies_or_freezes(how: signa
             async with engine(target) as child:
                 async with Client(target) as client, client.control(lease=False) as control:
                     await child.do(listened=True)
-                    await control.add_breakpoint(BreakpointSpec(site=Site.CALL_WILL, request="held", max_hold_ns=10**9))
+                    spec = BreakpointSpec(site=Site.CALL_WILL, request="held", max_hold_ns=10**9)
+                    await control.ask(SetBreakpoint(spec))
                     await child.do(gated=True)
                     await child.do(add=[["held", PROMPT, 2]], steps=200)
                 os.kill(daemon.pid, how)

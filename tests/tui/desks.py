@@ -4,9 +4,11 @@ Law of this file: no terminal and no clock of its own.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import FeedItem
+from kvbm_console.stream.verbs import Verb
 from tests.tui.script import Mono, S, Script, opening, story
 from tui.desk import Desk
 from tui.draw.glyphs import ASCII, UNICODE
@@ -69,11 +71,15 @@ class FakeActions:
         self.explained = None
         self.kept: Kept | None = None
         self.unexplained = ""
-        self.calls: list[tuple[object, ...]] = []
+        self.calls: list[Verb[Any] | tuple[object, ...]] = []
+        """Verbs, and other methods by name with their arguments."""
         self.recorder_asked = 0
 
     def pause(self, paused: bool) -> None:
         self.paused = paused
+
+    def ask(self, verb: Verb[Any]) -> None:
+        self.calls.append(verb)
 
     def ask_recorder(self) -> None:
         """Asked with every frame of view 8: it changes nothing, so it is counted and not told."""

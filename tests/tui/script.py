@@ -36,6 +36,7 @@ from kvbm_console.stream.feed import (
     Heartbeat,
     SnapshotTaken,
 )
+from kvbm_console.stream.verbs import ContinueHold, SetBreakpoint, StepSlot, Verb
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -242,46 +243,32 @@ class ScriptedFeed:
         await self.over.wait()
 
 
+_DONE = {ContinueHold: "continued", StepSlot: "stepped"}
+
+
 class RecordedControls:
     """Controls that remember what was asked."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
+        self.calls: list[Any] = []
         self.called = asyncio.Event()
         self.fails: Exception | None = None
 
-    def _note(self, *call: Any) -> None:
+    def _note(self, call: Any) -> None:
         self.calls.append(call)
         self.called.set()
         if self.fails is not None:
             raise self.fails
 
     def saw(self, enabled: Mapping[int, bool]) -> None:
-        self._note("saw", dict(enabled))
+        self._note(("saw", dict(enabled)))
 
-    async def add_breakpoint(self, spec: BreakpointSpec) -> BreakpointVerdict:
-        self._note("add", spec)
-        return BreakpointVerdict(3, True, "")
-
-    async def remove_breakpoint(self, breakpoint_id: int) -> None:
-        self._note("remove", breakpoint_id)
-
-    async def enable_breakpoint(self, breakpoint_id: int, enabled: bool) -> None:
-        self._note("enable", breakpoint_id, enabled)
-
-    async def continue_hold(self, hold: int | None) -> str:
-        self._note("continue", hold)
-        return "continued"
-
-    async def step(self, hold: int) -> str:
-        self._note("step", hold)
-        return "stepped"
-
-    async def disarm(self) -> None:
-        self._note("disarm")
+    async def ask(self, verb: Verb[Any]) -> Any:
+        self._note(verb)
+        return BreakpointVerdict(3, True, "") if isinstance(verb, SetBreakpoint) else _DONE[type(verb)]
 
     async def retry_now(self) -> None:
-        self._note("retry")
+        self._note(("retry",))
 
 
 def story() -> Script:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -16,6 +17,7 @@ from kvbm_console.core.ids import SlotState
 from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
+from kvbm_console.stream.verbs import ContinueHold, Verb
 from tests.tui.script import Mono, RecordedControls, S, Script, ScriptedFeed, connected, opening, story
 from tui import source, verbs
 from tui.app import ConsoleApp, choose_ascii, choose_theme, key_name
@@ -123,7 +125,7 @@ async def test_controls_are_called_and_answer_in_the_key_row() -> None:
         await console.pilot.press("2", "g", "c")
         await console.controls.called.wait()
         await console.pilot.pause()
-        assert console.controls.calls == [("continue", 1)]
+        assert console.controls.calls == [ContinueHold(1)]
         assert console.row(-1).strip() == "hold 1: continued"
         console.controls.called.clear()
         await console.pilot.press("b", "enter")
@@ -147,9 +149,8 @@ async def test_a_refused_call_is_told_and_nothing_breaks() -> None:
 @pytest.mark.asyncio
 async def test_a_call_that_never_answers_blocks_nothing() -> None:
     class Frozen(RecordedControls):
-        async def continue_hold(self, hold: int | None) -> str:
+        async def ask(self, verb: Verb[Any]) -> Any:
             await asyncio.Event().wait()
-            return "never"
 
     console = Console(story())
     console.session.controls = Frozen()

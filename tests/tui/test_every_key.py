@@ -22,6 +22,7 @@ from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Authority, SlotState, Tier
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Disconnected, FeedItem
+from kvbm_console.stream.verbs import Verb
 from tests.tui.desks import FakeActions, FakeTransport, desk_of
 from tests.tui.script import Mono, S, Script, connected, story
 from tui import debugging
@@ -179,7 +180,7 @@ LIVE: Final[dict[str, tuple[int, tuple[str, ...], str]]] = {
     "y": (1, ("down",), "call copy"), "e": (1, (), "call export"), "r": (0, (), "call retry"),
     "b": (2, (), "break to"), "c": (6, (), "call continue_hold"), "C": (0, (), "call continue_hold"),
     "s": (6, ("tab",), "call step"), "S": (0, (), "call step_pipeline"), "u": (6, ("tab",), "until"),
-    "X": (6, ("tab",), "call skip_candidate"), "D": (0, (), "Disarm all"), "F": (0, (), "Freeze the target"),
+    "X": (6, ("tab",), "call skip"), "D": (0, (), "Disarm all"), "F": (0, (), "Freeze the target"),
 }
 """Keys that work in every view: from which view, after which keys, and what is then on the screen or asked."""
 TAPE: Final[dict[str, tuple[int, tuple[str, ...], str]]] = {
@@ -228,7 +229,8 @@ def test_every_key_that_works_everywhere_has_a_case() -> None:
 def asked(actions: FakeActions) -> list[str]:
     """What a key asked, in words."""
     playback = actions.playback
-    told = [f"call {call[0]}" for call in [*actions.calls, *(playback.calls if playback is not None else [])]]
+    calls = [*actions.calls, *(playback.calls if playback is not None else [])]
+    told = [f"call {call.verb if isinstance(call, Verb) else call[0]}" for call in calls]
     return [*told, f"speed {playback.speed}"] if playback is not None else told
 
 

@@ -6,6 +6,7 @@ import pytest
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import SlotState
 from kvbm_console.stream.feed import EventsArrived, FeedItem
+from kvbm_console.stream.verbs import ContinueHold, Disarm, SetBreakpoint, StepSlot
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import Mono, S, connected, story
 from tui.desk import BREAKS, SLOT, SLOTS, TIMELINE, WARNINGS, WHY
@@ -69,23 +70,23 @@ def test_break_continue_step_and_disarm() -> None:
     assert desk.prompt is not None
     assert desk.prompt.text == "to finishing request rag-0002.7"
     press(desk, "enter")
-    assert actions.calls.pop() == (
-        "add_breakpoint", BreakpointSpec(to_state=SlotState.FINISHING, request="rag-0002.7"))
+    assert actions.calls.pop() == SetBreakpoint(
+        BreakpointSpec(to_state=SlotState.FINISHING, request="rag-0002.7"))
     press(desk, "c")
-    assert actions.calls.pop() == ("continue_hold", 1)
+    assert actions.calls.pop() == ContinueHold(1)
     press(desk, "s")
-    assert actions.calls.pop() == ("step", 1)
+    assert actions.calls.pop() == StepSlot(1)
     press(desk, "D")
     assert not actions.calls
     for key in ("y", "enter"):
         press(desk, key)
-    assert actions.calls.pop() == ("disarm",)
+    assert actions.calls.pop() == Disarm()
     press(desk, "D")
     for key in ("n", "enter"):
         press(desk, key)
     assert not actions.calls
     press(desk, "C")
-    assert actions.calls.pop() == ("continue_hold", None)
+    assert actions.calls.pop() == ContinueHold()
 
 
 @pytest.mark.parametrize("key", ["b", "c", "s", "D", "C"])

@@ -10,6 +10,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import HoldEnd, Note, OnTimeout, ResetMode, Site, SlotState, Suspend, WaitPoint
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
+from kvbm_console.stream.verbs import Drain, Reset, RunFor, Thaw
 from tests.tui.desks import desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, Script, connected, story
 from tui.desk import Desk
@@ -34,7 +35,7 @@ def test_a_frozen_target_says_so_on_every_view_until_when_and_f_thaws_it() -> No
     press(desk, "!")
     assert "by ann@host; goes on by itself in 21 s" in everything(desk, 160, 40)
     press(desk, "F")
-    assert desk.actions.calls == [("thaw",)], "without a question: it only lets go"
+    assert desk.actions.calls == [Thaw()], "without a question: it only lets go"
     assert desk.prompt is None
     script.emit(ev.Thawed, HoldEnd.CONTINUED, "ann@host", 0)
     desk.mirror.take(EventsArrived(script.events[-1:]), mono.at_ns)
@@ -60,7 +61,7 @@ def test_the_palette_runs_for_a_time_and_thaws_what_is_frozen() -> None:
     for text in (":run for 200ms", ":run for 1.5 s"):
         typed(desk, text)
         press(desk, "enter")
-    assert desk.actions.calls == [("run_for", 200 * MS), ("run_for", 1_500 * MS)]
+    assert desk.actions.calls == [RunFor(200 * MS), RunFor(1_500 * MS)]
     typed(desk, ":run for 200")
     press(desk, "enter")
     assert "expected a time with a unit such as 200ms or 5s, got '200'" in everything(desk)
@@ -73,11 +74,11 @@ def test_the_palette_resets_and_drains_after_a_question() -> None:
     live = len(desk.mirror.state.slots) if desk.mirror.state is not None else 0
     for text, question, otherwise, call in (
         (":reset", f"Forget what all tiers hold and end {live} live requests? y/n", "nothing was reset",
-         ("reset", ResetMode.LOGICAL)),
+         Reset()),
         (":reset physical", f"Overwrite and forget what all tiers hold and end {live} live requests? y/n",
-         "nothing was reset", ("reset", ResetMode.PHYSICAL)),
+         "nothing was reset", Reset(ResetMode.PHYSICAL)),
         (":drain 5s", f"Take no new request, wait 5 s at most for {live} live requests, then reset? y/n",
-         "nothing is drained", ("drain", 5 * S)),
+         "nothing is drained", Drain(5 * S)),
     ):
         desk.actions.calls.clear()
         typed(desk, text)

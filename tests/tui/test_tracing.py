@@ -10,6 +10,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import BreakpointAction, CandidateStatus, OnTimeout, Route, Site, SlotState, Suspend, Tier
 from kvbm_console.recording.reader import Recording
+from kvbm_console.stream.verbs import ContinueHold, Freeze, RemoveBreakpoint, SetBreakpoint, SkipCandidate, StepPipeline
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import S, connected, story
 from tests.tui.test_replay import RECORDINGS, Replay, command, replaying
@@ -221,16 +222,16 @@ def test_until_skip_pipeline_and_freeze_ask_the_target() -> None:
     assert "a state: initialized" in screen(desk)[-1]
     press(desk, "tab")
     press(desk, "enter")
-    assert actions.calls.pop() == ("continue_until", 1, SlotState.PREEMPTED)
+    assert actions.calls.pop() == ContinueHold(1, SlotState.PREEMPTED)
     press(desk, "X")
-    assert actions.calls.pop() == ("skip_candidate", 1)
+    assert actions.calls.pop() == SkipCandidate(1)
     press(desk, "S")
-    assert actions.calls.pop() == ("step_pipeline",)
+    assert actions.calls.pop() == StepPipeline()
     press(desk, "F")
     assert not actions.calls
     for key in ("y", "enter"):
         press(desk, key)
-    assert actions.calls.pop() == ("freeze",)
+    assert actions.calls.pop() == Freeze()
 
 
 def test_the_editor_says_what_would_have_hit() -> None:
@@ -311,9 +312,7 @@ def test_enter_edits_the_chosen_breakpoint() -> None:
     assert desk.prompt.text == "to decoding"
     for key in (*" once", "enter"):
         press(desk, "space" if key == " " else key)
-    (verb, spec) = actions.calls.pop()
-    assert verb == "add_breakpoint"
-    assert spec == BreakpointSpec(id=1, to_state=SlotState.DECODING, one_shot=True)
+    assert actions.calls.pop() == SetBreakpoint(BreakpointSpec(id=1, to_state=SlotState.DECODING, one_shot=True))
 
 
 # --- palette ---------------------------------------------------------------------------------------------------------
@@ -344,7 +343,7 @@ def test_a_command_with_an_argument_waits_for_it() -> None:
     assert desk.prompt.text == "delete "
     for key in ("1", "enter"):
         press(desk, key)
-    assert actions.calls.pop() == ("remove_breakpoint", 1)
+    assert actions.calls.pop() == RemoveBreakpoint(1)
     press(desk, ":")
     press(desk, "up")
     assert desk.prompt is not None

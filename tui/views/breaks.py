@@ -11,6 +11,7 @@ from kvbm_console.core.expression import Schema
 from kvbm_console.core.holds import BreakpointFacts, HoldFacts, stands_at
 from kvbm_console.core.ids import BreakpointAction, Suspend
 from kvbm_console.core.state import CacheState
+from kvbm_console.stream.verbs import EnableBreakpoint, RemoveBreakpoint
 
 from ..contracts import Table
 from ..desk import BREAKS, SLOT, Desk
@@ -223,9 +224,9 @@ class Breaks(Page):
         elif key in ("B", "x") and desk.may_control and self.breakpoint in state.breakpoints:
             assert self.breakpoint is not None
             if key == "B":
-                desk.actions.enable_breakpoint(self.breakpoint, not state.breakpoints[self.breakpoint].enabled)
+                desk.actions.ask(EnableBreakpoint(self.breakpoint, not state.breakpoints[self.breakpoint].enabled))
             else:
-                desk.actions.remove_breakpoint(self.breakpoint)
+                desk.actions.ask(RemoveBreakpoint(self.breakpoint))
                 self.breakpoint = None
         elif key == "enter" and desk.may_control and not self.on_holds and self.breakpoint in state.breakpoints:
             from ..debugging import ask_for_breakpoint  # which draws on the views

@@ -669,144 +669,6 @@ class RecordingReply(_message.Message):
     recorder: RecorderStatus
     def __init__(self, recorder: _Optional[_Union[RecorderStatus, _Mapping]] = ...) -> None: ...
 
-class ControlRequest(_message.Message):
-    __slots__ = ("id", "open", "renew", "set", "remove", "enable", "continue_hold", "step", "disarm", "step_pipeline", "run_for", "skip", "freeze", "thaw", "replace", "reset", "drain")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    RENEW_FIELD_NUMBER: _ClassVar[int]
-    SET_FIELD_NUMBER: _ClassVar[int]
-    REMOVE_FIELD_NUMBER: _ClassVar[int]
-    ENABLE_FIELD_NUMBER: _ClassVar[int]
-    CONTINUE_HOLD_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    DISARM_FIELD_NUMBER: _ClassVar[int]
-    STEP_PIPELINE_FIELD_NUMBER: _ClassVar[int]
-    RUN_FOR_FIELD_NUMBER: _ClassVar[int]
-    SKIP_FIELD_NUMBER: _ClassVar[int]
-    FREEZE_FIELD_NUMBER: _ClassVar[int]
-    THAW_FIELD_NUMBER: _ClassVar[int]
-    REPLACE_FIELD_NUMBER: _ClassVar[int]
-    RESET_FIELD_NUMBER: _ClassVar[int]
-    DRAIN_FIELD_NUMBER: _ClassVar[int]
-    id: int
-    open: OpenSession
-    renew: RenewLease
-    set: SetBreakpoint
-    remove: RemoveBreakpoint
-    enable: EnableBreakpoint
-    continue_hold: ContinueHold
-    step: StepSlot
-    disarm: Disarm
-    step_pipeline: StepPipeline
-    run_for: RunFor
-    skip: SkipCandidate
-    freeze: Freeze
-    thaw: Thaw
-    replace: ReplaceBreakpoints
-    reset: Reset
-    drain: Drain
-    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., renew: _Optional[_Union[RenewLease, _Mapping]] = ..., set: _Optional[_Union[SetBreakpoint, _Mapping]] = ..., remove: _Optional[_Union[RemoveBreakpoint, _Mapping]] = ..., enable: _Optional[_Union[EnableBreakpoint, _Mapping]] = ..., continue_hold: _Optional[_Union[ContinueHold, _Mapping]] = ..., step: _Optional[_Union[StepSlot, _Mapping]] = ..., disarm: _Optional[_Union[Disarm, _Mapping]] = ..., step_pipeline: _Optional[_Union[StepPipeline, _Mapping]] = ..., run_for: _Optional[_Union[RunFor, _Mapping]] = ..., skip: _Optional[_Union[SkipCandidate, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., thaw: _Optional[_Union[Thaw, _Mapping]] = ..., replace: _Optional[_Union[ReplaceBreakpoints, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
-
-class OpenSession(_message.Message):
-    __slots__ = ("name", "lease", "owner")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    LEASE_FIELD_NUMBER: _ClassVar[int]
-    OWNER_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    lease: bool
-    owner: str
-    def __init__(self, name: _Optional[str] = ..., lease: _Optional[bool] = ..., owner: _Optional[str] = ...) -> None: ...
-
-class RenewLease(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class SetBreakpoint(_message.Message):
-    __slots__ = ("spec",)
-    SPEC_FIELD_NUMBER: _ClassVar[int]
-    spec: BreakpointSpec
-    def __init__(self, spec: _Optional[_Union[BreakpointSpec, _Mapping]] = ...) -> None: ...
-
-class ReplaceBreakpoints(_message.Message):
-    __slots__ = ("specs",)
-    SPECS_FIELD_NUMBER: _ClassVar[int]
-    specs: _containers.RepeatedCompositeFieldContainer[BreakpointSpec]
-    def __init__(self, specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ...) -> None: ...
-
-class RemoveBreakpoint(_message.Message):
-    __slots__ = ("breakpoint",)
-    BREAKPOINT_FIELD_NUMBER: _ClassVar[int]
-    breakpoint: int
-    def __init__(self, breakpoint: _Optional[int] = ...) -> None: ...
-
-class EnableBreakpoint(_message.Message):
-    __slots__ = ("breakpoint", "enabled")
-    BREAKPOINT_FIELD_NUMBER: _ClassVar[int]
-    ENABLED_FIELD_NUMBER: _ClassVar[int]
-    breakpoint: int
-    enabled: bool
-    def __init__(self, breakpoint: _Optional[int] = ..., enabled: _Optional[bool] = ...) -> None: ...
-
-class ContinueHold(_message.Message):
-    __slots__ = ("hold", "until", "until_site")
-    HOLD_FIELD_NUMBER: _ClassVar[int]
-    UNTIL_FIELD_NUMBER: _ClassVar[int]
-    UNTIL_SITE_FIELD_NUMBER: _ClassVar[int]
-    hold: int
-    until: SlotState
-    until_site: Site
-    def __init__(self, hold: _Optional[int] = ..., until: _Optional[_Union[SlotState, str]] = ..., until_site: _Optional[_Union[Site, str]] = ...) -> None: ...
-
-class StepSlot(_message.Message):
-    __slots__ = ("hold",)
-    HOLD_FIELD_NUMBER: _ClassVar[int]
-    hold: int
-    def __init__(self, hold: _Optional[int] = ...) -> None: ...
-
-class Disarm(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class StepPipeline(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class RunFor(_message.Message):
-    __slots__ = ("duration_ns", "max_hold_ns")
-    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
-    MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
-    duration_ns: int
-    max_hold_ns: int
-    def __init__(self, duration_ns: _Optional[int] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
-
-class SkipCandidate(_message.Message):
-    __slots__ = ("hold",)
-    HOLD_FIELD_NUMBER: _ClassVar[int]
-    hold: int
-    def __init__(self, hold: _Optional[int] = ...) -> None: ...
-
-class Freeze(_message.Message):
-    __slots__ = ("max_hold_ns",)
-    MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
-    max_hold_ns: int
-    def __init__(self, max_hold_ns: _Optional[int] = ...) -> None: ...
-
-class Thaw(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class Reset(_message.Message):
-    __slots__ = ("mode",)
-    MODE_FIELD_NUMBER: _ClassVar[int]
-    mode: ResetMode
-    def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ...) -> None: ...
-
-class Drain(_message.Message):
-    __slots__ = ("deadline_ns",)
-    DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
-    deadline_ns: int
-    def __init__(self, deadline_ns: _Optional[int] = ...) -> None: ...
-
 class ControlReply(_message.Message):
     __slots__ = ("id", "opened", "verdict", "done", "refused", "verdicts", "reset", "drain")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -1106,6 +968,144 @@ class StandingRequests(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, requests: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ControlRequest(_message.Message):
+    __slots__ = ("id", "open", "renew", "set", "remove", "enable", "continue_hold", "step", "disarm", "step_pipeline", "run_for", "skip", "freeze", "thaw", "replace", "reset", "drain")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_HOLD_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DISARM_FIELD_NUMBER: _ClassVar[int]
+    STEP_PIPELINE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FOR_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_FIELD_NUMBER: _ClassVar[int]
+    THAW_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    open: OpenSession
+    renew: RenewLease
+    set: SetBreakpoint
+    remove: RemoveBreakpoint
+    enable: EnableBreakpoint
+    continue_hold: ContinueHold
+    step: StepSlot
+    disarm: Disarm
+    step_pipeline: StepPipeline
+    run_for: RunFor
+    skip: SkipCandidate
+    freeze: Freeze
+    thaw: Thaw
+    replace: ReplaceBreakpoints
+    reset: Reset
+    drain: Drain
+    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., renew: _Optional[_Union[RenewLease, _Mapping]] = ..., set: _Optional[_Union[SetBreakpoint, _Mapping]] = ..., remove: _Optional[_Union[RemoveBreakpoint, _Mapping]] = ..., enable: _Optional[_Union[EnableBreakpoint, _Mapping]] = ..., continue_hold: _Optional[_Union[ContinueHold, _Mapping]] = ..., step: _Optional[_Union[StepSlot, _Mapping]] = ..., disarm: _Optional[_Union[Disarm, _Mapping]] = ..., step_pipeline: _Optional[_Union[StepPipeline, _Mapping]] = ..., run_for: _Optional[_Union[RunFor, _Mapping]] = ..., skip: _Optional[_Union[SkipCandidate, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., thaw: _Optional[_Union[Thaw, _Mapping]] = ..., replace: _Optional[_Union[ReplaceBreakpoints, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class OpenSession(_message.Message):
+    __slots__ = ("name", "lease", "owner")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    lease: bool
+    owner: str
+    def __init__(self, name: _Optional[str] = ..., lease: _Optional[bool] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class RenewLease(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetBreakpoint(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: BreakpointSpec
+    def __init__(self, spec: _Optional[_Union[BreakpointSpec, _Mapping]] = ...) -> None: ...
+
+class ReplaceBreakpoints(_message.Message):
+    __slots__ = ("specs",)
+    SPECS_FIELD_NUMBER: _ClassVar[int]
+    specs: _containers.RepeatedCompositeFieldContainer[BreakpointSpec]
+    def __init__(self, specs: _Optional[_Iterable[_Union[BreakpointSpec, _Mapping]]] = ...) -> None: ...
+
+class RemoveBreakpoint(_message.Message):
+    __slots__ = ("breakpoint",)
+    BREAKPOINT_FIELD_NUMBER: _ClassVar[int]
+    breakpoint: int
+    def __init__(self, breakpoint: _Optional[int] = ...) -> None: ...
+
+class EnableBreakpoint(_message.Message):
+    __slots__ = ("breakpoint", "enabled")
+    BREAKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    breakpoint: int
+    enabled: bool
+    def __init__(self, breakpoint: _Optional[int] = ..., enabled: _Optional[bool] = ...) -> None: ...
+
+class ContinueHold(_message.Message):
+    __slots__ = ("hold", "until", "until_site")
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_SITE_FIELD_NUMBER: _ClassVar[int]
+    hold: int
+    until: SlotState
+    until_site: Site
+    def __init__(self, hold: _Optional[int] = ..., until: _Optional[_Union[SlotState, str]] = ..., until_site: _Optional[_Union[Site, str]] = ...) -> None: ...
+
+class StepSlot(_message.Message):
+    __slots__ = ("hold",)
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    hold: int
+    def __init__(self, hold: _Optional[int] = ...) -> None: ...
+
+class SkipCandidate(_message.Message):
+    __slots__ = ("hold",)
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    hold: int
+    def __init__(self, hold: _Optional[int] = ...) -> None: ...
+
+class Disarm(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StepPipeline(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunFor(_message.Message):
+    __slots__ = ("duration_ns", "max_hold_ns")
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+    duration_ns: int
+    max_hold_ns: int
+    def __init__(self, duration_ns: _Optional[int] = ..., max_hold_ns: _Optional[int] = ...) -> None: ...
+
+class Freeze(_message.Message):
+    __slots__ = ("max_hold_ns",)
+    MAX_HOLD_NS_FIELD_NUMBER: _ClassVar[int]
+    max_hold_ns: int
+    def __init__(self, max_hold_ns: _Optional[int] = ...) -> None: ...
+
+class Thaw(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Reset(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: ResetMode
+    def __init__(self, mode: _Optional[_Union[ResetMode, str]] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("deadline_ns",)
+    DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
+    deadline_ns: int
+    def __init__(self, deadline_ns: _Optional[int] = ...) -> None: ...
 
 class BreakpointSpec(_message.Message):
     __slots__ = ("id", "site", "request", "from_state", "to_state", "tier", "route", "action", "enabled", "one_shot", "ignore_count", "max_hold_ns", "name", "status", "condition", "hit_condition", "log", "suspend", "depends_on", "on_timeout", "expires_ns", "persist")

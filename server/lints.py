@@ -1,9 +1,9 @@
-"""The lints on a daemon's own stream, for its metrics: what needs a person now.
+"""The lints on a daemon's own stream, for its metrics.
 
 They look on from the ring, as a console does: nothing on the way of a stimulus and nothing in a scrape. They take an
 eighth of a core at most; where that is not enough they pass events over, count them, and go on from newer facts.
 
-Law of this file: what is told is what the lints find in the events that they saw; a scrape only reads numbers.
+Law of this file: the metrics tell what the lints find in the events that they saw; a scrape only reads numbers.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from kvbm_console.analysis.lints import ABOUT, Watch, current, stream_lints
+from kvbm_console.analysis.lints import LINTS, Watch, current, stream_lints
 from kvbm_console.core.snapshots import decode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.service import LeaderService, Snapshot
@@ -29,16 +29,13 @@ SHARE: Final = 8
 """A turn is followed by so many times its own time without one, less one: the console takes as much."""
 TURN_EVENTS: Final = 16_384
 """Events of one turn: some tens of milliseconds in a thread, between which the budget is looked at."""
-NOT_WATCHED: Final = ("held", "lost", "unfinished")
-"""Lints of other evidence: holds have metrics of their own, a stream that is watched has no end, and what is passed
-over here is not lost."""
 
 
 class LintWatch:
     """Watches one service from ``run`` on. ``active`` and ``passed_over`` are there to be read at any time."""
 
     def __init__(self, service: LeaderService) -> None:
-        self.active: Mapping[str, int] = dict.fromkeys((lint for lint in ABOUT if lint not in NOT_WATCHED), 0)
+        self.active: Mapping[str, int] = dict.fromkeys((name for name, lint in LINTS.items() if lint.on_stream), 0)
         """Lint to the problems that it has found and that are so now."""
         self.passed_over = 0
         """Events that were not looked at, because there was no time for them."""

@@ -3,7 +3,7 @@
 Law of this file: a visitor sees an event only while the facts around it are known, and never changes them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvbm_console.core.events import Event
@@ -27,3 +27,12 @@ class Visitor:
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
         """The evidence ends; ``state`` is None when it ends in ``gap``."""
+
+
+def merged(maps: Iterable[dict[type[Event], Handler]]) -> dict[type[Event], list[Handler]]:
+    """Kind of event to the handlers of all visitors, in their order."""
+    handlers: dict[type[Event], list[Handler]] = {}
+    for one in maps:
+        for kind, handler in one.items():
+            handlers.setdefault(kind, []).append(handler)
+    return handlers

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from kvbm_console.analysis.visitor import Handler, Visitor
+from kvbm_console.analysis.visitor import Handler, Visitor, merged
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import CorruptRecording
 from kvbm_console.core.events import Event, PoolKnown
@@ -85,8 +85,8 @@ class Walker:
         """Events folded so far."""
         self._name = name
         self._visitors = list(visitors)
-        self._before = _merged(one.before for one in self._visitors)
-        self._after = _merged(one.after for one in self._visitors)
+        self._before = merged(one.before for one in self._visitors)
+        self._after = merged(one.after for one in self._visitors)
         self._every = [one.every for one in self._visitors if one.every is not None]
         self._state: CacheState | None = None
         self._gap: GapSeen | None = None
@@ -109,14 +109,6 @@ class Walker:
         for one in self._visitors:
             one.ended(self._state, self._gap)
         return self._state
-
-
-def _merged(maps: Iterable[dict[type[Event], Handler]]) -> dict[type[Event], list[Handler]]:
-    merged: dict[type[Event], list[Handler]] = {}
-    for handlers in maps:
-        for kind, handler in handlers.items():
-            merged.setdefault(kind, []).append(handler)
-    return merged
 
 
 def _fold(

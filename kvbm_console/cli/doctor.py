@@ -14,7 +14,8 @@ from kvbm_console.cli.params import format_option, target_option
 from kvbm_console.cli.progress import progress
 
 if TYPE_CHECKING:
-    from kvbm_console.analysis.lints import Diagnosis, Finding
+    from kvbm_console.analysis.diagnosis import Diagnosis
+    from kvbm_console.analysis.lints import Finding
 
 MARKS: Final = ("!!", " ‖", " !", " ·")
 """By level, as on the console's screens."""
@@ -40,7 +41,7 @@ def doctor(
     Looks at a whole recording, or at what a live daemon still holds. Worst first, each with its event, why it is bad
     and what to do. Exit 0 when nothing is wrong, 1 otherwise.
     """
-    from kvbm_console.analysis.lints import diagnose, document
+    from kvbm_console.analysis.diagnosis import diagnose, document
 
     diagnosis = diagnose(evidence_from(path, target, run), progress())
     if form == "json":
@@ -105,9 +106,9 @@ def _seen(finding: "Finding", until_ns: int) -> str:
 
 
 def _explained(lint: str) -> list[str]:
-    from kvbm_console.analysis.lints import ABOUT
+    from kvbm_console.analysis.lints import LINTS
 
-    about = ABOUT[lint]
+    about = LINTS[lint]
     return [
         line for name, text in (("rule", about.threshold), ("bad", about.bad), ("do", about.do))
         for line in _wrapped(name, text)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvbm_console.analysis.lints import diagnose
+from kvbm_console.analysis.diagnosis import diagnose
 from kvbm_console.analysis.walk import Evidence, evidence_of
 from kvbm_console.core.audit import Lineage, Violation, audit
 from kvbm_console.core.events import Event, InvariantViolated

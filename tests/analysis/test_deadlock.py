@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from kvbm_console.analysis.lints import Finding, Level, diagnose
+from kvbm_console.analysis.diagnosis import diagnose
+from kvbm_console.analysis.lints import Finding, Level
 from kvbm_console.analysis.waits import standstill
 from kvbm_console.analysis.walk import Evidence, evidence_of
 from kvbm_console.cli.evidence import _collect, _copies

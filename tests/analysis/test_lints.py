@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbm_console.analysis.lints import ABOUT, Diagnosis, Finding, Level, Watch, all_lints, diagnose, document
-from kvbm_console.analysis.lints.model import FEW, Histogram, limit_of
-from kvbm_console.analysis.lints.slots import PinLeak
+from kvbm_console.analysis.diagnosis import Diagnosis, diagnose, document
+from kvbm_console.analysis.lints import LINTS, Finding, Level, Lint, Watch, all_lints
+from kvbm_console.analysis.lints.lint import FEW, Histogram, limit_of
+from kvbm_console.analysis.lints.process import audited
 from kvbm_console.analysis.lints.tiers import Thrash
 from kvbm_console.analysis.walk import Evidence, evidence_of
 from kvbm_console.core import events as ev
@@ -305,7 +306,7 @@ def test_a_publishers_queue_is_a_caution_where_it_is_small_and_a_note_where_nobo
     told = found(followed(size), "publisher_queue")
     assert [one.level for one in told] == ([] if level is None else [level])
     assert diagnose(followed(size)).ok == (level is not Level.CAUTION)
-    assert "max_queue_size of kv_events_config to its default of 100,000" in ABOUT["publisher_queue"].do
+    assert "max_queue_size of kv_events_config to its default of 100,000" in LINTS["publisher_queue"].do
 
 
 def test_an_engine_has_ended_until_it_is_back() -> None:
@@ -343,10 +344,20 @@ def test_a_promoted_copy_whose_link_does_not_begin_it_waits_as_well() -> None:
 
 
 def test_every_lint_is_brought_about() -> None:
-    assert set(BROUGHT_ABOUT) == set(ABOUT)
+    assert set(BROUGHT_ABOUT) == set(LINTS)
 
 
-@pytest.mark.parametrize("lint", sorted(ABOUT))
+@pytest.mark.parametrize("missing", ["name", "threshold", "bad", "do"])
+def test_a_lint_without_a_text_cannot_be_defined(missing: str) -> None:
+    texts = {"name": "torn", "threshold": "any", "bad": "it is torn", "do": "mend it"}
+    with pytest.raises(TypeError, match=f"lint Torn has no {missing}"):
+        type("Torn", (Lint,), {name: text for name, text in texts.items() if name != missing})
+    with pytest.raises(TypeError, match="lint Torn has the name of Thrash: thrash"):
+        type("Torn", (Lint,), {**texts, "name": "thrash"})
+    assert "torn" not in LINTS
+
+
+@pytest.mark.parametrize("lint", sorted(LINTS))
 def test_a_lint_speaks_with_evidence(lint: str) -> None:
     what = BROUGHT_ABOUT[lint]()
     diagnosis = diagnose(what)
@@ -470,7 +481,7 @@ def test_a_gap_forgets_what_was_full_before_it() -> None:
 def test_pins_without_a_holder_are_found_by_walking() -> None:
     tale = Tale()
     tale.state.pools[0].refs[7] += 1
-    findings = list(PinLeak().now(tale.state, 0))
+    findings = list(audited(tale.state, 0))
     assert {finding.lint for finding in findings} == {"pin_leak"}
     assert any("place 7" in finding.because for finding in findings)
 
@@ -480,8 +491,8 @@ def test_the_document_carries_threshold_explanation_and_what_to_do() -> None:
     (finding,) = told_["findings"]
     assert isinstance(told_["findings"], list)
     assert finding["level"] == "caution"
-    assert finding["threshold"] == ABOUT["thrash"].threshold
-    assert finding["do"] == ABOUT["thrash"].do
+    assert finding["threshold"] == LINTS["thrash"].threshold
+    assert finding["do"] == LINTS["thrash"].do
     assert msgspec.json.decode(msgspec.json.encode(told_)) == told_
     assert set(told_) == set(Diagnosis.__struct_fields__)
 

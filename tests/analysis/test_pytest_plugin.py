@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvbm_console import pytest_plugin
-from kvbm_console.analysis.lints import diagnose
+from kvbm_console.analysis.diagnosis import diagnose
 from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.core.stimuli import MatchRequested, RequestArrived
 from kvbm_console.recording.info import info_of

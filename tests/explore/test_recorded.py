@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from kvbm_console.analysis.lints import Level, diagnose
+from kvbm_console.analysis.diagnosis import diagnose
+from kvbm_console.analysis.lints import Level
 from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.cli import output
 from kvbm_console.cli.main import cli

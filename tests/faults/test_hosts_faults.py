@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from kvbm_console.analysis.lints import Watch
 from kvbm_console.analysis.lints.copies import SILENT_LEAST_NS, Slow
-from kvbm_console.analysis.lints.model import Finding, Level
-from kvbm_console.analysis.lints.watch import Watch
+from kvbm_console.analysis.lints.lint import Finding, Level
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.config import SECOND_NS

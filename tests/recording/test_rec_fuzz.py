@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbm_console.analysis.lints import diagnose
+from kvbm_console.analysis.diagnosis import diagnose
 from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.core import events as ev
 from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError

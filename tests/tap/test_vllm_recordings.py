@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvbm_console.analysis.diagnosis import diagnose
 from kvbm_console.analysis.diff import diff
 from kvbm_console.analysis.explain import explain
 from kvbm_console.analysis.export import export
-from kvbm_console.analysis.lints import diagnose
 from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.lints import ABOUT, Finding, Level, current
+from kvbm_console.analysis.lints import LINTS, Finding, Level, Lint, current
 from kvbm_console.core.events import SlotHeld
 from kvbm_console.core.slots import SlotFacts
 
@@ -21,41 +21,71 @@ from .mirror import Mirror
 from .numbers import S, count, duration, plain, plural, spoken
 from .waits import breakpoints_text
 
-DRAWN: Final = (
-    "deadlock", "stuck", "slow", "full", "thrash", "verdict", "wrong_bytes", "violation", "polled", "pin_leak",
-    "preempt_loop", "pending", "silent", "failed_copies", "straggler", "duplicate", "staged", "never_loaded",
-    "already_cached", "blocked", "late_reports", "reports_lost", "engine_ended", "publisher_queue", "dropped_with_room",
-)
-"""Lints of the stream. A hold, a loss and the recorder's state are drawn from what the session itself knows: their
-clocks and counts are of the connection, not of the events."""
-
-
-def library_findings(mirror: Mirror, now_ns: int) -> Iterator[Finding]:
-    """What the library's lints say now."""
-    for finding in current(mirror.watch.findings(mirror.state, now_ns), now_ns):
-        if finding.lint not in DRAWN or (finding.lint == "silent" and finding.request is not None):
-            continue  # a silent copy's slot is stuck, and says so with the rank
-        yield finding
-
-
 SHOW_AFTER_NS: Final = 2 * S
 LEAVE_AFTER_NS: Final = 5 * S
 LOSS_SHOWN_NS: Final = 300 * S
 """A loss needs attention for five minutes; the status row keeps the count for the whole run."""
-AT_ONCE: Final = ("held", "lost", "recorder", "part", "all_held", "frozen", "verdict")
-"""What shows as soon as it is true."""
 LEVELS: Final = {Level.FAULT: "fault", Level.HELD: "hold", Level.CAUTION: "caution"}
 MANY: Final = "+"
 """The end of the key of a problem that several requests have."""
-ACTIONS: Final = {
-    "slow": ("enter", "show them"), "pending": ("enter", "show them"), "full": ("6", "the tiers"),
-    "thrash": ("6", "the tiers"), "reports_lost": ("6", "the tiers"), "engine_ended": ("6", "the tiers"),
-    "publisher_queue": ("6", "the tiers"), "dropped_with_room": ("6", "the tiers"),
-    "deadlock": ("2", "the slots"),
+LOG: Final = ("9", "the log")
+COPIES: Final = ("enter", "show them")
+ACTIONS: Final = {"log": LOG, "slots": ("2", "the slots"), "tiers": ("6", "the tiers"), "transfers": COPIES}
+"""The action of a finding that is not about one request, by the view of its lint."""
+
+
+class SessionLint(msgspec.Struct, frozen=True):
+    """A warning about what the session itself knows: its clocks and counts are of the connection, not of the events."""
+
+    name: str
+    level: Level
+    action: tuple[str, str]
+    threshold: str
+    bad: str
+    do: str
+
+
+HELD: Final = SessionLint(
+    "held", Level.HELD, ("c", "continue now"), "any hold",
+    "A breakpoint stopped this request. It keeps its blocks until it goes on; its caller waits.",
+    "c continues it. It goes on by itself when its time is over, or when the session that holds it is gone.",
+)
+ALL_HELD: Final = SessionLint(
+    "all_held", Level.CAUTION, ("C", "continue all"), "every request in flight is held",
+    "Nothing moves any more: no step of the engine can finish anything.",
+    "C continues all, D also mutes the breakpoints. Otherwise the first hold ends by itself.",
+)
+FROZEN: Final = SessionLint(
+    "frozen", Level.CAUTION, ("F", "thaw now"), "the target is frozen",
+    "No engine forms an iteration and no copy is evaluated or begins: every request waits.",
+    "F thaws it. Otherwise it goes on by itself, at the latest when the longest freeze is over.",
+)
+LOST: Final = SessionLint(
+    "lost", Level.CAUTION, LOG, "any loss within the last 5 minutes",
+    "This console did not get some events: lists are exact again since the snapshot, but stories, rates and the "
+    "timeline have a hole, which is drawn.",
+    "The reader was too slow or away. Recordings of the daemon have the events if it records.",
+)
+PART: Final = SessionLint(
+    "part", Level.FAULT, LOG, "a part of the daemon ended within the last 5 minutes",
+    "A task or thread of the daemon ended by a bug. It is restarted; what it did may have a hole.",
+    "Report what the daemon's log says. If it does not run again, restart the daemon.",
+)
+RECORDER: Final = SessionLint(
+    "recorder", Level.FAULT, ("8", "the recorder"), "the recorder is degraded",
+    "Events are not being kept: what happens now cannot be replayed.",
+    "Free space on its disk, or point --record elsewhere; it goes on by itself as soon as it can write.",
+)
+AT_ONCE: Final = ("verdict", *(one.name for one in (HELD, ALL_HELD, FROZEN, LOST, PART, RECORDER)))
+"""Warnings that show as soon as they are true."""
+DRAWN: Final[dict[str, type[Lint]]] = {
+    name: lint for name, lint in LINTS.items() if lint.on_stream and lint.drawn and lint.level is not Level.NOTE
 }
-"""What to do about a lint of the library that is not about one request."""
-OF_ENGINES: Final = ("reports_lost", "engine_ended", "publisher_queue", "deadlock")
-"""Lints of the library about an engine: it is called as its daemon calls it."""
+"""Lints of the library whose findings are drawn."""
+TEXTS: Final[dict[str, SessionLint | type[Lint]]] = {
+    **{one.name: one for one in (HELD, ALL_HELD, FROZEN, LOST, PART, RECORDER)}, **DRAWN,
+}
+"""Every warning that may show, with its threshold, why it is bad and what to do."""
 
 
 class Warning(msgspec.Struct, frozen=True):
@@ -84,7 +114,7 @@ class Warning(msgspec.Struct, frozen=True):
 
 def slot_level(mirror: Mirror, slot: SlotFacts, now_ns: int) -> Level | None:
     """The mark of one slot: held, or what the library says of its stay; None when nothing is wrong with it."""
-    return Level.HELD if slot.hold is not None else mirror.stuck.level(slot, now_ns)
+    return Level.HELD if slot.hold is not None else mirror.stuck.level_of(slot, now_ns)
 
 
 def copy_level(mirror: Mirror, transfer: Transfer, now_ns: int) -> Level | None:
@@ -171,14 +201,25 @@ def _all(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
         return
     yield from _feed(mirror, mono_ns)
     yield from _holds(mirror, mono_ns)
-    for found in library_findings(mirror, mirror.now_ns(mono_ns)):
-        kind = f"stuck {found.what.partition(' ')[0]}" if found.lint == "stuck" else found.lint
-        action = ("enter", "its story") if found.request is not None else ACTIONS.get(found.lint, ("9", "the log"))
-        who = _named(mirror, found.who) if found.lint in OF_ENGINES else found.who
-        yield Warning(
-            f"{kind} {found.who}", found.level, who, found.what, found.because, action, found.request, kind,
-            order=found.weight, seq=found.seq,
-        )
+    now_ns = mirror.now_ns(mono_ns)
+    for found in current(mirror.watch.findings(mirror.state, now_ns), now_ns):
+        lint = DRAWN.get(found.lint)
+        # The slot of a silent copy is stuck, and says so with the rank.
+        if lint is not None and not (found.lint == "silent" and found.request is not None):
+            yield _of_library(mirror, lint, found)
+
+
+def _of_library(mirror: Mirror, lint: type[Lint], found: Finding) -> Warning:
+    kind = f"stuck {found.what.partition(' ')[0]}" if found.lint == "stuck" else found.lint
+    return Warning(
+        f"{kind} {found.who}", found.level, _named(mirror, found.who) if lint.of_engine else found.who, found.what,
+        found.because, ("enter", "its story") if found.request is not None else ACTIONS[lint.view], found.request,
+        kind, order=found.weight, seq=found.seq,
+    )
+
+
+def _of_session(lint: SessionLint, who: str, what: str, because: str, key: str = "") -> Warning:
+    return Warning(key or lint.name, lint.level, who, what, because, lint.action, kind=lint.name)
 
 
 def _named(mirror: Mirror, who: str) -> str:
@@ -192,27 +233,25 @@ def _feed(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
     if age is not None and age < LOSS_SHOWN_NS:
         gap = mirror.gaps[-1]
         exact = "state is exact again" if gap.end_ns is not None else "waiting for a snapshot"
-        yield Warning("lost", Level.CAUTION, plural(mirror.lost_events, "event"), f"lost {duration(age)} ago",
-                      f"{gap.reason}; {exact}", ("9", "the log"), kind="lost")
+        yield _of_session(
+            LOST, plural(mirror.lost_events, "event"), f"lost {duration(age)} ago", f"{gap.reason}; {exact}"
+        )
     beat = mirror.heartbeat
     if beat is not None and beat.recorder == "degraded":
-        yield Warning("recorder", Level.FAULT, "recorder", "degraded",
-                      f"{count(beat.not_recorded)} events not recorded; look at the disk", ("8", "the recorder"),
-                      kind="recorder")
+        yield _of_session(
+            RECORDER, "recorder", "degraded", f"{count(beat.not_recorded)} events not recorded; look at the disk"
+        )
     for at, sentence in enumerate(() if beat is None else beat.warnings):
         who, _, what = sentence.partition(" ended")
-        yield Warning(f"part {at}", Level.FAULT, plain(who), "ended", plain(what.lstrip(": ")), ("9", "the log"),
-                      kind="part")
+        yield _of_session(PART, plain(who), "ended", plain(what.lstrip(": ")), f"part {at}")
     assert mirror.state is not None
     if mirror.state.all_held:
-        yield Warning("all_held", Level.CAUTION, "everything", "held",
-                      f"{len(mirror.state.holds)} slots; nothing else moves", ("C", "continue all"), kind="all_held")
+        yield _of_session(ALL_HELD, "everything", "held", f"{len(mirror.state.holds)} slots; nothing else moves")
     frozen = mirror.state.frozen
     if frozen is not None:
         left = max(0, mirror.frozen_left_ns(mono_ns) or 0)
-        yield Warning("frozen", Level.CAUTION, "everything", "frozen",
-                      f"by {plain(frozen.by) or 'a breakpoint'}; goes on by itself in {left // S} s",
-                      ("F", "thaw now"), kind="frozen")
+        by = plain(frozen.by) or "a breakpoint"
+        yield _of_session(FROZEN, "everything", "frozen", f"by {by}; goes on by itself in {left // S} s")
 
 
 def _holds(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
@@ -225,8 +264,10 @@ def _holds(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
         if not hold.parked:
             because = f"at {breakpoints_text(hold.breakpoints)}; will stop at its next {hold.point.label}"
         age = mirror.hold_age_ns(hold.hold, mono_ns)
-        yield Warning(f"held {hold.hold}", Level.HELD, slot.request, f"held {duration(age)}", because,
-                      ("c", "continue now"), slot.request, "held", order=age, seq=_held_seq(mirror, hold.slot))
+        yield Warning(
+            f"held {hold.hold}", HELD.level, slot.request, f"held {duration(age)}", because, HELD.action, slot.request,
+            HELD.name, order=age, seq=_held_seq(mirror, hold.slot),
+        )
 
 
 def _held_seq(mirror: Mirror, slot: int) -> int | None:
@@ -239,48 +280,3 @@ def _held_seq(mirror: Mirror, slot: int) -> int | None:
 def ended_text(warning: Warning) -> str:
     """``ended 3 s ago``, empty while it is true."""
     return "" if warning.ended_ns is None else f"ended {spoken(warning.ended_ns)} ago"
-
-
-class LintText(msgspec.Struct, frozen=True):
-    """What is told of a lint beside its evidence."""
-
-    threshold: str
-    why: str
-    what: str
-
-
-TEXTS: Final[dict[str, LintText]] = {
-    "held": LintText(
-        "any hold",
-        "Somebody stopped this request with a breakpoint. It keeps its blocks until it goes on; its caller waits.",
-        "c continues it. It goes on by itself when its time is over, or when the session that holds it is gone.",
-    ),
-    "all_held": LintText(
-        "every request in flight is held",
-        "Nothing moves any more: no step of the engine can finish anything.",
-        "C continues all, D also mutes the breakpoints. Otherwise the first hold ends by itself.",
-    ),
-    "frozen": LintText(
-        "the target is frozen",
-        "No engine forms an iteration and no copy is evaluated or begins: every request waits.",
-        "F thaws it. Otherwise it goes on by itself, at the latest when the longest freeze is over.",
-    ),
-    "lost": LintText(
-        "any loss within the last 5 minutes",
-        "This console did not get some events: lists are exact again since the snapshot, but stories, rates and the "
-        "timeline have a hole, which is drawn.",
-        "The reader was too slow or away. Recordings of the daemon have the events if it records.",
-    ),
-    "part": LintText(
-        "a part of the daemon ended within the last 5 minutes",
-        "A task or thread of the daemon ended by a bug. It is restarted; what it did may have a hole.",
-        "Report what the daemon's log says. If it does not run again, restart the daemon.",
-    ),
-    "recorder": LintText(
-        "the recorder is degraded",
-        "Events are not being kept: what happens now cannot be replayed.",
-        "Free space on its disk, or point --record elsewhere; it goes on by itself as soon as it can write.",
-    ),
-}
-"""Lint to its texts."""
-TEXTS.update({lint: LintText(ABOUT[lint].threshold, ABOUT[lint].bad, ABOUT[lint].do) for lint in DRAWN})

@@ -12,7 +12,7 @@ from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
 from ..draw.table import MOVES, moved
 from ..model.filters import WARNINGS as SCHEMA
-from ..model.lints import MANY, TEXTS, Warning, ended_text, fold, tally
+from ..model.lints import COPIES, MANY, TEXTS, Warning, ended_text, fold, tally
 from ..model.numbers import count, cut, plain
 from .page import Page
 
@@ -136,7 +136,7 @@ def open_warning(desk: Desk, warning: Warning) -> None:
         desk.select(warning.request)
         desk.event = warning.seq
         desk.go(SLOT)
-    elif warning.lint == "slow":
+    elif warning.action == COPIES:
         desk.go(TRANSFERS)
     elif warning.action[0].isdigit():
         desk.go(int(warning.action[0]) - 1)
@@ -163,7 +163,7 @@ def _detail(desk: Desk, warning: Warning, width: int) -> list[Line]:
     head.put(warning.what, words.LEVEL_ROLE[warning.level])
     lines = [head.line("" if desk.tall else "bar", width)]
     evidence = plain(warning.because) + (f"; since seq {count(warning.seq)}" if warning.seq is not None else "")
-    parts = [("evidence", evidence), ("limit", text.threshold), ("why bad", text.why), ("what to do", text.what)]
+    parts = [("evidence", evidence), ("limit", text.threshold), ("why bad", text.bad), ("what to do", text.do)]
     for name, told in parts:
         for index, piece in enumerate(wrap(told, width - 15)):
             row = Row().put(f" {name if index == 0 else ''}", "muted").to(13)

@@ -8,8 +8,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Histogram, Level, limit_of, plural, spoken
-from kvbm_console.analysis.lints.rule import Lint
+from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Histogram, Level, Lint, limit_of, plural, spoken
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import CandidateStatus, Route
@@ -51,7 +50,19 @@ class _Slowness(msgspec.Struct):
 
 
 class Pending(Lint):
-    """Candidates that nobody decides, and copies that wait for their link."""
+    """Candidates that wait for a decision, and copies that wait for their link."""
+
+    name = "pending"
+    threshold = (
+        "a copy not begun for more than 4 × p99 of its route, at least 2 s; 10 s while fewer than 20 were seen"
+    )
+    bad = "blocks that should be saved or loaded wait in line"
+    do = (
+        "look at what stands in front of it: a closed pipeline or a full tier below holds all of them, a busy link "
+        "those that are promoted"
+    )
+    ends = True
+    view = "transfers"
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,11 +127,20 @@ class Pending(Lint):
             ):
                 seq = self._seq.get(candidate.candidate, 0)
                 waiting.setdefault(candidate.route, _Slowness()).add(seq, candidate.planned_ns, at_ns, age)
-        yield from _by_route("pending", self._late, waiting, self.usual, PENDING_LEAST_NS, "waiting candidate")
+        yield from _by_route(self, self._late, waiting, self.usual, PENDING_LEAST_NS, "waiting candidate")
 
 
 class Slow(Lint):
     """Copies that are long on the wire."""
+
+    name = "slow"
+    threshold = (
+        "a copy on the wire for more than 4 × p99 of its route, at least 100 ms; 10 s while fewer than 20 were seen"
+    )
+    bad = "requests that wait for the load wait with it, and its places stay pinned at both ends"
+    do = "look at the link or disk of this route"
+    ends = True
+    view = "transfers"
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +179,7 @@ class Slow(Lint):
         return limit_of(self.usual.get(route), WIRE_LEAST_NS)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Per route: those that are slow now, else those that were; a silent one is a finding of its own."""
+        """For each route the copies that are slow now, else those that were. A silent copy is a ``Silent``."""
         running: dict[Route, _Slowness] = {}
         for candidate in () if state is None else state.candidates.values():
             if state is None or candidate.started_ns is None or candidate.operation is None:
@@ -171,29 +191,36 @@ class Slow(Lint):
             if age > max(SILENT_LEAST_NS, SILENT_FACTOR * limit) and not (slot is not None and slot.hold is not None):
                 reported = state.operations[candidate.operation].reported
                 told = f"{plural(len(reported), 'rank')} reported" if reported else "no rank reported"
-                yield Finding(
-                    lint="silent", level=Level.FAULT, who=f"op {candidate.operation}",
-                    what=f"{arrow(candidate.route)} {spoken(age)}",
-                    because=f"{told}; {plural(len(candidate.hashes), 'block')} pinned at both ends", seq=seq,
-                    request=None if slot is None else slot.request, since_ns=candidate.started_ns, weight=age,
-                    slot=None if slot is None else str(slot.slot),
+                yield Silent.finding(
+                    f"op {candidate.operation}", f"{arrow(candidate.route)} {spoken(age)}",
+                    f"{told}; {plural(len(candidate.hashes), 'block')} pinned at both ends", seq=seq, slot=slot,
+                    since_ns=candidate.started_ns, weight=age,
                 )
             elif age > limit:
                 running.setdefault(candidate.route, _Slowness()).add(seq, candidate.started_ns, at_ns, age)
-        yield from _by_route("slow", self._late, running, self.usual, WIRE_LEAST_NS, "slow copy")
+        yield from _by_route(self, self._late, running, self.usual, WIRE_LEAST_NS, "slow copy")
         for number in () if state is None else state.late:
             seq, since_ns = self._away[number]
             if at_ns - since_ns > SILENT_LEAST_NS:
-                yield Finding(
-                    lint="silent", level=Level.FAULT, who=f"op {number}",
-                    what=f"quarantined {spoken(at_ns - since_ns)}",
-                    because="it ran when the leader was reset and has not reported since; its places stay out of use",
+                yield Silent.finding(
+                    f"op {number}", f"quarantined {spoken(at_ns - since_ns)}",
+                    "it ran when the leader was reset and has not reported since; its places stay out of use",
                     seq=seq, since_ns=since_ns, weight=at_ns - since_ns,
                 )
 
 
+class Silent(Lint):
+    """Copies that started and do not end. ``Slow`` tells them, because it knows the usual time of their route."""
+
+    name = "silent"
+    level = Level.FAULT
+    threshold = "a copy without all its reports for 30 s and for 4 × the limit of its route"
+    bad = "a report that never comes pins the places of the copy for ever, and its request never ends"
+    do = "look at the worker of the silent rank; a reset frees the places when it reports or is gone"
+
+
 def _by_route(
-    lint: str, late: dict[Route, _Slowness], now: dict[Route, _Slowness], usual: dict[Route, Histogram],
+    lint: Lint, late: dict[Route, _Slowness], now: dict[Route, _Slowness], usual: dict[Route, Histogram],
     least_ns: int, word: str,
 ) -> Iterator[Finding]:
     for route in sorted({*late, *now}):
@@ -202,16 +229,21 @@ def _by_route(
         assert one is not None
         limit = spoken(limit_of(usual.get(route), least_ns))
         earlier = f", {was.count:,} before" if was is not None and is_ is not None else ""
-        yield Finding(
-            lint=lint, level=Level.CAUTION, who=arrow(route), what=plural(one.count, word),
-            because=f"longest {spoken(one.longest_ns)}, limit {limit}{earlier}", seq=one.seq,
-            evidence=tuple(one.evidence), since_ns=one.since_ns, until_ns=None if is_ is not None else one.until_ns,
+        yield lint.finding(
+            arrow(route), plural(one.count, word), f"longest {spoken(one.longest_ns)}, limit {limit}{earlier}",
+            seq=one.seq, evidence=one.evidence, since_ns=one.since_ns,
+            until_ns=None if is_ is not None else one.until_ns,
             count=one.count + (was.count if was is not None and is_ is not None else 0), weight=one.longest_ns,
         )
 
 
 class FailedCopies(Lint):
     """Copies that did not arrive."""
+
+    name = "failed_copies"
+    threshold = "one copy that failed"
+    bad = "hits are taken back and computed again; blocks that should be kept are lost"
+    do = "read the error that the rank reported"
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,15 +263,20 @@ class FailedCopies(Lint):
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
         """Per route."""
         for route, (seen, error) in sorted(self._failed.items()):
-            yield Finding(
-                lint="failed_copies", level=Level.CAUTION, who=arrow(route), what=plural(seen.count, "failed copy"),
-                because=f"last error: {error or 'none given'}", seq=seen.evidence[0], evidence=tuple(seen.evidence),
-                since_ns=seen.since_ns, until_ns=seen.until_ns, count=seen.count, weight=seen.count,
+            yield self.finding(
+                arrow(route), plural(seen.count, "failed copy"), f"last error: {error or 'none given'}",
+                seq=seen.evidence[0], evidence=seen.evidence, since_ns=seen.since_ns,
+                until_ns=seen.until_ns, count=seen.count, weight=seen.count,
             )
 
 
 class Straggler(Lint):
     """The last copy of a batch, long behind the others."""
+
+    name = "straggler"
+    threshold = "the last copy of a batch needs 4 × the time of the others, and 100 ms more"
+    bad = "the request waits for the slowest part of its load"
+    do = "look at the tier that the straggler reads from"
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,10 +306,9 @@ class Straggler(Lint):
         if last - began > STRAGGLER_FACTOR * (others - began) and last - others > STRAGGLER_LEAST_NS:
             self._count += 1
             if self._worst is None or last - others > self._worst.weight:
-                self._worst = Finding(
-                    lint="straggler", level=Level.CAUTION, who=f"batch {e.batch}",
-                    what=f"its last copy {spoken(last - others)} late",
-                    because=f"candidate {candidate} took {spoken(last - began)}, the others {spoken(others - began)}",
+                self._worst = self.finding(
+                    f"batch {e.batch}", f"its last copy {spoken(last - others)} late",
+                    f"candidate {candidate} took {spoken(last - began)}, the others {spoken(others - began)}",
                     seq=e.seq, since_ns=others, until_ns=last, weight=last - others,
                 )
 

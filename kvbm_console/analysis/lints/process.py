@@ -1,4 +1,4 @@
-"""Lints about the process: events lost, the recorder, the clock, the loop, bugs, late reports, an end that is missing.
+"""Lints about the process: lost events, the recorder, the clock, the loop, bugs, late reports, a missing end.
 
 Law of this file: what the evidence does not hold is said first.
 """
@@ -7,112 +7,168 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Level, plural
-from kvbm_console.analysis.lints.rule import Lint
+import msgspec
+
+from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Level, Lint, plural
+from kvbm_console.analysis.lints.slots import PinLeak
 from kvbm_console.core import events as ev
+from kvbm_console.core.audit import audit
 from kvbm_console.core.ids import Note
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import GapSeen
 
 LATE_REPORTS: Final = 10
 VERDICT_WEIGHT: Final = 2**62
-"""Before all others of its level, which are durations and counts."""
+"""In front of all others of its level, which are durations and counts."""
 
 
 class Lost(Lint):
     """Events that are missing."""
 
+    name = "lost"
+    threshold = "any event that is missing"
+    bad = "what happened there is not known; behind it everything is exact again"
+    do = "give the recorder or the reader more room, or look at the disk"
+    on_stream = False
+
     def __init__(self) -> None:
         super().__init__()
         self.events = 0
-        self._last_ns = 0
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Behind a gap everything is exact again."""
         if gap is not None:
             self._seen(gap, state.at_ns, "state is exact again")
 
-    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """The gaps."""
-        yield from self.past
-
-    def end(self, gap: GapSeen) -> None:
-        """The evidence ends in a gap."""
-        self._seen(gap, 0, "the evidence ends in it")
-
-    def _seen(self, gap: GapSeen, at_ns: int, then: str) -> None:
-        self.events += gap.count
-        self.over(Finding(
-            lint="lost", level=Level.CAUTION, who=plural(gap.count, "event"), what="lost",
-            because=f"{gap.first:,} to {gap.last:,}: {gap.reason}; {then}", seq=gap.first, evidence=(gap.last,),
-            since_ns=at_ns, until_ns=at_ns, count=gap.count, weight=gap.count,
-        ))
-
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
         """Maybe in a gap."""
         if gap is not None:
-            self.end(gap)
+            self._seen(gap, 0, "the evidence ends in it")
+
+    def _seen(self, gap: GapSeen, at_ns: int, then: str) -> None:
+        self.events += gap.count
+        self.over(self.finding(
+            plural(gap.count, "event"), "lost", f"{gap.first:,} to {gap.last:,}: {gap.reason}; {then}", seq=gap.first,
+            evidence=(gap.last,), since_ns=at_ns, until_ns=at_ns, count=gap.count, weight=gap.count,
+        ))
 
 
-class Notes(Lint):
-    """What the process said about itself."""
+class Degraded(Lint):
+    """The recorder dropped events."""
+
+    name = "recorder"
+    threshold = "the recorder was degraded"
+    bad = "events were published and not recorded"
+    do = "free space where the recording goes, or record elsewhere"
+    drawn = False
 
     def __init__(self) -> None:
         super().__init__()
-        self._degraded: ev.Noted | None = None
-        self._blocked: list[ev.Noted] = []
+        self._began: ev.Noted | None = None
         self.after = {ev.Noted: self._noted}
 
     def _noted(self, e: ev.Noted, state: CacheState) -> None:
         if e.note is Note.RECORDER_DEGRADED:
-            self._degraded = self._degraded or e
+            self._began = self._began or e
         elif e.note is Note.RECORDER_RESUMED:
             # In the recording itself the first note is usually part of what was lost.
-            self.over(self._recorder(self._degraded or e, e))
-            self._degraded = None
-        elif e.note is Note.CLOCK_STEPPED:
-            self.over(Finding(
-                lint="clock", level=Level.NOTE, who="clock", what=f"stepped {e.detail}",
-                because="order and ages are unaffected", seq=e.seq, since_ns=e.at_ns, until_ns=e.at_ns,
+            began, self._began = self._began or e, None
+            self.over(self.finding(
+                "recorder", "degraded", e.detail or "events were not recorded", seq=began.seq, evidence=(e.seq,),
+                since_ns=began.at_ns, until_ns=e.at_ns,
             ))
-        elif e.note is Note.VERDICT:
-            self.over(_verdict(e, state))
-        elif e.note is Note.LOOP_BLOCKED:
-            self.over(Finding(
-                lint="blocked", level=Level.CAUTION, who="daemon", what="stood still", because=e.detail or "no detail",
-                seq=e.seq, since_ns=e.at_ns, until_ns=e.at_ns,
-            ))
-
-    def _recorder(self, began: ev.Noted, ended: ev.Noted | None) -> Finding:
-        return Finding(
-            lint="recorder", level=Level.FAULT if ended is None else Level.CAUTION, who="recorder", what="degraded",
-            because=(ended or began).detail or "events were not recorded", seq=began.seq,
-            evidence=() if ended is None else (ended.seq,), since_ns=began.at_ns,
-            until_ns=None if ended is None else ended.at_ns,
-        )
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """All of them."""
+        """Also where the facts are not known."""
         yield from self.past
-        if self._degraded is not None:
-            yield self._recorder(self._degraded, None)
+        if self._began is not None:
+            yield self.finding(
+                "recorder", "degraded", self._began.detail or "events were not recorded", seq=self._began.seq,
+                level=Level.FAULT, since_ns=self._began.at_ns,
+            )
 
 
-def _verdict(e: ev.Noted, state: CacheState) -> Finding:
-    """The run ended here, so it is still so; the request is the first live one that the sentence names."""
-    monitor, _, sentence = e.detail.partition(": ")
-    named = re.findall(r"\brequest (\S+)", sentence)
-    slots = [slot for slot in state.slots.values() if slot.request in named]
-    slot = min(slots, key=lambda one: named.index(one.request), default=None)
-    return Finding(
-        lint="verdict", level=Level.FAULT, who="engine" if slot is None else slot.request, what=monitor,
-        because=sentence or "no sentence was recorded", seq=e.seq, request=None if slot is None else slot.request,
-        slot=None if slot is None else str(slot.slot), since_ns=e.at_ns, weight=VERDICT_WEIGHT,
+class ClockStepped(Lint):
+    """The wall clock moved."""
+
+    name = "clock"
+    level = Level.NOTE
+    threshold = "the wall clock moved by itself"
+    bad = "times of the wall before and behind it cannot be compared; order and ages are not affected"
+    do = "nothing here; look at the time service of the machine"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after = {ev.Noted: self._noted}
+
+    def _noted(self, e: ev.Noted, state: CacheState) -> None:
+        if e.note is Note.CLOCK_STEPPED:
+            self.over(self.finding(
+                "clock", f"stepped {e.detail}", "order and ages are unaffected", seq=e.seq, since_ns=e.at_ns,
+                until_ns=e.at_ns,
+            ))
+
+
+class LoopBlocked(Lint):
+    """The daemon's event loop stood still."""
+
+    name = "blocked"
+    threshold = "the daemon's loop stood still"
+    bad = "the daemon answered nothing meanwhile, and holds went past their time"
+    do = "look at what the daemon was called for; an interceptor that blocks is the usual cause"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after = {ev.Noted: self._noted}
+
+    def _noted(self, e: ev.Noted, state: CacheState) -> None:
+        if e.note is Note.LOOP_BLOCKED:
+            self.over(self.finding(
+                "daemon", "stood still", e.detail or "no detail", seq=e.seq, since_ns=e.at_ns, until_ns=e.at_ns
+            ))
+
+
+class Judged(Lint):
+    """A run that a monitor of ``explore`` ended."""
+
+    name = "verdict"
+    level = Level.FAULT
+    threshold = "the run ended here with a finding of `explore`"
+    bad = "the engine, its connector or the leader did what the named monitor forbids"
+    do = (
+        "step back from here to see the course of it; the scenario, a reproduction and a text for an issue lie beside "
+        "the recording"
     )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after = {ev.Noted: self._noted}
+
+    def _noted(self, e: ev.Noted, state: CacheState) -> None:
+        """The run ended here, so it is still so; the request is the first live one that the sentence names."""
+        if e.note is not Note.VERDICT:
+            return
+        monitor, _, sentence = e.detail.partition(": ")
+        named = re.findall(r"\brequest (\S+)", sentence)
+        slots = [slot for slot in state.slots.values() if slot.request in named]
+        slot = min(slots, key=lambda one: named.index(one.request), default=None)
+        self.over(self.finding(
+            "engine" if slot is None else slot.request, monitor, sentence or "no sentence was recorded", seq=e.seq,
+            slot=slot, since_ns=e.at_ns, weight=VERDICT_WEIGHT,
+        ))
 
 
 class WrongBytes(Lint):
     """Blocks whose bytes a worker found wrong; one finding for each engine and kind of fault."""
+
+    name = "wrong_bytes"
+    level = Level.FAULT
+    threshold = "one block whose bytes differ from those that a store had taken"
+    bad = "the model reads or will read another context than the request has, and nothing else tells"
+    do = (
+        "the edge that is named was missing: report it to the engine's or connector's project. Set \"action\": "
+        "\"recompute\" of sanitize until it is mended"
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,29 +186,59 @@ class WrongBytes(Lint):
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
         """All of them: wrong bytes stay wrong."""
         for key, (first, *more) in self._seen.items():
-            yield Finding(
-                lint="wrong_bytes", level=Level.FAULT, who=first.request or f"source {first.source}",
-                what="wrong bytes", because=f"{first.kind}: {first.edge}", seq=first.seq,
-                evidence=tuple(e.seq for e in more), request=first.request or None, since_ns=first.at_ns,
+            yield self.finding(
+                first.request or f"source {first.source}", "wrong bytes", f"{first.kind}: {first.edge}", seq=first.seq,
+                evidence=(e.seq for e in more), request=first.request or None, since_ns=first.at_ns,
                 count=self._times[key], weight=self._times[key],
             )
 
 
-class Bugs(Lint):
-    """Broken invariants that the core caught, and reports that nobody waits for."""
+class Violation(Lint):
+    """Broken invariants that the core caught. Of a whole recording, ``audited`` finds more of them."""
+
+    name = "violation"
+    level = Level.FAULT
+    threshold = "a broken invariant"
+    bad = "the core caught itself in a mistake; the stimulus was refused and the facts are as before it"
+    do = "keep the recording and report it: this is a bug"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after = {ev.InvariantViolated: self._violated}
+
+    def _violated(self, e: ev.InvariantViolated, state: CacheState) -> None:
+        self.over(self.finding(
+            "leader", f"{e.rule} broken",
+            e.detail.splitlines()[0] if e.detail else "a stimulus was refused, the facts are unchanged", seq=e.seq,
+            since_ns=e.at_ns, until_ns=e.at_ns,
+        ))
+
+
+def audited(state: CacheState, at_ns: int) -> Iterator[Finding]:
+    """Invariants that these facts break. It walks all places, so no stream is watched with it."""
+    for broken in audit(state):
+        lint: type[Lint] = PinLeak if broken.rule == "I2" else Violation
+        finding = lint.finding(
+            "facts" if broken.slot is None else f"slot {broken.slot}", f"{broken.rule} broken", broken.detail,
+            seq=state.seq - 1, since_ns=at_ns,
+        )
+        yield finding if broken.slot is None else msgspec.structs.replace(finding, slot=str(broken.slot))
+
+
+class LateReports(Lint):
+    """Reports of copies that the leader does not wait for."""
+
+    name = "late_reports"
+    threshold = "10 reports refused as duplicate, late or of an older epoch"
+    bad = "a worker reports copies that the leader does not wait for; its bookkeeping and ours differ"
+    do = "look at the worker that sends them"
+    whole_run = True
 
     def __init__(self) -> None:
         super().__init__()
         self._refused: dict[str, list[int]] = {}
         self._times: dict[str, int] = {}
-        self.after = {ev.InvariantViolated: self._violated, ev.CompletionRefused: self._late}
-
-    def _violated(self, e: ev.InvariantViolated, state: CacheState) -> None:
-        self.over(Finding(
-            lint="violation", level=Level.FAULT, who="leader", what=f"{e.rule} broken",
-            because=e.detail.splitlines()[0] if e.detail else "a stimulus was refused, the facts are unchanged",
-            seq=e.seq, since_ns=e.at_ns, until_ns=e.at_ns,
-        ))
+        self.after = {ev.CompletionRefused: self._late}
 
     def _late(self, e: ev.CompletionRefused, state: CacheState) -> None:
         self._times[e.why] = self._times.get(e.why, 0) + 1
@@ -161,12 +247,22 @@ class Bugs(Lint):
             kept.append(e.seq)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """All of them."""
-        yield from self.past
+        """One finding for each reason of refusal, over all of the evidence."""
         for why, times in self._times.items():
             if times >= LATE_REPORTS:
                 seqs = self._refused[why]
-                yield Finding(
-                    lint="late_reports", level=Level.CAUTION, who="workers", what=plural(times, "refused report"),
-                    because=why, seq=seqs[0], evidence=tuple(seqs), until_ns=at_ns, count=times, weight=times,
+                yield self.finding(
+                    "workers", plural(times, "refused report"), why, seq=seqs[0], evidence=seqs, until_ns=at_ns,
+                    count=times, weight=times,
                 )
+
+
+class Unfinished(Lint):
+    """A recording without its closing mark; ``diagnose`` tells it, because no event does."""
+
+    name = "unfinished"
+    level = Level.NOTE
+    threshold = "a recording without its closing mark"
+    bad = "it is still being written, or its daemon was killed; what is there is whole"
+    do = "'rec recover' makes it whole"
+    on_stream = False

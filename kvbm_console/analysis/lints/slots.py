@@ -9,11 +9,9 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Histogram, Level, limit_of, plural, spoken
-from kvbm_console.analysis.lints.rule import Lint
+from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Histogram, Level, Lint, limit_of, plural, spoken
 from kvbm_console.analysis.waits import WORKING, Standstill, blocks_text, circle, free_blocks, standstill
 from kvbm_console.core import events as ev
-from kvbm_console.core.audit import audit
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.slots import CandidateFacts, SlotFacts
@@ -58,7 +56,18 @@ class _Stay(msgspec.Struct):
 
 
 class Stuck(Lint):
-    """A slot that stays in one state for much longer than is usual, and engines in which no request can go on."""
+    """A slot that stays in one state for much longer than is usual."""
+
+    name = "stuck"
+    threshold = (
+        "in one state for more than 4 × p99 of such stays, at least 2 s; 10 s while fewer than 20 were seen"
+    )
+    bad = "the request neither computes nor ends, and keeps its blocks from others"
+    do = (
+        "look at what it waits for. A copy without a report points at its worker, blocks at the size of the tier. An "
+        "abort or a reset frees what it holds"
+    )
+    ends = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +170,7 @@ class Stuck(Lint):
             stay.held_ns += e.at_ns - stay.held_since_ns
             stay.held_since_ns = None
 
-    def level(self, slot: SlotFacts, at_ns: int) -> Level | None:
+    def level_of(self, slot: SlotFacts, at_ns: int) -> Level | None:
         """How bad the stay of this slot is at this time; None while it is as usual, or while somebody holds it."""
         stay = self._stays.get(slot.slot)
         if stay is None or slot.state not in WATCHED or slot.hold is not None:
@@ -183,7 +192,7 @@ class Stuck(Lint):
                 yield self._deadlock(still, since_ns, at_ns)
         for number, stay in self._stays.items():
             slot = state.slots.get(number)
-            if slot is not None and number not in explained and self.level(slot, at_ns) is not None:
+            if slot is not None and number not in explained and self.level_of(slot, at_ns) is not None:
                 evidence = [seq for copy in sorted(slot.outstanding) for seq in self._copies.get(copy, ())]
                 yield self._finding(
                     state, slot, stay, stay.age(at_ns), why_stuck(state, slot), None, tuple(evidence[:EVIDENCE_MAX])
@@ -197,10 +206,9 @@ class Stuck(Lint):
     def _deadlock(self, still: Standstill, since_ns: int, at_ns: int) -> Finding:
         stays = [self._stays[slot.slot].seq for slot in still.waiting if slot.slot in self._stays]
         age = at_ns - since_ns
-        return Finding(
-            lint="deadlock", level=Level.FAULT, who=f"engine {still.source}", what=f"deadlock {spoken(age)}",
-            because=circle(still), seq=stays[0] if stays else 0, evidence=tuple(stays[1 : EVIDENCE_MAX + 1]),
-            since_ns=since_ns, count=len(still.waiting), weight=age,
+        return Deadlock.finding(
+            f"engine {still.source}", f"deadlock {spoken(age)}", circle(still), seq=stays[0] if stays else 0,
+            evidence=stays[1 : EVIDENCE_MAX + 1], since_ns=since_ns, count=len(still.waiting), weight=age,
         )
 
     def _finding(
@@ -209,11 +217,30 @@ class Stuck(Lint):
     ) -> Finding:
         never_ends = slot.state is _S.FINISHING and until_ns is None
         fault = never_ends or age > fault_after(self.limit(slot.state))
-        return Finding(
-            lint="stuck", level=Level.FAULT if fault else Level.CAUTION, who=slot.request,
-            what=f"{slot.state.label} {spoken(age)}", because=because, seq=stay.seq, evidence=evidence,
-            request=slot.request, slot=str(slot.slot), since_ns=stay.since_ns, until_ns=until_ns, weight=age,
+        return self.finding(
+            slot.request, f"{slot.state.label} {spoken(age)}", because, seq=stay.seq,
+            level=Level.FAULT if fault else None, evidence=evidence, slot=slot, since_ns=stay.since_ns,
+            until_ns=until_ns, weight=age,
         )
+
+
+class Deadlock(Lint):
+    """Engines in which no request can go on. ``Stuck`` tells them, because it then leaves out their requests."""
+
+    name = "deadlock"
+    level = Level.FAULT
+    threshold = (
+        "for 5 s no request of an engine runs, no copy is in flight, and the first request of its queue wants more "
+        "device blocks than are free"
+    )
+    bad = "no request can go on any more, because each waits for blocks of another or behind it; nothing ends that"
+    do = (
+        "abort the request that holds most, or reset the engine. Then give the device tier more blocks or admit fewer "
+        "requests, and report the circle to the engine's or connector's project"
+    )
+    ends = True
+    view = "slots"
+    of_engine = True
 
 
 def why_stuck(state: CacheState, slot: SlotFacts) -> str:
@@ -248,6 +275,11 @@ def copy_wait(state: CacheState, candidate: CandidateFacts) -> str:
 class Polled(Lint):
     """The same refused call, again and again."""
 
+    name = "polled"
+    threshold = "the same call of a request refused 100 times or more"
+    bad = "the engine asks for something that will not come, for ever, and fills the log with it"
+    do = "look at what the request waits for; an engine should ask once and wait to be told"
+
     def __init__(self) -> None:
         super().__init__()
         self._calls: dict[tuple[str, int], list[int]] = {}
@@ -269,17 +301,23 @@ class Polled(Lint):
         for (request, entry), (times, first, last, since_ns, until_ns) in self._calls.items():
             if times >= POLLED_LEAST:
                 live = state is not None and request in state.slot_of
-                yield Finding(
-                    lint="polled", level=Level.CAUTION, who=request or "an engine",
-                    what=f"refused {times:,} times",
-                    because=f"{ENTRY_NAMES.get(entry, entry)}: {self._why[request, entry]}",
+                yield self.finding(
+                    request or "an engine", f"refused {times:,} times",
+                    f"{ENTRY_NAMES.get(entry, entry)}: {self._why[request, entry]}",
                     seq=first, evidence=(last,), request=request or None, since_ns=since_ns,
                     until_ns=None if live else until_ns, count=times, weight=times,
                 )
 
 
 class Held(Lint):
-    """Slots that stand still because somebody wants it so."""
+    """Slots that stand still because a person wants it so."""
+
+    name = "held"
+    level = Level.HELD
+    threshold = "a slot that stands still at a breakpoint"
+    bad = "it keeps its blocks while it waits"
+    do = "continue it; it goes on by itself when its time is over"
+    on_stream = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,41 +338,41 @@ class Held(Lint):
             slot = state.slots[hold.slot]
             who = f"breakpoint {', '.join(map(str, hold.breakpoints))}" if hold.breakpoints else "a step"
             age = at_ns - hold.since_ns
-            yield Finding(
-                lint="held", level=Level.HELD, who=slot.request, what=f"held {spoken(age)}",
-                because=f"at {who}; resumes by itself after {spoken(hold.max_hold_ns)}", seq=self._seq[number],
-                request=slot.request, slot=str(slot.slot), since_ns=hold.since_ns, weight=age,
+            yield self.finding(
+                slot.request, f"held {spoken(age)}",
+                f"at {who}; resumes by itself after {spoken(hold.max_hold_ns)}", seq=self._seq[number], slot=slot,
+                since_ns=hold.since_ns, weight=age,
             )
 
 
 class PinLeak(Lint):
-    """Places that somebody holds who is gone. Without ``walk_places`` only slots are looked at."""
+    """Places that are kept for a request that is gone. Of a whole recording, ``audited`` finds more of them."""
 
-    def __init__(self, *, walk_places: bool = True) -> None:
-        super().__init__()
-        self._walk_places = walk_places
+    name = "pin_leak"
+    level = Level.FAULT
+    threshold = "a finished request that keeps blocks for 2 s without a copy, or a holder that does not exist"
+    bad = "the blocks can never be reused; the tier shrinks until nothing fits"
+    do = "keep the recording and report it with 'rec verify': this is a bug"
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
-        """Finishing slots without a copy, and holders that the audit does not find."""
+        """Finishing slots without a copy."""
         for slot in state.slots.values():
             age = at_ns - slot.since_ns
             if slot.state is _S.FINISHING and not slot.outstanding and slot.hold is None and age >= LEAK_LEAST_NS:
-                yield Finding(
-                    lint="pin_leak", level=Level.FAULT, who=slot.request, what=f"finishing {spoken(age)}",
-                    because=f"{plural(len(slot.device_blocks), 'block')} kept, and no copy is left", seq=state.seq - 1,
-                    request=slot.request, slot=str(slot.slot), since_ns=slot.since_ns, weight=age,
+                yield self.finding(
+                    slot.request, f"finishing {spoken(age)}",
+                    f"{plural(len(slot.device_blocks), 'block')} kept, and no copy is left", seq=state.seq - 1,
+                    slot=slot, since_ns=slot.since_ns, weight=age,
                 )
-        for broken in audit(state) if self._walk_places else ():
-            yield Finding(
-                lint="pin_leak" if broken.rule == "I2" else "violation", level=Level.FAULT,
-                who="facts" if broken.slot is None else f"slot {broken.slot}", what=f"{broken.rule} broken",
-                because=broken.detail, seq=state.seq - 1, since_ns=at_ns,
-                slot=None if broken.slot is None else str(broken.slot),
-            )
 
 
 class PreemptLoop(Lint):
     """A request that loses its blocks again and again."""
+
+    name = "preempt_loop"
+    threshold = "a request preempted 3 times within 60 s and hardly further than before, by less than 2 blocks"
+    bad = "what it computed is thrown away and computed again; throughput goes into nothing"
+    do = "run fewer requests at once, or give the device tier more blocks"
 
     def __init__(self) -> None:
         super().__init__()
@@ -358,11 +396,11 @@ class PreemptLoop(Lint):
         ):
             first = self._worst.get(e.slot)
             within = spoken(e.at_ns - times[0][0])
-            self._worst[e.slot] = Finding(
-                lint="preempt_loop", level=Level.CAUTION, who=slot.request, what=f"preempted {slot.preemptions} times",
-                because=f"{PREEMPTIONS} of them within {within}, {plural(max(0, further), 'token')} further",
-                seq=first.seq if first is not None else times[0][1], evidence=tuple(seq for _, seq, _ in times),
-                request=slot.request, slot=str(e.slot), since_ns=first.since_ns if first is not None else times[0][0],
+            self._worst[e.slot] = self.finding(
+                slot.request, f"preempted {slot.preemptions} times",
+                f"{PREEMPTIONS} of them within {within}, {plural(max(0, further), 'token')} further",
+                seq=first.seq if first is not None else times[0][1], evidence=(seq for _, seq, _ in times),
+                slot=slot, since_ns=first.since_ns if first is not None else times[0][0],
                 count=slot.preemptions, weight=slot.preemptions,
             )
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Level, plural
-from kvbm_console.analysis.lints.rule import Lint
+from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Level, Lint, plural
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import Authority, FinishReason, Note, SlotState
 from kvbm_console.core.state import CacheState
@@ -34,6 +33,14 @@ class _Doubt(msgspec.Struct):
 
 class ReportsLost(Lint):
     """Reports of an engine were lost: its counts are doubtful until it clears its cache or restarts."""
+
+    name = "reports_lost"
+    threshold = "any batch of an engine's event stream that never came, or could not be read"
+    bad = "what the engine holds is known only in part: its counts may be wrong until it clears its cache or restarts"
+    do = "give the engine a replay address and this program that address too; raise the engine's hwm and buffer_steps"
+    ends = True
+    view = "tiers"
+    of_engine = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,11 +69,10 @@ class ReportsLost(Lint):
         still = "; known again"
         if until_ns is None:
             still = f"; its {_blocks(source, state):,} blocks may be wrong"
-        return Finding(
-            lint="reports_lost", level=Level.CAUTION, who=f"engine {source}",
-            what=f"{plural(doubt.losses, 'gap')} in its reports",
-            because=f"from batch {first.first:,} to {first.last:,} at first{still}", seq=first.seq,
-            evidence=tuple(doubt.evidence), since_ns=first.at_ns, until_ns=until_ns, count=doubt.losses,
+        return self.finding(
+            f"engine {source}", f"{plural(doubt.losses, 'gap')} in its reports",
+            f"from batch {first.first:,} to {first.last:,} at first{still}", seq=first.seq,
+            evidence=doubt.evidence, since_ns=first.at_ns, until_ns=until_ns, count=doubt.losses,
             weight=doubt.losses,
         )
 
@@ -79,21 +85,30 @@ class ReportsLost(Lint):
             if doubt is not None:
                 yield self._finding(source, doubt, None, state)
                 continue
-            yield Finding(
-                lint="reports_lost", level=Level.CAUTION, who=f"engine {source}",
-                what=f"{plural(losses, 'gap')} in its reports",
-                because=f"before what is known here; its {_blocks(source, state):,} blocks may be wrong",
-                seq=max(0, state.seq - 1), evidence=(), until_ns=None, count=losses, weight=losses,
+            yield self.finding(
+                f"engine {source}", f"{plural(losses, 'gap')} in its reports",
+                f"before what is known here; its {_blocks(source, state):,} blocks may be wrong",
+                seq=max(0, state.seq - 1), count=losses, weight=losses,
             )
 
 
 class EngineEnded(Lint):
     """An engine ended and is not back: one whose event stream is followed, or a tapped one with its requests."""
 
+    name = "engine_ended"
+    threshold = (
+        "an engine whose event stream is followed has closed its port, or a tapped one ended with live requests"
+    )
+    bad = "nobody serves there, and its cache is lost: what comes next is computed anew"
+    do = "look at the engine's log; it is followed again when it is back"
+    ends = True
+    view = "tiers"
+    of_engine = True
+
     def __init__(self) -> None:
         super().__init__()
         self._open: dict[int, tuple[ev.SourceLost, int]] = {}
-        """What ended, with the requests that it took along."""
+        """Source to the event of its end, and the number of requests that ended with it."""
         self._aborted: dict[int, tuple[int, int]] = {}
         """Of each source the time of the last requests that were aborted, and how many then."""
         self.after = {ev.SlotMoved: self._moved, ev.SourceLost: self._lost, ev.PoolKnown: self._known}
@@ -124,10 +139,10 @@ class EngineEnded(Lint):
 
     def _finding(self, source: int, e: ev.SourceLost, taken: int, until_ns: int | None) -> Finding:
         with_it = f" with {plural(taken, 'live request')}" if taken else ""
-        return Finding(
-            lint="engine_ended", level=Level.CAUTION, who=f"engine {source}", what=f"ended{with_it}",
-            because="and is back" if until_ns is not None else "and is not back; its cache is lost", seq=e.seq,
-            evidence=(), since_ns=e.at_ns, until_ns=until_ns, count=1, weight=1 + taken,
+        return self.finding(
+            f"engine {source}", f"ended{with_it}",
+            "and is back" if until_ns is not None else "and is not back; its cache is lost", seq=e.seq,
+            since_ns=e.at_ns, until_ns=until_ns, weight=1 + taken,
         )
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
@@ -137,7 +152,24 @@ class EngineEnded(Lint):
 
 
 class PublisherQueue(Lint):
-    """The queue of an engine's publisher is small, or nobody knows its size: the stream itself does not tell."""
+    """The queue of an engine's publisher is small, or its size is not known: the stream itself does not tell."""
+
+    name = "publisher_queue"
+    threshold = (
+        "a followed engine whose max_queue_size is below 10,000 batches; a note where the size is not known, because a "
+        "stream does not tell it"
+    )
+    bad = (
+        "vLLM's step waits while its publisher's queue is full (vllm-project/vllm#53859), and the thread that empties "
+        "it answers replays, too"
+    )
+    do = (
+        "set max_queue_size of kv_events_config to its default of 100,000; followed by its http:// address the engine "
+        "tells its size"
+    )
+    ends = True
+    view = "tiers"
+    of_engine = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,9 +191,9 @@ class PublisherQueue(Lint):
                 continue
             seq, since_ns = (max(0, state.seq - 1), 0) if said is None else (said.seq, said.at_ns)
             what = "queue size unknown" if size is None else f"queue of {size:,} batches"
-            yield Finding(
-                lint="publisher_queue", level=Level.NOTE if size is None else Level.CAUTION, who=f"engine {source}",
-                what=what, because="of its publisher: vLLM's step waits while it is full", seq=seq, since_ns=since_ns,
+            yield self.finding(
+                f"engine {source}", what, "of its publisher: vLLM's step waits while it is full", seq=seq,
+                level=Level.NOTE if size is None else None, since_ns=since_ns,
             )
 
 

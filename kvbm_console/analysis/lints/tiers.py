@@ -9,8 +9,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Level, plural, spoken
-from kvbm_console.analysis.lints.rule import Lint
+from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Lint, plural, spoken
 from kvbm_console.analysis.waits import available, below
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import ID_BYTES, unpack_hashes
@@ -24,11 +23,11 @@ FULL_LEAST_NS: Final = 2 * SECOND_NS
 THRASH_PERCENT: Final = 10
 THRASH_BLOCKS: Final = 100
 THRASH_WINDOW_NS: Final = 60 * SECOND_NS
-"""What was seen in the last minute goes on."""
+"""A problem that was seen in the last minute goes on."""
 DROPPED_BLOCKS: Final = 100
 DROPPED_PERCENT: Final = 5
 RULES: Final = (SkipReason.BELOW_FREQUENCY, SkipReason.OPERATOR)
-"""Skip reasons of somebody who wants no copy."""
+"""Skip reasons of a rule that wants no copy."""
 _TAKING: Final = (
     ev.DeviceBlocksAssigned, ev.BlocksReserved, ev.BlocksStaged, ev.CandidatePromoted, ev.SlotCloned,
     ev.DeviceBlocksReleased, ev.StagingReleased, ev.BlocksReady, ev.BlocksDropped, ev.CandidateEnded, ev.ResetDone,
@@ -40,6 +39,13 @@ _TAKING: Final = (
 class Full(Lint):
     """A tier in which nothing is empty and nothing can be evicted."""
 
+    name = "full"
+    threshold = "no place of a tier empty or evictable for 2 s"
+    bad = "nothing can be admitted or copied there, whatever the policy"
+    do = "lower the batch, or give the tier more blocks"
+    ends = True
+    view = "tiers"
+
     def __init__(self) -> None:
         super().__init__()
         self._since: dict[int, tuple[int, int]] = {}
@@ -47,7 +53,7 @@ class Full(Lint):
         self.after = dict.fromkeys(_TAKING, self._look)
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        """What was full before a gap may not have been in it."""
+        """A tier that was full before a gap may not have been in it."""
         self._since = {
             pool.info.pool: (state.at_ns, state.seq) for pool in state.pools
             if pool.info.capacity_blocks and not available(pool)
@@ -67,9 +73,9 @@ class Full(Lint):
         age = at_ns - since[0]
         held, writing = pool.counts[Condition.REFERENCED], pool.counts[Condition.WRITING]
         writes = f", {writing:,} writing" if writing else ""
-        return Finding(
-            lint="full", level=Level.CAUTION, who=pool.info.tier.name, what=f"full {spoken(age)}",
-            because=f"{held:,} referenced{writes}, nothing to evict; lower the batch" if until_ns is None
+        return self.finding(
+            pool.info.tier.name, f"full {spoken(age)}",
+            f"{held:,} referenced{writes}, nothing to evict; lower the batch" if until_ns is None
             else f"all {len(pool):,} places held, nothing to evict; lower the batch",
             seq=since[1], since_ns=since[0], until_ns=until_ns, weight=age,
         )
@@ -82,7 +88,7 @@ class Full(Lint):
 
 
 class _Window(msgspec.Struct):
-    """What happened to a tier in the last minute: (at_ns, blocks evicted, blocks that came back too soon)."""
+    """The last minute of a tier, as moments of (at_ns, blocks evicted, blocks that came back too soon)."""
 
     moments: deque[tuple[int, int, int]]
     evicted: int = 0
@@ -106,6 +112,16 @@ class _Window(msgspec.Struct):
 
 class Thrash(Lint):
     """Blocks that come back right after they were evicted."""
+
+    name = "thrash"
+    threshold = (
+        "of 100 or more blocks that a tier evicted in 60 s, more than 10 % came back within the window "
+        "(--thrash-window)"
+    )
+    bad = "blocks are given up and fetched again: the copies cost more than they save"
+    do = "the tier is too small for this reuse; compare capacities"
+    ends = True
+    view = "tiers"
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,9 +150,9 @@ class Thrash(Lint):
 
     def _finding(self, tier: Tier, window: _Window, seq: int, until_ns: int | None) -> Finding:
         percent = 100 * window.returned // window.evicted
-        return Finding(
-            lint="thrash", level=Level.CAUTION, who=tier.name, what=f"thrash {percent} %",
-            because=f"{window.returned:,} of {window.evicted:,} evicted blocks came back; too small for this reuse",
+        return self.finding(
+            tier.name, f"thrash {percent} %",
+            f"{window.returned:,} of {window.evicted:,} evicted blocks came back; too small for this reuse",
             seq=seq, since_ns=window.moments[0][0], until_ns=until_ns, count=window.returned, weight=percent,
         )
 
@@ -163,6 +179,17 @@ class _Dropped(msgspec.Struct):
 class DroppedWithRoom(Lint):
     """Blocks evicted without ever having had a copy below, while the tier below had places to give."""
 
+    name = "dropped_with_room"
+    threshold = (
+        "of the blocks that a tier evicted, 100 and 5 % never had a copy below while the tier below had places to give"
+    )
+    bad = "they are computed again when they are asked for, although the tier below could have kept them"
+    do = (
+        "copy down earlier with a lower --kv-offload-threshold and without --offload-preset original; look at a link "
+        "that is always busy"
+    )
+    view = "tiers"
+
     def __init__(self) -> None:
         super().__init__()
         self._pools: dict[int, _Dropped] = {}
@@ -173,7 +200,7 @@ class DroppedWithRoom(Lint):
         }
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        """What was copied before, or in a gap, is known where the copy still stands."""
+        """A copy made before, or in a gap, is known as long as it stands."""
         for pool in state.pools:
             lower = below(state, pool)
             if lower is not None:
@@ -228,10 +255,9 @@ class DroppedWithRoom(Lint):
                 continue
             pool = None if state is None else state.pools[index]
             goes_on = state is not None and at_ns - one.until_ns < THRASH_WINDOW_NS
-            yield Finding(
-                lint="dropped_with_room", level=Level.CAUTION, who="a tier" if pool is None else pool.info.tier.name,
-                what=f"{plural(one.dropped, 'block')} dropped",
-                because=f"never copied, with room below; {one.dropped:,} of {one.evicted:,} evicted",
-                seq=one.evidence[0], evidence=tuple(one.evidence), since_ns=one.since_ns,
+            yield self.finding(
+                "a tier" if pool is None else pool.info.tier.name, f"{plural(one.dropped, 'block')} dropped",
+                f"never copied, with room below; {one.dropped:,} of {one.evicted:,} evicted",
+                seq=one.evidence[0], evidence=one.evidence, since_ns=one.since_ns,
                 until_ns=None if goes_on else one.until_ns, count=one.dropped, weight=one.dropped,
             )

@@ -6,8 +6,7 @@ Law of this file: a share is judged only from a least number on, and both stand 
 from collections.abc import Iterator
 from typing import Final
 
-from kvbm_console.analysis.lints.model import EVIDENCE_MAX, Finding, Level, plural
-from kvbm_console.analysis.lints.rule import Lint
+from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Lint, plural
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.ids import ReleaseReason, Route, SkipReason, Tier
@@ -25,6 +24,12 @@ ALREADY_CACHED_PERCENT: Final = 50
 
 class Duplicate(Lint):
     """Blocks copied to where they stood already, or were on their way to."""
+
+    name = "duplicate"
+    threshold = "5 % of the blocks that were copied, and 64 of them, stood in the target already or were on their way"
+    bad = "the link carries the same bytes twice"
+    do = "let requests that share a prefix wait for the first one's load"
+    whole_run = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,15 +62,21 @@ class Duplicate(Lint):
             copied = self._copied[route]
             if twice >= DUPLICATE_BLOCKS and 100 * twice >= DUPLICATE_PERCENT * copied:
                 evidence = self._evidence[route]
-                yield Finding(
-                    lint="duplicate", level=Level.CAUTION, who=route.label.replace(">", "→"),
-                    what=f"{plural(twice, 'block')} copied twice", because=_share(twice, copied, "blocks copied"),
-                    seq=evidence[0], evidence=tuple(evidence), until_ns=at_ns, count=twice, weight=twice,
+                yield self.finding(
+                    route.label.replace(">", "→"), f"{plural(twice, 'block')} copied twice",
+                    _share(twice, copied, "blocks copied"), seq=evidence[0], evidence=evidence, until_ns=at_ns,
+                    count=twice, weight=twice,
                 )
 
 
 class Staged(Lint):
     """Matches that were held and never used."""
+
+    name = "staged"
+    threshold = "3 stagings, and 5 % of all, ended by their deadline"
+    bad = "places below are pinned for requests that are not admitted in time"
+    do = "admit less or give the device tier more blocks; a longer staging_deadline_ns only hides it"
+    whole_run = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,15 +95,21 @@ class Staged(Lint):
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
         """Over all of the evidence."""
         if self._late >= STAGED_LEAST and 100 * self._late >= STAGED_PERCENT * self._all:
-            yield Finding(
-                lint="staged", level=Level.CAUTION, who="staging", what=f"{self._late:,} never onboarded",
-                because=f"{_share(self._late, self._all, 'stagings')} ended by their deadline", seq=self._evidence[0],
-                evidence=tuple(self._evidence), until_ns=at_ns, count=self._late, weight=self._late,
+            yield self.finding(
+                "staging", f"{self._late:,} never onboarded",
+                f"{_share(self._late, self._all, 'stagings')} ended by their deadline", seq=self._evidence[0],
+                evidence=self._evidence, until_ns=at_ns, count=self._late, weight=self._late,
             )
 
 
 class NeverLoaded(Lint):
     """Tiers that take and never give."""
+
+    name = "never_loaded"
+    threshold = "1,000 blocks stored in a tier and fewer than 1 % of them ever loaded"
+    bad = "copying down costs bandwidth and pays nothing back"
+    do = "make the tier larger than the time between two uses needs, store less, or do without it"
+    whole_run = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,15 +134,20 @@ class NeverLoaded(Lint):
         for tier, stored in sorted(self._stored.items()):
             loaded = self._loaded.get(tier, 0)
             if stored >= NEVER_LOADED_BLOCKS and 100 * loaded < NEVER_LOADED_PERCENT * stored:
-                yield Finding(
-                    lint="never_loaded", level=Level.CAUTION, who=tier.name,
-                    what=f"{plural(stored, 'block')} stored", because=f"{plural(loaded, 'block')} of them loaded",
+                yield self.finding(
+                    tier.name, f"{plural(stored, 'block')} stored", f"{plural(loaded, 'block')} of them loaded",
                     seq=self._first[tier], until_ns=at_ns, count=stored, weight=stored,
                 )
 
 
 class AlreadyCached(Lint):
     """Candidates that were planned for nothing."""
+
+    name = "already_cached"
+    threshold = "half of the candidates that ended, and 100 of them, were skipped as already_cached"
+    bad = "planning looks at the same blocks again and again"
+    do = "look at what plans them; a higher offload_threshold plans less"
+    whole_run = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,11 +169,10 @@ class AlreadyCached(Lint):
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
         """Over all of the evidence."""
         if self._cached >= ALREADY_CACHED_LEAST and 100 * self._cached >= ALREADY_CACHED_PERCENT * self._ended:
-            yield Finding(
-                lint="already_cached", level=Level.CAUTION, who="candidates",
-                what=f"{self._cached:,} skipped as already_cached",
-                because=_share(self._cached, self._ended, "candidates that ended"), seq=self._evidence[0],
-                evidence=tuple(self._evidence), until_ns=at_ns, count=self._cached, weight=self._cached,
+            yield self.finding(
+                "candidates", f"{self._cached:,} skipped as already_cached",
+                _share(self._cached, self._ended, "candidates that ended"), seq=self._evidence[0],
+                evidence=self._evidence, until_ns=at_ns, count=self._cached, weight=self._cached,
             )
 
 

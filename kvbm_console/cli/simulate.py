@@ -101,8 +101,7 @@ def _only_with_engine(options: SimulateOptions, requests_out: Path | None) -> No
 
 
 def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_out: Path | None) -> int:
-    from kvbm_console.planning.report import text_of
-    from kvbm_console.planning.rows import writer
+    from kvbm_console.planning.report import text_of, writer
     from kvbm_console.planning.run import open_trace
     from kvbm_console.planning.run import simulate as run_simulation
 
@@ -130,8 +129,7 @@ def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_
 
 
 def _cache_only(options: SimulateOptions, policy: str, form: str, head: list[str]) -> int:
-    from kvbm_console.planning.cache_only import document_of, policy_named, replay, text_of
-    from kvbm_console.planning.references import references_of
+    from kvbm_console.planning.cache_only import document_of, policy_named, references_of, replay, text_of
     from kvbm_console.planning.run import open_trace
 
     if options.tiered:

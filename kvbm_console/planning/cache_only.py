@@ -1,26 +1,217 @@
-"""``--cache-only``: prefix lookups and inserts alone, in one pool, as the literature on eviction measures.
+"""Policies without an engine: prefix lookups and inserts alone, as the literature on eviction measures them.
 
-Law of this file: requests are atomic and in order. A hit is a block in the leading run of resident blocks, probed
-before any change; then every block of the request is touched or inserted, tail first; then the policy evicts down to
-the capacity, never a block of this request. Nothing is left out at the end of a prompt: unlike in an engine, a partial
-last block counts, and no last token is kept back for computing.
+A trace becomes ``References``: the blocks that each prompt names. ``replay`` (``--cache-only``) sends them through one
+pool. A request is atomic: it is looked up before any change, then all of its blocks are inserted, tail first, then the
+policy evicts down to the capacity. A hit is a block in the leading run of resident blocks. Unlike in an engine, a
+partial last block counts, and no last token is kept back for computing.
+
+For example, a pool of 3 blocks sees the prompts ``[1, 2]``, ``[3]``, ``[4]`` and ``[1, 2]``. ``simple_lru`` gives up
+block 2, the tail of the oldest prompt, so the last prompt has one hit. ``Belady`` knows the last prompt: it gives up
+block 3, and the last prompt has two hits.
+
+``bound_of`` is the reference beside a simulated machine: ``Belady`` over one pool as large as all tiers together. It
+knows everything and pays for nothing: no time passes, and nothing is held or copied. The machine may still have more
+hits, because a preempted request finds its own blocks again and admissions have another order than arrivals. There a
+hit counts as in the machine: full blocks of the prompt, with one token left to compute. Generated blocks are stored
+too, and a request that the device can never hold is left out.
+
+Law of this file: the policy never gives up a block of the request that it serves.
 """
 
-from collections.abc import Callable, Mapping
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
+from itertools import count as numbers
 from typing import Any, Final
 
 import msgspec
 
 from kvbm_console.core.config import require
+from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction import make_policy
 from kvbm_console.core.eviction.policy import POLICIES, EvictionPolicy, PolicyConfig
-from kvbm_console.planning.belady import Belady
-from kvbm_console.planning.references import References
+from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.traces import note_of
+from kvbm_console.simulator.hashing import TRACE_BLOCK_TOKENS
+from kvbm_console.simulator.traces import MILLISECOND_NS, MooncakeTrace, PromptLine
+from kvbm_console.simulator.workloads import Request, Workload
 
 COMPARED: Final = (*POLICIES, "belady")
-"""Policies that a replay can use: the whole trace is known, so the optimal bound is one of them."""
+"""Policies that a replay can use: the whole trace is known, so the optimal bound is among them."""
 PROGRESS_REQUESTS: Final = 512
 """Requests between two calls of ``progress``: a few milliseconds."""
+
+# --- references ---
+
+
+class References(msgspec.Struct, frozen=True):
+    """``keys[i]`` are the blocks that request i names, in prompt order, at ``at_ns[i]``, which never goes backwards."""
+
+    trace: str
+    block_tokens: int
+    names: Sequence[str]
+    at_ns: Sequence[int]
+    keys: Sequence[Sequence[int]]
+    note: str | None = None
+
+    @property
+    def total(self) -> int:
+        """All references: the denominator of the hit rate."""
+        return sum(map(len, self.keys))
+
+
+def references_of(workload: Workload, block_tokens: int | None = None) -> References:
+    """The references of a workload; ``block_tokens`` is the block of those that have no unit of their own.
+
+    Raises ``UsageError`` naming file, line and what is wrong; and for a workload that never ends.
+    """
+    if isinstance(workload, MooncakeTrace):
+        return _mooncake(workload)
+    if workload.endless:
+        raise UsageError(f"{workload.name} never ends; say how many requests with --limit")
+    return _generated(workload, block_tokens or workload.capacities.block_tokens)
+
+
+def _mooncake(trace: MooncakeTrace) -> References:
+    at_ns: list[int] = []
+    keys: list[list[int]] = []
+    for _, line in trace.lines(PromptLine):
+        at_ns.append(round(line.timestamp * MILLISECOND_NS))
+        keys.append(line.hash_ids)
+    names = [f"r{index:05d}" for index in range(len(keys))]
+    return References(trace.name, TRACE_BLOCK_TOKENS, names, at_ns, keys)
+
+
+def _generated(workload: Workload, block_tokens: int) -> References:
+    requests = list(in_order(workload, block_tokens))
+    return References(
+        workload.name, block_tokens, [request.request for request in requests],
+        [request.arrival_ns for request in requests], [request.hashes for request in requests], note_of(workload),
+    )
+
+
+def in_order(workload: Workload, block_tokens: int) -> Iterator[Request]:
+    """The requests of a workload by arrival, when every answer takes no time."""
+    workload.begin(block_tokens)
+    order = numbers()
+    arrivals = workload.arrivals()
+    coming: list[tuple[int, int, Request]] = []
+    following = next(arrivals, None)
+    while following is not None or coming:
+        if following is not None and (not coming or following.arrival_ns <= coming[0][0]):
+            request, following = following, next(arrivals, None)
+        else:
+            request = heapq.heappop(coming)[2]
+        yield request
+        later = workload.finished(request, request.arrival_ns)
+        if later is not None:
+            heapq.heappush(coming, (later.arrival_ns, next(order), later))
+
+
+# --- the optimal policy ---
+
+_DEPTH_BITS: Final = 24
+"""A rank is -(next use, depth) as one number, since comparing numbers is faster; 16 million blocks are no prompt."""
+_SLACK: Final = 5_000
+"""Dead heap entries that are carried before the heap is built anew, beside three per resident block."""
+
+
+class Belady:
+    """The optimal policy for a known sequence of touches.
+
+    ``future`` has the keys of every touch that will come, in order; ``touch`` must be called with exactly those.
+
+    >>> policy = Belady([[1, 2], [3], [1]])
+    >>> policy.touch([1, 2], 0); policy.touch([3], 1)
+    >>> policy.victims(2)
+    [2, 3]
+    """
+
+    name = "belady"
+
+    def __init__(self, future: Sequence[Sequence[int]]) -> None:
+        never = len(future)
+        following: dict[int, int] = {}
+        self._next_of: list[list[int]] = []
+        """For each touch, the number of the next touch of each of its keys."""
+        for number in range(len(future) - 1, -1, -1):
+            keys = future[number]
+            self._next_of.append([following.get(key, never) for key in keys])
+            following.update(dict.fromkeys(keys, number))
+        self._next_of.reverse()
+        self._touches = 0
+        self._rank: dict[int, int] = {}
+        """Resident key to its rank."""
+        self._heap: list[tuple[int, int]] = []
+        """(rank, key)"""
+        self._offered: list[tuple[int, int]] = []
+        """Entries of the last victims: they go back into the heap unless these were forgotten meanwhile."""
+
+    @property
+    def resident(self) -> KeysView[int]:
+        """The resident keys."""
+        return self._rank.keys()
+
+    def touch(self, keys: Sequence[int], at_ns: int) -> None:
+        """The next touch of the known future."""
+        ranks, heap = self._rank, self._heap
+        for depth, (key, following) in enumerate(zip(keys, self._next_of[self._touches], strict=True)):
+            rank = ranks[key] = -(following << _DEPTH_BITS | depth)
+            heapq.heappush(heap, (rank, key))
+        self._touches += 1
+        if len(heap) > 3 * len(ranks) + _SLACK:
+            self._rebuild()
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Blocks were given up."""
+        for key in keys:
+            self._rank.pop(key, None)
+
+    def _rebuild(self) -> None:
+        self._heap = [(rank, key) for key, rank in self._rank.items()]
+        heapq.heapify(self._heap)
+        self._offered = []
+
+    def victims(
+        self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
+    ) -> list[int] | None:
+        """The ``count`` keys that are used again last, farthest first; None when there are fewer."""
+        heap, ranks = self._heap, self._rank
+        for entry in self._offered:
+            if ranks.get(entry[1]) == entry[0]:
+                heapq.heappush(heap, entry)
+        self._offered = offered = []
+        kept: list[tuple[int, int]] = []
+        chosen: dict[int, None] = {}
+        while len(chosen) < count and heap:
+            entry = heapq.heappop(heap)
+            key = entry[1]
+            if ranks.get(key) != entry[0] or key in chosen:
+                continue
+            if key in protected or (evictable is not None and not evictable(key)):
+                kept.append(entry)
+            else:
+                offered.append(entry)
+                chosen[key] = None
+        for entry in kept:
+            heapq.heappush(heap, entry)
+        return list(chosen) if len(chosen) >= count else None
+
+    def gauges(self) -> dict[str, float]:
+        """Nothing beside what every policy tells."""
+        return {}
+
+    def export(self) -> Any:
+        """Resident keys, the first victim first, and how many touches have been."""
+        return {"touches": self._touches, "resident": sorted([rank, key] for key, rank in self._rank.items())}
+
+    def restore(self, exported: Any) -> None:
+        """Become what was exported, over the same future."""
+        self._touches = exported["touches"]
+        self._rank = {key: rank for rank, key in exported["resident"]}
+        self._rebuild()
+
+
+# --- replays ---
 
 
 class CacheOnlyResult(msgspec.Struct, frozen=True):
@@ -100,6 +291,44 @@ def replay(
         policy.name, capacity, len(hits_of), references.total, sum(hits_of), evicted, cut, policy.gauges(),
         hits_of,
     )
+
+
+def request_blocks(prompt_tokens: int, output_tokens: int, block_tokens: int) -> int:
+    """Device blocks that a request needs in the end; the last token that it generates needs no place."""
+    return -(-(prompt_tokens + output_tokens - 1) // block_tokens)
+
+
+def bound_of(workload: Workload, options: SimulateOptions) -> tuple[list[str], list[int], list[int], int]:
+    """Names, hits and prompt blocks of the requests, and the blocks evicted."""
+    capacity = options.total_kv_blocks + options.kv_cpu_blocks + options.kv_disk_blocks
+    names: list[str] = []
+    lookups: list[tuple[int, ...]] = []
+    stored: list[tuple[int, ...]] = []
+    blocks_of: list[int] = []
+    for request in in_order(workload, options.block_size):
+        if request_blocks(request.prompt_tokens, request.output_tokens, options.block_size) > options.total_kv_blocks:
+            continue
+        names.append(request.request)
+        blocks_of.append(len(request.hashes))
+        lookups.append(request.hashes[: (request.prompt_tokens - 1) // options.block_size])
+        stored.append((request.hashes + request.output_hashes)[:capacity])
+    policy = Belady(stored)
+    hits_of: list[int] = []
+    evicted = 0
+    for keys, whole in zip(lookups, stored, strict=True):
+        resident = policy.resident
+        found = 0
+        for key in keys:
+            if key not in resident:
+                break
+            found += 1
+        hits_of.append(found)
+        policy.touch(whole, 0)
+        excess = len(policy.resident) - capacity
+        if excess > 0:
+            policy.forget(policy.victims(excess, None, set(whole)) or ())
+            evicted += excess
+    return names, hits_of, blocks_of, evicted
 
 
 # --- the document ---

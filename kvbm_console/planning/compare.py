@@ -17,11 +17,9 @@ import msgspec
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PRESETS, PolicyConfig
-from kvbm_console.planning.bound import bound_of
-from kvbm_console.planning.cache_only import COMPARED, Miss, policy_named, replay
+from kvbm_console.planning.cache_only import COMPARED, Miss, References, bound_of, policy_named, references_of, replay
 from kvbm_console.planning.meter import RequestRecord
 from kvbm_console.planning.options import SimulateOptions, check
-from kvbm_console.planning.references import References, references_of
 from kvbm_console.planning.run import open_trace, simulate
 
 CELLS_MAX: Final = 10_000

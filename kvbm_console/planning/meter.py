@@ -1,13 +1,24 @@
-"""The meter: what is measured while a simulated machine runs, from its stream of events alone.
+"""Measures of a simulated machine: its requests, its device blocks over time, and the times between tokens.
 
-Law of this file: it looks and never decides; a run with a meter makes the same events as one without. Times are
-nanoseconds of virtual time.
+``Times`` has the figures over virtual time. It is told when iterations begin and end, by ``Meter`` from the events of a
+leader or by ``ledger.Ledger`` from the calls of an engine without a leader.
+
+An engine samples one token of each decoding request at the end of an iteration, so nearly all gaps of an iteration
+are equal. ``TokenGaps`` therefore counts requests instead of visiting them. It keeps the time of the last token only
+for requests that were left out since: after a preemption, or because they found no block. For example, two requests
+decode, and iterations end at 10 ms and at 15 ms: two gaps of 5 ms. If a request is left out of the second iteration
+and samples again at 20 ms, its gap is 10 ms, and the other request has two gaps of 5 ms.
+
+Several equal iterations may be reported at once, with the blocks of all of them. A block that only a later iteration
+needs is ``early``: the area under the blocks in use and the stats lines leave it out until that iteration.
+
+Law of this file: it looks and never decides; a run with a meter makes the same events as a run without.
 """
 
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +29,6 @@ from kvbm_console.core.leader import Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import IterationFinished, Stimulus
 from kvbm_console.core.tiers import PoolFacts
-from kvbm_console.planning.tokens import TokenGaps, per_token_ns
 
 _BYTE_MAX: Final = 255
 """With fewer holders than this no ref count needs a second byte."""
@@ -56,7 +66,7 @@ class StatsLine(msgspec.Struct, frozen=True):
     blocks_free: int
     max_ref_count: int
     passing: bool = False
-    """Whether it is one of those that come every few iterations."""
+    """True for a line that comes every few iterations."""
 
     def document(self) -> dict[str, Any]:
         """The line as it stands in the report."""
@@ -94,36 +104,153 @@ def device_of(state: CacheState) -> PoolFacts:
     return next(pool for pool in state.pools if pool.info.tier is Tier.G1)
 
 
+class TokenGaps:
+    """``counts``: nanoseconds between two tokens of a request, to how often."""
+
+    __slots__ = ("_away", "_last_ns", "counts")
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        self._away: dict[Hashable, int] = {}
+        """Requests that sampled no token in the last iteration, to the time of their last one."""
+        self._last_ns = 0
+        """The end of the last iteration."""
+
+    def left_out(self, request: Hashable) -> None:
+        """A request that has a token takes no part in the next iteration."""
+        self._away.setdefault(request, self._last_ns)
+
+    def cloned(self, parent: Hashable, clone: Hashable) -> None:
+        """A clone goes on from the last token of its parent."""
+        if parent in self._away:
+            self._away[clone] = self._away[parent]
+
+    def gone(self, request: Hashable) -> None:
+        """A request has ended."""
+        self._away.pop(request, None)
+
+    def sampled(
+        self, begun_ns: int, at_ns: int, steps: int, requests: int, first: int, back: Iterable[Hashable]
+    ) -> None:
+        """``steps`` iterations of equal length ended, in each of which so many requests sampled a token.
+
+        Of the first iteration, ``first`` are the first tokens of their requests; ``back`` names all requests that
+        may have been left out of the iteration before.
+        """
+        lasts_ns = (at_ns - begun_ns) // steps
+        ends_ns = begun_ns + lasts_ns
+        together = requests - first
+        for request in back:
+            last_ns = self._away.pop(request, None)
+            if last_ns is not None:
+                together -= 1
+                self._count(ends_ns - last_ns, 1)
+        self._count(ends_ns - self._last_ns, together)
+        self._count(lasts_ns, (steps - 1) * requests)
+        self._last_ns = at_ns
+
+    def _count(self, gap_ns: int, requests: int) -> None:
+        if requests:
+            self.counts[gap_ns] = self.counts.get(gap_ns, 0) + requests
+
+
+class Times:
+    """Times of completed requests, device blocks in use, and stats lines; nanoseconds of virtual time.
+
+    ``stats`` is called with a line after every ``stats_every`` iterations, and at each ``point``.
+    """
+
+    def __init__(self, stats_every: int = 0, stats: Callable[[StatsLine], None] | None = None) -> None:
+        self.ttft_ns = array("q")
+        self.latency_ns = array("q")
+        self.per_token_ns = array("q")
+        """Of the same requests, -1 for a request without a second token."""
+        self.gaps = TokenGaps()
+        self.last_finish_ns = 0
+        self.peak_used = 0
+        self.points: list[StatsLine] = []
+        self._stats = stats
+        self._stats_every = stats_every if stats is not None else 0
+        self._at_ns = self._area = 0
+        """Up to ``_at_ns`` device blocks in use are summed over time in ``_area``."""
+        self._running: tuple[int, int, int, int, Iterable[Hashable], int] = (0, 1, 0, 0, (), 0)
+        """The arguments of the last ``begin``."""
+
+    @property
+    def mean_used(self) -> float:
+        """Device blocks held by requests or copies, averaged over virtual time."""
+        return self._area / self._at_ns if self._at_ns else 0.0
+
+    def completed(self, arrived_ns: int, first_token_ns: int, finished_ns: int, output_tokens: int) -> None:
+        """A request has produced all its tokens."""
+        self.ttft_ns.append(first_token_ns - arrived_ns)
+        self.latency_ns.append(finished_ns - arrived_ns)
+        self.per_token_ns.append(per_token_ns(first_token_ns, finished_ns, output_tokens))
+        self.last_finish_ns = finished_ns
+
+    def begin(
+        self, at_ns: int, steps: int, requests: int, first: int, back: Iterable[Hashable], early: int
+    ) -> None:
+        """``steps`` iterations begin. The last arguments are those of ``TokenGaps.sampled``, and the sum over all early
+        blocks of the iterations by which they are early."""
+        self._running = (at_ns, steps, requests, first, back, early)
+
+    def end(self, at_ns: int) -> None:
+        """The iterations that began last have ended."""
+        begun_ns, steps, requests, first, back, early = self._running
+        self.gaps.sampled(begun_ns, at_ns, steps, requests, first, back)
+        self._area -= early * ((at_ns - begun_ns) // steps)  # they last equally long
+        self._running = (begun_ns, steps, requests, first, (), 0)
+
+    def passed(self, at_ns: int, used: int) -> None:
+        """So many device blocks were in use until now."""
+        if at_ns != self._at_ns:
+            self._area += used * (at_ns - self._at_ns)
+            self._at_ns = at_ns
+
+    def point(self, line: StatsLine) -> None:
+        """Take the stats line of a moment."""
+        self.points.append(line)
+        if self._stats is not None:
+            self._stats(line)
+
+    def tell(self, before: int, last: int, early: Sequence[int], line: Callable[[], StatsLine]) -> None:
+        """The stats lines behind iteration ``before`` up to ``last``, which are reported at once.
+
+        ``line`` makes the line of now, which has all blocks. ``early`` holds, in ascending order, for each early block
+        the number of these iterations that begin before it is needed.
+        """
+        every = self._stats_every
+        if self._stats is None or not every or before // every == last // every:
+            return
+        now = line()
+        for iteration in range((before // every + 1) * every, last + 1, every):
+            later = len(early) - bisect_right(early, iteration - before - 1)
+            self._stats(msgspec.structs.replace(
+                now, iteration=iteration, blocks_used=now.blocks_used - later, blocks_free=now.blocks_free + later,
+            ))
+
+
 class Meter:
     """Called for every stimulus with what it led to (``Dispatcher.publish``).
 
-    ``ttft_ns``, ``latency_ns`` and ``per_token_ns`` have one entry for each completed request, ``gaps`` counts the
-    times between tokens. ``ended`` is told the record of every request that has ended. With ``keep_records`` every
-    request keeps its ``RequestRecord`` until ``free_finished``; otherwise only live ones do. ``stats`` is told a line
-    after every ``stats_every`` iterations.
+    ``ended`` is called with the record of every request that has ended. With ``keep_records`` every request keeps its
+    ``RequestRecord`` until ``free_finished``; otherwise only live requests do. ``stats`` is called as in ``Times``.
     """
 
     def __init__(
         self, *, keep_records: bool = False, stats_every: int = 0, stats: Callable[[StatsLine], None] | None = None,
         ended: Callable[[RequestRecord], None] | None = None,
     ) -> None:
-        self.ttft_ns = array("q")
-        self.latency_ns = array("q")
-        self.per_token_ns = array("q")
-        self.gaps = TokenGaps()
+        self.times = Times(stats_every, stats)
         self.records: list[RequestRecord] = []
-        self.last_finish_ns = 0
-        self.peak_used = 0
-        self.points: list[StatsLine] = []
         self.keep_records = keep_records
         self.after_prefill: Callable[[], None] = lambda: None
         """Called once, when the stats line of the first decoding iteration was taken."""
         self._live: dict[int, RequestRecord] = {}
         self._state: CacheState | None = None
         self._device: PoolFacts | None = None
-        self._at_ns = 0
         self._used = 0
-        self._area = 0
         self._assigned: ev.DeviceBlocksAssigned | None = None
         self._prefilled: list[RequestRecord] = []
         """Requests whose prompt the iteration that runs computes to its end: it samples their first token."""
@@ -131,17 +258,8 @@ class Meter:
         """Tokens that a slot which was preempted computes before it samples again."""
         self._decoding: set[int] = set()
         self._back: list[int] = []
-        """Slots of the iteration that runs which may have been left out of the one before."""
-        self._sampling: tuple[int, int, int, int] = (0, 1, 0, 0)
-        """Of the iterations that run: begin, number, requests that sample a token in each, and how many of these are
-        first tokens."""
+        """Slots of the iteration that runs which may have been left out of the iteration before."""
         self._ended = ended
-        self._window: tuple[int, int, int] = (0, 0, 0)
-        """Of iterations that were told at once: begin, number, and by how many iterations altogether their blocks were
-        told of before they were given."""
-        self._stats = stats
-        self._stats_every = stats_every if stats is not None else 0
-        self._iterations = 0
 
     def watch(self, state: CacheState) -> None:
         """The machine stands: its device pool is declared and nothing has arrived."""
@@ -157,45 +275,28 @@ class Meter:
     def point(self, name: str) -> None:
         """Take the stats line of this moment."""
         assert self._state is not None
-        line = stats_of(self._state, name)
-        self.points.append(line)
-        if self._stats is not None:
-            self._stats(line)
-
-    @property
-    def mean_used(self) -> float:
-        """Device blocks held by requests or copies, averaged over virtual time."""
-        return self._area / self._at_ns if self._at_ns else 0.0
+        self.times.point(stats_of(self._state, name))
 
     def __call__(self, stimulus: Stimulus, outcome: Outcome) -> None:
-        """Look at one stimulus and what it led to."""
-        if self._window[2] and type(stimulus) is IterationFinished:
-            since_ns, count, early = self._window
-            self._area -= early * ((stimulus.at_ns - since_ns) // count)  # they last equally long
-            self._window = (0, 0, 0)
+        """Look at one stimulus and its outcome."""
+        times = self.times
         if type(stimulus) is IterationFinished:
-            begun_ns, steps, requests, first_tokens = self._sampling
-            self.gaps.sampled(begun_ns, stimulus.at_ns, steps, requests, first_tokens, self._back)
-            self._back = []
-        if self._prefilled and type(stimulus) is IterationFinished:
+            times.end(stimulus.at_ns)
             for record in self._prefilled:
                 if record.first_token_ns is None:
                     record.first_token_ns = stimulus.at_ns
-            self._prefilled = []
+            self._prefilled, self._back = [], []
         for event in outcome.events:
             look = _LOOK_AT(type(event))
             if look is not None:
                 look(self, event)
         device = self._device
         if device is not None:
-            at_ns = stimulus.at_ns
-            if at_ns != self._at_ns:
-                self._area += self._used * (at_ns - self._at_ns)
-                self._at_ns = at_ns
+            times.passed(stimulus.at_ns, self._used)
             counts = device.counts
             self._used = used = counts[_REFERENCED] + counts[_WRITING]
-            if used > self.peak_used:
-                self.peak_used = used
+            if used > times.peak_used:
+                times.peak_used = used
 
     # --- one method for each kind of event ---
 
@@ -210,7 +311,7 @@ class Meter:
         record = RequestRecord(event.request, parent.arrived_ns, parent.prompt_blocks, parent.hits)
         record.first_token_ns = parent.first_token_ns  # each sequence samples its own from the same prompt
         record.prompt_tokens = parent.prompt_tokens
-        self.gaps.cloned(event.parent, event.slot)
+        self.times.gaps.cloned(event.parent, event.slot)
         self._live[event.slot] = record
         if self.keep_records:
             self.records.append(record)
@@ -238,7 +339,7 @@ class Meter:
         if event.new is SlotState.DECODING:
             self._decoding.add(event.slot)
             self._back.append(event.slot)
-            if len(self.points) == 1:
+            if len(self.times.points) == 1:
                 self.point("prefill")
                 self.after_prefill()
         elif event.new is SlotState.PREEMPTED:
@@ -252,21 +353,18 @@ class Meter:
 
     def _leave_out(self, slot: int, record: RequestRecord) -> None:
         if record.first_token_ns is not None:
-            self.gaps.left_out(slot)
+            self.times.gaps.left_out(slot)
 
     def _finished(self, event: ev.SlotMoved, record: RequestRecord, reason: FinishReason) -> None:
         record.finished_ns = event.at_ns
         record.reason = reason.label
-        self.gaps.gone(event.slot)
+        self.times.gaps.gone(event.slot)
         if record.first_token_ns is not None:
             record.output_tokens = event.computed_tokens - record.prompt_tokens + 1
         if reason in COMPLETED:
             if record.first_token_ns is None:
                 record.first_token_ns = event.at_ns
-            self.ttft_ns.append(record.first_token_ns - record.arrived_ns)
-            self.latency_ns.append(event.at_ns - record.arrived_ns)
-            self.per_token_ns.append(per_token_ns(record.first_token_ns, event.at_ns, record.output_tokens))
-            self.last_finish_ns = event.at_ns
+            self.times.completed(record.arrived_ns, record.first_token_ns, event.at_ns, record.output_tokens)
         if self._ended is not None:
             self._ended(record)
 
@@ -285,35 +383,17 @@ class Meter:
                 self._prefilled.append(record)
                 self._back.append(number)
                 first_tokens += record.first_token_ns is None
-        self._sampling = (
-            event.at_ns, event.count, len(self._decoding) + len(self._prefilled), first_tokens
+        early = sorted(self._early(event)) if event.count > 1 else []
+        requests = len(self._decoding) + len(self._prefilled)
+        self.times.begin(event.at_ns, event.count, requests, first_tokens, self._back, sum(early))
+        state = self._state
+        assert state is not None
+        self.times.tell(
+            event.iteration - event.count, event.iteration, early, lambda: stats_of(state, "decode", passing=True)
         )
-        early = self._early(event) if event.count > 1 else []
-        if event.count > 1:
-            self._window = (event.at_ns, event.count, sum(early))
-        if self._stats_every:
-            every, before = self._stats_every, self._iterations
-            self._iterations = after = before + event.count
-            first = (before // every + 1) * every
-            if first <= after:
-                self._pass(event, range(first - before - 1, after - before, every), early)
-
-    def _pass(self, event: ev.IterationAdvanced, offsets: range, early: list[int]) -> None:
-        """The stats lines of these iterations, counted from the first that the event tells of: exactly those that the
-        same iterations one by one would have had."""
-        assert self._stats is not None
-        assert self._state is not None
-        line = stats_of(self._state, "decode", passing=True)
-        early.sort()
-        for offset in offsets:
-            later = len(early) - bisect_right(early, offset)
-            self._stats(msgspec.structs.replace(
-                line, iteration=event.iteration - event.count + 1 + offset, blocks_used=line.blocks_used - later,
-                blocks_free=line.blocks_free + later,
-            ))
 
     def _early(self, event: ev.IterationAdvanced) -> list[int]:
-        """For each block that was told of for several iterations at once: how many of them begin before it is needed.
+        """For each block that is reported for several iterations at once, how many of them begin before it is needed.
 
         Block b of a decoding slot is needed by the iteration that begins with b blocks of computed tokens.
         """
@@ -359,3 +439,34 @@ def percentile(ordered: "array[int]", share: float) -> int | None:
         return None
     rank = -(-len(ordered) * round(share * 1_000) // 1_000)
     return ordered[max(0, rank - 1)]
+
+
+def per_token_ns(first_token_ns: int, finished_ns: int, tokens: int) -> int:
+    """Nanoseconds for each token behind the first, rounded down; -1 of a request without a second token.
+
+    >>> per_token_ns(100, 400, 4), per_token_ns(100, 100, 1)
+    (100, -1)
+    """
+    return (finished_ns - first_token_ns) // (tokens - 1) if tokens > 1 else -1
+
+
+def spread_of(counts: Mapping[int, int]) -> dict[str, Any]:
+    """Mean, percentiles and maximum of values that are there so often, None of none.
+
+    >>> spread_of({1: 9, 11: 1})
+    {'mean': 2.0, 'p50': 1, 'p90': 1, 'p99': 11, 'max': 11}
+    """
+    number = sum(counts.values())
+    if not number:
+        return dict.fromkeys(("mean", "p50", "p90", "p99", "max"))
+    ordered = sorted(counts)
+    found: dict[str, Any] = {"mean": sum(value * count for value, count in counts.items()) / number}
+    at = seen = 0
+    for name, share in (("p50", 500), ("p90", 900), ("p99", 990)):
+        rank = -(-number * share // 1_000)
+        while seen + counts[ordered[at]] < rank:
+            seen += counts[ordered[at]]
+            at += 1
+        found[name] = ordered[at]
+    found["max"] = ordered[-1]
+    return found

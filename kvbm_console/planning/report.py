@@ -1,4 +1,4 @@
-"""The report of ``simulate``: every figure with its formula.
+"""The report of ``simulate``, every figure with its formula, and the file of ``--requests-out``.
 
 Law of this file: the keys of the JSON document are exactly ``KEYS``, in that order, and each says how it is computed; a
 key is never given another meaning. Rates are fractions from 0 to 1, or null where nothing was counted. The figures of
@@ -7,21 +7,25 @@ offloads. Keys that begin with ``blis_`` are that program's formulas, for compar
 that it runs on: how long it took is told on stderr.
 """
 
+import copy
+import csv
 import math
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Tier, age_within
 from kvbm_console.core.leader.foresight import PrefetchAids
 from kvbm_console.core.state import Totals
-from kvbm_console.planning.meter import COMPLETED, Meter, StatsLine, percentile
+from kvbm_console.planning.meter import COMPLETED, Meter, RequestRecord, Times, percentile, spread_of
 from kvbm_console.planning.options import THRASH_STEPS, SimulateOptions
-from kvbm_console.planning.tokens import spread_of
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig
 from kvbm_console.simulator.simulated import EngineTotals
@@ -149,28 +153,11 @@ class InstanceMeasures(msgspec.Struct, frozen=True):
     """The sums of one instance."""
 
     engine: EngineTotals
-    ttft_ns: "array[int]"
-    latency_ns: "array[int]"
-    per_token_ns: "array[int]"
-    """Of the same requests as the two above, -1 of one without a second token."""
-    gap_counts: dict[int, int]
-    """Nanoseconds between two tokens of a request, to how often."""
-    last_finish_ns: int
-    completed: int
-    prompt_blocks: int
-    hit_blocks: list[int]
-    lost_blocks: int
-    evicted_blocks: list[int]
-    moved_blocks: dict[str, int]
-    preemptions: int
-    requests_preempted: int
-    gauges: dict[str, dict[str, float]]
-    prefetch: dict[str, int]
-    peak_used: int
-    mean_used: float
-    points: tuple[StatsLine, ...]
-    totals: Totals = msgspec.field(default_factory=Totals)
-    """Of the leader, where there is one: what is not counted here."""
+    times: Times
+    totals: Totals
+    gauges: dict[str, dict[str, float]] = {}
+    """Of the policy of each pool that the leader decides, by tier."""
+    prefetch: dict[str, int] = {}
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -180,39 +167,25 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def measure(rig: Rig, meter: Meter) -> InstanceMeasures:
-    """What one instance came to; before its clean-up."""
-    totals = rig.leader.state.totals
-    return InstanceMeasures(
-        engine=rig.engine.totals, ttft_ns=meter.ttft_ns, latency_ns=meter.latency_ns,
-        per_token_ns=meter.per_token_ns, gap_counts=meter.gaps.counts,
-        last_finish_ns=meter.last_finish_ns, completed=sum(totals.finished[reason] for reason in COMPLETED),
-        prompt_blocks=totals.prompt_blocks, hit_blocks=list(totals.hit_blocks), lost_blocks=totals.lost_blocks,
-        evicted_blocks=list(totals.evicted_blocks), moved_blocks=dict(totals.moved_blocks),
-        preemptions=totals.preemptions,
-        requests_preempted=totals.requests_preempted, gauges=_gauges(rig),
-        prefetch=rig.leader.aids.prefetch.gauges(), peak_used=meter.peak_used,
-        mean_used=meter.mean_used, points=tuple(meter.points), totals=totals,
-    )
-
-
-def _gauges(rig: Rig) -> dict[str, dict[str, float]]:
-    """Gauges of the policy of each pool that the leader decides."""
+    """The sums of an instance with a leader; before its clean-up."""
     leader = rig.leader
-    return {
-        pool.info.tier.name: leader.box.policies[pool.info.pool].gauges() for pool in leader.lower_pools()
-    }
+    return InstanceMeasures(
+        rig.engine.totals, meter.times, copy.deepcopy(leader.state.totals),
+        {pool.info.tier.name: leader.box.policies[pool.info.pool].gauges() for pool in leader.lower_pools()},
+        leader.aids.prefetch.gauges(),
+    )
 
 
 def make_report(options: SimulateOptions, note: str | None, parts: Sequence[InstanceMeasures]) -> Report:
     """The document of a run over all instances."""
-    completed = sum(part.completed for part in parts)
-    prompt_blocks = sum(part.prompt_blocks for part in parts)
-    hits = _columns(part.hit_blocks for part in parts)
-    evicted = _columns(part.evicted_blocks for part in parts)
-    moved = _sum_by_key(part.moved_blocks for part in parts)
+    completed = sum(part.totals.finished[reason] for part in parts for reason in COMPLETED)
+    prompt_blocks = sum(part.totals.prompt_blocks for part in parts)
+    hits = _columns(part.totals.hit_blocks for part in parts)
+    evicted = _columns(part.totals.evicted_blocks for part in parts)
+    moved = _sum_by_key(part.totals.moved_blocks for part in parts)
     offloaded = sum(blocks for route, blocks in moved.items() if route[1] < route[4])
-    preemptions = sum(part.preemptions for part in parts)
-    duration_s = max((part.last_finish_ns for part in parts), default=0) / SECOND_NS
+    preemptions = sum(part.totals.preemptions for part in parts)
+    duration_s = max((part.times.last_finish_ns for part in parts), default=0) / SECOND_NS
     output_tokens = sum(part.engine.output_tokens for part in parts)
     arrived = sum(part.engine.arrived for part in parts)
     cloned = sum(part.engine.cloned for part in parts)
@@ -233,18 +206,18 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "throughput_tokens_per_s": _rate(output_tokens, duration_s),
         "prefill_tokens": sum(part.engine.prefill_tokens for part in parts),
         "output_tokens": output_tokens,
-        "ttft_ms": _spread([part.ttft_ns for part in parts]),
-        "latency_ms": _spread([part.latency_ns for part in parts]),
-        "itl_ms": _milliseconds(spread_of(sum((Counter(part.gap_counts) for part in parts), Counter()))),
-        "tpot_ms": _spread([array("q", filter(_is_time, part.per_token_ns)) for part in parts]),
+        "ttft_ms": _spread([part.times.ttft_ns for part in parts]),
+        "latency_ms": _spread([part.times.latency_ns for part in parts]),
+        "itl_ms": _milliseconds(spread_of(sum((Counter(part.times.gaps.counts) for part in parts), Counter()))),
+        "tpot_ms": _spread([array("q", filter(_is_time, part.times.per_token_ns)) for part in parts]),
         "goodput": _goodput(options, parts, arrived + cloned, duration_s),
         "prompt_blocks": prompt_blocks,
         "hit_blocks": {tier.name: hits[tier - 1] for tier in tiers},
         "prefix_hit_rate": _rate(sum(hits), prompt_blocks),
-        "lost_blocks": sum(part.lost_blocks for part in parts),
+        "lost_blocks": sum(part.totals.lost_blocks for part in parts),
         "preemptions": preemptions,
         "preemptions_per_completed": _rate(preemptions, completed),
-        "preempted_fraction": _rate(sum(part.requests_preempted for part in parts), arrived + cloned),
+        "preempted_fraction": _rate(sum(part.totals.requests_preempted for part in parts), arrived + cloned),
         "offloaded_blocks": offloaded,
         "onboarded_blocks": sum(moved.values()) - offloaded,
         "moved_blocks": moved,
@@ -258,13 +231,13 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "policy": _policy(options, parts),
         "prefetch": _prefetch(options, parts),
         "blocks_total": options.total_kv_blocks * options.instances,
-        "blocks_used_peak": sum(part.peak_used for part in parts),
-        "blocks_used_mean": sum(part.mean_used for part in parts),
+        "blocks_used_peak": sum(part.times.peak_used for part in parts),
+        "blocks_used_mean": sum(part.times.mean_used for part in parts),
         "steps": sum(part.engine.iterations for part in parts),
-        "stats": [point.document() for point in parts[0].points if point.point != "cleanup"],
+        "stats": [point.document() for point in parts[0].times.points if point.point != "cleanup"],
         "blis_cache_hit_rate": _rate(sum(hits), prompt_blocks) or 0.0,
         "blis_cache_hit_rate_mean":
-            sum(_rate(sum(part.hit_blocks), part.prompt_blocks) or 0.0 for part in parts) / len(parts),
+            sum(_rate(sum(part.totals.hit_blocks), part.totals.prompt_blocks) or 0.0 for part in parts) / len(parts),
         "blis_preemption_rate": _rate(preemptions, completed) or 0.0,
         "blis_kv_thrashing_rate": _rate(evicted[Tier.G2 - 1], offloaded) or 0.0,
     }
@@ -318,7 +291,7 @@ def _thrash(tiers: Sequence[Tier], parts: Sequence[InstanceMeasures]) -> dict[st
         half, most = age_within(again, 0.5), age_within(again, 0.9)
         told[tier.name] = {
             "thrash_blocks": returned,
-            "thrash_rate": _rate(returned, sum(part.evicted_blocks[at] for part in parts)),
+            "thrash_rate": _rate(returned, sum(part.totals.evicted_blocks[at] for part in parts)),
             "asked_again_blocks": sum(again), "asked_again_p50_s": None if half is None else half / SECOND_NS,
             "asked_again_p90_s": None if most is None else most / SECOND_NS,
         }
@@ -381,7 +354,7 @@ def _goodput(
     itl_ns = options.slo_itl if options.slo_itl is not None else math.inf
     good = sum(
         first_ns <= ttft_ns and per_token_ns <= itl_ns
-        for part in parts for first_ns, per_token_ns in zip(part.ttft_ns, part.per_token_ns, strict=True)
+        for part in parts for first_ns, per_token_ns in zip(part.times.ttft_ns, part.times.per_token_ns, strict=True)
     )
     return {
         "slo_ttft_ms": None if options.slo_ttft is None else options.slo_ttft / 1e6,
@@ -501,3 +474,61 @@ def _spread_text(values: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {'–' if value is None else f'{value:,.3f}'}" for name, value in values.items()) + " ms"
 
 
+# --- the file of --requests-out ---
+
+COLUMNS: Final[dict[str, str]] = {
+    "instance": "the engine that it ran on, from 0",
+    "request": "its name",
+    "arrived_ns": "nanoseconds of virtual time at its arrival",
+    "first_token_ns": "the same of its first token; null, in CSV empty, without one",
+    "finished_ns": "the same of its end",
+    "reason": "why it ended: length, or too_large for a request that can never fit",
+    "prompt_tokens": "tokens of its prompt",
+    "cached_g1_tokens": "of these, in full blocks that its last admission found on the device",
+    "cached_g2_tokens": "the same of the host tier, those of failed loads taken back",
+    "cached_g3_tokens": "the same of the disk tier",
+    "output_tokens": "tokens that it sampled",
+    "preemptions": "times that the scheduler took its blocks back",
+}
+"""Column to its definition."""
+SUFFIXES: Final = (".jsonl", ".csv")
+
+
+def row_of(instance: int, record: RequestRecord, block_tokens: int) -> dict[str, Any]:
+    """The row of a request that has ended."""
+    g1, g2, g3, _ = record.hits
+    values = (
+        instance, record.request, record.arrived_ns, record.first_token_ns, record.finished_ns, record.reason,
+        record.prompt_tokens, g1 * block_tokens, g2 * block_tokens, g3 * block_tokens, record.output_tokens,
+        record.preemptions,
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+@contextmanager
+def writer(path: Path | None, block_tokens: int) -> Iterator[Callable[[int, RequestRecord], None] | None]:
+    """A function that appends a row to the file, which is made anew; None without a path.
+
+    Raises ``UsageError`` for another suffix and for a file that cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--requests-out must end in {' or '.join(SUFFIXES)}, got {str(path)!r}")
+    try:
+        file = path.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise UsageError(f"--requests-out cannot be written: {error.strerror}, got {str(path)!r}") from None
+    with file:
+        if path.suffix == ".csv":
+            rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            rows.writeheader()
+            yield lambda instance, record: rows.writerow(row_of(instance, record, block_tokens))
+        else:
+            encode = msgspec.json.Encoder().encode
+
+            def write(instance: int, record: RequestRecord) -> None:
+                file.write(encode(row_of(instance, record, block_tokens)).decode() + "\n")
+
+            yield write

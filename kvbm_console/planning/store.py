@@ -15,7 +15,8 @@ The compatibility configuration: how BLIS, on which the vectors were observed, d
 * ``thrash_rate`` of the state is evictions / copies; ``real_thrash_rate`` is ours (BC-6).
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +24,6 @@ import msgspec
 from kvbm_console.core.config import require
 from kvbm_console.core.eviction.simple_lru import SimpleLru
 from kvbm_console.core.ids import EMPTY_HASH
-from kvbm_console.planning.metrics import blis_cache_hit_rate, blis_eviction_rate, rate, transfer_ticks
 from kvbm_console.planning.options import check, check_bandwidth, check_latency
 from kvbm_console.simulator.device_pool import DevicePool
 from kvbm_console.simulator.hashing import as_hash, blis_hash
@@ -352,3 +352,54 @@ class KVStore:
 
     def _shown(self, key: int) -> str:
         return "" if key == EMPTY_HASH else self._hex[key][:SHOWN_HEX]
+
+
+# --- formulas: a rate of nothing is 0 where the name begins with ``blis_``, otherwise None ---
+
+
+def rate(part: float, whole: float) -> float | None:
+    """``part / whole``, None when there is no whole.
+
+    >>> rate(2, 5), rate(0, 0)
+    (0.4, None)
+    """
+    return part / whole if whole else None
+
+
+def blis_cache_hit_rate(hits: int, misses: int) -> float:
+    """hits / (hits + misses), 0 before any lookup."""
+    return rate(hits, hits + misses) or 0.0
+
+
+def blis_preemption_rate(preemptions: Sequence[int], completed: int) -> float:
+    """Preemption events of all instances per completed request; may exceed 1."""
+    return rate(sum(preemptions), completed) or 0.0
+
+
+def blis_cache_hit_rate_mean(rates: Sequence[float]) -> float:
+    """The unweighted mean over instances."""
+    return rate(sum(rates), len(rates)) or 0.0
+
+
+def blis_eviction_rate(evictions: int, mirrored: int) -> float:
+    """Evictions of the host tier per block copied to it: what that program calls thrashing."""
+    return rate(evictions, mirrored) or 0.0
+
+
+def transfer_ticks(blocks: int, block_size: int, bandwidth: float, base_latency: float) -> float:
+    """Ticks of one transfer (BC-4): base + ceil(blocks x block size / bandwidth), bandwidth in tokens per tick."""
+    check_bandwidth(bandwidth)
+    check_latency(base_latency)
+    return base_latency + math.ceil(blocks * block_size / bandwidth)
+
+
+VECTORS: Final[dict[str, Callable[..., Any]]] = {
+    "cache_hit_rate": blis_cache_hit_rate,
+    "preemption_rate": lambda per_instance_preemptions, completed: blis_preemption_rate(
+        per_instance_preemptions, completed
+    ),
+    "cluster_cache_hit_rate_unweighted_mean": lambda per_instance: blis_cache_hit_rate_mean(per_instance),
+    "transfer_ticks_per_block": lambda block_size, bandwidth, base: transfer_ticks(1, block_size, bandwidth, base),
+    "cpu_eviction_rate": blis_eviction_rate,
+}
+"""Name of a metric in a file of vectors to its formula here; arguments by name."""

@@ -20,7 +20,7 @@ import msgspec
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.simulator.hashing import generated_hashes
-from kvbm_console.simulator.traces import TOKENS_MAX
+from kvbm_console.simulator.traces import LINE_BYTES_MAX, TOKENS_MAX, TraceFile
 from kvbm_console.simulator.workloads import Capacities, Request, Workload, parse_workload
 
 KINDS: Final = ("FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "multiturn[:key=value,...]")
@@ -39,7 +39,7 @@ def named_trace(text: str) -> str:
         return text
     try:
         with path.open("rb") as file:
-            line = next((line for line in iter(lambda: file.readline(_LINE_BYTES_MAX), b"") if line.strip()), b"")
+            line = next((line for line in iter(lambda: file.readline(LINE_BYTES_MAX), b"") if line.strip()), b"")
     except OSError as error:
         raise UsageError(f"trace {text} cannot be read: {error.strerror}") from None
     found = [kind for kind, columns in _MARKS.items() if columns <= _columns_of(line)]
@@ -79,25 +79,17 @@ def note_of(workload: Workload) -> str | None:
     return NO_REUSE if isinstance(workload, LengthsTrace) else None
 
 
-class LengthsTrace:
+class LengthsTrace(TraceFile):
     """A ``Workload`` of recorded lengths and arrival times; every prompt has content of its own."""
 
-    endless = False
     capacities = Capacities(block_tokens=16, g1_blocks=16_384, g2_blocks=65_536, g3_blocks=0, batch_tokens=8_192)
 
     def __init__(self, kind: str, path: Path, limit: int | None = None) -> None:
-        self.path = path
-        self.limit = limit
-        self.name = f"{kind}:{path}"
+        super().__init__(kind, path, limit)
         self.failed = 0
-        """Lines of requests that produced no token (BurstGPT lists failures); they are passed over."""
+        """Lines of requests without a token, which BurstGPT lists as failures and which are passed over."""
         self._columns, self._nanoseconds = _FORMATS[kind]
         self._block_tokens = self.capacities.block_tokens
-        try:
-            with path.open("rb"):
-                pass
-        except OSError as error:
-            raise UsageError(f"trace {path} cannot be read: {error.strerror}") from error
 
     def begin(self, block_tokens: int) -> None:
         """Any block size will do."""
@@ -119,13 +111,13 @@ class LengthsTrace:
                     continue
                 number = rows.line_num
                 if len(row) <= max(where):
-                    raise self._bad(number, f"must have {max(where) + 1} fields, got {len(row)}")
+                    raise self.bad(number, f"must have {max(where) + 1} fields, got {len(row)}")
                 at_ns = self._time(row[where[0]], number)
                 prompt = self._tokens(row[where[1]], number, self._columns[1], 1)
                 output = self._tokens(row[where[2]], number, self._columns[2], 0)
                 first = at_ns if first is None else first
                 if at_ns - first < latest:
-                    raise self._bad(number, "timestamp is before that of the line above")
+                    raise self.bad(number, "timestamp is before that of the line above")
                 latest = at_ns - first
                 if not output:
                     self.failed += 1
@@ -133,16 +125,12 @@ class LengthsTrace:
                 yield self._request(count, latest, prompt, output)
                 count += 1
 
-    def finished(self, request: Request, at_ns: int) -> Request | None:
-        """Nothing: the trace has its own arrival times."""
-        return None
-
     def _header(self, row: list[str]) -> list[int]:
         names = [name.strip().lstrip("\ufeff").lower() for name in row]
         try:
             return [names.index(column.lower()) for column in self._columns]
         except ValueError:
-            raise self._bad(1, f"must have the columns {', '.join(self._columns)}, got {', '.join(row)!r}") from None
+            raise self.bad(1, f"must have the columns {', '.join(self._columns)}, got {', '.join(row)!r}") from None
 
     def _time(self, text: str, number: int) -> int:
         try:
@@ -150,7 +138,7 @@ class LengthsTrace:
         except ValueError:
             at_ns = -1
         if not 0 <= at_ns <= _AT_NS_MAX:
-            raise self._bad(number, f"{self._columns[0]} must be a time, got {text!r}")
+            raise self.bad(number, f"{self._columns[0]} must be a time, got {text!r}")
         return at_ns
 
     def _tokens(self, text: str, number: int, column: str, least: int) -> int:
@@ -159,11 +147,8 @@ class LengthsTrace:
         except ValueError:
             tokens = -1
         if not least <= tokens <= TOKENS_MAX:
-            raise self._bad(number, f"{column} must be from {least} to {TOKENS_MAX}, got {text!r}")
+            raise self.bad(number, f"{column} must be from {least} to {TOKENS_MAX}, got {text!r}")
         return tokens
-
-    def _bad(self, number: int, what: str) -> UsageError:
-        return UsageError(f"{self.path} line {number}: {what}")
 
     def _request(self, index: int, at_ns: int, prompt: int, output: int) -> Request:
         size = self._block_tokens
@@ -201,5 +186,3 @@ _MARKS: Final[dict[str, set[str]]] = {
 }
 """Format to the keys (with a colon) or columns by which its first line is known. Our own traces are Mooncake lines
 with more keys."""
-_LINE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""As long as a line of a trace may be."""

@@ -13,8 +13,7 @@ import msgspec
 
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import EMPTY_HASH
-from kvbm_console.planning.metrics import VECTORS
-from kvbm_console.planning.store import KVStore, StoreConfig
+from kvbm_console.planning.store import VECTORS, KVStore, StoreConfig
 from kvbm_console.simulator.hashing import as_hash, blis_hash
 
 SCHEMA: Final = "kv-vectors/1"

@@ -10,7 +10,7 @@ may have a ``"priority"``, and an ``"n"`` from 1 to 64 for so many sequences, wh
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -35,36 +35,61 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)]
 _TraceId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class _Line(msgspec.Struct):
+class PromptLine(msgspec.Struct):
+    """The prompt of a line: all that a replay without an engine reads."""
+
     timestamp: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    """Milliseconds."""
     input_length: _Tokens
-    output_length: _Tokens
     hash_ids: list[_TraceId]
+
+
+class _Line(PromptLine, kw_only=True):
+    output_length: _Tokens
     priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)] = 0
     n: Annotated[int, msgspec.Meta(ge=1, le=SEQUENCES_MAX)] = 1
 
 
-class MooncakeTrace:
-    """A ``Workload`` that replays a Mooncake trace; ``limit`` is the most requests, None for all.
+class TraceFile:
+    """A file of requests with arrival times; ``limit`` is the most requests, None for all.
 
-    Raises ``UsageError`` when the file cannot be opened, at construction.
+    Raises ``UsageError`` at construction when the file cannot be opened.
     """
 
     endless = False
-    capacities = Capacities(
-        block_tokens=TRACE_BLOCK_TOKENS, g1_blocks=512, g2_blocks=8_192, g3_blocks=32_768, batch_tokens=8_192
-    )
 
-    def __init__(self, path: Path, limit: int | None = None) -> None:
+    def __init__(self, kind: str, path: Path, limit: int | None = None) -> None:
         self.path = path
         self.limit = limit
-        self.name = f"mooncake:{path}"
-        self._block_tokens = TRACE_BLOCK_TOKENS
+        self.name = f"{kind}:{path}"
         try:
             with path.open("rb"):
                 pass
         except OSError as error:
             raise UsageError(f"trace {path} cannot be read: {error.strerror}") from error
+
+    def finished(self, request: Request, at_ns: int) -> Request | None:
+        """None: the trace has its own arrival times."""
+        return None
+
+    def bad(self, number: int, what: str) -> UsageError:
+        """The error of line ``number``."""
+        return UsageError(f"{self.path} line {number}: {what}")
+
+
+L = TypeVar("L", bound=PromptLine)
+
+
+class MooncakeTrace(TraceFile):
+    """A ``Workload`` that replays a Mooncake trace."""
+
+    capacities = Capacities(
+        block_tokens=TRACE_BLOCK_TOKENS, g1_blocks=512, g2_blocks=8_192, g3_blocks=32_768, batch_tokens=8_192
+    )
+
+    def __init__(self, path: Path, limit: int | None = None) -> None:
+        super().__init__("mooncake", path, limit)
+        self._block_tokens = TRACE_BLOCK_TOKENS
 
     def begin(self, block_tokens: int) -> None:
         """Check that ids of 512 tokens can be expressed in blocks of this size."""
@@ -73,51 +98,48 @@ class MooncakeTrace:
 
     def arrivals(self) -> Iterator[Request]:
         """The requests in file order, which must be the order of their timestamps."""
-        decoder = msgspec.json.Decoder(_Line)
-        earliest_ns = 0
-        count = 0
+        for index, line in self.lines(_Line):
+            yield self._request(line, index)
+
+    def lines(self, kind: type[L]) -> Iterator[tuple[int, L]]:
+        """Index and line of each request. Raises ``UsageError`` at a line that is wrong or out of order."""
+        decode = msgspec.json.Decoder(kind).decode
+        earliest = 0.0
+        number = index = 0
         with self.path.open("rb") as lines:
-            number = 0
-            while self.limit is None or count < self.limit:
-                line = lines.readline(LINE_BYTES_MAX + 1)
+            while self.limit is None or index < self.limit:
+                text = lines.readline(LINE_BYTES_MAX + 1)
                 number += 1
-                if not line:
+                if not text:
                     return
-                if len(line) > LINE_BYTES_MAX:
-                    raise self._bad(number, f"longer than {LINE_BYTES_MAX} bytes")
-                if not line.strip():
+                if len(text) > LINE_BYTES_MAX:
+                    raise self.bad(number, f"longer than {LINE_BYTES_MAX} bytes")
+                if not text.strip():
                     continue
-                request = self._request(decoder, line, number, count)
-                if request.arrival_ns < earliest_ns:
-                    raise self._bad(number, "timestamp is before that of the line above")
-                earliest_ns = request.arrival_ns
-                count += 1
-                yield request
+                try:
+                    line = decode(text)
+                except msgspec.DecodeError as error:
+                    raise self.bad(number, str(error)) from error
+                wanted = -(-line.input_length // TRACE_BLOCK_TOKENS)
+                if len(line.hash_ids) != wanted:
+                    raise self.bad(
+                        number,
+                        f"hash_ids must have {wanted} ids for input_length {line.input_length}, got "
+                        f"{len(line.hash_ids)}",
+                    )
+                if line.timestamp < earliest:
+                    raise self.bad(number, "timestamp is before that of the line above")
+                earliest = line.timestamp
+                yield index, line
+                index += 1
 
-    def finished(self, request: Request, at_ns: int) -> Request | None:
-        """Nothing: the trace has its own arrival times."""
-        return None
-
-    def _bad(self, number: int, what: str) -> UsageError:
-        return UsageError(f"{self.path} line {number}: {what}")
-
-    def _request(self, decoder: "msgspec.json.Decoder[_Line]", line: bytes, number: int, index: int) -> Request:
-        try:
-            entry = decoder.decode(line)
-        except msgspec.DecodeError as error:
-            raise self._bad(number, str(error)) from error
-        prompt, output = entry.input_length, entry.output_length
-        wanted = -(-prompt // TRACE_BLOCK_TOKENS)
-        if len(entry.hash_ids) != wanted:
-            raise self._bad(
-                number, f"hash_ids must have {wanted} ids for input_length {prompt}, got {len(entry.hash_ids)}"
-            )
-        size = self._block_tokens
-        hashes = hashes_of_trace_ids(entry.hash_ids, prompt, size)
+    def _request(self, line: _Line, index: int) -> Request:
+        prompt, output, size = line.input_length, line.output_length, self._block_tokens
+        hashes = hashes_of_trace_ids(line.hash_ids, prompt, size)
         own = (prompt + output) // size - len(hashes)
         return Request(
-            request=f"r{index:05d}", arrival_ns=round(entry.timestamp * MILLISECOND_NS), hashes=tuple(hashes),
+            request=f"r{index:05d}", arrival_ns=round(line.timestamp * MILLISECOND_NS), hashes=tuple(hashes),
             output_hashes=tuple(generated_hashes(hashes[-1] if hashes else 0, index, own)),
-            prompt_tokens=prompt, output_tokens=output, priority=entry.priority,
-            clone_hashes=clone_hashes(hashes[-1] if hashes else 0, index, own, entry.n),
+            prompt_tokens=prompt, output_tokens=output, priority=line.priority,
+            clone_hashes=clone_hashes(hashes[-1] if hashes else 0, index, own, line.n),
         )

@@ -1,6 +1,7 @@
-"""Writes the generated parts of docs/kinds.md (state diagram, table of all kinds) and the table of all JSON.
+"""Writes the generated parts of docs/kinds.md (state diagram, table of all kinds), the table of all JSON, and the
+reference of ``simulate``.
 
-Law of this file: both come from the code alone (``slots.TRANSITIONS``, the three unions), so the document cannot tell
+Law of this file: all come from the code alone (``slots.TRANSITIONS``, the three unions), so the document cannot tell
 another story than the program. ``python -m tests.architecture.generate [--check]``.
 """
 
@@ -16,7 +17,7 @@ import msgspec
 from kvbm_console.core import events, instructions, stimuli
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.slots import TRANSITIONS
-from tests.architecture import json_table
+from tests.architecture import json_table, planning_reference
 
 DOCUMENT: Final = Path(__file__).resolve().parent.parent.parent / "docs" / "kinds.md"
 _COMMON: Final = {
@@ -99,7 +100,8 @@ def regenerated(text: str) -> str:
 
 def main() -> int:
     """Rewrite the documents, or with ``--check`` only say which of them are stale (exit 1)."""
-    made = {DOCUMENT: regenerated(DOCUMENT.read_text(encoding="utf-8")), json_table.FILE: json_table.text()}
+    made = {DOCUMENT: regenerated(DOCUMENT.read_text(encoding="utf-8")), json_table.FILE: json_table.text(),
+            planning_reference.FILE: planning_reference.text()}
     stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:

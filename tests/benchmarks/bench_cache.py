@@ -16,8 +16,7 @@ from statistics import median
 from typing import Final
 
 from kvbm_console.core.eviction.policy import PolicyConfig
-from kvbm_console.planning.cache_only import COMPARED, policy_named, replay
-from kvbm_console.planning.references import References, references_of
+from kvbm_console.planning.cache_only import COMPARED, References, policy_named, references_of, replay
 from kvbm_console.planning.traces import parse_trace
 from tests.benchmarks.harness import Figure, Target, measure
 from tests.conftest import shared_directory

@@ -7,8 +7,7 @@ import pytest
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
-from kvbm_console.planning.cache_only import policy_named, replay
-from kvbm_console.planning.references import References, references_of
+from kvbm_console.planning.cache_only import References, policy_named, references_of, replay
 from kvbm_console.planning.traces import parse_trace
 from tests.core.eviction.literal import Literal
 

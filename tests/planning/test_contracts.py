@@ -15,9 +15,15 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import EMPTY_HASH, SkipReason
-from kvbm_console.planning.metrics import blis_cache_hit_rate, blis_cache_hit_rate_mean, blis_preemption_rate
 from kvbm_console.planning.options import SimulateOptions
-from kvbm_console.planning.store import THRASH_WINDOW_TICKS, KVStore, StoreConfig
+from kvbm_console.planning.store import (
+    THRASH_WINDOW_TICKS,
+    KVStore,
+    StoreConfig,
+    blis_cache_hit_rate,
+    blis_cache_hit_rate_mean,
+    blis_preemption_rate,
+)
 from tests.core.engine_model import BLOCK
 from tests.core.oracle import tiers_of
 from tests.core.scenes import forget_g1, serve, stored

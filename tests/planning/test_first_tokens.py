@@ -64,6 +64,6 @@ def test_a_preemption_right_after_the_prompt_does_not_delay_its_first_token(g1: 
     rig.run_to_end()
     assert rig.leader.state.totals.preemptions > 0
     assert {record.request: record.first_token_ns for record in told.meter.records} == told.first
-    assert sorted(told.meter.ttft_ns) == sorted(at - told.arrived[name] for name, at in told.first.items())
+    assert sorted(told.meter.times.ttft_ns) == sorted(at - told.arrived[name] for name, at in told.first.items())
     late = [name for name, at_ns in told.decoding.items() if at_ns > told.first[name]]
     assert late, "nothing was preempted between its first token and the next iteration"

@@ -18,8 +18,7 @@ from kvbm_console.planning import run as run_module
 from kvbm_console.planning.ledger import Ledger
 from kvbm_console.planning.meter import Meter, StatsLine
 from kvbm_console.planning.options import SimulateOptions
-from kvbm_console.planning.report import InstanceMeasures, make_report, measure
-from kvbm_console.planning.rows import row_of
+from kvbm_console.planning.report import InstanceMeasures, make_report, measure, row_of
 from kvbm_console.planning.run import counted, simulate
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.device_pool import DevicePool

@@ -18,8 +18,7 @@ from kvbm_console.core.ids import FinishReason, SlotState
 from kvbm_console.core.leader import Outcome
 from kvbm_console.planning.meter import Meter, RequestRecord
 from kvbm_console.planning.options import SimulateOptions
-from kvbm_console.planning.report import make_report, measure
-from kvbm_console.planning.rows import row_of
+from kvbm_console.planning.report import make_report, measure, row_of
 from kvbm_console.planning.run import simulate
 from kvbm_console.simulator.embedded import build
 from kvbm_console.simulator.link import DEFAULT_LINKS

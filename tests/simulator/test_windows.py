@@ -194,8 +194,8 @@ def compare(seed: int, *, clones: bool = False) -> Machine:
         assert theirs == mine, "a call came at another time or said something else"
     assert len(window.log) == len(walker.log)
     assert window.meter.records == walker.meter.records
-    assert (list(window.meter.ttft_ns), list(window.meter.latency_ns)) == (
-        list(walker.meter.ttft_ns), list(walker.meter.latency_ns)
+    assert (list(window.meter.times.ttft_ns), list(window.meter.times.latency_ns)) == (
+        list(walker.meter.times.ttft_ns), list(walker.meter.times.latency_ns)
     )
     mine, theirs = facts_of(walker.rig), facts_of(window.rig)
     for name, value in mine.items():

@@ -16,7 +16,7 @@ import pytest
 
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.planning.options import SimulateOptions
-from kvbm_console.planning.rows import row_of
+from kvbm_console.planning.report import row_of
 from kvbm_console.planning.run import simulate
 
 replay: Any = pytest.importorskip("dynamo.replay.api", reason="make test-vllm runs these")

@@ -7,7 +7,7 @@ small to almost enough, since policies differ between.
 from functools import cache
 from typing import Final
 
-from kvbm_console.planning.references import References, references_of
+from kvbm_console.planning.cache_only import References, references_of
 from kvbm_console.planning.traces import parse_trace
 
 WORKLOADS: Final[dict[str, tuple[str, tuple[int, ...]]]] = {

@@ -15,9 +15,8 @@ import pytest
 
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
-from kvbm_console.planning.cache_only import policy_named, replay
+from kvbm_console.planning.cache_only import References, policy_named, references_of, replay
 from kvbm_console.planning.options import CacheOptions
-from kvbm_console.planning.references import References, references_of
 from kvbm_console.planning.traces import parse_trace
 from tests.conftest import shared_directory
 from tests.core.eviction.generated import WORKLOADS, references_named

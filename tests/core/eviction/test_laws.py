@@ -13,8 +13,7 @@ from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.eviction.ranked import AdaptiveLru, FrequencyBased, Lfu, Lrfu, Ranked
 from kvbm_console.core.leader.victims import chains
-from kvbm_console.planning.cache_only import replay
-from kvbm_console.planning.references import References
+from kvbm_console.planning.cache_only import References, replay
 from tests.core.eviction.trees import ALL, SECOND_NS, make, paths, steps, traces
 from tests.core.eviction.trees import chain as chain_of
 

@@ -13,8 +13,7 @@ from kvbm_console.core.eviction import auto, make_policy
 from kvbm_console.core.eviction.policy import POLICIES, PRESETS, EvictionPolicy, PolicyConfig, ghosts_max
 from kvbm_console.core.eviction.ranked import FrequencyBased, Lrfu, unpacked
 from kvbm_console.core.eviction.simple_lru import SimpleLru
-from kvbm_console.planning.belady import Belady
-from kvbm_console.planning.cache_only import replay
+from kvbm_console.planning.cache_only import Belady, replay
 from tests.core.eviction.literal import Literal
 from tests.core.eviction.trees import SECOND_NS, make, paths, traces
 from tests.core.eviction.trees import chain as chain_of

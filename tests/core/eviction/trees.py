@@ -9,8 +9,7 @@ from hypothesis import strategies as some
 
 from kvbm_console.core.eviction import make_policy
 from kvbm_console.core.eviction.policy import POLICIES, EvictionPolicy, PolicyConfig
-from kvbm_console.planning.belady import Belady
-from kvbm_console.planning.references import References
+from kvbm_console.planning.cache_only import Belady, References
 
 ALL = (*POLICIES, "belady")
 SECOND_NS = 1_000_000_000

@@ -1,30 +1,31 @@
-"""The text of kvbm_console/planning/REFERENCE.md: what ``simulate`` and ``compare`` print, key by key.
+"""The text of kvbm_console/planning/REFERENCE.md: the output of ``simulate``, key by key.
 
-Law of this file: generated from the same tables that the documents are made from, so it cannot be stale; a test
-compares the file with it (``python -m kvbm_console.planning.documentation`` writes it).
+Law of this file: it is made from the same tables as the output; ``make docs`` writes it and ``make check`` compares it.
 """
 
 from pathlib import Path
 from typing import Final
 
-from kvbm_console.planning import cache_only, report, rows, store
+from kvbm_console.planning import cache_only, report, store
 
 FILE: Final = Path(__file__).parents[2] / "kvbm_console" / "planning" / "REFERENCE.md"
 
-HEAD: Final = """# What `kvbm-console simulate` reports
+HEAD: Final = """# The output of `kvbm-console simulate`
 
-A trace runs through engine and tiers in virtual time; the same options give the same bytes on stdout, and how long it
-took is told on stderr. Without a lower tier (`--kv-cpu-blocks 0 --kv-disk-blocks 0`, the default) nothing about tiers,
-links and policies is printed, whatever else was said.
+A trace runs through engine and tiers in virtual time. The same options give the same bytes on stdout; the wall time
+goes to stderr. Without a lower tier (`--kv-cpu-blocks 0 --kv-disk-blocks 0`, the default) nothing about tiers, links
+and policies is printed, whatever the other flags say.
 
 Stats lines go to stderr too: after the reset, the first prefill, the last decode and the clean-up, and every
-`--stats-every` iterations. `--cleanup` says how long records of finished requests stand (`incremental`: as long as they
-live, `end`: to the end of the run, `none`: for ever) and whether the tiers are cleared at the end; the report is the
-same. Iterations between two decisions of the engine (an arrival that could be admitted, an end, a copy) are taken at
-once; report and stats lines are those of iterations taken one by one. [example.toml](example.toml) is a
-configuration file with the flags of `simulate`, `compare` and `serve`.
+`--stats-every` iterations. `--cleanup` chooses when the records of finished requests are given up: with `incremental`
+as soon as a request ends, with `end` at the end of the run, with `none` never. Unless it is `none`, the tiers are
+cleared at the end. The report is the same in each case.
 
-This file is generated: `python -m kvbm_console.planning.documentation`.
+Iterations between two decisions of the engine are simulated together: decisions follow an arrival that could be
+admitted, an end, or a copy. Report and stats lines are those of iterations simulated one by one.
+[example.toml](example.toml) is a configuration file with the flags of `simulate`, `compare` and `serve`.
+
+This file is generated: `make docs`.
 """
 
 
@@ -43,9 +44,9 @@ def text() -> str:
         "",
         "## Columns of `simulate --requests-out`",
         "",
-        "A row stands for each request that has ended, in the order of their ends; one that was refused has none.",
+        "A row stands for each request that has ended, in the order of their ends. A refused request has none.",
         "",
-        *_table(rows.COLUMNS),
+        *_table(report.COLUMNS),
         "",
         "## Keys of `simulate --cache-only --format json`",
         "",
@@ -63,7 +64,3 @@ def text() -> str:
 
 def _table(keys: dict[str, str]) -> list[str]:
     return ["| key | definition |", "|---|---|", *(f"| `{key}` | {words} |" for key, words in keys.items())]
-
-
-if __name__ == "__main__":
-    FILE.write_text(text(), encoding="utf-8")

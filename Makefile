@@ -10,7 +10,7 @@ STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo test sim test-vllm check bench bench-tui bench-baseline test-full recordings screens docs proto clean
+.PHONY: help setup demo quick test sim test-vllm check bench bench-tui bench-baseline test-full recordings screens docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -29,6 +29,12 @@ demo: $(STAMP) ## the console on a simulated engine; SECONDS=N ends it by itself
 
 test: $(STAMP) ## the tests, in two processes
 	@$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
+
+quick: $(STAMP) ## formats, types and the core's tests, in a minute
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL) tests/core tests/architecture --ignore=tests/core/properties \
+		--ignore=tests/core/test_offload_law.py --ignore=tests/core/eviction/test_auto_default.py
 
 sim: $(STAMP) ## the whole daemon under simulation; SEEDS=A:B for others
 	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),0:100)

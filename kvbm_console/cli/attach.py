@@ -6,7 +6,11 @@ that a lost target is the console's business.
 
 import asyncio
 import gc
+import hmac
 import os
+import secrets
+import shlex
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -14,19 +18,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvbm_console.cli.look import look_options
-from kvbm_console.cli.output import require_terminal, warn
-from kvbm_console.cli.params import access_options, resolve_target, socket_address
+from kvbm_console.cli.machine import machine_line
+from kvbm_console.cli.output import on_terminal, print_result, require_terminal, warn
+from kvbm_console.cli.params import access_options, look_options, resolve_target, socket_address
+from kvbm_console.cli.summary import live_line, recorder_text, summary_text
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
+from kvbm_console.extras import missing
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Explanation
+    from server.daemon import Daemon
+    from server.options import DaemonOptions
+    from server.summary import Summary
     from tui.source import Session
 
 TARGETS_MAX: Final = 16
 """Targets of one console: each costs a connection and the folding of its events."""
 ENGINES: Final = ("http://", "https://", "zmq:", "tcp://")
 """How the address of a real engine's event stream begins."""
+UNATTENDED_SECONDS: Final = 30.0
+"""How long a demo without a terminal runs when nobody said: nobody is there to stop it."""
+LINE_EVERY_S: Final = 1.0
 RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
 
 
@@ -54,7 +66,6 @@ def attach(
     daemon comes back; what was lost is counted and shown.
     """
     from kvbm_console.cli.ask import access_flags, check_target, run
-    from kvbm_console.cli.web import in_browser, serve
 
     named = [*targets, *flags]
     engines = [name for name in named if name.startswith(ENGINES)]
@@ -92,7 +103,6 @@ def follow_engines(
     addresses: Sequence[str], record: Path | None, seconds: float | None, look: dict[str, Any]
 ) -> None:
     """A daemon of our own on the event streams of real engines, and the console on it, as ``demo`` does."""
-    from kvbm_console.cli.demo import show
     from kvbm_console.cli.machine import daemon_options
     from kvbm_console.cli.streams import find_publishers
 
@@ -101,6 +111,68 @@ def follow_engines(
         workload=None, limit=None, speed=1.0, record=record, listen=socket_address(f"attach-{os.getpid()}.sock"),
         check=False, publishers=publishers,
     ), seconds, "text", "attached", **look)
+
+
+def show(options: "DaemonOptions", seconds: float | None, form: str, name: str, **look: Any) -> None:
+    """Daemon and console in one process; without a terminal a line each second and a summary.
+
+    ``look`` is what ``console`` takes: ``theme``, ``ascii_only``, ``no_color``, ``utc``.
+    """
+    import msgspec
+
+    from kvbm_console.cli.ask import run
+
+    if on_terminal():
+        options.handle_signals = False
+        raise SystemExit(run(_with_console(options, seconds, look)))
+    summary = msgspec.to_builtins(run(_with_lines(options, seconds or UNATTENDED_SECONDS, form, name)))
+    print_result(form, summary, lambda: summary_text(summary).split("\n"))
+
+
+async def _with_lines(options: "DaemonOptions", seconds: float, form: str, name: str) -> "Summary":
+    """Run for this long and print a line each second (on stderr when stdout is for JSON)."""
+    from server.daemon import run_daemon
+
+    options.exit_when_done = True
+    loop = asyncio.get_running_loop()
+
+    def ready(daemon: "Daemon") -> None:
+        warn(f"{name} on {daemon.address}: {machine_line(options)}")
+        loop.call_later(seconds, daemon.stop)
+        loop.call_later(LINE_EVERY_S, tick, daemon)
+
+    def tick(daemon: "Daemon") -> None:
+        click.echo(live_line(daemon.service.state), err=form == "json")
+        loop.call_later(LINE_EVERY_S, tick, daemon)
+
+    return await run_daemon(options, on_ready=ready)
+
+
+async def _with_console(options: "DaemonOptions", seconds: float | None, look: dict[str, Any]) -> int:
+    """Daemon and console on one loop; the daemon ends in order when the console is left.
+
+    The console is loaded before the daemon begins: it takes some tenths of a second, in which a loop would stand still.
+    """
+    import msgspec
+
+    from server.daemon import run_daemon
+
+    load_console()
+    ready: asyncio.Future[Daemon] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(run_daemon(options, on_ready=ready.set_result))
+    await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        await serving  # raises why it could not start
+        return 0
+    daemon = ready.result()
+    try:
+        status = await console([daemon.address], seconds=seconds, **look)
+    finally:
+        daemon.stop(soon=True)
+        recorder = (await serving).recorder
+    if recorder is not None and not status:  # else the terminal may be gone, or take nothing
+        warn(f"recorder: {recorder_text(msgspec.to_builtins(recorder))}")
+    return status
 
 
 def addresses_of(named: Sequence[str]) -> list[str]:
@@ -200,3 +272,71 @@ async def document_of(*arguments: str, statuses: tuple[int, ...] = (0,)) -> Any:
         lines = complained.decode(errors="replace").strip().splitlines()
         raise KvbmConsoleError(lines[-1] if lines else f"{arguments[0]} ended with status {process.returncode}")
     return msgspec.json.decode(said)
+
+# --- in a browser ---
+
+
+HOST: Final = "127.0.0.1"
+KEY_BYTES: Final = 24
+DRIVER_VARIABLE: Final = "TEXTUAL_DRIVER"
+
+
+def in_browser() -> bool:
+    """Whether this process draws for a browser: its stdin and stdout are pipes of the server then."""
+    return "WebDriver" in os.environ.get(DRIVER_VARIABLE, "")
+
+
+def serve(port: int, arguments: Sequence[str]) -> None:
+    """Serve ``kvbm-console attach`` with these arguments until it is told to end."""
+    try:
+        from aiohttp import web
+        from textual_serve.server import Server
+    except ImportError:
+        raise missing("--serve-web", "web", "textual-serve") from None
+    _require_free(port)
+    ours = own_hosts(port)
+    key, cookie = secrets.token_urlsafe(KEY_BYTES), f"kvbm-console-{port}"
+
+    @web.middleware
+    async def only_ours(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        origin = request.headers.get("Origin")
+        if request.headers.get("Host") not in ours or origin not in (None, *(f"http://{host}" for host in ours)):
+            raise web.HTTPForbidden(text="only pages of this server are answered\n")
+        if _is_key(request.query.get("key"), key):  # once: the address that the browser remembers is without it
+            reply = web.Response(status=303, headers={"Location": "/"})
+            reply.set_cookie(cookie, key, httponly=True, samesite="Strict")
+            return reply
+        if not _is_key(request.cookies.get(cookie), key):
+            raise web.HTTPForbidden(text="open the address that kvbm-console printed\n")
+        return await handler(request)
+
+    class Local(Server):  # type: ignore[misc,unused-ignore]
+        """The server with the check in front."""
+
+        async def _make_app(self) -> Any:
+            app = await super()._make_app()
+            app.middlewares.append(only_ours)
+            return app
+
+    # -P: without it Python looks for modules in the working directory first, and runs what it finds there.
+    command = shlex.join([sys.executable, "-P", "-c", RUN_MAIN, "attach", *arguments])
+    warn(f"the console is on http://{HOST}:{port}/?key={key}; ctrl-c ends it")
+    Local(command, host=HOST, port=port, title="kvbm-console").serve()
+
+
+def _is_key(shown: str | None, key: str) -> bool:
+    return shown is not None and hmac.compare_digest(shown.encode("utf-8", "replace"), key.encode())
+
+
+def own_hosts(port: int) -> tuple[str, ...]:
+    """What a browser that looks at our own page sends as ``Host``."""
+    return f"{HOST}:{port}", f"localhost:{port}"
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise UsageError(f"--serve-web cannot listen on {HOST}:{port}: {error.strerror}") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from kvbm_console.cli.output import number, print_json
+from kvbm_console.cli.output import number, print_result
 from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
 
@@ -67,10 +67,7 @@ def calibrate(
         except OSError as error:
             raise UsageError(f"--out cannot be written: {error.strerror}, got {str(out)!r}") from None
         found = msgspec.structs.replace(found, written=str(out))
-    if form == "json":
-        print_json(found)
-    else:
-        click.echo("\n".join(_lines(found)))
+    print_result(form, found, lambda: _lines(found))
 
 
 def _lines(found: "Calibration") -> list[str]:

@@ -1,14 +1,22 @@
-"""``kvbm-console config``: the configuration file, made and shown.
+"""The configuration file: defaults for the flags of every command, in TOML; and ``kvbm-console config``.
 
-Law of this file: what ``show`` prints is what the other commands take; a file is never overwritten unasked.
+The file has a section for each command, named like the command, with a key for each flag, named like the flag. The
+section ``console`` says how every console looks. There is no other schema: a flag that changes changes here at once.
+The command line wins over the file.
+
+Law of this file: a key that is no flag is refused by name, with the nearest flag; nothing is ever ignored. ``show``
+prints what the other commands take, and a file is never overwritten unasked.
 """
 
 import json
+import os
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from kvbm_console.cli.configuration import config_path, read, sections
+from kvbm_console.cli import command_named
 from kvbm_console.cli.output import answer, print_json
 from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
@@ -91,3 +99,139 @@ def _example(option: click.Option) -> str:
 def _toml(value: Any) -> str:
     """A value as TOML: strings and lists are written as in JSON."""
     return json.dumps(value, ensure_ascii=False)
+
+
+PATH_VARIABLE: Final = "KVBM_CONSOLE_CONFIG"
+FILE_BYTES_MAX: Final = 1 << 20
+"""Far more than every flag of every command takes."""
+SECTIONS: Final = ("demo", "serve", "attach", "status", "tail", "replay", "simulate", "compare", "why", "doctor")
+"""Commands that take defaults: those without further commands below them."""
+WITH_CONSOLE: Final = ("demo", "attach", "replay")
+CONSOLE: Final = "console"
+
+
+def config_path() -> Path:
+    """Where the file is looked for: ``KVBM_CONSOLE_CONFIG``, else the user's configuration directory."""
+    named = os.environ.get(PATH_VARIABLE)
+    if named:
+        return Path(named)
+    import platformdirs
+
+    return platformdirs.user_config_path("kvbm-console") / "config.toml"
+
+
+def options_of(command: str) -> dict[str, click.Option]:
+    """Flag, without its dashes, to the option of a command; empty for a command that does not exist."""
+    found = command_named(command)
+    return {
+        _flag(option): option for option in (found.params if found is not None else [])
+        if isinstance(option, click.Option) and not option.is_eager and not option.hidden
+    }
+
+
+def console_options() -> dict[str, click.Option]:
+    """The flags of the section ``console``."""
+    from kvbm_console.cli.params import LOOK
+
+    return {name: option for name, option in options_of("attach").items() if name in LOOK}
+
+
+def _flag(option: click.Option) -> str:
+    return next(name for name in option.opts if name.startswith("--")).removeprefix("--")
+
+
+def sections() -> dict[str, dict[str, click.Option]]:
+    """Every section with its keys."""
+    found = {CONSOLE: console_options()}
+    found.update({name: options for name in SECTIONS if (options := options_of(name))})
+    return found
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """The checked content, section to key to value; empty without a file. Raises ``UsageError`` naming file and key."""
+    import tomllib
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        if os.environ.get(PATH_VARIABLE):
+            raise UsageError(f"{PATH_VARIABLE} names {path}, which does not exist") from None
+        return {}
+    if len(data) > FILE_BYTES_MAX:
+        raise UsageError(f"{path} must have at most {FILE_BYTES_MAX:,} bytes")
+    try:
+        content = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    return {name: _section(path, name, values) for name, values in content.items()}
+
+
+def _section(path: Path, name: str, values: Any) -> dict[str, Any]:
+    known = console_options() if name == CONSOLE else options_of(name) if name in SECTIONS else {}
+    if not known:
+        raise UsageError(f"{path}: no section [{name}]; {_nearest(name, (CONSOLE, *SECTIONS))}")
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: {name} must be a section [{name}], got {values!r}")
+    for key, value in values.items():
+        if key not in known:
+            raise UsageError(f"{path}: [{name}] has no key {key!r}; {_nearest(key, known)}")
+        _check(f"{path}: [{name}] {key}", known[key], value)
+    try:
+        _check_together(name, {str(known[key].name): value for key, value in values.items()})
+    except UsageError as error:
+        raise UsageError(f"{path}: [{name}] {error}") from None
+    return values
+
+
+def _check_together(command: str, values: dict[str, Any]) -> None:
+    """What the cache's own options check when a command runs: bounds, and values that contradict each other."""
+    from kvbm_console.cli.cache_options import CACHE_FLAGS, cache_settings, sized
+    from kvbm_console.planning.options import SimulateOptions
+
+    lists = {"total_kv_blocks", "kv_cpu_blocks"} if command == "compare" else set()  # checked by the flag itself
+    flags = {name: values[name] for name in CACHE_FLAGS if name in values and name not in lists}
+    if flags.get("policy") == "belady":
+        del flags["policy"]  # for --cache-only, which knows the future
+    others = ("limit", "instances", "hosts", "cleanup", "stats_every", "seed")
+    more = {name: values[name] for name in others if name in values}
+    SimulateOptions(trace="", **sized(cache_settings(flags), total_kv_blocks=1), **more)
+
+
+def _nearest(word: str, known: Any) -> str:
+    found = get_close_matches(word, list(known), 1)
+    return f"the nearest is {found[0]!r}" if found else f"there are {', '.join(known)}"
+
+
+def _check(where: str, option: click.Option, value: Any) -> None:
+    """Refuse what the flag itself would refuse, and a value of another kind."""
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise UsageError(f"{where} must be true or false, got {value!r}")
+        return
+    several = option.multiple
+    if several != isinstance(value, list):
+        raise UsageError(f"{where} must be {'a list' if several else 'one value'}, got {value!r}")
+    for one in value if several else [value]:
+        if isinstance(one, bool) or not isinstance(one, str | int | float):
+            raise UsageError(f"{where} must be text or a number, got {one!r}")
+        try:
+            option.type.convert(str(one), option, click.Context(click.Command("config")))
+        except click.BadParameter as error:
+            raise UsageError(f"{where}: {error.message}") from None
+
+
+def defaults() -> dict[str, Any]:
+    """The default map of the command line. Raises ``UsageError`` for a file with a mistake."""
+    path = config_path()
+    if not path.exists() and not os.environ.get(PATH_VARIABLE):
+        return {}
+    content = read(path)
+    console = content.pop(CONSOLE, {})
+    found: dict[str, Any] = {}
+    for name in {*content, *(WITH_CONSOLE if console else ())}:
+        known = options_of(name)
+        values = {**{key: value for key, value in console.items() if key in known and name in WITH_CONSOLE},
+                  **content.get(name, {})}
+        found[name] = {str(known[key].name): value for key, value in values.items()}
+    return found

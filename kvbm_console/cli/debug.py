@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from kvbm_console.cli.output import answer, print_json, print_lines, warn
+from kvbm_console.cli.output import answer, print_json, print_lines, print_result, warn
 from kvbm_console.cli.params import NUMBER, Duration, format_option, resolve_target, target_option
 from kvbm_console.core.config import MAX_HOLD_NS_MAX
 from kvbm_console.core.errors import UsageError
@@ -86,10 +86,7 @@ def print_part(target: str | None, form: str, part: str, lines: Any, nothing: st
     from kvbm_console.cli.ask import fetch_status
 
     found = fetch_status(resolve_target(None, target))[part]
-    if form == "json":
-        print_json(found)
-    else:
-        print_lines(lines(found) if found else (nothing,))
+    print_result(form, found, lambda: lines(found) if found else (nothing,))
 
 
 @click.command(name="continue")

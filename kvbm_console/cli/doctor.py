@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kvbm_console.cli.evidence import RECORDING, RUN, evidence_from
-from kvbm_console.cli.output import duration, number, print_json, print_lines, share
+from kvbm_console.cli.ask import RECORDING, RUN, evidence_from
+from kvbm_console.cli.output import duration, number, print_result, progress, share
 from kvbm_console.cli.params import format_option, target_option
-from kvbm_console.cli.progress import progress
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.diagnosis import Diagnosis
@@ -44,10 +43,7 @@ def doctor(
     from kvbm_console.analysis.diagnosis import diagnose, document
 
     diagnosis = diagnose(evidence_from(path, target, run), progress())
-    if form == "json":
-        print_json(document(diagnosis))
-    else:
-        print_lines(_lines(diagnosis, brief=brief))
+    print_result(form, document(diagnosis), lambda: _lines(diagnosis, brief=brief))
     ctx.exit(0 if diagnosis.ok else 1)
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvbm_console.cli.output import number, print_json, warn
+from kvbm_console.cli.output import number, print_result, progress_line, warn
 from kvbm_console.cli.params import Duration, format_option
-from kvbm_console.cli.progress import progress_line
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.explore.scenario import PROFILES
@@ -128,10 +127,7 @@ def _search(
     }
     if places:
         search.record(report, {signature: place / "recording.mcap" for signature, place in places.items()})
-    if form == "json":
-        print_json(document(report, places))
-    else:
-        click.echo("\n".join(lines(report, places)))
+    print_result(form, document(report, places), lambda: lines(report, places))
     return EXIT_FOUND if report.findings else EXIT_INTERRUPTED if report.interrupted else 0
 
 

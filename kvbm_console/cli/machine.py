@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kvbm_console.cli.cache_options import CACHE_FLAGS, ENGINE_FLAGS, cache_options, cache_settings, sized
-from kvbm_console.cli.output import duration
+from kvbm_console.cli.output import duration, program_version
 from kvbm_console.cli.params import Speed
-from kvbm_console.cli.versions import program_version
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.options import CacheOptions
 

@@ -5,7 +5,6 @@ traceback. A daemon that does not listen or refuses, and a thing that does not e
 Ctrl-c ends with 130, a reader that closed the pipe ends quietly; anything else is a bug and keeps its traceback.
 """
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from kvbm_console.cli import COMMANDS, command_named
 from kvbm_console.core.errors import ConnectionLost, NotFound, Refused, UsageError
 
 PROGRAM: Final = "kvbm-console"
@@ -22,38 +22,6 @@ EXIT_ABSENT: Final = 3
 """Nobody listens on the target, the target refuses, or there is no such request, hold, breakpoint or run."""
 EXIT_INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
-
-COMMANDS: Final[dict[str, str]] = {
-    "demo": "kvbm_console.cli.demo:demo",
-    "serve": "kvbm_console.cli.serve:serve",
-    "attach": "kvbm_console.cli.attach:attach",
-    "status": "kvbm_console.cli.status:status",
-    "tail": "kvbm_console.cli.tail:tail",
-    "break": "kvbm_console.cli.breaks:break_group",
-    "holds": "kvbm_console.cli.debug:holds",
-    "continue": "kvbm_console.cli.debug:continue_command",
-    "step": "kvbm_console.cli.debug:step",
-    "skip": "kvbm_console.cli.debug:skip",
-    "run-for": "kvbm_console.cli.debug:run_for",
-    "freeze": "kvbm_console.cli.debug:freeze",
-    "thaw": "kvbm_console.cli.debug:thaw",
-    "disarm": "kvbm_console.cli.debug:disarm",
-    "reset": "kvbm_console.cli.operate:reset",
-    "drain": "kvbm_console.cli.operate:drain",
-    "replay": "kvbm_console.cli.replay:replay",
-    "rec": "kvbm_console.cli.rec:rec",
-    "simulate": "kvbm_console.cli.simulate:simulate",
-    "compare": "kvbm_console.cli.compare:compare",
-    "calibrate": "kvbm_console.cli.calibrate:calibrate",
-    "why": "kvbm_console.cli.why:why",
-    "doctor": "kvbm_console.cli.doctor:doctor",
-    "explore": "kvbm_console.cli.explore:explore",
-    "config": "kvbm_console.cli.config:config",
-}
-"""Command to ``module:attribute``, in the order of ``--help``."""
-ALIASES: Final = {"resume": "continue"}
-"""Other words for the same command, accepted and not listed."""
-
 
 class _ReaderGone(Exception):
     """Raised when whoever read our output closed the pipe."""
@@ -68,13 +36,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name or alias, None if there is none."""
-        place = COMMANDS.get(ALIASES.get(cmd_name, cmd_name))
-        if place is None:
-            return None
-        module, _, attribute = place.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        return command_named(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a reader that went away comes out before click can make an exit status of its own of it."""
@@ -134,7 +96,7 @@ def complain(message: str, status: int = EXIT_USAGE) -> int:
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from kvbm_console.cli.versions import version_line
+    from kvbm_console.cli.output import version_line
 
     click.echo(version_line())
     ctx.exit()
@@ -150,7 +112,7 @@ def cli(ctx: click.Context) -> None:
     Exit status: 0 fine, 1 a check found something, 2 the command line or an input file is wrong, 3 nobody listens, the
     daemon refuses, or there is no such request, hold, breakpoint or run.
     """
-    from kvbm_console.cli.configuration import defaults
+    from kvbm_console.cli.config import defaults
 
     if ctx.invoked_subcommand != "config":
         ctx.default_map = defaults()

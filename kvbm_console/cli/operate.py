@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from kvbm_console.cli.output import duration, number, print_json, warn
+from kvbm_console.cli.output import duration, number, print_json, print_result, warn
 from kvbm_console.cli.params import Duration, format_option, resolve_target, target_option
 
 if TYPE_CHECKING:
@@ -72,10 +72,7 @@ def drain(ctx: click.Context, for_ns: int, target: str | None, form: str) -> Non
     except KeyboardInterrupt:
         warn("not waiting any longer; the daemon goes on draining, and kvbm-console reset ends that at once")
         raise
-    if form == "json":
-        print_json(msgspec.to_builtins(report))
-    else:
-        click.echo(_sentence(report))
+    print_result(form, msgspec.to_builtins(report), lambda: [_sentence(report)])
     ctx.exit(0 if report.drained else 1)
 
 

@@ -5,7 +5,9 @@ Law of this file: formatting only. Numbers keep their digits in JSON and are gro
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
 from typing import Any, Final
 
 import click
@@ -54,6 +56,14 @@ def print_lines(lines: Iterable[str]) -> None:
         click.echo(safe(line))
 
 
+def print_result(form: str, document: Any, lines: Callable[[], Iterable[str]]) -> None:
+    """A result as one JSON value, or as the lines that people read."""
+    if form == "json":
+        print_json(document)
+    else:
+        print_lines(lines())
+
+
 class Answer(msgspec.Struct, frozen=True):
     """The document of a verb: what the command did."""
 
@@ -75,10 +85,7 @@ def answer(form: str, done: str, text: str = "", **more: Any) -> None:
     if rest.isdigit():
         more.setdefault("count", int(rest))
     told = Answer(word, text or done, **more)
-    if form == "json":
-        print_json(told)
-    else:
-        print_lines(told.text.split("\n"))
+    print_result(form, told, lambda: told.text.split("\n"))
 
 
 def warn(message: str) -> None:
@@ -136,3 +143,59 @@ def require_terminal(command: str, instead: str) -> None:
     """Refuse to draw a console where nobody can see it."""
     if not on_terminal():
         raise UsageError(f"{command} needs a terminal on stdin and stdout; {instead} prints without one")
+
+# --- versions ---
+
+
+def program_version() -> str:
+    """The version of the installed distribution, ``0+unknown`` in a tree that was never installed."""
+    try:
+        return metadata.version("kvbm-console")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
+def version_line() -> str:
+    """Program, protocol and recording format, on one line."""
+    from kvbm_console.recording.format import FORMAT_MAJOR, FORMAT_MINOR
+    from kvbm_console.wire.protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
+
+    return (
+        f"kvbm-console {program_version()}, protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}, "
+        f"recording format {FORMAT_MAJOR}.{FORMAT_MINOR}"
+    )
+
+# --- progress of long work, on stderr ---
+
+
+AFTER_S: Final = 1.0
+"""What ends sooner needs no progress."""
+EVERY_S: Final = 0.2
+
+
+def progress() -> Callable[[str, int, int], None]:
+    """Tells how far something has come: rewritten in place on a terminal, else a line a second."""
+    say = progress_line()
+
+    def tell(what: str, done: int, total: int) -> None:
+        part = f" {100 * done // total} %" if total > 0 else ""
+        say(lambda: f"{what}: {number(done)} of {number(total)}{part}")
+
+    return tell
+
+
+def progress_line() -> Callable[[Callable[[], str]], None]:
+    """As ``progress``, with any line; it is made only when it is shown."""
+    began = time.monotonic()
+    last = began
+    terminal = sys.stderr.isatty()
+
+    def say(line: Callable[[], str]) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - began < AFTER_S or now - last < (EVERY_S if terminal else 1.0):
+            return
+        last = now
+        click.echo(f"\r{line()} " if terminal else line(), err=True, nl=not terminal)
+
+    return say

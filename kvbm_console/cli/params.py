@@ -221,3 +221,23 @@ def compiled(flag: str, compile_one: Callable[[str], Any], text: str) -> Any:
         return compile_one(text)
     except UsageError as error:
         raise click.UsageError(f"{flag}, {error}") from None
+
+# --- the look of a console ---
+
+
+LOOK: Final = ("theme", "ascii", "no-color", "utc")
+"""The flags, as the section ``console`` of the configuration file names them."""
+THEMES: Final = ("dark", "light", "ansi", "ansi-light", "none")
+"""What the console knows; a test compares it with ``tui.theme``, which is not imported for a help text."""
+
+
+def look_options(command: F) -> F:
+    """``--theme``, ``--ascii``, ``--no-color``, ``--utc``; the command gets them by these names."""
+    for option in (
+        click.option("--utc", is_flag=True, help="Times of day in UTC, with a Z, instead of this machine's zone."),
+        click.option("--no-color", is_flag=True, help="No colour at all; NO_COLOR in the environment says the same."),
+        click.option("--ascii", is_flag=True, help="Only ASCII characters."),
+        click.option("--theme", type=click.Choice(THEMES), help="Colours; without it what the terminal can show."),
+    ):
+        command = option(command)
+    return command

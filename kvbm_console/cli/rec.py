@@ -4,17 +4,21 @@ Law of this file: results on stdout, progress on stderr; a check that found some
 read exits 2 with one sentence.
 """
 
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
-from kvbm_console.cli import rec_more, recorder
-from kvbm_console.cli.merging import merge
-from kvbm_console.cli.output import duration, number, print_json, print_lines, table
-from kvbm_console.cli.progress import progress
-from kvbm_console.cli.streams import capture
+from kvbm_console.cli import recorder
+from kvbm_console.cli.ask import RUN
+from kvbm_console.cli.output import duration, json_text, number, print_json, print_lines, print_result, progress, table
+from kvbm_console.cli.params import compiled, filter_option, format_option
+from kvbm_console.cli.rec_diff import diff_command
+from kvbm_console.cli.streams import capture, import_group
 
 if TYPE_CHECKING:
     from kvbm_console.recording.info import EngineInfo, RecordingInfo
@@ -63,10 +67,7 @@ def info(path: Path, run: str | None, format_: str) -> None:
     from kvbm_console.recording.reader import Recording
 
     found = info_of(Recording.open(path, run))
-    if format_ == "json":
-        print_json(found)
-        return
-    print_lines(_info_lines(found))
+    print_result(format_, found, lambda: _info_lines(found))
 
 
 @rec.command()
@@ -104,13 +105,9 @@ def recover(directory: Path, salvage: bool, format_: str) -> None:
 
     with _locked(directory):
         results = recover_directory(directory, salvage=salvage, progress=progress())
-    if format_ == "json":
-        print_json([_recovered_document(one) for one in results])
-        return
-    if not results:
-        click.echo("nothing to recover: no segment is active")
-    for one in results:
-        click.echo(_recovered_line(one))
+    document = [_recovered_document(segment) for segment in results]
+    print_result(format_, document, lambda: [*map(_recovered_line, results)] or [
+        "nothing to recover: no segment is active"])
 
 
 @rec.command()
@@ -180,15 +177,12 @@ def cut(
     if matches is not None:
         first, last = cutting.stretch(recording, max(first, recording.first_seq), last, matches)
     made = cutting.cut(recording, first, last, target)
-    if format_ == "json":
-        print_json(made)
-        return
-    replays = "" if made.complete else "; state replay only"
-    click.echo(f"{made.path}  events {number(made.first_seq)} to {number(made.last_seq)}, "
-               f"{duration(made.last_ns - made.first_ns)} of the engine, {number(made.bytes)} bytes{replays}")
+    recorder.print_made(format_, made, "" if made.complete else "; state replay only")
 
 
-for _command in (recorder.start, recorder.stop, recorder.rotate, recorder.status, recorder.dump, merge, *rec_more.MORE):
+for _command in (
+    recorder.start, recorder.stop, recorder.rotate, recorder.status, recorder.dump, diff_command, import_group,
+):
     rec.add_command(_command)
 
 
@@ -299,3 +293,114 @@ def _recovered_document(one: "Recovered") -> dict[str, object]:
         "segment": one.path.name, "outcome": one.outcome, "torn_bytes": one.torn_bytes, "first_seq": one.first_seq,
         "last_seq": one.next_seq - 1, "gaps": list(one.gaps),
     }
+
+
+
+
+
+@rec.command("export")
+@click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
+@click.option("--to", "to", type=click.Choice(["jsonl", "chrome", "perfetto", "parquet"]), required=True,
+              help="jsonl: events for scripts; chrome, perfetto: traces for a viewer; parquet: tables for SQL.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
+              help="Where to; parquet makes a directory. jsonl goes to stdout without it.")
+@RUN
+@filter_option("With --to jsonl: only events for which this holds, as 'kind = SlotMoved and to = preempted'.")
+@format_option("text", "json")
+def export_command(path: Path, to: str, out: Path | None, run: str | None, expression: str, form: str) -> None:
+    """Write a recording for other programs.
+
+    perfetto opens in ui.perfetto.dev: a track for each slot with its states, lanes for copies, flows from plan to
+    copy to end, counters for tiers. parquet is a directory of tables: requests, states, holds, transfers, tiers,
+    engine, events, gaps. Both need an extra of the package, chrome and jsonl need none.
+    """
+    from kvbm_console.analysis.export import export, write_lines
+    from kvbm_console.analysis.walk import evidence_of
+    from kvbm_console.recording.reader import Recording
+
+    wanted = None
+    if expression:
+        from kvbm_console.core.expression import compile_event_filter
+
+        if to != "jsonl":
+            raise click.UsageError(f"--filter chooses events for --to jsonl, not for {to}; rec cut --where cuts")
+        wanted = compiled("--filter", compile_event_filter, expression)
+    evidence = evidence_of(Recording.open(path, run))
+    if out is None:
+        if to != "jsonl":
+            raise click.UsageError(f"--to {to} needs --out")
+        write_lines(evidence, sys.stdout.buffer, progress(), wanted)
+        sys.stdout.buffer.flush()
+        return
+    made = export(evidence, to, out, progress(), wanted)
+    what = {"jsonl": "lines", "chrome": "trace events", "perfetto": "packets", "parquet": "rows"}[to]
+    print_result(form, made, lambda: [f"{made.path}  {number(made.items)} {what}, {number(made.bytes)} bytes"])
+
+
+@rec.command()
+@click.argument("paths", metavar="DIR-or-FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", metavar="FILE.mcap|DIR", type=click.Path(path_type=Path),
+              help="Write one recording instead of lines: the facts of all side by side, for every other command.")
+@click.option("--where", metavar="EXPRESSION", help="Only lines of events this is true of; gaps are always told.")
+@click.option("--format", "form", type=click.Choice(["text", "jsonl", "json"]), default="text", show_default=True,
+              help="How to print an event; json is for what --out has written.")
+def merge(paths: tuple[Path, ...], out: Path | None, where: str | None, form: str) -> None:
+    """Put several recordings into one order, by the wall's clock: as lines, or with --out as one recording.
+
+    The order between recordings is as good as the clocks of their machines agree. All runs of a directory are read. In
+    one recording, requests and owners carry the name of their source in front; it holds facts and events, so the state
+    replays and decisions do not.
+    """
+    from kvbm_console.core.errors import UsageError
+
+    if out is None:
+        if form == "json":
+            raise UsageError("--format json tells of a file: it needs --out")
+        print_lines(lines_of(paths, where, form=form))
+        return
+    if where is not None:
+        raise UsageError("--where chooses lines: a recording with holes does not fold; 'rec cut' makes a stretch")
+    if form == "jsonl":
+        raise UsageError("--format jsonl prints events: it has no meaning with --out")
+    from kvbm_console.cli.output import program_version
+    from kvbm_console.recording.merge import sources_of
+    from kvbm_console.recording.merge_file import merge as merge_recordings
+
+    made = merge_recordings(sources_of(paths), out, program_version())
+    recorder.print_made(form, made, clock="")
+
+
+def lines_of(paths: Sequence[Path], where: str | None, *, form: str) -> Iterator[str]:
+    """One line for every event and gap. Raises ``UsageError`` and ``RecordingError``."""
+
+    from kvbm_console.core.describe import describe, kind
+    from kvbm_console.core.errors import UsageError
+    from kvbm_console.core.expression import compile_event_filter
+    from kvbm_console.recording.format import Gap
+    from kvbm_console.recording.merge import RECORDINGS_MAX, merged, sources_of
+    from kvbm_console.stream.event_document import event_document
+
+    if len(paths) > RECORDINGS_MAX:
+        raise UsageError(f"at most {RECORDINGS_MAX} recordings are merged, got {len(paths)}")
+    matches = None if where is None else compile_event_filter(where)
+    sources = sources_of(paths)
+    width = max(len(source.name) for source in sources)
+    for one in merged([source.recording for source in sources]):
+        what, name = one.what, sources[one.source].name
+        if isinstance(what, Gap):
+            if form == "jsonl":
+                head = {"wall_ns": one.wall_ns, "recording": name, "gap": what}
+                yield json_text(head)
+            else:
+                yield f"{_wall(one.wall_ns)}  {name:<{width}}  {what.first:>10,}  {what.count:,} events are missing"
+        elif matches is None or matches(what, None):
+            if form == "jsonl":
+                document = {"wall_ns": one.wall_ns, "recording": name, **event_document(what)}
+                yield json_text(document)
+            else:
+                yield f"{_wall(one.wall_ns)}  {name:<{width}}  {what.seq:>10,}  {kind(what)} {describe(what)}"
+
+
+def _wall(ns: int) -> str:
+    seconds, rest = divmod(ns, 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 1_000:06d}Z"

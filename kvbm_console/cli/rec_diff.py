@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kvbm_console.cli.output import ABSENT, duration, number, print_json, print_lines, table
+from kvbm_console.cli.output import ABSENT, duration, number, print_result, progress, table
 from kvbm_console.cli.params import format_option
-from kvbm_console.cli.progress import progress
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.diff import Difference, FirstDifference, Metric, Pair
@@ -35,10 +34,7 @@ def diff_command(ctx: click.Context, a: Path, b: Path, top: int, form: str) -> N
     from kvbm_console.recording.reader import Recording
 
     result = diff(evidence_of(Recording.open(a)), evidence_of(Recording.open(b)), progress())
-    if form == "json":
-        print_json(result)
-    else:
-        print_lines(difference_lines(result, top))
+    print_result(form, result, lambda: difference_lines(result, top))
     ctx.exit(0 if result.equal else 1)
 
 

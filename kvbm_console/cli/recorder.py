@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvbm_console.cli.machine import recording_flags
-from kvbm_console.cli.output import duration, number, print_json, print_lines
+from kvbm_console.cli.output import duration, number, print_result
 from kvbm_console.cli.params import Duration, format_option, resolve_target, target_option
 
 if TYPE_CHECKING:
@@ -90,16 +90,20 @@ def dump(path: Path, last: int, target: str | None, form: str) -> None:
 
     require_new(path)
     made = ask(resolve_target(None, target), lambda client: _dump(client, path, last))
-    if form == "json":
-        print_json(made)
-        return
-    click.echo(f"{made.path}  events {number(made.first_seq)} to {number(made.last_seq)}, "
-               f"{duration(made.last_ns - made.first_ns)} of the engine, {number(made.bytes)} bytes; state replay only")
+    print_made(form, made)
+
+
+def print_made(form: str, made: "Made", note: str = "; state replay only", *, clock: str = " of the engine") -> None:
+    """The file or directory that a command has written; ``clock`` says whose time the duration is."""
+    print_result(form, made, lambda: [
+        f"{made.path}  events {number(made.first_seq)} to {number(made.last_seq)}, "
+        f"{duration(made.last_ns - made.first_ns)}{clock}, {number(made.bytes)} bytes{note}"
+    ])
 
 
 async def _dump(client: "Client", path: Path, last_ns: int) -> "Made":
     from kvbm_console.cli.keep import config_of
-    from kvbm_console.cli.versions import program_version
+    from kvbm_console.cli.output import program_version
     from kvbm_console.core.errors import ConnectionLost
     from kvbm_console.core.events import Event
     from kvbm_console.core.state import CacheState
@@ -132,12 +136,10 @@ async def _dump(client: "Client", path: Path, last_ns: int) -> "Made":
 
 
 def _tell(status: "RecorderStatus | None", form: str) -> None:
-    if form == "json":
-        print_json(status)
-        return
-    if status is None:
-        click.echo("nothing is being recorded")
-        return
+    print_result(form, status, lambda: ["nothing is being recorded"] if status is None else _status_lines(status))
+
+
+def _status_lines(status: "RecorderStatus") -> list[str]:
     line = (f"{status.state}  segment {status.segment}  {number(status.bytes)} bytes  written up to event "
             f"{number(status.written_seq)}  synced up to {number(status.synced_seq)}")
     if status.not_recorded:
@@ -146,4 +148,4 @@ def _tell(status: "RecorderStatus | None", form: str) -> None:
         line += f"  ({status.reason})"
     if status.removed_segments:
         line += f"  {number(status.removed_segments)} old segments removed"
-    print_lines([line, status.path])
+    return [line, status.path]

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvbm_console.cli.attach import explainer
-from kvbm_console.cli.look import look_options
 from kvbm_console.cli.output import print_json
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import format_option, look_options
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvbm_console.cli.machine import daemon_options, machine_line, recording_flags, workload_options
-from kvbm_console.cli.output import print_json, warn
+from kvbm_console.cli.output import print_result, warn
 from kvbm_console.cli.params import DEFAULT_SOCKET, Listen, Name, format_option, socket_address
 from kvbm_console.cli.summary import summary_text
 
@@ -91,7 +91,4 @@ def serve(
             asyncio.get_running_loop().call_later(seconds, daemon.stop)
 
     summary = msgspec.to_builtins(run(run_daemon(options, on_ready=ready)))
-    if form == "json":
-        print_json(summary)
-    else:
-        click.echo(summary_text(summary))
+    print_result(form, summary, lambda: summary_text(summary).split("\n"))

@@ -4,6 +4,7 @@ Law of this file: everything is checked before any work; the report on stdout de
 took goes to stderr.
 """
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -23,11 +24,12 @@ from kvbm_console.cli.cache_options import (
     taken,
     trace_options,
 )
-from kvbm_console.cli.output import print_json, warn
+from kvbm_console.cli.output import print_json, print_result, warn
 from kvbm_console.cli.params import Duration, format_option
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.options import Cleanup, SimulateOptions
+from kvbm_console.planning.vectors import check_vectors, read_vectors
 
 if TYPE_CHECKING:
     from kvbm_console.planning.meter import StatsLine
@@ -76,7 +78,6 @@ def simulate(
     said = cache_settings({name: flags.pop(name) for name in CACHE_FLAGS})
     options = SimulateOptions(trace=trace or "", check=checked, **sized(said, total_kv_blocks=1), **flags)
     if vectors is not None:
-        from kvbm_console.cli.vectors import replay_vectors
 
         return replay_vectors(vectors, form)
     options = msgspec.structs.replace(options, trace=require_trace(trace))
@@ -120,10 +121,7 @@ def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_
             options, progress=progress, stats=line if options.stats_every else None, ended=ended
         )
     document = run.report.document
-    if form == "json":
-        print_json(document)
-    else:
-        click.echo("\n".join([*head, text_of(document)]))
+    print_result(form, document, lambda: [*head, *text_of(document).split("\n")])
     _took(time.perf_counter() - started, document["requests_arrived"])
     return 0
 
@@ -141,13 +139,44 @@ def _cache_only(options: SimulateOptions, policy: str, form: str, head: list[str
     with progress_bar("simulate", len(references.names)) as progress:
         result = replay(references, rule, capacity, progress=progress)
     document = document_of(references, result)
-    if form == "json":
-        print_json(document)
-    else:
-        click.echo("\n".join([*head, text_of(document)]))
+    print_result(form, document, lambda: [*head, *text_of(document).split("\n")])
     _took(time.perf_counter() - started, result.requests)
     return 0
 
 
 def _took(seconds: float, requests: int) -> None:
     warn(f"{requests:,} requests in {seconds:.2f} s, {requests / max(seconds, 1e-9):,.0f} a second")
+
+# --- scenarios ---
+
+
+def replay_vectors(path: Path, form: str) -> int:
+    """Check every vector of a file; the exit status."""
+    lines = list(check_vectors(read_vectors(path), _refusal))
+    failed = sum(not line.ok for line in lines)
+    if form == "json":
+        print_json({
+            "file": str(path), "vectors": len(lines), "failed": failed,
+            "lines": [{"name": line.name, "kind": line.kind, "ok": line.ok, "why": line.why} for line in lines],
+        })
+    else:
+        for line in lines:
+            click.echo(f"{'ok  ' if line.ok else 'FAIL'} {line.kind:<10} {line.name}"
+                       + (f": {line.why}" if line.why else ""))
+        click.echo(f"{len(lines)} vectors, {failed} failed")
+    return 1 if failed else 0
+
+
+def _refusal(arguments: str) -> str:
+    """Empty when the command line is refused with one sentence that names its flag, before any work."""
+
+    words = shlex.split(arguments)
+    try:
+        simulate.main(words, standalone_mode=False)
+    except (click.ClickException, UsageError) as error:
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        flags = [word for word in words if word.startswith("--")]
+        if "\n" in message or not any(flag in message for flag in flags):
+            return f"it was refused with {message!r}"
+        return ""
+    return "it was not refused"

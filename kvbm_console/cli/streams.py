@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from kvbm_console.cli.output import number, print_json, warn
+from kvbm_console.cli.output import number, print_result, progress, share, table, warn
 from kvbm_console.cli.params import format_option
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, UsageError
 
 if TYPE_CHECKING:
+    from kvbm_console.engines.dynamo import Imported as DynamoImported
     from kvbm_console.engines.kv_events.address import Publisher
     from kvbm_console.engines.kv_events.listener import Listener
     from kvbm_console.engines.kv_events.zmq_source import ZmqSource
@@ -59,22 +60,21 @@ class Imported(msgspec.Struct, frozen=True):
 def import_kv_events(path: Path, out: Path, form: str) -> None:
     """A capture of KV events (frames.bin, or the directory that holds it) as a recording."""
     found = import_capture(path, out)
-    if form == "json":
-        print_json(found)
-        return
-    click.echo(f"{number(found.frames)} frames of {found.publishers} publishers: {number(found.stored_blocks)} blocks "
-               f"stored, {number(found.removed_blocks)} removed; {number(found.events)} events in {found.path}")
-    for medium, blocks in found.resident_blocks.items():
-        click.echo(f"{medium:<12} {number(blocks)} blocks at the end")
-    for count, what in (
+    print_result(form, found, lambda: _imported_lines(found))
+
+
+def _imported_lines(found: Imported) -> list[str]:
+    lines = [f"{number(found.frames)} frames of {found.publishers} publishers: {number(found.stored_blocks)} blocks "
+             f"stored, {number(found.removed_blocks)} removed; {number(found.events)} events in {found.path}"]
+    lines += [f"{medium:<12} {number(blocks)} blocks at the end" for medium, blocks in found.resident_blocks.items()]
+    counts = (
         (found.unknown_events, "events of kinds that this version does not know"),
         (found.malformed_events, "events that could not be read"),
         (found.bad_payloads, "frames that could not be read"),
         (found.lost_batches, "batches are missing"), (found.restarts, "restarts of a publisher"),
         (found.refused_blocks, "blocks beyond this program's limits"),
-    ):
-        if count:
-            click.echo(f"{number(count)} {what}")
+    )
+    return lines + [f"{number(count)} {what}" for count, what in counts if count]
 
 
 @click.command()
@@ -96,12 +96,10 @@ def capture(address: str, out: Path, seconds: float | None, batches: int | None,
     listeners = run(_capture(find_publishers(address), out, seconds, batches))
     for listener in listeners:
         listener.writer.close()
-    if form == "json":
-        print_json([_captured(listener) for listener in listeners])
-        return
-    for listener in listeners:
-        click.echo(f"{listener.writer.path}  {number(listener.writer.frames)} frames, "
-                   f"{number(listener.writer.bytes)} bytes, {_blocks(listener)}")
+    print_result(form, [_captured(listener) for listener in listeners], lambda: [
+        f"{listener.writer.path}  {number(listener.writer.frames)} frames, {number(listener.writer.bytes)} bytes, "
+        f"{_blocks(listener)}" for listener in listeners
+    ])
 
 
 class Captured(msgspec.Struct, frozen=True):
@@ -160,7 +158,7 @@ def find_publishers(address: str, *, wait: bool = False, seconds: float | None =
 
 def import_capture(path: Path, out: Path) -> Imported:
     """Feed a capture to a leader and record the outcome in a new file or directory. Raises ``UsageError``."""
-    from kvbm_console.cli.versions import program_version
+    from kvbm_console.cli.output import program_version
     from kvbm_console.engines.kv_events.capture import read_frames
     from kvbm_console.engines.kv_events.captured import CaptureStreams
     from kvbm_console.recording.place import Place, require_new
@@ -299,3 +297,66 @@ def _blocks(listener: "Listener") -> str:
         lost = "; the publisher was away for a while, so counts are not certain"
     unread = f"; {number(listener.unreadable)} could not be read" if listener.unreadable else ""
     return f"{resident} resident{lost}{unread}"
+
+
+@click.group("import")
+def import_group() -> None:
+    """Make a recording of ours from somebody else's."""
+
+
+import_group.add_command(import_kv_events)
+
+
+@import_group.command()
+@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.mcap|DIR",
+              help="The recording to write: a new file, or a new or empty directory.")
+@click.option("--block-tokens", type=click.IntRange(1, 65_536), metavar="N",
+              help="Tokens in a block; without it found from the recording.")
+@click.option("--g2-blocks", type=click.IntRange(0, 2**31 - 1), default=8_192, show_default=True, metavar="N",
+              help="Capacity of our host tier.")
+@click.option("--g3-blocks", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, metavar="N",
+              help="Capacity of our disk tier.")
+@format_option("text", "json")
+def dynamo(path: Path, out: Path, block_tokens: int | None, g2_blocks: int, g3_blocks: int, form: str) -> None:
+    """Drive our leader with a Dynamo leader recording (JSON lines).
+
+    The engine's calls are theirs, every decision is ours: look-ups and finishes that were answered otherwise are
+    counted and listed. Copies arrive at once, since the recording does not tell when they did.
+    """
+    from kvbm_console.core.config import LeaderConfig
+    from kvbm_console.core.errors import UsageError
+    from kvbm_console.engines.dynamo import import_dynamo, infer_block_tokens
+
+    size = block_tokens or infer_block_tokens(path)
+    if size is None:
+        raise UsageError(f"the block size of {path} cannot be found; say it with --block-tokens")
+    config = LeaderConfig(block_tokens=size, g2_blocks=g2_blocks, g3_blocks=g3_blocks, offload_threshold=0.0)
+    imported = import_dynamo(path, out, config, progress=progress())
+    print_result(form, imported, lambda: _lines(imported))
+
+
+def _lines(one: "DynamoImported") -> list[str]:
+    report = one.report
+    lines = [
+        f"{one.made.path}  {number(one.made.events)} events from {number(report.lines)} calls of "
+        f"{number(report.requests)} requests, blocks of {one.block_tokens}",
+        f"look-ups  {number(report.lookups_equal)} of {number(report.lookups)} answered alike "
+        f"({share(report.lookups_equal, report.lookups)}); matched {number(report.theirs_matched_tokens)} tokens "
+        f"there, {number(report.ours_matched_tokens)} here",
+        f"finishes  {number(report.finishes_equal)} of {number(report.finishes)} answered alike",
+    ]
+    if report.preempted:
+        lines.append(f"preempted {number(report.preempted)} requests that the recording shows only by what followed")
+    if report.refused:
+        lines.append(f"refused   {number(report.refused)} calls")
+    if report.passed_over:
+        told = ", ".join(f"{number(times)} {action}" for action, times in sorted(report.passed_over.items()))
+        lines.append(f"passed    {told}")
+    if report.others:
+        lines += ["", *table(
+            ("LINE", "CALL", "REQUEST", "THERE", "HERE"),
+            [(number(other.line), other.action, other.request, other.theirs, other.ours) for other in report.others],
+            right=(0,),
+        )]
+    return lines

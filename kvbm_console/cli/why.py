@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kvbm_console.cli.evidence import RECORDING, RUN, evidence_from
-from kvbm_console.cli.output import duration, number, print_json, print_lines, share, table
+from kvbm_console.cli.ask import RECORDING, RUN, evidence_from
+from kvbm_console.cli.output import duration, number, print_result, progress, share, table
 from kvbm_console.cli.params import format_option, target_option
-from kvbm_console.cli.progress import progress
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Admission, Explanation, MissedRun, Spent
@@ -39,10 +38,7 @@ def why(
 
     explanation = explain(evidence_from(path, target, run), request, progress())
     explanation = grouped(explanation) if block is None else only_block(explanation, block)
-    if form == "json":
-        print_json(explanation)
-    else:
-        print_lines(_lines(explanation, block))
+    print_result(form, explanation, lambda: _lines(explanation, block))
 
 
 def _lines(one: "Explanation", block: int | None) -> list[str]:

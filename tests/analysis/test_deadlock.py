@@ -11,8 +11,8 @@ from kvbm_console.analysis.diagnosis import diagnose
 from kvbm_console.analysis.lints import Finding, Level
 from kvbm_console.analysis.waits import standstill
 from kvbm_console.analysis.walk import Evidence, evidence_of
-from kvbm_console.cli.evidence import _collect, _copies
-from kvbm_console.cli.glance import drawn, fold
+from kvbm_console.cli.ask import _collect, _copies
+from kvbm_console.cli.status import drawn, fold
 from kvbm_console.client import Client
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import Event

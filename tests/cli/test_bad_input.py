@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvbm_console.cli.cache_options import CACHE_FLAGS
-from kvbm_console.cli.configuration import options_of, read
+from kvbm_console.cli.config import options_of, read
 from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvbm_console.cli.configuration import WITH_CONSOLE, defaults, options_of, sections
-from kvbm_console.cli.look import THEMES
+from kvbm_console.cli.config import WITH_CONSOLE, defaults, options_of, sections
 from kvbm_console.cli.main import cli
+from kvbm_console.cli.params import THEMES
 from kvbm_console.core.errors import UsageError
 from tui import theme
 

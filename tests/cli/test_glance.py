@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvbm_console.cli import glance
-from kvbm_console.cli.glance import drawn, fold, printable
+from kvbm_console.cli import status
 from kvbm_console.cli.output import duration
+from kvbm_console.cli.status import drawn, fold, printable
 from kvbm_console.client.subscription import StreamItem
 from kvbm_console.core.events import Event
 from kvbm_console.recording.reader import Recording
@@ -127,7 +127,7 @@ class Stream:
 async def test_of_a_long_past_only_the_end_is_decoded_and_nothing_of_what_comes_meanwhile(
     head: int, now: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(glance, "PAST", 700)
+    monkeypatch.setattr(status, "PAST", 700)
     monkeypatch.setattr(UnreadBatch, "read", None)
     tape = Recording.open(RECORDINGS / "screens" / "run.mcap")
     state = tape.state_at(1_999)

@@ -26,7 +26,7 @@ ENDS_WITHIN_S: Final = 5.0
 BEGUN: Final = "the work has begun"
 ENDLESS: Final = f'''
 import sys
-import kvbm_console.cli.progress as told
+import kvbm_console.cli.output as told
 
 def progress():
     def tell(what, done, total):

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from kvbm_console.cli.configuration import read
+from kvbm_console.cli.config import read
 from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import SlotMoved

@@ -1,19 +1,22 @@
-"""What a slot waits for, and when nobody of an engine can go on: its wait-for graph, read from facts.
+"""What a slot waits for, and the deadlock of an engine, both read from facts.
 
-A request that waits for device blocks waits for those who hold them. While a request computes or a copy runs, that ends
-by itself. When no request computes and no copy runs, only the free blocks are left: if the first request of the queue
-wants more than these, nobody goes on any more. For example 16 blocks, a loaded request ``b`` with 9 of them, and ``a``
-in front of it that wants 13: ``a`` waits for blocks that ``b`` holds, and ``b`` waits behind ``a``.
+A slot waits for the first of these that there is: a hold, its open copies, device blocks, the engine's schedule. So
+``waits_for`` gives one noun phrase, which the console's lists and the findings of ``doctor`` quote.
 
-Law of this file: diagnosis and console ask here; a slot that a person holds is no part of a deadlock.
+A request that waits for device blocks waits for the requests that hold them. A computing request or a running copy ends
+by itself. Without either, only the free blocks are left, so an engine whose first request wants more than these stands
+still for ever. For example, of 16 blocks a loaded request ``b`` holds 9, and ``a`` in front of it wants 13. Then ``a``
+waits for blocks that ``b`` holds, and ``b`` waits behind ``a``.
+
+Law of this file: nothing is guessed, and a slot that a person holds is no part of a deadlock.
 """
 
 from typing import Final
 
 import msgspec
 
-from kvbm_console.core.ids import Authority, Condition, SlotState, Tier
-from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.ids import Authority, Condition, Route, SlotState, Tier
+from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 
@@ -67,6 +70,93 @@ def free_blocks(state: CacheState, slot: SlotFacts) -> tuple[int, int] | None:
 def blocks_text(wanted: int, free: int) -> str:
     """``13 G1 blocks, 4 free``."""
     return f"{wanted:,} G1 block{'' if wanted == 1 else 's'}, {free:,} free"
+
+
+def route_text(route: Route) -> str:
+    """``G2→G1``."""
+    return route.label.replace(">", "→")
+
+
+def breakpoints_text(breakpoints: tuple[int, ...]) -> str:
+    """``breakpoint 2`` or ``breakpoints 2, 3``."""
+    if not breakpoints:
+        return "a step"
+    return f"breakpoint{'s' if len(breakpoints) > 1 else ''} " + ", ".join(map(str, breakpoints))
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """``rank 1`` or ``ranks 1, 3``."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks[:4]))
+
+
+def silent_ranks(copy: OperationFacts, ranks: int = 0) -> list[int]:
+    """Ranks that have not reported a copy although another has. Without ``ranks``, the number of all ranks, an open
+    copy that all known ranks have reported waits for the next rank."""
+    if not copy.reported:
+        return []
+    known = max(copy.reported) + 1
+    silent = [rank for rank in range(max(ranks, known)) if rank not in copy.reported]
+    return silent or ([] if ranks else [known])
+
+
+def waits_for(state: CacheState, slot: SlotFacts, ranks: int = 0) -> str:
+    """What the slot waits for as a noun phrase; empty when it works. ``ranks`` as in ``silent_ranks``."""
+    if slot.hold is not None:
+        hold = state.holds[slot.hold]
+        return breakpoints_text(hold.breakpoints) + ("" if hold.parked else f", stops at {hold.point.label}")
+    match slot.state:
+        case _S.PREFILLING | _S.DECODING | _S.FINISHED:
+            return ""
+        case _S.SKIPPED_PREFILL:
+            return "token budget"
+        case _S.SKIPPED_DECODE:
+            return "next iteration"
+    copies = [state.candidates[number] for number in sorted(slot.outstanding)]
+    if copies and slot.state in (_S.FINISHING, _S.ONBOARDING, _S.PREEMPTED):
+        more = f" and {len(copies) - 1:,} more" if len(copies) > 1 else ""
+        return copy_text(state, copies[0], ranks) + more
+    if slot.state is _S.FINISHING:
+        return "release of its blocks"
+    still = standstill(state, slot.source)
+    if still is not None:
+        blocks = blocks_text(still.wanted, still.free)
+        return blocks if slot is still.head else f"{still.head.request}, which wants {blocks}"
+    if slot.state is _S.ONBOARDING:
+        return "next iteration"
+    wanted = free_blocks(state, slot)
+    if wanted is not None and wanted[0] > wanted[1]:
+        return blocks_text(*wanted)
+    if slot.state is _S.ONBOARD_STAGED:
+        return "device blocks"
+    return "first scheduling" if slot.state is _S.INITIALIZED else "next scheduling"
+
+
+def copy_text(state: CacheState, candidate: CandidateFacts, ranks: int = 0) -> str:
+    """The open copy of a candidate, with the step that comes next."""
+    route = route_text(candidate.route)
+    copy = state.operations.get(-1 if candidate.operation is None else candidate.operation)
+    if copy is None:
+        return f"candidate {candidate.candidate} on {route}, not promoted"
+    silent = silent_ranks(copy, ranks)
+    if silent:
+        return f"op {copy.operation}, no report from {ranks_text(silent)}"
+    return f"op {copy.operation} on {route}" if copy.started else f"op {copy.operation} queued on {route}"
+
+
+def pinned(state: CacheState, slot: SlotFacts) -> list[tuple[str, int]]:
+    """(tier, blocks) that the slot keeps from others: its staging, its copies at both ends, its device blocks."""
+    places: dict[Tier, set[tuple[int, int]]] = {}
+    for index, ids in slot.staged:
+        places.setdefault(state.pools[index].info.tier, set()).update((index, block) for block in ids)
+    for number in slot.outstanding:
+        candidate = state.candidates.get(number)
+        if candidate is not None and candidate.operation is not None:
+            copy = state.operations[candidate.operation]
+            for index, ids in ((copy.source_pool, copy.sources), (copy.target_pool, copy.targets)):
+                places.setdefault(state.pools[index].info.tier, set()).update((index, block) for block in ids)
+    if slot.device_pool is not None:
+        places.setdefault(Tier.G1, set()).update((slot.device_pool, block) for block in slot.device_blocks)
+    return [(tier.name, len(blocks)) for tier, blocks in sorted(places.items(), reverse=True) if blocks]
 
 
 def standstill(state: CacheState, source: int) -> Standstill | None:

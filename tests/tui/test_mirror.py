@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbm_console.analysis.waits import pinned
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import Route, SlotState, Tier
 from kvbm_console.core.snapshots import digest
@@ -14,7 +15,7 @@ from tests.tui.script import BLOCK, MS, S, Script, connected, opening, story
 from tui.model.history import HISTORY, LOG_MAX
 from tui.model.lives import MOVES_MAX, PAST_MAX, STORY_MAX
 from tui.model.mirror import Mirror
-from tui.model.waits import pinned, sentences, waits_for
+from tui.model.waits import sentences, waits_for
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 
@@ -191,7 +192,7 @@ def test_what_a_slot_waits_for_is_one_thing() -> None:
     }
     held = mirror.state.slots[script.state.slot_of["agent-0003.2"]]
     assert sentences(mirror, held, 0) == ["you; then the next iteration", "pins 8 G1 blocks until then"]
-    assert pinned(mirror, held) == [("G1", 8)]
+    assert pinned(mirror.state, held) == [("G1", 8)]
 
 
 def test_a_silent_rank_is_named() -> None:
@@ -205,7 +206,7 @@ def test_a_silent_rank_is_named() -> None:
     script.move(slot, SlotState.FINISHING)
     mirror = folded(script)
     assert mirror.state is not None
-    assert waits_for(mirror, mirror.state.slots[slot], 0) == f"op {operation} silent on rank 1"
+    assert waits_for(mirror, mirror.state.slots[slot], 0) == f"op {operation}, no report from rank 1"
 
 
 def test_blocks_wanted_and_free_are_told() -> None:

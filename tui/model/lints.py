@@ -13,13 +13,13 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.lints import LINTS, Finding, Level, Lint, current
+from kvbm_console.analysis.waits import breakpoints_text
 from kvbm_console.core.events import SlotHeld
 from kvbm_console.core.slots import SlotFacts
 
 from .lives import Transfer
 from .mirror import Mirror
 from .numbers import S, count, duration, plain, plural, spoken
-from .waits import breakpoints_text
 
 SHOW_AFTER_NS: Final = 2 * S
 LEAVE_AFTER_NS: Final = 5 * S

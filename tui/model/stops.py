@@ -6,6 +6,7 @@ come; what a person has asked for is told at once. Stops within a second are tol
 
 from typing import Final
 
+from kvbm_console.analysis.waits import breakpoints_text
 from kvbm_console.core.holds import HoldFacts
 from kvbm_console.core.ids import HoldEnd, Site
 from kvbm_console.core.state import CacheState
@@ -13,7 +14,6 @@ from kvbm_console.stream.ended import EndedHold
 
 from .mirror import Mirror
 from .numbers import S, count, duration
-from .waits import breakpoints_text
 
 STOP_NS: Final = 6 * S
 """How long an announcement replaces the keys."""

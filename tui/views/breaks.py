@@ -5,6 +5,7 @@ Law of this file: a hold tells when it resumes by itself, and what it pins until
 
 from textwrap import wrap
 
+from kvbm_console.analysis.waits import breakpoints_text, pinned
 from kvbm_console.core.breakpoints import hold_budget
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.expression import Schema
@@ -25,7 +26,7 @@ from ..model.filters import BREAKPOINTS
 from ..model.numbers import S, count, cut, duration, plain, plural
 from ..model.slots import slot_row
 from ..model.stops import ASKED
-from ..model.waits import breakpoints_text, ends, pinned, sooner
+from ..model.waits import ends, sooner
 from .page import Page
 
 BREAKPOINTS_SHOWN = 10
@@ -325,7 +326,7 @@ def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: 
     """Who stopped it, its snapshot, and what led there."""
     slot = state.slots[hold.slot]
     info = slot_row(desk.mirror, slot, desk.mono())
-    pins = ", ".join(f"{blocks} {tier}" for tier, blocks in pinned(desk.mirror, slot)) or "nothing"
+    pins = ", ".join(f"{blocks} {tier}" for tier, blocks in pinned(state, slot)) or "nothing"
     who = Row().put("      by ", "muted").put(breakpoints_text(hold.breakpoints), "text")
     who.put(f" at {hold.site.label}, {plain(hold.owner) or 'nobody'}", "muted").put(f"; pins {pins}", "caution")
     early = sooner(state, hold)

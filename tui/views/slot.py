@@ -4,6 +4,7 @@ Law of this file: states and operations share the axis; what it waits for says w
 """
 
 from kvbm_console.analysis.lints import Level
+from kvbm_console.analysis.waits import breakpoints_text
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.slots import SlotFacts
@@ -21,7 +22,7 @@ from ..model.events import concerns, describe
 from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.slots import limits, prompt_of, slot_row
-from ..model.waits import breakpoints_text, ends, sentences, sooner
+from ..model.waits import ends, sentences, sooner
 from .log import event_table
 from .page import Page
 

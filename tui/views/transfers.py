@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.analysis.lints import Level
+from kvbm_console.analysis.waits import breakpoints_text, ranks_text, silent_ranks
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import CandidateStatus, Route
 from kvbm_console.core.state import CacheState
@@ -28,7 +29,6 @@ from ..model.lives import Transfer
 from ..model.mirror import Mirror
 from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
 from ..model.series import resample
-from ..model.waits import breakpoints_text, ranks_text, silent_ranks
 from .page import Page
 
 ENDED_SHOWN_NS: Final = 10 * S
@@ -103,11 +103,11 @@ def _open_row(mirror: Mirror, state: CacheState, transfer: Transfer, now: int, a
         return TransferRow(transfer, Level.HELD, now - transfer.planned_ns,
                            f"parked, {breakpoints_text(hold.breakpoints)}")
     if copy is not None and copy.started:
-        silent = silent_ranks(mirror, copy)
+        silent = silent_ranks(copy, mirror.ranks)
         if silent:
             level = Level.FAULT if age > FAULT_NS else level
             return TransferRow(transfer, level, age,
-                               f"{ranks_text(silent)} silent, {len(copy.reported)} of {mirror.ranks}")
+                               f"no report from {ranks_text(silent)}, {len(copy.reported)} of {mirror.ranks}")
         return TransferRow(transfer, level, age, f"on the wire {duration(now - (transfer.started_ns or now))}")
     if transfer.enqueued_ns is None:
         return TransferRow(transfer, level, age, "planned")

@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Histogram, Level, Lint, limit_of, plural, spoken
-from kvbm_console.analysis.waits import WORKING, Standstill, blocks_text, circle, free_blocks, standstill
+from kvbm_console.analysis.waits import WORKING, Standstill, breakpoints_text, circle, standstill, waits_for
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import SlotState
-from kvbm_console.core.slots import CandidateFacts, SlotFacts
+from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import ENTRY_NAMES
 from kvbm_console.stream.feed import GapSeen
@@ -195,7 +195,8 @@ class Stuck(Lint):
             if slot is not None and number not in explained and self.level_of(slot, at_ns) is not None:
                 evidence = [seq for copy in sorted(slot.outstanding) for seq in self._copies.get(copy, ())]
                 yield self._finding(
-                    state, slot, stay, stay.age(at_ns), why_stuck(state, slot), None, tuple(evidence[:EVIDENCE_MAX])
+                    state, slot, stay, stay.age(at_ns), f"waits for {waits_for(state, slot)}", None,
+                    tuple(evidence[:EVIDENCE_MAX]),
                 )
 
     def _still_since(self, still: Standstill) -> int:
@@ -241,35 +242,6 @@ class Deadlock(Lint):
     ends = True
     view = "slots"
     of_engine = True
-
-
-def why_stuck(state: CacheState, slot: SlotFacts) -> str:
-    """What the slot waits for, in a few words."""
-    copies = [state.candidates[number] for number in sorted(slot.outstanding)]
-    if slot.state in (_S.FINISHING, _S.ONBOARDING):
-        if copies:
-            return copy_wait(state, copies[0]) + (f" and {len(copies) - 1} more" if len(copies) > 1 else "")
-        return "no copy is left; nobody ends it" if slot.state is _S.FINISHING else "waits for the next iteration"
-    if slot.state is _S.PREEMPTED and copies:
-        return copy_wait(state, copies[0])
-    blocks = free_blocks(state, slot)
-    if blocks is not None and blocks[0] > blocks[1]:
-        return f"waits for {blocks_text(*blocks)}"
-    return "waits for the engine to schedule it"
-
-
-def copy_wait(state: CacheState, candidate: CandidateFacts) -> str:
-    """What an open candidate waits for."""
-    route = candidate.route.label.replace(">", "→")
-    operation = state.operations.get(-1 if candidate.operation is None else candidate.operation)
-    if operation is None:
-        return f"candidate {candidate.candidate} on {route} is not promoted"
-    if not operation.started and not operation.reported:
-        return f"op {operation.operation} on {route} was never started"
-    if not operation.reported:
-        return f"op {operation.operation} has no report"
-    silent = next(rank for rank in range(max(operation.reported) + 2) if rank not in operation.reported)
-    return f"op {operation.operation} has no report from rank {silent}"
 
 
 class Polled(Lint):
@@ -336,12 +308,11 @@ class Held(Lint):
         """Holds that last."""
         for number, hold in state.holds.items():
             slot = state.slots[hold.slot]
-            who = f"breakpoint {', '.join(map(str, hold.breakpoints))}" if hold.breakpoints else "a step"
             age = at_ns - hold.since_ns
             yield self.finding(
                 slot.request, f"held {spoken(age)}",
-                f"at {who}; resumes by itself after {spoken(hold.max_hold_ns)}", seq=self._seq[number], slot=slot,
-                since_ns=hold.since_ns, weight=age,
+                f"at {breakpoints_text(hold.breakpoints)}; resumes by itself after {spoken(hold.max_hold_ns)}",
+                seq=self._seq[number], slot=slot, since_ns=hold.since_ns, weight=age,
             )
 
 

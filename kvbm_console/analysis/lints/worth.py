@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Lint, plural
+from kvbm_console.analysis.waits import route_text
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.ids import ReleaseReason, Route, SkipReason, Tier
@@ -63,7 +64,7 @@ class Duplicate(Lint):
             if twice >= DUPLICATE_BLOCKS and 100 * twice >= DUPLICATE_PERCENT * copied:
                 evidence = self._evidence[route]
                 yield self.finding(
-                    route.label.replace(">", "→"), f"{plural(twice, 'block')} copied twice",
+                    route_text(route), f"{plural(twice, 'block')} copied twice",
                     _share(twice, copied, "blocks copied"), seq=evidence[0], evidence=evidence, until_ns=at_ns,
                     count=twice, weight=twice,
                 )

@@ -28,7 +28,7 @@ from kvbm_console.core import bulk
 from kvbm_console.core.stimuli import DeadlinePassed, Disarmed
 from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.extras import need
-from kvbm_console.metrics.collect import collect, view_of
+from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.metrics.http import MetricsServer
 from kvbm_console.recording.place import Place, require_new
@@ -130,7 +130,7 @@ class Daemon:
     def _metrics_page(self) -> str:
         service = self.service
         rig = self.rig
-        return render(collect(view_of(
+        return render(collect(scrape_of(
             service.leader, at_ns=service.at_ns,
             block_bytes=self.options.block_bytes if rig is None else rig.mover.block_bytes,
             subscribers=len(service.broadcaster.subscribers), ring_bytes=service.ring.bytes,

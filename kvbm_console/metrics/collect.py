@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -42,32 +42,8 @@ _MAXRSS_UNIT: Final = 1 if sys.platform == "darwin" else 1_024
 RECORDER_STATES: Final = ("recording", "degraded", "closed")
 
 
-class StreamRow(Protocol):
-    """One publisher: ``engines.kv_events.streams.StreamRow``."""
-
-    @property
-    def source(self) -> int:
-        """Index of the source in the leader."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """Where it is."""
-        ...
-
-    @property
-    def counts(self) -> Any:
-        """``StreamCounts``."""
-        ...
-
-    @property
-    def status(self) -> Any:
-        """``SourceStatus``."""
-        ...
-
-
-class View(msgspec.Struct):
-    """What one scrape reads."""
+class Scrape(msgspec.Struct):
+    """Everything that a scrape reads."""
 
     state: CacheState
     config: LeaderConfig
@@ -77,7 +53,8 @@ class View(msgspec.Struct):
     ring_bytes: int
     recorder: Any | None
     """A ``RecorderStatus``, None when nothing is recorded."""
-    streams: Sequence[StreamRow]
+    streams: Sequence[Any]
+    """Publishers, as ``engines.kv_events.streams.StreamRow``."""
     taps: Sequence[Mapping[str, Any]] = ()
     """What watching has cost the engines that are watched (``LeaderService.costs``)."""
     spans: Mapping[str, int] = {}
@@ -100,10 +77,10 @@ class View(msgspec.Struct):
     """Counts of prefetched blocks (``PrefetchAids.gauges``); empty when nothing is prefetched."""
 
 
-def view_of(leader: Leader, **others: Any) -> View:
-    """What a leader tells, with the rest of a ``View``. Takes the same time however many blocks there are."""
+def scrape_of(leader: Leader, **others: Any) -> Scrape:
+    """The ``Scrape`` of a leader; ``others`` are its further fields. Costs the same however many blocks there are."""
     config = leader.config
-    return View(
+    return Scrape(
         state=leader.state, config=config, evictions=leader.evictions,
         policies={
             pool.info.tier: leader.box.policies[pool.info.pool].gauges() for pool in leader.lower_pools()
@@ -120,22 +97,22 @@ class _Families:
 
     def make(self, name: str) -> Family:
         """The family of this name, without samples yet."""
-        self.made.append(Family(name, *HELP[name]))
+        self.made.append(Family(name, HELP[name]))
         return self.made[-1]
 
 
-def collect(view: View) -> list[Family]:
+def collect(scrape: Scrape) -> list[Family]:
     """All families as of now."""
     began = time.perf_counter()
     families = _Families()
     for part in _PARTS:
-        part(families, view)
+        part(families, scrape)
     families.make("kvbm_scrape_seconds").add(time.perf_counter() - began)
     return families.made
 
 
-def _tiers(families: _Families, view: View) -> None:
-    state = view.state
+def _tiers(families: _Families, scrape: Scrape) -> None:
+    state = scrape.state
     capacity = families.make("kvbm_tier_capacity_blocks")
     blocks = families.make("kvbm_tier_blocks")
     resident = families.make("kvbm_tier_resident_blocks")
@@ -152,23 +129,23 @@ def _tiers(families: _Families, view: View) -> None:
                 blocks.add(sum(pool.counts[condition] for pool in pools), {**labels, "condition": condition.label})
         blocks_here = sum(pool.resident_blocks for pool in pools)
         resident.add(blocks_here, labels)
-        resident_bytes.add(_bytes(view, blocks_here), labels)
+        resident_bytes.add(_bytes(scrape, blocks_here), labels)
         uncertain.add(any(pool.info.source in state.lost_sources for pool in pools), labels)
 
 
-def _bytes(view: View, blocks: int) -> int | None:
-    return None if view.block_bytes is None else blocks * view.block_bytes
+def _bytes(scrape: Scrape, blocks: int) -> int | None:
+    return None if scrape.block_bytes is None else blocks * scrape.block_bytes
 
 
-def _evictions(families: _Families, view: View) -> None:
+def _evictions(families: _Families, scrape: Scrape) -> None:
     """Of a tier that only event streams describe nobody knows why a block went."""
-    state = view.state
+    state = scrape.state
     told = {pool.info.tier for pool in state.pools if pool.info.authority is not Authority.STREAM}
     evicted = families.make("kvbm_evicted_blocks_total")
     by_rule = families.make("kvbm_policy_evicted_blocks_total")
     for tier in sorted(told):
         evicted.add(state.totals.evicted_blocks[tier - 1], {"tier": tier.label})
-    for (tier, rule), blocks in sorted(view.evictions.items()):
+    for (tier, rule), blocks in sorted(scrape.evictions.items()):
         by_rule.add(blocks, {"tier": tier.label, "rule": rule.label})
 
 
@@ -180,13 +157,13 @@ _POLICY_GAUGES: Final = (
 )
 
 
-def _policies(families: _Families, view: View) -> None:
-    families.make("kvbm_policy_offload_threshold").add(view.config.offload_threshold)
-    families.make("kvbm_policy_offload_hysteresis").add(view.config.offload_hysteresis)
+def _policies(families: _Families, scrape: Scrape) -> None:
+    families.make("kvbm_policy_offload_threshold").add(scrape.config.offload_threshold)
+    families.make("kvbm_policy_offload_hysteresis").add(scrape.config.offload_hysteresis)
     for name, gauge in _POLICY_GAUGES:
         family = families.make(name)
-        for tier, gauges in view.policies.items():
-            family.add(gauges.get(gauge), {"tier": tier.label, "policy": view.config.eviction.policy})
+        for tier, gauges in scrape.policies.items():
+            family.add(gauges.get(gauge), {"tier": tier.label, "policy": scrape.config.eviction.policy})
 
 
 _PREFETCH_COUNTERS: Final = (
@@ -197,16 +174,16 @@ _PREFETCH_COUNTERS: Final = (
 )
 
 
-def _prefetch(families: _Families, view: View) -> None:
-    labels = {"predictor": view.config.prefetch}
+def _prefetch(families: _Families, scrape: Scrape) -> None:
+    labels = {"predictor": scrape.config.prefetch}
     for name, count in _PREFETCH_COUNTERS:
-        families.make(name).add(view.prefetch.get(count), labels)
+        families.make(name).add(scrape.prefetch.get(count), labels)
     wasted = families.make("kvbm_prefetch_wasted_bytes_total")
-    shares = PrefetchAids.shares(view.prefetch) if view.prefetch else {}
+    shares = PrefetchAids.shares(scrape.prefetch) if scrape.prefetch else {}
     for share in ("precision", "coverage", "timeliness"):
         families.make(f"kvbm_prefetch_{share}_ratio").add(shares.get(share), labels)
-    if view.prefetch:
-        wasted.add(_bytes(view, view.prefetch["evicted_unused"]), labels)
+    if scrape.prefetch:
+        wasted.add(_bytes(scrape, scrape.prefetch["evicted_unused"]), labels)
 
 
 def _by_medium(state: CacheState) -> dict[tuple[Tier, str], list[PoolFacts]]:
@@ -216,22 +193,22 @@ def _by_medium(state: CacheState) -> dict[tuple[Tier, str], list[PoolFacts]]:
     return found
 
 
-def _reuse(families: _Families, view: View) -> None:
-    totals = view.state.totals
+def _reuse(families: _Families, scrape: Scrape) -> None:
+    totals = scrape.state.totals
     families.make("kvbm_prompt_blocks_total").add(totals.prompt_blocks)
     hits = families.make("kvbm_hit_blocks_total")
     matched = families.make("kvbm_matched_tokens_total")
     for tier in Tier:
         hits.add(totals.hit_blocks[tier - 1], {"tier": tier.label})
-        matched.add(totals.hit_blocks[tier - 1] * view.config.block_tokens, {"tier": tier.label})
+        matched.add(totals.hit_blocks[tier - 1] * scrape.config.block_tokens, {"tier": tier.label})
     families.make("kvbm_lost_hit_blocks_total").add(totals.lost_blocks)
-    _thrash(families, view)
+    _thrash(families, scrape)
 
 
-def _thrash(families: _Families, view: View) -> None:
-    totals = view.state.totals
+def _thrash(families: _Families, scrape: Scrape) -> None:
+    totals = scrape.state.totals
     thrash = families.make("kvbm_thrash_blocks_total")
-    families.make("kvbm_thrash_window_seconds").add(view.config.thrash_window_ns / SECOND_NS)
+    families.make("kvbm_thrash_window_seconds").add(scrape.config.thrash_window_ns / SECOND_NS)
     again = families.make("kvbm_asked_again_blocks_total")
     for tier in Tier:
         thrash.add(totals.returned_blocks[tier - 1], {"tier": tier.label})
@@ -242,24 +219,24 @@ def _thrash(families: _Families, view: View) -> None:
                 again.add(blocks, {"tier": tier.label, "le": bound})
 
 
-def _transfers(families: _Families, view: View) -> None:
-    state, totals = view.state, view.state.totals
+def _transfers(families: _Families, scrape: Scrape) -> None:
+    state, totals = scrape.state, scrape.state.totals
     moved = families.make("kvbm_moved_blocks_total")
     moved_bytes = families.make("kvbm_moved_bytes_total")
     for label, blocks in totals.moved_blocks.items():
         labels = _route(Route.labelled(label))
         moved.add(blocks, labels)
-        moved_bytes.add(_bytes(view, blocks), labels)
+        moved_bytes.add(_bytes(scrape, blocks), labels)
     flying: dict[Route, int] = {}
     oldest: dict[Route, int] = {}
     for candidate in state.candidates.values():
         flying[candidate.route] = flying.get(candidate.route, 0) + len(candidate.hashes)
-        oldest[candidate.route] = min(oldest.get(candidate.route, view.at_ns), candidate.planned_ns)
+        oldest[candidate.route] = min(oldest.get(candidate.route, scrape.at_ns), candidate.planned_ns)
     in_flight = families.make("kvbm_candidate_blocks")
     age = families.make("kvbm_oldest_candidate_seconds")
     for route, blocks in flying.items():
         in_flight.add(blocks, _route(route))
-        age.add(max(0, view.at_ns - oldest[route]) / SECOND_NS, _route(route))
+        age.add(max(0, scrape.at_ns - oldest[route]) / SECOND_NS, _route(route))
     ended = families.make("kvbm_candidates_ended_total")
     for status in CandidateStatus:
         if status > CandidateStatus.PROMOTED:
@@ -273,8 +250,8 @@ def _route(route: Route) -> dict[str, str]:
     return {"source": route.source.label, "target": route.target.label}
 
 
-def _slots(families: _Families, view: View) -> None:
-    state, totals = view.state, view.state.totals
+def _slots(families: _Families, scrape: Scrape) -> None:
+    state, totals = scrape.state, scrape.state.totals
     counts = dict.fromkeys(SlotState, 0)
     since: dict[SlotState, int] = {}
     for slot in state.slots.values():
@@ -284,17 +261,17 @@ def _slots(families: _Families, view: View) -> None:
     age = families.make("kvbm_oldest_slot_seconds")
     for word in SlotState:
         slots.add(counts[word], {"state": word.label})
-        age.add(max(0, view.at_ns - since[word]) / SECOND_NS if word in since else 0, {"state": word.label})
+        age.add(max(0, scrape.at_ns - since[word]) / SECOND_NS if word in since else 0, {"state": word.label})
     finished = families.make("kvbm_requests_finished_total")
     for reason in FinishReason:
         finished.add(totals.finished[reason], {"reason": reason.label})
     families.make("kvbm_preemptions_total").add(totals.preemptions)
 
 
-def _holds(families: _Families, view: View) -> None:
-    state, totals = view.state, view.state.totals
+def _holds(families: _Families, scrape: Scrape) -> None:
+    state, totals = scrape.state, scrape.state.totals
     families.make("kvbm_holds").add(len(state.holds))
-    oldest = max((view.at_ns - hold.since_ns for hold in state.holds.values()), default=0)
+    oldest = max((scrape.at_ns - hold.since_ns for hold in state.holds.values()), default=0)
     families.make("kvbm_oldest_hold_seconds").add(oldest / SECOND_NS)
     families.make("kvbm_holds_total").add(totals.holds)
     ended = families.make("kvbm_holds_ended_total")
@@ -318,8 +295,8 @@ _STREAM_COUNTERS: Final = (
 )
 
 
-def _streams(families: _Families, view: View) -> None:
-    rows = [({"source": str(row.source), "publisher": row.label}, row) for row in view.streams]
+def _streams(families: _Families, scrape: Scrape) -> None:
+    rows = [({"source": str(row.source), "publisher": row.label}, row) for row in scrape.streams]
     for name, field in _STREAM_COUNTERS:
         family = families.make(name)
         for labels, row in rows:
@@ -330,12 +307,12 @@ def _streams(families: _Families, view: View) -> None:
     for labels, row in rows:
         connected.add(row.status.connected, labels)
         last = row.counts.last_batch_ns
-        age.add(None if last is None else max(0, view.at_ns - last) / SECOND_NS, labels)
-        uncertain.add(row.source in view.state.lost_sources, labels)
+        age.add(None if last is None else max(0, scrape.at_ns - last) / SECOND_NS, labels)
+        uncertain.add(row.source in scrape.state.lost_sources, labels)
 
 
-def _recorder(families: _Families, view: View) -> None:
-    status = view.recorder
+def _recorder(families: _Families, scrape: Scrape) -> None:
+    status = scrape.recorder
     state = families.make("kvbm_recorder_state")
     written = families.make("kvbm_recorder_written_seq")
     synced = families.make("kvbm_recorder_synced_seq")
@@ -351,11 +328,11 @@ def _recorder(families: _Families, view: View) -> None:
     lost.add(status.not_recorded)
 
 
-def _parts(families: _Families, view: View) -> None:
-    families.make("kvbm_questions_refused_total").add(view.questions_refused)
+def _parts(families: _Families, scrape: Scrape) -> None:
+    families.make("kvbm_questions_refused_total").add(scrape.questions_refused)
     healthy = families.make("kvbm_part_healthy")
     ended = families.make("kvbm_part_ended_total")
-    for row in view.parts:
+    for row in scrape.parts:
         healthy.add(row["healthy"], {"part": row["part"]})
         ended.add(row["ended"], {"part": row["part"]})
 
@@ -367,10 +344,10 @@ _TAP_COUNTERS: Final = (
 )
 
 
-def _taps(families: _Families, view: View) -> None:
+def _taps(families: _Families, scrape: Scrape) -> None:
     for name, field, unit in _TAP_COUNTERS:
         family = families.make(name)
-        for row in view.taps:
+        for row in scrape.taps:
             family.add(row[field] / unit, {"source": row["source"], "engine": row["name"]})
 
 
@@ -382,33 +359,33 @@ _CHECKS: Final = (
 )
 
 
-def _checks(families: _Families, view: View) -> None:
+def _checks(families: _Families, scrape: Scrape) -> None:
     """Of engines whose tap compares bytes; the others have no sample."""
     for name, field, unit in _CHECKS:
         family = families.make(name)
-        for row in view.taps:
+        for row in scrape.taps:
             if field in row:
                 family.add(row[field] / unit, {"source": row["source"], "engine": row["name"]})
 
 
-def _spans(families: _Families, view: View) -> None:
+def _spans(families: _Families, scrape: Scrape) -> None:
     spans = families.make("kvbm_otlp_spans_total")
-    for result, count in view.spans.items():
+    for result, count in scrape.spans.items():
         spans.add(count, {"result": result})
 
 
-def _lints(families: _Families, view: View) -> None:
+def _lints(families: _Families, scrape: Scrape) -> None:
     active = families.make("kvbm_lint_active")
-    for lint, problems in view.lints.items():
+    for lint, problems in scrape.lints.items():
         active.add(problems, {"lint": lint})
-    families.make("kvbm_lint_passed_over_events_total").add(view.lints_passed_over)
+    families.make("kvbm_lint_passed_over_events_total").add(scrape.lints_passed_over)
 
 
-def _self(families: _Families, view: View) -> None:
-    state, totals = view.state, view.state.totals
+def _self(families: _Families, scrape: Scrape) -> None:
+    state, totals = scrape.state, scrape.state.totals
     families.make("kvbm_stream_head_seq").add(state.seq - 1)
-    families.make("kvbm_subscribers").add(view.subscribers)
-    families.make("kvbm_ring_bytes").add(view.ring_bytes)
+    families.make("kvbm_subscribers").add(scrape.subscribers)
+    families.make("kvbm_ring_bytes").add(scrape.ring_bytes)
     families.make("kvbm_stimuli_rejected_total").add(totals.rejected)
     families.make("kvbm_completions_refused_total").add(totals.completions_refused)
     families.make("kvbm_invariant_violations_total").add(totals.violations)
@@ -420,7 +397,7 @@ def _memory_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
 
 
-_PARTS: Final[tuple[Callable[[_Families, View], None], ...]] = (
+_PARTS: Final[tuple[Callable[[_Families, Scrape], None], ...]] = (
     _tiers, _evictions, _reuse, _policies, _prefetch, _transfers, _slots, _holds, _streams, _taps, _checks, _recorder,
     _parts, _self,
     _spans, _lints,

@@ -5,7 +5,7 @@ Law of this file: what is written can be read by any Prometheus: names and label
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -14,19 +14,23 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class Family(msgspec.Struct):
-    """One metric. ``help`` says what a bad value means; a counter's name ends in ``_total``."""
+    """One metric. ``help`` says what a bad value means."""
 
     name: str
-    kind: Literal["counter", "gauge"]
     help: str
     samples: list[tuple[tuple[tuple[str, str], ...], float]] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or (self.kind == "counter") != self.name.endswith("_total"):
-            raise ValueError(f"{self.name} is no name for a {self.kind}")
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name} is no name for a metric")
+
+    @property
+    def kind(self) -> str:
+        """``counter`` for a name that ends in ``_total``, else ``gauge``."""
+        return "counter" if self.name.endswith("_total") else "gauge"
 
     def add(self, value: float | None, labels: Mapping[str, str] | None = None) -> None:
-        """One sample; None (not known) is left out rather than shown as a number."""
+        """Add a sample. None, an unknown value, is left out rather than shown as a number."""
         if value is not None:
             self.samples.append((tuple((labels or {}).items()), float(value)))
 
@@ -34,7 +38,7 @@ class Family(msgspec.Struct):
 def render(families: Iterable[Family]) -> str:
     """The exposition: families without a sample still show their help and type.
 
-    >>> print(render([Family("up", "gauge", "1 while it runs.", [((("a", 'x"y'),), 1.0)])]), end="")
+    >>> print(render([Family("up", "1 while it runs.", [((("a", 'x"y'),), 1.0)])]), end="")
     # HELP up 1 while it runs.
     # TYPE up gauge
     up{a="x\\\\"y"} 1
@@ -50,7 +54,7 @@ def render(families: Iterable[Family]) -> str:
 
 
 def _escape(text: str, *, quotes: bool = True) -> str:
-    if not text.isprintable():  # a page is also looked at on terminals
+    if not text.isprintable():  # people read the page on terminals, too
         text = "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
     escaped = text.replace("\\", r"\\").replace("\n", r"\n")
     return escaped.replace('"', r"\"") if quotes else escaped

@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.metrics.exposition import CONTENT_TYPE
@@ -23,41 +22,19 @@ REQUEST_SECONDS_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 16
 """Connections at once. For one more, the oldest that has not asked yet is closed; where all have asked, it is turned
 away. So connections that say nothing cost few descriptors and keep no scraper out."""
-
-
 ACCEPT_RETRY_S: Final = 0.1
 """Without a descriptor for a connection, the next try."""
-
-
-class Turn(Protocol):
-    """A connection's turn."""
-
-    def working(self) -> AbstractContextManager[None]:
-        """Around the work, which is charged."""
-        ...
-
-
-class Unpaced:
-    """The turn of a server that nobody shares a loop with."""
-
-    def working(self) -> AbstractContextManager[None]:
-        """Charges nothing."""
-        return contextlib.nullcontext()
-
-
-async def at_once() -> Turn:
-    """A turn without waiting."""
-    return Unpaced()
 
 
 class MetricsServer:
     """Serves ``page`` at ``listen`` (``HOST:PORT``) between ``start`` and ``close``.
 
-    ``turn`` is awaited for each connection.
+    ``turn`` is awaited for each connection, and its ``working`` surrounds the work that is charged to it. Without
+    ``turn`` no connection waits.
     """
 
     def __init__(
-        self, listen: str, page: Callable[[], str], turn: Callable[[], Awaitable[Turn]] = at_once
+        self, listen: str, page: Callable[[], str], turn: Callable[[], Awaitable[Any]] | None = None
     ) -> None:
         host, _, port = listen.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and int(port) <= 65_535):
@@ -111,7 +88,7 @@ class MetricsServer:
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             try:
-                turn = await self._turn()
+                turn = None if self._turn is None else await self._turn()
                 reader = asyncio.StreamReader(limit=REQUEST_BYTES_MAX)
                 transport, protocol = await loop.connect_accepted_socket(
                     partial(asyncio.StreamReaderProtocol, reader), connection
@@ -131,7 +108,7 @@ class MetricsServer:
         transport.abort()
         self._answering.discard(task)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, turn: Turn) -> None:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, turn: Any) -> None:
         task: asyncio.Task[None] | None = asyncio.current_task()
         assert task is not None
         crowded = len(self._answering) - len(self._closing) > CONNECTIONS_MAX and not self._close_oldest()
@@ -143,7 +120,7 @@ class MetricsServer:
                 async with asyncio.timeout(REQUEST_SECONDS_MAX):
                     head = await reader.readuntil(b"\r\n\r\n")
                 self._silent.pop(task, None)
-                with turn.working():
+                with contextlib.nullcontext() if turn is None else turn.working():
                     writer.write(self._respond(head))
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
                 await writer.drain()

@@ -81,7 +81,7 @@ def test_what_is_written_for_people_and_programs(text: str) -> None:
     assert len(safe(text)) == len(text)
     assert json_text({"name": text}).isprintable()
     assert json.loads(json_text({"name": text})) == {"name": text}
-    family = Family("kvbm_x", "gauge", "help")
+    family = Family("kvbm_x", "help")
     family.add(1, {"engine": text})
     assert all(line.isprintable() for line in render([family]).split("\n"))
 

@@ -32,7 +32,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Noted, PoolDeclared
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.stream import EventStream
-from kvbm_console.metrics.collect import View, collect, view_of
+from kvbm_console.metrics.collect import Scrape, collect, scrape_of
 from kvbm_console.metrics.exposition import Family, render
 from kvbm_console.metrics.http import CONNECTIONS_MAX, MetricsServer
 from kvbm_console.metrics.texts import HELP
@@ -314,7 +314,7 @@ def test_a_scrape_does_the_same_work_however_many_blocks_there_are() -> None:
         gc.disable()  # what it would collect in between is work of others
         sys.setprofile(look)
         try:
-            text = render(collect(view_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))
+            text = render(collect(scrape_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))
         finally:
             sys.setprofile(None)
             gc.enable()
@@ -332,7 +332,7 @@ def test_hits_in_pinned_blocks_are_a_count_of_their_tier() -> None:
     policy = leader.box.policies[0]
     policy.pin([1, 2, 3], 2, 0, 10)
     policy.found([1, 2, 3], 5)
-    page = render(collect(view_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))
+    page = render(collect(scrape_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))
     (sample,) = parse(page)["kvbm_pinned_hit_blocks_total"]
     assert (sample[0]["tier"], sample[1]) == ("g2", 2)
 
@@ -340,7 +340,7 @@ def test_hits_in_pinned_blocks_are_a_count_of_their_tier() -> None:
 def test_what_only_an_event_stream_tells_is_left_out_rather_than_shown_as_zero() -> None:
     leader = Leader(LeaderConfig(g2_blocks=0, g3_blocks=0))
     leader.handle(PoolDeclared(0, 0, 1, None, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM))
-    found = parse(render(collect(view_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=()))))
+    found = parse(render(collect(scrape_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=()))))
     for name in (
         "kvbm_evicted_blocks_total", "kvbm_policy_evicted_blocks_total", "kvbm_policy_entries",
         "kvbm_policy_half_life_seconds", "kvbm_prefetch_fetched_blocks_total", "kvbm_prefetch_precision_ratio",
@@ -384,30 +384,30 @@ async def test_every_query_of_the_dashboard_is_answered_by_the_real_page(real_pa
 
 
 def test_each_help_says_what_a_bad_value_means() -> None:
-    for name, (kind, text) in HELP.items():
+    for name, text in HELP.items():
         assert len(text) > 40, name
         assert text.endswith("."), name
         assert re.search(
             r"above|grow|flat|near|high|many|fall|behind|1 when|0:|far|degraded|not\.|expired|1 never|any|full|as fast|"
             r"thousands|without up|all the time", text, re.IGNORECASE,
-        ), (name, kind)
+        ), name
 
 
 def test_a_daemon_of_nothing_exposes_every_family() -> None:
-    text = render(collect(View(CacheState(), LeaderConfig(), 0, 0, 0, None, ())))
+    text = render(collect(Scrape(CacheState(), LeaderConfig(), 0, 0, 0, None, ())))
     assert [line.split()[2] for line in text.splitlines() if line.startswith("# HELP")] == list(HELP)
     assert "kvbm_tier_resident_blocks " not in [line.split("{")[0] for line in text.splitlines() if line[0] != "#"]
 
 
 def test_labels_and_values_survive_the_independent_parser() -> None:
-    family = Family("kvbm_x", "gauge", 'a "help" with \\ and\nlines')
+    family = Family("kvbm_x", 'a "help" with \\ and\nlines')
     nasty = 'quote " backslash \\ line\nbreak {x="y"} ünï'
     family.add(1.5, {"publisher": nasty})
     family.add(2**53, {"publisher": ""})
     family.add(None, {"publisher": "unknown"})
     assert parse(render([family])) == {"kvbm_x": [({"publisher": nasty}, 1.5), ({"publisher": ""}, float(2**53))]}
-    with pytest.raises(ValueError, match="no name for a counter"):
-        Family("kvbm_x", "counter", "")
+    with pytest.raises(ValueError, match="no name for a metric"):
+        Family("kvbm x", "")
 
 
 @pytest.mark.asyncio

@@ -8,7 +8,7 @@ from kvbm_console.core.ids import Note
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Noted
 from kvbm_console.engines.kv_events.stream import EventStream
-from kvbm_console.metrics.collect import collect, view_of
+from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.ring import Ring
@@ -46,7 +46,7 @@ async def test_a_finding_is_active_for_as_long_as_it_is_true() -> None:
     followed.publish(3, lost=4)
     await watch.turn()
     assert {lint: count for lint, count in watch.active.items() if count} == {"reports_lost": 1}
-    text = render(collect(view_of(
+    text = render(collect(scrape_of(
         followed.service.leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=(), lints=watch.active,
         lints_passed_over=watch.passed_over)))
     shown = {labels["lint"]: value for labels, value in parse(text)["kvbm_lint_active"]}

@@ -10,7 +10,7 @@ from kvbm_console.core.leader import Leader, Outcome, foresight
 from kvbm_console.core.leader.foresight import JUDGED_LEAST, PROBE_BLOCKS, PROBE_EVERY, PrefetchAids
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
-from kvbm_console.metrics.collect import collect, view_of
+from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.run import engine_config, open_trace, simulate
 from kvbm_console.simulator.embedded import build
@@ -88,7 +88,7 @@ def test_every_place_tells_the_same() -> None:
         "limits": memory.limits, "limited": memory.limited,
     }
     families = {family.name: family.samples for family in collect(
-        view_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())
+        scrape_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())
     )}
     assert [families[f"kvbm_prefetch_{name}"][0][1] for name in ("limits_total", "limited")] == [
         memory.limits, memory.limited

@@ -24,7 +24,7 @@ from kvbm_console.core.leader import Outcome
 from kvbm_console.core.leader.aids import LEFT_MAX, PoolAids
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
-from kvbm_console.metrics.collect import View, collect
+from kvbm_console.metrics.collect import Scrape, collect
 from kvbm_console.planning.options import STEP_NS, THRASH_STEPS, SimulateOptions
 from kvbm_console.planning.run import engine_config, open_trace, simulate
 from kvbm_console.recording.reader import Recording
@@ -124,7 +124,7 @@ def check_all(state: CacheState, fold: Fold, config: Any) -> None:
         state, at_ns=state.at_ns, incarnation="", subscribers=0, recorder=None,
         thrash_window_ns=config.thrash_window_ns,
     )
-    families = {family.name: family.samples for family in collect(View(
+    families = {family.name: family.samples for family in collect(Scrape(
         state=state, config=config, at_ns=state.at_ns, subscribers=0, ring_bytes=0, recorder=None, streams=(),
     ))}
     for name, counts in (("kvbm_thrash_blocks_total", fold.returned), ("kvbm_evicted_blocks_total", fold.evicted)):

@@ -12,7 +12,7 @@ from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.describe import describe
 from kvbm_console.core.leader import Leader
-from kvbm_console.metrics.collect import collect, view_of
+from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.sanitize.checker import Corrupt
 from kvbm_console.sanitize.fingerprint import Side
@@ -180,7 +180,7 @@ def test_counters_are_samples_of_engines_that_check_and_of_no_other() -> None:
     cost = {"calls": 1, "dropped": 0, "errors": 0, "call_ns": 1, "steps": 1, "step_ns": 1}
     checks = {"checked_blocks": 40, "mismatched_blocks": 2, "unknown_blocks": 1, "check_ns": 3_000_000_000}
     taps = [{"source": "1", "name": "a", **cost, **checks}, {"source": "2", "name": "b", **cost}]
-    view = view_of(Leader(LeaderConfig()), at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=(), taps=taps)
+    view = scrape_of(Leader(LeaderConfig()), at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=(), taps=taps)
     text = render(collect(view))
     found = {
         sample.name: [(sample.labels["engine"], sample.value) for sample in family.samples]

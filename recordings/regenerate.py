@@ -25,8 +25,7 @@ from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.dispatch import Dispatcher
-from kvbm_console.engines.kv_events.capture import read_frames
-from kvbm_console.engines.kv_events.captured import CaptureStreams
+from kvbm_console.engines.kv_events.capture import CaptureStreams, read_frames
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from kvbm_console.recording.writer import Recorder

@@ -49,7 +49,7 @@ from .servicer import ConsoleServicer, Identity
 from .summary import Summary, summarise
 
 if TYPE_CHECKING:
-    from kvbm_console.engines.kv_events.streams import Streams
+    from kvbm_console.engines.kv_events.zmq_source import Streams
 
     from .spans import SpanExport
 
@@ -347,7 +347,7 @@ class Daemon:
     def _open_streams(self) -> None:
         """Sockets to the engines' event streams; whoever has none needs no ZeroMQ."""
         if self.options.publishers:
-            from kvbm_console.engines.kv_events.streams import Streams
+            from kvbm_console.engines.kv_events.zmq_source import Streams
 
             self.streams = Streams(self.options.publishers, self.service.dispatcher, self.service.new_source)
             self.service.publishers = self.streams.documents

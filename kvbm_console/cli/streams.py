@@ -21,7 +21,7 @@ from kvbm_console.core.errors import ConnectionLost, UsageError
 if TYPE_CHECKING:
     from kvbm_console.engines.dynamo import Imported as DynamoImported
     from kvbm_console.engines.kv_events.address import Publisher
-    from kvbm_console.engines.kv_events.listener import Listener
+    from kvbm_console.engines.kv_events.capture import Listener
     from kvbm_console.engines.kv_events.zmq_source import ZmqSource
     from kvbm_console.service import LeaderService
 
@@ -159,8 +159,7 @@ def find_publishers(address: str, *, wait: bool = False, seconds: float | None =
 def import_capture(path: Path, out: Path) -> Imported:
     """Feed a capture to a leader and record the outcome in a new file or directory. Raises ``UsageError``."""
     from kvbm_console.cli.output import program_version
-    from kvbm_console.engines.kv_events.capture import read_frames
-    from kvbm_console.engines.kv_events.captured import CaptureStreams
+    from kvbm_console.engines.kv_events.capture import CaptureStreams, read_frames
     from kvbm_console.recording.place import Place, require_new
     from kvbm_console.recording.writer import Recorder
     from kvbm_console.service import LeaderService
@@ -226,7 +225,7 @@ async def _capture(
 ) -> "list[Listener]":
     import anyio
 
-    from kvbm_console.engines.kv_events.listener import Listener
+    from kvbm_console.engines.kv_events.capture import Listener
     from kvbm_console.engines.kv_events.zmq_source import ZmqSource, new_context
 
     listeners: list[Listener] = []

@@ -54,7 +54,7 @@ class Scrape(msgspec.Struct):
     recorder: Any | None
     """A ``RecorderStatus``, None when nothing is recorded."""
     streams: Sequence[Any]
-    """Publishers, as ``engines.kv_events.streams.StreamRow``."""
+    """Publishers, as ``engines.kv_events.zmq_source.StreamRow``."""
     taps: Sequence[Mapping[str, Any]] = ()
     """What watching has cost the engines that are watched (``LeaderService.costs``)."""
     spans: Mapping[str, int] = {}

@@ -15,7 +15,7 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.ids import Authority, FinishReason, Tier
 from kvbm_console.dispatch import MEDIUM_OF
-from kvbm_console.engines.kv_events.decoder import tier_of
+from kvbm_console.engines.kv_events.batch import tier_of
 from kvbm_console.tap.sender import Settings
 
 REASONS: Final = {

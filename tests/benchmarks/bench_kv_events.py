@@ -8,10 +8,9 @@ import msgspec
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.leader import Leader
 from kvbm_console.dispatch import Dispatcher
-from kvbm_console.engines.kv_events.decoder import decode_batch
 from kvbm_console.engines.kv_events.stream import EventStream
 from tests.benchmarks.harness import Figure, Target, measure
-from tests.engines.payloads import batch, removed, stored
+from tests.engines.payloads import batch, decode_batch, removed, stored
 
 CHAINS: Final = 30
 CHAIN_BLOCKS: Final = 20

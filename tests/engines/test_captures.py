@@ -8,18 +8,14 @@ import msgspec
 import pytest
 
 from kvbm_console.core.errors import UsageError
-from kvbm_console.engines.kv_events.capture import CaptureWriter, Frame, pack_frame, read_frames
-from kvbm_console.engines.kv_events.decoder import decode_batch
-from kvbm_console.engines.kv_events.residency import Place, Residency
+from kvbm_console.engines.kv_events.capture import CaptureFrame, CaptureWriter, Residency, pack_frame, read_frames
 from kvbm_console.recording.reader import Recording
-from tests.engines.payloads import Recount, batch, stored
+from tests.engines.payloads import Recount, batch, decode_batch, stored
 from tests.engines.test_stream import House, facts_of
 
-NAMES = ["connector", "multiturn", "offload_arc_placeholder", "offload_lru", "sglang"]
-
-
 KEPT = Path(__file__).resolve().parents[2] / "recordings" / "kv-events"
-"""Frames that engines' own code published on synthetic workloads: four of vLLM 0.33, one of SGLang 0.5.23."""
+"""Frames that engines published on synthetic workloads: four captures of vLLM 0.33, a capture of SGLang 0.5.23."""
+NAMES = sorted(path.stem for path in KEPT.glob("*.bin"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,7 +45,7 @@ def test_a_capture_decodes_and_folds_to_the_recount(capture: Path) -> None:
     state = house.dispatcher.leader.state
     assert facts_of(state) == left
     assert {place: count for place, count in residency.counts().items() if count} == {
-        Place(*place): sum(here.values()) for place, here in left.items()
+        place: sum(here.values()) for place, here in left.items()
     }
     assert state.lost_sources == {}
     tape = Recording.open(capture.with_suffix(".mcap"))
@@ -76,7 +72,7 @@ def test_the_frames_say_what_the_lines_beside_them_say(shared: Path, name: str) 
 
 
 def test_writing_and_reading(tmp_path: Path) -> None:
-    frames = [Frame(1.5, b"kv", 0, batch(stored(1))), Frame(2.5, b"", 2**63, b"")]
+    frames = [CaptureFrame(1.5, b"kv", 0, batch(stored(1))), CaptureFrame(2.5, b"", 2**63, b"")]
     writer = CaptureWriter(tmp_path / "new")
     for frame in frames:
         writer.write(frame)
@@ -87,7 +83,7 @@ def test_writing_and_reading(tmp_path: Path) -> None:
 
 
 def test_a_torn_tail_is_left_out_and_damage_is_refused(tmp_path: Path) -> None:
-    whole = pack_frame(Frame(1.0, b"kv", 0, b"payload"))
+    whole = pack_frame(CaptureFrame(1.0, b"kv", 0, b"payload"))
     path = tmp_path / "frames.bin"
     for cut in range(1, len(whole)):
         path.write_bytes(whole + whole[:cut])

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from kvbm_console.cli.main import cli
 from kvbm_console.cli.streams import import_capture
 from kvbm_console.core.errors import UsageError
-from kvbm_console.engines.kv_events.capture import Frame, pack_frame
+from kvbm_console.engines.kv_events.capture import CaptureFrame, pack_frame
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from tests.engines.payloads import batch, cleared, removed, stored
@@ -32,7 +32,7 @@ PROGRAM = [sys.executable, "-c", "from kvbm_console.cli.main import main; main()
 
 def write_capture(path: Path, *payloads: bytes, first: int = 0) -> Path:
     """A capture with one frame a second."""
-    frames = [Frame(1_000.0 + at, b"kv", first + at, payload) for at, payload in enumerate(payloads)]
+    frames = [CaptureFrame(1_000.0 + at, b"kv", first + at, payload) for at, payload in enumerate(payloads)]
     path.write_bytes(b"".join(map(pack_frame, frames)))
     return path
 
@@ -54,8 +54,8 @@ def test_a_capture_with_every_fault_becomes_a_recording_that_verifies(tmp_path: 
         batch(cleared()), batch(stored(7)), first=4,
     )
     with path.open("ab") as file:
-        file.write(pack_frame(Frame(2_000.0, b"kv", 0, batch(stored(9)))))
-        file.write(pack_frame(Frame(float("nan"), b"kv", 9, batch(stored(10)))))
+        file.write(pack_frame(CaptureFrame(2_000.0, b"kv", 0, batch(stored(9)))))
+        file.write(pack_frame(CaptureFrame(float("nan"), b"kv", 9, batch(stored(10)))))
     found = import_capture(path, tmp_path / "out")
     assert (found.publishers, found.frames, found.unknown_events, found.bad_payloads) == (2, 9, 1, 1)
     assert (found.restarts, found.resident_blocks) == (1, {"GPU": 2, "TAPE": 0, "CPU": 1})

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from kvbm_console.core.ids import Tier
-from kvbm_console.engines.kv_events.decoder import (
+from kvbm_console.engines.kv_events.batch import (
     BLOCKS_MAX,
     EVENTS_MAX,
     PAYLOAD_BYTES_MAX,
@@ -18,11 +18,10 @@ from kvbm_console.engines.kv_events.decoder import (
     Cleared,
     Removed,
     Stored,
-    decode_batch,
     normal_hash,
     tier_of,
 )
-from tests.engines.payloads import batch, cleared, plain, removed, stored
+from tests.engines.payloads import batch, cleared, decode_batch, plain, removed, stored
 
 encode = msgspec.msgpack.encode
 HASH = some.one_of(

@@ -14,7 +14,7 @@ from kvbm_console.core.errors import ConnectionLost, UsageError
 from kvbm_console.core.state import CacheState
 from kvbm_console.engines.discovery import ANSWER_BYTES_MAX, advice, discover
 from kvbm_console.engines.kv_events.address import Publisher
-from kvbm_console.engines.kv_events.streams import Streams
+from kvbm_console.engines.kv_events.zmq_source import Streams
 from kvbm_console.service import LeaderService
 from kvbm_console.wire.batches import unpack_events
 from tests.engines.payloads import batch, stored

@@ -17,10 +17,9 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import ResetRequested
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events import stream as stream_module
-from kvbm_console.engines.kv_events.decoder import decode_batch
-from kvbm_console.engines.kv_events.residency import Place, Residency
+from kvbm_console.engines.kv_events.capture import Residency
 from kvbm_console.engines.kv_events.stream import EventStream
-from tests.engines.payloads import Recount, batch, cleared, removed, stored
+from tests.engines.payloads import Recount, batch, cleared, decode_batch, removed, stored
 
 SOURCE = 1
 
@@ -233,7 +232,7 @@ def test_the_facts_are_the_recount_whatever_the_order(batches: list[list[Any]]) 
         house.check()
     left = house.recount.nonempty()
     assert {place: count for place, count in residency.counts().items() if count} == {
-        Place(*place): sum(here.values()) for place, here in left.items()
+        place: sum(here.values()) for place, here in left.items()
     }
     assert residency.resident == sum(sum(here.values()) for here in left.values())
 

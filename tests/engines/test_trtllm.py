@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from kvbm_console.engines.kv_events.decoder import BadPayload, Batch, Cleared, Removed, Stored
-from kvbm_console.engines.kv_events.residency import Place, Residency
-from kvbm_console.engines.kv_events.trtllm import decode_trtllm
+from kvbm_console.engines.kv_events.batch import BadPayload, Batch, Cleared, Removed, Stored, decode
+from kvbm_console.engines.kv_events.capture import Residency
+from tests.engines.payloads import batch, removed
+from tests.engines.test_stream import House, facts_of
 
 
 def event(data: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -33,7 +34,7 @@ CREATED = event({"type": "created", "num_blocks_per_cache_level": [101, 20]})
 
 
 def batches(*events: Any) -> list[Batch]:
-    return decode_trtllm(json.dumps(events).encode())
+    return decode(json.dumps(events).encode())
 
 
 def test_a_run_from_creation_to_removal() -> None:
@@ -44,7 +45,7 @@ def test_a_run_from_creation_to_removal() -> None:
     assert one.events[:3] == [Cleared(), Stored([11], None, 4, "GPU", 0), Stored([12], 11, 4, "GPU", 0)]
     residency = Residency()
     residency.apply(one)
-    assert {place: count for place, count in residency.counts().items() if count} == {Place(0, 0, "CPU"): 1}
+    assert {place: count for place, count in residency.counts().items() if count} == {(0, 0, "CPU"): 1}
 
 
 def test_hexadecimal_and_signed_hashes_ranks_and_groups() -> None:
@@ -73,9 +74,22 @@ def test_unknown_and_broken_events_are_counted() -> None:
 def test_garbage_is_refused_and_nothing_else_is_raised(data: bytes) -> None:
     for payload in (data, b"[" + data + b"]", b"[" * 50_000):
         with contextlib.suppress(BadPayload):
-            decode_trtllm(payload)
+            decode(payload)
 
 
 def test_a_payload_beyond_the_limit() -> None:
     with pytest.raises(BadPayload, match="above"):
-        decode_trtllm(b" " * (16 * 2**20 + 1))
+        decode(b" " * (16 * 2**20 + 1))
+
+
+def test_a_stream_finds_the_schema_by_the_first_byte() -> None:
+    house = House()
+    house.stream.accept(0, json.dumps([
+        CREATED, event({"type": "stored", "parent_hash": None, "blocks": [block(11), block(12)]}), moved(12, 0, 1),
+    ]).encode())
+    assert {place: set(here) for place, here in facts_of(house.dispatcher.leader.state).items()} == {
+        (0, 0, "GPU"): {11}, (0, 0, "CPU"): {12},
+    }
+    house.stream.accept(1, batch(removed(12, medium="CPU")))
+    assert set(facts_of(house.dispatcher.leader.state)) == {(0, 0, "GPU")}
+    assert house.stream.counts.gaps == house.stream.counts.bad_payloads == 0

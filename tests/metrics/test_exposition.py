@@ -133,8 +133,7 @@ class OneStream:
     """As ``Streams`` for a stream that nobody serves."""
 
     def __init__(self, stream: EventStream) -> None:
-        from kvbm_console.engines.kv_events.streams import StreamRow
-        from kvbm_console.engines.kv_events.zmq_source import SourceStatus
+        from kvbm_console.engines.kv_events.zmq_source import SourceStatus, StreamRow
 
         self._row = StreamRow(stream.source, stream.label, stream.counts, SourceStatus())
 

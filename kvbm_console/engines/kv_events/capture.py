@@ -1,20 +1,29 @@
-"""Captures: frames of a KV-event stream as they came, in one file that needs no console.
+"""Captures: the messages of KV-event streams as they came, in a file that needs no console; writing and reading them.
 
 A file is repeated ``>dIII`` (time of receipt in seconds since 1970, lengths of topic, number and payload), then topic,
-number (8 bytes, big-endian) and payload, exactly as they stood in the message.
+number (8 bytes, big-endian) and payload, exactly as they stood in the message. ``Listener`` writes such a file beside
+an engine and counts the messages without a leader. ``CaptureStreams`` feeds a file to a leader on the file's own clock.
 
-Law of this file: bytes are kept as they came, undecoded, so that a capture can show what a decoder got wrong.
+Law of this file: bytes are kept as they came, undecoded, so that a capture can show an error of a decoder. No network
+library is needed.
 """
 
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
 import msgspec
 
+from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
+from kvbm_console.dispatch import Dispatcher
+from kvbm_console.engines.kv_events.batch import BadPayload, Batch, Cleared, PoolKey, Stored, decode
+from kvbm_console.engines.kv_events.stream import EventStream, Taker
 
+RESIDENT_MAX: Final = 2**22
+"""Blocks of one publisher: 64 million tokens, ten times the largest host tier; more is counted as dropped."""
 FILE_NAME: Final = "frames.bin"
 HEADER: Final = struct.Struct(">dIII")
 SEQ_BYTES: Final = 8
@@ -23,7 +32,7 @@ PAYLOAD_BYTES_MAX: Final = 64 * 2**20
 """A longer payload in a file is damage; live sockets accept a quarter of it."""
 
 
-class Frame(msgspec.Struct, frozen=True, gc=False):
+class CaptureFrame(msgspec.Struct, frozen=True, gc=False):
     """One message. ``received`` in seconds since 1970."""
 
     received: float
@@ -32,7 +41,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
 
 
-def pack_frame(frame: Frame) -> bytes:
+def pack_frame(frame: CaptureFrame) -> bytes:
     """The bytes of one frame in a file."""
     return b"".join((
         HEADER.pack(frame.received, len(frame.topic), SEQ_BYTES, len(frame.payload)), frame.topic,
@@ -40,7 +49,7 @@ def pack_frame(frame: Frame) -> bytes:
     ))
 
 
-def read_frames(path: Path) -> Iterator[Frame]:
+def read_frames(path: Path) -> Iterator[CaptureFrame]:
     """The frames of a capture in order; ``path`` is the file or the directory that holds it.
 
     A last frame that was cut off by the end of the recorder is left out. Raises ``UsageError`` with one sentence when
@@ -64,7 +73,7 @@ def read_frames(path: Path) -> Iterator[Frame]:
                     raise UsageError(f"{path} is no capture of KV events: it ends within its first frame")
                 return
             seq = int.from_bytes(body[topic_bytes : topic_bytes + seq_bytes], "big")
-            yield Frame(received, body[:topic_bytes], seq, body[topic_bytes + seq_bytes :])
+            yield CaptureFrame(received, body[:topic_bytes], seq, body[topic_bytes + seq_bytes :])
             at += HEADER.size + len(body)
 
 
@@ -87,7 +96,7 @@ class CaptureWriter:
         except OSError as error:
             raise UsageError(f"cannot capture to {directory}: {error.strerror}") from None
 
-    def write(self, frame: Frame) -> None:
+    def write(self, frame: CaptureFrame) -> None:
         """Append one frame."""
         data = pack_frame(frame)
         self._file.write(data)
@@ -101,3 +110,160 @@ class CaptureWriter:
     def close(self) -> None:
         """Flush and close."""
         self._file.close()
+
+
+# --- a taker without a leader ---
+
+
+class Residency:
+    """Copies of each hash in each pool of a publisher, without a leader. ``apply`` folds a batch.
+
+    A hash that was stored twice is gone after two removals. No count falls below zero: a removal of an absent block is
+    counted in ``unmatched``. A test compares it with the pools of a leader.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[PoolKey, dict[int, int]] = {}
+        self.resident: int = 0
+        """Copies in all pools."""
+        self.unmatched = 0
+        """Removals of blocks that were not there, which is normal after a late join."""
+        self.dropped = 0
+        """Stores beyond ``RESIDENT_MAX``."""
+
+    def apply(self, batch: Batch) -> None:
+        """Fold the events of a batch."""
+        rank = batch.dp_rank or 0
+        for event in batch.events:
+            if isinstance(event, Cleared):
+                self.clear()
+                continue
+            copies = self.places.setdefault(PoolKey(rank, event.group, event.medium), {})
+            if isinstance(event, Stored):
+                self._store(copies, event.hashes)
+            else:
+                self._remove(copies, event.hashes)
+
+    def clear(self) -> None:
+        """The publisher holds nothing any more."""
+        for copies in self.places.values():
+            copies.clear()
+        self.resident = 0
+
+    def counts(self) -> dict[PoolKey, int]:
+        """Copies in each pool, by pool."""
+        return {place: sum(copies.values()) for place, copies in sorted(self.places.items())}
+
+    def _store(self, copies: dict[int, int], hashes: list[int]) -> None:
+        room = RESIDENT_MAX - self.resident
+        if len(hashes) > room:
+            self.dropped += len(hashes) - room
+            hashes = hashes[:room]
+        for block in hashes:
+            copies[block] = copies.get(block, 0) + 1
+        self.resident += len(hashes)
+
+    def _remove(self, copies: dict[int, int], hashes: list[int]) -> None:
+        for block in hashes:
+            left = copies.get(block, 0) - 1
+            if left < 0:
+                self.unmatched += 1
+                continue
+            self.resident -= 1
+            if left:
+                copies[block] = left
+            else:
+                del copies[block]
+
+
+class Listener(Taker):
+    """Writes the messages of one publisher to a capture and counts them; its source calls ``write`` first."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.writer = CaptureWriter(directory)
+        self.residency = Residency()
+        self.lost_batches = 0
+        self.restarts = 0
+        self.doubts = 0
+        """Times that the publisher was away and could not be asked."""
+        self.unreadable = 0
+        """Messages and events that could not be read; the file has them all the same."""
+
+    def write(self, frame: CaptureFrame) -> None:
+        """Keep a message as it came."""
+        self.writer.write(frame)
+
+    def take(self, seq: int, payload: bytes, *, replayed: bool) -> None:
+        """Count a message."""
+        try:
+            batches = decode(payload)
+        except BadPayload:
+            self.unreadable += 1
+            return
+        for batch in batches:
+            self.unreadable += batch.malformed
+            self.residency.apply(batch)
+
+    def lose(self, first: int, last: int) -> None:
+        """These messages will not come any more."""
+        self.lost_batches += last - first + 1
+
+    def doubt(self) -> None:
+        """The publisher was away, and its messages of that time are unknown."""
+        self.doubts += self.next_seq > 0
+
+    def gone(self) -> None:
+        """The publisher has ended: its last blocks are the result of the capture."""
+
+    def restart(self) -> None:
+        """The publisher began again."""
+        super().restart()
+        self.restarts += 1
+        self.residency.clear()
+
+
+# --- a capture as streams of a leader ---
+
+
+class CaptureStreams:
+    """The publishers in a capture: told apart by topic and data-parallel rank, as each counts for itself.
+
+    ``take`` moves ``now_ns`` to the time of the frame (since the first one) and hands the frame to its stream; give
+    ``lambda: streams.now_ns`` to the dispatcher as its clock.
+    """
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.first_received: float | None = None
+        """Seconds since 1970 of the first frame."""
+        self.streams: dict[tuple[bytes, int], EventStream] = {}
+        self._last_rank: dict[bytes, int] = {}
+
+    def take(self, frame: CaptureFrame, dispatcher: Dispatcher, new_source: Callable[[], int]) -> None:
+        """One frame of the capture, in its order."""
+        self._move_clock(frame.received)
+        rank = self._rank(frame)
+        stream = self.streams.get((frame.topic, rank))
+        if stream is None:
+            label = frame.topic.decode(errors="replace")
+            stream = EventStream(dispatcher, new_source(), dp_rank=rank, label=label)
+            self.streams[frame.topic, rank] = stream
+        stream.accept(frame.seq, frame.payload)
+
+    def _rank(self, frame: CaptureFrame) -> int:
+        """Of the payload's first batch. An unreadable payload belongs to the last publisher under this topic."""
+        try:
+            batches = decode(frame.payload)
+        except BadPayload:
+            return self._last_rank.get(frame.topic, 0)
+        rank = batches[0].dp_rank if batches else None
+        self._last_rank[frame.topic] = rank or 0
+        return rank or 0
+
+    def _move_clock(self, received: float) -> None:
+        if not math.isfinite(received) or not 0 <= received < 1e10:
+            return
+        if self.first_received is None:
+            self.first_received = received
+        self.now_ns = max(self.now_ns, round((received - self.first_received) * SECOND_NS))

@@ -19,14 +19,15 @@ from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.dispatch import Dispatcher
-from kvbm_console.engines.kv_events.decoder import (
+from kvbm_console.engines.kv_events.batch import (
     DEFAULT_MEDIUM,
     BadPayload,
     Batch,
     CacheEvent,
     Cleared,
+    PoolKey,
     Stored,
-    decode_batch,
+    decode,
     tier_of,
 )
 
@@ -83,100 +84,131 @@ class _Report:
         return not self.recent.isdisjoint(hashes)
 
 
-Place = tuple[int, int, str]
-"""(data-parallel rank, group, medium)."""
+class Taker:
+    """The messages of one publisher, in order of arrival: ``accept`` tells loss, restart and repetition apart."""
 
-
-class EventStream:
-    """One publisher as a source of the leader.
-
-    ``accept`` takes its messages in order of arrival. ``dp_rank`` stands for messages that name none.
-    """
-
-    def __init__(self, dispatcher: Dispatcher, source: int, *, dp_rank: int = 0, label: str = "") -> None:
-        self.source = source
-        self.label = label
-        """Where it comes from, for people."""
-        self.dp_rank = dp_rank
-        self.counts = StreamCounts()
-        self._dispatcher = dispatcher
-        self._pools: dict[Place, int] = {}
-        self._next: int | None = None
-        self._gone = False
-        self._cleared = False
-        """True while nothing was told since the last clear: another clear would say the same."""
+    def __init__(self) -> None:
+        self.next_seq = 0
+        """The expected number."""
         self._last_digest = 0
-        self._origin: int | None = None
-
-    # --- numbers ---
-
-    @property
-    def next_seq(self) -> int:
-        """The number that is expected; 0 before the first message."""
-        return self._next or 0
 
     def missing(self, seq: int) -> tuple[int, int] | None:
         """(first, last) of the messages that ``seq`` shows to be missing; None when it is the next or goes back."""
         return (self.next_seq, seq - 1) if seq > self.next_seq else None
 
     def is_last(self, seq: int, payload: bytes) -> bool:
-        """Whether this is the very message that was taken last: the publisher is the same incarnation."""
-        return seq == self.counts.last_seq and xxhash.xxh3_64_intdigest(payload) == self._last_digest
-
-    # --- what comes ---
+        """True for the very message that was accepted last, which proves the same incarnation of the publisher."""
+        return seq == self.next_seq - 1 and xxhash.xxh3_64_intdigest(payload) == self._last_digest
 
     def accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> None:
-        """Take one message; tells of loss and restart first. A replayed one that was taken before is left out."""
+        """Take a message, after the loss or the restart that its number shows. A repeated message is left out."""
+        if seq < self.next_seq:
+            if replayed:
+                self.repeated()
+                return
+            self.restart()
+        gap = self.missing(seq)
+        if gap is not None:
+            self.lose(*gap)
+        self.next_seq = seq + 1
+        self._last_digest = xxhash.xxh3_64_intdigest(payload)
+        self.take(seq, payload, replayed=replayed)
+
+    def take(self, seq: int, payload: bytes, *, replayed: bool) -> None:
+        """A message in its turn."""
+        raise NotImplementedError
+
+    def lose(self, first: int, last: int) -> None:
+        """These messages will not come any more."""
+        raise NotImplementedError
+
+    def repeated(self) -> None:
+        """A replay brought a message that was taken before."""
+
+    def restart(self) -> None:
+        """The publisher began again, and its earlier blocks are gone."""
+        self.next_seq = 0
+
+    def doubt(self) -> None:
+        """The publisher was away, and its messages of that time are unknown."""
+        raise NotImplementedError
+
+    def gone(self) -> None:
+        """The publisher has ended."""
+        raise NotImplementedError
+
+
+class EventStream(Taker):
+    """One publisher as a source of the leader. ``dp_rank`` stands for messages that name no rank."""
+
+    def __init__(self, dispatcher: Dispatcher, source: int, *, dp_rank: int = 0, label: str = "") -> None:
+        super().__init__()
+        self.source = source
+        self.label = label
+        """Where it comes from, for people."""
+        self.dp_rank = dp_rank
+        self.counts = StreamCounts()
+        self._dispatcher = dispatcher
+        self._pools: dict[PoolKey, int] = {}
+        self._gone = False
+        self._cleared = False
+        """True while nothing was told since the last clear: another clear would say the same."""
+        self._origin: int | None = None
+
+    # --- messages ---
+
+    def accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> None:
+        """As ``Taker``; a number that cannot count messages is bad."""
         if seq > SEQ_MAX:
             self.counts.bad_payloads += 1
             self._gap(self.next_seq, self.next_seq)
             return
         if self._gone:
             self.restart()
-        if seq < self.next_seq:
-            if replayed:
-                self.counts.duplicate_batches += 1
-                return
-            self.restart()
-        gap = self.missing(seq)
-        if gap is not None:
-            self.lose(*gap)
-        self._next = seq + 1
+        super().accept(seq, payload, replayed=replayed)
+
+    def take(self, seq: int, payload: bytes, *, replayed: bool) -> None:
+        """Tell the leader the content of a message."""
         counts = self.counts
         counts.last_seq = seq
         counts.last_batch_ns = self._dispatcher.clock()
         counts.batches += 1
         counts.replayed_batches += replayed
-        self._last_digest = xxhash.xxh3_64_intdigest(payload)
         try:
-            batch = decode_batch(payload)
+            batches = decode(payload)
         except BadPayload:
             counts.bad_payloads += 1
             self._gap(seq, seq)
             return
-        self._apply(seq, batch)
+        for batch in batches:
+            self._apply(seq, batch)
 
     def lose(self, first: int, last: int) -> None:
-        """Messages that will not come any more."""
+        """These messages will not come any more."""
         self.counts.lost_batches += last - first + 1
         self._gap(first, last)
 
+    def repeated(self) -> None:
+        """A replay brought a message that was taken before."""
+        self.counts.duplicate_batches += 1
+
     def doubt(self) -> None:
-        """The publisher was away and cannot be asked what it said meanwhile."""
-        if self._next is not None or self.counts.batches:
+        """The publisher was away, and its messages of that time are unknown."""
+        if self.counts.batches:
             self._gap(self.next_seq, self.next_seq)
 
     def gone(self) -> None:
-        """The publisher has ended, and what it held with it."""
+        """The publisher has ended, and its blocks are gone with it."""
         if not self._gone:
             self._gone, self._cleared = True, False
-            self._next = None
+            self.next_seq = 0
             self._dispatcher.submit_from(self.source, None, st.SourceRestarted, True)
 
     def restart(self) -> None:
-        """The publisher began again: what it held is gone."""
+        """The publisher began again, and its earlier blocks are gone."""
+        super().restart()
         self.counts.restarts += 1
-        self._next, self._gone, self._cleared = None, False, False
+        self._gone, self._cleared = False, False
         self._dispatcher.submit_from(self.source, None, st.SourceRestarted)
 
     def _gap(self, first: int, last: int) -> None:
@@ -191,10 +223,11 @@ class EventStream:
         counts.events += len(batch.events)
         counts.unknown_events += batch.unknown
         counts.malformed_events += batch.malformed
-        self._origin = round(batch.ts * 1e9) if math.isfinite(batch.ts) and 0 <= batch.ts < 1e10 else None
+        ts = batch.ts
+        self._origin = None if ts is None or not math.isfinite(ts) or not 0 <= ts < 1e10 else round(ts * 1e9)
         refused = counts.refused_blocks
         rank = self.dp_rank if batch.dp_rank is None else batch.dp_rank
-        reports: dict[Place, _Report] = {}
+        reports: dict[PoolKey, _Report] = {}
         for event in batch.events:
             self._take(rank, event, reports)
         for place, report in reports.items():
@@ -202,14 +235,14 @@ class EventStream:
         if batch.malformed or counts.refused_blocks != refused:
             self._gap(seq, seq)
 
-    def _take(self, rank: int, event: CacheEvent, reports: dict[Place, _Report]) -> None:
+    def _take(self, rank: int, event: CacheEvent, reports: dict[PoolKey, _Report]) -> None:
         if isinstance(event, Cleared):
             for place, report in reports.items():
                 self._send(place, report)
             reports.clear()
             self._clear(rank)
             return
-        place = (rank, event.group, event.medium)
+        place = PoolKey(rank, event.group, event.medium)
         if isinstance(event, Stored):
             if place not in self._pools and not self._declare(place, event.block_tokens):
                 self.counts.refused_blocks += len(event.hashes)
@@ -228,7 +261,7 @@ class EventStream:
             report = reports[place] = _Report()
         report.removed += event.hashes
 
-    def _may_restate(self, place: Place, event: Stored, report: _Report) -> bool:
+    def _may_restate(self, place: PoolKey, event: Stored, report: _Report) -> bool:
         """True if the device already holds the beginning of an announced prompt. With ``kv_cache_report_mode`` full
         these are the same blocks once more, else new copies; no event says which, so the counts are in doubt."""
         state = self._dispatcher.leader.state
@@ -240,7 +273,7 @@ class EventStream:
         pending = set(report.stored)
         return all((key in held and key not in report.removed) or key in pending for key in event.hashes)
 
-    def _send(self, place: Place, report: _Report) -> None:
+    def _send(self, place: PoolKey, report: _Report) -> None:
         pool = self._pools[place]
         counts = self.counts
         counts.removed_blocks += len(report.removed)
@@ -264,13 +297,13 @@ class EventStream:
             return
         self._cleared = True
         if not self._pools:
-            self._declare((rank, 0, DEFAULT_MEDIUM), 0)  # something that can be said to be empty
+            self._declare(PoolKey(rank, 0, DEFAULT_MEDIUM), 0)  # something that can be said to be empty
         for pool in self._pools.values():
             self._report(pool, [], [], cleared=True)
 
     # --- pools ---
 
-    def _declare(self, place: Place, block_tokens: int) -> bool:
+    def _declare(self, place: PoolKey, block_tokens: int) -> bool:
         """Make a pool known; False when there are too many."""
         if len(self._pools) >= POOLS_MAX:
             return False

@@ -1,27 +1,33 @@
-"""One publisher over ZeroMQ: subscribe, notice what is missing, ask for it again, and go on.
+"""Publishers over ZeroMQ: subscribe, notice missing messages, ask for them again, and go on.
 
 The live stream is a SUB socket; old batches come from the engine's ROUTER through a DEALER (a REQ would take one reply
 and fail on the second). A missing stretch is asked for with the batch before it, whose bytes prove that the publisher
 is still the same incarnation. While a replay runs, live messages wait in the socket's bounded queue.
 
-Law of this file: it waits for nothing without a bound, and the taker hears every message of an incarnation once and in
-order, or that it is lost.
+Law of this file: it waits for nothing without a bound. The taker gets every message of an incarnation once and in
+order, or hears that it is lost. The silence or nonsense of a publisher does not touch another publisher.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
+import anyio
 import msgspec
 import xxhash
 
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import Note
+from kvbm_console.core.stimuli import Noted
+from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.address import Publisher
-from kvbm_console.engines.kv_events.capture import Frame
-from kvbm_console.engines.kv_events.decoder import PAYLOAD_BYTES_MAX
+from kvbm_console.engines.kv_events.batch import PAYLOAD_BYTES_MAX
+from kvbm_console.engines.kv_events.capture import CaptureFrame
+from kvbm_console.engines.kv_events.stream import EventStream, StreamCounts, Taker
 from kvbm_console.extras import missing
+from kvbm_console.stream.publishers import queue_note
 
 try:
     import zmq
@@ -62,39 +68,6 @@ PROBE_S: Final = 1.0
 def new_context() -> "zmq.asyncio.Context":
     """What sockets are made from; ``destroy(linger=0)`` gives all back."""
     return zmq.asyncio.Context()
-
-
-class Taker(Protocol):
-    """Who is told of messages: an ``EventStream``, or a capture."""
-
-    @property
-    def next_seq(self) -> int:
-        """The number that is expected."""
-        ...
-
-    def missing(self, seq: int) -> tuple[int, int] | None:
-        """What ``seq`` shows to be missing."""
-        ...
-
-    def is_last(self, seq: int, payload: bytes) -> bool:
-        """Whether this is the message that was taken last."""
-        ...
-
-    def accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> None:
-        """Take a message."""
-        ...
-
-    def restart(self) -> None:
-        """The publisher began again."""
-        ...
-
-    def doubt(self) -> None:
-        """Messages may have been missed, and nobody can say."""
-        ...
-
-    def gone(self) -> None:
-        """The publisher has ended."""
-        ...
 
 
 class SourceStatus(msgspec.Struct):
@@ -142,7 +115,8 @@ class ZmqSource:
     """
 
     def __init__(
-        self, publisher: Publisher, taker: Callable[[str], Taker], *, on_frame: Callable[[Frame], None] | None = None,
+        self, publisher: Publisher, taker: Callable[[str], Taker], *,
+        on_frame: Callable[[CaptureFrame], None] | None = None,
         monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
         replay_idle_s: float = REPLAY_IDLE_S,
     ) -> None:
@@ -354,7 +328,7 @@ class ZmqSource:
 
     def _hand_over(self, line: _Line, topic: bytes, seq: int, payload: bytes, *, replayed: bool) -> None:
         if self._on_frame is not None:
-            self._on_frame(Frame(self._wall(), topic, seq, payload))
+            self._on_frame(CaptureFrame(self._wall(), topic, seq, payload))
         line.taker.accept(seq, payload, replayed=replayed)
 
     # --- replay ---
@@ -432,3 +406,85 @@ class ZmqSource:
 
 def _digest(payload: bytes) -> int:
     return xxhash.xxh3_64_intdigest(payload)
+
+
+# --- all the publishers of a daemon ---
+
+Keep = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, Any, None]]
+"""Runs a task under a name (``LeaderService.keep``)."""
+
+
+class StreamRow(msgspec.Struct, frozen=True):
+    """One publisher as screens and metrics show it."""
+
+    source: int
+    label: str
+    counts: StreamCounts
+    status: SourceStatus
+
+
+class Streams:
+    """Follows ``publishers``; each gets a source of its own from ``new_source``."""
+
+    def __init__(self, publishers: Sequence[Publisher], dispatcher: Dispatcher, new_source: Callable[[], int]) -> None:
+        self._dispatcher, self._new_source = dispatcher, new_source
+        self._context: Any = None
+        self._publishers = publishers
+        self.sources = [self._source(publisher) for publisher in publishers]
+
+    def _source(self, publisher: Publisher) -> ZmqSource:
+        def taker(topic: str) -> EventStream:
+            label = f"{publisher.label} {topic}" if publisher.bind else publisher.label
+            source = self._new_source()
+            self._dispatcher.submit(Noted, Note.ENGINE_SUMMARY, queue_note(source, publisher.queue_batches_max))
+            return EventStream(self._dispatcher, source, dp_rank=publisher.dp_rank, label=label)
+
+        return ZmqSource(publisher, taker)
+
+    def rows(self) -> list[StreamRow]:
+        """Every publisher that was heard of."""
+        return [
+            StreamRow(taker.source, taker.label, taker.counts, source.status)
+            for source in self.sources for taker in source.takers if isinstance(taker, EventStream)
+        ]
+
+    def documents(self) -> list[dict[str, Any]]:
+        """The same as rows of the status document."""
+        return [
+            {
+                "source": str(row.source), "name": row.label, "connected": row.status.connected,
+                "batches": row.counts.batches, "gaps": row.counts.gaps, "lost_batches": row.counts.lost_batches,
+                "restarts": row.counts.restarts, "last_batch_ns": row.counts.last_batch_ns,
+            }
+            for row in self.rows()
+        ]
+
+    def open(self) -> None:
+        """Connect or bind all. Raises ``UsageError``."""
+        self._context = new_context()
+        try:
+            for source in self.sources:
+                source.open(self._context)
+        except BaseException:
+            self.close()
+            raise
+
+    async def run(self, keep: Keep | None = None) -> None:
+        """Follow all until cancelled, then give the sockets back. ``keep(name, run)`` runs each of them."""
+        try:
+            async with anyio.create_task_group() as group:
+                for publisher, source in zip(self._publishers, self.sources, strict=True):
+                    if keep is None:
+                        group.start_soon(source.run)
+                    else:
+                        group.start_soon(keep, f"publisher {publisher.label}", source.run)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the sockets back; may be called again."""
+        for source in self.sources:
+            source.close()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None

@@ -3,31 +3,31 @@
 An event is ``{"event_id", "data": {"type": "created" | "stored" | "removed" | "updated", ...}, "window_size"?,
 "attention_dp_rank"?, "layer_group_id"?}``. Block hashes are integers, or hexadecimal text in the newer cache manager.
 Cache level 0 is the device, 1 the host. A move between levels is one ``updated`` event. A removal names no level: the
-block is gone from all of them.
+block is gone from all of them. The events have no time.
 
-Law of this file: the same promises as the other decoder: ``BadPayload`` or a batch, unreadable events counted.
+Law of this file: see ``batch``.
 """
 
 from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.engines.kv_events.decoder import (
+from kvbm_console.engines.kv_events.batch import (
     BLOCK_TOKENS_MAX,
-    BLOCKS_MAX,
-    EVENTS_MAX,
+    FAILURES,
     GROUP_MAX,
-    PAYLOAD_BYTES_MAX,
     RANK_MAX,
-    BadPayload,
     Batch,
     CacheEvent,
     Cleared,
     Removed,
     Stored,
+    check_count,
     normal_hash,
 )
 
+BEGINS: Final = b"[ \t\r\n"
+"""Of JSON, an array."""
 MEDIA: Final = ("GPU", "CPU")
 """By cache level."""
 _Hash = int | str
@@ -80,36 +80,24 @@ _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _EVENT: Final = msgspec.json.Decoder(_Event)
 _UNKNOWN: Final = msgspec.json.Decoder(_Unknown)
 _KINDS: Final = ("created", "stored", "removed", "updated")
-_FAILURES: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
-def decode_trtllm(payload: bytes) -> list[Batch]:
-    """One batch for each run of events of one data-parallel rank, in order. Raises ``BadPayload``, nothing else.
-
-    These events have no time; ``ts`` is 0.
-    """
-    if len(payload) > PAYLOAD_BYTES_MAX:
-        raise BadPayload(f"a payload of {len(payload)} bytes is above {PAYLOAD_BYTES_MAX}")
-    try:
-        pieces = _LIST.decode(payload)
-    except _FAILURES as error:
-        raise BadPayload(f"not a list of KV-cache events: {error}") from None
-    if len(pieces) > EVENTS_MAX:
-        raise BadPayload(f"a batch of {len(pieces)} events is above {EVENTS_MAX}")
+def decode(payload: bytes) -> list[Batch]:
+    """One batch for each run of events of one data-parallel rank, in order. Raises ``BadPayload`` and ``FAILURES``."""
+    pieces = _LIST.decode(payload)
+    check_count(len(pieces))
     batches: list[Batch] = []
     for piece in pieces:
         rank, events, unknown, malformed = _read(bytes(piece))
         last = batches[-1] if batches else None
         if last is None or (last.dp_rank != rank and not unknown and not malformed):
-            batches.append(Batch(0.0, rank, events, unknown, malformed))
+            batches.append(Batch(None, rank, events, unknown, malformed))
             continue
         last.events.extend(events)
         if unknown or malformed:
             batches[-1] = msgspec.structs.replace(
                 last, unknown=last.unknown + unknown, malformed=last.malformed + malformed
             )
-    if sum(batch.blocks for batch in batches) > BLOCKS_MAX:
-        raise BadPayload(f"more than {BLOCKS_MAX} blocks")
     return batches
 
 
@@ -121,11 +109,11 @@ def _read(piece: bytes) -> tuple[int, list[CacheEvent], int, int]:
         if not (0 <= rank <= RANK_MAX and 0 <= group <= GROUP_MAX):
             raise ValueError("rank or group out of bounds")
         return rank, _events(event.data, group), 0, 0
-    except _FAILURES:
+    except FAILURES:
         pass
     try:
         unknown = _UNKNOWN.decode(piece).data.type not in _KINDS
-    except _FAILURES:
+    except FAILURES:
         unknown = False
     return 0, [], int(unknown), int(not unknown)
 

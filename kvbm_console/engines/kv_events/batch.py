@@ -1,0 +1,154 @@
+"""Batches of KV-cache events, and the registry of the schemas in which engines send them.
+
+A schema is a module of ``schemas``. It has ``BEGINS``, the first bytes of its payloads, and ``decode``, which makes
+batches of a payload. ``decode`` here finds the schema by the first byte, so a stream may carry any of them. To add an
+engine's schema, add a module there and a capture to ``recordings/kv-events``; tests decode and fold every capture.
+
+Law of this file: no payload raises anything but ``BadPayload``, none takes more memory than a small multiple of its own
+size, and an event that could not be read is counted, never guessed.
+"""
+
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvbm_console.core.errors import KvbmConsoleError
+from kvbm_console.core.ids import EMPTY_HASH, Tier
+
+PAYLOAD_BYTES_MAX: Final = 16 * 2**20
+"""One batch is one engine step: a prefill of a million tokens takes 5 MB with its token ids."""
+EVENTS_MAX: Final = 65_536
+"""Events of one batch: a step that evicts a million tokens sends one removal for each block of 16."""
+BLOCKS_MAX: Final = 1_000_000
+"""Blocks of one batch, the limit of a report to the leader."""
+FIELDS_MAX: Final = 64
+"""Fields of one event, a few times what the newest engine sends."""
+MEDIUM_BYTES_MAX: Final = 64
+GROUP_MAX: Final = 1_024
+RANK_MAX: Final = 65_535
+BLOCK_TOKENS_MAX: Final = 65_536
+DEFAULT_MEDIUM: Final = "GPU"
+"""What engines meant before they named a medium."""
+FAILURES: Final = (msgspec.DecodeError, ValueError, RecursionError)
+"""Everything that decoding can raise: another format, other types, too deep nesting."""
+_MASK: Final = 2**64 - 1
+_REPLACED_EMPTY: Final = 1
+"""A real hash of 0 becomes this: the core writes 0 for a place without content."""
+
+TIER_OF_MEDIUM: Final[dict[str, Tier]] = {
+    "GPU": Tier.G1, "CPU": Tier.G2, "CPU_PINNED": Tier.G2, "CPU_TIER1": Tier.G2, "CPU_TIER2": Tier.G2,
+    "DISK": Tier.G3, "STORAGE": Tier.G4, "EXTERNAL": Tier.G4,
+}
+"""Where each medium belongs; a name that is not here is kept verbatim and shown with G4, the least known tier."""
+
+
+class BadPayload(KvbmConsoleError):
+    """Raised when a payload is no batch at all, so that its whole content is lost."""
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """A chain of blocks was stored. ``block_tokens`` is 0 in a placeholder, which names blocks and nothing else."""
+
+    hashes: list[int]
+    parent: int | None
+    block_tokens: int
+    medium: str
+    group: int
+
+
+class Removed(msgspec.Struct, frozen=True, gc=False):
+    """One copy of each of these blocks is gone from the medium."""
+
+    hashes: list[int]
+    medium: str
+    group: int
+
+
+class Cleared(msgspec.Struct, frozen=True, gc=False):
+    """The publisher holds nothing any more, on any medium."""
+
+
+CacheEvent = Stored | Removed | Cleared
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """One engine step. ``unknown`` counts events of kinds that no schema has, ``malformed`` broken events of known
+    kinds."""
+
+    ts: float | None
+    """Seconds since 1970; None where the engine sends no time."""
+    dp_rank: int | None
+    events: list[CacheEvent]
+    unknown: int = 0
+    malformed: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks stored and removed: the measure of flow, since one event may hold a chain."""
+        return sum(len(event.hashes) for event in self.events if not isinstance(event, Cleared))
+
+
+class PoolKey(NamedTuple):
+    """A pool of a publisher."""
+
+    dp_rank: int
+    group: int
+    medium: str
+
+
+def decode(payload: bytes) -> list[Batch]:
+    """The batches in a payload, one for each run of events of one data-parallel rank. Raises ``BadPayload`` alone."""
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise BadPayload(f"a payload of {len(payload)} bytes is above {PAYLOAD_BYTES_MAX}")
+    schema = _schemas().get(payload[0]) if payload else None
+    if schema is None:
+        raise BadPayload(f"not a batch of KV events: it begins with {payload[:1]!r}")
+    try:
+        batches = schema(payload)
+    except FAILURES as error:
+        raise BadPayload(f"not a batch of KV events: {error}") from None
+    blocks = sum(batch.blocks for batch in batches)
+    if blocks > BLOCKS_MAX:
+        raise BadPayload(f"a batch of {blocks} blocks is above {BLOCKS_MAX}")
+    return batches
+
+
+@cache
+def _schemas() -> dict[int, Callable[[bytes], list[Batch]]]:
+    """First byte of a payload to the decoder of its schema."""
+    found: dict[int, Callable[[bytes], list[Batch]]] = {}
+    package = import_module("kvbm_console.engines.kv_events.schemas")
+    for module in pkgutil.iter_modules(package.__path__):
+        schema = import_module(f"{package.__name__}.{module.name}")
+        found.update(dict.fromkeys(schema.BEGINS, schema.decode))
+    return found
+
+
+def check_count(events: int) -> None:
+    """Raise ``BadPayload`` for more events than a batch may have."""
+    if events > EVENTS_MAX:
+        raise BadPayload(f"a batch of {events} events is above {EVENTS_MAX}")
+
+
+def tier_of(medium: str) -> Tier:
+    """The tier of a medium."""
+    return TIER_OF_MEDIUM.get(medium, Tier.G4)
+
+
+def normal_hash(value: int | bytes) -> int:
+    """One form for three: unsigned, signed, and the last eight of raw bytes, big-endian. Raises ValueError.
+
+    >>> normal_hash(-1) == normal_hash(b"\\xff" * 32) == normal_hash(2**64 - 1)
+    True
+    """
+    if isinstance(value, bytes):
+        if len(value) < 8:
+            raise ValueError(f"a hash of {len(value)} bytes is below 8")
+        number = int.from_bytes(value[-8:], "big")
+    else:
+        number = value & _MASK
+    return _REPLACED_EMPTY if number == EMPTY_HASH else number

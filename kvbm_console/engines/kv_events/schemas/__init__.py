@@ -1,0 +1,1 @@
+"""The schemas of KV-cache events, a module for each; ``batch`` finds them here."""

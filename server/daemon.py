@@ -24,7 +24,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from msgspec.structs import replace
 
-from kvbm_console.core import bulk
 from kvbm_console.core.stimuli import DeadlinePassed, Disarmed
 from kvbm_console.debug.deadlines import WallDeadlines
 from kvbm_console.extras import need
@@ -232,7 +231,6 @@ class Daemon:
 
     async def run(self, on_ready: "Callable[[Daemon], None] | None" = None) -> Summary:
         """Serve until ``stop``, a signal, or (when asked for) the end of the work. Returns the final summary."""
-        bulk.warm()
         try:
             self._handle_signals()
             self._open_streams()

@@ -12,7 +12,6 @@ import html
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
@@ -24,8 +23,6 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
-
-from kvbm_console.core import bulk
 
 from .canvas import Canvas
 from .contracts import Table, View
@@ -108,7 +105,6 @@ class ConsoleApp(App[int]):
                 self._spawn, desk.tell, self._leave, self.copy_to_clipboard, self._export, self._show_target)
             self._spawn(session.run(_breathe), "feed")
         self.set_interval(FRAME_S, self.frame)
-        threading.Thread(target=bulk.warm, name="kvbm-warm", daemon=True).start()  # not while a key waits
         self._watch_signals()
         self.frame()
 

@@ -16,8 +16,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core import bulk
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of, read_hashes
+from kvbm_console.core.columns import gather, prefix_of
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Condition, Tier
 
@@ -66,7 +65,7 @@ class PoolFacts:
 
     __slots__ = (
         "by_hash", "content", "copies", "counts", "hash_of", "info", "quarantined", "refs", "spare", "spare_from",
-        "stored_at", "tier", "views",
+        "stored_at", "tier",
     )
 
     def __init__(self, info: PoolInfo) -> None:
@@ -83,8 +82,6 @@ class PoolFacts:
         self.quarantined: dict[int, list[int]] = {}
         self.counts = [places, 0, 0, 0, 0]
         """Places by ``Condition``, kept up to date by the methods below and recounted by the audit."""
-        self.views: bulk.Columns | None = None
-        """Of the columns, made when many places are looked at; none while they grow, or after they were replaced."""
         self.spare: list[int] | None = None
         """Heap of the free places below ``spare_from``, of a pool that a stream describes; None: not made yet. It is
         derived from ``content``, so a state from a snapshot chooses the same places."""
@@ -145,12 +142,8 @@ class PoolFacts:
             ready.append(found)
         return ready
 
-    def contents_of(self, ids: list[int], packed: bytes | None = None) -> tuple[list[int], list[int]]:
-        """Those of these places (``packed``: as a column) with content, and its hashes; nobody may change either."""
-        if len(ids) >= bulk.BULK_MIN:
-            contents = bulk.contents_at(self, packed or pack_ids(ids))
-            if contents is not None:
-                return (ids, read_hashes(contents)) if contents else ([], [])
+    def contents_of(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        """Those of these places that have content, and its hashes; the caller changes neither list."""
         known = len(self.content)
         if ids and max(ids) >= known:
             ids = [place for place in ids if place < known]
@@ -173,20 +166,15 @@ class PoolFacts:
 
     # --- changes, called by apply only ---
 
-    def require_known(self, ids: Sequence[int], packed: bytes | None = None) -> None:
+    def require_known(self, ids: Sequence[int]) -> None:
         """Check that the ids are places of this pool; a pool of unknown capacity grows to hold them."""
-        if len(ids) >= bulk.BULK_MIN:
-            places = bulk.places_of(packed or pack_ids(ids))
-            low, top = places.low, places.top
-        else:
-            low, top = min(ids, default=0), max(ids, default=-1)
+        low, top = min(ids, default=0), max(ids, default=-1)
         if low < 0:
             raise FoldError(f"pool {self.info.pool} has no place {low}")
         if top >= len(self.content):
             if top >= self.places_max:
                 raise FoldError(f"pool {self.info.pool} has {len(self.content)} places, not {top}")
             grow = min(GROWN_MAX, max(top + 1, 2 * len(self.content))) - len(self.content)
-            self.views = None
             self.hash_of.frombytes(bytes(8 * grow))
             self.content.extend(bytes(grow))
             self.refs.frombytes(bytes(4 * grow))
@@ -200,122 +188,67 @@ class PoolFacts:
             self.counts[before] -= 1
             self.counts[after] += 1
 
-    def ref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
-        """One more holder for each place, which has to be known: see ``require_known``.
-
-        ``packed``: the same ids as a column, where the caller has it.
-        """
+    def ref(self, ids: Sequence[int]) -> None:
+        """One more holder for each place, which has to be known: see ``require_known``."""
+        refs, content, quarantined = self.refs, self.content, self.quarantined
+        known = len(content)
         empty = cached = 0
-        done = None
-        if len(ids) >= bulk.BULK_MIN:
-            done = bulk.take_holder(self, packed or pack_ids(ids), READY)
-        if done is not None:
-            empty, cached = done
-        else:
-            refs, content, quarantined = self.refs, self.content, self.quarantined
-            known = len(content)
-            for block in ids:
-                if not 0 <= block < known:
-                    self.require_known(ids)
-                    known = len(content)
-                before = refs[block]
-                refs[block] = before + 1
-                if before or (quarantined and block in quarantined):
-                    continue
+        for block in ids:
+            if not 0 <= block < known:
+                self.require_known(ids)
+                known = len(content)
+            before = refs[block]
+            refs[block] = before + 1
+            if not before and block not in quarantined:
                 full = content[block]
-                if not full:
-                    empty += 1
-                elif full == READY:
-                    cached += 1
-        if empty or cached:
-            counts = self.counts
-            counts[_EMPTY] -= empty
-            counts[_CACHED] -= cached
-            counts[_REFERENCED] += empty + cached
-
-    def unref(self, ids: Sequence[int], packed: bytes | None = None) -> None:
-        """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
-        empty = cached = 0
-        done = None
-        if len(ids) >= bulk.BULK_MIN:
-            done = bulk.give_holder(self, packed or pack_ids(ids), READY)
-        if done is not None:
-            empty, cached = done
-        else:
-            refs, content, quarantined = self.refs, self.content, self.quarantined
-            for block in ids:
-                left = refs[block] - 1
-                if left < 0:
-                    raise FoldError(f"pool {self.info.pool} place {block} has no holder to give back")
-                refs[block] = left
-                if not left and not (quarantined and block in quarantined):
-                    full = content[block]
-                    if full == READY:
-                        cached += 1
-                    elif not full:
-                        empty += 1
-        if empty or cached:
-            counts = self.counts
-            counts[_EMPTY] += empty
-            counts[_CACHED] += cached
-            counts[_REFERENCED] -= empty + cached
-
-    def unref_one(self, block: int) -> None:
-        """As ``unref`` of one place: what decoding gives back, without a loop and its sums."""
-        refs = self.refs
-        if refs[block] != 1 or self.quarantined:
-            self.unref((block,))
-            return
-        refs[block] = 0
-        full = self.content[block]
-        if full != WRITING:
-            counts = self.counts
-            counts[_REFERENCED] -= 1
-            counts[_CACHED if full else _EMPTY] += 1
-
-    def store(
-        self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int,
-        packed: tuple[bytes, bytes] | None = None,
-    ) -> None:
-        """Give places their hash and content (``WRITING`` or ``READY``); a place that has a hash is refused.
-
-        ``packed``: ids and hashes as columns, where the caller has them.
-        """
+                empty += full == FREE
+                cached += full == READY
         counts = self.counts
-        filled = None
-        if len(ids) >= bulk.BULK_MIN:
-            columns = packed or (pack_ids(ids), pack_hashes(hashes))
-            filled = bulk.fill(self, *columns, content, at_ns)
-        held, away = self._fill_each(ids, hashes, content, at_ns) if filled is None else (filled, 0)
-        unheld = len(ids) - held - away
-        counts[_EMPTY] -= unheld
-        if content == READY:
-            counts[_CACHED] += unheld
-        else:
-            counts[_REFERENCED] -= held
-            counts[_WRITING] += unheld + held
-        found = list(map(self.by_hash.setdefault, hashes, ids))
-        if found != ids:  # a hash that stands in several places, or ``ids`` is no list
-            for block, sequence_hash, first in zip(ids, hashes, found, strict=True):
-                if block != first:
-                    self.copies.setdefault(sequence_hash, []).append(block)
+        counts[_EMPTY] -= empty
+        counts[_CACHED] -= cached
+        counts[_REFERENCED] += empty + cached
 
-    def _fill_each(self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int) -> tuple[int, int]:
-        """Places that have holders, and places that are away."""
+    def unref(self, ids: Sequence[int]) -> None:
+        """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
+        refs, content, quarantined = self.refs, self.content, self.quarantined
+        empty = cached = 0
+        for block in ids:
+            left = refs[block] - 1
+            if left < 0:
+                raise FoldError(f"pool {self.info.pool} place {block} has no holder to give back")
+            refs[block] = left
+            if not left and block not in quarantined:
+                full = content[block]
+                empty += full == FREE
+                cached += full == READY
+        counts = self.counts
+        counts[_EMPTY] += empty
+        counts[_CACHED] += cached
+        counts[_REFERENCED] -= empty + cached
+
+    def store(self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int) -> None:
+        """Give places their hash and content (``WRITING`` or ``READY``); a place that has a hash is refused."""
         hash_of, contents, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
-        quarantined = self.quarantined
-        held = away = 0
+        first_of, quarantined = self.by_hash.setdefault, self.quarantined
+        held = unheld = 0
         for block, sequence_hash in zip(ids, hashes, strict=True):
             if contents[block] or not sequence_hash:
                 raise FoldError(f"pool {self.info.pool} place {block} cannot take hash {sequence_hash:016x}")
             hash_of[block] = sequence_hash
             contents[block] = content
             stored_at[block] = at_ns
-            if quarantined and block in quarantined:
-                away += 1
-            elif refs[block]:
-                held += 1
-        return held, away
+            if first_of(sequence_hash, block) != block:
+                self.copies.setdefault(sequence_hash, []).append(block)
+            if block not in quarantined:
+                held += refs[block] > 0
+                unheld += not refs[block]
+        counts = self.counts
+        counts[_EMPTY] -= unheld
+        if content == READY:
+            counts[_CACHED] += unheld
+        else:
+            counts[_REFERENCED] -= held
+            counts[_WRITING] += unheld + held
 
     def make_ready(self, ids: Sequence[int], at_ns: int) -> None:
         """Places that were being written may be read."""
@@ -336,46 +269,17 @@ class PoolFacts:
         counts[_REFERENCED] += held
         counts[_CACHED] += unheld
 
-    def forget(self, ids: Sequence[int]) -> None:
-        """Places lose hash and content."""
-        if len(ids) < bulk.BULK_MIN or not self._forget_bulk(ids):
-            self._forget_each(ids)
-
-    def evict(self, ids: Sequence[int], packed: tuple[bytes, bytes] | None = None) -> None:
-        """As ``forget``; a place that has holders is a bug (I3). ``packed``: ids and hashes as columns."""
-        if len(ids) >= bulk.BULK_MIN and self._forget_bulk(ids, *packed or (None, None)):
-            return
+    def evict(self, ids: Sequence[int]) -> None:
+        """As ``forget``; a place that has holders is a bug (I3)."""
         if any(gather(self.refs, ids)):
             block = next(block for block in ids if self.refs[block])
             raise FoldError(f"pool {self.info.pool} place {block} has holders and cannot be evicted")
-        self._forget_each(ids)
+        self.forget(ids)
 
-    def _forget_each(self, ids: Sequence[int]) -> None:
-        hash_of, content, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
-        by_hash, copies, away = self.by_hash, self.copies, self.quarantined
-        cached = 0
+    def forget(self, ids: Sequence[int]) -> None:
+        """Places lose hash and content."""
         for block in ids:
-            key = hash_of[block]
-            if content[block] != READY or refs[block] or away or key in copies:
-                self._forget(block)
-                continue
-            cached += 1
-            del by_hash[key]
-            hash_of[block] = EMPTY_HASH
-            content[block] = FREE
-            stored_at[block] = 0
-        self.counts[_CACHED] -= cached
-        self.counts[_EMPTY] += cached
-
-    def _forget_bulk(self, ids: Sequence[int], packed: bytes | None = None, told: bytes | None = None) -> bool:
-        gone = bulk.empty(self, packed or pack_ids(ids), READY, told)
-        if gone is None:
-            return False
-        if list(map(self.by_hash.pop, gone)) != (ids if type(ids) is list else list(ids)):
-            raise FoldError(f"pool {self.info.pool}: the index does not name the places that lose their content")
-        self.counts[_CACHED] -= len(ids)
-        self.counts[_EMPTY] += len(ids)
-        return True
+            self._forget(block)
 
     def _forget(self, block: int) -> None:
         counts, copies = self.counts, self.copies
@@ -404,7 +308,6 @@ class PoolFacts:
     def clear(self) -> None:
         """Forget all content and holders (reset); quarantined places stay quarantined."""
         places = len(self.content)
-        self.views = None
         self.hash_of = array("Q", bytes(8 * places))
         self.content = bytearray(places)
         self.refs = array("I", bytes(4 * places))

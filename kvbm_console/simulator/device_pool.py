@@ -12,26 +12,15 @@ rest: above 0 it is the number of holders; below 0 the block is free and its one
 free and waits on the stack of those without a hash. All other entries are dead. So touching a block unlinks nothing,
 and popping is a slice. Of the entries, those before the head are dropped when they outnumber the places four to one
 (``_base`` are not kept any more), and dead ones behind it when all together outnumber them eight to one.
-
-States and hashes stand in lists, which is best for short requests, or in arrays, which numpy reads and writes at once,
-where long requests prevail: they change their form when as many blocks as half of the pool say so.
 """
 
-from array import array
 from collections.abc import Iterable, Sequence
-from itertools import compress
 from typing import Final
 
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids, prefix_of
+from kvbm_console.core.columns import prefix_of
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import EMPTY_HASH
-from kvbm_console.simulator import device_bulk as bulk
-from kvbm_console.simulator.device_audit import audit_device_pool
 
-GATHER_MIN: Final = 8
-"""From this many blocks on, a column is gathered at once; for fewer the preparations cost more than a loop."""
-BULK_MIN: Final = 160
-"""A request of this many blocks is a long one: with arrays it costs less than with lists from about here on."""
 _DEAD_FACTOR: Final = 4
 """Entries before the head are kept up to this many times the capacity: amortised O(1), bounded memory."""
 
@@ -60,10 +49,8 @@ class DevicePool:
 
     def clear(self) -> None:
         """Return to the initial state: no holder, no hash, places in the order of their numbers."""
-        self.hash_of: list[int] | array[int] = [EMPTY_HASH] * self.capacity_blocks
-        self._state: list[int] | array[int] = [~block for block in self._numbers]
-        self._views: bulk.DeviceColumns | None = None
-        """Of states and hashes while they are arrays."""
+        self.hash_of = [EMPTY_HASH] * self.capacity_blocks
+        self._state = [~block for block in self._numbers]
         self._index: dict[int, int] = {}
         self._copies: dict[int, list[int]] = {}
         self._unhashed: list[int] = []
@@ -72,8 +59,6 @@ class DevicePool:
         self._free = self.capacity_blocks
         self._shared = [0, 0]
         """How many places have so many holders, from two on; the last entry is not 0."""
-        self._long = 0
-        """Blocks of long requests, less those of short ones, from 0 to the capacity."""
 
     # --- questions ---
 
@@ -125,32 +110,15 @@ class DevicePool:
         Returns the new places only; what they held is forgotten. The prefix (distinct blocks, from ``match``) is
         never among them.
         """
-        unhashed = self._unhashed
-        if count == 1 and unhashed and not prefix and not self._long:  # what decoding asks for
-            block = unhashed.pop()
-            self._state[block] = 1
-            self._free -= 1
-            return [block]
         if count < 0:
             raise InternalError(f"cannot allocate {count} blocks")
-        if prefix:
-            if not self.fits(count, prefix):
-                return None
-            self.touch(prefix)
-        elif count > self._free:
+        if not self.fits(count, prefix):
             return None
+        self.touch(prefix)
         return self._pop(count)
 
     def touch(self, ids: Sequence[int]) -> None:
         """One more holder for each block; a free one leaves the free order."""
-        if len(ids) >= BULK_MIN:
-            self._weigh(len(ids))
-            done = bulk.take(self._views, pack_ids(ids)) if self._views is not None else None
-            if done is not None:
-                self._free -= len(ids) - len(done)
-                if done:
-                    self._count_shared(done, 1)
-                return
         state = self._state
         taken = 0
         more: list[int] = []
@@ -170,14 +138,7 @@ class DevicePool:
 
     def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
         """The blocks are full and carry these hashes from now on. A block that has one, or no holder, is refused."""
-        hash_of, state, first_of, views = self.hash_of, self._state, self._index.setdefault, self._views
-        if len(ids) >= BULK_MIN and views is not None and bulk.name(views, pack_ids(ids), pack_hashes(hashes)):
-            found = list(map(first_of, hashes, ids))
-            if found != ids:  # a hash that stands in several places, or ``ids`` is no list
-                for block, sequence_hash, first in zip(ids, hashes, found, strict=True):
-                    if block != first:
-                        self._copies.setdefault(sequence_hash, []).append(block)
-            return
+        hash_of, state, first_of = self.hash_of, self._state, self._index.setdefault
         for block, sequence_hash in zip(ids, hashes, strict=True):
             if hash_of[block] or not sequence_hash or state[block] <= 0:
                 raise InternalError(f"device block {block} cannot take hash {sequence_hash:016x}")
@@ -188,34 +149,9 @@ class DevicePool:
     def release(self, ids: Sequence[int]) -> None:
         """One holder less for each block of a request, given in prompt order and released tail first."""
         state, hash_of = self._state, self.hash_of
-        if len(ids) == 1:  # what decoding gives back: no loop
-            block = ids[0]
-            if state[block] == 1:
-                if hash_of[block]:
-                    state[block] = ~(self._base + len(self._ring))
-                    self._ring.append(block)
-                else:
-                    state[block] = 0
-                    self._unhashed.append(block)
-                self._free += 1
-                return
         ring, unhashed = self._ring, self._unhashed
         before = len(ring) + len(unhashed)
         entry = ~(self._base + len(ring))
-        if len(ids) >= BULK_MIN and self._views is not None:
-            split = bulk.give(self._views, entry, pack_ids(ids))
-            if split is not None:
-                back = ids[::-1]
-                if isinstance(split, int):
-                    unhashed += back[:split]
-                    ring += back[split:] if split else back
-                else:
-                    loose, queued, fewer = split
-                    unhashed += compress(back, loose)
-                    ring += compress(back, queued)
-                    self._count_shared(fewer, -1)
-                self._free += len(ring) + len(unhashed) - before
-                return
         fewer = []
         for block in reversed(ids):
             holders = state[block]
@@ -251,9 +187,7 @@ class DevicePool:
     # --- the free order ---
 
     def _pop(self, count: int) -> list[int]:
-        if self._long or count >= BULK_MIN:
-            self._weigh(count)
-        taken = self._pop_few(count) if count < GATHER_MIN else self._pop_many(count)
+        taken = self._taken(count)
         self._free -= count
         dead, passed = _DEAD_FACTOR * self.capacity_blocks, self._head - self._base
         if passed > dead:
@@ -263,7 +197,7 @@ class DevicePool:
             self._compact()
         return taken
 
-    def _pop_few(self, count: int) -> list[int]:
+    def _taken(self, count: int) -> list[int]:
         taken: list[int] = []
         unhashed, state = self._unhashed, self._state
         while unhashed and count:
@@ -286,71 +220,6 @@ class DevicePool:
             self._head = ~entry
         return taken
 
-    def _pop_many(self, count: int) -> list[int]:
-        unhashed, state = self._unhashed, self._state
-        taken: list[int] = []
-        if unhashed:
-            taken = unhashed[: -count - 1 : -1]
-            del unhashed[-len(taken) :]
-            for block in taken:
-                state[block] = 1
-        while len(taken) < count:
-            part = self._pop_part(count - len(taken))
-            taken = taken + part if taken else part
-        return taken
-
-    def _pop_part(self, count: int) -> list[int]:
-        """The live ones of the next ``count`` entries of the ring; what they held is forgotten."""
-        first, state, views = self._head, self._state, self._views
-        part = self._ring[first - self._base : first - self._base + count]
-        if not part:
-            raise InternalError(f"{count} places are counted free and not in the free order")
-        self._head = first + len(part)
-        if len(part) >= BULK_MIN and views is not None:
-            packed = pack_ids(part)
-            alive = bulk.live(views, first, packed)
-            if alive:
-                part = list(compress(part, alive))
-                packed = pack_ids(part)
-            names = bulk.hold(views, packed) if part and not self._copies else None
-            if names is not None:
-                index = self._index
-                for key in names:
-                    del index[key]
-                return part
-        elif gather(state, part) != tuple(range(~first, ~self._head, -1)):
-            part = [block for at, block in enumerate(part, first) if state[block] == ~at]
-        self._hold_each(part)
-        return part
-
-    def _hold_each(self, ids: list[int]) -> None:
-        """Free blocks get a holder and lose their hashes."""
-        state, hash_of, index = self._state, self.hash_of, self._index
-        hashes = gather(hash_of, ids)
-        if self._copies or not all(hashes):
-            for block, key in zip(ids, hashes, strict=True):
-                state[block] = 1
-                if key:
-                    self._forget(block)
-            return
-        for block, key in zip(ids, hashes, strict=True):
-            state[block] = 1
-            hash_of[block] = EMPTY_HASH
-            del index[key]
-
-    def _weigh(self, blocks: int) -> None:
-        """A request of so many blocks is taken on, while long ones prevail or it is one."""
-        arrays = self._views is not None
-        if blocks >= BULK_MIN:
-            self._long = min(self.capacity_blocks, self._long + blocks)
-            if not arrays and 2 * self._long >= self.capacity_blocks:
-                state, hash_of = array("q", self._state), array("Q", self.hash_of)
-                self._state, self.hash_of, self._views = state, hash_of, bulk.DeviceColumns(state, hash_of)
-        else:
-            self._long = max(0, self._long - max(1, blocks))
-            if arrays and not self._long:
-                self._state, self.hash_of, self._views = list(self._state), list(self.hash_of), None
-
     def _forget(self, block: int) -> None:
         sequence_hash = self.hash_of[block]
         self.hash_of[block] = EMPTY_HASH
@@ -367,15 +236,58 @@ class DevicePool:
 
     def _compact(self) -> None:
         state, first = self._state, self._head
-        if self._views is not None:
-            ring = list(map(self._numbers.__getitem__, bulk.in_order(self._views)))
-        else:
-            ring = [block for block in self._numbers if state[block] < 0]
-            ring.sort(key=state.__getitem__, reverse=True)
+        ring = [block for block in self._numbers if state[block] < 0]
+        ring.sort(key=state.__getitem__, reverse=True)
         for at, block in enumerate(ring, first):
             state[block] = ~at
         self._ring, self._base = ring, first
 
     def audit(self, holders: Iterable[Sequence[int]] | None = None) -> list[str]:
-        """Every broken rule, found by walking; empty when all is well. ``holders``: the block lists of all holders."""
-        return audit_device_pool(self, holders)
+        """Every broken rule, empty when all is well; ``holders``: the block lists of all holders."""
+        return _audit(self, holders)
+
+
+# --- the audit: its rules are checked by walking the columns; it shares no code with what keeps them up to date ---
+
+
+def _audit(pool: DevicePool, holders: Iterable[Sequence[int]] | None) -> list[str]:
+    found: list[str] = []
+    order, refs = pool.free_order(), pool.refs
+    if len(set(order)) != len(order):
+        found.append("a place is twice in the free order")
+    if set(order) != {block for block in range(pool.capacity_blocks) if not refs[block]}:
+        found.append("the free order is not the set of places without a holder")
+    if len(order) != pool.free_blocks:
+        found.append(f"{pool.free_blocks} places are counted free, {len(order)} are")
+    if not _indexed(pool):
+        found.append("the index of hashes is not what the places hold")
+    if any(pool.hash_of[block] != EMPTY_HASH for block in pool._unhashed):
+        found.append("a block with a hash is among those reused first")
+    if pool._shared != _shared(refs):
+        found.append("the numbers of places with several holders are not those counted")
+    if holders is not None:
+        counted = [0] * pool.capacity_blocks
+        for ids in holders:
+            for block in ids:
+                counted[block] += 1
+        if counted != refs:
+            found.append("the holders of some place are not those counted")
+    return found
+
+
+def _indexed(pool: DevicePool) -> bool:
+    """Whether each hash is found at the places that hold it, and nowhere else."""
+    standing: dict[int, list[int]] = {}
+    for block, sequence_hash in enumerate(pool.hash_of):
+        if sequence_hash != EMPTY_HASH:
+            standing.setdefault(sequence_hash, []).append(block)
+    indexed = {key: sorted([block, *pool._copies.get(key, ())]) for key, block in pool._index.items()}
+    return indexed == standing and pool._copies.keys() <= pool._index.keys()
+
+
+def _shared(refs: list[int]) -> list[int]:
+    """How many places have so many holders, from two on."""
+    counted = [0] * (max(1, max(refs)) + 1)
+    for holders in refs:
+        counted[holders] += holders > 1
+    return counted

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvbm_console.core.errors import InternalError, UsageError
-from kvbm_console.simulator import device_pool
 from kvbm_console.simulator.device_pool import DevicePool
 
 
@@ -220,39 +219,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.most_holders == max(self.refs)
 
 
-class GatherPoolMachine(PoolMachine):
-    """The same where two blocks are gathered, and ``long_from`` are a long request."""
-
-    long_from = 10_000
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bounds = device_pool.GATHER_MIN, device_pool.BULK_MIN
-        device_pool.GATHER_MIN, device_pool.BULK_MIN = 2, self.long_from  # type: ignore[misc]
-
-    def teardown(self) -> None:
-        device_pool.GATHER_MIN, device_pool.BULK_MIN = self.bounds  # type: ignore[misc]
-
-
-class BulkPoolMachine(GatherPoolMachine):
-    """The same where columns become arrays and lists again."""
-
-    long_from = 2
-
-
-for machine in (PoolMachine, GatherPoolMachine, BulkPoolMachine):
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestPool = PoolMachine.TestCase
-TestGatherPool = GatherPoolMachine.TestCase
-TestBulkPool = BulkPoolMachine.TestCase
-
-
-def test_columns_take_the_form_of_the_requests_that_prevail() -> None:
-    pool = DevicePool(1_000)
-    for blocks, arrays in ((200, False), (200, False), (200, True), (1, True), (159, True), (159, True), (300, True),
-                           *[(50, True)] * 11, (50, False)):
-        ids = allocated(pool, blocks)
-        assert (type(pool._state) is not list) == arrays == (type(pool.hash_of) is not list)
-        pool.store(ids, [block + 1 for block in ids])
-        pool.release(ids)
-        assert pool.audit([]) == []

@@ -1,7 +1,6 @@
 """The application on a headless terminal: keys, controls, pause, losses, redraws."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from kvbm_console.core import bulk
 from kvbm_console.core import events as ev
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import SlotState
@@ -68,16 +66,6 @@ async def test_the_mirror_of_a_running_console_is_the_leader() -> None:
         assert state is not None
         assert digest(state) == digest(console.script.state)
         assert console.row(0).startswith(" LIVE  chat-prod  run 7")
-
-
-@pytest.mark.asyncio
-async def test_what_a_long_prompt_needs_is_imported_where_no_key_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    warmed: asyncio.Queue[str] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(
-        bulk, "warm", lambda: loop.call_soon_threadsafe(warmed.put_nowait, threading.current_thread().name))
-    async with running():
-        assert await warmed.get() == "kvbm-warm"
 
 
 @pytest.mark.asyncio

@@ -69,17 +69,15 @@ def _candidate_promoted(state: "CacheState", e: ev.CandidatePromoted) -> None:
         operation=e.operation, candidate=e.candidate, batch=e.batch, epoch=state.epoch,
         source_pool=e.source_pool, target_pool=e.target_pool, sources=sources, targets=targets,
     )
-    state.known_pool(e.source_pool).ref(sources, e.sources)
-    state.known_pool(e.target_pool).ref(targets, e.targets)
+    state.known_pool(e.source_pool).ref(sources)
+    state.known_pool(e.target_pool).ref(targets)
     candidate.status = CandidateStatus.PROMOTED
     candidate.operation = e.operation
     candidate.promoted_ns = e.at_ns
     state.batches.setdefault(e.batch, set()).add(e.candidate)
     state.totals.thrash_blocks += e.thrash
-    if any(e.returned):
-        returned = state.totals.returned_blocks
-        for tier, blocks in enumerate(e.returned):
-            returned[tier] += blocks
+    for tier, blocks in enumerate(e.returned):
+        state.totals.returned_blocks[tier] += blocks
     state.next_operation = e.operation + 1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import read_hashes, read_ids, unpack_hashes, unpack_ids
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import Authority, Condition, ReleaseReason
 from kvbm_console.core.tiers import (
@@ -49,30 +49,30 @@ def _pool_known(state: "CacheState", e: ev.PoolKnown) -> None:
 
 
 def _blocks_filled(state: "CacheState", e: ev.BlocksFilled) -> None:
-    ids, hashes = read_ids(e.ids), read_hashes(e.hashes)
-    state.known_pool(e.pool).store(ids, hashes, READY, e.at_ns, (e.ids, e.hashes))
+    ids, hashes = unpack_ids(e.ids), unpack_hashes(e.hashes)
+    state.known_pool(e.pool).store(ids, hashes, READY, e.at_ns)
     at = 0
     for number, count in zip(e.slots, e.counts, strict=True):
         slot = state.known_slot(number)
         slot.filled_blocks += count
         beyond = slot.filled_blocks - len(slot.hashes)
         if beyond > 0:
-            slot.hashes += hashes if beyond == len(hashes) else hashes[at + count - beyond : at + count]
+            slot.hashes += hashes[at + count - beyond : at + count]
         at += count
 
 
 def _blocks_evicted(state: "CacheState", e: ev.BlocksEvicted) -> None:
     pool = state.known_pool(e.pool)
-    ids = read_ids(e.ids)
-    pool.evict(ids, (e.ids, e.hashes))
+    ids = unpack_ids(e.ids)
+    pool.evict(ids)
     state.totals.evicted_blocks[pool.info.tier - 1] += len(ids)
 
 
 def _blocks_reserved(state: "CacheState", e: ev.BlocksReserved) -> None:
     pool, ids = state.known_pool(e.pool), unpack_ids(e.ids)
     if pool.info.capacity_blocks is None:
-        pool.require_known(ids, e.ids)
-    pool.store(ids, unpack_hashes(e.hashes), WRITING, e.at_ns, (e.ids, e.hashes))
+        pool.require_known(ids)
+    pool.store(ids, unpack_hashes(e.hashes), WRITING, e.at_ns)
 
 
 def _blocks_ready(state: "CacheState", e: ev.BlocksReady) -> None:

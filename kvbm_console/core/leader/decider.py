@@ -13,7 +13,7 @@ import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.breakpoints import STEPPED, Gate, Moment
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids, read_ids
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.describe import describe, slots_of
 from kvbm_console.core.errors import InternalError, Refused
@@ -186,15 +186,14 @@ class Decider:
         else:
             self.aids.place_limit.pop(slot.slot, None)
 
-    def release_device_blocks(self, slot: SlotFacts, why: ReleaseReason, packed: bytes | None = None) -> None:
-        """The slot gives up all device blocks, deepest first; ``packed``: the same as a column, where there is one."""
+    def release_device_blocks(self, slot: SlotFacts, why: ReleaseReason) -> None:
+        """The slot gives up all device blocks, deepest first."""
         if not slot.device_blocks:
             return
         assert slot.device_pool is not None
         pool = self.state.pools[slot.device_pool]
-        packed = packed or pack_ids(slot.device_blocks)
-        places = read_ids(packed)
-        self.emit(ev.DeviceBlocksReleased, slot.slot, packed, why)
+        places = list(slot.device_blocks)
+        self.emit(ev.DeviceBlocksReleased, slot.slot, pack_ids(places), why)
         self.aids.let_go(pool, places)
         if self.aids.pools[pool.info.pool].ordered:
             self.mark_dirty(pool)  # what was held by its request can be evicted now

@@ -9,7 +9,7 @@ import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import gather, read_hashes, read_ids, unpack_ids
+from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, SlotState
 from kvbm_console.core.instructions import IterationMetadata
@@ -268,7 +268,7 @@ def _remember_early(
         for place in islice(ids, blocks):
             later[place] = block[slot.slot] * size - slot.computed_tokens(before)
             block[slot.slot] += 1
-    hashes = zip(read_ids(lost.ids), read_hashes(lost.hashes), strict=True)
+    hashes = zip(unpack_ids(lost.ids), unpack_hashes(lost.hashes), strict=True)
     decider.aids.early = [decider.at_ns, count, pool.info.pool]
     decider.aids.early_of = {key: later[place] for place, key in hashes if later[place]}
 
@@ -290,7 +290,7 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
         _date_early(decider)
     if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= formed:
         return
-    ids, hashes = read_ids(s.block_ids), read_hashes(s.hashes)
+    ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)
     if len(ids) != len(hashes) or len(s.requests) != len(s.counts) or sum(s.counts) != len(ids):
         raise Refused(f"{len(ids)} filled blocks do not match {len(hashes)} hashes and counts {s.counts}")
     if s.iteration > formed:
@@ -302,7 +302,7 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     if not ids:
         return
     pool = decider.device_pool(slots[0].source)
-    if pool.contents_of(ids, s.block_ids)[0]:
+    if pool.contents_of(ids)[0]:
         raise Refused("a filled block has content already")
     decider.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
     lower = decider.below(pool)

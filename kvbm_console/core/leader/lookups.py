@@ -8,8 +8,7 @@ from itertools import repeat
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.bulk import BULK_MIN, may_give
-from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, gather, pack_hashes, pack_ids, read_hashes, read_ids
+from kvbm_console.core.columns import HASH_BYTES, gather, pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, EvictRule, MissReason, ReleaseReason, Route, Site, SlotState, WaitPoint
@@ -43,7 +42,7 @@ def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
         raise Refused(f"prompt_tokens must be at least 1, got {s.prompt_tokens}")
     if s.output_limit < 0:
         raise Refused(f"output_limit must be at least 0, got {s.output_limit}")
-    hashes = read_hashes(s.hashes)
+    hashes = unpack_hashes(s.hashes)
     size = decider.block_tokens_of(s.source)
     if len(hashes) > s.prompt_tokens // size or (_EMPTY_BYTES in s.hashes and EMPTY_HASH in hashes):
         raise Refused(f"{len(hashes)} hashes do not fit {s.prompt_tokens} prompt tokens")
@@ -204,7 +203,7 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} and takes no blocks")
     pool = decider.device_pool(slot.source)
-    ids = read_ids(s.block_ids)
+    ids = unpack_ids(s.block_ids)
     size = decider.config.block_tokens
     first = not slot.device_blocks
     external = s.external_tokens // size
@@ -212,10 +211,10 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
         raise Refused(f"external_tokens {s.external_tokens} was not found for {s.request!r}")
     if slot.outstanding and first:
         raise Refused(f"request {s.request!r} still has copies running and cannot be admitted")
-    reused = check_device_ids(decider, pool, slot, ids, slot.local_blocks if first else 0, s.block_ids)
+    reused = check_device_ids(decider, pool, slot, ids, slot.local_blocks if first else 0)
     if reused + external > len(ids):
         raise Refused(f"{len(ids)} blocks do not hold {reused} reused and {external} external ones")
-    assign(decider, pool, [slot], [len(ids)], ids, reused, s.external_tokens, s.block_ids)
+    assign(decider, pool, [slot], [len(ids)], ids, reused, s.external_tokens)
     if not first:
         return
     decider.aids.pools[pool.info.pool].gave(len(ids) - reused, len(pool))
@@ -227,16 +226,13 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
 
 
 def check_device_ids(
-    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int, packed: bytes = b""
+    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int
 ) -> int:
     """Refuse ids that the slot cannot be given; returns how many leading ones are its own prefix in G1."""
     capacity = pool.places_max
     if prefix > len(ids):
         raise Refused(f"{prefix} prefix blocks were reported but only {len(ids)} blocks allocated")
     if not ids:
-        return prefix
-    many = len(ids) >= BULK_MIN and not slot.device_blocks
-    if many and may_give(pool, packed or pack_ids(ids), slot.hashes[:prefix], READY):
         return prefix
     if len(ids) == 1:
         low = top = ids[0]
@@ -267,21 +263,18 @@ def check_device_ids(
 
 def assign(
     decider: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int], reused: int,
-    external_tokens: int, packed: bytes | None = None, *, at_once: bool = True,
+    external_tokens: int, *, at_once: bool = True,
 ) -> None:
     """Append checked device blocks to slots, ``at_once`` or over iterations that may be told together.
 
     What the blocks held before is evicted for the first slot.
     """
-    if reused:
-        lost, hashes = pool.contents_of(ids[reused:], packed and packed[ID_BYTES * reused :])
-    else:
-        lost, hashes = pool.contents_of(ids, packed)
+    lost, hashes = pool.contents_of(ids[reused:])
     if lost:
         decider.evict(pool, lost, slots[0].slot, _REASSIGNED, hashes)
     decider.emit(
         ev.DeviceBlocksAssigned, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts),
-        packed or pack_ids(ids), reused, external_tokens,
+        pack_ids(ids), reused, external_tokens,
     )
     if reused:
         decider.aids.taken(pool, ids[:reused])

@@ -6,7 +6,7 @@ what is not started, and let started copies run out; those hold references of th
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import pack_ids, read_ids, unpack_ids
+from kvbm_console.core.columns import pack_ids, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, SECOND_NS
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.eviction.pool_policy import PIN
@@ -106,7 +106,7 @@ def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
     slot = decider.live(s.request)
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
-    told = read_ids(s.block_ids)
+    told = unpack_ids(s.block_ids)
     if told and told != slot.device_blocks and set(told) != set(slot.device_blocks):
         raise Refused(f"request {s.request!r} does not hold the {len(told)} blocks it is said to give back")
     if not _ends_with_its_hold(decider, slot, s.reason):
@@ -124,7 +124,7 @@ def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
         move(decider, slot, SlotState.FINISHING, reason=s.reason)
         decider.aids.ending.append(slot.slot)
         return FinishAnswer(True)
-    decider.release_device_blocks(slot, ReleaseReason.FINISHED, s.block_ids if told == slot.device_blocks else None)
+    decider.release_device_blocks(slot, ReleaseReason.FINISHED)
     finish(decider, slot, s.reason)
     return FinishAnswer(False)
 

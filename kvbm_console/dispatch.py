@@ -1,9 +1,9 @@
 """The one writer: stamps stimuli, hands them to the leader, publishes what became true, carries out instructions.
 
 Law of this file: every stimulus passes here exactly once and in order. It is stamped (``n`` contiguous, ``at_ns`` never
-backwards), handled by every host, published, and only then are its instructions carried out, in the order in which
-they were given; only host 0's instructions run. A submit that an instruction causes (a mover that answers at once, an
-engine that is woken) is handled on the spot, and its instructions queue up behind those that are waiting.
+backwards), handled by every host, and published. Only then are the instructions of host 0 carried out, in the order in
+which they were given. An instruction may cause a submit, for example when a mover answers at once. That submit is
+handled on the spot, and its instructions queue up behind those that are waiting.
 """
 
 from array import array
@@ -47,7 +47,7 @@ class HostsDiverged(InternalError):
 
 
 class Mover(Protocol):
-    """Who moves bytes: reports started, then finished or failed per rank, by stimuli."""
+    """The mover of bytes. It reports started, then finished or failed per rank, by stimuli."""
 
     def start(self, order: ins.StartTransfer) -> None:
         """Begin (or queue) this copy."""
@@ -63,7 +63,7 @@ class Mover(Protocol):
 
 
 class EngineSink(Protocol):
-    """What an engine is told outside its own calls."""
+    """The leader's orders to an engine outside the engine's own calls."""
 
     def wake(self, request: str) -> None:
         """The request's load ended, well or not."""
@@ -171,10 +171,10 @@ class Dispatcher:
     """Stamps and orders stimuli for one leader, or for several hosts that must agree.
 
     ``clock`` tells the engine's time in nanoseconds. ``publish`` gets every stimulus with its outcome before any of
-    its instructions runs; it must not submit. ``more_hosts`` are further leaders fed the same log; with ``check_hosts``
-    their digests of facts and aids are compared after every stimulus and ``HostsDiverged`` is raised at the first
-    difference. Mover, engines and deadlines are set by whoever assembles; an instruction without a receiver is counted
-    in ``undelivered``. Not thread-safe: all calls come from one thread.
+    its instructions runs; it must not submit. ``more_hosts`` are further leaders fed the same log. With
+    ``check_hosts`` their digests of facts and aids are compared after every stimulus, and ``HostsDiverged`` is
+    raised at the first difference. The assembling code sets mover, engines and deadlines. An instruction without a
+    receiver is counted in ``undelivered``. Not thread-safe: all calls come from one thread.
     """
 
     def __init__(
@@ -427,7 +427,7 @@ def plain(value: Any) -> Any:
 
 
 def differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
-    """Where two trees differ, in the order of the first one; empty when they are equal, at most ``DIFFERENCES_MAX``.
+    """The places where two trees differ, in the order of the first tree; at most ``DIFFERENCES_MAX``.
 
     >>> differences({"a": [1, 2], "b": 1}, {"a": [1, 3], "b": 1})
     ['a[1]: 2 is not 3']

@@ -1,8 +1,8 @@
-"""The leader as a service: one thread, one writer; every change is published, kept and recorded; nobody is waited for.
+"""The leader as a service: one thread and one writer, which publish, keep and record every change and never wait.
 
-``submit`` is a plain function on the loop's thread: it stamps, asks the leader, appends to the ring, offers to the
-recorder, wakes subscribers and carries out instructions. It never awaits, so no lock exists. The bounds in time of
-holds and leases run on the wall's monotonic clock and come in as stimuli like everything else.
+``submit`` is a plain function on the loop's thread. It stamps a stimulus, asks the leader, appends to the ring, offers
+to the recorder, wakes subscribers and carries out instructions. It never awaits, so no lock exists. The bounds in time
+of holds and leases run on the wall's monotonic clock and come in as stimuli like everything else.
 
 Law of this file: what was published can be folded from the base snapshot and the ring, at every moment.
 """
@@ -26,12 +26,10 @@ from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import DeadlinePassed, LeaseGranted, LeaseLost, Noted, Stimulus
-from kvbm_console.debug.deadlines import WallDeadlines
-from kvbm_console.debug.leases import LEASE_TTL_NS, Leases
+from kvbm_console.debug.leases import LEASE_TTL_NS, Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
-from kvbm_console.debug.watch import Watch
 from kvbm_console.dispatch import Dispatcher, start_leader
-from kvbm_console.parts import Parts
+from kvbm_console.parts import Parts, Watch
 from kvbm_console.recording.notes import RecorderNotes
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.document import Document, status_document
@@ -54,7 +52,7 @@ SNAPSHOT_REUSE_EVENTS: Final = 4_096
 
 
 AWAITED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What may wait for a recorder that is being made: as much as may wait for one that writes."""
+"""Bytes that may wait for a recorder that is being made: as many as may wait for a recorder that writes."""
 BASES_MAX: Final = 4
 """Older snapshots that are kept while the ring goes on from them: what ``rec dump`` can reach back to. Each is as large
 as the facts."""
@@ -89,7 +87,7 @@ class Changed:
         self._event: asyncio.Event | None = None
 
     def notify(self) -> None:
-        """Wake everybody who waits."""
+        """Wake all waiting tasks."""
         if self._event is not None:
             self._event.set()
             self._event = None
@@ -128,7 +126,7 @@ class LeaderService:
         """Flushes since the first keyframe of a recorder that is being made; None while none is."""
         self._awaited_bytes = 0
         self.place: Place | None = None
-        """Where the recorder writes, for a path that a person named."""
+        """The recorder's place, for a path that a person named."""
         self.changed = Changed()
         self.listeners: set[Callable[[], None]] = set()
         """Called after every publication; they must not submit."""
@@ -161,9 +159,9 @@ class LeaderService:
         self._stimulus_bytes = 0
         self._recovered = False
         self._base: Snapshot
-        """Where a rerun begins."""
+        """The state from which a rerun begins."""
         self._shown: Snapshot
-        """Where the next reader begins."""
+        """The state from which the next reader begins."""
         self._shown_bytes = 0
         self._bases: deque[Snapshot] = deque()
         self._aids = b""
@@ -208,7 +206,7 @@ class LeaderService:
         )
 
     def costs(self) -> list[Document]:
-        """What watching has cost the engines that are watched, one row for each."""
+        """The cost of watching, a row for each watched engine."""
         rows = [getattr(feed, "cost_row", None) for feed in self.feeds]
         return sorted((row for row in rows if row is not None), key=lambda row: int(row["source"]))
 
@@ -230,7 +228,8 @@ class LeaderService:
         return self._shown
 
     def go_on_from(self, cursor: Cursor) -> Snapshot:
-        """Facts from which a reader that fell behind goes on: moves its cursor; what lies between is lost to it."""
+        """Facts from which a reader that fell behind goes on. Its cursor is moved, and the events between are
+        lost to it."""
         snapshot = self.snapshot()
         self.ring.skip_to(cursor, snapshot.seq)
         return snapshot
@@ -306,7 +305,8 @@ class LeaderService:
             self._awaited.append((stimuli, events))
 
     def attach(self, recorder: "Recorder | None") -> None:
-        """The recorder is made, or None: it could not be. What was published meanwhile is its first."""
+        """The recorder is made, or None when it could not be. It begins with the events that were published
+        meanwhile."""
         awaited, self._awaited = self._awaited or [], None
         self.recorder = recorder
         if recorder is not None:

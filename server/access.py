@@ -1,7 +1,7 @@
-"""Who may do what: roles by endpoint and token, and the credentials of a TLS endpoint.
+"""Roles by endpoint and token, and the credentials of a TLS endpoint.
 
-The Unix socket grants control, TCP observe; a token grants control over TCP. Beyond the loopback a daemon serves nobody
-without TLS and a token.
+The Unix socket grants control, TCP observe; a token grants control over TCP. Beyond the loopback a daemon serves no
+client without TLS and a token.
 
 Law of this file: secrets come from files that only their owner may read, are compared in constant time, and are never
 printed.
@@ -10,16 +10,19 @@ printed.
 import hmac
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
+import grpc.aio
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.wire.protocol import TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, TOKEN_KEY, TOKEN_SCHEME
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 if TYPE_CHECKING:
-    from .guard import Context
+    Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext
 
 PEM_BYTES_MAX: Final = 1_000_000
 """A chain of certificates has some kilobytes."""
@@ -31,13 +34,13 @@ class WrongToken(Exception):
 
 
 class Access:
-    """What an endpoint grants. With ``read_only`` nobody controls, whatever is shown."""
+    """The roles that an endpoint grants. With ``read_only`` no caller controls, whatever token it shows."""
 
     def __init__(self, token: str = "", *, read_only: bool = False) -> None:
         self._token = token.encode()
         self._read_only = read_only
 
-    def role_of(self, context: "Context") -> int:
+    def role_of(self, context: Context) -> int:
         """The role of a caller. Raises ``WrongToken``."""
         peer = context.peer() or ""
         granted = int(pb.ROLE_CONTROL) if peer.startswith("unix:") else int(pb.ROLE_OBSERVE)
@@ -49,7 +52,7 @@ class Access:
         return int(pb.ROLE_OBSERVE) if self._read_only else granted
 
 
-def _shown(context: "Context") -> bytes | None:
+def _shown(context: Context) -> bytes | None:
     """The token that a caller shows, None when it shows none."""
     metadata: Any = context.invocation_metadata() or ()
     for key, value in metadata:

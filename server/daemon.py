@@ -1,8 +1,8 @@
 """The daemon: puts the parts together, and ends in order.
 
-The order of an end: whatever is held goes on, the engine stops, feeds and control sessions end, the last events are
-flushed, written and synced, every subscriber gets ``Bye`` with the last number, and the address is given back. All of
-it has a bound in time, and a second signal ends the process at once.
+At its end a daemon releases all holds, stops the engine, and ends feeds and control sessions. It then flushes, writes
+and syncs the last events, sends ``Bye`` with the last number to every subscriber, and gives the address back. All of it
+has a bound in time, and a second signal ends the process at once.
 
 Law of this file: after ``Bye{last_seq}`` no event is published, and the recording ends with that very event.
 """
@@ -25,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 from msgspec.structs import replace
 
 from kvbm_console.core.stimuli import DeadlinePassed, Disarmed
-from kvbm_console.debug.deadlines import WallDeadlines
+from kvbm_console.debug.leases import WallDeadlines
 from kvbm_console.extras import need
 from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.metrics.exposition import render
@@ -40,7 +40,7 @@ from kvbm_console.simulator.link import TOKEN_BYTES, LinkMover
 from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
 from .access import Access, read_token, server_credentials
-from .keeping import KeptBreakpoints
+from .control import KeptBreakpoints
 from .lints import LintWatch
 from .options import DaemonOptions, Endpoint
 from .questions import PacedServices, Questions
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from .spans import SpanExport
 
 STOP_GRACE_S: Final = 1.0
-"""What subscribers have to read their ``Bye``; with handlers and recorder the whole end stays below five seconds."""
+"""Time for subscribers to read their ``Bye``. With handlers and recorder the whole end stays below five seconds."""
 HANDLERS_GRACE_S: Final = 1.0
-"""What feeds and sessions have to end by themselves."""
+"""Time for feeds and sessions to end by themselves."""
 SYNC_GRACE_S: Final = 2.0
-"""What the recorder has to write and sync; a disk that takes longer is told so in the summary's watermarks."""
+"""Time for the recorder to write and sync. The summary's watermarks show a disk that takes longer."""
 SEAL_GRACE_S: Final = 3.5
 """From a signal to the moment where sealing is given up: the process ends within five seconds of the signal. A
 segment that is left active is whole, and the summary names it."""
@@ -123,7 +123,7 @@ class Daemon:
 
     @property
     def address(self) -> str:
-        """Where it listens, as clients write it."""
+        """The address that it listens on, as clients write it."""
         return self.endpoint.address
 
     def _metrics_page(self) -> str:
@@ -142,7 +142,7 @@ class Daemon:
         )))
 
     def summary(self) -> Summary:
-        """What the run has come to by now."""
+        """The summary of the run as of now."""
         summary = summarise(self.service)
         if summary.recorder is None or self._made is None:
             return summary
@@ -187,7 +187,7 @@ class Daemon:
             self.service.listeners.add(kept.look)
 
     def _prepare_spans(self) -> None:
-        """Whoever exports none needs no OpenTelemetry."""
+        """Only a daemon that exports spans needs OpenTelemetry."""
         if self.options.otlp is not None:
             need("opentelemetry.exporter.otlp.proto.http", "otlp", "OpenTelemetry", "--otlp")
             from .spans import SpanExport
@@ -343,7 +343,7 @@ class Daemon:
         )
 
     def _open_streams(self) -> None:
-        """Sockets to the engines' event streams; whoever has none needs no ZeroMQ."""
+        """Sockets to the engines' event streams. Only a daemon that follows streams needs ZeroMQ."""
         if self.options.publishers:
             from kvbm_console.engines.kv_events.zmq_source import Streams
 
@@ -378,7 +378,7 @@ class Daemon:
         return None
 
     def _signalled(self) -> None:
-        """The first signal asks; from now on the next one ends the process at once."""
+        """The first signal asks for an end in order; the next signal ends the process at once."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.remove_signal_handler(number)

@@ -1,10 +1,15 @@
 """The ``Feed`` method: an engine in another process.
 
-Its calls come as batches of stimuli and are stamped, handled and answered in their order. What the leader asks of the
-engine outside its calls (wake, release, clear, copies, held requests) goes into an outbox that one writer empties, so
-that nothing the leader does waits for the engine's socket.
+Its calls come as batches of stimuli and are checked, stamped, handled and answered in their order. The leader's orders
+(wake, release, clear, copies, held requests) go into an outbox. One writer empties it, so the leader never waits for
+the engine's socket.
 
-Law of this file: the outbox is bounded; an engine that does not read it is disconnected, and its requests are aborted.
+Several engines may use the same name for a request at the same time: vLLM's ``LLM.generate`` numbers its requests from
+0. The second engine's request "0" is called "0@2" here, after the number of its source, for as long as it lives. A
+request whose name is free keeps it.
+
+Law of this file: the outbox is bounded, and an engine that does not read it is disconnected and its requests aborted.
+A stimulus of one engine never reaches a slot of another, and an engine is asked by its own names.
 """
 
 import asyncio
@@ -20,19 +25,20 @@ import msgspec
 from kvbm_console.core import instructions as ins
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_ids
+from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, require
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.holds import points_of
-from kvbm_console.core.ids import FinishReason, SlotState, WaitPoint, request_globs
+from kvbm_console.core.ids import Authority, FinishReason, SlotState, WaitPoint, request_globs
 from kvbm_console.core.leader import Outcome
+from kvbm_console.core.state import CacheState
 from kvbm_console.service import LeaderService
-from kvbm_console.stream.ingest import check_stimulus
 from kvbm_console.wire.batches import MalformedBatch, stimuli_of
 from kvbm_console.wire.protocol import NAME_BYTES_MAX
 from kvbm_console.wire.v1 import console_pb2 as pb
 
-from .guard import END, Context, Malformed, parse, refuse, require_text
-from .names import RequestNames
+from .access import Context
+from .guard import END, Malformed, parse, refuse, require_text
 
 log = logging.getLogger("kvbm_console.server")
 
@@ -41,7 +47,7 @@ OUTBOX_MAX: Final = 65_536
 
 
 class FeedSink:
-    """What the leader asks of one engine, as messages for its writer. Also a ``Mover`` for engines that move bytes."""
+    """The leader's orders to one engine, as messages for its writer. Also a ``Mover`` for engines that move bytes."""
 
     def __init__(
         self, service: LeaderService, source: int, *, name: str = "", pausable: bool = False,
@@ -52,7 +58,7 @@ class FeedSink:
         self.pausable = pausable
         """Whether the engine can be paused as a whole."""
         self.points = points
-        """Where the engine can let a request stand still."""
+        """The points at which the engine can let a request stand still."""
         self._outbox: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._standing: frozenset[str] = frozenset()
@@ -60,14 +66,14 @@ class FeedSink:
         self.name = name
         self.names = RequestNames(source)
         self.cost: pb.FeedCost | None = None
-        """What the reporting has cost the engine, of one that is watched."""
+        """The cost of the reporting to an engine that is watched."""
         self._held: frozenset[int] = frozenset()
         self.overflowed = False
         self.closing = False
 
     @property
     def cost_row(self) -> dict[str, Any] | None:
-        """What watching has cost this engine (``stream.document``); None when it has told nothing."""
+        """The cost of watching this engine (``stream.document``); None when the engine has reported nothing."""
         if self.cost is None:
             return None
         counts = {
@@ -110,7 +116,7 @@ class FeedSink:
             self.put(pb.FeedReply(standing=pb.StandingRequests(requests=theirs)))
 
     def _look_at_breakpoints(self) -> None:
-        """An engine that is watched must ask before a lookup that somebody may want to hold."""
+        """An engine that is watched must ask before a lookup that a breakpoint may hold."""
         leader = self._service.leader
         if self._source not in leader.watched or not (leader.state.breakpoints or self._lookups):
             return
@@ -294,7 +300,7 @@ class FeedMethod:
                 service.submit(st.TransferFailed, number, state.epoch - 1, rank, "the mover is gone", b"")
 
     def _abandon(self, source: int) -> None:
-        """The engine is gone: nobody will finish its requests, and what its pool holds is unknown."""
+        """The engine is gone. Its requests will not finish, and the content of its pool is unknown."""
         service = self._service
         live = [slot for slot in service.state.slots.values() if slot.source == source]
         for slot in live:
@@ -336,3 +342,119 @@ def answer_of(outcome: Outcome) -> pb.Answer:
     elif isinstance(result, msgspec.Struct):
         raise TypeError(f"a feed has no answer of kind {type(result).__name__}")
     return answer
+
+# --- limits of a feed ---
+
+
+INT_MAX: Final = 2**53
+"""Larger than any count or nanosecond stamp, and exact in every language that reads the stream."""
+TEXT_BYTES_MAX: Final = REQUEST_ID_BYTES_MAX
+"""Request ids, sessions, media, error texts."""
+COLUMN_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Half a million hashes: a prompt of eight million tokens in blocks of 16."""
+LIST_ITEMS_MAX: Final = 65_536
+"""Requests of one iteration, clones, ranks."""
+CAPACITY_BLOCKS_MAX: Final = 16_777_216
+"""A declared pool costs 17 bytes of columns a place at once: at most 285 MB."""
+
+FEED_KINDS: Final[frozenset[type[st.Stimulus]]] = frozenset({
+    st.PoolDeclared, st.RequestArrived, st.MatchRequested, st.BlocksAllocated, st.IterationScheduled,
+    st.IterationFinished, st.RequestPreempted, st.RequestCloned, st.RequestFinished, st.TransferStarted,
+    st.TransferFinished, st.TransferFailed, st.BlocksReported, st.SourceGapped, st.SourceRestarted,
+    st.CallAnnounced, st.LookupObserved, st.CopiesObserved, st.MismatchReported,
+})
+"""The stimuli that engines and movers may send. The rest belongs to control sessions and to the daemon itself."""
+
+
+def check_stimulus(stimulus: st.Stimulus) -> None:
+    """Raise ``UsageError`` naming field, bound and value unless the stimulus may come from another process.
+
+    >>> check_stimulus(st.MatchRequested(0, 0, 1, None, "r-1", 16))
+    """
+    kind = type(stimulus)
+    require(kind in FEED_KINDS, "stimulus", "an entry point of engines or movers", kind.__name__)
+    for field in kind.__struct_fields__[1:]:
+        _check(field, getattr(stimulus, field))
+    if isinstance(stimulus, st.PoolDeclared):
+        capacity = stimulus.capacity_blocks
+        require(capacity is None or 0 <= capacity <= CAPACITY_BLOCKS_MAX, "capacity_blocks",
+                f"from 0 to {CAPACITY_BLOCKS_MAX}", capacity)
+        require(stimulus.authority is not Authority.LEADER, "authority", "engine or stream", stimulus.authority.label)
+
+
+def _check(field: str, value: object) -> None:
+    if isinstance(value, int):
+        require(-INT_MAX <= value <= INT_MAX, field, f"from -{INT_MAX} to {INT_MAX}", value)
+    elif isinstance(value, str):
+        require(len(value.encode()) <= TEXT_BYTES_MAX, field, f"at most {TEXT_BYTES_MAX} bytes", value[:80])
+    elif isinstance(value, bytes):
+        require(len(value) <= COLUMN_BYTES_MAX, field, f"at most {COLUMN_BYTES_MAX} bytes", len(value))
+    elif isinstance(value, tuple):
+        require(len(value) <= LIST_ITEMS_MAX, field, f"at most {LIST_ITEMS_MAX} items", len(value))
+        for item in value:
+            _check(field, item)
+
+# --- names of requests ---
+
+
+ONE: Final = ("request",)
+MANY: Final = (
+    "requests", "clones", "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed",
+    "appended", "loaded", "sent", "failed",
+)
+"""Fields of stimuli that name requests."""
+
+
+class RequestNames:
+    """The names of one engine's requests, there and here."""
+
+    def __init__(self, source: int) -> None:
+        self._source = source
+        self._here: dict[str, str] = {}
+        self._there: dict[str, str] = {}
+
+    @property
+    def differ(self) -> bool:
+        """Whether any request has another name here."""
+        return bool(self._here)
+
+    def translated(self, stimulus: st.Stimulus, state: CacheState) -> st.Stimulus:
+        """The stimulus with the names that are used here; the same object where they are the engine's own."""
+        if isinstance(stimulus, st.RequestArrived):
+            self._arrives(stimulus.request, state)
+        elif isinstance(stimulus, st.RequestCloned):
+            for clone in stimulus.clones:
+                self._arrives(clone, state)
+        changed: dict[str, Any] = {}
+        for field in stimulus.__struct_fields__:
+            if field in ONE:
+                name = getattr(stimulus, field)
+                if (here := self._name(name, state)) is not name:
+                    changed[field] = here
+            elif field in MANY and (names := getattr(stimulus, field)):
+                mapped = tuple(self._name(name, state) for name in names)
+                if mapped != names:
+                    changed[field] = mapped
+        return msgspec.structs.replace(stimulus, **changed) if changed else stimulus
+
+    def there(self, name: str) -> str:
+        """The engine's own name of a request."""
+        return self._there.get(name, name)
+
+    def _name(self, name: str, state: CacheState) -> str:
+        here = self._here.get(name)
+        if here is not None:
+            return here
+        slot = state.slot_named(name)
+        return name if slot is None or slot.source == self._source else self._other(name)
+
+    def _arrives(self, name: str, state: CacheState) -> None:
+        """Choose the name of a new request, and forget those of requests that have ended."""
+        if self._here:
+            self._here = {there: here for there, here in self._here.items() if state.slot_named(here) is not None}
+        if name not in self._here and (here := self._name(name, state)) is not name:
+            self._here[name] = here
+        self._there = {here: there for there, here in self._here.items()}
+
+    def _other(self, name: str) -> str:
+        return f"{name}@{self._source}"

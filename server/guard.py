@@ -7,7 +7,7 @@ Law of this file: a refusal is a status with one sentence that tells the caller'
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
@@ -17,15 +17,11 @@ from kvbm_console.core.errors import Refused, UsageError
 from kvbm_console.wire.protocol import CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, ROLE_OF
 from kvbm_console.wire.v1 import console_pb2 as pb
 
-from .access import Access, WrongToken
+from .access import Access, Context, WrongToken
 from .questions import Questions, Role, TooMany, Turn
 
-if TYPE_CHECKING:
-    Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-else:
-    Context = grpc.aio.ServicerContext
 END: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
-"""What ``context.read`` answers when the caller has closed its side."""
+"""The answer of ``context.read`` when the caller has closed its side."""
 log = logging.getLogger("kvbm_console.server")
 
 BYTES_MAX: Final = {"Feed": MESSAGE_BYTES_MAX}
@@ -46,7 +42,7 @@ async def refuse(context: Context, code: grpc.StatusCode, sentence: str) -> NoRe
 
 
 async def admit(method: str, context: Context, access: Access, questions: Questions) -> Turn | None:
-    """Refuse a caller whose role does not suffice, and everybody where the contract declares no role.
+    """Refuse a caller whose role does not suffice, and every caller where the contract declares no role.
 
     Questions and refusals wait for their turn, which is returned; verbs and feeds have none.
     """

@@ -1,9 +1,9 @@
 """The lints on a daemon's own stream, for its metrics.
 
-They look on from the ring, as a console does: nothing on the way of a stimulus and nothing in a scrape. They take an
-eighth of a core at most; where that is not enough they pass events over, count them, and go on from newer facts.
+They read the ring, as a console does, so neither a stimulus nor a scrape waits for them. They take an eighth of a core
+at most. If that does not suffice, they pass events over, count them, and go on from newer facts.
 
-Law of this file: the metrics tell what the lints find in the events that they saw; a scrape only reads numbers.
+Law of this file: the metrics show the findings of the lints in the events that they saw. A scrape only reads numbers.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class LintWatch:
         """Events that were not looked at, because there was no time for them."""
         self._service = service
         self._spent_s = 0.0
-        """What the last turn took of its thread."""
+        """Time that the last turn took of its thread."""
         self._begin()
 
     def _begin(self) -> None:

@@ -1,7 +1,7 @@
-"""What a daemon is started with, and the endpoint that it listens on.
+"""The options of a daemon, and the endpoint that it listens on.
 
-Law of this file: whoever may not listen here is told why in one sentence, before anything is started. A Unix socket
-belongs to this user alone; TCP is for this machine alone.
+Law of this file: a daemon that may not listen here is refused with one sentence, before anything is started. A Unix
+socket belongs to this user alone; TCP is for this machine alone.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     engine: EngineConfig | None = None
     """The simulated engine; needed with a workload."""
     links: Sequence[LinkSpec] = DEFAULT_LINKS
-    """Where modelled copies run."""
+    """The links that modelled copies run on."""
     publishers: tuple[Publisher, ...] = ()
     """KV-event streams of real engines to follow."""
     metrics: str | None = None
@@ -76,7 +76,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     token_file: Path | None = None
     """Holds the token that grants control over TCP; readable by its owner alone."""
     read_only: bool = False
-    """Nobody may control or feed, not even over the Unix socket."""
+    """No client may control or feed, not even over the Unix socket."""
     breakpoints: Path | None = None
     """File of the breakpoints that are kept from run to run."""
     ring: Ring | None = None

@@ -1,17 +1,17 @@
 """Turns for questions, so that no caller's questions cost an engine more than a small share of the loop's time.
 
 A question (``Hello``, ``SlotDetail``, ``Query``, the beginning of a subscription) is answered on the thread that
-decides for engines. Each role has two lanes: one for callers that asked little lately, one for those that ask much.
-A lane saves up a share of the wall's time and spends it on its questions, connection after connection. While a lane has
-savings, a question waits for nothing. A flood spends its own savings and is moved to the other lane, where it waits;
-a person's question beside it does not, nor do the engine and the verbs of debuggers, which never stand here.
+decides for engines. Each role has two lanes: one for callers that asked little lately, one for those that ask much. A
+lane saves up a share of the wall's time and spends it on its questions, connection after connection. While a lane has
+savings, a question waits for nothing. A flood spends its own savings, moves to the other lane, and waits there. A
+person's question beside the flood does not wait. The engine and the verbs of debuggers never stand in a lane.
 
     savings 0.5 ms -> A asks (0.9 ms): at once, savings -0.4 ms
                       A asks, B asks, A asks: they wait in the order A, B, A
                       20 ms later: savings 0, the first of A is answered, and so on
 
-Law of this file: over any time a lane spends at most its savings and its share, and a caller that asks once waits for
-at most one question of every other caller of its lane.
+Law of this file: over any time a lane spends at most its savings and its share. A caller that asks once waits for at
+most one question of every other caller of its lane.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ CALLER_SHARE: Final = 200
 CALLERS_MAX: Final = 1_024
 """Callers whose questions are remembered; beyond, the one that asked longest ago is forgotten."""
 CALL_NS: Final = 300_000
-"""What the RPC library spends on a call beside our own work: 0.25 to 0.35 ms of the daemon's processor, measured with
+"""Cost of a call in the RPC library beside our own work: 0.25 to 0.35 ms of the daemon's processor, measured with
 ``Hello``."""
 WAITING_MAX: Final = 512
 """Questions that wait in a lane: those take some ten seconds."""
 CALLER_WAITING_MAX: Final = 128
 """Of them, those of one connection: a proxy that begins all subscriptions at once. A console has one or two."""
 REFUSED_AFTER_S: Final = 1.0
-"""A question beyond these limits is refused, and not at once: else a caller that asks again at once would cost as much
-as one that is answered."""
+"""A question beyond these limits is refused after a delay. Otherwise a caller that repeats it would cost as much as an
+answered caller."""
 
 
 class TooMany(Exception):
@@ -59,7 +59,7 @@ class Lane:
         self.refused = 0
         """Questions that were refused."""
         self.expected_ns = CALL_NS
-        """What the last questions took on average: charged in advance, put right when the answer is there."""
+        """Average time of the last questions. It is charged in advance and corrected when the answer is there."""
         self._clock = clock
         self._savings_ns = SAVINGS_NS
         self._at_ns = clock()
@@ -190,7 +190,7 @@ class Role:
 
 
 class Questions:
-    """Who asks a daemon, by role."""
+    """The callers of a daemon, by role."""
 
     def __init__(self) -> None:
         self.observers = Role()

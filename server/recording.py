@@ -1,8 +1,8 @@
 """The ``Recording`` method: begin, rotate and end the recording of a running daemon.
 
-Whatever asks the disk runs in a thread; only the first keyframe is taken on the loop, between two stimuli, and flushes
-wait in memory until the recorder has its first file. One verb at a time, and a verb that has begun ends, also when its
-caller leaves: otherwise a directory would stay locked without a recorder.
+Work on the disk runs in a thread. Only the first keyframe is taken on the loop, between two stimuli, and flushes wait
+in memory until the recorder has its first file. Verbs run one at a time. A verb that has begun ends even when its
+caller leaves, because a directory would otherwise stay locked without a recorder.
 
 Law of this file: the stream never waits, and at every moment at most one recorder gets the flushes. A path that ends in
 ``.mcap`` becomes one sealed file, here as everywhere (``place``).
@@ -25,7 +25,8 @@ from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.wire.v1 import console_pb2 as pb
 
-from .guard import Context, Malformed, parse, require_text
+from .access import Context
+from .guard import Malformed, parse, require_text
 
 PATH_BYTES_MAX: Final = 4_096
 """The kernel's own limit of a path."""
@@ -157,7 +158,7 @@ def _prepared(place: Place, path: Path) -> Prepared:
 
 
 def _options(verb: pb.StartRecording) -> RecordingOptions:
-    """What the caller said; the rest takes its defaults. Raises ``UsageError``."""
+    """The options of the request; the rest takes its defaults. Raises ``UsageError``."""
     numbers = ("segment_bytes", "segment_ns", "keep_bytes", "keep_ns")
     said: dict[str, Any] = {name: getattr(verb, name) for name in numbers if verb.HasField(name)}
     if verb.sync:

@@ -1,7 +1,7 @@
 """The RPC methods: questions and the event stream.
 
-One writer coroutine per stream; a subscriber's loop is: read the ring, write, wait. Nothing here decides anything, and
-nothing the service does ever waits for one of these coroutines.
+Each stream has one writer coroutine. A subscriber's loop reads the ring, writes and waits. Nothing here decides
+anything, and the service never waits for one of these coroutines.
 
 Law of this file: a subscriber gets every event exactly once, or a ``Gap`` that names those it did not get.
 """
@@ -33,10 +33,10 @@ from kvbm_console.wire.protocol import (
 )
 from kvbm_console.wire.v1 import console_pb2 as pb
 
-from .access import Access
+from .access import Access, Context
 from .control import ControlMethod
 from .feeding import FeedMethod
-from .guard import Context, Malformed, guarded, parse, refuse, require_text
+from .guard import Malformed, guarded, parse, refuse, require_text
 from .questions import CALL_NS, Questions, Turn
 from .recording import RecordingMethod, recorder_message
 
@@ -49,7 +49,7 @@ Serve = Callable[[Any, Context], Awaitable[None]]
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What ``Hello`` tells beside the service's own facts."""
+    """The part of ``Hello`` that is no fact of the service."""
 
     program: str
     target: str

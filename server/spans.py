@@ -1,7 +1,7 @@
 """``serve --otlp``: the timelines of requests, sent to an OpenTelemetry collector while they happen.
 
-It reads the ring as one more subscriber and folds facts of its own on a thread, so that the leader neither waits for
-the collector nor knows of it. A reader that falls behind loses events and says so in the traces; a collector that is
+The exporter reads the ring as one more subscriber and folds its own facts on a thread. The leader neither waits for the
+collector nor knows of it. An exporter that falls behind loses events and says so in the traces. A collector that is
 slow or gone loses spans, which are counted (``kvbm_otlp_spans_total``).
 
 Law of this file: nothing that happens here ends or delays the daemon.
@@ -42,7 +42,7 @@ BATCH_MS: Final = 1_000
 POST_TIMEOUT_S: Final = 2.0
 """A collector in reach answers within this; a daemon that ends waits no longer."""
 PATH: Final = "/v1/traces"
-"""Where a collector takes traces by the OTLP specification, if the endpoint names no path."""
+"""The path of a collector by the OTLP specification, if the endpoint names no path."""
 
 
 def traces_url(endpoint: str) -> str:
@@ -114,7 +114,7 @@ class SpanExport:
         self._broken = False
 
     def counts(self) -> dict[str, int]:
-        """Spans by what became of them: ``ended`` were made; of these ``exported`` and ``failed`` have left."""
+        """Spans by outcome: ``ended`` were made, and ``exported`` and ``failed`` of them have left."""
         return {"ended": self._consumer.ended, "exported": self.exporter.exported, "failed": self.exporter.failed}
 
     def _new_walker(self) -> Walker:

@@ -1,13 +1,13 @@
 """The summary that a daemon ends with.
 
-Law of this file: every number is counted from the facts or by the part that owns it; nothing is counted twice.
+Law of this file: the facts, or the part that owns a number, count it, and nothing is counted twice.
 """
 
 from typing import Any
 
 import msgspec
 
-from kvbm_console.core.ids import CandidateStatus, FinishReason, SkipReason, SlotState, Tier
+from kvbm_console.core.ids import CandidateStatus, FinishReason, SkipReason, Tier
 from kvbm_console.service import LeaderService
 
 
@@ -24,7 +24,7 @@ class Watermarks(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What a run came to. Dictionaries are keyed by labels; reasons and states that did not occur are left out."""
+    """The outcome of a run. Dictionaries are keyed by labels; reasons and states that did not occur are left out."""
 
     at_ns: int
     """The engine's clock."""
@@ -78,7 +78,3 @@ def summarise(service: LeaderService) -> Summary:
 
 def _labelled(words: Any, counts: list[int]) -> dict[str, int]:
     return {word.label: counts[word] for word in words if counts[word]}
-
-
-STATES_IN_ORDER = tuple(state.label for state in SlotState)
-"""The order in which states are shown."""

@@ -17,7 +17,7 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.describe import describe, slot_of
 from kvbm_console.core.events import Event, PoolKnown
 from kvbm_console.core.state import CacheState
-from kvbm_console.stream.event_document import field_text
+from kvbm_console.stream.document import field_text
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 VALUE_CHARS_MAX: Final = 80

@@ -378,7 +378,7 @@ def lines_of(paths: Sequence[Path], where: str | None, *, form: str) -> Iterator
     from kvbm_console.core.expression import compile_event_filter
     from kvbm_console.recording.format import Gap
     from kvbm_console.recording.merge import RECORDINGS_MAX, merged, sources_of
-    from kvbm_console.stream.event_document import event_document
+    from kvbm_console.stream.document import event_document
 
     if len(paths) > RECORDINGS_MAX:
         raise UsageError(f"at most {RECORDINGS_MAX} recordings are merged, got {len(paths)}")

@@ -14,7 +14,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import NUMBER_MAX
 from kvbm_console.core.state import CacheState
-from kvbm_console.stream.event_document import event_document
+from kvbm_console.stream.document import event_document
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 
 

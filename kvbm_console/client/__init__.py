@@ -4,17 +4,16 @@
 True
 
 ``Client`` is one connection. ``LiveFeed`` and ``LiveControls`` stay with a target across lost connections. Every
-failure is one of three exceptions with one sentence: ``ConnectionLost`` (nobody there, or gone), ``Refused`` (not now,
-not by this role), ``UsageError`` (the request itself is wrong).
+failure is one of three exceptions with one sentence. ``ConnectionLost`` means that no daemon answers, ``Refused`` that
+the daemon does not do it now or for this role, ``UsageError`` that the request is wrong.
 
-Law of this package: what a caller gets is exact or says what is missing; nothing is retried behind its back.
+Law of this package: an answer is exact or says what is missing, and nothing is retried behind the caller's back.
 """
 
 from kvbm_console.client.access import Access
 from kvbm_console.client.connection import Client, Hello
 from kvbm_console.client.control import ControlSession
-from kvbm_console.client.feeder import FeedClient
-from kvbm_console.client.hooks import HookedFeed
+from kvbm_console.client.feeder import FeedClient, HookedFeed
 from kvbm_console.client.live import LiveControls, LiveFeed
 from kvbm_console.client.subscription import Ended, Subscription
 

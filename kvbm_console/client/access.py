@@ -1,4 +1,4 @@
-"""What a client shows and trusts: a certificate authority, and a token.
+"""A client's credentials: the certificate authority that it trusts, and its token.
 
 Law of this file: a token travels over a Unix socket, inside this machine, or over TLS, and in no other way.
 """
@@ -24,7 +24,8 @@ TOKEN_VARIABLE: Final = "KVBM_CONSOLE_TOKEN_FILE"
 
 
 class Access(msgspec.Struct, frozen=True):
-    """``ca``: PEM certificates of who signed the daemon's, None for no TLS. ``token``: grants control over TCP."""
+    """``ca`` holds the certificates, in PEM form, of the authority that signed the daemon's, None for no TLS.
+    ``token``: grants control over TCP."""
 
     ca: bytes | None = None
     token: str = ""

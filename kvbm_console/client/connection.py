@@ -1,6 +1,6 @@
 """One connection to a daemon.
 
-Law of this file: it knows every method of the contract, and speaks none itself: questions and streams do.
+Law of this file: it knows every method of the contract and speaks none itself, because questions and streams do.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who the daemon is and what it grants."""
+    """The daemon's identity, and the role that it grants."""
 
     program: str
     protocol: tuple[int, int]
@@ -49,7 +49,7 @@ class Hello(msgspec.Struct, frozen=True):
 
     @property
     def leader_config(self) -> LeaderConfig | None:
-        """What the leader decides with; None when a newer daemon has a field that we do not know."""
+        """The leader's configuration; None when a newer daemon has a field that we do not know."""
         try:
             return msgspec.convert(self.config, LeaderConfig)
         except msgspec.ValidationError:
@@ -65,7 +65,7 @@ class Client:
     """A connection to ``target`` (``unix:PATH`` or ``HOST:PORT``), as an asynchronous context manager.
 
     ``access`` names the authority that a TLS daemon is trusted by, and the token that grants control over TCP.
-    Connecting is lazy: the first call raises ``ConnectionLost`` when nobody listens. Every method may raise
+    Connecting is lazy: the first call raises ``ConnectionLost`` when no daemon listens. Every method may raise
     ``ConnectionLost``, ``Refused`` or ``UsageError``.
     """
 
@@ -89,7 +89,7 @@ class Client:
     # --- questions -------------------------------------------------------------------------------------------------
 
     async def hello(self) -> Hello:
-        """Versions and identity; ``Refused`` names both versions when the daemon speaks another major one."""
+        """Versions and identity. Raises ``Refused`` with both versions when the daemon speaks another major version."""
         reply = await self._ask("Hello", pb.HelloRequest(protocol=version(), client=self.name), pb.HelloReply)
         return Hello(
             program=reply.program, protocol=(reply.protocol.major, reply.protocol.minor),

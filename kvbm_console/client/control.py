@@ -1,7 +1,7 @@
 """One debugger session on one stream, with the heartbeat that keeps its lease.
 
-Law of this file: a request ends with its own reply or with an exception. The stream is read by one task and written by
-one coroutine at a time, and no timeout ever cuts a read or a write: what is bounded is the wait for the reply.
+Law of this file: a request ends with its own reply or with an exception. One task reads the stream, and one coroutine
+at a time writes it. No timeout ever cuts a read or a write, so only the wait for the reply is bounded.
 """
 
 import asyncio
@@ -10,8 +10,7 @@ from typing import Any, Final, Self
 
 from google.protobuf.message import DecodeError
 
-from kvbm_console.client.errors import END, translating
-from kvbm_console.client.questions import require_role
+from kvbm_console.client.questions import END, require_role, translating
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
 from kvbm_console.debug.leases import LEASE_RENEW_S
 from kvbm_console.stream.verbs import A, OpenSession, RenewLease, Verb

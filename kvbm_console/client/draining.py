@@ -1,7 +1,7 @@
 """A drain from its beginning to its end, as a client sees it.
 
-Law of this file: what remained is read from the facts right before the reset that ends the drain, so it is exact; where
-events were lost it is None and never a guess.
+Law of this file: the remaining requests are read from the facts right before the reset that ends the drain, so they are
+exact. If events were lost, they are None and never a guess.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ class DrainProgress(msgspec.Struct, frozen=True):
 async def drain(client: Client, name: str, for_ns: int, tell: Callable[[DrainProgress], None]) -> DrainReport:
     """Drain the target and wait for the end. ``tell`` is called with every batch and heartbeat.
 
-    Whoever stops waiting leaves the target draining. Raises ``Refused`` when it drains already or only watches.
+    A caller that stops waiting leaves the target draining. Raises ``Refused`` when it drains already or only watches.
     """
     incarnation = (await client.hello()).incarnation
     async with (
@@ -76,7 +76,7 @@ class _Waiting:
         self._seq = 0
         """Number of the event that began the drain."""
         self._left: tuple[tuple[Remaining, ...], int] | None = None
-        """What was in flight when the reset began."""
+        """The requests and copies in flight when the reset began."""
 
     async def until_the_end(self, session: ControlSession) -> DrainReport:
         first = await anext(self._items)  # before the drain begins, else the snapshot may be of its end

@@ -1,24 +1,27 @@
 """An engine's side of ``Feed``: calls go out in order, answers come back in order, orders come in between.
 
-Law of this file: ``submit`` answers with exactly what the leader's entry point returned, or raises ``Refused`` with the
-leader's own sentence; calls that were made before it are handled before it.
+An engine that awaits its connector calls it through ``HookedFeed``. A breakpoint at ``call.will`` or ``call.did`` makes
+the call wait here, in the engine's own task; no other call waits.
+
+Law of this file: ``submit`` answers exactly as the leader's entry point did, or raises ``Refused`` with its sentence.
+Calls are handled in the order of ``submit``. A hook waits by the engine's own monotonic clock. A waiting call goes on
+at once when the daemon is gone, and at the hold's own limit when the daemon stands still.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Self
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from kvbm_console.client.errors import END, translating
-from kvbm_console.client.questions import require_role
+from kvbm_console.client.questions import END, require_role, translating
 from kvbm_console.core import instructions as ins
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
 from kvbm_console.core.ids import Route, Site, WaitPoint
-from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, Stimulus
 from kvbm_console.wire.batches import pack_stimuli
 from kvbm_console.wire.protocol import method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
@@ -31,7 +34,7 @@ Order = (
     ins.WakeRequest | ins.ReleaseDeviceBlocks | ins.PinDeviceBlocks | ins.ClearDevicePool | ins.StartTransfer
     | ins.CancelTransfer
 )
-"""What the leader asks of an engine outside its calls."""
+"""The leader's orders to an engine outside the engine's calls."""
 
 
 class Hold(NamedTuple):
@@ -154,7 +157,7 @@ class FeedClient:
                 await self._call.write(pb.FeedRequest(cost=cost).SerializeToString())
 
     async def orders(self) -> AsyncIterator[Order]:
-        """What the leader asks, in order, until the feed ends (then ``ConnectionLost``)."""
+        """The leader's orders, in order, until the feed ends (then ``ConnectionLost``)."""
         while True:
             while self._orders:
                 yield self._orders.popleft()
@@ -271,3 +274,61 @@ def result_of(answer: pb.Answer) -> Any:
     if kind == "pool":
         return ins.PoolAnswer(answer.pool)
     return Refused(answer.rejected) if kind == "rejected" else None
+
+# --- for engines that await ---
+
+
+T = TypeVar("T")
+
+ANSWER_S: Final = 1.0
+"""A living daemon answers within milliseconds; an engine that waits longer for a cache had better compute."""
+
+
+class HookedFeed:
+    """A ``FeedClient`` for an engine that can wait. ``waited`` counts the calls that a breakpoint has paused."""
+
+    def __init__(self, feed: FeedClient, *, answer_s: float = ANSWER_S) -> None:
+        self.feed = feed
+        self.waited = 0
+        self._answer_s = answer_s
+
+    async def call(
+        self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
+    ) -> Any:
+        """One entry point, with its breakpoints; the first argument is the request. Returns its result.
+
+        Raises ``Refused`` by the leader and ``ConnectionLost`` when the daemon is gone or does not answer: then the
+        engine goes on without it.
+        """
+        request = args[0] if args and isinstance(args[0], str) else None
+        tag = ENTRY_TAGS.get(kind) if isinstance(kind, type) else None
+        if request is not None and tag is not None:
+            try:
+                await self._bounded(self.feed.submit(CallAnnounced, request, tag))
+            except Refused:
+                pass  # the request is not known yet: nothing can be held
+            else:
+                await self._wait(request, Site.CALL_WILL)
+        result = await self._bounded(self.feed.submit(kind, *args, **kwargs))
+        if request is not None:
+            await self._wait(request, Site.CALL_DID)
+        return result
+
+    async def _bounded(self, answer: Awaitable[T]) -> T:
+        try:
+            return await asyncio.wait_for(answer, self._answer_s)
+        except TimeoutError:
+            raise ConnectionLost(f"the daemon did not answer within {self._answer_s:g} s") from None
+
+    async def _wait(self, request: str, site: Site) -> None:
+        """Until the request is not held by this site any more, the daemon is gone, or the hold's own limit is over."""
+        held = self.feed.held.get(request)
+        if held is None or held.site is not site:
+            return
+        self.waited += 1
+        try:
+            async with asyncio.timeout(held.max_hold_ns / 1e9):
+                while self.feed.alive and self.feed.held.get(request) == held:
+                    await self.feed.changed()
+        except TimeoutError:
+            return

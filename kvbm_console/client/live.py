@@ -1,11 +1,11 @@
 """A live target as a feed and as controls, across lost connections.
 
-The feed reads in a task of its own, so that a console that draws does not delay the reading; between the two is a small
-bounded queue. When the console does not keep up, the reading stops, and what then falls out of the daemon's ring is a
-gap like any other. A receiver that cannot afford to fold every event asks for the facts instead (``refresh``).
+The feed reads in a task of its own, so drawing does not delay reading. Between the two is a small bounded queue. When
+the console does not keep up, the reading stops, and events that fall out of the daemon's ring are a gap. A receiver
+that cannot afford to fold every event asks for the facts instead (``refresh``).
 
-Law of this file: after a reconnect the receiver's state is exact again: by the missed events themselves, or by a gap
-and a snapshot.
+Law of this file: after a reconnect the receiver's state is exact again, by the missed events or by a gap and a
+snapshot.
 """
 
 import asyncio
@@ -236,8 +236,8 @@ class LiveControls:
     """``stream.feed.Controls`` on a live target: a session with a lease, opened at first use and again when lost.
 
     After a lost connection the session is the same owner's again, and the daemon arms what was disabled because the
-    lease was lost. A daemon that began again is told the breakpoints anew. What somebody has muted or removed
-    meanwhile stays so in either case.
+    lease was lost. A daemon that began again is told the breakpoints anew. A breakpoint that another session has
+    muted or removed meanwhile stays so in either case.
 
     ``feed`` is told by ``retry_now``. Close it with ``aclose``, or leave it to the daemon to see that it is gone.
     """
@@ -277,7 +277,8 @@ class LiveControls:
             return self._session
 
     async def _say_again(self, client: Client, session: ControlSession, same: bool) -> None:
-        """What was set before the connection was lost: the same daemon knows it, another one is told."""
+        """Restore the breakpoints that were set before the connection was lost, unless the same daemon still
+        has them."""
         if same:
             found = (await client.status())["breakpoints"]
             self.saw({int(entry["id"]): bool(entry["enabled"]) for entry in found})
@@ -299,7 +300,8 @@ class LiveControls:
                 await session.ask(ReplaceBreakpoints(tuple(self._mine.values())))
 
     def saw(self, enabled: Mapping[int, bool]) -> None:
-        """The breakpoints of the target as they were last, by id: what others muted or removed is not armed anew."""
+        """The target's breakpoints as they were last, by id. Breakpoints that others muted or removed are not
+        armed anew."""
         self._mine = {
             number: msgspec.structs.replace(spec, enabled=enabled[number])
             for number, spec in self._mine.items() if number in enabled

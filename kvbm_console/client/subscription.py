@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 from google.protobuf.message import DecodeError
 
-from kvbm_console.client.errors import END, translating
+from kvbm_console.client.questions import END, translating
 from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.core.snapshots import decode_facts
 from kvbm_console.stream.feed import BatchArrived, EventsArrived, GapSeen, Heartbeat, SnapshotTaken
@@ -27,7 +27,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 StreamItem = SnapshotTaken | EventsArrived | BatchArrived | GapSeen | Heartbeat | Ended
-"""What a subscription yields."""
+"""The items of a subscription."""
 
 
 class Subscription:

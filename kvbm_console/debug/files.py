@@ -1,7 +1,7 @@
-"""Files of breakpoints: what ``break save`` and a daemon with ``--breakpoints`` write, and ``break load`` reads.
+"""Files of breakpoints. ``break save`` and a daemon with ``--breakpoints`` write them, and ``break load`` reads them.
 
 A JSON object ``{"breakpoints": [...]}``; every entry has the keys of the ``status`` document that state a breakpoint,
-with words as labels. What is left out has its default.
+with words as labels. A key that is left out has its default.
 
 Law of this file: a file that is not understood is refused with one sentence that names the file, the entry and the key.
 """
@@ -121,7 +121,7 @@ def renumbered(spec: BreakpointSpec, numbers: dict[int, int]) -> BreakpointSpec:
 
 
 def write_specs(path: Path, specs: Sequence[BreakpointSpec]) -> None:
-    """Write a file that ``read_specs`` reads; whoever reads meanwhile sees the old or the new one, never half of it."""
+    """Write a file that ``read_specs`` reads. A reader sees the old file or the new file, never half of it."""
     document = {"breakpoints": [spec_document(spec) for spec in specs]}
     temporary = path.with_name(path.name + ".part")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")

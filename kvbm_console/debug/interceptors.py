@@ -1,11 +1,11 @@
 """Interceptor hooks: code of an embedding program around every entry point, which breakpoints can pause.
 
 A program that awaits the leader (an asyncio engine, an embedded use, a test) calls it through ``HookedPort``. Its
-interceptors run before and after each call, in the caller's own task; a breakpoint at ``call.will`` or ``call.did``
-makes that task wait until the hold is released. Only that request's call waits: the leader and everybody else go on.
+interceptors run before and after each call, in the caller's own task. A breakpoint at ``call.will`` or ``call.did``
+makes that task wait until the hold is released. Only that request's call waits; the leader and all other calls go on.
 
-Law of this file: the engine side never trusts anybody to let it go. The wait ends when the hold ends, and at the latest
-one grace period after the hold's own limit.
+Law of this file: the engine side trusts no other process to let it go. The wait ends when the hold ends, and at the
+latest one grace period after the hold's own limit.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,9 +1,13 @@
-"""Leases: a session's right to keep slots waiting, for as long as it shows that it is alive.
+"""Leases and deadlines: how long a session, and each hold, may keep slots waiting.
 
-Law of this file: time is the wall's monotonic clock, handed in; nobody holds a slot longer than ``ttl_ns`` after the
-last sign of life. What follows from a lost lease is decided by the core, which is told by a stimulus.
+A lease is a session's right to keep slots waiting for as long as the session shows that it is alive. The core decides
+what follows from a lost lease or a deadline: it is told by a stimulus.
+
+Law of this file: time is the wall's monotonic clock, handed in. No slot is held longer than ``ttl_ns`` after the last
+sign of life. A deadline that was set and not cleared is sent exactly once, however late the loop is.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -34,11 +38,12 @@ class Leases:
 
     @property
     def owners(self) -> frozenset[str]:
-        """Who holds a lease."""
+        """The owners of leases."""
         return frozenset(self._until)
 
     def renew(self, owner: str, *, back: bool = False) -> None:
-        """``owner`` shows that it is alive; one without a lease gets it. ``back``: it had one, and is here again."""
+        """Renew the lease of ``owner``, or grant it. ``back`` says that the owner had lost its lease and is
+        here again."""
         new = owner not in self._until
         self._until[owner] = self._clock() + self.ttl_ns
         if new:
@@ -58,3 +63,42 @@ class Leases:
     def next_expiry_ns(self) -> int | None:
         """When ``expire`` has something to do, None when there is no lease."""
         return min(self._until.values(), default=None)
+
+# --- deadlines ---
+
+
+class WallDeadlines:
+    """Timers on the event loop's clock, which is monotonic: a step of the wall clock does not touch them.
+
+    ``later(seconds, callback)`` is the loop's ``call_later``; ``passed(deadline)`` sends the stimulus.
+    """
+
+    def __init__(
+        self, later: Callable[[float, Callable[[], None]], asyncio.TimerHandle], passed: Callable[[int], object]
+    ) -> None:
+        self._later = later
+        self._passed = passed
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def set(self, deadline: int, after_ns: int) -> None:
+        """Send this deadline after this time; a second ``set`` replaces the first."""
+        self.clear(deadline)
+        self._timers[deadline] = self._later(after_ns / 1e9, lambda: self._fire(deadline))
+
+    def clear(self, deadline: int) -> None:
+        """Forget a deadline; an unknown one is fine."""
+        timer = self._timers.pop(deadline, None)
+        if timer is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Forget all."""
+        for deadline in list(self._timers):
+            self.clear(deadline)
+
+    def _fire(self, deadline: int) -> None:
+        del self._timers[deadline]
+        self._passed(deadline)

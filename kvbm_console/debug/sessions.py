@@ -50,8 +50,8 @@ BREAKPOINTS_MAX: Final = 256
 class Session:
     """One client's debugger session.
 
-    ``owner`` is the name under which its breakpoints and holds appear; ``by`` is who it is on the record: its owner,
-    or its own name when what it sets belongs to the daemon.
+    ``owner`` is the name under which its breakpoints and holds appear. ``by`` is its name on the record: the owner,
+    or the session's own name when its breakpoints belong to the daemon.
     """
 
     def __init__(self, owner: str, *, lease: bool, by: str = "") -> None:
@@ -77,9 +77,9 @@ class Sessions:
     def open(self, name: str, *, lease: bool, owner: str = "") -> Session:
         """A new session. A lease keeps its holds while it renews; without one its breakpoints are the daemon's.
 
-        ``owner`` is that of an earlier session of the same name: with its lease gone it is taken up again, and what
-        that disabled is armed again unless somebody has muted it meanwhile. Otherwise the session has an owner of its
-        own.
+        ``owner`` is that of an earlier session of the same name: with its lease gone it is taken up again, and
+        what that disabled is armed again unless another session has muted it meanwhile. Otherwise the session
+        gets a new owner.
         """
         if not name or len(name.encode()) > SESSION_NAME_BYTES_MAX or not name.isprintable():
             raise Refused(f"name must be 1 to {SESSION_NAME_BYTES_MAX} printable bytes, got {name[:80]!r}")
@@ -130,7 +130,7 @@ class Sessions:
         return known.owner
 
     def set(self, session: Session, spec: BreakpointSpec) -> BreakpointVerdict:
-        """One more breakpoint of this session, or with an id of its own the new form of that one."""
+        """Set one more breakpoint of this session, or with the id of a breakpoint its new form."""
         self._require_armed()
         if spec.id and self._owner_of(spec.id) != session.owner:
             raise Refused(f"breakpoint {spec.id} belongs to {self._owner_of(spec.id)}")
@@ -170,7 +170,7 @@ class Sessions:
         return self._replace(session, session.owner, specs)
 
     def _missing(self, spec: BreakpointSpec) -> str:
-        """What the engines that are attached lack for this breakpoint, as a sentence; empty when it can work."""
+        """Why this breakpoint cannot work with the attached engines, as a sentence; empty when it can."""
         engines = self._dispatcher.engines.values()
         if not engines:
             return ""
@@ -215,7 +215,8 @@ class Sessions:
     # --- holds ---
 
     def _lost_race(self, hold: int) -> str | None:
-        """What to answer for a hold that is not there: a lost race is no error, a number that never was is one."""
+        """The answer for a hold that has ended already; None for a live hold. Raises ``Refused`` for a number
+        that never was."""
         if hold in self._state.holds:
             return None
         if 0 < hold < self._state.next_hold:

@@ -90,7 +90,8 @@ def breakpoint(leader: Any, **fields: Any) -> "Breakpoint":
 
 
 class Breakpoint:
-    """What ``breakpoint`` returns. ``holds`` are all holds that it began, oldest first; ``number`` is its id."""
+    """A breakpoint for the time of a block. ``holds`` are all holds that it began, oldest first; ``number`` is its
+    id."""
 
     def __init__(self, leader: Any, spec: BreakpointSpec) -> None:
         self._target = leader
@@ -137,7 +138,7 @@ class Breakpoint:
         return self.holds[self._given - 1]
 
     def go_on(self, hold: Held | None = None) -> None:
-        """Release this hold, or all that this breakpoint began; one that has ended already is fine."""
+        """Release this hold, or all that this breakpoint began. A hold that has ended already is no error."""
         for held in self.holds if hold is None else [hold]:
             if held.hold in self._state.holds:
                 self._tell(st.HoldContinued, held.hold, self._owner, None)

@@ -1,6 +1,6 @@
 """The text format of Prometheus (version 0.0.4), written by hand: families of samples with help and type.
 
-Law of this file: what is written can be read by any Prometheus: names and labels are checked, values escaped.
+Law of this file: any Prometheus can read the page, because names and labels are checked and values escaped.
 """
 
 import re

@@ -37,7 +37,7 @@ from mcap.writer import MCAP0_MAGIC
 
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.snapshots import packed_elsewhere
-from kvbm_console.wire.schema import EVENT_BATCH, STIMULUS_BATCH, WIRE_PACKAGE, descriptor_set
+from kvbm_console.wire.batches import EVENT_BATCH, STIMULUS_BATCH, WIRE_PACKAGE, descriptor_set
 
 FORMAT_MAJOR: Final = 1
 """Raised when an older reader would read something wrong; such a reader refuses and names both."""

@@ -28,7 +28,7 @@ from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_sta
 from kvbm_console.recording.format import Frame, Gap, Keyframe, SegmentEnd
 from kvbm_console.recording.reader import MISSING, Recording
 from kvbm_console.recording.sealed import SealedSegment
-from kvbm_console.stream.event_document import field_text
+from kvbm_console.stream.document import field_text
 from kvbm_console.wire.batches import NewerSchema
 
 AUDIT_ALL_BELOW: Final = 5_000

@@ -1,12 +1,13 @@
-"""The broadcaster: collects what was published, flushes it as chunks into the ring, and wakes who waits for them.
+"""The broadcaster collects published events, flushes them as chunks into the ring, and wakes the readers.
 
-Flush rule: at once when the last flush is older than the gap; else, so that all of one turn of the event loop goes out
-together, at the loop's next turn if flushes have been rarer than one a gap of late, or when they will have been. The
-gap follows what the last fan-out cost, and to how many, between half a millisecond (1 ms under load) and 20 ms. So a
-thousand events a second are each on the wire at once, and a million are sent in chunks that are worth their fixed cost.
+A flush happens at once when the last flush is older than the gap. Otherwise it waits for the loop's next turn, so that
+all events of one turn go out together. It waits longer while recent flushes have been more frequent than one per gap.
+The gap follows the cost of the last fan-out and the number of readers, between 0.5 ms (1 ms under load) and 20 ms. At a
+thousand events a second each event is on the wire at once. At a million they are sent in chunks that are worth their
+fixed cost.
 
-What flushes have been "of late" is what keeps it from sticking: a loop's timers are late by up to a millisecond, and
-whoever publishes by such timers, too, would find that the last flush was just now, every time.
+The broadcaster limits the average flush rate. A fixed minimum gap would penalise a publisher driven by the same loop.
+Asyncio timers fire up to 1 ms late, so every event would arrive just after a flush and wait a full gap.
 
 Law of this file: ``publish`` never waits and never fails for a reader's sake. Readers come to the ring by themselves.
 """
@@ -26,18 +27,18 @@ GAP_NS_MIN: Final = 500_000
 """Half the distance of a thousand evenly spaced events a second, so that jitter does not make them wait."""
 GAP_NS_BUSY: Final = 1_000_000
 BUSY_STIMULI: Final = 4
-"""A flush of more is one under load, where larger chunks are worth more: the gap behind it is at least ``GAP_NS_BUSY``,
-and nothing shortens it."""
+"""A flush of more stimuli shows load, under which larger chunks are worth more. The gap behind it is at least
+``GAP_NS_BUSY``, and nothing shortens it."""
 CREDIT_NS: Final = 1_000_000
 """How much of the time by which a flush came later than its gap may shorten the gaps behind it."""
 GAP_NS_MAX: Final = 20_000_000
 """A console draws at most 30 times a second, so 20 ms of delay are not seen."""
 GAP_NS_PER_READER: Final = 2_000_000
 """A write to a reader takes 0.1 ms of the loop's thread. From eleven readers on this bound is above ``GAP_NS_MAX``, and
-fan-out takes at most 5 % of the time, whatever their number: a quarter of a second for 128."""
+fan-out takes at most 5 % of the time. It is a quarter of a second for 128 readers."""
 GAP_PER_FAN_OUT: Final = 4
 """Fan-out to one reader takes at most a fifth of the time. With every further reader the gap grows by as much again, up
-to its bound: the more look on, the longer they may wait, not the engine."""
+to its bound, so more readers wait longer and the engine does not."""
 
 OnFlush = Callable[[StimulusChunk | None, EventChunk | None], None]
 Later = Callable[[float, Callable[[], None]], object]
@@ -83,8 +84,8 @@ class Subscriber:
 class Broadcaster:
     """Between one publisher and any number of readers.
 
-    ``clock`` is monotonic nanoseconds; ``later(seconds, callback)`` is the event loop's ``call_later``, or None where
-    there is no loop: then only ``publish`` and ``flush`` flush. ``on_flush`` gets each flush's chunks once.
+    ``clock`` is monotonic nanoseconds. ``later(seconds, callback)`` is the event loop's ``call_later``. Without a
+    loop it is None, and only ``publish`` and ``flush`` flush. ``on_flush`` gets each flush's chunks once.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class Broadcaster:
                 self._set_gap()
 
     def _finish_fan_out(self) -> None:
-        """The next flush begins: whoever has not caught up by now makes the fan-out at least this long."""
+        """The next flush begins. A reader that has not caught up by now makes the fan-out at least this long."""
         if self._outstanding:
             self._outstanding = 0
             self._set_gap()
@@ -220,7 +221,7 @@ class Broadcaster:
         self.idle.pop(subscriber, None)
 
     def beat(self) -> None:
-        """A heartbeat is due for every reader; one that is not read yet stands for all later ones."""
+        """A heartbeat is due for every reader. An unread heartbeat stands for all later ones."""
         for subscriber in self.subscribers:
             subscriber.beats = 1
             subscriber.wake()

@@ -1,52 +1,30 @@
-"""The status document: what is true of a leader now, as plain JSON values. A documented, stable contract.
+"""JSON documents of events and of a leader's state: documented, stable contracts.
 
-Ids are strings, absent values null, states and routes their labels, times nanoseconds on the engine's clock. It has
-exactly these keys, and new ones are only added:
+The status document says how a leader stands now. Its keys are the type ``Status`` in ``cli/documents.py``, listed in
+``cli/JSON.md``; new keys are only added. An event is ``seq``, ``at_ns`` and ``kind``, then its fields by name.
 
-``slots``        list of {slot, request, state, since_ns, age_ns, computed_tokens, prompt_tokens, outstanding, hold}
-``tiers``        object by ``g1`` to ``g4`` of {capacity_blocks, resident_blocks, referenced_blocks, writing_blocks,
-                 hits, lookups, uncertain, evicted_blocks, thrash_blocks, thrash_rate, asked_again_blocks,
-                 asked_again_p50_ns, asked_again_p90_ns}; hits and lookups count prompt blocks, capacity is null if the
-                 engine does not tell, uncertain says that reports of an engine were lost, so that the counts may be
-                 wrong; thrash_blocks came back within the window after the tier had evicted them, thrash_rate is
-                 thrash_blocks / evicted_blocks (null without any), asked_again_blocks were asked for by an admission
-                 after the tier had evicted them, half of them at most asked_again_p50_ns later
-``thrash``       {window_ns, evicted_blocks, thrash_blocks, thrash_rate}: over all tiers; the window is null if unknown
-``prefetch``     {fetched_blocks, used_blocks, precision, limits, limited}: blocks copied from disk to host ahead of a
-                 look-up, and those that one found there; precision is their quotient (null without any); limited says
-                 that only probes are fetched because too few were used, limits how often that began
-``transfers``    list of {operation, candidate, route, blocks, status}: candidates that are not terminal
-``breakpoints``  list of {id, owner, description, enabled, site, request, from_state, to_state, tier, route, action,
-                 one_shot, hits, max_hold_ns, name, status, condition, ignore_count, hit_condition, log, suspend,
-                 depends_on, on_timeout, expires_ns, persist, message}; message says why it was disabled by itself
-``holds``        list of {id, slot, request, site, point, owner, breakpoints, pending, since_ns, deadline_ns, suspend,
-                 on_timeout, age_ns}; the longest time of a hold runs on the wall, so deadline_ns is right at speed 1
-``ended_holds``  list of {id, request, site, point, at_ns, held_ns, why, by, text, times}: the last 64 holds that ended
-                 or were refused, the newest last; text says why in words. Of a refused hold id and point are null, why
-                 is "refused", and times counts those that were refused in a row
-``frozen``       {by, since_ns, max_hold_ns}, null when nothing is frozen
-``stream``       {name, head_seq, epoch, incarnation, subscribers}; name is what ``serve --name`` says, else the
-                 workload's or the engines' own
-``engines``      list of {source, name, calls, dropped, errors, call_ns, steps, step_ns}: what a tap has cost its
-                 engine; with ``sanitize`` also checked_blocks, mismatched_blocks, unknown_blocks and check_ns
-``publishers``   list of {source, name, connected, batches, gaps, lost_batches, restarts, last_batch_ns}: event streams
-                 that are followed; last_batch_ns is null before the first batch
-``parts``        list of {part, healthy, ended, restarted, why}: tasks and threads of the daemon; how often each ended
-                 without being asked to and was restarted, and why it ended last
-``warnings``     list of sentences: parts that are not healthy, or were restarted in the last five minutes
-``recorder``     {state, written_seq, synced_seq, path, bytes}, null when nothing is recorded
+Ids are strings, hashes 16 hexadecimal digits, words their labels, and absent values null. Times are nanoseconds on the
+engine's clock. The longest time of a hold runs on the wall, so ``deadline_ns`` of a hold is right at speed 1.
 
 Law of this file: it reads facts and changes nothing.
 """
 
+import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
+import msgspec
+
+from kvbm_console.core.columns import HASH_BYTES, unpack_hashes, unpack_ids
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.events import AnyEvent, Event
 from kvbm_console.core.expression import compile_slot_filter
 from kvbm_console.core.holds import BreakpointFacts, HoldFacts, stands_at
 from kvbm_console.core.ids import Condition, Route, Tier, Word, age_within
 from kvbm_console.core.slots import CandidateFacts, SlotFacts
 from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import ENTRY_NAMES
 from kvbm_console.stream.ended import EndedHold
 
 Document = dict[str, Any]
@@ -215,3 +193,82 @@ def _id(number: int | None) -> str | None:
 
 def _label(word: Word | None) -> str | None:
     return None if word is None else word.label
+
+# --- events ---
+
+
+COLUMNS: Final[dict[str, str]] = {
+    name: hint.__metadata__[0]
+    for kind in typing.get_args(AnyEvent)
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items() if hasattr(hint, "__metadata__")
+}
+"""Name of each column to ``ids``, ``hashes`` or ``indices``, as the fields of events declare it."""
+IDENTIFIERS: Final = frozenset({
+    "slot", "parent", "for_slot", "pool", "source_pool", "target_pool", "candidate", "operation", "batch", "hold", "id",
+    "breakpoints", "slots", "source",
+})
+
+
+def event_document(event: Event) -> dict[str, Any]:
+    """One event as a JSON object.
+
+    >>> from kvbm_console.core.events import SlotClosed
+    >>> event_document(SlotClosed(7, 1_000, 3, 12))
+    {'seq': 7, 'at_ns': 1000, 'kind': 'SlotClosed', 'cause': 3, 'slot': '12'}
+    """
+    document: dict[str, Any] = {"seq": event.seq, "at_ns": event.at_ns, "kind": type(event).__name__}
+    for field in type(event).__struct_fields__:
+        if field not in ("seq", "at_ns"):
+            document[field] = _value(field, getattr(event, field))
+    return document
+
+
+def spec_document(spec: BreakpointSpec) -> dict[str, Any]:
+    """A breakpoint's specification as a JSON object."""
+    return {field: _value(field, getattr(spec, field)) for field in BreakpointSpec.__struct_fields__}
+
+
+def field_text(field: str, value: Any, limit: int = 80) -> str:
+    """One field's value for people, cut behind ``limit`` characters: columns as lists, words as their labels.
+
+    >>> field_text("ids", b"\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00")
+    '1, 2'
+    """
+    if type(value) is int and field != "entry":
+        text = str(value)
+        return text if len(text) <= limit else text[: limit - 1] + "…"
+    if isinstance(value, bytes):
+        value = value[: HASH_BYTES * (limit + 1)]  # of a column of thousands a row tells a few
+    elif isinstance(value, tuple | list):
+        value = value[: limit + 1]
+    told = _value(field, value)
+    text = ", ".join(map(str, told)) if isinstance(told, list) else "–" if told is None else str(told)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _value(field: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | str | float):
+        return value
+    if isinstance(value, bytes):
+        return _column(field, value)
+    if isinstance(value, Word):
+        return value.label
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, BreakpointSpec):
+        return spec_document(value)
+    if isinstance(value, tuple | list):
+        return [_value(field, item) for item in value]
+    if isinstance(value, int):
+        if field == "entry":
+            return ENTRY_NAMES.get(value, str(value))
+        return str(value) if field in IDENTIFIERS else value
+    if isinstance(value, msgspec.Struct):
+        return {name: _value(name, getattr(value, name)) for name in value.__struct_fields__}
+    raise TypeError(f"no JSON form for {type(value).__name__} in field {field}")
+
+
+def _column(field: str, data: bytes) -> list[Any]:
+    if COLUMNS[field] == "hashes":
+        return [f"{value:016x}" for value in unpack_hashes(data)]
+    return [value if COLUMNS[field] == "indices" else str(value) for value in unpack_ids(data)]

@@ -1,7 +1,7 @@
-"""Holds that are over, and holds that were refused: who was held where, for how long, and why that ended.
+"""Holds that have ended, and holds that were refused, with slot, site, duration and reason.
 
 Law of this file: every end and every refusal leaves a trace. Refusals in a row are one entry that counts them, because
-a breakpoint that everybody hits is refused thousands of times.
+a breakpoint that every request hits is refused thousands of times.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from kvbm_console.core.ids import HoldEnd, Site, WaitPoint
 from kvbm_console.core.state import CacheState
 
 ENDED_MAX: Final = 64
-"""Entries that are kept: what a person scrolls through; the recording has all."""
+"""Entries that are kept, as many as a person scrolls through; the recording has all."""
 
 
 class EndedHold(msgspec.Struct):
@@ -46,7 +46,7 @@ class EndedHolds:
         self._open: dict[int, tuple[str, ev.SlotHeld]] = {}
 
     def take(self, event: ev.Event, state: CacheState, request: str | None = None) -> None:
-        """See an event, before or after it was applied to the facts; ``request``: whose slot it is, where known."""
+        """Take an event, before or after it was applied to the facts. ``request`` is the slot's request, if known."""
         if isinstance(event, ev.SlotHeld):
             self._open[event.hold] = request or _request(state, event.slot), event
         elif isinstance(event, ev.HoldReleased):

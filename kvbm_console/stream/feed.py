@@ -1,4 +1,4 @@
-"""What a console is fed with: the same items from a live daemon and from a recording.
+"""The feed of a console: the same items from a live daemon and from a recording.
 
 Law of this file: a feed never hides anything. Lost events are a ``GapSeen``, a lost connection is a ``Disconnected``,
 and after either the next ``SnapshotTaken`` is exact again.
@@ -32,7 +32,7 @@ class Connected(msgspec.Struct, frozen=True):
     """Bytes of one block by the configured geometry, None when unknown."""
     recording: bool = False
     config: LeaderConfig | None = None
-    """What the leader decides with: policies, thresholds, bounds. None when it has a field of a newer version."""
+    """The leader's configuration: policies, thresholds, bounds. None when it has a field of a newer version."""
     clock_anchor_ns: int | None = None
     """The wall clock, in nanoseconds since 1970, at the engine's time 0; None when unknown."""
 
@@ -44,9 +44,9 @@ class SnapshotTaken(msgspec.Struct, frozen=True):
 
 
 class PastSeen(msgspec.Struct, frozen=True):
-    """What happened right before the first snapshot, which follows: ``events`` end where it begins.
+    """The events right before the first snapshot, which follows.
 
-    Only for history: nobody folds these into facts. ``state`` is that of the snapshot, to be read and not changed.
+    They are history and are not folded into facts. ``state`` is that of the snapshot, to be read and not changed.
     """
 
     events: list[Event]
@@ -98,7 +98,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Disconnected(msgspec.Struct, frozen=True):
-    """The connection is gone; the next try is in ``retry_in_s`` (None: it ended for good)."""
+    """The connection is gone. The next try is in ``retry_in_s``, None when it ended for good."""
 
     reason: str
     retry_in_s: float | None
@@ -148,8 +148,8 @@ class Remembering(Protocol):
     """A feed whose target still has events that it has sent."""
 
     async def between(self, first: int, last: int) -> tuple[list[Event], int]:
-        """(events from ``first`` up to ``last``, at most 4,096 of them and only such as the target still has; number of
-        the oldest that it has). Raises ``ConnectionLost``."""
+        """Up to 4,096 events from ``first`` up to ``last`` that the target still has, and the number of its
+        oldest event. Raises ``ConnectionLost``."""
         ...
 
 
@@ -161,7 +161,8 @@ class Controls(Protocol):
         ...
 
     def saw(self, enabled: Mapping[int, bool]) -> None:
-        """The target's breakpoints as they were last, by id: what others muted or removed is not armed anew."""
+        """The target's breakpoints as they were last, by id. Breakpoints that others muted or removed are not
+        armed anew."""
         ...
 
     async def retry_now(self) -> None:

@@ -1,6 +1,6 @@
 """The queue size of an event stream's publisher, as a note on the record.
 
-Law of this file: what is written here is read here again; a text of another shape says nothing.
+Law of this file: it reads its own texts, and a text of another shape means nothing.
 """
 
 import re

@@ -1,8 +1,8 @@
 """The ring: the last events as encoded chunks, and cursors that read them.
 
 A subscriber is a cursor, not a queue: it costs a few numbers, and a reader that stops costs nothing more. The ring
-forgets its oldest chunks when it exceeds its bounds; a cursor that stood there has lost exactly the events between its
-position and the oldest one that is left, and is told so.
+forgets its oldest chunks when it exceeds its bounds. A cursor that stood there has lost exactly the events between its
+position and the oldest event left, and learns of it.
 
 Law of this file: for every cursor, received + lost = last published - start, always (``Cursor.received``, ``.lost``).
 """
@@ -18,7 +18,7 @@ from kvbm_console.wire.frames import batch_frame, batch_of
 RING_EVENTS_MAX: Final = 262_144
 """About a quarter of a second at a million events a second, some minutes of an ordinary engine."""
 RING_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What a daemon may spend on history: at 40 bytes an event this is above the bound in events."""
+"""Bytes that a daemon may spend on history. At 40 bytes an event this is above the bound in events."""
 CHUNKS_PER_RING: Final = 4
 """A chunk holds at most this part of the ring, so that forgetting one never forgets nearly everything."""
 
@@ -36,7 +36,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class _Entry:
-    """One chunk as the frame that is sent; other encodings are made when first read, once for everybody."""
+    """One chunk as the frame that is sent. Other encodings are made when first read, once for all readers."""
 
     __slots__ = ("bytes", "count", "first_seq", "frame", "others")
 

@@ -10,7 +10,7 @@ generated from here; its type argument is its answer. ``verb`` names its field i
 A new verb is a class here with the next free tag, its method in ``Sessions``, ``make proto`` and a test. An entry in
 ``PALETTE`` shows it in the console.
 
-Law of this file: a tag or field is never renumbered or reused; new fields go to the end with a default.
+Law of this file: a tag or field is never renumbered or reused, and new fields go to the end with a default.
 """
 
 from collections.abc import Callable
@@ -94,7 +94,7 @@ class ReplaceBreakpoints(Verb[tuple[BreakpointVerdict, ...]], tag=15):
 
 
 class RemoveBreakpoint(Verb[str], tag=5):
-    """Remove a breakpoint, whoever owns it."""
+    """Remove a breakpoint of any owner."""
 
     verb: ClassVar[str] = "remove"
     breakpoint: int | None = None
@@ -106,7 +106,7 @@ class RemoveBreakpoint(Verb[str], tag=5):
 
 
 class EnableBreakpoint(Verb[str], tag=6):
-    """Arm or mute a breakpoint, whoever owns it."""
+    """Arm or mute a breakpoint of any owner."""
 
     verb: ClassVar[str] = "enable"
     breakpoint: int
@@ -277,8 +277,8 @@ def _not_draining(state: "CacheState | None") -> str:
 class PaletteEntry(NamedTuple):
     """A command of the palette.
 
-    ``takes`` is what is typed behind its name: ``SPEC``, ``N`` (a breakpoint) or ``TIME``; with ``HOLD`` the command
-    is offered once for each hold. ``make`` makes the verb of that.
+    ``takes`` names the argument typed behind the name: ``SPEC``, ``N`` (a breakpoint) or ``TIME``. With ``HOLD``
+    the command is offered once for each hold. ``make`` makes the verb of the argument.
     """
 
     name: str
@@ -289,7 +289,7 @@ class PaletteEntry(NamedTuple):
     refusal: Callable[["CacheState | None"], str] = lambda state: ""
     """Why the command makes no sense now; empty when it does."""
     question: str = ""
-    """Asked first, with ``{live}`` requests and the ``{time}`` that was typed; empty: not asked."""
+    """The question to confirm, with ``{live}`` requests and the typed ``{time}``; empty when none is asked."""
     declined: str = ""
     """The notice after a no."""
 

@@ -12,7 +12,7 @@ PROTOCOL_MAJOR: Final = 1
 PROTOCOL_MINOR: Final = 2
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What the transport accepts at all: the largest flush of an engine's calls is far below."""
+"""The largest message that the transport accepts; the largest flush of an engine's calls is far below."""
 CONTROL_MESSAGE_BYTES_MAX: Final = 256 * 1024
 """A control message is a few hundred bytes; this leaves room for a long list of them in one."""
 NAME_BYTES_MAX: Final = REQUEST_ID_BYTES_MAX
@@ -30,14 +30,14 @@ TOKEN_BYTES_MAX: Final = 512
 HISTORY_EVENTS_MAX: Final = 4_096
 """Events of one answer about the past: one flush."""
 REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""What a client accepts: a flush of events with long columns of blocks, bounded like a batch in a recording."""
+"""The largest reply that a client accepts: a flush of events with long columns, bounded like a batch in a recording."""
 
 SERVICE: Final = str(pb.DESCRIPTOR.services_by_name["Console"].full_name)
 ROLE_OF: Final[dict[str, int]] = {
     str(method.name): int(method.GetOptions().Extensions[cast(Any, pb.role)])
     for method in pb.DESCRIPTOR.services_by_name["Console"].methods
 }
-"""Method to the role that it needs, as the contract declares it; 0 (undeclared) is refused to everybody."""
+"""Method to the role that it needs, as the contract declares it; a method with 0 (undeclared) is refused."""
 
 SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # otherwise two daemons share a port silently

@@ -83,7 +83,7 @@ def test_file_has_the_house_shape(path: Path) -> None:
 def core_modules() -> list[str]:
     """Every module of the core, and of the command line's formatting, where examples are run."""
     names = [
-        "kvbm_console.cli.output", "kvbm_console.stream.event_document", "kvbm_console.analysis.lints.lint",
+        "kvbm_console.cli.output", "kvbm_console.stream.document", "kvbm_console.analysis.lints.lint",
         "kvbm_console.analysis.export.pictures", "kvbm_console.recording.recover",
     ]
     core = importlib.import_module("kvbm_console.core")

@@ -13,8 +13,7 @@ from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.events import AnyEvent, BlocksFilled, BreakpointsChanged, Event, SlotMoved
 from kvbm_console.core.ids import Authority, SlotState, Tier
 from kvbm_console.core.leader import Leader
-from kvbm_console.stream.document import status_document
-from kvbm_console.stream.event_document import COLUMNS, event_document
+from kvbm_console.stream.document import COLUMNS, event_document, status_document
 
 SLOT = {"slot", "request", "state", "since_ns", "age_ns", "computed_tokens", "prompt_tokens", "outstanding", "hold"}
 TIER = {"capacity_blocks", "resident_blocks", "referenced_blocks", "writing_blocks", "hits", "lookups"}

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbm_console.debug.deadlines import WallDeadlines
-from kvbm_console.debug.leases import Leases
+from kvbm_console.debug.leases import Leases, WallDeadlines
 
 OWNERS = st.sampled_from(["a", "b", "c"])
 

@@ -12,8 +12,8 @@ from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.ids import BreakpointEnd, HoldEnd, Note, SlotState
 from kvbm_console.core.leader import Outcome
 from kvbm_console.debug.interceptors import HookedPort
-from kvbm_console.debug.watch import Watch
 from kvbm_console.dispatch import Dispatcher
+from kvbm_console.parts import Watch
 from kvbm_console.service import LeaderService
 from kvbm_console.wire.batches import unpack_events
 

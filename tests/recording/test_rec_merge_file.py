@@ -27,7 +27,7 @@ from kvbm_console.recording.writer import Recorder
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig, build
 from kvbm_console.simulator.multiturn import Multiturn, Settings
-from kvbm_console.stream.event_document import IDENTIFIERS
+from kvbm_console.stream.document import IDENTIFIERS
 from kvbm_console.stream.feed import SnapshotTaken
 from kvbm_console.wire.batches import pack_events, pack_stimuli
 

@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 
 from kvbm_console.client import Access, Client
-from kvbm_console.client.errors import translated
+from kvbm_console.client.questions import translated
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
 from kvbm_console.core.ids import SlotState

@@ -17,8 +17,7 @@ import msgspec
 
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.ids import FinishReason
-from kvbm_console.debug.deadlines import WallDeadlines
-from kvbm_console.debug.leases import Leases
+from kvbm_console.debug.leases import Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.parts import Parts
 from kvbm_console.recording import reader, recover, retain, seal, segment, sync, writer
@@ -28,8 +27,7 @@ from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.ring import Ring
 from server import recording as recording_method
 from server.daemon import Daemon
-from server.feeding import FeedMethod
-from server.names import RequestNames
+from server.feeding import FeedMethod, RequestNames
 
 Planted = Callable[[], AbstractContextManager[object]]
 

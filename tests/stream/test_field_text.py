@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbm_console.core.columns import pack_hashes, pack_ids
-from kvbm_console.stream.event_document import field_text
+from kvbm_console.stream.document import field_text
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=60), st.integers(1, 40))

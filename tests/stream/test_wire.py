@@ -12,7 +12,6 @@ from kvbm_console.core import ids
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import CandidateEnqueued, Event, SlotClosed
 from kvbm_console.core.stimuli import MatchRequested, PoolDeclared, RequestArrived
-from kvbm_console.stream.ingest import FEED_KINDS, check_stimulus
 from kvbm_console.wire import frames
 from kvbm_console.wire.batches import (
     MSGPACK,
@@ -26,6 +25,7 @@ from kvbm_console.wire.batches import (
 )
 from kvbm_console.wire.protocol import ROLE_OF
 from kvbm_console.wire.v1 import console_pb2 as pb
+from server.feeding import FEED_KINDS, check_stimulus
 from tests.stream.kinds import EVENT_KINDS, STIMULUS_KINDS, any_of, least
 
 EXAMPLES = 25

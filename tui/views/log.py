@@ -13,7 +13,7 @@ import msgspec
 
 from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
-from kvbm_console.stream.event_document import field_text
+from kvbm_console.stream.document import field_text
 
 from ..contracts import Table
 from ..desk import LOG, SLOT, Desk

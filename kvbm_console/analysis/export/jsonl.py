@@ -12,7 +12,7 @@ from kvbm_console.analysis.walk import Evidence, Progress
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Item
-from kvbm_console.stream.event_document import event_document
+from kvbm_console.stream.document import event_document
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 EventFilter = Callable[[Event, CacheState | None], bool]

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -25,15 +25,6 @@ WARNED_NS: Final = 300_000_000_000
 REASON_MAX: Final = 200
 """Characters of a reason that are told."""
 log = logging.getLogger("kvbm_console.server")
-
-
-class Restartable(Protocol):
-    """A thread that somebody else runs (``recording.worker.Worker``)."""
-
-    @property
-    def ended(self) -> str | None:
-        """Why it ended; None while it runs."""
-        ...
 
 
 class Part(msgspec.Struct):
@@ -97,8 +88,11 @@ class Parts:
             await asyncio.sleep(self._pause_ns(part) / 1e9)
             self._begin(part)
 
-    def look(self, workers: Mapping[str, Restartable], restart: Callable[[str], None]) -> None:
-        """Threads by the names of their parts: those that ended are told, and restarted by ``restart(name)``."""
+    def look(self, workers: Mapping[str, Any], restart: Callable[[str], None]) -> None:
+        """Report the threads that ended, and restart them with ``restart(name)``.
+
+        ``workers`` holds them by the names of their parts, each with ``ended``: the reason, None while it runs.
+        """
         for name in [name for name in self._parts if name.startswith("recorder") and name not in workers]:
             del self._parts[name]  # that recorder was stopped
             self.on_change()

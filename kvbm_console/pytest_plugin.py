@@ -10,7 +10,7 @@ Law of this file: importing it costs nothing; the package is imported when a fix
 
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -28,29 +28,51 @@ _TAPED: Final = pytest.StashKey[list["Taped"]]()
 _KEPT: Final = pytest.StashKey[list[str]]()
 
 
-class RunRequests(Protocol):
-    """What ``kvbm_run`` is."""
+class _Fixture:
+    """Makes leaders for the test of ``request``; their recordings go to ``directory``."""
+
+    def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
+        self._name, self._directory = request.node.nodeid, directory
+        self._taped: list[Taped] = request.node.stash.setdefault(_TAPED, [])
+
+
+class RunRequests(_Fixture):
+    """The fixture ``kvbm_run``."""
 
     def __call__(
         self, requests: "Sequence[Request] | Workload", *, config: "LeaderConfig | None" = None,
         engine: "EngineConfig | None" = None, drive: "Callable[[Rig], object] | None" = None, **fields: Any,
     ) -> "Run":
-        """Run requests, or a workload, to their end, and return everything that happened.
+        """Run requests, or a workload, to their end, and return the run.
 
-        ``fields`` are fields of ``LeaderConfig`` where no ``config`` is given. ``drive`` replaces the way it is run:
-        it gets the machine (``engines.embedded.Rig``) and may set breakpoints, inject faults, stop early.
+        ``fields`` are fields of ``LeaderConfig`` where no ``config`` is given. ``drive`` gets the machine
+        (``simulator.embedded.Rig``) and runs it in its own way: it may set breakpoints, inject faults, stop early.
         """
-        ...
+        from kvbm_console.core.config import LeaderConfig
+        from kvbm_console.simulator.embedded import default_engine_config
+        from kvbm_console.testing import Prompts, Run
+
+        config = config or LeaderConfig(**fields)
+        workload = Prompts(requests, config.block_tokens) if isinstance(requests, Sequence) else requests
+        made = Run(self._name, self._directory, workload, config, engine or default_engine_config(workload))
+        self._taped.append(made)  # before it runs: a leader that fails inside is recorded too
+        made.go(drive)
+        return made
 
 
-class DriveLeader(Protocol):
-    """What ``kvbm_leader`` is."""
+class DriveLeader(_Fixture):
+    """The fixture ``kvbm_leader``."""
 
     def __call__(
         self, config: "LeaderConfig | None" = None, *, g1_blocks: int = 64, **fields: Any
     ) -> "Driven":
         """A leader with its pools declared; ``fields`` are fields of ``LeaderConfig`` where no ``config`` is given."""
-        ...
+        from kvbm_console.core.config import LeaderConfig
+        from kvbm_console.testing import Driven
+
+        made = Driven(self._name, self._directory, config or LeaderConfig(**fields), g1_blocks)
+        self._taped.append(made)
+        return made
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,47 +100,14 @@ def kvbm_open(request: pytest.FixtureRequest) -> "Callable[[Path | str], Recordi
 
 @pytest.fixture
 def kvbm_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRequests:
-    """Runs requests through a leader with a simulated engine, in virtual time, and records it."""
-    from kvbm_console.core.config import LeaderConfig
-    from kvbm_console.simulator.embedded import default_engine_config
-    from kvbm_console.testing import Prompts, Run
-
-    def run(
-        requests: "Sequence[Request] | Workload", *, config: "LeaderConfig | None" = None,
-        engine: "EngineConfig | None" = None, drive: "Callable[[Rig], object] | None" = None, **fields: Any,
-    ) -> Run:
-        config = config or LeaderConfig(**fields)
-        workload = Prompts(requests, config.block_tokens) if isinstance(requests, Sequence) else requests
-        made = Run(
-            request.node.nodeid, _directory(request, tmp_path_factory), workload, config,
-            engine or default_engine_config(workload),
-        )
-        _taped(request).append(made)  # before it runs: a leader that fails inside is recorded too
-        made.go(drive)
-        return made
-
-    return run
+    """Runs requests through a leader with a simulated engine, in virtual time, and records the leader."""
+    return RunRequests(request, _directory(request, tmp_path_factory))
 
 
 @pytest.fixture
 def kvbm_leader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DriveLeader:
     """A leader that the test calls like a connector does, and that is recorded."""
-    from kvbm_console.core.config import LeaderConfig
-    from kvbm_console.testing import Driven
-
-    def leader(config: "LeaderConfig | None" = None, *, g1_blocks: int = 64, **fields: Any) -> Driven:
-        made = Driven(
-            request.node.nodeid, _directory(request, tmp_path_factory), config or LeaderConfig(**fields), g1_blocks
-        )
-        _taped(request).append(made)
-        return made
-
-    return leader
-
-
-def _taped(request: pytest.FixtureRequest) -> "list[Taped]":
-    taped: list[Taped] = request.node.stash.setdefault(_TAPED, [])
-    return taped
+    return DriveLeader(request, _directory(request, tmp_path_factory))
 
 
 def _directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -147,7 +136,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _write_all(tapes: "list[Any]", directory: Path, name: str) -> list[str]:
-    from kvbm_console.testing.tapes import safe_name
+    from kvbm_console.testing.run import safe_name
 
     directory.mkdir(parents=True, exist_ok=True)
     kept = []

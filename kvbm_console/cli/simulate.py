@@ -120,7 +120,7 @@ def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_
         run = run_simulation(
             options, progress=progress, stats=line if options.stats_every else None, ended=ended
         )
-    document = run.report.document
+    document = run.document
     print_result(form, document, lambda: [*head, *text_of(document).split("\n")])
     _took(time.perf_counter() - started, document["requests_arrived"])
     return 0

@@ -39,8 +39,8 @@ from kvbm_console.explore.vllm import OVERTAKEN_MAX, STEPS_MAX, Found, Run, Verd
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig, build
 from kvbm_console.simulator.link import DEFAULT_LINKS, Fault, LinkSpec
-from kvbm_console.simulator.workloads import Capacities, Request
-from kvbm_console.testing.tapes import taping
+from kvbm_console.simulator.workloads import Capacities, GivenRequests, Request
+from kvbm_console.testing.run import taping
 
 STEP_NS: Final = 1_000_000
 """A step of the embedded engine, and of the scenario's clock."""
@@ -57,38 +57,25 @@ class Release:
     name, version = "kvbm-console's", "leader"
 
 
-class Load:
+def load_of(scenario: Scenario) -> GivenRequests:
     """The requests of a scenario as a workload."""
-
-    name, endless, capacities = "explore", False, Capacities(BLOCK, 64, 0, 0, 256)
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.requests: list[Request] = []
-        chains: dict[str, tuple[list[int], list[int]]] = {}
-        for action in scenario.actions:
-            if isinstance(action, Arrive):
-                before, chain = chains.get(action.after, ((), ()))
-                tokens, contents = [*before], [*chain]
-                _extend(tokens, contents, tokens_of(action.prompt))
-                prompt = len(tokens)
-                for _ in range(action.output):
-                    _extend(tokens, contents, [contents[-1] % 991 + 2])
-                chains[action.name] = tokens, contents
-                hashes = [content & HASH or 1 for content in contents[BLOCK - 1 :: BLOCK]]
-                self.requests.append(Request(
-                    action.name, action.step * STEP_NS, tuple(hashes[: prompt // BLOCK]),
-                    tuple(hashes[prompt // BLOCK :]), prompt, action.output,
-                ))
-
-    def begin(self, block_tokens: int) -> None:
-        """Nothing to choose."""
-
-    def arrivals(self) -> Any:
-        """All, by time."""
-        return iter(sorted(self.requests, key=lambda one: one.arrival_ns))
-
-    def finished(self, request: Request, at_ns: int) -> None:
-        """Nothing follows."""
+    requests: list[Request] = []
+    chains: dict[str, tuple[list[int], list[int]]] = {}
+    for action in scenario.actions:
+        if isinstance(action, Arrive):
+            before, chain = chains.get(action.after, ((), ()))
+            tokens, contents = [*before], [*chain]
+            _extend(tokens, contents, tokens_of(action.prompt))
+            prompt = len(tokens)
+            for _ in range(action.output):
+                _extend(tokens, contents, [contents[-1] % 991 + 2])
+            chains[action.name] = tokens, contents
+            hashes = [content & HASH or 1 for content in contents[BLOCK - 1 :: BLOCK]]
+            requests.append(Request(
+                action.name, action.step * STEP_NS, tuple(hashes[: prompt // BLOCK]),
+                tuple(hashes[prompt // BLOCK :]), prompt, action.output,
+            ))
+    return GivenRequests("explore", requests, Capacities(BLOCK, 64, 0, 0, 256))
 
 
 def _extend(tokens: list[int], contents: list[int], more: list[int]) -> None:
@@ -213,7 +200,7 @@ class Machine:
             step_base_ns=STEP_NS, prefill_token_ns=0, decode_request_ns=0, patience_ns=option("patience_ns"),
             token_bytes=TOKEN_BYTES,
         )
-        rig = build(config, engine, Load(scenario), publish=self._publish, links=self._links(), check=True)
+        rig = build(config, engine, load_of(scenario), publish=self._publish, links=self._links(), check=True)
         self.rig: Rig = rig
         plant(rig, self.faults)
         if option("fails"):

@@ -18,7 +18,7 @@ from kvbm_console.core.ids import Note
 from kvbm_console.explore.scenario import BLOCK
 from kvbm_console.recording.tape import Tape
 from kvbm_console.tap.sender import Settings
-from kvbm_console.tap.watching import Watching
+from kvbm_console.tap.translator import Watching
 
 STEP_NS: Final = 10_000_000
 """A step of the scheduler, on the clock of the recording."""

@@ -126,12 +126,16 @@ class Search:
             self._processes.pop().kill()
 
     def shrink(self, report: Report) -> None:
-        """Make each finding small. May be interrupted; what is not small yet stays as it is."""
+        """Make each finding small. May be interrupted; the findings that are not small yet stay as they are."""
+        self._with_each(report, self._shrink)
+
+    def _with_each(self, report: Report, work: Callable[["_Process", Finding], "_Process"]) -> None:
+        """``work`` on each finding, in a process that it may replace."""
         try:
             worker = self._begun()
             worker.wait()
             for finding in report.findings.values():
-                worker = self._shrink(worker, finding)
+                worker = work(worker, finding)
         except KeyboardInterrupt:
             report.interrupted = True
         finally:
@@ -151,15 +155,7 @@ class Search:
 
     def record(self, report: Report, places: Mapping[str, Path]) -> None:
         """Record each finding with the tap around its connector, into the place of its signature."""
-        try:
-            worker = self._begun()
-            worker.wait()
-            for finding in report.findings.values():
-                worker = self._record(worker, finding, places[finding.signature])
-        except KeyboardInterrupt:
-            report.interrupted = True
-        finally:
-            self._end_all()
+        self._with_each(report, lambda worker, finding: self._record(worker, finding, places[finding.signature]))
 
     def _record(self, worker: "_Process", finding: Finding, place: Path) -> "_Process":
         from kvbm_console.explore.recorded import record

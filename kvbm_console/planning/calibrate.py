@@ -12,9 +12,9 @@ Law of this file: it says nothing that it has not tried. Errors of step times, f
 the times; those of the second half come from times that were fitted to the first half alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from kvbm_console.planning.ledger import Ledger
 from kvbm_console.planning.measured import Device, Equation, Measured, Served
 from kvbm_console.planning.meter import RequestRecord
 from kvbm_console.simulator.config import EngineConfig
-from kvbm_console.simulator.workloads import Capacities, Request
+from kvbm_console.simulator.workloads import Capacities, GivenRequests, Request
 
 SCHEMA: Final = "kvbm-console.calibrate/1"
 NAMES: Final = ("step-base", "step-prefill-token", "step-decode-request")
@@ -286,7 +286,7 @@ def serve(
 
     Without a device each computes the tokens that it had to compute, and there is room for all.
     """
-    workload = _Again(requests[:SERVED_MAX], device)
+    workload = _again(requests[:SERVED_MAX], device)
     engine = msgspec.structs.replace(config, g1_blocks=workload.capacities.g1_blocks)
     found: dict[int, RequestRecord] = {}
 
@@ -297,40 +297,23 @@ def serve(
     return [(requests[at], found[at]) for at in sorted(found) if found[at].first_token_ns is not None]
 
 
-class _Again:
-    """Measured requests as a workload, at their times."""
-
-    endless = False
-    name = "measured"
-
-    def __init__(self, requests: Sequence[Served], device: Device | None) -> None:
-        self._requests = requests
-        self._device = device
-        size = BLOCK_TOKENS
-        blocks = sum(-(-(one.computed_tokens + one.output_tokens) // size) for one in requests)
-        if device is not None:
-            blocks, size = device
-        self.capacities = Capacities(size, max(1, min(2**22, blocks)), 0, 0, 8_192)
-
-    def begin(self, block_tokens: int) -> None:
-        """Nothing: the block size is known."""
-
-    def arrivals(self) -> Iterator[Request]:
-        """By arrival; without a device no block is shared."""
-        key = 1
-        since_ns = self._requests[0].arrived_ns if self._requests else 0
-        for at, one in enumerate(self._requests):
-            hashes, output_hashes, prompt = one.hashes, one.output_hashes, one.prompt_tokens
-            if self._device is None:
-                prompt = one.computed_tokens
-                full = prompt // BLOCK_TOKENS
-                total = (prompt + one.output_tokens) // BLOCK_TOKENS
-                hashes, output_hashes = tuple(range(key, key + full)), tuple(range(key + full, key + total))
-                key += total
-            yield Request(
-                str(at), round(one.arrived_ns - since_ns), hashes, output_hashes, prompt, one.output_tokens
-            )
-
-    def finished(self, request: Request, at_ns: int) -> Any:
-        """None: every arrival was measured."""
-        return None
+def _again(served: Sequence[Served], device: Device | None) -> GivenRequests:
+    """Measured requests as a workload, at their times; without a device no block is shared."""
+    blocks, size = device or (
+        sum(-(-(one.computed_tokens + one.output_tokens) // BLOCK_TOKENS) for one in served), BLOCK_TOKENS
+    )
+    requests: list[Request] = []
+    key = 1
+    since_ns = served[0].arrived_ns if served else 0
+    for at, one in enumerate(served):
+        hashes, output_hashes, prompt = one.hashes, one.output_hashes, one.prompt_tokens
+        if device is None:
+            prompt = one.computed_tokens
+            full = prompt // BLOCK_TOKENS
+            total = (prompt + one.output_tokens) // BLOCK_TOKENS
+            hashes, output_hashes = tuple(range(key, key + full)), tuple(range(key + full, key + total))
+            key += total
+        requests.append(Request(
+            str(at), round(one.arrived_ns - since_ns), hashes, output_hashes, prompt, one.output_tokens
+        ))
+    return GivenRequests("measured", requests, Capacities(size, max(1, min(2**22, blocks)), 0, 0, 8_192))

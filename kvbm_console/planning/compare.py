@@ -225,7 +225,7 @@ def _bound(setting: Setting, keep_requests: bool) -> Cell:
 
 def _simulated(setting: Setting, keep_requests: bool) -> Cell:
     run = simulate(setting.options, keep_records=keep_requests)
-    document = run.report.document
+    document = run.document
     return Cell(
         setting.label, setting.options.total_kv_blocks, setting.options.kv_cpu_blocks,
         sum(document["hit_blocks"].values()), document["prompt_blocks"], document["prefix_hit_rate"],

@@ -160,12 +160,6 @@ class InstanceMeasures(msgspec.Struct, frozen=True):
     prefetch: dict[str, int] = {}
 
 
-class Report(msgspec.Struct, frozen=True):
-    """The document, as plain values under the keys of ``KEYS``."""
-
-    document: dict[str, Any]
-
-
 def measure(rig: Rig, meter: Meter) -> InstanceMeasures:
     """The sums of an instance with a leader; before its clean-up."""
     leader = rig.leader
@@ -176,7 +170,7 @@ def measure(rig: Rig, meter: Meter) -> InstanceMeasures:
     )
 
 
-def make_report(options: SimulateOptions, note: str | None, parts: Sequence[InstanceMeasures]) -> Report:
+def make_report(options: SimulateOptions, note: str | None, parts: Sequence[InstanceMeasures]) -> dict[str, Any]:
     """The document of a run over all instances."""
     completed = sum(part.totals.finished[reason] for part in parts for reason in COMPLETED)
     prompt_blocks = sum(part.totals.prompt_blocks for part in parts)
@@ -241,7 +235,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "blis_preemption_rate": _rate(preemptions, completed) or 0.0,
         "blis_kv_thrashing_rate": _rate(evicted[Tier.G2 - 1], offloaded) or 0.0,
     }
-    return Report({key: values[key] for key in KEYS})
+    return {key: values[key] for key in KEYS}
 
 
 def settings_of(options: SimulateOptions) -> dict[str, Any]:

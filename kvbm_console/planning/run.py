@@ -7,7 +7,7 @@ Instances share nothing: each has its own engine, leader and links, and its shar
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -17,7 +17,7 @@ from kvbm_console.core.stimuli import ResetRequested
 from kvbm_console.planning.ledger import Ledger
 from kvbm_console.planning.meter import Meter, RequestRecord, StatsLine
 from kvbm_console.planning.options import SimulateOptions
-from kvbm_console.planning.report import InstanceMeasures, Report, make_report, measure
+from kvbm_console.planning.report import InstanceMeasures, make_report, measure
 from kvbm_console.planning.traces import note_of, parse_trace
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig, build
@@ -32,10 +32,11 @@ Ended = Callable[[int, RequestRecord], None]
 """Is told the instance and the record of a request that has ended."""
 
 
-class Run(msgspec.Struct, frozen=True):
-    """What a run gives: the report, and each request if records were kept (or never given up: ``cleanup`` none)."""
+class SimulateRun(msgspec.Struct, frozen=True):
+    """A finished run. ``records`` has each request if records were kept, or never given up (``cleanup`` none)."""
 
-    report: Report
+    document: dict[str, Any]
+    """The report, under the keys of ``report.KEYS``."""
     records: list[RequestRecord]
     held_records: int
     """Records of finished requests that were in memory when the last request ended."""
@@ -44,7 +45,7 @@ class Run(msgspec.Struct, frozen=True):
 def simulate(
     options: SimulateOptions, *, progress: Progress | None = None, stats: Callable[[StatsLine], None] | None = None,
     keep_records: bool = False, windows: bool = True, leader: bool = False, ended: Ended | None = None,
-) -> Run:
+) -> SimulateRun:
     """Run the trace to its end. ``progress`` is told the requests that have ended, ``stats`` the stats lines,
     ``ended`` each request and the instance that it was of.
 
@@ -74,7 +75,7 @@ def simulate(
             )
         done += parts[-1].measures.engine.finished
         told(0, done)
-    return Run(
+    return SimulateRun(
         make_report(options, note_of(workload), [part.measures for part in parts]),
         [record for part in parts for record in part.records], sum(part.held_records for part in parts),
     )

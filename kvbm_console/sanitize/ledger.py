@@ -7,6 +7,7 @@ Law of this file: every table is bounded. A forgotten content is not checked; it
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -188,14 +189,14 @@ class Ledger:
 
     def stores_into(self, slot: int) -> list[Copy]:
         """Stores that were ordered into a slot, as far as they are kept, the first one first."""
-        found = [copy for copy in (*self.recent, *self.flying.values())
-                 if copy.store and any(slot == other for _, other, _ in copy.pairs)]
-        return sorted(found, key=lambda copy: copy.submitted)
+        return self._copies(lambda copy: copy.store and any(slot == other for _, other, _ in copy.pairs))
 
     def loads_into(self, place: int) -> list[Copy]:
         """Loads that were ordered into a place, as far as they are kept, the first one first."""
-        found = [copy for copy in (*self.recent, *self.flying.values())
-                 if not copy.store and any(place == other for other, _, _ in copy.pairs)]
+        return self._copies(lambda copy: not copy.store and any(place == other for other, _, _ in copy.pairs))
+
+    def _copies(self, chosen: Callable[[Copy], bool]) -> list[Copy]:
+        found = filter(chosen, (*self.recent, *self.flying.values()))
         return sorted(found, key=lambda copy: copy.submitted)
 
 

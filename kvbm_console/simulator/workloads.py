@@ -4,7 +4,7 @@ Law of this file: a workload is deterministic; the same specification gives the 
 hands over hashes and lengths; tokens and text stay inside it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -88,6 +88,28 @@ class Workload(Protocol):
     def finished(self, request: Request, at_ns: int) -> Request | None:
         """What follows the end of a request: the next turn of its session, or nothing."""
         ...
+
+
+class GivenRequests:
+    """A ``Workload`` of requests that are given, by their arrival times; nothing follows them."""
+
+    endless = False
+
+    def __init__(self, name: str, requests: Iterable[Request], capacities: Capacities) -> None:
+        self.name = name
+        self.requests = list(requests)
+        self.capacities = capacities
+
+    def begin(self, block_tokens: int) -> None:
+        """Nothing: the blocks of the requests are given."""
+
+    def arrivals(self) -> Iterator[Request]:
+        """All requests, by time."""
+        return iter(sorted(self.requests, key=lambda request: request.arrival_ns))
+
+    def finished(self, request: Request, at_ns: int) -> Request | None:
+        """None."""
+        return None
 
 
 def parse_workload(text: str, limit: int | None = None) -> Workload:

@@ -12,7 +12,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kvbm_console.tap.pool import places_of, record_places, record_resets
 from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, Recorder
@@ -21,26 +21,13 @@ from kvbm_console.tap.sanitizing import WORKER_CALLS, Told
 _now = time.monotonic_ns
 
 
-class Engine(Protocol):
-    """What an engine's binding knows (``vllm`` has vLLM's)."""
+def make_tap(name: str, bases: tuple[type, ...], engine: Any) -> type:
+    """A class ``name`` on top of the engine's connector classes ``bases``, the base class of connectors first.
 
-    def inner(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The connector inside, from the arguments of the constructor; one that does nothing when none is named."""
-        ...
-
-    def inner_class(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-        """For a call on the class: the class inside, and the arguments as it shall see them."""
-        ...
-
-    def recorder(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | None:
-        """Where calls are recorded; None in a process that does not schedule."""
-        ...
-
-
-def make_tap(name: str, bases: tuple[type, ...], engine: Engine) -> type:
-    """A class ``name`` on top of the engine's connector classes ``bases``, the base class of connectors first."""
+    ``engine`` is the engine's binding, such as ``vllm._Vllm``. Its ``inner`` makes the connector inside from the
+    arguments of the constructor. ``inner_class`` returns the class inside for a call on the class, with the arguments
+    that it gets. ``recorder`` returns the recorder of calls, None in a process that does not schedule.
+    """
     members: dict[str, Any] = {"__doc__": "Reports to kvbm-console; set up by kv_connector_extra_config.",
                                "__module__": __name__}
     for base in reversed(bases):
@@ -86,7 +73,7 @@ class _OfClass:
     """A class method or static method: a tap asks the class of the connector that is inside it, and a class of taps the
     one that its arguments name."""
 
-    def __init__(self, attribute: str, raw: Any, engine: Engine) -> None:
+    def __init__(self, attribute: str, raw: Any, engine: Any) -> None:
         self._attribute, self._raw, self._engine = attribute, raw, engine
 
     def __get__(self, tap: Any, owner: Any = None) -> Any:
@@ -97,7 +84,7 @@ class _OfClass:
         return functools.update_wrapper(of_class, self._raw.__func__)
 
 
-def _forwarding(base: type, attribute: str, engine: Engine) -> Any:
+def _forwarding(base: type, attribute: str, engine: Any) -> Any:
     """What stands for one public member of the base class."""
     for owner in base.__mro__:
         if attribute in owner.__dict__:

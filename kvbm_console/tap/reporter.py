@@ -21,7 +21,7 @@ from kvbm_console.client.feeder import FeedClient
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
 from kvbm_console.core.ids import WaitPoint
-from kvbm_console.core.instructions import MatchAnswer, PoolAnswer
+from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.tap.sender import LENGTH, Answer, Settings
 from kvbm_console.tap.translator import Call, Translator
 
@@ -160,7 +160,7 @@ class Reporter:
     async def _submit(self, feed: FeedClient) -> None:
         """Deliver what has come together; verdicts go back at once."""
         translator = self._translator
-        calls, translator.calls = translator.calls, []
+        calls = translator.take_calls()
         go: list[str] = []
         at = 0
         while at < len(calls):
@@ -169,10 +169,7 @@ class Reporter:
                 while end < len(calls) and not _declares(calls[end]):
                     end += 1
             part = calls[at:end]
-            for call in part:
-                if isinstance(call.stimulus, st.BlocksReported):
-                    call.stimulus.pool = translator.pools[call.medium]
-            results = await feed.submit_all([call.stimulus for call in part])
+            results = await feed.submit_all([translator.placed(call) for call in part])
             for call, result in zip(part, results, strict=True):
                 self._answered(call, result, go)
             at = end
@@ -186,9 +183,8 @@ class Reporter:
             await self._tell(feed, go)
 
     def _answered(self, call: Call, result: Any, go: list[str]) -> None:
-        if isinstance(result, PoolAnswer):
-            self._translator.pools[call.medium] = result.pool
-        elif isinstance(result, Refused):
+        self._translator.answered(call, result)
+        if isinstance(result, Refused):
             if isinstance(call.stimulus, st.PoolDeclared):
                 raise result
             self._translator.wants_all = True

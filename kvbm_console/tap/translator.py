@@ -13,8 +13,11 @@ import msgspec
 
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
-from kvbm_console.core.ids import Authority, FinishReason, Tier
-from kvbm_console.dispatch import MEDIUM_OF
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.ids import Authority, FinishReason, Note, Tier
+from kvbm_console.core.instructions import PoolAnswer
+from kvbm_console.core.leader import Leader
+from kvbm_console.dispatch import MEDIUM_OF, Dispatcher
 from kvbm_console.engines.kv_events.batch import tier_of
 from kvbm_console.tap.sender import Settings
 
@@ -57,7 +60,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Translator:
-    """One engine's messages, in order. ``calls`` is what they come to, for the caller to take and submit."""
+    """One engine's messages, in order. ``take_calls`` gives the stimuli to submit."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -121,6 +124,22 @@ class Translator:
             _TAKERS[message[0]](self, *message[2:])
         except (KeyError, TypeError, ValueError, IndexError):
             self.wants_all = True
+
+    def take_calls(self) -> list[Call]:
+        """The calls since the last time."""
+        calls, self.calls = self.calls, []
+        return calls
+
+    def placed(self, call: Call) -> st.Stimulus:
+        """The stimulus of a call, with the index of its pool; the calls before it have been answered."""
+        if isinstance(call.stimulus, st.BlocksReported):
+            call.stimulus.pool = self.pools[call.medium]
+        return call.stimulus
+
+    def answered(self, call: Call, result: Any) -> None:
+        """The leader's result of a call."""
+        if isinstance(result, PoolAnswer):
+            self.pools[call.medium] = result.pool
 
     # --- helpers ---
 
@@ -411,3 +430,36 @@ _TAKERS: Final[dict[str, Callable[..., None]]] = {
     "events": Translator._events, "all": Translator._all, "reset": Translator._reset,
     "cleared": Translator._cleared, "pool": Translator._pool, "sanitized": Translator._sanitized,
 }
+
+
+class Watching:
+    """A checked leader in this process that watches one engine, without a thread or a socket. ``now`` is its clock."""
+
+    def __init__(self, settings: Settings, config: LeaderConfig | None = None) -> None:
+        self.translator = Translator(settings)
+        self.now = 0
+        self.leader = Leader(config or LeaderConfig(), check=True)
+        self.dispatcher = Dispatcher(self.leader, lambda: self.now)
+
+    def begin(self) -> None:
+        """Declare the engine's pools."""
+        self.translator.begin()
+        self._submit()
+
+    def take(self, messages: list[Any]) -> None:
+        """Messages as the process beside the engine gets them."""
+        for message in messages:
+            self.translator.take(message)
+        self._submit()
+
+    def note(self, note: Note, detail: str) -> None:
+        """A note of the program that watches."""
+        self.dispatcher.submit(st.Noted, note, detail)
+
+    def _submit(self) -> None:
+        for call in self.translator.take_calls():
+            stimulus = self.translator.placed(call)
+            kind: Any = type(stimulus)
+            fields = [getattr(stimulus, name) for name in kind.__struct_fields__[4:]]
+            self.translator.answered(call, self.dispatcher.submit_from(1, stimulus.at_ns, kind, *fields).result)
+

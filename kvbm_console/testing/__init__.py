@@ -8,9 +8,8 @@ Law of this package: an assertion that fails names the event.
 
 from kvbm_console.recording.tape import Tape
 from kvbm_console.testing.checks import assert_healthy, assert_invariants, assert_replays
-from kvbm_console.testing.run import Driven, Prompts, Run, Taped, prompt
+from kvbm_console.testing.run import Driven, Prompts, Run, Taped, prompt, taping
 from kvbm_console.testing.story import Story, assert_story
-from kvbm_console.testing.tapes import taping
 
 __all__ = [
     "Driven", "Prompts", "Run", "Story", "Tape", "Taped", "assert_healthy", "assert_invariants", "assert_replays",

@@ -1,9 +1,12 @@
-"""Leaders under test: one with a whole simulated engine around it, and one that a test drives call by call.
+"""Leaders under test, with a simulated engine around them or driven call by call, and the tapes of a test.
 
-Law of this file: everything that such a leader is told is on its tape, so every test can become a recording.
+Law of this file: every stimulus of such a leader is on its tape, so every test can become a recording. Leaders beyond
+``TAPES_MAX`` are counted and not taped.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec
 
@@ -19,37 +22,23 @@ from kvbm_console.recording.tape import Tape
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import SOURCE, Rig, build
 from kvbm_console.simulator.hashing import Chain
-from kvbm_console.simulator.workloads import Capacities, Request, Workload
+from kvbm_console.simulator.workloads import Capacities, GivenRequests, Request, Workload
 from kvbm_console.testing.story import Story, tell
-from kvbm_console.testing.tapes import safe_name
 
 P = ParamSpec("P")
 TICK_NS: Final = 1_000_000
 """Time between two calls of a leader that is driven by hand."""
+TAPES_MAX: Final = 16
+"""Leaders that are taped in one test; a property test builds thousands."""
+NAME_CHARS_MAX: Final = 150
+"""Of a file name, with room for a number and an ending."""
 
 
-class Prompts:
+class Prompts(GivenRequests):
     """A workload of requests that a test writes down."""
 
-    endless = False
-
     def __init__(self, requests: Sequence[Request], block_tokens: int) -> None:
-        self.name = "prompts"
-        self.requests = list(requests)
-        self.capacities = Capacities(
-            block_tokens=block_tokens, g1_blocks=64, g2_blocks=64, g3_blocks=0, batch_tokens=256
-        )
-
-    def begin(self, block_tokens: int) -> None:
-        """Nothing to prepare."""
-
-    def arrivals(self) -> Iterator[Request]:
-        """All of them, by time."""
-        return iter(sorted(self.requests, key=lambda request: request.arrival_ns))
-
-    def finished(self, request: Request, at_ns: int) -> Request | None:
-        """Nothing follows."""
-        return None
+        super().__init__("prompts", requests, Capacities(block_tokens, 64, 64, 0, 256))
 
 
 def prompt(
@@ -192,3 +181,58 @@ class _Orders:
 
     def zero(self, pool: int) -> None:
         return
+
+
+# --- tapes of a whole test ---
+
+
+def safe_name(text: str) -> str:
+    """A file name from the name of a test.
+
+    >>> safe_name("tests/test_a.py::test_b[x/y]")
+    'tests-test_a.py-test_b-x-y'
+    """
+    return re.sub(r"[^\w.]+", "-", text).strip("-")[-NAME_CHARS_MAX:]
+
+
+class Tapes:
+    """The tapes of one test."""
+
+    def __init__(self) -> None:
+        self.all: list[Tape] = []
+        self.not_taped = 0
+        """Leaders beyond ``TAPES_MAX``."""
+        self._of: dict[int, tuple[Leader, Tape | None]] = {}
+
+    def of(self, leader: Leader) -> Tape | None:
+        """The tape of this leader, begun at its first stimulus; None when there are too many."""
+        known = self._of.get(id(leader))
+        if known is None:
+            tape = Tape(leader) if len(self.all) < TAPES_MAX else None
+            if tape is None:
+                self.not_taped += 1
+            else:
+                self.all.append(tape)
+            # The leader is kept with it, so that its id is not given to another one.
+            known = self._of[id(leader)] = (leader, tape)
+        return known[1]
+
+
+@contextmanager
+def taping() -> Iterator[Tapes]:
+    """Tape every leader that handles a stimulus inside: ``Leader.handle`` is wrapped for that time."""
+    tapes = Tapes()
+    handle = Leader.handle
+
+    def taped(self: Leader, stimulus: Stimulus) -> Outcome:
+        tape = tapes.of(self)
+        outcome = handle(self, stimulus)
+        if tape is not None:
+            tape.take(stimulus, outcome)
+        return outcome
+
+    Leader.handle = taped  # type: ignore[method-assign]
+    try:
+        yield tapes
+    finally:
+        Leader.handle = handle  # type: ignore[method-assign]

@@ -16,8 +16,8 @@ from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from kvbm_console.testing import assert_healthy, assert_invariants, assert_replays, assert_story, prompt, taping
+from kvbm_console.testing.run import TAPES_MAX
 from kvbm_console.testing.story import Story
-from kvbm_console.testing.tapes import TAPES_MAX
 from tests.core.script import Script
 from tests.recording.helpers import real_run
 

@@ -85,7 +85,7 @@ def generated(seed: int) -> tuple[str, SimulateOptions]:
 
 def run(options: SimulateOptions) -> Outcome:
     """Run one cell."""
-    document = simulate(options).report.document
+    document = simulate(options).document
     moved = document["moved_bytes"] or {}
     down = sum(moved.get(route, 0) for route in ("G1>G2", "G2>G3", "G1>G3"))
     return Outcome(100 * (document["prefix_hit_rate"] or 0.0), down, document["preemptions"])

@@ -236,7 +236,7 @@ def on_requests_of_a_service(trace: Path, **changes: Any) -> dict[str, Any]:
         "trace": f"mooncake:{trace}", "limit": 300, "block_size": 512, "total_kv_blocks": 512, "kv_cpu_blocks": 1_000,
         "kv_disk_blocks": 20_000, "stats_every": 0, **changes,
     }
-    return simulate(SimulateOptions(**fields)).report.document
+    return simulate(SimulateOptions(**fields)).document
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_documents_that_arrive_at_once_over_a_slow_link_hit_as_with_write_throug
         simulate(documents(
             trace=trace, total_kv_blocks=2_500, kv_cpu_blocks=9_000, kv_disk_blocks=18_000,
             kv_transfer_bandwidth=bandwidth, **changes,
-        )).report.document for changes in ({}, {"kv_offload_threshold": 0.0})
+        )).document for changes in ({}, {"kv_offload_threshold": 0.0})
     )
     assert default["prefix_hit_rate"] > through["prefix_hit_rate"] - 0.001
     assert default["moved_bytes"]["G1>G2"] <= through["moved_bytes"]["G1>G2"]

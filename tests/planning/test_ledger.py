@@ -38,7 +38,7 @@ Told = tuple[bytes, list[StatsLine], list[dict[str, Any]]]
 
 def document_of(part: InstanceMeasures) -> bytes:
     options = SimulateOptions(trace="load", total_kv_blocks=1, slo_ttft=60_000_000, slo_itl=9_000_000)
-    return msgspec.json.encode(make_report(options, None, [part]).document)
+    return msgspec.json.encode(make_report(options, None, [part]))
 
 
 def with_leader(engine: EngineConfig, load: Workload, block: int, every: int, *, windows: bool) -> Told:
@@ -153,7 +153,7 @@ def test_simulate_says_the_same_without_a_leader(changes: dict[str, Any]) -> Non
     for leader in (False, True):
         lines: list[StatsLine] = []
         ran = simulate(options, stats=lines.append, leader=leader)
-        told.append((msgspec.json.encode(ran.report.document), lines))
+        told.append((msgspec.json.encode(ran.document), lines))
         assert ran.records == []
     assert told[0] == told[1]
     assert [line.point for line in told[0][1]][-2:] == ["decode", "cleanup"]

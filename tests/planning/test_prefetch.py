@@ -128,7 +128,7 @@ def test_every_stop_rule_acts_where_the_disk_is_slower_than_the_queue() -> None:
         found[stop] = simulate(SimulateOptions(
             trace=chats(4), total_kv_blocks=70, kv_cpu_blocks=48, kv_disk_blocks=400, kv_offload_threshold=0.0,
             kv_transfer_bandwidth=0.004, prefetch_stop=stop, prefetch_timeout_s=timeout_s,  # type: ignore[arg-type]
-        )).report.document
+        )).document
     late = {stop: document["prefetch"]["late_blocks"] for stop, document in found.items()}
     assert late["best_effort"] > late["timeout"] > late["wait_complete"] == 0
     coverage = {stop: document["prefetch"]["coverage"] for stop, document in found.items()}
@@ -149,7 +149,7 @@ def test_none_is_byte_for_byte_what_it_is_where_nothing_can_be_fetched() -> None
         simulate(SimulateOptions(
             trace=chats(), total_kv_blocks=40, kv_cpu_blocks=60, kv_offload_threshold=0.0,
             prefetch=prefetch,  # type: ignore[arg-type]
-        )).report.document
+        )).document
         for prefetch in ("none", *PREDICTORS)
     ]
     assert all(msgspec.json.encode(report) == msgspec.json.encode(reports[0]) for report in reports)

@@ -93,7 +93,7 @@ def test_every_place_tells_the_same() -> None:
     assert [families[f"kvbm_prefetch_{name}"][0][1] for name in ("limits_total", "limited")] == [
         memory.limits, memory.limited
     ]
-    report = simulate(TIGHT).report.document["prefetch"]
+    report = simulate(TIGHT).document["prefetch"]
     assert (report["limits"], report["limited"], report["used_blocks"]) == (memory.limits, memory.limited, memory.used)
 
 
@@ -102,8 +102,8 @@ def test_hosts_agree_on_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foresight, "JUDGED_LEAST", 8)
     monkeypatch.setattr(foresight, "LIMIT_BELOW", 0.9)
     short = msgspec.structs.replace(TIGHT, trace=TIGHT.trace.replace("requests=60", "requests=30"))
-    report = simulate(msgspec.structs.replace(short, hosts=2)).report.document
-    assert report == simulate(short).report.document
+    report = simulate(msgspec.structs.replace(short, hosts=2)).document
+    assert report == simulate(short).document
     assert report["prefetch"]["limits"] > 0
 
 

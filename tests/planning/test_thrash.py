@@ -88,7 +88,7 @@ def options(**said: Any) -> SimulateOptions:
 
 @cache
 def reported(window_ns: int) -> dict[str, Any]:
-    return simulate(options(thrash_window=window_ns)).report.document
+    return simulate(options(thrash_window=window_ns)).document
 
 
 def run(said: SimulateOptions) -> tuple[CacheState, Fold]:
@@ -183,16 +183,16 @@ def test_a_longer_window_counts_no_less_and_the_default_follows_from_the_step() 
 
 def test_hosts_agree_on_what_came_back() -> None:
     said = options(trace=CHATS.replace("requests=70", "requests=16"), total_kv_blocks=40, kv_cpu_blocks=30)
-    document = simulate(said).report.document
+    document = simulate(said).document
     with_hosts = simulate(options(
         trace=said.trace, total_kv_blocks=40, kv_cpu_blocks=30, hosts=2,
-    )).report.document
+    )).document
     assert json.dumps(with_hosts) == json.dumps(document)
     assert document["thrash_blocks"] > 0
 
 
 def test_without_a_lower_tier_nothing_can_come_back() -> None:
-    document = simulate(options(kv_cpu_blocks=0, kv_disk_blocks=0)).report.document
+    document = simulate(options(kv_cpu_blocks=0, kv_disk_blocks=0)).document
     assert (document["thrash_blocks"], document["thrash_rate"], document["thrash"]) == (0, None, None)
 
 

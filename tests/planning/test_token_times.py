@@ -183,7 +183,7 @@ def compare(seed: int) -> Recount:
     options = SimulateOptions(
         trace="load", total_kv_blocks=1, kv_cpu_blocks=1, slo_ttft=TTFT_LIMIT_NS, slo_itl=GAP_LIMIT_NS,
     )
-    told = make_report(options, None, [measure(rig, meter)]).document
+    told = make_report(options, None, [measure(rig, meter)])
     counted = recount.document()
     assert told["goodput"]["requests"] == counted.pop("goodput")
     produced = counted.pop("output_tokens")
@@ -233,7 +233,7 @@ def test_rows_and_times_do_not_depend_on_whether_there_is_a_leader(changes: dict
             options, leader=leader, windows=windows,
             ended=lambda instance, record, rows=rows: rows.append(row_of(instance, record, options.block_size)),
         )
-        told.append((msgspec.json.encode(ran.report.document), rows))
+        told.append((msgspec.json.encode(ran.document), rows))
     assert told[0] == told[1] == told[2]
     rows = told[0][1]
     assert len(rows) == 60

@@ -92,9 +92,9 @@ def test_clones_share_full_blocks_and_all_sequences_end(seed: int, g2_blocks: in
 
 def test_tiers_on_and_off_open_the_same_clones() -> None:
     options = SimulateOptions(trace="multiturn:requests=40,sessions=6,n=3", total_kv_blocks=400)
-    off = simulate(options).report.document
-    on = simulate(msgspec.structs.replace(options, kv_cpu_blocks=300)).report.document
-    alone = simulate(options, leader=True).report.document
+    off = simulate(options).document
+    on = simulate(msgspec.structs.replace(options, kv_cpu_blocks=300)).document
+    alone = simulate(options, leader=True).document
     assert off == alone
     assert off["requests_cloned"] == on["requests_cloned"] == 80
     assert off["requests_completed"] == on["requests_completed"] == 120
@@ -182,7 +182,7 @@ def test_a_trace_may_ask_for_several_sequences(tmp_path: Path) -> None:
     plain, several = trace.arrivals()
     assert (plain.clone_hashes, len(several.clone_hashes)) == ((), 2)
     assert len({several.output_hashes, *several.clone_hashes}) == 3
-    report = simulate(SimulateOptions(trace=f"mooncake:{path}", total_kv_blocks=50, block_size=512)).report.document
+    report = simulate(SimulateOptions(trace=f"mooncake:{path}", total_kv_blocks=50, block_size=512)).document
     assert (report["requests_arrived"], report["requests_cloned"], report["requests_completed"]) == (2, 2, 4)
     path.write_text(json.dumps({**line, "n": 65}))
     with pytest.raises(UsageError, match=r"line 1: Expected `int` <= 64 - at `\$.n`"):

@@ -95,7 +95,7 @@ class Machine:
     def report(self) -> bytes:
         """The document of ``simulate``."""
         options = SimulateOptions(trace="load", total_kv_blocks=1, kv_cpu_blocks=1)
-        return msgspec.json.encode(make_report(options, None, [measure(self.rig, self.meter)]).document)
+        return msgspec.json.encode(make_report(options, None, [measure(self.rig, self.meter)]))
 
 
 def facts_of(rig: Rig) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_whoever_looks_at_single_iterations_gets_them() -> None:
     assert [line.iteration for line in lines if line.point == "decode"][:-1] == list(
         range(10, lines[-2].iteration + 1, 10)
     )
-    assert looked.report == simulate(options).report == simulate(options, windows=False).report
+    assert looked.document == simulate(options).document == simulate(options, windows=False).document
 
 
 def compare(seed: int, *, clones: bool = False) -> Machine:

@@ -12,13 +12,13 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.audit import audit
 from kvbm_console.core.leader.decider import Outcome
 from kvbm_console.core.state import CacheState
-from kvbm_console.tap import watching
+from kvbm_console.tap import translator
 from kvbm_console.tap.flatten import Flattener, drain
 from kvbm_console.tap.recorder import Recorder
 from kvbm_console.tap.sender import Settings
 
 
-class Watching(watching.Watching):
+class Watching(translator.Watching):
     """A recorder's messages on the way to a checked leader. ``events`` are those since the last ``pump``."""
 
     def __init__(self, recorder: Recorder, flattener: Flattener, settings: Settings) -> None:

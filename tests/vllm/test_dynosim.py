@@ -72,7 +72,7 @@ def both(
             step_prefill_token=0, step_decode_request=0, max_num_batched_tokens=batch_tokens, stats_every=0,
         ),
         ended=lambda instance, record: ours.append(row_of(instance, record, BLOCK)),
-    ).report.document
+    ).document
     assert report["preemptions"] == 0, "hits of a second admission are no hits of the first"
     theirs.sort(key=lambda request: request["arrival_time_ms"])
     ours.sort(key=lambda request: request["arrived_ns"])

@@ -21,7 +21,7 @@ def hit_rate(pin_tail_tokens: int) -> float:
     document = simulate(SimulateOptions(
         trace=CHATS, total_kv_blocks=80, kv_cpu_blocks=190, block_size=64, kv_offload_threshold=0.0, stats_every=0,
         policy=PolicyConfig(policy="adaptive_lru", pin_tail_tokens=pin_tail_tokens),
-    )).report.document
+    )).document
     assert document["policy"]["gauges"]["G2"]["guarded"] <= 95
     assert (document["policy"]["gauges"]["G2"]["guarded"] > 0) == (pin_tail_tokens > 0)
     return float(document["prefix_hit_rate"])
@@ -89,7 +89,7 @@ def test_hits_in_pinned_blocks_are_all_that_was_found_while_it_was_pinned(
     document = simulate(SimulateOptions(
         trace=CHATS, total_kv_blocks=80, kv_cpu_blocks=4_000, block_size=64, kv_offload_threshold=0.0, stats_every=0,
         policy=PolicyConfig(policy="adaptive_lru", pin_tail_tokens=tokens, pin_ttl_s=ttl_s),
-    )).report.document
+    )).document
     assert document["hit_blocks"]["G2"] > 500
     assert document["policy"]["gauges"]["G2"]["pinned_hits"] == share * document["hit_blocks"]["G2"]
 

@@ -25,10 +25,10 @@ from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 
 from .canvas import Canvas
-from .contracts import Table, View
-from .desk import Desk
+from .desk import Desk, View
 from .draw.glyphs import ASCII, UNICODE
-from .keys import press
+from .draw.table import Table
+from .keys import click, press
 from .model.numbers import plural
 from .source import Session
 from .terminal import Terminal
@@ -270,7 +270,7 @@ class ConsoleApp(App[int]):
     def on_click(self, event: events.Click) -> None:
         """A click on a row."""
         if event.y < len(self.canvas.lines):
-            self.desk.click(event.x, self.canvas.lines[event.y])
+            click(self.desk, event.x, self.canvas.lines[event.y])
             self.draw()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:

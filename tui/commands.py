@@ -6,21 +6,20 @@ else than what stands next to the prompt.
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.stream.verbs import PALETTE, PaletteEntry
 
+from .debugging import refusal, request
+from .desk import Desk
 from .draw.frame import TABS
 from .draw.spans import Line, Row
 from .model.breaks import parse_breakpoint
-from .model.numbers import MINUTE, MS, US, S, count, cut, plain, plural
+from .model.numbers import MINUTE, MS, US, S, cut, plain, plural
 from .prompts import Prompt
-
-if TYPE_CHECKING:
-    from .desk import Desk
 
 SHOWN_MAX: Final = 10
 """Commands above the prompt."""
@@ -39,37 +38,39 @@ class Command(msgspec.Struct, frozen=True):
     why_not: str = ""
 
 
-def commands(desk: "Desk") -> list[Command]:
-    """All commands, as they stand now."""
+Press = Callable[[Desk, str], None]
+"""Answers a key."""
+
+
+def commands(desk: Desk, press: Press) -> list[Command]:
+    """All commands, as they stand now; those that have a key of every view are done by ``press``."""
     actions = desk.actions
+
+    def presses(key: str) -> Callable[[str], None]:
+        def run(text: str) -> None:
+            desk.prompt = None
+            press(desk, key)
+        return run
+
     found = [Command(f"view {name.lower()}", "show this view", _goes(desk, index), str(index + 1))
              for index, (name, _) in enumerate(TABS)]
     found += [
         Command("warnings", "what needs a person, with evidence", lambda text: desk.go(len(TABS)), "!"),
-        Command("filter", "narrow the list", lambda text: _key(desk, "/"), "/",
+        Command("filter", "narrow the list", presses("/"), "/",
                 why_not="" if desk.view.schema is not None else "nothing to filter in this view"),
-        Command("export", "text, picture and CSV of what is shown", lambda text: _key(desk, "e"), "e"),
-        Command("help", "keys of this view", lambda text: _key(desk, "?"), "?"),
-        Command("mark", "set or take away a mark here", lambda text: _key(desk, "m"), "m"),
+        Command("export", "text, picture and CSV of what is shown", presses("e"), "e"),
+        Command("help", "keys of this view", presses("?"), "?"),
+        Command("mark", "set or take away a mark here", presses("m"), "m"),
     ]
     return [*found, *_debugger(desk), *_recording(desk), *_targets(desk),
             Command("quit", "leave the console", lambda text: actions.quit(), "q")]
 
 
-def _goes(desk: "Desk", index: int) -> Callable[[str], None]:
+def _goes(desk: Desk, index: int) -> Callable[[str], None]:
     return lambda text: desk.go(index)
 
 
-def _key(desk: "Desk", key: str) -> None:
-    from .keys import press
-
-    desk.prompt = None
-    press(desk, key)
-
-
-def _debugger(desk: "Desk") -> list[Command]:
-    from .debugging import refusal, request
-
+def _debugger(desk: Desk) -> list[Command]:
     state = desk.mirror.state
     holds = state.holds if state is not None else {}
 
@@ -100,7 +101,7 @@ def _does(act: Callable[[int], None], number: int) -> Callable[[str], None]:
     return lambda text: act(number)
 
 
-def _recording(desk: "Desk") -> list[Command]:
+def _recording(desk: Desk) -> list[Command]:
     playback = desk.actions.playback
     why = "" if playback is not None else "only a recording can do that"
 
@@ -121,7 +122,7 @@ def _recording(desk: "Desk") -> list[Command]:
     ]
 
 
-def _targets(desk: "Desk") -> list[Command]:
+def _targets(desk: Desk) -> list[Command]:
     names = desk.targets
     if len(names) < 2:
         return []
@@ -198,9 +199,9 @@ def argument(typed: str, command: Command) -> str:
 class Palette(Prompt):
     """The prompt with the commands above it, the best next to it."""
 
-    def __init__(self, desk: "Desk", history: list[str]) -> None:
+    def __init__(self, desk: Desk, press: Press, history: list[str]) -> None:
         self._desk = desk
-        self._known = commands(desk)
+        self._known = commands(desk, press)
         self.index = 0
         self.found: list[Command] = []
         super().__init__(":", "", lambda text: None, None, history)
@@ -273,12 +274,12 @@ class Palette(Prompt):
         return row.to(width).line("sel" if chosen else "bar", width)
 
 
-def open_palette(desk: "Desk") -> None:
+def open_palette(desk: Desk, press: Press) -> None:
     """Show the palette."""
-    desk.prompt = Palette(desk, desk.histories.setdefault("command", []))
+    desk.prompt = Palette(desk, press, desk.histories.setdefault("command", []))
 
 
-def do(desk: "Desk", command: Command, text: str, typed: str) -> None:
+def do(desk: Desk, command: Command, text: str, typed: str) -> None:
     """Do a command; a mistake is told in the key row."""
     if command.why_not:
         desk.tell(f":{typed or command.name}: {command.why_not}", "muted")
@@ -287,15 +288,3 @@ def do(desk: "Desk", command: Command, text: str, typed: str) -> None:
         command.run(text)
     except (UsageError, ValueError) as error:
         desk.tell(f":{typed}: {error}", "fault")
-
-
-def run_command(desk: "Desk", text: str) -> None:
-    """Do what was typed after the colon, as if enter had been pressed."""
-    found = matching(text, commands(desk))
-    if found:
-        do(desk, found[0], argument(text, found[0]), text)
-    else:
-        desk.tell(f":{text.strip()}: no command fits; : lists them", "fault")
-
-
-__all__ = ["Command", "Palette", "commands", "count", "matching", "open_palette", "run_command", "score"]

@@ -16,7 +16,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import SlotMoved
 from kvbm_console.core.expression import ExpressionError, compile_condition
-from kvbm_console.core.ids import CandidateStatus, Site, SlotState
+from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.stream.verbs import (
     ContinueHold,
     Disarm,
@@ -30,12 +30,11 @@ from kvbm_console.stream.verbs import (
     Verb,
 )
 
-from .desk import BREAKS, LOG, Desk
+from .desk import BREAKS, Desk
 from .model.breaks import NEXT, complete_breakpoint, parse_breakpoint
 from .model.filters import FilterError
 from .model.numbers import S, count, plural
 from .prompts import Prompt
-from .views.transfers import Transfers
 
 KEYS: Final = frozenset("bcCsSuXDF")
 VERDICT_NS: Final = 60 * S
@@ -139,17 +138,10 @@ def edit_breakpoint(desk: Desk) -> None:
 
 
 def _on_selection(desk: Desk) -> str:
-    """On the chosen candidate, the chosen move, the selected slot; else on every slot that is loaded."""
-    transfer = desk.mirror.transfer_of(candidate=desk.view.selected) if isinstance(desk.view, Transfers) and (
-        desk.view.selected is not None) else None
-    if transfer is not None:
-        site = Site.COMPLETE_WILL if transfer.started_ns is not None else (
-            Site.EVALUATE_WILL if transfer.status is CandidateStatus.PENDING_EVALUATION else Site.DISPATCH_WILL)
-        who = f" request {transfer.request}" if transfer.request else ""
-        return f"site {site.label} route {transfer.route.label}{who}"
-    event = desk.mirror.event(desk.event) if desk.event is not None and desk.current == LOG else None
-    if isinstance(event, SlotMoved):
-        return f"from {event.old.label} to {event.new.label}"
+    """The proposal of the view, else a breakpoint on the selected slot, else on every slot that is loaded."""
+    proposal = desk.view.proposal(desk)
+    if proposal:
+        return proposal
     state = desk.mirror.state
     slot = state.slot_named(desk.selected) if state is not None and desk.selected else None
     target = NEXT[slot.state] if slot is not None else SlotState.ONBOARDING

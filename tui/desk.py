@@ -10,22 +10,26 @@ from typing import Final
 
 from kvbm_console.analysis.lints import Level
 from kvbm_console.core.events import Event
+from kvbm_console.core.expression import Schema
+from kvbm_console.core.ids import Suspend
 
-from .banners import banner
-from .contracts import Actions, View
 from .draw import frame
+from .draw.frame import Hint, message_line
 from .draw.glyphs import UNICODE, Glyphs
-from .draw.spans import BLANK, Line, Span, crop, fit
+from .draw.spans import BLANK, Line, Row, Span, crop, fit
+from .draw.table import Table
 from .model.clock import Times
 from .model.events import concerns
 from .model.filters import Filter
 from .model.lints import Lints, Warning
 from .model.mirror import Mirror
-from .model.numbers import S, count
+from .model.numbers import S, count, cut, plain, plural
 from .model.places import Mark, Marks, seq_at
 from .model.slots import SlotOrder
+from .model.sources import blocks_only
 from .model.stops import Stops
 from .prompts import Prompt
+from .source import Session
 
 TALL_ROWS: Final = 36
 """From this height on there is a blank row under the tabs and between sections, and titles are not tinted."""
@@ -41,14 +45,56 @@ AGES_FROM: Final = 100
 LINT_EVERY_NS: Final = S // 4
 COPY_AGAIN_NS: Final = 3 * S
 """``y`` pressed again within this time copies more."""
-OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG, WARNINGS, WHY = range(11)
+OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG, WARNINGS, WHY, HELP = range(12)
+"""Places of the views in the list that a desk is given."""
+TAP: Final = (
+    "--kv-transfer-config '{\"kv_connector\": \"KvbmTap\",",
+    "  \"kv_connector_module_path\": \"kvbm_console.tap.vllm\", \"kv_role\": \"kv_both\",",
+    "  \"kv_connector_extra_config\": {\"daemon\": \"unix:PATH\"}}'",
+)
+"""What loads the tap; beside or around another connector: the README."""
+
+
+class View:
+    """A view of what the desk knows. The defaults fit a view without a list: nothing to filter, export or reveal."""
+
+    schema: Schema | None = None
+    """The fields of its filter; None when it has nothing to filter."""
+    words: tuple[tuple[str, str], ...] = ()
+    """Words on the screen that a newcomer may not know, each with its meaning, the most needed first."""
+    needs_requests = ""
+    """For a view that stays empty while no engine reports requests: the sentence in its place."""
+
+    def body(self, desk: "Desk", width: int, height: int) -> list[Line]:
+        """At most ``height`` lines of at most ``width - 1`` text cells."""
+        raise NotImplementedError
+
+    def hints(self, desk: "Desk") -> list[Hint]:
+        """Keys that work here and now, the most useful first."""
+        return []
+
+    def rows(self, desk: "Desk") -> Table | None:
+        """All rows of its list, also those that are not on the screen; None for a view without a list."""
+        return None
+
+    def reveal(self, desk: "Desk", event: Event) -> bool:
+        """Show this event; False when it cannot be shown here."""
+        return False
+
+    def press(self, desk: "Desk", key: str) -> bool:
+        """Take a key; False when it means nothing here."""
+        return False
+
+    def proposal(self, desk: "Desk") -> str:
+        """The breakpoint that ``b`` proposes for the choice of this view; empty: for the selected request."""
+        return ""
 
 
 class Desk:
     """State of one console. ``mono`` and ``wall`` are the local clocks in ns, monotonic and since 1970."""
 
     def __init__(
-        self, mirror: Mirror, actions: Actions, mono: Callable[[], int], views: list[View], *,
+        self, mirror: Mirror, actions: Session, mono: Callable[[], int], views: list[View], *,
         glyphs: Glyphs = UNICODE, read_only: bool = False, socket: str = "",
         wall: Callable[[], int] = time.time_ns, utc: bool = False,
     ) -> None:
@@ -80,7 +126,7 @@ class Desk:
         self.copied = 0
         """What ``y`` copied last: the request, its row, the view."""
         self.copied_mono = -COPY_AGAIN_NS
-        self.kept: dict[str, tuple[tuple[object, ...], list[Line]]] = {}
+        self._sections: dict[str, tuple[tuple[object, ...], list[Line]]] = {}
         """Sections that were drawn, by name, with what they depend on: a handful."""
         self.shown: list[Line] = []
         """The rows of the last frame."""
@@ -149,6 +195,14 @@ class Desk:
         """Choose a request for all views."""
         self.selected = request
 
+    def shown_request(self) -> str | None:
+        """The selected request, else the first of the list."""
+        state = self.mirror.state
+        if self.selected is not None or state is None or not state.slots:
+            return self.selected
+        first = next((number for number in self.order.numbers if number in state.slots), next(iter(state.slots)))
+        return state.slots[first].request
+
     # --- events and places -------------------------------------------------------------------------------------------
 
     def chosen_event(self) -> Event | None:
@@ -205,9 +259,9 @@ class Desk:
         state = self.mirror.state
         assert state is not None
         key = (id(state), state.seq, self.mono() // (S // 4), self.tall, *shape)
-        found = self.kept.get(name)
+        found = self._sections.get(name)
         if found is None or found[0] != key:
-            found = self.kept[name] = (key, make())
+            found = self._sections[name] = (key, make())
         return list(found[1])
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -237,16 +291,14 @@ class Desk:
 
     def _body(self, width: int, height: int) -> list[Line]:
         if self.help:
-            from .views.help import help_lines
-
-            return help_lines(self, width, height)
+            return self.views[HELP].body(self, width, height)
         said = banner(self, width)
-        if self.mirror.state is None:
+        state = self.mirror.state
+        if state is None:
             return [said] if said is not None else [Line((Span(" Connecting …", "muted"),))]
-        from .views.engines import body_of
-
         room = height - (said is not None)
-        lines = fit(body_of(self, width, room), room)
+        hidden = self.view.needs_requests if blocks_only(state) else ""
+        lines = fit(_no_requests(hidden, width) if hidden else self.view.body(self, width, room), room)
         if self._stale():
             lines = [Line(tuple(Span(s.text, "stale") for s in line.spans), line.ground, line.zones) for line in lines]
         return [said, *lines] if said is not None else lines
@@ -373,15 +425,18 @@ class Desk:
         """Whether the notice is over (the frame needs a redraw)."""
         return self._notice is not None and mono_ns >= self._notice[2]
 
-    def click(self, x: int, line: Line) -> None:
-        """A click on a row."""
-        from .keys import act
 
-        if self.prompt is not None:
-            return
-        hits = [zone for zone in line.zones if zone.start <= x < zone.end]
-        if hits:
-            act(self, min(hits, key=lambda zone: zone.end - zone.start).action, x)
+def _no_requests(sentence: str, width: int) -> list[Line]:
+    """The place of a view that needs requests, on a target that reports blocks alone: how to get requests."""
+    texts = [
+        (f" {sentence}", "strong"),
+        (" This target follows KV-event streams (level 1): they name blocks and no", "text"),
+        (" request.", "text"),
+        (" The tap (level 2) reports every request of vLLM, and can hold one:", "text"),
+        ("", "text"), *((f"   {text}", "key") for text in TAP), ("", "text"),
+        (" What a stream does tell stands in 1 Overview, 6 Tiers, 8 Record and 9 Log.", "muted"),
+    ]
+    return [Row().put(text, role).line("", width) for text, role in texts]
 
 
 def _inside(line: Line, width: int) -> Line:
@@ -393,3 +448,77 @@ def _inside(line: Line, width: int) -> Line:
 
 _FULL_WIDTH: Final = frozenset({"rule", "track", "trend", "text@sel"})
 """Roles that may end in the last cell."""
+
+
+# --- banners: sentences above every view -----------------------------------------------------------------------------
+
+
+def banner(desk: Desk, width: int) -> Line | None:
+    """The first sentence that is true; None on an ordinary screen."""
+    return _gone(desk, width) or _frozen(desk, width) or _all_held(desk, width) or _suspended(desk, width) or (
+        _draining(desk, width)
+    )
+
+
+def _gone(desk: Desk, width: int) -> Line | None:
+    mirror = desk.mirror
+    gone = mirror.disconnected
+    if gone is None:
+        return None
+    since = desk.mono() - mirror.disconnected_mono_ns
+    text = f"{'Daemon gone' if mirror.connected is not None else 'No daemon'} {since // S} s ago."
+    if mirror.state is not None:
+        text += f" Shown: seq {count(mirror.state.seq - 1)}, {desk.times.text(mirror.state.at_ns)}."
+    left = desk.retry_left()
+    if left is not None:
+        text += f" Next try in {left} s.  r  now"
+    else:
+        text += f" {gone.reason}"
+    return message_line(text, ("key", "r"), width)
+
+
+def _frozen(desk: Desk, width: int) -> Line | None:
+    """Also on a recording, where it is what the run did."""
+    state = desk.mirror.state
+    if state is None or state.frozen is None:
+        return None
+    by = plain(state.frozen.by) or "a breakpoint"
+    if desk.recording:
+        return message_line(f"Frozen by {by}.", None, width)
+    left = max(0, desk.mirror.frozen_left_ns(desk.mono()) or 0)
+    text = f"Frozen by {by}. Thaws by itself in {left // S} s."
+    return message_line(text + ("  F  thaw now" if desk.may_control else ""), ("key", "F"), width)
+
+
+def _draining(desk: Desk, width: int) -> Line | None:
+    """New requests are refused, which looks like an engine without work."""
+    state = desk.mirror.state
+    if state is None or not state.draining:
+        return None
+    live, copies = plural(len(state.slots), "live request"), plural(len(state.operations), "copy", "copies")
+    return message_line(f"Draining: no new request is taken; {live}, {copies} in flight. Then a reset.", None, width)
+
+
+def _all_held(desk: Desk, width: int) -> Line | None:
+    """Nothing moves because somebody looks at all of it."""
+    state = desk.mirror.state
+    if state is None or desk.recording or not state.all_held:
+        return None
+    left = min(max(0, desk.mirror.hold_left_ns(hold, desk.mono()) or 0) for hold in state.holds)
+    text = f"Everything in flight is held ({len(state.holds)}). Resumes by itself in {left // S} s."
+    return message_line(text + ("  C  continue all" if desk.may_control else ""), ("key", "C"), width)
+
+
+def _suspended(desk: Desk, width: int) -> Line | None:
+    """One hold makes the others wait as well: they are not held, and still nothing begins."""
+    state = desk.mirror.state
+    if state is None or desk.recording:
+        return None
+    holds = [hold for hold in state.holds.values() if hold.suspend is not Suspend.SLOT]
+    if not holds:
+        return None
+    hold = max(holds, key=lambda hold: (hold.suspend, desk.mirror.hold_left_ns(hold.hold, desk.mono()) or 0))
+    left = max(0, desk.mirror.hold_left_ns(hold.hold, desk.mono()) or 0)
+    what = "Engines wait" if hold.suspend is Suspend.ALL else "All copies wait"
+    text = f"{what} for held {cut(plain(state.slots[hold.slot].request), 20)}. Resumes by itself in {left // S} s."
+    return message_line(text + ("  C  continue all" if desk.may_control else ""), ("key", "C"), width)

@@ -3,24 +3,19 @@
 Law of this file: a key that needs the target says so when it may not act, and one that means nothing does nothing.
 """
 
-from typing import Final
 
 from . import debugging
-from .commands import open_palette, run_command
+from .commands import open_palette
 from .debugging import transport_key
-from .desk import BREAKS, COPY_AGAIN_NS, LOG, OVERVIEW, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WARNINGS, WHY, Desk
-from .draw.frame import TABS
-from .draw.spans import Action
+from .desk import BREAKS, COPY_AGAIN_NS, LOG, SLOT, TIMELINE, WARNINGS, WHY, Desk
+from .draw.frame import NAMES
+from .draw.spans import Action, Line
 from .model.events import cause_of, effect_of
 from .model.filters import Filter, completions, plain_text
 from .model.numbers import count, plain
 from .model.places import Mark, distance
 from .model.sources import blocks_only
 from .prompts import Prompt
-from .views.slot import shown_request
-
-NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why")
-"""Names of all views, for files and help."""
 
 
 def press(desk: Desk, key: str) -> None:
@@ -52,7 +47,7 @@ def _everywhere(desk: Desk, key: str) -> None:
         case "/":
             _filter(desk)
         case ":" | "ctrl+p":
-            open_palette(desk)
+            open_palette(desk, press)
         case "!":
             desk.go(WARNINGS)
         case "H":
@@ -132,7 +127,7 @@ def _trace(desk: Desk, *, back: bool) -> None:
 
 def _why(desk: Desk) -> None:
     """Ask why the selected request missed what it missed."""
-    request = shown_request(desk)
+    request = desk.shown_request()
     state = desk.mirror.state
     if request is None and state is not None and blocks_only(state):
         desk.go(WHY)  # the panel says what would give requests
@@ -234,6 +229,13 @@ def _filter(desk: Desk) -> None:
 # --- clicks ----------------------------------------------------------------------------------------------------------
 
 
+def click(desk: Desk, x: int, line: Line) -> None:
+    """Answer a click on cell ``x`` of a row: the smallest zone there acts; an open prompt keeps the focus."""
+    hits = [zone for zone in line.zones if zone.start <= x < zone.end]
+    if hits and desk.prompt is None:
+        act(desk, min(hits, key=lambda zone: zone.end - zone.start).action, x)
+
+
 def act(desk: Desk, action: Action, x: int) -> None:
     """Do what a clicked zone asks for."""
     match action:
@@ -263,5 +265,3 @@ def act(desk: Desk, action: Action, x: int) -> None:
         case ("target", int(number)):
             desk.actions.show_target(number)
 
-
-__all__ = ["LOG", "NAMES", "OVERVIEW", "SLOTS", "TIERS", "TRANSFERS", "act", "press", "run_command"]

@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
@@ -32,8 +34,7 @@ from kvbm_console.stream.feed import (
 )
 from kvbm_console.wire.batches import MalformedBatch
 
-from .contracts import Table, TransportControls
-from .hooks import Explain, FindHits, Keeper, Kept, Spawner
+from .draw.table import Table
 from .model.coverage import Gap, Pace
 from .model.history import take_past
 from .model.lives import Names
@@ -42,10 +43,16 @@ from .model.numbers import count, plural
 from .model.places import Hits, recorded_hits
 from .model.sources import watched
 from .model.trail import Trail, Way
-from .verbs import Verbs
+from .verbs import Spawner, Verbs
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # both open recordings: loaded with the first explanation or recording
     from kvbm_console.analysis.explain import Explanation
+    from kvbm_console.recording.playback import Playback
+
+Explain = Callable[[str], Awaitable["Explanation"]]
+"""Explains what a request missed; raises KvbmConsoleError with a sentence."""
+FindHits = Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]
+"""The events behind which these breakpoints would have hit; raises KvbmConsoleError with a sentence."""
 
 BUFFER_MAX: Final = 200_000
 """Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""
@@ -57,11 +64,34 @@ BACKFILL_EVENTS: Final = 6_000
 """Events before a place on a recording that are folded for its history: a tenth of a second of work for a seek."""
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """The part of a session that this console has recorded."""
+
+    place: str
+    events: int
+    size_bytes: int
+    missing: int = 0
+    """Events that could not be written."""
+
+
+class Keeper(Protocol):
+    """Records a session; the command line has it, because it depends on the writer of recordings."""
+
+    @property
+    def kept(self) -> Kept:
+        """The recording so far."""
+        ...
+
+    def take(self, item: FeedItem, mirror: Mirror) -> None:
+        """Record an item that was folded just now."""
+        ...
+
+
 class Session(Verbs):
     """One target: a feed, perhaps controls, perhaps the transport of a recording."""
 
     def __init__(
-        self, feed: Feed, controls: Controls | None = None, playback: TransportControls | None = None, *,
+        self, feed: Feed, controls: Controls | None = None, playback: "Playback | None" = None, *,
         socket: str = "", mono: Callable[[], int] = time.monotonic_ns, explain: Explain | None = None,
         keeper: Keeper | None = None, find_hits: FindHits | None = None, wall: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -212,7 +242,7 @@ class Session(Verbs):
             self.keeper.take(item, self.mirror)
 
     async def _stand(
-        self, playback: TransportControls, item: SnapshotTaken, breathe: Callable[[], Awaitable[None]]
+        self, playback: "Playback", item: SnapshotTaken, breathe: Callable[[], Awaitable[None]]
     ) -> None:
         """A place on a recording, reached by folding what came before it: the past is on the tape, so it is shown."""
         target = item.state.seq
@@ -241,7 +271,7 @@ class Session(Verbs):
         if self.mirror.next_seq != target:
             self.mirror.take(item, self.mono())
 
-    def _over_gap(self, playback: TransportControls, seq: int, state: CacheState | None = None) -> None:
+    def _over_gap(self, playback: "Playback", seq: int, state: CacheState | None = None) -> None:
         """Over what is not on the tape, to the facts before event ``seq``: a stretch that stays blank."""
         first = self.mirror.next_seq
         reason = next((gap.reason for gap in playback.recording.gaps if gap.first <= first <= gap.last), "not recorded")
@@ -361,7 +391,7 @@ class Session(Verbs):
             self._tell("looking for hits …", "muted")
             spawn(self._search(playback, back), "hits")
 
-    async def _search(self, playback: TransportControls, back: bool) -> None:
+    async def _search(self, playback: "Playback", back: bool) -> None:
         try:
             while not self.hits.complete:
                 generation, specs = self.hits.generation, list(self.hits.specs)
@@ -377,7 +407,7 @@ class Session(Verbs):
             self._searching = False
         self._to_hit(playback, back)
 
-    def _to_hit(self, playback: TransportControls, back: bool) -> None:
+    def _to_hit(self, playback: "Playback", back: bool) -> None:
         here = playback.position_seq
         found = self.hits.previous(here) if back else self.hits.next(here)
         total = len(self.hits.seqs) + self.hits.dropped
@@ -395,7 +425,7 @@ class Session(Verbs):
             self._searching = True
             spawn(self._next_of(playback, slot), "slot")
 
-    async def _next_of(self, playback: TransportControls, slot: int) -> None:
+    async def _next_of(self, playback: "Playback", slot: int) -> None:
         here = playback.position_seq
         names = Names(self.mirror.state)
         try:

@@ -10,8 +10,8 @@ from kvbm_console.core.errors import KvbmConsoleError
 from kvbm_console.stream.feed import Controls
 from kvbm_console.stream.verbs import Verb
 
-from .hooks import Spawner
-
+Spawner = Callable[[Awaitable[None], str], None]
+"""Runs a task under a name; the application owns it."""
 CALLS_MAX: Final = 16
 """Calls under way; more keys than that on a dead connection are refused."""
 

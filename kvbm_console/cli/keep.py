@@ -17,8 +17,8 @@ from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from kvbm_console.wire.batches import pack_events
 
 if TYPE_CHECKING:
-    from tui.hooks import Kept
     from tui.model.mirror import Mirror
+    from tui.source import Kept
 
 
 class SeenKeeper:
@@ -67,7 +67,7 @@ class SeenKeeper:
     @property
     def kept(self) -> "Kept":
         """What is recorded by now, of all incarnations."""
-        from tui.hooks import Kept
+        from tui.source import Kept
 
         now = self.recorder.status() if self.recorder is not None else None
         missing = self._missing + (now.not_recorded if now is not None else 0)

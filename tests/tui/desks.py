@@ -12,9 +12,10 @@ from kvbm_console.stream.verbs import Verb
 from tests.tui.script import Mono, S, Script, opening, story
 from tui.desk import Desk
 from tui.draw.glyphs import ASCII, UNICODE
-from tui.hooks import Kept
+from tui.keys import press
 from tui.model.mirror import Mirror
 from tui.model.places import Hits
+from tui.source import Kept
 from tui.views import all_views
 
 
@@ -115,3 +116,9 @@ def screen(desk: Desk, width: int = 80, height: int = 24) -> list[str]:
 
 def everything(desk: Desk, width: int = 80, height: int = 24) -> str:
     return "\n".join(screen(desk, width, height))
+
+
+def run_command(desk: Desk, text: str) -> None:
+    """Type a command into the palette, and enter."""
+    for key in (":", *text.replace(" ", "\0"), "enter"):
+        press(desk, "space" if key == "\0" else key)

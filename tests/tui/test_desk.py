@@ -13,12 +13,12 @@ from tests.tui.desks import FakeActions, desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, Script, connected, opening, story
 from tui.desk import BREAKS, LOG, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, Desk
 from tui.draw import frame
-from tui.hooks import Kept
 from tui.keys import press
 from tui.model.filters import LIVES, Filter
 from tui.model.slots import SORTS, SlotOrder
 from tui.model.timeline import LifeOrder
 from tui.model.waits import sentences
+from tui.source import Kept
 from tui.theme import DARK, LIGHT, THEMES, Theme
 
 SIZES = [(60, 16), (80, 24), (99, 30), (110, 36), (120, 40), (160, 45), (200, 50), (200, 60), (250, 80)]

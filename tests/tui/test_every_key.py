@@ -28,8 +28,8 @@ from tests.tui.script import Mono, S, Script, connected, story
 from tui import debugging
 from tui.app import ConsoleApp
 from tui.desk import Desk
+from tui.draw.frame import NAMES
 from tui.draw.table import MOVES
-from tui.keys import NAMES
 from tui.model.places import Mark
 from tui.source import Session
 

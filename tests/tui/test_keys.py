@@ -10,7 +10,7 @@ from kvbm_console.stream.verbs import ContinueHold, Disarm, SetBreakpoint, StepS
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import Mono, S, connected, story
 from tui.desk import BREAKS, SLOT, SLOTS, TIMELINE, WARNINGS, WHY
-from tui.keys import press
+from tui.keys import click, press
 
 
 @pytest.mark.parametrize("key", "123456789")
@@ -153,9 +153,9 @@ def test_transport_keys_of_a_recording() -> None:
     assert transport.calls[-1] == ("seek", 99)
     bar = desk.draw(80, 24)[-2]
     (zone,) = [zone for zone in bar.zones if zone.action[0] == "seek"]
-    desk.click(zone.start, bar)
+    click(desk, zone.start, bar)
     assert transport.calls[-1] == ("seek", 0)
-    desk.click(zone.end - 1, bar)
+    click(desk, zone.end - 1, bar)
     assert transport.calls[-1] == ("seek", 100)
     assert "8 Replay" in screen(desk)[1]
 
@@ -176,15 +176,15 @@ def test_a_wrong_command_is_told(typed: str, said: str) -> None:
 def test_clicks_select_open_and_press_keys() -> None:
     desk = desk_of(late_ns=9 * S)
     tabs = desk.draw(80, 24)[1]
-    desk.click(tabs.text.index("2 Slots"), tabs)
+    click(desk, tabs.text.index("2 Slots"), tabs)
     assert desk.current == SLOTS
     lines = desk.draw(80, 24)
-    desk.click(30, lines[4])
+    click(desk, 30, lines[4])
     assert desk.selected == "agent-0003.2"
-    desk.click(30, desk.draw(80, 24)[4])
+    click(desk, 30, desk.draw(80, 24)[4])
     assert desk.current == SLOT
     keys = desk.draw(80, 24)[-1]
-    desk.click(keys.text.index("? help"), keys)
+    click(desk, keys.text.index("? help"), keys)
     assert desk.help
 
 

@@ -15,9 +15,9 @@ from kvbm_console.core.snapshots import digest
 from kvbm_console.recording.places import parse_place, seq_of
 from kvbm_console.recording.playback import Playback, RecordingFeed
 from kvbm_console.recording.reader import Recording
+from tests.tui.desks import run_command
 from tests.tui.script import Mono
 from tui.app import ConsoleApp
-from tui.commands import run_command
 from tui.keys import press
 from tui.source import Session
 

@@ -16,7 +16,7 @@ from tests.tui.script import S, connected, story
 from tests.tui.test_replay import RECORDINGS, Replay, command, replaying
 from tui.commands import commands, matching
 from tui.desk import LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, WARNINGS
-from tui.keys import press
+from tui.keys import click, press
 from tui.model.breaks import parse_breakpoint, spell
 from tui.model.events import cause_of, effect_of
 from tui.model.lints import Lints
@@ -353,7 +353,7 @@ def test_a_command_with_an_argument_waits_for_it() -> None:
 
 def test_every_command_is_found_by_its_own_name() -> None:
     desk = desk_of()
-    known = commands(desk)
+    known = commands(desk, press)
     for command_ in known:
         assert matching(command_.name, known)[0].name == command_.name
 
@@ -402,11 +402,11 @@ def test_transfers_are_sorted_by_key_and_by_a_click_on_the_header() -> None:
     press(desk, "O")
     assert "sorted by age reversed" in everything(desk)
     header = next(line for line in desk.draw(80, 24) if "STATUS" in line.text)
-    desk.click(header.text.index("BLOCKS"), header)
+    click(desk, header.text.index("BLOCKS"), header)
     assert "sorted by blocks" in everything(desk)
     desk.go(SLOTS)
     header = next(line for line in desk.draw(80, 24) if "REQUEST" in line.text)
-    desk.click(header.text.index("REQUEST"), header)
+    click(desk, header.text.index("REQUEST"), header)
     assert "sorted by request" in everything(desk)
 
 

@@ -12,9 +12,10 @@ from tui.desk import BREAKS, OVERVIEW, RECORD, SLOT, TIERS, WARNINGS, WHY
 from tui.keys import press
 from tui.model.breaks import parse_breakpoint
 from tui.model.lints import TEXTS
+from tui.views import all_views
 from tui.views.breaks import EXAMPLES
-from tui.views.help_words import WORDS
 
+WORDS = {number: view.words for number, view in enumerate(all_views()) if view.words}
 LIFE = {"staged", "onboarding", "preempted", "skipped"}
 """States: on a screen whenever a request is in one."""
 ELSEWHERE = {

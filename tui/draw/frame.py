@@ -19,6 +19,8 @@ TABS: Final = (
     ("Transfers", "Transfers"), ("Tiers", "Tiers"), ("Breakpoints", "Breaks"), ("Record", "Record"), ("Log", "Log"),
 )
 """Names of the views, and the short form below 100 columns."""
+NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why")
+"""Names of all views, for files and help."""
 
 
 class Status(msgspec.Struct):

@@ -12,6 +12,8 @@ import msgspec
 from .spans import Line, Row, Span
 
 T = TypeVar("T")
+Table = tuple[list[str], list[list[str]]]
+"""Names of columns, and rows of text: the form that is exported as CSV."""
 KEPT_MAX: Final = 512
 """Rows kept of one table; some screens of them."""
 

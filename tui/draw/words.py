@@ -3,6 +3,8 @@
 Law of this file: only the mark, the state and the age of a row are coloured, never the whole row.
 """
 
+from typing import Final
+
 from kvbm_console.analysis.lints import Level
 from kvbm_console.core.ids import Route, SlotState
 
@@ -53,3 +55,12 @@ def prompt_bar(prompt: Prompt, cells: int, glyphs: Glyphs) -> list[Span]:
     if widths[5]:
         spans.append(Span(glyphs.todo * widths[5], "todo"))
     return spans
+
+TIER_WORDS: Final = ("G1 G2 G3", "device memory, host memory, disk: a cached block lies in one or several")
+LIFE_WORDS: Final = (
+    ("staged", "found below the device; its places are kept until it is admitted"),
+    ("onboarding", "its blocks are copied up to the device"),
+    ("preempted", "it lost its device blocks to others and begins again"),
+    ("skipped", "alive, and without a token in this iteration"),
+)
+"""Words of several views, with their meanings, for the help."""

@@ -256,3 +256,18 @@ _CELLS: Final = _Cells()
 def plural(number: int, one: str, many: str | None = None) -> str:
     """``1 fault``, ``2 faults``."""
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most ``width`` cells.
+
+    >>> wrap("one two three", 8)
+    ['one two', 'three']
+    """
+    lines: list[str] = []
+    for word in text.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word[: max(1, width)])
+    return lines

@@ -17,7 +17,7 @@ from .history import History
 from .numbers import count, spoken
 
 if TYPE_CHECKING:
-    from ..contracts import Tape
+    from kvbm_console.recording.reader import Recording
 
 
 MARKS_MAX: Final = 64
@@ -123,7 +123,7 @@ class Hits:
         return self.seqs[index - 1] if index else None
 
 
-async def recorded_hits(tape: "Tape", breathe: Callable[[], Awaitable[None]]) -> list[int]:
+async def recorded_hits(tape: "Recording", breathe: Callable[[], Awaitable[None]]) -> list[int]:
     """Where breakpoints took effect in the run that was recorded."""
     found: list[int] = []
     for events in tape.events():

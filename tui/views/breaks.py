@@ -3,31 +3,27 @@
 Law of this file: a hold tells when it resumes by itself, and what it pins until then.
 """
 
-from textwrap import wrap
-
 from kvbm_console.analysis.waits import breakpoints_text, pinned
 from kvbm_console.core.breakpoints import hold_budget
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
-from kvbm_console.core.expression import Schema
 from kvbm_console.core.holds import BreakpointFacts, HoldFacts, stands_at
 from kvbm_console.core.ids import BreakpointAction, Suspend
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.verbs import EnableBreakpoint, RemoveBreakpoint
 
-from ..contracts import Table
-from ..desk import BREAKS, SLOT, Desk
+from ..debugging import ask_for_breakpoint
+from ..desk import BREAKS, SLOT, Desk, View
 from ..draw import bars, table, words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, beside
-from ..draw.table import MOVES, moved
+from ..draw.table import MOVES, Table, moved
 from ..model.breaks import spell
 from ..model.events import describe, entry_name
 from ..model.filters import BREAKPOINTS
-from ..model.numbers import S, count, cut, duration, plain, plural
+from ..model.numbers import S, count, cut, duration, plain, plural, wrap
 from ..model.slots import slot_row
 from ..model.stops import ASKED
 from ..model.waits import ends, sooner
-from .page import Page
 
 BREAKPOINTS_SHOWN = 10
 HOLDS_SHOWN = 8
@@ -51,13 +47,15 @@ _DEFAULTS = LeaderConfig()
 """The budget's numbers; a leader may be configured otherwise, so the share is told as a default."""
 
 
-class Breaks(Page):
+class Breaks(View):
     """View 7."""
 
-    @property
-    def schema(self) -> Schema | None:
-        """The fields of its filter."""
-        return BREAKPOINTS
+    schema = BREAKPOINTS
+    words = (
+        ("SITE", "where a request can be stopped: a move between states, a copy, an eviction"),
+        ("HOLDS", "requests that stand still; each goes on by itself when its time is over"),
+        ("allowed", "so many at most, so that a debugger never stops a service"),
+    )
 
     def __init__(self) -> None:
         self.breakpoint: int | None = None
@@ -230,8 +228,6 @@ class Breaks(Page):
                 desk.actions.ask(RemoveBreakpoint(self.breakpoint))
                 self.breakpoint = None
         elif key == "enter" and desk.may_control and not self.on_holds and self.breakpoint in state.breakpoints:
-            from ..debugging import ask_for_breakpoint  # which draws on the views
-
             ask_for_breakpoint(desk, spell(state.breakpoints[self.breakpoint].spec), self.breakpoint)
         elif key == "enter":
             hold = self._chosen_hold(desk, state)

@@ -10,23 +10,15 @@ from kvbm_console.core.ids import Authority
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 
-from ..desk import SLOT, SLOTS, TIMELINE, TRANSFERS, WHY, Desk
+from ..desk import Desk
 from ..draw import bars
 from ..draw.spans import Line, Row
 from ..model.numbers import UNKNOWN, count, cut, cut_middle, per_second, percent, plain, plural, spoken, tenth
 from ..model.series import Sums, resample
-from ..model.sources import TapCost, blocks_only, ended, only_here, pools_of, reusable, uncertain, watched
+from ..model.sources import TapCost, ended, only_here, pools_of, reusable, uncertain, watched
 
 NAME_WIDTH = 32
 TREND_CELLS = 12
-TAP = (
-    "--kv-transfer-config '{\"kv_connector\": \"KvbmTap\",",
-    "  \"kv_connector_module_path\": \"kvbm_console.tap.vllm\", \"kv_role\": \"kv_both\",",
-    "  \"kv_connector_extra_config\": {\"daemon\": \"unix:PATH\"}}'",
-)
-"""What loads the tap; beside or around another connector: the README."""
-
-
 class Piece(NamedTuple):
     """A few words of a row that may stand on the next one."""
 
@@ -201,27 +193,3 @@ def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: b
     if width >= 74 + TREND_CELLS and stored is not None and not over:
         row.to(74).spans(bars.trend(resample(stored.last(60, now), TREND_CELLS), desk.glyphs))
     return row.line("", width)
-
-
-def body_of(desk: Desk, width: int, height: int) -> list[Line]:
-    """The view on the screen; in place of one that needs requests, where none can ever come, what would give them."""
-    state, what = desk.mirror.state, NEED_REQUESTS.get(desk.current)
-    if what is None or state is None or not blocks_only(state):
-        return desk.view.body(desk, width, height)
-    texts = [
-        (f" {what}", "strong"),
-        (" This target follows KV-event streams (level 1): they name blocks and no", "text"),
-        (" request.", "text"),
-        (" The tap (level 2) reports every request of vLLM, and can hold one:", "text"),
-        ("", "text"), *((f"   {text}", "key") for text in TAP), ("", "text"),
-        (" What a stream does tell stands in 1 Overview, 6 Tiers, 8 Record and 9 Log.", "muted"),
-    ]
-    rows = [Row() for _ in texts]
-    return [row.put(text, role).line("", width) for row, (text, role) in zip(rows, texts, strict=True)]
-
-
-NEED_REQUESTS = {
-    SLOTS: "Slots are requests.", SLOT: "A slot is one request.", TIMELINE: "The timeline shows requests over time.",
-    TRANSFERS: "Transfers are copies for requests.", WHY: "Why explains what a request missed.",
-}
-"""Views that stay empty without requests, and what they would show."""

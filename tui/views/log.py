@@ -11,21 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from kvbm_console.core.events import Event
-from kvbm_console.core.expression import Schema
+from kvbm_console.core.events import Event, SlotMoved
 from kvbm_console.stream.document import field_text
 
-from ..contracts import Table
-from ..desk import LOG, SLOT, Desk
+from ..desk import LOG, SLOT, Desk, View
 from ..draw.frame import Hint
 from ..draw.spans import Line, Row, fit
+from ..draw.table import Table
 from ..draw.words import request
 from ..model.coverage import Gap, Stretch
 from ..model.events import concerns, describe
 from ..model.filters import EVENTS
 from ..model.numbers import count, cut, per_second, plain, plural, spoken
 from ..model.trail import Trail, backwards, index_at
-from .page import Page
 
 CAUSE_FROM = 120
 """Columns from which a row tells its stimulus, and the iteration where it knows one."""
@@ -150,13 +148,15 @@ class Passed(msgspec.Struct, frozen=True):
     count: int
 
 
-class Log(Page):
+class Log(View):
     """View 9."""
 
-    @property
-    def schema(self) -> Schema | None:
-        """The fields of its filter."""
-        return EVENTS
+    schema = EVENTS
+    words = (
+        ("seq", "number of the event; none is missing between two"),
+        ("stimulus", "number of the call that caused it: equal ones happened at once"),
+        ("op", "a copy; candidate: one that is planned"),
+    )
 
     def __init__(self) -> None:
         self.last_seq: int | None = None
@@ -381,6 +381,11 @@ class Log(Page):
         self._scroll_to(desk, event.seq, self.page)
         desk.event = event.seq
         return True
+
+    def proposal(self, desk: Desk) -> str:
+        """A breakpoint at the chosen move."""
+        event = desk.mirror.event(desk.event) if desk.event is not None else None
+        return f"from {event.old.label} to {event.new.label}" if isinstance(event, SlotMoved) else ""
 
     def rows(self, desk: Desk) -> Table | None:
         """All events that are known and that the filter leaves, oldest first."""

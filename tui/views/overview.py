@@ -12,11 +12,12 @@ from kvbm_console.core.slots import WAITING_STATES
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 
-from ..desk import Desk
+from ..desk import Desk, View
 from ..draw import bars, words
 from ..draw.frame import Hint
 from ..draw.glyphs import FILL, ORDER, state_role
 from ..draw.spans import BLANK, Line, Row, beside
+from ..draw.words import TIER_WORDS
 from ..model.lints import Warning, copy_level, ended_text, tally
 from ..model.numbers import S, count, cut, duration, flow, per_second, percent, plain, shares, spoken, tenth
 from ..model.series import resample
@@ -24,7 +25,6 @@ from ..model.slots import slot_row
 from ..model.sources import blocks_only, ended
 from .engines import engines_section
 from .log import EventLines
-from .page import Page
 from .tiers import doubtful, pool_name, used_role
 from .transfers import known_routes, route_numbers
 from .warnings import open_warning
@@ -300,8 +300,19 @@ SIDE = 76
 THIRD = 131
 
 
-class Overview(Page):
+class Overview(View):
     """View 1."""
+
+    words = (
+        ("hit rate", "share of the prompt blocks asked for that some tier had; the rest is computed"),
+        TIER_WORDS, ("lag", "events published that this console has not shown yet"),
+        ("lost", "events that never came here"),
+        ("rec", "age of the newest event that is safe on disk; off: no recorder"),
+        ("queued", "copies that wait for their link; moving ones are on it"),
+        ("evict/s", "blocks a second that gave their place to others"),
+        ("thrash", "of the blocks evicted in the last minute, share that came back within the window"),
+        ("p50 p99", "half, and 99 of 100, of the copies took no longer"),
+    )
 
     def __init__(self) -> None:
         self.at = 0

@@ -4,19 +4,23 @@ Law of this file: what is on disk (synced) and what is only written are told apa
 """
 
 from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvbm_console.core.state import Totals
 
-from ..contracts import Missing, Table
-from ..desk import Desk
+from ..desk import Desk, View
 from ..draw import bars, table
 from ..draw.frame import Hint, bar_at
 from ..draw.spans import BLANK, Line, Row
-from ..draw.table import MOVES, moved
+from ..draw.table import MOVES, Table, moved
+from ..model.coverage import Gap
 from ..model.numbers import S, count, cut, cut_middle, duration, plain, plural, size
 from ..model.places import distance
 from ..model.series import resample
-from .page import Page
+
+if TYPE_CHECKING:
+    from kvbm_console.recording.format import Gap as MissingEvents
 
 MARKS_SHOWN = 6
 SIZES_KEPT = 16
@@ -24,8 +28,16 @@ SIZES_KEPT = 16
 SPECS_SHOWN = 4
 
 
-class Record(Page):
+class Record(View):
     """View 8."""
+
+    words = (
+        ("written", "survives when the daemon is killed"), ("synced", "survives when the power fails"),
+        ("lost hits", "blocks that were found and gone before they could be used"),
+        ("thrash", "blocks that came back within the window after their eviction"),
+        ("epoch", "resets of the cache so far"),
+        ("rejected", "calls that the core refused"),
+    )
 
     def __init__(self) -> None:
         self.at = 0
@@ -169,12 +181,11 @@ def _here(desk: Desk, width: int) -> list[Line]:
 def _gaps(desk: Desk, width: int) -> list[Line]:
     """On a recording those of the whole tape, live those that this console saw."""
     playback = desk.actions.playback
-    gaps: list[Missing] = list(desk.mirror.gaps)
-    if playback is not None:
-        gaps = [gap for gap in playback.recording.gaps if gap.count]
+    gaps: Sequence[Gap | MissingEvents] = desk.mirror.gaps if playback is None else [
+        gap for gap in playback.recording.gaps if gap.count]
     none = "none on this recording" if playback is not None else "none seen by this console"
     lines = [desk.title("GAPS", plural(len(gaps), "gap") if gaps else none)]
-    for gap in gaps[-6:]:
+    for gap in list(gaps)[-6:]:
         row = Row().put(f" {desk.glyphs.gap * 2} ", "gap").put(f" {count(gap.count)} events", "caution")
         row.put(f", {count(gap.first)} to {count(gap.last)}, {plain(gap.reason)}", "muted")
         lines.append(row.line("", width - 1))

@@ -3,28 +3,24 @@
 Law of this file: states and operations share the axis; what it waits for says who, then what, then how long.
 """
 
-from kvbm_console.analysis.lints import Level
 from kvbm_console.analysis.waits import breakpoints_text
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.slots import SlotFacts
 
-from ..contracts import Table
-from ..desk import Desk
+from ..desk import Desk, View
 from ..draw import bars, words
 from ..draw.frame import Hint
-from ..draw.glyphs import state_role
 from ..draw.lifeline import Lifelines, Window, runs, tick_ns, transfer_codes
 from ..draw.spans import BLANK, Line, Row, Span, beside
-from ..draw.table import moved
-from ..draw.words import prompt_bar
+from ..draw.table import Table, moved
+from ..draw.words import LIFE_WORDS, prompt_bar
 from ..model.events import concerns, describe
 from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.slots import limits, prompt_of, slot_row
 from ..model.waits import ends, sentences, sooner
 from .log import event_table
-from .page import Page
 
 STORY_PAGE = 8
 LIFE_LEFT = 24
@@ -39,15 +35,21 @@ WIDE_FROM = 112
 _LIFELINES = Lifelines()
 
 
-class SlotView(Page):
+class SlotView(View):
     """View 3."""
+
+    needs_requests = "A slot is one request."
+    words = (
+        ("LIFE", "its states over time, below them its copies"), ("queued", "the copy waits; wire: it moves"),
+        ("to do", "prompt blocks that are neither found nor computed"), *LIFE_WORDS,
+    )
 
     def __init__(self) -> None:
         self.scroll = 0
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The selected request, or the one that needs it most."""
-        request = shown_request(desk)
+        request = desk.shown_request()
         if request is None:
             return [Row().put(" No live request. Choose one in 2 Slots or 4 Timeline.", "muted").line()]
         return slot_panel(desk, request, width, height, self.scroll, chosen=self._chosen(desk, request))
@@ -71,7 +73,7 @@ class SlotView(Page):
 
     def press(self, desk: Desk, key: str) -> bool:
         """Scroll the story; n and N walk the list."""
-        request = shown_request(desk)
+        request = desk.shown_request()
         life = desk.mirror.life_of(request) if request is not None else None
         last = max(0, len(life.story) - 1) if life is not None else 0
         if key in ("down", "j", "up", "k", "pagedown", "pageup", "G", "end"):
@@ -102,7 +104,7 @@ class SlotView(Page):
 
     def rows(self, desk: Desk) -> Table | None:
         """The story, oldest first."""
-        request = shown_request(desk)
+        request = desk.shown_request()
         life = desk.mirror.life_of(request) if request is not None else None
         if life is None:
             return None
@@ -117,19 +119,6 @@ class SlotView(Page):
             at = names.index(request) if request in names else -step
             desk.select(names[(at + step) % len(names)])
             self.scroll = 0
-
-
-def shown_request(desk: Desk) -> str | None:
-    """The selected request, else the first of the list."""
-    if desk.selected is not None:
-        return desk.selected
-    state = desk.mirror.state
-    if state is None or not state.slots:
-        return None
-    for number in desk.order.numbers:
-        if number in state.slots:
-            return state.slots[number].request
-    return next(iter(state.slots.values())).request
 
 
 def slot_panel(
@@ -349,6 +338,3 @@ def _story(
             line = Row().spans([Span(span.text, f"{span.role}@sel") for span in line.spans]).line()
         lines.append(line)
     return lines
-
-
-__all__ = ["Level", "SlotView", "Span", "shown_request", "slot_panel", "state_role"]

@@ -3,21 +3,17 @@
 Law of this file: a row says why it stands where it stands; the selected row never moves by itself.
 """
 
-from kvbm_console.analysis.lints import Level
-from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState, Tier
 
-from ..contracts import Table
-from ..desk import SLOT, SLOTS, Desk
+from ..desk import SLOT, SLOTS, Desk, View
 from ..draw import table, words
 from ..draw.frame import Hint
 from ..draw.spans import Line, Row, Span
-from ..draw.table import MOVES, Column, moved
-from ..draw.words import prompt_bar
+from ..draw.table import MOVES, Column, Table, moved
+from ..draw.words import LIFE_WORDS, prompt_bar
 from ..model.filters import SLOTS as SCHEMA
 from ..model.numbers import brief, count, cut, duration, plain
 from ..model.slots import SORTS, SlotRow, slot_row
-from .page import Page
 from .slot import slot_panel
 
 SPLIT_WIDTH = 110
@@ -27,13 +23,17 @@ PANEL_WIDTH = 75
 PANEL_ROWS = 19
 
 
-class Slots(Page):
+class Slots(View):
     """View 2."""
 
-    @property
-    def schema(self) -> Schema | None:
-        """The fields of its filter."""
-        return SCHEMA
+    schema = SCHEMA
+    needs_requests = "Slots are requests."
+    words = (
+        ("slot", "one request from its arrival until nothing of it is left"),
+        ("PROMPT", "its prompt: blocks found in G1, G2, G3, then computed, then still to do"),
+        ("OPS", "its copies that have not ended"), ("need", "those with trouble first, then those that wait"),
+        *LIFE_WORDS,
+    )
 
     def __init__(self) -> None:
         self.top = 0
@@ -298,6 +298,3 @@ _BEFORE_DECODE = (
 def _dense(number: int) -> Span:
     """A count in a dense column: a known zero is a dot."""
     return Span(brief(number), "text") if number else Span("·", "faint")
-
-
-__all__ = ["Level", "Slots"]

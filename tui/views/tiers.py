@@ -7,17 +7,17 @@ from kvbm_console.core.ids import Authority, Condition, Tier, age_within
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 
-from ..desk import Desk
+from ..desk import Desk, View
 from ..draw import bars
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..draw.table import MOVES, moved
+from ..draw.words import TIER_WORDS
 from ..model.flows import TIERS as ALL_TIERS
 from ..model.numbers import brief, count, cut, duration, per_second, percent, plain, plural, tenth
 from ..model.series import known_seconds, resample, window_text
 from ..model.sources import WATCHED, ended, uncertain, watched
 from .engines import engines_section, legend
-from .page import Page
 
 _ROLES = {
     Condition.REFERENCED: "", Condition.WRITING: "fill.onboard", Condition.CACHED: "", Condition.EMPTY: "todo",
@@ -35,8 +35,16 @@ MAP_ROWS = 16
 MEDIA = {Tier.G1: "device", Tier.G2: "host", Tier.G3: "disk", Tier.G4: "remote"}
 
 
-class Tiers(Page):
+class Tiers(View):
     """View 6."""
+
+    words = (
+        TIER_WORDS, ("referenced", "in use by a live request"), ("writing", "being copied in"),
+        ("cached", "kept for whoever asks for it again"), ("hit", "found here, of the blocks asked for here"),
+        ("thrash", "of the blocks evicted in the last minute, share that came back within the window"),
+        ("again", "time from an eviction until a prompt asked for the block again; short: the tier is too small"),
+        ("BOUND", "what the best possible eviction would have reached"),
+    )
 
     def __init__(self) -> None:
         self.by_place = False

@@ -14,17 +14,16 @@ import msgspec
 from kvbm_console.analysis.lints import Level
 from kvbm_console.core import events as ev
 from kvbm_console.core.events import Event
-from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import SlotState
 
-from ..contracts import Table
-from ..desk import SLOT, TIMELINE, TRANSFERS, Desk
+from ..desk import SLOT, TIMELINE, TRANSFERS, Desk, View
 from ..draw import bars, words
 from ..draw.frame import Hint
 from ..draw.glyphs import FILL, state_role
 from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, tick_ns, transfer_codes
 from ..draw.spans import Line, Row, Span
-from ..draw.table import moved
+from ..draw.table import Table, moved
+from ..draw.words import LIFE_WORDS
 from ..model.events import cause_of, describe, effect_of, entry_name
 from ..model.filters import LIVES
 from ..model.lints import slot_level
@@ -34,7 +33,6 @@ from ..model.places import distance, seq_at
 from ..model.series import Density, resample
 from ..model.slots import limits
 from ..model.timeline import LifeOrder
-from .page import Page
 
 
 def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line:
@@ -305,13 +303,16 @@ HEADS_MAX: Final = 1_024
 """Heads of rows kept; some screens of them."""
 
 
-class Timeline(Page):
+class Timeline(View):
     """View 4."""
 
-    @property
-    def schema(self) -> Schema | None:
-        """The fields of its filter."""
-        return LIVES
+    schema = LIVES
+    needs_requests = "The timeline shows requests over time."
+    words = (
+        ("cell", "one column: how much time it stands for"),
+        ("gap", "events that are not known; nothing is drawn there"),
+        ("past its limit", "longer in one state than 4 × what 99 of 100 need"), *LIFE_WORDS,
+    )
 
     def __init__(self) -> None:
         self.cell_ns: int | None = None

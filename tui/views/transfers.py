@@ -13,23 +13,20 @@ import msgspec
 
 from kvbm_console.analysis.lints import Level
 from kvbm_console.analysis.waits import breakpoints_text, ranks_text, silent_ranks
-from kvbm_console.core.expression import Schema
-from kvbm_console.core.ids import CandidateStatus, Route
+from kvbm_console.core.ids import CandidateStatus, Route, Site
 from kvbm_console.core.state import CacheState
 
-from ..contracts import Table
-from ..desk import SLOT, TRANSFERS, Desk
+from ..desk import SLOT, TRANSFERS, Desk, View
 from ..draw import bars, table, words
 from ..draw.frame import Hint
 from ..draw.spans import Line, Row, Span
-from ..draw.table import MOVES, Column, moved
+from ..draw.table import MOVES, Column, Table, moved
 from ..model.filters import TRANSFERS as SCHEMA
 from ..model.lints import copy_level
 from ..model.lives import Transfer
 from ..model.mirror import Mirror
 from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
 from ..model.series import resample
-from .page import Page
 
 ENDED_SHOWN_NS: Final = 10 * S
 ROWS_MAX: Final = 200
@@ -216,13 +213,17 @@ HISTOGRAM_LOW_NS: Final = 100_000
 HISTOGRAM_HIGH_NS: Final = 1_000_000_000
 
 
-class Transfers(Page):
+class Transfers(View):
     """View 5."""
 
-    @property
-    def schema(self) -> Schema | None:
-        """The fields of its filter."""
-        return SCHEMA
+    schema = SCHEMA
+    needs_requests = "Transfers are copies for requests."
+    words = (
+        ("queued", "waits for its link; moving: on it"), ("p50 p99", "half, and 99 of 100, took no longer"),
+        ("promoted", "decided: places are reserved, the copy runs or waits for its link"),
+        ("skipped", "decided against; the reason says why"), ("RANKS", "workers that reported, of all"),
+        ("OP", "number of the copy"),
+    )
 
     def __init__(self) -> None:
         self.selected: int | None = None
@@ -355,6 +356,16 @@ class Transfers(Page):
             return False
         return True
 
+    def proposal(self, desk: Desk) -> str:
+        """A breakpoint at the next site of the chosen transfer."""
+        transfer = desk.mirror.transfer_of(candidate=self.selected)
+        if transfer is None:
+            return ""
+        site = Site.COMPLETE_WILL if transfer.started_ns is not None else (
+            Site.EVALUATE_WILL if transfer.status is CandidateStatus.PENDING_EVALUATION else Site.DISPATCH_WILL)
+        request = f" request {transfer.request}" if transfer.request else ""
+        return f"site {site.label} route {transfer.route.label}{request}"
+
     def rows(self, desk: Desk) -> Table | None:
         """Every transfer of the list."""
         if desk.mirror.state is None:
@@ -372,18 +383,13 @@ class Transfers(Page):
         if at >= len(self.numbers):
             return
         self.selected = self.numbers[at]
-        transfer = find(desk.mirror, self.selected)
+        transfer = desk.mirror.transfer_of(candidate=self.selected)
         if transfer is not None and transfer.request:
             desk.select(transfer.request)
 
 
 def _text(value: int | None) -> str:
     return "" if value is None else str(value)
-
-
-def find(mirror: Mirror, candidate: int) -> Transfer | None:
-    """An open or recently ended transfer."""
-    return mirror.transfer_of(candidate=candidate)
 
 
 _SORT_OF: Final = {"STATUS": "need", "AGE": "age", "ROUTE": "route", "BLOCKS": "blocks", "REQUEST": "request"}

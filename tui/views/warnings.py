@@ -3,25 +3,27 @@
 Law of this file: a warning is never told without what it was measured against, and enter goes to what it is about.
 """
 
-from kvbm_console.core.expression import Schema
 
-from ..contracts import Table
-from ..desk import SLOT, SLOTS, TRANSFERS, WARNINGS, Desk
+from ..desk import SLOT, SLOTS, TRANSFERS, WARNINGS, Desk, View
 from ..draw import table, words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
-from ..draw.table import MOVES, moved
+from ..draw.table import MOVES, Table, moved
 from ..model.filters import WARNINGS as SCHEMA
 from ..model.lints import COPIES, MANY, TEXTS, Warning, ended_text, fold, tally
-from ..model.numbers import count, cut, plain
-from .page import Page
+from ..model.numbers import count, cut, plain, wrap
 
 DETAIL_ROWS = 11
 """Rows below the list for the chosen one."""
 
 
-class Warnings(Page):
+class Warnings(View):
     """The panel behind ``!``."""
+
+    schema = SCHEMA
+    words = (
+        ("limit", "from where on it is a warning"), ("evidence", "what was measured, and since which event"),
+    )
 
     def __init__(self) -> None:
         self.key: str | None = None
@@ -30,11 +32,6 @@ class Warnings(Page):
         self.page = 1
         self.last_top = 0
         """How far the list of what is watched scrolls."""
-
-    @property
-    def schema(self) -> Schema | None:
-        """The fields of its filter."""
-        return SCHEMA
 
     def listed(self, desk: Desk) -> list[Warning]:
         """The problems that the filter leaves, worst first."""
@@ -179,19 +176,4 @@ def _watched(width: int) -> list[Line]:
         for index, piece in enumerate(wrap(text.threshold, width - 2 - left)):
             row = Row().put("" if index else f" {lint.replace('_', ' ')}", "text").to(left)
             lines.append(row.put(piece, "muted").line())
-    return lines
-
-
-def wrap(text: str, width: int) -> list[str]:
-    """Lines of at most ``width`` cells.
-
-    >>> wrap("one two three", 8)
-    ['one two', 'three']
-    """
-    lines: list[str] = []
-    for word in text.split():
-        if lines and len(lines[-1]) + 1 + len(word) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word[: max(1, width)])
     return lines

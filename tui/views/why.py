@@ -5,22 +5,24 @@ Law of this file: it shows what the library explains and adds nothing; what the 
 
 from typing import TYPE_CHECKING
 
-from ..contracts import Table
-from ..desk import LOG, SLOT, Desk
+from ..desk import LOG, SLOT, Desk, View
 from ..draw import bars
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
-from ..draw.table import MOVES, moved
-from ..model.numbers import count, cut, duration, plain, plural, tenth
-from .page import Page
-from .warnings import wrap
+from ..draw.table import MOVES, Table, moved
+from ..model.numbers import count, cut, duration, plain, plural, tenth, wrap
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Admission, Explanation, MissedRun
 
 
-class Why(Page):
+class Why(View):
     """The panel behind ``w``."""
+
+    needs_requests = "Why explains what a request missed."
+    words = (
+        ("never_stored", "nobody had computed this block before"), ("evicted", "it had been there and gave its place"),
+    )
 
     def __init__(self) -> None:
         self.at = 0

@@ -35,9 +35,9 @@ from kvbm_console.stream.feed import (
 from kvbm_console.wire.batches import MalformedBatch
 
 from .draw.table import Table
+from .model.archive import Names
 from .model.coverage import Gap, Pace
 from .model.history import take_past
-from .model.lives import Names
 from .model.mirror import Mirror
 from .model.numbers import count, plural
 from .model.places import Hits, recorded_hits

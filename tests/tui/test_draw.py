@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbm_console.analysis.lives import Life, Move, Stay
 from kvbm_console.core.ids import SlotState, WaitPoint
 from tests.tui.script import MS, S, Script, opening
 from tui.draw import bars, table
@@ -12,7 +13,7 @@ from tui.draw.glyphs import ASCII, UNICODE
 from tui.draw.lifeline import HELD, LATE, VERY_LATE, Lifelines, Window, busy_cells, life_codes, runs, transfer_codes
 from tui.draw.spans import Line, Row, Span, beside, crop
 from tui.draw.table import Column
-from tui.model.lives import PAST_MAX, Life, Move, Stay
+from tui.model.archive import PAST_MAX
 from tui.model.mirror import Mirror
 from tui.model.series import Density, Gauge, Sums, known_seconds, percentile, resample
 from tui.model.timeline import LifeOrder

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbm_console.analysis.lives import MOVES_MAX, STORY_MAX
 from kvbm_console.analysis.waits import pinned
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import Route, SlotState, Tier
@@ -12,8 +13,8 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Disconnected, EventsArrived, GapSeen, SnapshotTaken
 from tests.tui.script import BLOCK, MS, S, Script, connected, opening, story
+from tui.model.archive import PAST_MAX
 from tui.model.history import HISTORY, LOG_MAX
-from tui.model.lives import MOVES_MAX, PAST_MAX, STORY_MAX
 from tui.model.mirror import Mirror
 from tui.model.waits import sentences, waits_for
 

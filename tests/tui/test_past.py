@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from kvbm_console.analysis.lives import Life
 from kvbm_console.client import LiveFeed
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Note
@@ -24,7 +25,6 @@ from tests.server.daemons import daemon_at
 from tests.tui.script import S, ScriptedFeed, connected
 from tui import source
 from tui.model.history import take_past
-from tui.model.lives import Life
 from tui.model.mirror import Mirror
 from tui.source import Session
 

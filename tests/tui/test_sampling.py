@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvbm_console.analysis.lives import Life
 from kvbm_console.core.events import Event, SlotHeld
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.snapshots import digest
@@ -21,7 +22,6 @@ from tests.tui.script import Mono, connected
 from tui.keys import press
 from tui.model import coverage as pace
 from tui.model.coverage import Pace
-from tui.model.lives import Life
 from tui.model.mirror import Mirror
 from tui.source import Session
 from tui.views import all_views

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvbm_console.analysis.lints import WATCHED, fault_after
+from kvbm_console.analysis.lives import Life, Transfer
 from kvbm_console.core.ids import SlotState
 
-from ..model.lives import Life, Transfer
 from .glyphs import FILL, Glyphs
 from .spans import Span
 

@@ -11,6 +11,7 @@ from fnmatch import translate
 from re import compile as compile_pattern
 from typing import Any, Final
 
+from kvbm_console.analysis.lives import Life
 from kvbm_console.core.expression import EVENT, SLOT, ExpressionError, Field, Schema, complete, parse
 from kvbm_console.core.expression.closures import compile_tree
 from kvbm_console.core.expression.fields import words
@@ -19,7 +20,6 @@ from kvbm_console.core.ids import BreakpointAction, CandidateStatus, Route, Site
 
 from .events import concerns, slot_of
 from .history import History
-from .lives import Life
 
 FILTER_MAX: Final = 1_024
 """Characters of a filter: the language's own limit."""

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from kvbm_console.analysis import lives as fold
+from kvbm_console.analysis.lives import Life, Lives, Move, Stay, Transfer
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import HASH_BYTES, ID_BYTES
 from kvbm_console.core.events import Event
@@ -23,9 +25,9 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.ended import EndedHolds
 from kvbm_console.stream.feed import PastSeen
 
+from .archive import Archive, Names
 from .clock import TargetClock
 from .flows import Flows
-from .lives import Archive, Life, Move, Names, Stay, Transfer
 from .numbers import S
 from .series import Density
 from .sources import Sources
@@ -41,7 +43,7 @@ SLICE_EVENTS: Final = 400
 """Events of the past that are folded before keys get a turn."""
 
 
-class History:
+class History(Lives):
     """Everything about one target that is folded from events. ``state`` is None before the first snapshot."""
 
     def __init__(self) -> None:
@@ -51,17 +53,14 @@ class History:
         """Number of the next event."""
         self.wants_facts = False
         """Whether something happened, while sampling, that should not wait for the next snapshot."""
-        self.clear()
+        super().__init__()
 
     def clear(self) -> None:
         """Forget everything that events told: another incarnation, or another place of a recording."""
-        self.lives: dict[int, Life] = {}
+        super().clear()
         self.archive = Archive()
         self.past = self.archive.lives
         """Lives that finished last."""
-        self.transfers: dict[int, Transfer] = {}
-        """Open candidates."""
-        self.by_operation: dict[int, Transfer] = {}
         self.ended = self.archive.transfers
         """Transfers that ended last."""
         self.names = Names()
@@ -82,9 +81,15 @@ class History:
         """Holds that ended or were refused while this console looked."""
         self.frozen_mono: int | None = None
         """Local time at which the target was frozen; None while it is not."""
-        self.ranks = 1
-        """Ranks seen so far."""
         self.mono_ns = 0
+
+    def life_ended(self, life: Life) -> None:
+        """Keep a finished life."""
+        self.archive.bury(life)
+
+    def transfer_ended(self, transfer: Transfer) -> None:
+        """Keep a transfer that ended."""
+        self.archive.keep(transfer)
 
     def life_of(self, request: str) -> Life | None:
         """The life of a request: the live one, else the last finished one."""
@@ -107,59 +112,27 @@ class History:
         return None
 
 
-def _tell(history: History, slot: int | None, event: ev.Event) -> Life | None:
-    """Add the event to the story of its slot."""
-    life = history.lives.get(slot) if slot is not None else None
-    if life is not None:
-        life.story.append(event)
-    return life
-
-
-def _opened(history: History, e: ev.SlotOpened) -> None:
-    life = Life(e.slot, e.request, e.at_ns)
-    life.add(Move(e.at_ns, SlotState.INITIALIZED, e.seq, cause=e.cause))
-    life.story.append(e)
-    history.lives[e.slot] = life
-
-
 def _cloned(history: History, e: ev.SlotCloned) -> None:
-    life = Life(e.slot, e.request, e.at_ns)
-    parent = history.lives.get(e.parent)
-    state = parent.state if parent is not None else SlotState.INITIALIZED
-    life.add(Move(e.at_ns, state, e.seq, cause=e.cause))
-    life.story.append(e)
-    history.decoding += state is SlotState.DECODING
-    history.lives[e.slot] = life
+    history.decoding += fold.cloned(history, e) is SlotState.DECODING
 
 
 def _moved(history: History, e: ev.SlotMoved) -> None:
     history.decoding += (e.new is SlotState.DECODING) - (e.old is SlotState.DECODING)
-    life = _tell(history, e.slot, e)
-    if life is None:
-        return
-    life.add(Move(e.at_ns, e.new, e.seq, e.entry, e.iteration, e.detail, e.cause))
-
-
-def _closed(history: History, e: ev.SlotClosed) -> None:
-    life = history.lives.pop(e.slot, None)
-    if life is not None:
-        life.story.append(e)
-        life.close(e.at_ns)
-        history.archive.bury(life)
+    fold.moved(history, e)
 
 
 def _of_slot(history: History, e: Any) -> None:
-    _tell(history, e.slot, e)
+    history.tell(e.slot, e)
 
 
 def _assigned(history: History, e: ev.DeviceBlocksAssigned) -> None:
     if len(e.slots) == 1:
-        _tell(history, e.slots[0], e)
+        history.tell(e.slots[0], e)
 
 
 def _evicted(history: History, e: ev.BlocksEvicted) -> None:
     history.flows.evictions(e.pool).add(e.at_ns, len(e.ids) // ID_BYTES)
-    _tell(history, e.for_slot, e)
+    history.tell(e.for_slot, e)
 
 
 def _filled(history: History, e: ev.BlocksFilled) -> None:
@@ -193,92 +166,16 @@ def _source_lost(history: History, e: ev.SourceLost) -> None:
     seen.gaps += not e.restarted
 
 
-def _planned(history: History, e: ev.CandidatePlanned) -> None:
-    life = _tell(history, e.slot, e)
-    transfer = Transfer(
-        e.candidate, e.slot, life.request if life is not None else "", e.route, len(e.hashes) // HASH_BYTES, e.at_ns
-    )
-    history.transfers[e.candidate] = transfer
-    if life is not None:
-        life.transfers.append(transfer)
-        life.changes += 1
-        if life.held_now() is not None:
-            transfer.held_since_ns = e.at_ns
-
-
-def _enqueued(history: History, e: ev.CandidateEnqueued) -> None:
-    history.transfers[e.candidate].enqueued_ns = e.at_ns
-
-
-def _evaluated(history: History, e: ev.CandidateEvaluated) -> None:
-    transfer = history.transfers[e.candidate]
-    transfer.evaluated_ns = e.at_ns
-    transfer.found = e.found
-    _tell(history, transfer.slot, e)
-
-
-def _end(history: History, candidate: int, at_ns: int, status: CandidateStatus) -> Transfer:
-    transfer = history.transfers.pop(candidate)
-    if transfer.held_since_ns is not None:
-        transfer.held_ns += at_ns - transfer.held_since_ns
-        transfer.held_since_ns = None
-    transfer.ended_ns = at_ns
-    transfer.status = status
-    history.archive.keep(transfer)
-    life = history.lives.get(transfer.slot) if transfer.slot is not None else None
-    if life is not None:
-        life.changes += 1
-    return transfer
-
-
-def _skipped(history: History, e: ev.CandidateSkipped) -> None:
-    transfer = _end(history, e.candidate, e.at_ns, CandidateStatus.SKIPPED)
-    transfer.reason = e.reason
-    _tell(history, transfer.slot, e)
-
-
-def _promoted_sampled(history: History, e: ev.CandidatePromoted) -> Transfer:
-    """Without the blocks that came back, which the totals of the next snapshot bring."""
-    transfer = history.transfers[e.candidate]
-    transfer.status = CandidateStatus.PROMOTED
-    transfer.promoted_ns = e.at_ns
-    transfer.operation = e.operation
-    transfer.blocks = len(e.targets) // ID_BYTES
-    history.by_operation[e.operation] = transfer
-    _tell(history, transfer.slot, e)
-    return transfer
-
-
 def _promoted(history: History, e: ev.CandidatePromoted) -> None:
-    _promoted_sampled(history, e)
+    fold.promoted(history, e)
     history.flows.came_back(e.at_ns, e.returned)
-
-
-def _started(history: History, e: ev.OperationStarted) -> None:
-    transfer = history.by_operation[e.operation]
-    transfer.started_ns = e.at_ns
-    life = _tell(history, transfer.slot, e)
-    if life is not None:
-        life.changes += 1
-
-
-def _reported(history: History, e: ev.OperationReported) -> None:
-    transfer = history.by_operation[e.operation]
-    transfer.ranks.add(e.rank)
-    history.ranks = max(history.ranks, e.rank + 1)
-    if not e.ok:
-        transfer.error = e.error
-        _tell(history, transfer.slot, e)
 
 
 def _ended_sampled(history: History, e: ev.CandidateEnded) -> Transfer:
     """Without its blocks, which the totals of the next snapshot bring."""
-    transfer = _end(history, e.candidate, e.at_ns, e.status)
-    if transfer.operation is not None:
-        history.by_operation.pop(transfer.operation, None)
+    transfer = fold.ended(history, e)
     if e.status is CandidateStatus.COMPLETED:
         history.flows.route(transfer.route).latencies.add(e.at_ns, transfer.age(e.at_ns))
-    _tell(history, transfer.slot, e)
     return transfer
 
 
@@ -301,36 +198,29 @@ def _advanced(history: History, e: ev.IterationAdvanced) -> None:
 
 def _scored(history: History, e: ev.PrefixScored) -> None:
     history.flows.scored(e.at_ns, e.prompt_blocks, e.hits)
-    _tell(history, e.slot, e)
+    history.tell(e.slot, e)
 
 
 def _hits_lost(history: History, e: ev.HitsLost) -> None:
     history.flows.lost(e.at_ns, e.tier, e.blocks)
-    _tell(history, e.slot, e)
+    history.tell(e.slot, e)
 
 
 def _held(history: History, e: ev.SlotHeld) -> None:
-    life = _tell(history, e.slot, e)
+    fold.held(history, e)
     _note_hold(history, e)
     history.hold_mono[e.hold] = history.mono_ns
-    if life is None:
-        return
-    life.changes += 1
-    life.stays.append(Stay(e.hold, e.at_ns, e.point, e.breakpoints))
-    for transfer in life.transfers:
-        if transfer.open:
-            transfer.held_since_ns = e.at_ns
 
 
 def _parked(history: History, e: ev.HoldParked) -> None:
     hold = history.state.holds.get(e.hold) if history.state is not None else None
     if hold is not None:
-        _tell(history, hold.slot, e)
+        history.tell(hold.slot, e)
 
 
 def _denied(history: History, e: ev.HoldDenied) -> None:
     _note_hold(history, e)
-    _tell(history, e.slot, e)
+    history.tell(e.slot, e)
 
 
 def _note_hold(history: History, e: ev.SlotHeld | ev.HoldReleased | ev.HoldDenied) -> None:
@@ -343,23 +233,12 @@ def _note_hold(history: History, e: ev.SlotHeld | ev.HoldReleased | ev.HoldDenie
 def _released(history: History, e: ev.HoldReleased) -> None:
     _note_hold(history, e)
     history.hold_mono.pop(e.hold, None)
-    life = _tell(history, e.slot, e)
-    if life is None:
-        return
-    life.changes += 1
-    for stay in life.stays:
-        if stay.hold == e.hold:
-            stay.end_ns = e.at_ns
-    for transfer in life.transfers:
-        if transfer.held_since_ns is not None:
-            transfer.held_ns += e.at_ns - transfer.held_since_ns
-            transfer.held_since_ns = None
+    fold.released(history, e)
 
 
 def _reset(history: History, e: ev.ResetDone) -> None:
+    fold.reset(history, e)
     history.decoding = 0
-    history.transfers.clear()
-    history.by_operation.clear()
     history.hold_mono.clear()
     history.frozen_mono = None
 
@@ -372,7 +251,7 @@ def _thawed(history: History, e: ev.Thawed) -> None:
     history.frozen_mono = None
 
 
-def _wanted(keep: Callable[[History, Any], object]) -> Callable[[History, Any], object]:
+def _wanted(keep: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
     """The same, for what should not wait for the next snapshot."""
     def take(history: History, e: Any) -> None:
         keep(history, e)
@@ -381,40 +260,15 @@ def _wanted(keep: Callable[[History, Any], object]) -> Callable[[History, Any], 
     return take
 
 
-HISTORY: Final[dict[type[ev.Event], Callable[[History, Any], object]]] = {
-    ev.SlotOpened: _opened,
-    ev.SlotCloned: _cloned,
-    ev.SlotMoved: _moved,
-    ev.SlotClosed: _closed,
-    ev.LookupAnswered: _of_slot,
-    ev.BlocksStaged: _of_slot,
-    ev.StagingReleased: _of_slot,
-    ev.DeviceBlocksAssigned: _assigned,
-    ev.DeviceBlocksReleased: _of_slot,
-    ev.BlocksEvicted: _evicted,
-    ev.BlocksSeen: _seen,
-    ev.BlocksFilled: _filled,
-    ev.BlocksReady: _ready,
-    ev.SourceLost: _source_lost,
-    ev.CandidatePlanned: _planned,
-    ev.CandidateEnqueued: _enqueued,
-    ev.CandidateEvaluated: _evaluated,
-    ev.CandidateSkipped: _skipped,
-    ev.CandidatePromoted: _promoted,
-    ev.OperationStarted: _started,
-    ev.OperationReported: _reported,
-    ev.CandidateEnded: _ended,
-    ev.IterationAdvanced: _advanced,
-    ev.PrefixScored: _scored,
-    ev.HitsLost: _hits_lost,
-    ev.BreakpointHit: _of_slot,
-    ev.SlotHeld: _held,
-    ev.HoldParked: _parked,
-    ev.HoldReleased: _released,
-    ev.HoldDenied: _denied,
-    ev.Frozen: _frozen,
-    ev.Thawed: _thawed,
-    ev.ResetDone: _reset,
+HISTORY: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
+    **fold.FOLD,
+    ev.SlotCloned: _cloned, ev.SlotMoved: _moved, ev.LookupAnswered: _of_slot, ev.BlocksStaged: _of_slot,
+    ev.StagingReleased: _of_slot, ev.DeviceBlocksAssigned: _assigned, ev.DeviceBlocksReleased: _of_slot,
+    ev.BlocksEvicted: _evicted, ev.BlocksSeen: _seen, ev.BlocksFilled: _filled, ev.BlocksReady: _ready,
+    ev.SourceLost: _source_lost, ev.CandidatePromoted: _promoted, ev.CandidateEnded: _ended,
+    ev.IterationAdvanced: _advanced, ev.PrefixScored: _scored, ev.HitsLost: _hits_lost, ev.BreakpointHit: _of_slot,
+    ev.SlotHeld: _held, ev.HoldParked: _parked, ev.HoldReleased: _released, ev.HoldDenied: _denied,
+    ev.Frozen: _frozen, ev.Thawed: _thawed, ev.ResetDone: _reset,
 }
 """Event type to what it adds to the history; kinds that are not here change facts only."""
 
@@ -433,18 +287,18 @@ def urgent(state: CacheState) -> tuple[type[ev.Event], ...]:
     return tuple(kinds)
 
 
-def _same(*kinds: type[ev.Event]) -> dict[type[ev.Event], Callable[[History, Any], object]]:
+def _same(*kinds: type[ev.Event]) -> dict[type[ev.Event], Callable[[Any, Any], object]]:
     """What these kinds add in any case."""
     return {kind: HISTORY[kind] for kind in kinds}
 
 
-SKIMMED: Final[dict[type[ev.Event], Callable[[History, Any], object]]] = {
+SKIMMED: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
     **_same(
         ev.SlotOpened, ev.SlotCloned, ev.SlotMoved, ev.SlotClosed, ev.CandidatePlanned, ev.CandidateSkipped,
         ev.OperationStarted, ev.BreakpointHit, ev.HoldDenied, ev.IterationAdvanced, ev.ResetDone,
         ev.BlocksFilled, ev.BlocksReady, ev.BlocksSeen, ev.SourceLost,
     ),
-    ev.CandidatePromoted: _promoted_sampled, ev.CandidateEnded: _ended_sampled,
+    ev.CandidatePromoted: fold.promoted, ev.CandidateEnded: _ended_sampled,
     ev.PrefixScored: _of_slot, ev.HitsLost: _of_slot,
     ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released), ev.Frozen: _wanted(_frozen),
     ev.Thawed: _wanted(_thawed),

@@ -4,9 +4,11 @@ Law of this file: those that need a person first, then by arrival; rows move at 
 never does. While nothing is selected, new ones come in at the top at once: the live edge is never empty.
 """
 
+from kvbm_console.analysis.lives import Life
+
+from .archive import Archive
 from .filters import Filter
 from .lints import slot_level
-from .lives import Archive, Life
 from .mirror import Mirror
 from .slots import SORT_EVERY_NS
 

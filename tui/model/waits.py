@@ -6,13 +6,13 @@ Law of this file: nothing is guessed, and a slot that works waits for nothing.
 from typing import Final
 
 from kvbm_console.analysis import waits
+from kvbm_console.analysis.lives import Transfer
 from kvbm_console.analysis.waits import pinned, route_text
 from kvbm_console.core.holds import HoldFacts
 from kvbm_console.core.ids import OnTimeout, WaitPoint
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 
-from .lives import Transfer
 from .mirror import Mirror
 from .numbers import spoken
 from .series import percentile

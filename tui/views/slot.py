@@ -3,6 +3,7 @@
 Law of this file: states and operations share the axis; what it waits for says who, then what, then how long.
 """
 
+from kvbm_console.analysis.lives import Life, Transfer
 from kvbm_console.analysis.waits import breakpoints_text
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Tier
@@ -16,7 +17,6 @@ from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS, prompt_bar
 from ..model.events import concerns, describe
-from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.slots import limits, prompt_of, slot_row
 from ..model.waits import ends, sentences, sooner

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.lints import Level
+from kvbm_console.analysis.lives import Life, Transfer
 from kvbm_console.core import events as ev
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import SlotState
@@ -27,7 +28,6 @@ from ..draw.words import LIFE_WORDS
 from ..model.events import cause_of, describe, effect_of, entry_name
 from ..model.filters import LIVES
 from ..model.lints import slot_level
-from ..model.lives import Life, Transfer
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.places import distance, seq_at
 from ..model.series import Density, resample

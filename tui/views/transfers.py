@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.analysis.lints import Level
+from kvbm_console.analysis.lives import Transfer
 from kvbm_console.analysis.waits import breakpoints_text, ranks_text, silent_ranks
 from kvbm_console.core.ids import CandidateStatus, Route, Site
 from kvbm_console.core.state import CacheState
@@ -23,7 +24,6 @@ from ..draw.spans import Line, Row, Span
 from ..draw.table import MOVES, Column, Table, moved
 from ..model.filters import TRANSFERS as SCHEMA
 from ..model.lints import copy_level
-from ..model.lives import Transfer
 from ..model.mirror import Mirror
 from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
 from ..model.series import resample

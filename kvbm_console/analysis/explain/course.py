@@ -7,11 +7,13 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.analysis import lives
 from kvbm_console.analysis.explain.model import Clone, Part, Spent, Wait
+from kvbm_console.analysis.lives import Lives, Transfer
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
 from kvbm_console.core.describe import mismatch
-from kvbm_console.core.ids import CandidateStatus, SlotState, Tier
+from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts
@@ -62,19 +64,6 @@ class Scored(msgspec.Struct):
     """(event, what the mover said, operation) of blocks that did not arrive."""
 
 
-class _Copy(msgspec.Struct):
-    candidate: int
-    route: str
-    blocks: int
-    seq: int
-    planned_ns: int
-    operation: int | None = None
-    started_ns: int | None = None
-    ended_ns: int | None = None
-    status: str = "pending_evaluation"
-    failure: str = ""
-
-
 class Course(Visitor):
     """Follows one slot, up to ``now_ns`` if it is live and the engine's time is past the last event."""
 
@@ -89,14 +78,18 @@ class Course(Visitor):
         self.looked: list[Looked] = []
         self.scored: list[Scored] = []
         self.asked_again = 0
-        self.path: list[tuple[SlotState, int, int]] = []
-        """(state, since, seq) of every state that it entered."""
+        self.state: SlotState | None = None
+        """The last state that it entered."""
         self.ended_ns: int | None = None
         self.clone: Clone | None = None
         self.clones: list[str] = []
         """Requests that were cloned from it."""
         self.wrong_bytes: list[str] = []
-        self._copies: dict[int, _Copy] = {}
+        self._copies: dict[int, Transfer] = {}
+        """Its copies by candidate, also those that ended."""
+        self._lives = Lives()
+        """Its open copies; other slots are left out."""
+        self._finishing_ns: int | None = None
         self._parts: dict[str, int] = {}
         self._since_ns = 0
         self._from_ns = 0
@@ -132,13 +125,16 @@ class Course(Visitor):
         self.block_tokens = _block_tokens(state, slot)
         self._parts[UNKNOWN] = self._parts.get(UNKNOWN, 0) + state.at_ns - self._since_ns
         self._since_ns = state.at_ns
-        self.path.append((slot.state, slot.since_ns, state.seq))
+        self._enter(slot.state, slot.since_ns)
         for number in sorted(slot.outstanding):
-            candidate = state.candidates[number]
-            self._copies.setdefault(number, _Copy(
-                number, candidate.route.label, len(candidate.hashes), state.seq, candidate.planned_ns,
-                candidate.operation, candidate.started_ns, None, candidate.status.label,
+            facts = state.candidates[number]
+            copy = self._copies.setdefault(number, Transfer(
+                number, self.number, slot.request, facts.route, len(facts.hashes), facts.planned_ns, state.seq
             ))
+            copy.operation, copy.started_ns, copy.status = facts.operation, facts.started_ns, facts.status
+            self._lives.transfers[number] = copy
+            if copy.operation is not None:
+                self._lives.by_operation[copy.operation] = copy
         self._doing = self._now(state)
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
@@ -155,7 +151,7 @@ class Course(Visitor):
             self.block_tokens = _block_tokens(state, self.slot)
             self.complete = True
             self._from_ns = self._since_ns = e.at_ns
-            self.path.append((self.slot.state, e.at_ns, e.seq))
+            self._enter(self.slot.state, e.at_ns)
             self._doing = self._now(state)
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
@@ -212,9 +208,14 @@ class Course(Visitor):
 
     # --- moves, look-ups, admissions ---------------------------------------------------------------------------------
 
+    def _enter(self, state: SlotState, at_ns: int) -> None:
+        self.state = state
+        if state is SlotState.FINISHING and self._finishing_ns is None:
+            self._finishing_ns = at_ns
+
     def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
         if e.slot == self.number:
-            self.path.append((e.new, e.at_ns, e.seq))
+            self._enter(e.new, e.at_ns)
             if e.new is SlotState.PREEMPTED:
                 self._preempted, self._pending_answer, self.asked_again = True, False, 0
             self._touch(e.at_ns, state)
@@ -254,10 +255,12 @@ class Course(Visitor):
         if e.slot != self.number or not self.scored:
             return
         self.scored[-1].hits[e.tier - 1] -= e.blocks
-        loads = [copy for copy in self._copies.values() if copy.route.startswith(e.tier.name + ">")]
-        last = loads[-1] if loads else None
-        failed = next((copy.failure for copy in reversed(loads) if copy.failure), "")
-        self.scored[-1].lost.append((e, failed, None if last is None else last.operation))
+        loads = [copy for copy in self._copies.values() if copy.route.source is e.tier]
+        failed = next((
+            f"rank {copy.error_rank} reported: {copy.error or 'no reason'}" for copy in reversed(loads)
+            if copy.error_rank is not None
+        ), "")
+        self.scored[-1].lost.append((e, failed, loads[-1].operation if loads else None))
 
     def _mismatched(self, e: ev.ContentMismatched, state: CacheState) -> None:
         """A store may end behind its request, so that the name has to do."""
@@ -269,34 +272,25 @@ class Course(Visitor):
 
     def _planned(self, e: ev.CandidatePlanned, state: CacheState) -> None:
         if e.slot == self.number:
-            self._copies[e.candidate] = _Copy(e.candidate, e.route.label, len(e.hashes) // 8, e.seq, e.at_ns)
+            self._copies[e.candidate] = lives.planned(self._lives, e)
             self._touch(e.at_ns, state)
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
-        copy = self._copies.get(e.candidate)
-        if copy is not None:
-            copy.operation, copy.blocks, copy.status = e.operation, e.blocks, "promoted"
-
-    def _copy_of(self, operation: int, state: CacheState) -> _Copy | None:
-        known = state.operations.get(operation)
-        return None if known is None else self._copies.get(known.candidate)
+        if e.candidate in self._lives.transfers:
+            lives.promoted(self._lives, e)
 
     def _started(self, e: ev.OperationStarted, state: CacheState) -> None:
-        copy = self._copy_of(e.operation, state)
-        if copy is not None:
-            copy.started_ns = e.at_ns
+        if e.operation in self._lives.by_operation:
+            lives.started(self._lives, e)
             self._touch(e.at_ns, state)
 
     def _reported(self, e: ev.OperationReported, state: CacheState) -> None:
-        copy = self._copy_of(e.operation, state)
-        if copy is not None and not e.ok:
-            copy.failure = f"rank {e.rank} reported: {e.error or 'no reason'}"
+        if e.operation in self._lives.by_operation:
+            lives.reported(self._lives, e)
 
     def _candidate_over(self, e: ev.CandidateSkipped | ev.CandidateEnded, state: CacheState) -> None:
-        copy = self._copies.get(e.candidate)
-        if copy is not None and copy.ended_ns is None:
-            copy.ended_ns = e.at_ns
-            copy.status = e.status.label if isinstance(e, ev.CandidateEnded) else CandidateStatus.SKIPPED.label
+        if e.candidate in self._lives.transfers:
+            lives.FOLD[type(e)](self._lives, e)
             if self.number in state.slots:
                 self._touch(e.at_ns, state)
 
@@ -311,7 +305,7 @@ class Course(Visitor):
         waits = [
             Wait(
                 operation=None if copy.operation is None else str(copy.operation), candidate=str(copy.candidate),
-                route=copy.route, blocks=copy.blocks, status=copy.status, seq=copy.seq,
+                route=copy.route.label, blocks=copy.blocks, status=copy.status.label, seq=copy.seq,
                 queue_ns=(copy.started_ns or copy.ended_ns or until) - copy.planned_ns,
                 wire_ns=None if copy.started_ns is None else (copy.ended_ns or until) - copy.started_ns,
             )
@@ -323,13 +317,12 @@ class Course(Visitor):
             waits=tuple(sorted(waits, key=lambda wait: -(wait.queue_ns + (wait.wire_ns or 0)))),
         )
 
-    def _waited_for(self, copy: _Copy) -> bool:
+    def _waited_for(self, copy: Transfer) -> bool:
         """Loads, and stores that were open when it finished; other stores run beside its iterations."""
-        source, _, target = copy.route.partition(">")
-        if target < source:
-            return True
-        finishing = next((since for state, since, _ in self.path if state is SlotState.FINISHING), None)
-        return finishing is not None and (copy.ended_ns is None or copy.ended_ns > finishing)
+        finishing = self._finishing_ns
+        return copy.route.is_load or (
+            finishing is not None and (copy.ended_ns is None or copy.ended_ns > finishing)
+        )
 
 
 def _clone(state: CacheState, slot: SlotFacts, seq: int | None) -> Clone | None:

@@ -95,7 +95,7 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
     )
     return Explanation(
         evidence=evidence.name, request=slot.request, slot=str(slot.slot), occurrences=len(slots),
-        state=(course.path[-1][0] if course.path else slot.state).label, prompt_tokens=slot.prompt_tokens,
+        state=(course.state or slot.state).label, prompt_tokens=slot.prompt_tokens,
         prompt_blocks=slot.prompt_blocks, block_tokens=course.block_tokens,
         admissions=tuple(_admissions(course, judge)), spent=course.spent(), clone=course.clone,
         clones=tuple(course.clones), wrong_bytes=tuple(course.wrong_bytes),

@@ -8,11 +8,12 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.analysis.lives import FOLD, Life, Lives, Move, Stay, Transfer
 from kvbm_console.analysis.requests import Requests, Summary
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
 from kvbm_console.core.describe import describe, slot_of
-from kvbm_console.core.ids import CandidateStatus, Condition
+from kvbm_console.core.ids import Condition
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import GapSeen
 
@@ -144,22 +145,6 @@ class Consumer:
         """Nothing follows."""
 
 
-class _Copy(msgspec.Struct):
-    seq: int
-    batch: int | None = None
-    blocks: int = 0
-    thrash: int = 0
-    reason: str | None = None
-
-
-class _Stay(msgspec.Struct, frozen=True):
-    begin_ns: int
-    seq: int
-    cause: int
-    iteration: int
-    computed_tokens: int
-
-
 class Rows(Visitor):
     """Tells a consumer every row of a walk."""
 
@@ -167,21 +152,16 @@ class Rows(Visitor):
         super().__init__()
         self.consumer = consumer
         self.requests = requests
-        self._stays: dict[int, _Stay] = {}
-        self._holds: dict[int, int] = {}
-        self._copies: dict[int, _Copy] = {}
+        self._lives = Lives()
         self._sampled: dict[int, tuple[int, list[int]]] = {}
         self._last_ns = 0
         self._state: CacheState | None = None
         self.before = {
-            ev.SlotMoved: self._leaves, ev.SlotClosed: self._closes, ev.HoldReleased: self._released,
-            ev.CandidateEnded: self._ended, ev.CandidateSkipped: self._skipped,
+            ev.SlotOpened: self._opens, ev.SlotCloned: self._opens, ev.SlotMoved: self._moves,
+            ev.HoldReleased: self._released, ev.CandidateEnded: self._ended, ev.CandidateSkipped: self._ended,
+            **dict.fromkeys((ev.SlotClosed, ev.SlotHeld, ev.CandidatePlanned), self._folded),
         }
-        self.after = {
-            ev.SlotOpened: self._opens, ev.SlotCloned: self._opens, ev.SlotMoved: self._enters,
-            ev.SlotHeld: self._held, ev.CandidatePlanned: self._planned, ev.CandidatePromoted: self._promoted,
-            ev.IterationAdvanced: self._advanced,
-        }
+        self.after = {ev.CandidatePromoted: self._promoted, ev.IterationAdvanced: self._advanced}
         for kind in (ev.BlocksReady, ev.BlocksEvicted, ev.DeviceBlocksReleased, ev.DeviceBlocksAssigned,
                      ev.BlocksReserved, ev.BlocksDropped, ev.BlocksStaged, ev.StagingReleased, ev.ResetDone,
                      ev.BlocksFilled, ev.BlocksSeen):
@@ -199,16 +179,22 @@ class Rows(Visitor):
         self._state, self._last_ns = state, state.at_ns
         for slot in state.slots.values():
             self.consumer.opened(slot.slot, slot.request, slot.opened_ns)
-            self._stays[slot.slot] = _Stay(
-                max(slot.since_ns, state.at_ns) if gap is not None else slot.since_ns, state.seq, state.n,
-                state.iteration, slot.computed_tokens(state.iteration),
-            )
-        self._holds = dict.fromkeys(state.holds, state.seq)
-        for candidate in state.candidates.values():
-            known = self._copies.setdefault(candidate.candidate, _Copy(state.seq, blocks=len(candidate.hashes)))
-            if candidate.operation is not None:
-                known.batch = state.operations[candidate.operation].batch
-        self._copies = {number: copy for number, copy in self._copies.items() if number in state.candidates}
+            life = self._lives.lives[slot.slot] = Life(slot.slot, slot.request, slot.opened_ns)
+            life.add(Move(
+                max(slot.since_ns, state.at_ns) if gap is not None else slot.since_ns, slot.state, state.seq,
+                iteration=state.iteration, cause=state.n, computed_tokens=slot.computed_tokens(state.iteration),
+            ))
+            if slot.hold is not None:
+                hold = state.holds[slot.hold]
+                life.stays.append(Stay(hold.hold, hold.since_ns, hold.point, hold.breakpoints, state.seq))
+        known = self._lives.transfers
+        self._lives.transfers = {
+            number: known.get(number) or Transfer(
+                number, facts.slot, "", facts.route, len(facts.hashes), facts.planned_ns, state.seq
+            ) for number, facts in state.candidates.items()
+        }
+        for copy in state.operations.values():
+            self._lives.transfers[copy.candidate].batch = copy.batch
         self._sampled.clear()
         for pool in state.pools:
             self._sample_pool(pool.info.pool, state, state.at_ns)
@@ -231,20 +217,16 @@ class Rows(Visitor):
         if state is None:
             return
         self._last_ns = max(self._last_ns, state.at_ns)
-        for number in list(self._stays):
-            self._tell_state(number, state, self._last_ns, still=True)
-        for number, seq in list(self._holds.items()):
-            hold = state.holds.get(number)
-            if hold is not None:
-                self.consumer.hold(HoldRow(
-                    number, hold.slot, state.slots[hold.slot].request, hold.site.label, hold.since_ns, self._last_ns,
-                    seq, None,
-                ))
-        for number in list(self._copies):
+        open_lives = sorted(self._lives.lives.values(), key=lambda life: life.moves[-1].seq or 0)
+        for life in open_lives:
+            self._tell_state(life, self._last_ns, still=True)
+        holds = [(life, stay) for life in open_lives if (stay := life.held_now()) is not None]
+        for life, stay in sorted(holds, key=lambda held: held[1].seq or 0):
+            self._tell_hold(life, stay, state, self._last_ns, None)
+        for number in list(self._lives.transfers):
             if number in state.candidates and (later is None or number not in later.candidates):
-                self._tell_copy(number, state, state.candidates[number].status, None, still=True)
-        self._stays.clear()
-        self._holds.clear()
+                self._tell_transfer(self._lives.transfers[number], state, None)
+        self._lives.lives.clear()
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -257,65 +239,56 @@ class Rows(Visitor):
             EventRow(e.seq, e.at_ns, e.cause, type(e).__name__, slot, request, describe(e, state))
         )
 
+    def _folded(self, e: ev.Event, state: CacheState) -> None:
+        FOLD[type(e)](self._lives, e)
+
     def _opens(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
-        self.consumer.opened(e.slot, state.slots[e.slot].request, e.at_ns)
-        self._stays[e.slot] = _Stay(e.at_ns, e.seq, e.cause, state.iteration, 0)
+        self.consumer.opened(e.slot, e.request, e.at_ns)
+        self._folded(e, state)
+        self._lives.lives[e.slot].moves[-1].iteration = state.iteration
 
-    def _leaves(self, e: ev.SlotMoved, state: CacheState) -> None:
-        self._tell_state(e.slot, state, e.at_ns, still=False)
+    def _moves(self, e: ev.SlotMoved, state: CacheState) -> None:
+        self._tell_state(self._lives.lives[e.slot], e.at_ns, still=False)
+        self._folded(e, state)
 
-    def _enters(self, e: ev.SlotMoved, state: CacheState) -> None:
-        self._stays[e.slot] = _Stay(e.at_ns, e.seq, e.cause, e.iteration, e.computed_tokens)
-
-    def _closes(self, e: ev.SlotClosed, state: CacheState) -> None:
-        self._stays.pop(e.slot, None)
-
-    def _tell_state(self, number: int, state: CacheState, end_ns: int, *, still: bool) -> None:
-        stay = self._stays.pop(number, None)
-        slot = state.slots.get(number)
-        if stay is not None and slot is not None:
-            self.consumer.state(StateRow(
-                number, slot.request, slot.state.label, stay.begin_ns, end_ns, stay.seq, stay.cause, stay.iteration,
-                stay.computed_tokens, still,
-            ))
-
-    def _held(self, e: ev.SlotHeld, state: CacheState) -> None:
-        self._holds[e.hold] = e.seq
-
-    def _released(self, e: ev.HoldReleased, state: CacheState) -> None:
-        hold = state.holds[e.hold]
-        self.consumer.hold(HoldRow(
-            e.hold, e.slot, state.slots[e.slot].request, hold.site.label, hold.since_ns, e.at_ns,
-            self._holds.pop(e.hold, e.seq), e.why.label,
+    def _tell_state(self, life: Life, end_ns: int, *, still: bool) -> None:
+        move = life.moves[-1]
+        self.consumer.state(StateRow(
+            life.slot, life.request, move.state.label, move.start_ns, end_ns, move.seq or 0, move.cause or 0,
+            move.iteration, move.computed_tokens, still,
         ))
 
-    def _planned(self, e: ev.CandidatePlanned, state: CacheState) -> None:
-        self._copies[e.candidate] = _Copy(e.seq, blocks=len(e.hashes) // 8)
+    def _released(self, e: ev.HoldReleased, state: CacheState) -> None:
+        life = self._lives.lives[e.slot]
+        for stay in life.stays:
+            if stay.hold == e.hold:
+                self._tell_hold(life, stay, state, e.at_ns, e.why.label)
+        self._folded(e, state)
+
+    def _tell_hold(self, life: Life, stay: Stay, state: CacheState, end_ns: int, why: str | None) -> None:
+        self.consumer.hold(HoldRow(
+            stay.hold, life.slot, life.request, state.holds[stay.hold].site.label, stay.start_ns, end_ns,
+            stay.seq or 0, why,
+        ))
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
-        copy = self._copies[e.candidate]
-        copy.batch, copy.blocks, copy.thrash = e.batch, e.blocks, e.thrash
+        self._folded(e, state)
         self._sample(e, state)
 
-    def _ended(self, e: ev.CandidateEnded, state: CacheState) -> None:
+    def _ended(self, e: ev.CandidateEnded | ev.CandidateSkipped, state: CacheState) -> None:
         self._last_ns = e.at_ns
-        self._tell_copy(e.candidate, state, e.status, None, still=False)
+        self._tell_transfer(FOLD[type(e)](self._lives, e), state, e.at_ns)
 
-    def _skipped(self, e: ev.CandidateSkipped, state: CacheState) -> None:
-        self._last_ns = e.at_ns
-        self._tell_copy(e.candidate, state, CandidateStatus.SKIPPED, e.reason.label, still=False)
-
-    def _tell_copy(
-        self, number: int, state: CacheState, status: CandidateStatus, reason: str | None, *, still: bool
-    ) -> None:
-        candidate = state.candidates[number]
-        copy = self._copies.pop(number) if not still else self._copies[number]
+    def _tell_transfer(self, transfer: Transfer, state: CacheState, ended_ns: int | None) -> None:
+        candidate = state.candidates[transfer.candidate]
         slot = None if candidate.slot is None else state.slots.get(candidate.slot)
+        status = candidate.status if ended_ns is None else transfer.status
         self.consumer.transfer(TransferRow(
-            number, candidate.operation, copy.batch, candidate.slot, None if slot is None else slot.request,
-            candidate.route.label, copy.blocks, candidate.planned_ns, candidate.enqueued_ns, candidate.evaluated_ns,
-            candidate.promoted_ns, candidate.started_ns, None if still else self._last_ns, status.label, reason,
-            copy.thrash, copy.seq, self._last_ns,
+            transfer.candidate, candidate.operation, transfer.batch, candidate.slot,
+            None if slot is None else slot.request, candidate.route.label, transfer.blocks, candidate.planned_ns,
+            candidate.enqueued_ns, candidate.evaluated_ns, candidate.promoted_ns, candidate.started_ns, ended_ns,
+            status.label, None if transfer.reason is None else transfer.reason.label, transfer.thrash, transfer.seq,
+            self._last_ns,
         ))
 
     # --- samples -----------------------------------------------------------------------------------------------------

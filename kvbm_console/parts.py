@@ -27,7 +27,7 @@ REASON_MAX: Final = 200
 log = logging.getLogger("kvbm_console.server")
 
 
-class Part(msgspec.Struct):
+class DaemonPart(msgspec.Struct):
     """One part. ``why`` is the reason of its end while it is not healthy."""
 
     name: str
@@ -48,7 +48,7 @@ class Parts:
     def __init__(self, submit: Callable[..., object], monotonic: Callable[[], int] = time.monotonic_ns) -> None:
         self._submit = submit
         self._monotonic = monotonic
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, DaemonPart] = {}
         self.on_change: Callable[[], None] = lambda: None
         """Called when a part ended or is healthy again."""
 
@@ -106,24 +106,24 @@ class Parts:
                 restart(name)
                 self._begin(part)
 
-    def _of(self, name: str) -> Part:
-        return self._parts.setdefault(name, Part(name))
+    def _of(self, name: str) -> DaemonPart:
+        return self._parts.setdefault(name, DaemonPart(name))
 
-    def _end(self, part: Part, why: str) -> None:
+    def _end(self, part: DaemonPart, why: str) -> None:
         part.why = part.last_why = why[:REASON_MAX]
         part.ended += 1
         part.last_ns = self._monotonic()
         self._submit(Noted, Note.PART_ENDED, f"{part.name}: {part.why}")
         self.on_change()
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: DaemonPart) -> None:
         part.why = None
         part.restarted += 1
         part.at_once = [*part.at_once[1 - RESTARTS_AT_ONCE :], self._monotonic()]
         self._submit(Noted, Note.PART_RESTARTED, part.name)
         self.on_change()
 
-    def _pause_ns(self, part: Part) -> int:
+    def _pause_ns(self, part: DaemonPart) -> int:
         """How long its next restart has to wait."""
         if len(part.at_once) < RESTARTS_AT_ONCE:
             return 0

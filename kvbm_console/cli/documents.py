@@ -480,7 +480,7 @@ def documents() -> dict[str, Any]:
     from kvbm_console.cli.rec import Indexed
     from kvbm_console.cli.streams import Captured, Imported
     from kvbm_console.client.draining import DrainReport
-    from kvbm_console.engines.dynamo import Imported as DynamoImported
+    from kvbm_console.engines.dynamo import DynamoImported
     from kvbm_console.planning.calibrate import Calibration
     from kvbm_console.recording.info import RecordingInfo
     from kvbm_console.recording.options import RecorderStatus

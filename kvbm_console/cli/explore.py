@@ -22,7 +22,7 @@ from kvbm_console.explore.vllm import CONNECTOR_FAULTS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvbm_console.explore.search import Finding, Report
+    from kvbm_console.explore.search import ExploreFinding, SearchReport
 
 EXIT_FOUND: Final = 1
 OFFLOADING: Final = '{"kv_connector": "OffloadingConnector"}'
@@ -141,11 +141,11 @@ def _connector(text: str) -> dict[str, Any]:
     return entry
 
 
-def _progress() -> "Callable[[Report], None]":
+def _progress() -> "Callable[[SearchReport], None]":
     """Shows on stderr how far a search has come."""
     say = progress_line()
 
-    def line(report: "Report") -> str:
+    def line(report: "SearchReport") -> str:
         speed = report.steps / report.cpu_s if report.cpu_s else 0.0
         return (f"explore: {number(report.runs)} runs, {number(round(speed))} steps a second and core, "
                 f"{len(report.pairs)} (state, event) pairs, {len(report.findings)} found")
@@ -153,7 +153,7 @@ def _progress() -> "Callable[[Report], None]":
     return lambda report: say(lambda: line(report))
 
 
-def lines(report: "Report", places: dict[str, Path]) -> list[str]:
+def lines(report: "SearchReport", places: dict[str, Path]) -> list[str]:
     """The report for people."""
     speed = f", {number(round(report.steps / report.cpu_s))} steps a second and core" if report.cpu_s else ""
     told = [
@@ -177,7 +177,7 @@ def lines(report: "Report", places: dict[str, Path]) -> list[str]:
     return told
 
 
-def _finding(finding: "Finding") -> list[str]:
+def _finding(finding: "ExploreFinding") -> list[str]:
     from kvbm_console.explore.report import story
 
     scenario = finding.scenario
@@ -194,7 +194,7 @@ def _finding(finding: "Finding") -> list[str]:
     ]
 
 
-def document(report: "Report", places: dict[str, Path]) -> dict[str, Any]:
+def document(report: "SearchReport", places: dict[str, Path]) -> dict[str, Any]:
     """The report for programs."""
     return {
         "release": report.release, "runs": report.runs, "steps": report.steps, "block_reads": report.reads,

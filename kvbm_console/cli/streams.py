@@ -19,7 +19,7 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, UsageError
 
 if TYPE_CHECKING:
-    from kvbm_console.engines.dynamo import Imported as DynamoImported
+    from kvbm_console.engines.dynamo import DynamoImported
     from kvbm_console.engines.kv_events.address import Publisher
     from kvbm_console.engines.kv_events.capture import Listener
     from kvbm_console.engines.kv_events.zmq_source import ZmqSource

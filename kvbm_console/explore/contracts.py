@@ -1,11 +1,11 @@
 """The contracts of the tiered cache (BC-1 to BC-11 of the domain), checked on the events of a leader.
 
-Law of this file: ``Shadow`` reads events and nothing else. It keeps, place by place, what stands there and who holds
-it, in sets and lists that are walked; it shares no code with the facts of the core. A contract that an event breaks is
-named with the event's number.
+``ContractShadow`` keeps the content and the holders of each place in sets and lists, which it walks. A place is empty,
+or given to a request and not full yet, or written by a copy, or full: ready, with the hash of its content. Holders are
+slots, staging of slots, and operations. For example, an event that gives a held place to another request raises
+``Broken`` with BC-3 and the event's number.
 
-One place is empty, or it is given to a request and not full yet, or written by a copy, or full: ready, with the hash
-of its content. Holders are slots, staging of slots, and operations.
+Law of this file: it reads events alone and shares no code with the facts of the core.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +28,7 @@ class Broken(AssertionError):
     """An event broke a contract."""
 
 
-class Place(msgspec.Struct):
+class _Place(msgspec.Struct):
     """The content of a place."""
 
     hash: int | None = None
@@ -38,7 +38,7 @@ class Place(msgspec.Struct):
     holders: Counter[str] = msgspec.field(default_factory=Counter)
 
 
-class Life(msgspec.Struct):
+class _Life(msgspec.Struct):
     """A slot."""
 
     request: str
@@ -54,7 +54,7 @@ class Life(msgspec.Struct):
     preempted: int = 0
 
 
-class Copy(msgspec.Struct):
+class _Copy(msgspec.Struct):
     """A running operation."""
 
     candidate: int
@@ -67,7 +67,7 @@ class Copy(msgspec.Struct):
     """Indices of blocks that did not arrive. Those behind them in a load arrive, and are of no use."""
 
 
-class Shadow:
+class ContractShadow:
     """The fold. ``links`` are those of the mover, which copies beside the engine; without them times are not judged."""
 
     def __init__(self, block_tokens: int, block_bytes: int, links: Sequence[LinkSpec] = (), every: int = 1) -> None:
@@ -78,9 +78,9 @@ class Shadow:
         self.block_bytes = block_bytes
         self.links = links
         self.tiers: dict[int, Tier] = {}
-        self.places: dict[At, Place] = {}
-        self.slots: dict[int, Life] = {}
-        self.copies: dict[int, Copy] = {}
+        self.places: dict[At, _Place] = {}
+        self.slots: dict[int, _Life] = {}
+        self.copies: dict[int, _Copy] = {}
         self.candidates: dict[int, tuple[Route, list[int]]] = {}
         """Open ones: route and hashes."""
         self.ended: Counter[str] = Counter()
@@ -170,15 +170,15 @@ class Shadow:
 
     def _PoolKnown(self, event: ev.PoolKnown) -> None:
         self.tiers[event.pool] = event.tier
-        self.places.update({(event.pool, index): Place() for index in range(event.capacity_blocks or 0)})
+        self.places.update({(event.pool, index): _Place() for index in range(event.capacity_blocks or 0)})
 
     def _SlotOpened(self, event: ev.SlotOpened) -> None:
-        self.slots[event.slot] = Life(event.request, unpack_hashes(event.hashes), event.prompt_tokens)
+        self.slots[event.slot] = _Life(event.request, unpack_hashes(event.hashes), event.prompt_tokens)
 
     def _SlotCloned(self, event: ev.SlotCloned) -> None:
         parent = self.slots[event.parent]
         blocks = unpack_ids(event.ids)
-        life = Life(event.request, list(parent.hashes), parent.prompt_tokens, blocks, parent.state)
+        life = _Life(event.request, list(parent.hashes), parent.prompt_tokens, blocks, parent.state)
         self.slots[event.slot] = life
         for block in blocks:
             place = self.places[self._device(), block]
@@ -409,7 +409,7 @@ class Shadow:
                 and self.places[target].writer == event.operation, "BC-2", event, f"{target} is written otherwise",
             )
             self.places[source].holders[f"source {event.operation}"] += 1
-        self.copies[event.operation] = Copy(event.candidate, route, sources, targets)
+        self.copies[event.operation] = _Copy(event.candidate, route, sources, targets)
 
     def _OperationStarted(self, event: ev.OperationStarted) -> None:
         copy = self.copies[event.operation]

@@ -7,9 +7,9 @@ own prefix has read wrong bytes.
 
 | monitor | comes from |
 |---|---|
-| right content | ``Contents``, and the contracts of ``Shadow`` about places |
-| truth of answers | ``Shadow``: a hit is there; at the end each tier holds what it says, and the mirror is equal |
-| no leak | ``Shadow.finished`` |
+| right content | ``Contents``, and the contracts of ``ContractShadow`` about places |
+| truth of answers | ``ContractShadow``: a hit is there; at the end each tier is as it says, and the mirror is equal |
+| no leak | ``ContractShadow.finished`` |
 | progress | the engine stands still without a hold, or is not done after ``STEPS_MAX`` steps |
 | bounded wait | a request is overtaken ``OVERTAKEN_MAX`` times |
 | no crash | an invariant or anything else that raises |
@@ -32,10 +32,10 @@ from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
-from kvbm_console.explore.contracts import Broken, Shadow
+from kvbm_console.explore.contracts import Broken, ContractShadow
 from kvbm_console.explore.leader_faults import COPY_FAULTS, plant, planted
-from kvbm_console.explore.scenario import BLOCK, Arrive, Reset, Scenario, tokens_of
-from kvbm_console.explore.vllm import OVERTAKEN_MAX, STEPS_MAX, Found, Run, Verdict
+from kvbm_console.explore.scenario import BLOCK, Arrive, CacheReset, Scenario, tokens_of
+from kvbm_console.explore.vllm import OVERTAKEN_MAX, STEPS_MAX, Found, RunVerdict, ScenarioRun
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig, build
 from kvbm_console.simulator.link import DEFAULT_LINKS, Fault, LinkSpec
@@ -51,7 +51,7 @@ At = tuple[int, int]
 """A place: pool and index."""
 
 
-class Release:
+class LeaderRelease:
     """The leader of this program."""
 
     name, version = "kvbm-console's", "leader"
@@ -136,20 +136,20 @@ class Contents:
             self.moved += 1
 
 
-class Machine:
+class LeaderMachine:
     """One leader in one scenario."""
 
     def __init__(
-        self, release: Release, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...] = (),
+        self, release: LeaderRelease, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...] = (),
     ) -> None:
         self.scenario, self.faults = scenario, faults
-        self.run = Run()
+        self.run = ScenarioRun()
         self.contents = Contents(scenario.copies, faults)
         self.mirror = CacheState()
         self.overtaken: dict[str, int] = {}
         self._copies = 0
-        resets = any(isinstance(action, Reset) for action in scenario.actions)
-        self.shadow = Shadow(BLOCK, TOKEN_BYTES * BLOCK, () if resets or not self._option("asynchronous") else (
+        resets = any(isinstance(action, CacheReset) for action in scenario.actions)
+        self.shadow = ContractShadow(BLOCK, TOKEN_BYTES * BLOCK, () if resets or not self._option("asynchronous") else (
             self._links()), every=20)
 
     def _option(self, name: str) -> Any:
@@ -163,7 +163,7 @@ class Machine:
             LinkSpec(name=link.name, routes=link.routes, base_latency_ns=base, bytes_per_s=1e9)
             for link in DEFAULT_LINKS)
 
-    def play(self) -> Run:
+    def play(self) -> ScenarioRun:
         """The run to its end, or to the first verdict."""
         try:
             with planted(self.faults):
@@ -184,7 +184,7 @@ class Machine:
         return self.run
 
     def _end(self, monitor: str, sentence: str, kind: str) -> None:
-        self.run.verdict = Verdict(monitor, self.run.steps, sentence, f"{monitor}: {kind}")
+        self.run.verdict = RunVerdict(monitor, self.run.steps, sentence, f"{monitor}: {kind}")
 
     def _play(self) -> None:
         scenario, option = self.scenario, self._option
@@ -206,7 +206,7 @@ class Machine:
         if option("fails"):
             rig.mover.faults = self._fault
         for action in scenario.actions:
-            if isinstance(action, Reset):
+            if isinstance(action, CacheReset):
                 rig.calendar.at(action.step * STEP_NS, self._reset)
         rig.run_to_end(STEPS_MAX * STEP_NS)
         if not rig.done:
@@ -278,15 +278,15 @@ class Machine:
                                 "requests that arrived later", "overtaken")
 
 
-class Recorded(Machine):
+class Recorded(LeaderMachine):
     """A machine that writes its recording, with the verdict as its last event."""
 
     def __init__(self, scenario: Scenario, faults: tuple[str, ...], path: Path, tell: Callable[[Any], None]) -> None:
-        super().__init__(Release(), {}, scenario, faults)
+        super().__init__(LeaderRelease(), {}, scenario, faults)
         self._path, self._tell = path, tell
         self._ended = False
 
-    def play(self) -> Run:
+    def play(self) -> ScenarioRun:
         """The run, taped."""
         with taping() as tapes:
             run = super().play()
@@ -307,8 +307,12 @@ class Recorded(Machine):
 
 
 def recorded(
-    release: Release, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...], path: str,
+    release: LeaderRelease, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...], path: str,
     tell: Callable[[Any], None],
-) -> Machine:
+) -> LeaderMachine:
     """A machine that writes ``path`` when it has ended."""
     return Recorded(scenario, faults, Path(path), tell)
+
+
+ENGINE: Final = (LeaderRelease, LeaderMachine)
+"""For the worker."""

@@ -17,7 +17,7 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Note
 from kvbm_console.explore.scenario import BLOCK
 from kvbm_console.recording.tape import Tape
-from kvbm_console.tap.sender import Settings
+from kvbm_console.tap.sender import TapSettings
 from kvbm_console.tap.translator import Watching
 
 STEP_NS: Final = 10_000_000
@@ -29,7 +29,7 @@ DETAIL_CHARS_MAX: Final = 1_000
 def record(answers: Iterable[dict[str, Any]], verdict: dict[str, Any], path: Path, name: str) -> Path:
     """Write the recording of a worker's answers. Raises ``UsageError`` when the path is taken."""
     stream = iter(answers)
-    settings = msgspec.convert(next(stream)["settings"], Settings)
+    settings = msgspec.convert(next(stream)["settings"], TapSettings)
     watch = Watching(settings, LeaderConfig(block_tokens=BLOCK, g2_blocks=0, g3_blocks=0))
     tape = Tape(watch.leader)
     watch.dispatcher.publish = tape.take

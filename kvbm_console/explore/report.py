@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from kvbm_console.explore.scenario import Abort, Action, Arrive, Reset, Scenario
-from kvbm_console.explore.search import Finding, Report
+from kvbm_console.explore.scenario import Abort, Action, Arrive, CacheReset, Scenario
+from kvbm_console.explore.search import ExploreFinding, SearchReport
 
 PARTS: Final = ("scenario.py", "shadow.py", "vllm.py")
 """The modules that a reproduction consists of, in the order in which they need each other."""
@@ -27,7 +27,7 @@ def slug(signature: str) -> str:
 
 
 def write(
-    out: Path, report: Report, finding: Finding, connector: dict[str, Any], faults: tuple[str, ...],
+    out: Path, report: SearchReport, finding: ExploreFinding, connector: dict[str, Any], faults: tuple[str, ...],
     engine: str = "vllm",
 ) -> Path:
     """One finding's directory, with its scenario, reproduction and issue text."""
@@ -70,11 +70,11 @@ def leader_reproduction(
     """A pytest file that fails as long as the bug of our leader is there."""
     return "\n".join([
         f'"""Found by kvbm-console explore in {release}: {signature}."""', "",
-        "from kvbm_console.explore.leader import Machine, Release",
+        "from kvbm_console.explore.leader import LeaderMachine, LeaderRelease",
         "from kvbm_console.explore.scenario import Scenario", "",
         f"SCENARIO = Scenario.from_json({json.dumps(scenario.to_json())})", "", "",
         "def test_reproduction():",
-        f"    run = Machine(Release(), {connector!r}, SCENARIO, {faults!r}).play()",
+        f"    run = LeaderMachine(LeaderRelease(), {connector!r}, SCENARIO, {faults!r}).play()",
         "    assert run.verdict is None, run.verdict.sentence", "",
     ])
 
@@ -107,13 +107,13 @@ def story(action: Action) -> str:
         return f"step {action.step}: {action.name} arrives with {parts}, and decodes {action.output}"
     if isinstance(action, Abort):
         return f"step {action.step}: {action.name} is aborted"
-    assert isinstance(action, Reset)
+    assert isinstance(action, CacheReset)
     running = "with running requests preempted" if action.running else "as far as no request runs"
     return f"step {action.step}: the prefix cache is reset {running}" + (
         ", and the connector's cache" if action.connector else "")
 
 
-def issue(report: Report, finding: Finding, connector: dict[str, Any]) -> str:
+def issue(report: SearchReport, finding: ExploreFinding, connector: dict[str, Any]) -> str:
     """A text that can be pasted into an issue of the engine's or the connector's project."""
     scenario = finding.scenario
     waits = sorted({entry // 3 for entry in scenario.copies})

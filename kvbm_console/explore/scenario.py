@@ -48,7 +48,7 @@ class Abort:
 
 
 @dataclass(frozen=True)
-class Reset:
+class CacheReset:
     """Before step ``step`` the prefix cache is reset; with ``running``, running requests are preempted for it; with
     ``connector``, the connector's cache is reset too."""
 
@@ -57,8 +57,8 @@ class Reset:
     connector: bool
 
 
-Action = Arrive | Abort | Reset
-KINDS = {"arrive": Arrive, "abort": Abort, "reset": Reset}
+Action = Arrive | Abort | CacheReset
+KINDS = {"arrive": Arrive, "abort": Abort, "reset": CacheReset}
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def generate(profile: str, seed: int) -> Scenario:
                 after, told, prompt = name, told + sum(count for _, count in prompt) + output, ()
             step += dice.randint(*shape.gap)
     for _ in range(dice.randint(0, shape.resets)):
-        actions.append(Reset(dice.randint(2, 40), dice.random() < 0.6, dice.random() < 0.6))
+        actions.append(CacheReset(dice.randint(2, 40), dice.random() < 0.6, dice.random() < 0.6))
     actions.sort(key=lambda action: action.step)
     return Scenario(
         device_blocks=device, host_blocks=dice.randint(*shape.host), max_running=dice.randint(1, 6),

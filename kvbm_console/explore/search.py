@@ -41,7 +41,7 @@ BOOTSTRAP: Final = (
 
 
 @dataclass
-class Finding:
+class ExploreFinding:
     """One signature: how it was met first, and its smallest scenario."""
 
     signature: str
@@ -59,7 +59,7 @@ class Finding:
 
 
 @dataclass
-class Report:
+class SearchReport:
     """The counts and findings of a search."""
 
     release: str = ""
@@ -69,7 +69,7 @@ class Report:
     moved_blocks: int = 0
     cpu_s: float = 0.0
     pairs: set[tuple[str, str]] = field(default_factory=set)
-    findings: dict[str, Finding] = field(default_factory=dict)
+    findings: dict[str, ExploreFinding] = field(default_factory=dict)
     interrupted: bool = False
 
 
@@ -87,16 +87,16 @@ class Search:
     seconds: float = 60.0
     processes: int = 1
     python: str = sys.executable
-    tell: Callable[[Report], None] = lambda report: None
+    tell: Callable[[SearchReport], None] = lambda report: None
     first_only: bool = False
     """End with the first finding."""
     _processes: list["_Process"] = field(default_factory=list)
     _gain: dict[str, float] = field(default_factory=dict)
     """Profile to the new pairs of its last runs, older ones counting less."""
 
-    def run(self) -> Report:
+    def run(self) -> SearchReport:
         """Explore, then shrink each finding. Raises ``UsageError`` when the engine cannot be driven."""
-        report = Report()
+        report = SearchReport()
         tasks = self._fixed() if self.seeds is not None else self._guided()
         try:
             workers = [self._begun() for _ in range(self.processes)]
@@ -125,11 +125,11 @@ class Search:
         while self._processes:
             self._processes.pop().kill()
 
-    def shrink(self, report: Report) -> None:
+    def shrink(self, report: SearchReport) -> None:
         """Make each finding small. May be interrupted; the findings that are not small yet stay as they are."""
         self._with_each(report, self._shrink)
 
-    def _with_each(self, report: Report, work: Callable[["_Process", Finding], "_Process"]) -> None:
+    def _with_each(self, report: SearchReport, work: Callable[["_Process", ExploreFinding], "_Process"]) -> None:
         """``work`` on each finding, in a process that it may replace."""
         try:
             worker = self._begun()
@@ -141,7 +141,7 @@ class Search:
         finally:
             self._end_all()
 
-    def _shrink(self, worker: "_Process", finding: Finding) -> "_Process":
+    def _shrink(self, worker: "_Process", finding: ExploreFinding) -> "_Process":
         task = {"connector": self.connector, "faults": list(self.faults), "shrink": finding.scenario.to_json(),
                 "signature": finding.signature, "most": SHRINK_RUNS}
         worker.send(task)
@@ -153,11 +153,11 @@ class Search:
                 finding.verdict, finding.shrunk = answer["verdict"], True
         return worker
 
-    def record(self, report: Report, places: Mapping[str, Path]) -> None:
+    def record(self, report: SearchReport, places: Mapping[str, Path]) -> None:
         """Record each finding with the tap around its connector, into the place of its signature."""
         self._with_each(report, lambda worker, finding: self._record(worker, finding, places[finding.signature]))
 
-    def _record(self, worker: "_Process", finding: Finding, place: Path) -> "_Process":
+    def _record(self, worker: "_Process", finding: ExploreFinding, place: Path) -> "_Process":
         from kvbm_console.explore.recorded import record
 
         place.unlink(missing_ok=True)  # of an earlier search, as the files beside it
@@ -205,7 +205,7 @@ class Search:
             next_seed[profile] += BATCH
             yield [(profile, seed) for seed in range(first, first + BATCH)]
 
-    def _explore(self, report: Report, workers: list["_Process"], tasks: Any, until: float) -> None:
+    def _explore(self, report: SearchReport, workers: list["_Process"], tasks: Any, until: float) -> None:
         free = list(workers)
         busy: list[_Process] = []
         while True:
@@ -231,7 +231,7 @@ class Search:
     def _message(self, runs: list[tuple[str, int]]) -> dict[str, Any]:
         return {"connector": self.connector, "faults": list(self.faults), "runs": runs}
 
-    def _take(self, report: Report, worker: "_Process") -> tuple["_Process", list[tuple[str, int]]]:
+    def _take(self, report: SearchReport, worker: "_Process") -> tuple["_Process", list[tuple[str, int]]]:
         """The answers to a batch; the worker, or the one that replaces it and what is left of the batch."""
         for answer in worker.answers(SILENT_S):
             if answer is None:
@@ -249,7 +249,7 @@ class Search:
                 self._count(report, answer)
         return worker, []
 
-    def _count(self, report: Report, answer: dict[str, Any]) -> None:
+    def _count(self, report: SearchReport, answer: dict[str, Any]) -> None:
         report.runs += 1
         report.steps += answer["steps"]
         report.reads += answer["reads"]
@@ -263,12 +263,12 @@ class Search:
         if answer["verdict"] is not None:
             self._found(report, answer["profile"], answer["seed"], answer["verdict"])
 
-    def _found(self, report: Report, profile: str, seed: int, verdict: dict[str, Any]) -> None:
+    def _found(self, report: SearchReport, profile: str, seed: int, verdict: dict[str, Any]) -> None:
         known = report.findings.get(verdict["signature"])
         if known is not None:
             known.times += 1
             return
-        report.findings[verdict["signature"]] = Finding(
+        report.findings[verdict["signature"]] = ExploreFinding(
             verdict["signature"], verdict, profile, seed, report.cpu_s, GENERATE[self.engine](profile, seed))
 
 

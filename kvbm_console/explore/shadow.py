@@ -47,7 +47,7 @@ class Job:
 
 
 @dataclass
-class Torn:
+class TornStore:
     """A store read something else than it was ordered to."""
 
     job: int
@@ -65,7 +65,7 @@ class Memory:
         self.host: dict[tuple[str, int], int] = {}
         self.device_writer: dict[int, Writer] = {}
         self.host_writer: dict[tuple[str, int], Writer] = {}
-        self.torn: dict[tuple[str, int], Torn] = {}
+        self.torn: dict[tuple[str, int], TornStore] = {}
         """Host slots whose last store read something else than it was ordered to."""
         self.came_from: dict[int, tuple[str, int]] = {}
         """Device place to the host slot that its last load read."""
@@ -95,7 +95,7 @@ class Memory:
         self.torn.pop(slot, None)
         if found != job.wanted[at]:
             writer = self.device_writer.get(source, NOBODY)
-            self.torn[slot] = Torn(job.number, source, job.wanted[at], writer, self.step)
+            self.torn[slot] = TornStore(job.number, source, job.wanted[at], writer, self.step)
 
     def write(self, place: int, content: int, request: str, tokens: int) -> None:
         """A step has computed tokens of a request into a place."""
@@ -134,7 +134,7 @@ def _after(writer: Writer) -> str:
     return f"step {number} of request {request}" if kind == "step" else f"{kind} {number} of request {request}"
 
 
-class Worker:
+class ShadowWorker:
     """Takes metadata, moves blocks, reports jobs. ``faults`` are names of ``FAULTS`` that it has on purpose."""
 
     def __init__(self, memory: Memory, copies: tuple[int, ...], faults: Iterable[str] = ()) -> None:
@@ -156,7 +156,7 @@ class Worker:
         """True while a copy was ordered and not reported."""
         return bool(self.jobs or self.ordered)
 
-    def begin(self, orders: "Orders") -> list[Job]:
+    def begin(self, orders: "StepOrders") -> list[Job]:
         """Before the forward pass: submit what was ordered, flush what must be flushed, and load what this step reads.
         Returns the flushed jobs and the loads that this step waits for; each has ended."""
         early = [job for job in orders.stores if job.number in orders.flush or "early-store" in self.faults]
@@ -174,7 +174,7 @@ class Worker:
         self._move()
         return ended
 
-    def _flush(self, orders: "Orders") -> list[Job]:
+    def _flush(self, orders: "StepOrders") -> list[Job]:
         due = [job for job in self.jobs if orders.flush_all or (job.number in orders.flush and job.kind == orders.kind)]
         return [self._finish(job) for job in due]
 
@@ -184,7 +184,7 @@ class Worker:
         self.jobs.remove(job)
         return job
 
-    def end(self, orders: "Orders") -> list[Job]:
+    def end(self, orders: "StepOrders") -> list[Job]:
         """After the forward pass: take the loads and stores of this step, and report what has ended."""
         for job in orders.loads:
             self._submit(job)
@@ -284,7 +284,7 @@ FAULTS = {
 
 
 @dataclass
-class Orders:
+class StepOrders:
     """The copies and flushes that one step's metadata orders."""
 
     kind: str = ""
@@ -294,7 +294,7 @@ class Orders:
     flush_all: bool = False
 
 
-def read_orders(metadata: Any) -> Iterator[Orders]:
+def read_orders(metadata: Any) -> Iterator[StepOrders]:
     """The orders in the metadata of each connector that this release nests. Raises ``TypeError`` with the name of a
     metadata class that is unknown."""
     name = type(metadata).__name__
@@ -302,7 +302,7 @@ def read_orders(metadata: Any) -> Iterator[Orders]:
         for part in metadata.metadata:
             yield from read_orders(part)
     elif name == "OffloadingConnectorMetadata" and hasattr(metadata, "store_jobs"):
-        orders = Orders("offloading", flush=set(metadata.jobs_to_flush or ()))
+        orders = StepOrders("offloading", flush=set(metadata.jobs_to_flush or ()))
         for number, entry in metadata.load_jobs.items():
             orders.loads.append(Job(
                 number, True, entry.req_id, _pairs(entry), "offloading", sync=getattr(entry, "sync", False)))
@@ -310,7 +310,7 @@ def read_orders(metadata: Any) -> Iterator[Orders]:
             orders.stores.append(Job(number, False, entry.req_id, _pairs(entry), "offloading"))
         yield orders
     elif name == "SimpleCPUOffloadMetadata":
-        orders = Orders("simple", flush_all=metadata.need_flush)
+        orders = StepOrders("simple", flush_all=metadata.need_flush)
         if metadata.load_event >= 0 and metadata.load_gpu_blocks:
             pairs = list(zip(metadata.load_cpu_blocks, metadata.load_gpu_blocks, strict=True))
             names = ",".join(metadata.load_event_to_reqs.get(metadata.load_event, ()))

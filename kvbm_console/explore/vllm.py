@@ -21,8 +21,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from kvbm_console.explore.scenario import BLOCK, Abort, Arrive, Reset, Scenario, tokens_of
-from kvbm_console.explore.shadow import EMPTY, Job, Memory, Orders, Worker, cause, read_orders
+from kvbm_console.explore.scenario import BLOCK, Abort, Arrive, CacheReset, Scenario, tokens_of
+from kvbm_console.explore.shadow import EMPTY, Job, Memory, ShadowWorker, StepOrders, cause, read_orders
 
 PAGE = 16 * 1024
 """Bytes of a block of the model that is not there."""
@@ -49,7 +49,7 @@ class Unsupported(Exception):
 
 
 @dataclass
-class Verdict:
+class RunVerdict:
     """The finding of a monitor."""
 
     monitor: str
@@ -60,13 +60,13 @@ class Verdict:
 
 
 @dataclass
-class Run:
+class ScenarioRun:
     """One run to its end or its verdict."""
 
     steps: int = 0
     reads: int = 0
     moved_blocks: int = 0
-    verdict: Verdict | None = None
+    verdict: RunVerdict | None = None
     pairs: set[tuple[str, str]] = field(default_factory=set)
     """(state, event) pairs that were seen."""
     digest: int = 0
@@ -184,8 +184,8 @@ class Machine:
             if name in CONNECTOR_FAULTS:
                 CONNECTOR_FAULTS[name][1](self.connector)
         self.memory = Memory()
-        self.worker = Worker(self.memory, scenario.copies, faults)
-        self.run = Run()
+        self.worker = ShadowWorker(self.memory, scenario.copies, faults)
+        self.run = ScenarioRun()
         self.chains: dict[str, list[int]] = {}
         """Request to the content after each of its tokens."""
         self.tokens: dict[str, list[int]] = {}
@@ -225,7 +225,7 @@ class Machine:
 
     # --- the run ---
 
-    def play(self) -> Run:
+    def play(self) -> ScenarioRun:
         """The run to its end, or to the first verdict."""
         try:
             self._play()
@@ -249,7 +249,7 @@ class Machine:
         return self.run
 
     def _end(self, monitor: str, sentence: str, signature: str) -> None:
-        self.run.verdict = Verdict(monitor, self.run.steps, sentence, signature)
+        self.run.verdict = RunVerdict(monitor, self.run.steps, sentence, signature)
 
     def _play(self) -> None:
         actions = list(self.scenario.actions)
@@ -283,7 +283,7 @@ class Machine:
                 self.run.pairs.add((request.status.name, "abort"))
                 self.scheduler.finish_requests(action.name, self.release.status.FINISHED_ABORTED)
             return
-        assert isinstance(action, Reset)
+        assert isinstance(action, CacheReset)
         self.run.pairs.add(("copies" if self.worker.busy else "no copies", f"reset {action.running}"))
         more = {"reset_connector": True} if action.connector else {}
         try:
@@ -449,7 +449,7 @@ class Machine:
             return "deadlock with a loaded request that is not scheduled"
         return "deadlock" + (", holding blocks" if any(map(self._held, unfinished)) else "")
 
-    def _cover(self, output: Any, parts: list[Orders], ended: list[Any]) -> None:
+    def _cover(self, output: Any, parts: list[StepOrders], ended: list[Any]) -> None:
         pairs = self.run.pairs
         loads = sum(job.load for job in self.worker.jobs)
         load = f"{min(loads, 2)} loads {min(len(self.worker.jobs) - loads, 2)} stores"
@@ -498,7 +498,7 @@ class Machine:
                         f"and miss {len(only_there)} that are", "device events")
 
 
-def _orders(metadata: Any) -> Iterator[Orders]:
+def _orders(metadata: Any) -> Iterator[StepOrders]:
     if metadata is None:
         return
     try:
@@ -515,7 +515,7 @@ def _computed(output: Any) -> Iterator[tuple[str, int]]:
     yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)
 
 
-def _decided(output: Any, parts: list[Orders]) -> Iterator[Any]:
+def _decided(output: Any, parts: list[StepOrders]) -> Iterator[Any]:
     """The decisions of a step: tokens, new places, preemptions, copies and flushes, in its order."""
     yield tuple(output.num_scheduled_tokens.items())
     yield tuple((new.req_id, new.num_computed_tokens, *map(tuple, new.block_ids)) for new in output.scheduled_new_reqs)
@@ -718,3 +718,5 @@ CONNECTOR_FAULTS: dict[str, tuple[str, Any]] = {
     "connector-turned-keys": ("the blocks of a load are taken in reverse order", _wrong_key),
 }
 """Faults of OffloadingConnector that ``--fault`` plants: a step that it forgets."""
+ENGINE = (Release, Machine)
+"""For the worker."""

@@ -31,7 +31,7 @@ def main() -> int:
 
     engine: Any = import_module(f"kvbm_console.explore.{sys.argv[1]}")
     try:
-        release = engine.Release()
+        release = engine.ENGINE[0]()
     except ImportError as error:
         _say(out, {"unsupported": f"{sys.argv[1]} cannot be imported here: {error}"})
         return 2
@@ -60,7 +60,7 @@ def _answers(engine: Any, release: Any, task: dict[str, Any], say: Say) -> Any:
     connector, faults = task["connector"], tuple(task["faults"])
 
     def play(scenario: Scenario) -> Any:
-        return engine.Machine(release, connector, scenario, faults).play()
+        return engine.ENGINE[1](release, connector, scenario, faults).play()
 
     if "shrink" in task:
         yield _shrunk(play, task)

@@ -67,7 +67,7 @@ class Compared(Errors, frozen=True):
     predicted_p99_ms: float
 
 
-class Tried(msgspec.Struct, frozen=True):
+class Prediction(msgspec.Struct, frozen=True):
     """How well times predict; null where nothing was measured."""
 
     times: Errors | None
@@ -101,8 +101,8 @@ class Calibration(msgspec.Struct, frozen=True):
     prefill_tokens_max: float
     decode_requests_max: float
     """Of a step on average: beyond, the times are a guess."""
-    fitted: Tried
-    second_half: Tried
+    fitted: Prediction
+    second_half: Prediction
     """Of times that were fitted to the first half alone."""
     flags: str
     """For the command line."""
@@ -150,7 +150,7 @@ def calibrate(source: str, measured: Measured, limits: EngineConfig) -> Calibrat
         prefill_tokens_max=max(row.prefill_tokens / steps for row, steps in zip(equations, each, strict=True)),
         decode_requests_max=max(row.decode_requests / steps for row, steps in zip(equations, each, strict=True)),
         fitted=_tried(config, equations, measured, None),
-        second_half=Tried(None, None, None) if earlier is None else _tried(
+        second_half=Prediction(None, None, None) if earlier is None else _tried(
             earlier.config(limits), equations[middle:], measured, half_ns
         ),
         flags=" ".join(f"--{name} {value}ns" for name, value in zip(
@@ -231,7 +231,7 @@ def _standard_errors(rows: Matrix, values: Matrix, found: Matrix) -> tuple[float
 
 def _tried(
     config: EngineConfig, equations: Sequence[Equation], measured: Measured, since_ns: float | None
-) -> Tried:
+) -> Prediction:
     """Errors of times, and of the requests that arrived from ``since_ns`` on (None: of all)."""
     times = [
         abs(
@@ -252,7 +252,7 @@ def _tried(
                 (real.finished_ns - real.first_token_ns) / (real.output_tokens - 1),
                 (served.finished_ns - served.first_token_ns) / (real.output_tokens - 1),
             ))
-    return Tried(_errors(times), _compared(firsts), _compared(tokens))
+    return Prediction(_errors(times), _compared(firsts), _compared(tokens))
 
 
 def _errors(values: list[float]) -> Errors | None:

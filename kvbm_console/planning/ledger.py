@@ -18,7 +18,7 @@ from kvbm_console.core.errors import InternalError
 from kvbm_console.core.ids import EMPTY_HASH, FinishReason
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.core.state import Totals
-from kvbm_console.planning.meter import RequestRecord, StatsLine, Times
+from kvbm_console.planning.meter import RequestRecord, StatsLine, Timings
 from kvbm_console.planning.report import InstanceMeasures
 from kvbm_console.simulator.calendar import Calendar
 from kvbm_console.simulator.config import EngineConfig
@@ -36,7 +36,7 @@ _ALWAYS_CALM: Final = 2**31
 class Ledger:
     """A machine without lower tiers and without a leader: the ``EnginePort`` of its engine.
 
-    ``stats`` is called as in ``Times``, and ``ended`` with the record of every request that has ended.
+    ``stats`` is called as in ``Timings``, and ``ended`` with the record of every request that has ended.
     """
 
     standing: frozenset[str] = frozenset()
@@ -47,7 +47,7 @@ class Ledger:
         stats: Callable[[StatsLine], None] | None = None, windows: bool = True,
         ended: Callable[[RequestRecord], None] | None = None,
     ) -> None:
-        self.times = Times(stats_every, stats)
+        self.times = Timings(stats_every, stats)
         self.totals = Totals()
         """The counts that a leader would make."""
         self._block_tokens = block_tokens

@@ -1,7 +1,7 @@
 """Measures of a simulated machine: its requests, its device blocks over time, and the times between tokens.
 
-``Times`` has the figures over virtual time. It is told when iterations begin and end, by ``Meter`` from the events of a
-leader or by ``ledger.Ledger`` from the calls of an engine without a leader.
+``Timings`` has the figures over virtual time. ``Meter`` tells it the begin and end of iterations from the events of a
+leader, and ``ledger.Ledger`` from the calls of an engine without a leader.
 
 An engine samples one token of each decoding request at the end of an iteration, so nearly all gaps of an iteration
 are equal. ``TokenGaps`` therefore counts requests instead of visiting them. It keeps the time of the last token only
@@ -154,7 +154,7 @@ class TokenGaps:
             self.counts[gap_ns] = self.counts.get(gap_ns, 0) + requests
 
 
-class Times:
+class Timings:
     """Times of completed requests, device blocks in use, and stats lines; nanoseconds of virtual time.
 
     ``stats`` is called with a line after every ``stats_every`` iterations, and at each ``point``.
@@ -235,14 +235,14 @@ class Meter:
     """Called for every stimulus with what it led to (``Dispatcher.publish``).
 
     ``ended`` is called with the record of every request that has ended. With ``keep_records`` every request keeps its
-    ``RequestRecord`` until ``free_finished``; otherwise only live requests do. ``stats`` is called as in ``Times``.
+    ``RequestRecord`` until ``free_finished``; otherwise only live requests do. ``stats`` is called as in ``Timings``.
     """
 
     def __init__(
         self, *, keep_records: bool = False, stats_every: int = 0, stats: Callable[[StatsLine], None] | None = None,
         ended: Callable[[RequestRecord], None] | None = None,
     ) -> None:
-        self.times = Times(stats_every, stats)
+        self.times = Timings(stats_every, stats)
         self.records: list[RequestRecord] = []
         self.keep_records = keep_records
         self.after_prefill: Callable[[], None] = lambda: None

@@ -24,7 +24,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Tier, age_within
 from kvbm_console.core.leader.foresight import PrefetchAids
 from kvbm_console.core.state import Totals
-from kvbm_console.planning.meter import COMPLETED, Meter, RequestRecord, Times, percentile, spread_of
+from kvbm_console.planning.meter import COMPLETED, Meter, RequestRecord, Timings, percentile, spread_of
 from kvbm_console.planning.options import THRASH_STEPS, SimulateOptions
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig
@@ -153,7 +153,7 @@ class InstanceMeasures(msgspec.Struct, frozen=True):
     """The sums of one instance."""
 
     engine: EngineTotals
-    times: Times
+    times: Timings
     totals: Totals
     gauges: dict[str, dict[str, float]] = {}
     """Of the policy of each pool that the leader decides, by tier."""

@@ -58,7 +58,7 @@ class Operation(msgspec.Struct):
     state: dict[str, Any] = {}
 
 
-class Scenario(msgspec.Struct):
+class VectorScenario(msgspec.Struct):
     """A fresh cache and what is done to it."""
 
     name: str
@@ -83,7 +83,7 @@ class Vectors(msgspec.Struct):
     """Kinds of vectors that the file has besides."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class VectorLine(msgspec.Struct, frozen=True):
     """The verdict on one vector; ``why`` says what is wrong, empty when it is well."""
 
     name: str
@@ -117,7 +117,7 @@ def read_vectors(path: Path) -> Vectors:
     return vectors
 
 
-def check_vectors(vectors: Vectors, refuses: Callable[[str], str]) -> Iterator[Line]:
+def check_vectors(vectors: Vectors, refuses: Callable[[str], str]) -> Iterator[VectorLine]:
     """The verdict on every vector, in the order of the file.
 
     ``refuses`` runs a command line and says what is wrong with the refusal, empty when it was refused as it must be.
@@ -131,9 +131,9 @@ def check_vectors(vectors: Vectors, refuses: Callable[[str], str]) -> Iterator[L
         yield _line(f"cli {_named(raw, 'args')}", "cli", raw, CliVector, lambda vector: refuses(vector.args))
     for index, raw in enumerate(vectors.scenarios):
         name = _named(raw, "name") or f"scenario[{index}]"
-        yield _line(name, _named(raw, "status") or "scenario", raw, Scenario, check_scenario)
+        yield _line(name, _named(raw, "status") or "scenario", raw, VectorScenario, check_scenario)
     for kind in vectors.others:
-        yield Line(kind, "unknown", f"vectors of this kind are not known, only {', '.join(_KINDS)}")
+        yield VectorLine(kind, "unknown", f"vectors of this kind are not known, only {', '.join(_KINDS)}")
 
 
 def _named(raw: msgspec.Raw, key: str) -> str:
@@ -142,12 +142,12 @@ def _named(raw: msgspec.Raw, key: str) -> str:
     return str(value.get(key, "")) if isinstance(value, dict) else ""
 
 
-def _line(name: str, kind: str, raw: msgspec.Raw, of: Any, check: Callable[[Any], str]) -> Line:
+def _line(name: str, kind: str, raw: msgspec.Raw, of: Any, check: Callable[[Any], str]) -> VectorLine:
     """The verdict on one vector; one that cannot be read, or that breaks the store, is a failure that says so."""
     try:
-        return Line(name, kind, check(msgspec.json.decode(raw, type=of)))
+        return VectorLine(name, kind, check(msgspec.json.decode(raw, type=of)))
     except (msgspec.DecodeError, UsageError) as error:
-        return Line(name, kind, f"it cannot be read: {error}")
+        return VectorLine(name, kind, f"it cannot be read: {error}")
 
 
 def _check_hash(vector: HashVector) -> str:
@@ -170,7 +170,7 @@ def _check_metric(metric: dict[str, Any]) -> str:
 # --- scenarios ---
 
 
-def check_scenario(scenario: Scenario) -> str:
+def check_scenario(scenario: VectorScenario) -> str:
     """What is wrong with how a scenario comes out, empty when nothing is."""
     if scenario.status not in ("normative", "bug_compat"):
         return f"the status {scenario.status!r} is neither normative nor bug_compat"

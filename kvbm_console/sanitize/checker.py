@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvbm_console.sanitize.fingerprint import Array, Side, Values
-from kvbm_console.sanitize.ledger import Content, Copy, Finding, Ledger, Orders, Pair
+from kvbm_console.sanitize.ledger import Content, Copy, CopyLedger, Mismatch, Orders, Pair
 from kvbm_console.sanitize.verdict import Case, judge, missing
 
 ACTIONS: Final = ("report", "recompute", "stop")
@@ -42,14 +42,14 @@ class Checker:
 
     def __init__(
         self, device: Side, host: Side, *, rank: int = 0, action: str = "report", stores_here: bool = True,
-        ledger: Ledger | None = None,
+        ledger: CopyLedger | None = None,
     ) -> None:
         """``stores_here``: whether this rank carries out stores; of replicated blocks only one rank does."""
         self.device, self.host = device, host
         self.action = action
-        self.ledger = Ledger(rank) if ledger is None else ledger
+        self.ledger = CopyLedger(rank) if ledger is None else ledger
         self.stores_here = stores_here
-        self.findings: list[Finding] = []
+        self.findings: list[Mismatch] = []
         self.invalid: set[int] = set()
         self.checked = 0
         """Blocks that were compared."""
@@ -219,7 +219,7 @@ class Checker:
         invalid, self.invalid = self.invalid, set()
         return invalid if self.action == "recompute" else set()
 
-    def _found(self, finding: Finding) -> None:
+    def _found(self, finding: Mismatch) -> None:
         self.mismatches += 1
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(finding)

@@ -92,7 +92,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Mismatch:
     """One mismatch, for people and for the daemon."""
 
     kind: str
@@ -115,7 +115,7 @@ class Finding:
     sentence: str
 
 
-class Ledger:
+class CopyLedger:
     """Of one rank."""
 
     def __init__(self, rank: int = 0, contents_max: int = CONTENTS_MAX) -> None:
@@ -131,7 +131,7 @@ class Ledger:
         """Host slot to the sampled content that was found right there at last."""
         self.place_load: dict[int, Copy] = {}
         """Device place to the load that was ordered into it last."""
-        self.bad: dict[int, Finding] = {}
+        self.bad: dict[int, Mismatch] = {}
         """Host slot to the finding at the end of its last store."""
         self.moment = 0
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvbm_console.sanitize.checker import Checker
 from kvbm_console.sanitize.fingerprint import Region, Side
-from kvbm_console.sanitize.ledger import Finding, Orders, short
+from kvbm_console.sanitize.ledger import Mismatch, Orders, short
 
 LAYERS: Final = 8
 PLACES: Final = 16
@@ -137,7 +137,7 @@ class Play:
             if end:
                 rank.checker.end(number)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[Mismatch]:
         """Of all ranks, after the end."""
         for rank in self.ranks:
             rank.checker.finish()
@@ -293,13 +293,13 @@ FAULTS: Final[dict[str, Callable[[Play], Wanted]]] = {
 """Plays by the kind of their finding."""
 
 
-def play(fault: str, **options: Any) -> tuple[Wanted, list[Finding]]:
+def play(fault: str, **options: Any) -> tuple[Wanted, list[Mismatch]]:
     """Run one. ``options`` are those of ``Play``."""
     made = Play(fault, ranks=2 if fault == "rank-missing" else 1, **options)
     return FAULTS[fault](made), made.findings()
 
 
-def named(wanted: Wanted, finding: Finding, fault: str) -> bool:
+def named(wanted: Wanted, finding: Mismatch, fault: str) -> bool:
     """True if a finding names the kind, the block, its places, the copy, the writer and the missing edge."""
     return (
         finding.kind == fault and wanted.writer in finding.writer and wanted.edge in finding.edge

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from kvbm_console.sanitize.fingerprint import Array, Region, Side, join
-from kvbm_console.sanitize.ledger import Content, Copy, Finding, Ledger, short
+from kvbm_console.sanitize.ledger import Content, Copy, CopyLedger, Mismatch, short
 
 KINDS: Final = {
     "swapped-blocks": "blocks of one copy changed places",
@@ -51,7 +51,7 @@ class Cause:
 class Case:
     """One mismatch with both sides at hand. ``content`` is what should lie there."""
 
-    ledger: Ledger
+    ledger: CopyLedger
     device: Side
     host: Side
     copy: Copy
@@ -83,7 +83,7 @@ class Case:
         return self.again is not None and bool((self.again == self.content.parts).all())
 
 
-def judge(case: Case) -> Finding:
+def judge(case: Case) -> Mismatch:
     """The finding of a mismatch."""
     looks = _STORE if case.copy.store else _LOAD
     for look in looks:
@@ -102,7 +102,7 @@ def _unknown(case: Case) -> str:
     return f"none is known: no other copy wrote there during {case.copy}"
 
 
-def finding(case: Case, cause: Cause) -> Finding:
+def finding(case: Case, cause: Cause) -> Mismatch:
     """A mismatch with its cause, as one sentence."""
     copy, content, rank = case.copy, case.content, case.ledger.rank
     block = f"block {short(content.hash)} of request {copy.request or content.copy.request}"
@@ -114,20 +114,20 @@ def finding(case: Case, cause: Cause) -> Finding:
     else:
         text = (f"{block} on rank {rank}: {copy} from host slot {case.slot} handed place {case.place} to the model, "
                 f"and the place does not hold what {took}; last writer: {cause.writer}; missing edge: {cause.edge}")
-    return Finding(
+    return Mismatch(
         cause.kind, "copy" if copy.store else "load", copy.request or content.copy.request, rank, content.group,
         content.hash, case.place, case.slot, copy.number, *words, text,
     )
 
 
-def missing(ledger: Ledger, copy: Copy, row: int, key: int, store: int) -> Finding:
+def missing(ledger: CopyLedger, copy: Copy, row: int, key: int, store: int) -> Mismatch:
     """A load brings a content that a store was ordered for, and this rank took none."""
     place, slot, group = copy.pairs[row]
     writer = "no store of this rank"
     edge = f"the end of store {store} on rank {ledger.rank}: its end was reported without this rank's part"
     text = (f"block {short(key)} of request {copy.request} on rank {ledger.rank}: {copy} from host slot {slot} "
             f"handed place {place} to the model; last writer: {writer}; missing edge: {edge}")
-    return Finding("rank-missing", "load", copy.request, ledger.rank, group, key, place, slot, copy.number, writer,
+    return Mismatch("rank-missing", "load", copy.request, ledger.rank, group, key, place, slot, copy.number, writer,
                    edge, f"store {store} should have taken", text)
 
 
@@ -220,7 +220,7 @@ def _late_load(case: Case) -> Cause | None:
     return None
 
 
-def _content_in(copy: Copy, place: int, ledger: Ledger) -> Content | None:
+def _content_in(copy: Copy, place: int, ledger: CopyLedger) -> Content | None:
     for row, key in copy.sampled:
         if copy.pairs[row][0] == place:
             return ledger.content(key, copy.pairs[row][2])

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvbm_console.tap.pool import places_of, record_places, record_resets
-from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, Recorder
-from kvbm_console.tap.sanitizing import WORKER_CALLS, Told
+from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, TapRecorder
+from kvbm_console.tap.sanitizing import WORKER_CALLS, WorkerMeta
 
 _now = time.monotonic_ns
 
@@ -45,7 +45,7 @@ def make_tap(name: str, bases: tuple[type, ...], engine: Any) -> type:
         self._events_are_ours = False
         self._sanitizer = self._marker = None
         self._tapped = engine.inner(self, arguments, {})
-        self._recorder = engine.recorder(self, arguments, {}) or Recorder()
+        self._recorder = engine.recorder(self, arguments, {}) or TapRecorder()
 
     def __getattr__(self: Any, attribute: str) -> Any:
         if attribute.startswith("__") or attribute in _OURS:
@@ -138,7 +138,7 @@ def on_new_request(self: Any, request: Any) -> Any:
     return self._tapped.on_new_request(request)
 
 
-def _arrived(recorder: Recorder, request: Any) -> None:
+def _arrived(recorder: TapRecorder, request: Any) -> None:
     if len(recorder.live) < LIVE_MAX:
         recorder.live[request.request_id] = request
         if recorder.on:
@@ -238,7 +238,7 @@ def _tell_findings(self: Any) -> None:
 _NONE: Final[dict[str, int]] = {}
 
 
-def _lengths(recorder: Recorder, scheduler_output: Any) -> dict[str, int]:
+def _lengths(recorder: TapRecorder, scheduler_output: Any) -> dict[str, int]:
     """Tokens of the requests that start in this step: they grow before the sender looks."""
     if not scheduler_output.scheduled_new_reqs and not getattr(
         scheduler_output.scheduled_cached_reqs, "resumed_req_ids", None
@@ -250,7 +250,7 @@ def _lengths(recorder: Recorder, scheduler_output: Any) -> dict[str, int]:
     return {name: live[name].num_tokens for name in starting if name in live}
 
 
-def _tell_all(self: Any, recorder: Recorder, scheduler_output: Any, now: int) -> None:
+def _tell_all(self: Any, recorder: TapRecorder, scheduler_output: Any, now: int) -> None:
     """Every live request with its blocks, as they are after this step: what a listener begins with."""
     if len(recorder.queue) > QUEUE_MAX // 2:
         return  # the sender is behind: at a later step
@@ -275,7 +275,7 @@ def update_connector_output(self: Any, connector_output: Any) -> Any:
     """Copies ended. The connector inside may be the one that says so: it adds to what the workers told."""
     recorder = self._recorder
     told = getattr(connector_output, "kv_connector_worker_meta", None)
-    if isinstance(told, Told):
+    if isinstance(told, WorkerMeta):
         connector_output.kv_connector_worker_meta = told.inner
         try:
             self._marker.heard(told)

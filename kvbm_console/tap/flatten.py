@@ -30,7 +30,7 @@ which is also what its event stream says.
 
 from typing import Any, Final
 
-from kvbm_console.tap.recorder import LIVE_MAX, Record, Recorder
+from kvbm_console.tap.recorder import LIVE_MAX, Record, TapRecorder
 
 SESSION_CHARS_MAX: Final = 256
 GROUP_BYTES: Final = 4
@@ -355,7 +355,7 @@ class Flattener:
         return [["reset", now]]
 
 
-def drain(recorder: Recorder, flattener: Flattener, most: int) -> list[Any]:
+def drain(recorder: TapRecorder, flattener: Flattener, most: int) -> list[Any]:
     """The messages of at most ``most`` records."""
     found: list[Any] = []
     queue = recorder.queue

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from kvbm_console.tap.recorder import Recorder
+from kvbm_console.tap.recorder import TapRecorder
 
 _now = time.monotonic_ns
 _CALLS: Final = ("allocate_slots",)
@@ -20,7 +20,7 @@ _POOL_CALLS: Final = ("get_new_blocks", "cache_full_blocks", "evict_blocks")
 """Without these the groups cannot be followed."""
 
 
-def record_resets(recorder: Recorder, manager: Any) -> None:
+def record_resets(recorder: TapRecorder, manager: Any) -> None:
     """Tell when the engine forgets its prefix cache, and the requests that it preempts for that."""
     def forgot(done: Any, *_: Any, **__: Any) -> None:
         if done is not False:
@@ -31,7 +31,7 @@ def record_resets(recorder: Recorder, manager: Any) -> None:
         _after(recorder, manager, "reset_prefix_cache", forgot)
 
 
-def record_places(recorder: Recorder, manager: Any) -> bool:
+def record_places(recorder: TapRecorder, manager: Any) -> bool:
     """Tell which places of the pool are given out, for whom, and under which hash they are cached. False: it has other
     methods than those that are known."""
     pool = getattr(manager, "block_pool", None)
@@ -67,7 +67,7 @@ def record_places(recorder: Recorder, manager: Any) -> bool:
     return True
 
 
-def _after(recorder: Recorder, owner: Any, name: str, tell: Callable[..., None]) -> None:
+def _after(recorder: TapRecorder, owner: Any, name: str, tell: Callable[..., None]) -> None:
     """``owner.name`` goes on as it is; then ``tell`` hears its result and its arguments, while somebody listens."""
     inside = getattr(owner, name)
 
@@ -84,7 +84,7 @@ def _after(recorder: Recorder, owner: Any, name: str, tell: Callable[..., None])
     setattr(owner, name, outside)
 
 
-def _around_allocations(recorder: Recorder, manager: Any) -> None:
+def _around_allocations(recorder: TapRecorder, manager: Any) -> None:
     inside = manager.allocate_slots
 
     @functools.wraps(inside)

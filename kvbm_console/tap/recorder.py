@@ -23,7 +23,7 @@ Record = tuple[Any, ...]
 """(what, nanoseconds on the monotonic clock, fields...), see ``flatten``."""
 
 
-class Recorder:
+class TapRecorder:
     """The queue of one engine and what the daemon has told it. ``on`` says whether anybody listens."""
 
     __slots__ = (

@@ -22,7 +22,7 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
 from kvbm_console.core.ids import WaitPoint
 from kvbm_console.core.instructions import MatchAnswer
-from kvbm_console.tap.sender import LENGTH, Answer, Settings
+from kvbm_console.tap.sender import LENGTH, TapAnswer, TapSettings
 from kvbm_console.tap.translator import Call, Translator
 
 FRAME_MAX: Final = 64 * 2**20
@@ -37,7 +37,7 @@ SLACK_NS: Final = 1_000_000_000
 class Reporter:
     """One engine and its daemon."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: Settings) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: TapSettings) -> None:
         self._reader, self._writer = reader, writer
         self._settings = settings
         self._translator = Translator(settings)
@@ -55,11 +55,11 @@ class Reporter:
             try:
                 await self._session()
             except KvbmConsoleError:
-                await self._say(Answer(listens=False))
+                await self._say(TapAnswer(listens=False))
                 self._serve()
                 await self._pass_over(LOOK_AGAIN_S)
 
-    async def _say(self, answer: Answer) -> None:
+    async def _say(self, answer: TapAnswer) -> None:
         data = msgspec.msgpack.encode(answer)
         with contextlib.suppress(ConnectionError):
             self._writer.write(LENGTH.pack(len(data)) + data)
@@ -131,7 +131,7 @@ class Reporter:
             self._waiting.clear()
             self._translator.begin()
             await self._submit(feed)
-            await self._say(Answer(listens=True))
+            await self._say(TapAnswer(listens=True))
             watching = asyncio.ensure_future(self._watch(feed))
             try:
                 while (messages := await self._read_while(feed)) is not None:
@@ -178,7 +178,7 @@ class Reporter:
             await feed.tell_cost(*cost)
         if translator.wants_all:
             translator.wants_all = False
-            await self._say(Answer(full=True))
+            await self._say(TapAnswer(full=True))
         if go:
             await self._tell(feed, go)
 
@@ -205,7 +205,7 @@ class Reporter:
         held = {name: hold.max_hold_ns + SLACK_NS for name, hold in feed.held.items()}
         released = [name for name in self._waiting if name not in held]
         self._waiting.difference_update(released)
-        await self._say(Answer(held=held, globs=list(feed.lookups), go=[*go, *released]))
+        await self._say(TapAnswer(held=held, globs=list(feed.lookups), go=[*go, *released]))
 
 
 async def _end_of(feed: FeedClient) -> None:
@@ -226,7 +226,7 @@ def default_target() -> str:
     return os.environ.get("KVBM_CONSOLE_TARGET") or f"unix:{user_runtime_path('kvbm-console') / 'default.sock'}"
 
 
-async def main(number: int, settings: Settings) -> None:
+async def main(number: int, settings: TapSettings) -> None:
     """Serve the tap at the other end of this socket until it ends."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=number), limit=2**20)
     reporter = Reporter(reader, writer, settings)
@@ -237,4 +237,4 @@ async def main(number: int, settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Settings)))
+    asyncio.run(main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=TapSettings)))

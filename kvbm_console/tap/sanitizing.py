@@ -177,7 +177,7 @@ class Marker:
         """The connector's cache was reset."""
         self._known.clear()
 
-    def heard(self, told: "Told") -> None:
+    def heard(self, told: "WorkerMeta") -> None:
         """Findings and counters of workers."""
         self.counts.update(told.counts)
         for row in told.findings:
@@ -197,7 +197,7 @@ def _remember(table: "OrderedDict[Any, Any]", key: Any, value: Any, most: int) -
         table.popitem(last=False)
 
 
-class Told:
+class WorkerMeta:
     """A connector's worker metadata with findings and counters beside it."""
 
     def __init__(self, inner: Any, findings: list[list[Any]], counts: dict[int, tuple[int, int, int, int]]) -> None:
@@ -205,12 +205,12 @@ class Told:
         self.findings = findings
         self.counts = counts
 
-    def aggregate(self, other: Any) -> "Told":
+    def aggregate(self, other: Any) -> "WorkerMeta":
         """Of two ranks."""
-        theirs = other if isinstance(other, Told) else Told(other, [], {})
+        theirs = other if isinstance(other, WorkerMeta) else WorkerMeta(other, [], {})
         both = self.inner is not None and theirs.inner is not None
         inner = self.inner.aggregate(theirs.inner) if both else self.inner or theirs.inner
-        return Told(inner, self.findings + theirs.findings, {**self.counts, **theirs.counts})
+        return WorkerMeta(inner, self.findings + theirs.findings, {**self.counts, **theirs.counts})
 
 
 # --- the worker's half ---
@@ -343,7 +343,7 @@ class Sanitizer:
             return None
         checker.findings.clear()
         self._told, self._told_ns = counts, now
-        return Told(inner, findings, {checker.ledger.rank: counts})
+        return WorkerMeta(inner, findings, {checker.ledger.rank: counts})
 
 
 # --- the calls of a worker, for ``connector.TAPPED`` ---

@@ -4,7 +4,7 @@ Its process speaks to the daemon, so that neither gRPC nor anything that it need
 that process ends it is started again, later each time.
 
 Law of this file: the thread holds no lock that the scheduler could want, works in short bursts, and ends whatever it
-does with ``Recorder.off`` when nobody listens.
+does with ``TapRecorder.off`` when nobody listens.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.tap.flatten import Flattener, drain
-from kvbm_console.tap.recorder import Recorder
+from kvbm_console.tap.recorder import TapRecorder
 
 LENGTH: Final = struct.Struct(">I")
 BURST: Final = 64
@@ -36,7 +36,7 @@ COST_EVERY_S: Final = 1.0
 END_S: Final = 0.5
 
 
-class Settings(msgspec.Struct, frozen=True):
+class TapSettings(msgspec.Struct, frozen=True):
     """What the process of our own is told on its command line."""
 
     target: str
@@ -68,7 +68,7 @@ class Sender:
     """Owns the thread and the process. ``start`` returns at once."""
 
     def __init__(
-        self, recorder: Recorder, flattener: Flattener, settings: Settings, *, python: str = ""
+        self, recorder: TapRecorder, flattener: Flattener, settings: TapSettings, *, python: str = ""
     ) -> None:
         self.recorder = recorder
         self.flattener = flattener
@@ -181,12 +181,12 @@ class Sender:
                 return False
             if len(self._heard) < LENGTH.size + size:
                 break
-            answer = msgspec.msgpack.decode(bytes(self._heard[LENGTH.size : LENGTH.size + size]), type=Answer)
+            answer = msgspec.msgpack.decode(bytes(self._heard[LENGTH.size : LENGTH.size + size]), type=TapAnswer)
             del self._heard[: LENGTH.size + size]
             self._obey(answer)
         return True
 
-    def _obey(self, answer: "Answer") -> None:
+    def _obey(self, answer: "TapAnswer") -> None:
         recorder = self.recorder
         if answer.listens is True:
             recorder.listen()
@@ -199,7 +199,7 @@ class Sender:
             recorder.told({name: now + left for name, left in answer.held.items()}, answer.globs, answer.go)
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class TapAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the process tells the engine: whether anybody listens, that everything is wanted anew, or who is held."""
 
     listens: bool | None = None

@@ -19,7 +19,7 @@ from kvbm_console.core.instructions import PoolAnswer
 from kvbm_console.core.leader import Leader
 from kvbm_console.dispatch import MEDIUM_OF, Dispatcher
 from kvbm_console.engines.kv_events.batch import tier_of
-from kvbm_console.tap.sender import Settings
+from kvbm_console.tap.sender import TapSettings
 
 REASONS: Final = {
     "FINISHED_STOPPED": FinishReason.STOP, "FINISHED_REPETITION": FinishReason.STOP,
@@ -62,7 +62,7 @@ class Call(msgspec.Struct, frozen=True):
 class Translator:
     """One engine's messages, in order. ``take_calls`` gives the stimuli to submit."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TapSettings) -> None:
         self._settings = settings
         self._requests: dict[str, _Request] = {}
         self._allocated: list[str] = []
@@ -435,7 +435,7 @@ _TAKERS: Final[dict[str, Callable[..., None]]] = {
 class Watching:
     """A checked leader in this process that watches one engine, without a thread or a socket. ``now`` is its clock."""
 
-    def __init__(self, settings: Settings, config: LeaderConfig | None = None) -> None:
+    def __init__(self, settings: TapSettings, config: LeaderConfig | None = None) -> None:
         self.translator = Translator(settings)
         self.now = 0
         self.leader = Leader(config or LeaderConfig(), check=True)

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from kvbm_console.tap.connector import arguments_of, make_tap
 from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import Recorder
+from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.sanitizing import Marker, Options, Sanitizer, missing_calls, options_of
-from kvbm_console.tap.sender import Sender, Settings
+from kvbm_console.tap.sender import Sender, TapSettings
 
 _base: Final[Any] = import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
 _factory: Final[Any] = import_module("vllm.distributed.kv_transfer.kv_connector.factory")
@@ -132,7 +132,7 @@ class _Vllm:
             return inside
         return _replaced(argument, "kv_transfer_config", self._inside)
 
-    def recorder(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | None:
+    def recorder(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TapRecorder | None:
         vllm_config, role, kv_cache_config = args
         if role is not _base.KVConnectorRole.SCHEDULER:
             return None
@@ -142,7 +142,7 @@ class _Vllm:
             inside = vllm_config.kv_transfer_config.kv_connector
         group, sizes, whole = _groups(kv_cache_config, vllm_config)
         # Beside another connector nothing is told of the blocks that one loads into, until their request computes.
-        recorder = Recorder(by_place=len(sizes) > 1 or inside is None)
+        recorder = TapRecorder(by_place=len(sizes) > 1 or inside is None)
         if inside in _TELL_ALL:
             recorder.below = {}
         cache = vllm_config.cache_config
@@ -151,7 +151,7 @@ class _Vllm:
         if rank is None:
             rank = getattr(parallel, "data_parallel_rank", 0) or 0
         capacity = getattr(kv_cache_config, "num_blocks", None) or getattr(cache, "num_gpu_blocks", None) or None
-        settings = Settings(
+        settings = TapSettings(
             target=str(extra.get("daemon", "")), name=str(extra.get("name") or f"vLLM rank {rank}")[:256],
             block_tokens=sizes[group], capacity_blocks=capacity, dp_rank=rank, serve=bool(extra.get("serve")),
             medium="" if inside is None else str(extra.get("medium") or MEDIA.get(inside, "EXTERNAL")),

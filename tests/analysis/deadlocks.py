@@ -11,8 +11,8 @@ from kvbm_console.core.config import SECOND_NS, BreakpointSpec, LeaderConfig
 from kvbm_console.core.ids import Site
 from kvbm_console.core.stimuli import BreakpointsReplaced
 from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import Recorder
-from kvbm_console.tap.sender import Settings
+from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.sender import TapSettings
 from tests.analysis.evidence import evidence
 from tests.recording.helpers import Run
 from tests.tap.watching import Watching
@@ -38,7 +38,7 @@ def stands_still(
     With ``loads`` the load has not ended yet, with ``held`` a breakpoint stops a request at its lookup, and with
     ``aborted`` the loaded request is aborted in the end.
     """
-    watch = Watching(Recorder(), Flattener(), Settings("", "vllm-a", BLOCK, 16, medium="CPU"))
+    watch = Watching(TapRecorder(), Flattener(), TapSettings("", "vllm-a", BLOCK, 16, medium="CPU"))
     watch.take([["all", 0, [], 0, 0], _new("head", wanted), ["lookup", 0, "head", 0, 0, False],
                 ["alloc", 0, "head", [1, 2], 0], _step([["head", [1, 2], 0, 32, wanted * BLOCK]], [], 1)])
     watch.now += SECOND_NS

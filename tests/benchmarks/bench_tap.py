@@ -10,7 +10,7 @@ import msgspec
 
 from kvbm_console.tap.connector import make_tap
 from kvbm_console.tap.flatten import Flattener, drain
-from kvbm_console.tap.recorder import Recorder
+from kvbm_console.tap.recorder import TapRecorder
 from tests.benchmarks.harness import Figure, Target, measure
 from tests.tap.fake_engine import BLOCK, Base, Cached, Inner, NewRequest, Output, Request
 
@@ -22,7 +22,7 @@ STEP_NS: Final = 131_000
 
 class _Binding:
     def __init__(self) -> None:
-        self.made = Recorder()
+        self.made = TapRecorder()
 
     def inner(self, tap: Any, args: Any, kwargs: Any) -> Any:
         return Inner()
@@ -30,7 +30,7 @@ class _Binding:
     def inner_class(self, args: Any, kwargs: Any) -> Any:
         return Inner, args, kwargs
 
-    def recorder(self, tap: Any, args: Any, kwargs: Any) -> Recorder:
+    def recorder(self, tap: Any, args: Any, kwargs: Any) -> TapRecorder:
         return self.made
 
 

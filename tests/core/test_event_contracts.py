@@ -1,7 +1,6 @@
 """The contracts of the tiered cache on the leader's own events, over random machines with tiers.
 
-Law of this file: what is judged comes from ``Shadow``, which reads events alone; what the leader counts must be what
-the shadow counts.
+Law of this file: ``ContractShadow`` reads events alone, and its counts must be those of the leader.
 """
 
 import random
@@ -21,7 +20,7 @@ from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.ids import Route, Tier
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.stimuli import Stimulus
-from kvbm_console.explore.contracts import Broken, Shadow
+from kvbm_console.explore.contracts import Broken, ContractShadow
 from kvbm_console.simulator.embedded import Rig, build
 from kvbm_console.simulator.link import DEFAULT_LINKS, Fault
 from tests.simulator.loads import cloned, engine_of, load_of
@@ -53,7 +52,7 @@ class Machine:
             engine = msgspec.structs.replace(engine, g1_blocks=max(40, engine.g1_blocks // 4))
         links = DEFAULT_LINKS if leader.asynchronous else ()
         self.leader = leader
-        self.shadow = Shadow(block, engine.token_bytes * block, links, WALK_EVERY)
+        self.shadow = ContractShadow(block, engine.token_bytes * block, links, WALK_EVERY)
         self.events: list[ev.Event] = []
         self.rig: Rig = build(leader, engine, load, publish=self._publish, links=DEFAULT_LINKS)
         fails = dice.choice([0.0, 0.0, 0.1])
@@ -145,7 +144,7 @@ def test_a_threshold_of_one_copies_nothing_and_of_zero_every_filled_block(seed: 
 
 def refold(events: list[ev.Event], machine: Machine) -> None:
     """Judge these events of a machine, stimulus by stimulus."""
-    shadow = Shadow(machine.leader.block_tokens, machine.shadow.block_bytes, machine.shadow.links, WALK_EVERY)
+    shadow = ContractShadow(machine.leader.block_tokens, machine.shadow.block_bytes, machine.shadow.links, WALK_EVERY)
     for _, together in groupby(events, lambda event: event.cause):
         shadow.take(list(together))
     shadow.finished()

@@ -13,7 +13,7 @@ from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
-from kvbm_console.engines.dynamo import Imported, import_dynamo, infer_block_tokens
+from kvbm_console.engines.dynamo import DynamoImported, import_dynamo, infer_block_tokens
 from kvbm_console.engines.dynamo.lines import read_lines
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
@@ -54,7 +54,7 @@ def written(which: str) -> DynamoWriter:
     return DynamoWriter(asked, CONFIG, EngineConfig(g1_blocks=g1, max_batch_tokens=128, max_running=8))
 
 
-def imported(which: str, directory: Path) -> Imported:
+def imported(which: str, directory: Path) -> DynamoImported:
     source = directory / "records.jsonl"
     source.write_text(written(which).text())
     return import_dynamo(source, directory / "out.mcap", CONFIG)

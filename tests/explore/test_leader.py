@@ -13,11 +13,11 @@ import pytest
 
 from kvbm_console.core.events import Noted
 from kvbm_console.core.ids import Note
-from kvbm_console.explore.leader import Machine, Release
+from kvbm_console.explore.leader import LeaderMachine, LeaderRelease
 from kvbm_console.explore.leader_faults import FAULTS
 from kvbm_console.explore.scenario import LEADER, PROFILES, Scenario
 from kvbm_console.explore.scenario import generate_for_leader as generate
-from kvbm_console.explore.vllm import Run
+from kvbm_console.explore.vllm import ScenarioRun
 from kvbm_console.recording.places import verdict_seq
 from kvbm_console.recording.reader import Recording
 from tests.cli.programs import DEADLINE_S, PROGRAM, environment
@@ -27,8 +27,8 @@ FULL_SEEDS = 1_500
 CPU_S = 60.0
 
 
-def play(profile: str, seed: int, *faults: str) -> Run:
-    return Machine(Release(), {}, generate(profile, seed), faults).play()
+def play(profile: str, seed: int, *faults: str) -> ScenarioRun:
+    return LeaderMachine(LeaderRelease(), {}, generate(profile, seed), faults).play()
 
 
 def silent(seeds: int) -> None:
@@ -75,7 +75,7 @@ def test_a_scenario_is_a_run_also_from_its_text(profile: str) -> None:
     assert all(value in LEADER[name] for name, value in scenario.machine)
     again = Scenario.from_json(scenario.to_json())
     assert again == scenario
-    one, other = (Machine(Release(), {}, each).play() for each in (scenario, again))
+    one, other = (LeaderMachine(LeaderRelease(), {}, each).play() for each in (scenario, again))
     assert (one.steps, one.reads, one.moved_blocks, one.digest) == (
         other.steps, other.reads, other.moved_blocks, other.digest)
 

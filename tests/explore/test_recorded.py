@@ -18,7 +18,7 @@ from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import Note
 from kvbm_console.explore.recorded import STEP_NS, record
-from kvbm_console.explore.search import Report, Search
+from kvbm_console.explore.search import Search, SearchReport
 from kvbm_console.recording.places import verdict_seq
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
@@ -112,7 +112,7 @@ def test_where_the_tap_does_not_fit_the_reason_is_told(tmp_path: Path) -> None:
     assert (finding.recording, finding.unrecorded) == (None, "the tap does not fit here")
 
 
-def recorded(place: Path) -> tuple[Search, Report]:
+def recorded(place: Path) -> tuple[Search, SearchReport]:
     """A search that found seed 3, and recorded it."""
     one = search(seeds=range(4))
     report = one.run()

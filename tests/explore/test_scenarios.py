@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbm_console.explore.report import reproduction, slug
-from kvbm_console.explore.scenario import BLOCK, PROFILES, Abort, Arrive, Reset, Scenario, generate, tokens_of
+from kvbm_console.explore.scenario import BLOCK, PROFILES, Abort, Arrive, CacheReset, Scenario, generate, tokens_of
 from kvbm_console.explore.shrink import shrink
 
 SEEDS = st.integers(0, 2**40)
@@ -59,7 +59,7 @@ def test_shrinking_keeps_the_verdict_and_finds_the_smallest_cause(seed: int, whi
 
     def ends(candidate: Scenario) -> str | None:
         has = any(isinstance(one, Arrive) and one.name == wanted for one in candidate.actions)
-        reset = any(isinstance(one, Reset) for one in candidate.actions)
+        reset = any(isinstance(one, CacheReset) for one in candidate.actions)
         return "broken" if has and reset else None
 
     left = [4_000]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbm_console.explore.shadow import EMPTY, Job, Memory, Orders, Worker, cause
+from kvbm_console.explore.shadow import EMPTY, Job, Memory, ShadowWorker, StepOrders, cause
 
 COPIES = st.lists(st.integers(0, 20), min_size=1, max_size=6).map(tuple)
 
@@ -13,11 +13,11 @@ def test_every_job_is_reported_once_and_only_when_all_its_blocks_have_moved(
     copies: tuple[int, ...], sizes: list[int], load: bool
 ) -> None:
     memory = Memory()
-    worker = Worker(memory, copies)
+    worker = ShadowWorker(memory, copies)
     reported: list[int] = []
     place = 0
     for number in range(len(sizes) + 40):
-        orders = Orders("offloading")
+        orders = StepOrders("offloading")
         if number < len(sizes):
             pairs = [(place + at, place + at) for at in range(sizes[number])]
             for source, _ in pairs:
@@ -35,13 +35,13 @@ def test_every_job_is_reported_once_and_only_when_all_its_blocks_have_moved(
 @given(COPIES)
 def test_a_flush_ends_a_store_before_the_step_overwrites_its_place(copies: tuple[int, ...]) -> None:
     memory = Memory()
-    worker = Worker(memory, copies)
+    worker = ShadowWorker(memory, copies)
     memory.device[3] = 77
-    worker.begin(Orders("offloading"))
-    worker.end(Orders("offloading", stores=[Job(0, False, "r", [(3, 9)], "offloading")]))
-    ended = worker.begin(Orders("offloading", flush={0}))
+    worker.begin(StepOrders("offloading"))
+    worker.end(StepOrders("offloading", stores=[Job(0, False, "r", [(3, 9)], "offloading")]))
+    ended = worker.begin(StepOrders("offloading", flush={0}))
     memory.write(3, 88, "other", 16)
-    ended += worker.end(Orders("offloading"))
+    ended += worker.end(StepOrders("offloading"))
     assert [job.number for job in ended] == [0]
     assert memory.host[("offloading", 9)] == 77
     assert memory.torn == {}
@@ -49,21 +49,21 @@ def test_a_flush_ends_a_store_before_the_step_overwrites_its_place(copies: tuple
 
 def test_a_store_that_nobody_waited_for_is_named_with_the_step_that_overwrote_its_place() -> None:
     memory = Memory()
-    worker = Worker(memory, (3 * 2 + 1,), ("ignored-flush",))
+    worker = ShadowWorker(memory, (3 * 2 + 1,), ("ignored-flush",))
     memory.device[3] = 77
-    worker.begin(Orders("offloading"))
-    worker.end(Orders("offloading", stores=[Job(0, False, "r", [(3, 9)], "offloading")]))
+    worker.begin(StepOrders("offloading"))
+    worker.end(StepOrders("offloading", stores=[Job(0, False, "r", [(3, 9)], "offloading")]))
     for step in range(1, 8):
         memory.step = step
-        worker.begin(Orders("offloading", flush={0}))
+        worker.begin(StepOrders("offloading", flush={0}))
         memory.write(3, 88, "other", 16)
-        worker.end(Orders("offloading"))
+        worker.end(StepOrders("offloading"))
     assert memory.host[("offloading", 9)] == 88
-    worker.begin(Orders("offloading"))
-    worker.end(Orders("offloading", loads=[Job(1, True, "late", [(9, 5)], "offloading")]))
+    worker.begin(StepOrders("offloading"))
+    worker.end(StepOrders("offloading", loads=[Job(1, True, "late", [(9, 5)], "offloading")]))
     while worker.busy:
-        worker.begin(Orders("offloading"))
-        worker.end(Orders("offloading"))
+        worker.begin(StepOrders("offloading"))
+        worker.end(StepOrders("offloading"))
     told = cause(memory, 5, str)
     assert "load 1 of request late wrote it from host slot 9" in told
     assert "did not wait for store 0" in told

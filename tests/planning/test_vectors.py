@@ -14,7 +14,7 @@ from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning import vectors
 from kvbm_console.planning.store import FifoPool, KVStore, StoreConfig
-from kvbm_console.planning.vectors import Scenario, check_scenario, read_vectors
+from kvbm_console.planning.vectors import VectorScenario, check_scenario, read_vectors
 
 VARIANTS = Path(__file__).with_name("variants.json")
 
@@ -113,7 +113,7 @@ def test_a_changed_vector_fails_with_its_place(file: Path, tmp_path: Path) -> No
 def test_a_defect_that_we_had_too_would_be_seen(file: Path) -> None:
     """A bug_compat scenario fails when what was observed is what we do."""
     data = read_vectors(file)
-    scenarios = [msgspec.json.decode(raw, type=Scenario) for raw in data.scenarios]
+    scenarios = [msgspec.json.decode(raw, type=VectorScenario) for raw in data.scenarios]
     normative = next(one for one in scenarios if one.status == "normative")
     assert check_scenario(msgspec.structs.replace(normative, status="bug_compat"))
     assert not check_scenario(normative)
@@ -136,13 +136,13 @@ def scenario(*ops: dict[str, Any], **config: Any) -> str:
     """The verdict on a scenario whose states do not matter."""
     return check_scenario(msgspec.convert(
         {"name": "own", "status": "normative", "config": {"gpu_blocks": 4, "block_size": 2, **config}, "ops": ops},
-        Scenario,
+        VectorScenario,
     ))
 
 
 def test_an_unknown_operation_and_status_are_failures() -> None:
     assert scenario({"op": "explode"}).endswith("is not known")
-    assert "status" in check_scenario(Scenario("x", "maybe", StoreConfig(gpu_blocks=1, block_size=1), []))
+    assert "status" in check_scenario(VectorScenario("x", "maybe", StoreConfig(gpu_blocks=1, block_size=1), []))
     assert "output token" in scenario(
         {"op": "alloc", "req": "a", "input": [1, 2], "end": 2, "result": {"ok": True}}, {"op": "decode", "req": "a"}
     )

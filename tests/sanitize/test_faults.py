@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from kvbm_console.sanitize.__main__ import main
 from kvbm_console.sanitize.checker import Corrupt
-from kvbm_console.sanitize.ledger import Ledger
+from kvbm_console.sanitize.ledger import CopyLedger
 from kvbm_console.sanitize.planted import FAULTS, Play, named, play
 from kvbm_console.sanitize.verdict import KINDS
 
@@ -154,7 +154,7 @@ def test_report_changes_nothing_recompute_names_the_places_and_stop_raises() -> 
 
 
 def test_a_forgotten_content_is_not_checked_and_not_wrong() -> None:
-    ledger = Ledger(contents_max=4)
+    ledger = CopyLedger(contents_max=4)
     made = Play("", ledger=ledger)
     hashes = [made.block() for _ in range(6)]
     ways = list(zip(made.places[:6], made.slots[:6], strict=True))

@@ -12,8 +12,8 @@ from typing import Any
 
 from kvbm_console.tap.connector import make_tap
 from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import Recorder
-from kvbm_console.tap.sender import Sender, Settings
+from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.sender import Sender, TapSettings
 from tests.tap.fake_engine import BLOCK, Base, Inner, Request, Scheduler
 
 BLOCKS = 100_000
@@ -23,7 +23,7 @@ class Binding:
     """A tap whose sender is real."""
 
     def __init__(self, target: str, serve: bool) -> None:
-        self.settings = Settings(target, "child", BLOCK, BLOCKS, serve=serve)
+        self.settings = TapSettings(target, "child", BLOCK, BLOCKS, serve=serve)
 
     def inner(self, tap: Any, args: Any, kwargs: Any) -> Any:
         return Inner()
@@ -31,8 +31,8 @@ class Binding:
     def inner_class(self, args: Any, kwargs: Any) -> Any:
         return Inner, args, kwargs
 
-    def recorder(self, tap: Any, args: Any, kwargs: Any) -> Recorder:
-        recorder = Recorder(ask_ns=60 * 10**9)  # on a busy machine a verdict may take longer than a tenth of a second
+    def recorder(self, tap: Any, args: Any, kwargs: Any) -> TapRecorder:
+        recorder = TapRecorder(ask_ns=60 * 10**9)  # verdicts of a busy machine may take above 0.1 s
         tap.sender = Sender(recorder, Flattener(block_tokens=BLOCK), self.settings)
         tap.sender.start()
         return recorder

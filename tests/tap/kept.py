@@ -13,8 +13,8 @@ import zstandard
 
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import Recorder
-from kvbm_console.tap.sender import Settings
+from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.sender import TapSettings
 from tests.recording.helpers import Run
 from tests.tap.watching import Watching
 
@@ -33,7 +33,7 @@ def kept(name: str) -> dict[str, Any]:
 
 def watching(name: str) -> Watching:
     """A checked leader to which nothing was brought yet."""
-    return Watching(Recorder(), Flattener(), msgspec.convert(kept(name)["settings"], Settings))
+    return Watching(TapRecorder(), Flattener(), msgspec.convert(kept(name)["settings"], TapSettings))
 
 
 def steps(name: str, watch: Watching) -> Iterator[dict[str, Any]]:

@@ -15,8 +15,8 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Authority, SlotState
 from kvbm_console.tap.connector import TAPPED, arguments_of, make_tap
 from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import ASK_NS, ERRORS_MAX, QUEUE_MAX, Recorder
-from kvbm_console.tap.sender import Settings
+from kvbm_console.tap.recorder import ASK_NS, ERRORS_MAX, QUEUE_MAX, TapRecorder
+from kvbm_console.tap.sender import TapSettings
 from tests.analysis.evidence import evidence
 from tests.recording.helpers import Run
 from tests.tap.fake_engine import BLOCK, Base, Inner, Request, Scheduler, Status
@@ -28,7 +28,7 @@ class Binding:
 
     def __init__(self, inner: type[Any] = Inner) -> None:
         self.kind = inner
-        self.made = Recorder()
+        self.made = TapRecorder()
 
     def inner(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.kind(*args, **kwargs)
@@ -36,17 +36,17 @@ class Binding:
     def inner_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[type, Any, Any]:
         return self.kind, args, kwargs
 
-    def recorder(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | None:
+    def recorder(self, tap: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TapRecorder | None:
         return self.made
 
 
-def made(inner: type[Any] = Inner, base: type[Any] = Base) -> tuple[Any, Recorder]:
+def made(inner: type[Any] = Inner, base: type[Any] = Base) -> tuple[Any, TapRecorder]:
     binding = Binding(inner)
     return make_tap("Tap", (base,), binding)("config", "role", "cache"), binding.made
 
 
-def watching(recorder: Recorder, blocks: int, medium: str = "") -> Watching:
-    return Watching(recorder, Flattener(block_tokens=BLOCK), Settings("", "fake", BLOCK, blocks, medium=medium))
+def watching(recorder: TapRecorder, blocks: int, medium: str = "") -> Watching:
+    return Watching(recorder, Flattener(block_tokens=BLOCK), TapSettings("", "fake", BLOCK, blocks, medium=medium))
 
 
 def test_everything_nobody_has_seen_goes_through_unchanged() -> None:
@@ -143,7 +143,7 @@ def test_errors_of_ours_are_swallowed_counted_and_in_the_end_the_tap_is_off() ->
 
 
 def test_a_full_queue_drops_and_counts() -> None:
-    recorder = Recorder()
+    recorder = TapRecorder()
     recorder.on = True
     for number in range(QUEUE_MAX + 100):
         recorder.put(("reset", number))

@@ -8,8 +8,8 @@ from typing import Any
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import SlotState
 from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import Recorder
-from kvbm_console.tap.sender import Settings
+from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.sender import TapSettings
 from tests.tap.watching import Watching
 
 BLOCK = 16
@@ -17,7 +17,7 @@ BLOCK = 16
 
 def test_a_load_into_the_place_that_held_the_same_block_before_writes_it_anew() -> None:
     """A prompt of one whole block: its last token is computed, so the device's copy is no hit, and the load's is."""
-    watch = Watching(Recorder(), Flattener(block_tokens=BLOCK), Settings("", "vllm", BLOCK, 8, medium="CPU"))
+    watch = Watching(TapRecorder(), Flattener(block_tokens=BLOCK), TapSettings("", "vllm", BLOCK, 8, medium="CPU"))
     tell(watch, ["all", [], True, 0, [[], []], [["CPU", [77]]]])
     tell(watch, ["new", "a", [77], BLOCK, 1, 0, None], ["lookup", "a", 0, 0, False], ["alloc", "a", [1], 0])
     tell(watch, ["step", [["a", [1], 0, BLOCK, BLOCK]], [], [], [], [], [], 1, [["a", 0, [77]]]])

@@ -18,15 +18,15 @@ from kvbm_console.sanitize.checker import Corrupt
 from kvbm_console.sanitize.fingerprint import Side
 from kvbm_console.sanitize.planted import FAULTS, play
 from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import Recorder
-from kvbm_console.tap.sanitizing import Marker, Options, Sanitizer, Told, options_of
-from kvbm_console.tap.sender import Settings
+from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.sanitizing import Marker, Options, Sanitizer, WorkerMeta, options_of
+from kvbm_console.tap.sender import TapSettings
 from tests.tap.watching import Watching
 
 
 def watching() -> Watching:
     """A leader that watches an engine of which nothing has happened yet."""
-    made = Watching(Recorder(), Flattener(), Settings("", "engine", 16, 64))
+    made = Watching(TapRecorder(), Flattener(), TapSettings("", "engine", 16, 64))
     made.pump()
     return made
 
@@ -57,13 +57,13 @@ def test_every_finding_becomes_an_event_that_says_all_of_it(fault: str) -> None:
 def test_findings_wait_until_somebody_listens_and_counters_of_ranks_add_up() -> None:
     marker = Marker(1.0, [16], 16, [0])
     one, two = rows("torn-copy"), rows("rank-missing")
-    marker.heard(Told(None, one, {0: (10, 1, 0, 500)}).aggregate(Told(None, two, {1: (20, 2, 3, 700)})))
+    marker.heard(WorkerMeta(None, one, {0: (10, 1, 0, 500)}).aggregate(WorkerMeta(None, two, {1: (20, 2, 3, 700)})))
     assert list(marker.waiting) == one + two
     assert marker.totals == (30, 3, 3, 1200)
-    marker.heard(Told(None, [], {1: (25, 2, 3, 900)}))
+    marker.heard(WorkerMeta(None, [], {1: (25, 2, 3, 900)}))
     assert marker.totals == (35, 3, 3, 1400)
     for _ in range(1_000):
-        marker.heard(Told(None, one, {}))
+        marker.heard(WorkerMeta(None, one, {}))
     assert len(marker.waiting) == 256
 
 
@@ -78,10 +78,10 @@ class Inner:
 
 
 def test_the_connectors_own_metadata_comes_through_whatever_ranks_tell() -> None:
-    both = Told(Inner(1), [["a"]], {0: (1, 0, 0, 0)}).aggregate(Told(Inner(2), [["b"]], {1: (1, 0, 0, 0)}))
+    both = WorkerMeta(Inner(1), [["a"]], {0: (1, 0, 0, 0)}).aggregate(WorkerMeta(Inner(2), [["b"]], {1: (1, 0, 0, 0)}))
     assert (both.inner.jobs, both.findings, set(both.counts)) == (3, [["a"], ["b"]], {0, 1})
-    assert Told(None, [], {}).aggregate(Told(Inner(2), [], {})).inner.jobs == 2
-    assert Told(Inner(2), [], {}).aggregate(Inner(3)).inner.jobs == 5
+    assert WorkerMeta(None, [], {}).aggregate(WorkerMeta(Inner(2), [], {})).inner.jobs == 2
+    assert WorkerMeta(Inner(2), [], {}).aggregate(Inner(3)).inner.jobs == 5
     idle = Sanitizer("report")
     inner = Inner(1)
     assert idle.tell(inner) is inner  # no tensors were registered yet

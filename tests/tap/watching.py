@@ -14,14 +14,14 @@ from kvbm_console.core.leader.decider import Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.tap import translator
 from kvbm_console.tap.flatten import Flattener, drain
-from kvbm_console.tap.recorder import Recorder
-from kvbm_console.tap.sender import Settings
+from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.sender import TapSettings
 
 
 class Watching(translator.Watching):
     """A recorder's messages on the way to a checked leader. ``events`` are those since the last ``pump``."""
 
-    def __init__(self, recorder: Recorder, flattener: Flattener, settings: Settings) -> None:
+    def __init__(self, recorder: TapRecorder, flattener: Flattener, settings: TapSettings) -> None:
         super().__init__(settings)
         self.dispatcher.publish = self._publish
         self.recorder, self.flattener = recorder, flattener

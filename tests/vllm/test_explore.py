@@ -21,7 +21,7 @@ from kvbm_console.core.events import StimulusRejected
 from kvbm_console.explore import recorded, report, tapped
 from kvbm_console.explore.scenario import BLOCK, PROFILES, Arrive, Scenario, generate, tokens_of
 from kvbm_console.explore.shadow import FAULTS
-from kvbm_console.explore.vllm import CONNECTOR_FAULTS, Machine, Release, Run
+from kvbm_console.explore.vllm import CONNECTOR_FAULTS, Machine, Release, ScenarioRun
 from kvbm_console.recording.places import verdict_seq
 from kvbm_console.recording.reader import Recording
 from kvbm_console.tap import recorder as recording
@@ -54,7 +54,7 @@ def release() -> Release:
     return Release()
 
 
-def play(release: Release, connector: dict[str, Any], profile: str, seed: int, *faults: str) -> Run:
+def play(release: Release, connector: dict[str, Any], profile: str, seed: int, *faults: str) -> ScenarioRun:
     return Machine(release, connector, generate(profile, seed), faults).play()
 
 

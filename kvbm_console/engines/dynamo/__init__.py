@@ -16,7 +16,7 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import Stimulus
-from kvbm_console.engines.dynamo.drive import Drive, Other, Report
+from kvbm_console.engines.dynamo.drive import Drive, ImportReport, OtherAnswer
 from kvbm_console.engines.dynamo.lines import infer_block_tokens, read_lines
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.format import About, Frame, Keyframe
@@ -24,24 +24,24 @@ from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe
 from kvbm_console.recording.place import require_new
 from kvbm_console.wire.batches import pack_stimuli
 
-__all__ = ["Imported", "Other", "Report", "import_dynamo", "infer_block_tokens"]
+__all__ = ["DynamoImported", "ImportReport", "OtherAnswer", "import_dynamo", "infer_block_tokens"]
 
 FLUSH_STIMULI: Final = 256
 KEYFRAME_EVENTS: Final = 50_000
 
 
-class Imported(msgspec.Struct, frozen=True):
+class DynamoImported(msgspec.Struct, frozen=True):
     """What was written, and how the two leaders compare."""
 
     made: Made
     block_tokens: int
-    report: Report
+    report: ImportReport
 
 
 def import_dynamo(
     path: Path, out: Path, config: LeaderConfig | None = None, *, block_tokens: int | None = None,
     progress: Progress | None = None,
-) -> Imported:
+) -> DynamoImported:
     """Rerun ``path`` through our leader into the new recording ``out``.
 
     Without a ``config`` every full block is copied to a host tier of 8,192 blocks, as Dynamo does; the block size is
@@ -59,7 +59,7 @@ def import_dynamo(
         labels={"imported_from": path.name},
     )
     made = write_recording(out, about, rerun.frames(about))
-    return Imported(made, config.block_tokens, rerun.drive.report)
+    return DynamoImported(made, config.block_tokens, rerun.drive.report)
 
 
 class _Rerun:

@@ -32,7 +32,7 @@ SHOWN_MAX: Final = 100
 _SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
 
 
-class Other(msgspec.Struct, frozen=True):
+class OtherAnswer(msgspec.Struct, frozen=True):
     """A call that our leader answered otherwise, or refused."""
 
     line: int
@@ -42,7 +42,7 @@ class Other(msgspec.Struct, frozen=True):
     ours: str
 
 
-class Report(msgspec.Struct):
+class ImportReport(msgspec.Struct):
     """What came of it."""
 
     lines: int = 0
@@ -59,7 +59,7 @@ class Report(msgspec.Struct):
     refused: int = 0
     passed_over: dict[str, int] = {}
     """Calls that say nothing to a leader, or that are unknown, by action."""
-    others: list[Other] = []
+    others: list[OtherAnswer] = []
     """The first ``SHOWN_MAX`` answers that differ and calls that were refused."""
 
 
@@ -92,7 +92,7 @@ class Drive:
     """Feeds one call after the other. ``publish`` gets every stimulus with what it led to."""
 
     def __init__(self, config: LeaderConfig, publish: Callable[[Stimulus, Outcome], None]) -> None:
-        self.report = Report()
+        self.report = ImportReport()
         self.now_ns = 0
         self.leader = Leader(config)
         self.dispatcher = Dispatcher(self.leader, lambda: self.now_ns, publish=publish)
@@ -101,11 +101,11 @@ class Drive:
         self._requests: dict[str, _Request] = {}
         self._plan: list[tuple[str, int]] = []
         """Requests of the iteration that runs, with their computed tokens at its end."""
-        self._line: dy.Line
+        self._line: dy.DynamoLine
         self._handlers: dict[type[Any], Callable[[Any, Any], None]] = {
             dy.CreateSlot: self._create, dy.GetNumNewMatchedTokens: self._look_up,
             dy.UpdateStateAfterAlloc: self._allocated, dy.BuildConnectorMeta: self._scheduled,
-            dy.RequestFinished: self._finished, dy.ResetCache: self._reset,
+            dy.FinishCall: self._finished, dy.ResetCache: self._reset,
         }
 
     def begin(self) -> None:
@@ -115,7 +115,7 @@ class Drive:
             st.PoolDeclared, 0, 0, Tier.G1, MEDIUM_OF[Tier.G1], None, self._block_tokens, Authority.ENGINE
         )
 
-    def take(self, line: dy.Line) -> None:
+    def take(self, line: dy.DynamoLine) -> None:
         """One line."""
         self._line = line
         self.now_ns = max(self.now_ns, line.at_ns)
@@ -143,7 +143,7 @@ class Drive:
     def _other(self, request: str, theirs: str, ours: str) -> None:
         if len(self.report.others) < SHOWN_MAX:
             self.report.others = [
-                *self.report.others, Other(self._line.number, self._line.action, request, theirs, ours)
+                *self.report.others, OtherAnswer(self._line.number, self._line.action, request, theirs, ours)
             ]
 
     def _slot(self, request: str) -> SlotFacts | None:
@@ -323,7 +323,7 @@ class Drive:
                 pack_hashes(hashes),
             )
 
-    def _finished(self, call: dy.RequestFinished, answer: dy.Finished) -> None:
+    def _finished(self, call: dy.FinishCall, answer: dy.Finished) -> None:
         self._finish_iteration()
         if self._slot(call.request_id) is None:
             self._other(call.request_id, "finished", "no such request")

@@ -100,7 +100,7 @@ class BuildConnectorMeta(msgspec.Struct):
     scheduler_output: SchedulerOutput
 
 
-class RequestFinished(msgspec.Struct):
+class FinishCall(msgspec.Struct):
     """The engine is done with a request."""
 
     request_id: str
@@ -118,13 +118,13 @@ class ResetCache(msgspec.Struct):
 
 
 Call = (
-    CreateSlot | GetNumNewMatchedTokens | UpdateStateAfterAlloc | BuildConnectorMeta | RequestFinished | ResetCache
+    CreateSlot | GetNumNewMatchedTokens | UpdateStateAfterAlloc | BuildConnectorMeta | FinishCall | ResetCache
 )
 """What is rerun."""
 Answer = Matched | Finished | None
 
 
-class Line(msgspec.Struct, frozen=True):
+class DynamoLine(msgspec.Struct, frozen=True):
     """One call. ``call`` None: of a kind that says nothing to a leader, or that we do not know."""
 
     number: int
@@ -146,13 +146,13 @@ _decoders: Final[dict[str, Any]] = {
     "GetNumNewMatchedTokens": msgspec.json.Decoder(tuple[GetNumNewMatchedTokens, Matched]),
     "UpdateStateAfterAlloc": msgspec.json.Decoder(tuple[UpdateStateAfterAlloc, Any]),
     "BuildConnectorMeta": msgspec.json.Decoder(tuple[BuildConnectorMeta, Any]),
-    "RequestFinished": msgspec.json.Decoder(tuple[RequestFinished, Finished]),
+    "RequestFinished": msgspec.json.Decoder(tuple[FinishCall, Finished]),
     "ResetCache": msgspec.json.Decoder(tuple[ResetCache, Any]),
 }
 """Action to the decoder of [input, output]; an output that says nothing is of any type."""
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def read_lines(path: Path) -> Iterator[DynamoLine]:
     """The calls of a recording. A last line without its end is left out. Raises ``UsageError``."""
     try:
         file = path.open("rb")
@@ -177,16 +177,16 @@ def read_lines(path: Path) -> Iterator[Line]:
                 raise UsageError(f"{path} line {number} is not a call of a Dynamo leader: {error}") from None
 
 
-def _line(number: int, text: bytes) -> Line:
+def _line(number: int, text: bytes) -> DynamoLine:
     raw = _raw.decode(text)
     if len(raw.event) != 1:
         raise ValueError("it needs exactly one event")
     ((action, body),) = raw.event.items()
     decoder = _decoders.get(action)
     if decoder is None:
-        return Line(number, raw.timestamp * 1_000_000, action[:80], None, None)
+        return DynamoLine(number, raw.timestamp * 1_000_000, action[:80], None, None)
     call, answer = decoder.decode(body)
-    return Line(
+    return DynamoLine(
         number, raw.timestamp * 1_000_000, action, call, answer if isinstance(answer, Matched | Finished) else None
     )
 

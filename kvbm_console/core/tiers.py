@@ -29,11 +29,6 @@ CAPACITY_MAX: Final = 2**31 - 1
 GROWN_MAX: Final = 2**24
 """Places of a pool whose capacity nobody told: it grows to the highest id that is named, by 21 bytes a place. One event
 with an id of 2**31 - 1 would take 45 GB."""
-_EMPTY, _CACHED, _REFERENCED, _WRITING = (
-    int(Condition.EMPTY), int(Condition.CACHED), int(Condition.REFERENCED), int(Condition.WRITING)
-)
-"""``Condition`` as plain integers: an index that is a member takes several times as long."""
-
 GONE: Final = -1
 """Of ``CacheState.lost_sources``: the source ended."""
 REPLACEABLE: Final = -2
@@ -132,7 +127,7 @@ class PoolFacts:
     def ready_prefix(self, hashes: Sequence[int]) -> list[int]:
         """Places where the leading ones of these hashes may be read."""
         places = prefix_of(self.by_hash, hashes)
-        if not self.counts[_WRITING] and not self.quarantined:
+        if not self.counts[Condition.WRITING] and not self.quarantined:
             return places  # all that has content can be read
         ready: list[int] = []
         for place, sequence_hash in zip(places, hashes, strict=False):
@@ -142,17 +137,10 @@ class PoolFacts:
             ready.append(found)
         return ready
 
-    def contents_of(self, ids: list[int]) -> tuple[list[int], list[int]]:
-        """Those of these places that have content, and its hashes; the caller changes neither list."""
+    def filled(self, ids: Sequence[int]) -> list[int]:
+        """Those of these places that have content."""
         known = len(self.content)
-        if ids and max(ids) >= known:
-            ids = [place for place in ids if place < known]
-        held = gather(self.hash_of, ids)
-        if not any(held):
-            return [], []
-        if not all(held):
-            ids, held = list(compress(ids, held)), tuple(filter(None, held))
-        return ids, list(held)
+        return [place for place in ids if place < known and self.hash_of[place]]
 
     @property
     def places_max(self) -> int:
@@ -204,9 +192,9 @@ class PoolFacts:
                 empty += full == FREE
                 cached += full == READY
         counts = self.counts
-        counts[_EMPTY] -= empty
-        counts[_CACHED] -= cached
-        counts[_REFERENCED] += empty + cached
+        counts[Condition.EMPTY] -= empty
+        counts[Condition.CACHED] -= cached
+        counts[Condition.REFERENCED] += empty + cached
 
     def unref(self, ids: Sequence[int]) -> None:
         """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
@@ -222,9 +210,9 @@ class PoolFacts:
                 empty += full == FREE
                 cached += full == READY
         counts = self.counts
-        counts[_EMPTY] += empty
-        counts[_CACHED] += cached
-        counts[_REFERENCED] -= empty + cached
+        counts[Condition.EMPTY] += empty
+        counts[Condition.CACHED] += cached
+        counts[Condition.REFERENCED] -= empty + cached
 
     def store(self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int) -> None:
         """Give places their hash and content (``WRITING`` or ``READY``); a place that has a hash is refused."""
@@ -243,12 +231,12 @@ class PoolFacts:
                 held += refs[block] > 0
                 unheld += not refs[block]
         counts = self.counts
-        counts[_EMPTY] -= unheld
+        counts[Condition.EMPTY] -= unheld
         if content == READY:
-            counts[_CACHED] += unheld
+            counts[Condition.CACHED] += unheld
         else:
-            counts[_REFERENCED] -= held
-            counts[_WRITING] += unheld + held
+            counts[Condition.REFERENCED] -= held
+            counts[Condition.WRITING] += unheld + held
 
     def make_ready(self, ids: Sequence[int], at_ns: int) -> None:
         """Places that were being written may be read."""
@@ -265,9 +253,9 @@ class PoolFacts:
                 held += 1
         unheld = len(ids) - held - away
         counts = self.counts
-        counts[_WRITING] -= held + unheld
-        counts[_REFERENCED] += held
-        counts[_CACHED] += unheld
+        counts[Condition.WRITING] -= held + unheld
+        counts[Condition.REFERENCED] += held
+        counts[Condition.CACHED] += unheld
 
     def evict(self, ids: Sequence[int]) -> None:
         """As ``forget``; a place that has holders is a bug (I3)."""
@@ -286,8 +274,8 @@ class PoolFacts:
         full = self.content[block]
         if full and block not in self.quarantined:
             held = self.refs[block]
-            counts[_WRITING if full == WRITING else _REFERENCED if held else _CACHED] -= 1
-            counts[_REFERENCED if held else _EMPTY] += 1
+            counts[Condition.WRITING if full == WRITING else Condition.REFERENCED if held else Condition.CACHED] -= 1
+            counts[Condition.REFERENCED if held else Condition.EMPTY] += 1
         sequence_hash = self.hash_of[block]
         self.hash_of[block] = EMPTY_HASH
         self.content[block] = FREE

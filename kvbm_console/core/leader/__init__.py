@@ -120,13 +120,8 @@ class Leader(Decider):
             self.emit(ev.StimulusRejected, self.entry, request, str(error))
         if request is not None and (self.calls or self.aids.announced):
             self._call_did(stimulus, request)
-        state, aids = self.state, self.aids
-        if (
-            aids.dirty or aids.pending or aids.undispatched or aids.complete or aids.ending or aids.paused
-            or state.holds or state.frozen is not None
-        ):
-            settle(self)
-        if state.draining:
+        settle(self)
+        if self.state.draining:
             resets.finish_drain(self)
             settle(self)
         events = self.events

@@ -4,16 +4,13 @@ Law of this file: aids are rebuilt by rerunning stimuli, never folded; nothing h
 plain containers in deterministic order, so that a keyframe can carry them and a restored leader goes on identically.
 """
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from itertools import repeat
 from typing import Any, Final
 
 import msgspec
 import xxhash
 
-from kvbm_console.core.columns import gather
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.ids import Authority, MissReason, Site, SlotState
@@ -98,9 +95,6 @@ class PoolAids(msgspec.Struct):
 
     def leave(self, hashes: Sequence[int], at_ns: int) -> None:
         """These blocks were evicted."""
-        if len(self.left) + len(hashes) < LEFT_MAX:
-            self.left.update(zip(hashes, repeat(at_ns)))
-            return
         for key in hashes:  # block by block, so that what is forgotten depends on the blocks and not on the calls
             self.left[key] = at_ns
             if len(self.left) >= LEFT_MAX:
@@ -116,10 +110,6 @@ class PoolAids(msgspec.Struct):
     def left_at(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
         """Those of the blocks whose eviction is remembered, each with its time."""
         left, before = self.left, self.left_before
-        if left.keys().isdisjoint(hashes) and before.keys().isdisjoint(hashes):
-            return []
-        if before.keys().isdisjoint(hashes):
-            return [(key, left[key]) for key in filter(left.__contains__, hashes)]
         times = ((key, left.get(key, before.get(key))) for key in hashes)
         return [(key, at_ns) for key, at_ns in times if at_ns is not None]
 
@@ -305,13 +295,12 @@ class Aids(msgspec.Struct):
     def taken(self, pool: PoolFacts, places: list[int]) -> None:
         """Somebody holds these places now: those without a copy below are ``covered``."""
         mine = self.pools[pool.info.pool]
-        exposed, refs = mine.exposed, pool.refs
         if mine.ordered:
             _drop(mine.loose, places)
-        if exposed and not exposed.keys().isdisjoint(places):
-            held = [place for place in filter(exposed.__contains__, reversed(places)) if refs[place]]
-            deque(map(exposed.pop, held, repeat(None)), 0)
-            mine.covered.update(zip(held, repeat(None)))
+        for place in reversed(places):
+            if place in mine.exposed and pool.refs[place]:
+                del mine.exposed[place]
+                mine.covered[place] = None
 
     def used(self, pool: PoolFacts, hashes: list[int]) -> None:
         """A request asks for these blocks: each deserves a copy again."""
@@ -322,32 +311,24 @@ class Aids(msgspec.Struct):
     def let_go(self, pool: PoolFacts, places: list[int]) -> None:
         """These places have a holder less: those without any, and without a copy below, are ``exposed``."""
         mine = self.pools[pool.info.pool]
-        covered, refs = mine.covered, pool.refs
-        if mine.ordered:
-            last_first, content = places[::-1], pool.content
-            if any(gather(refs, last_first)) or bytes(gather(content, last_first)).count(READY) != len(last_first):
-                last_first = [place for place in last_first if not refs[place] and content[place] == READY]
-            mine.loose.update(zip(last_first, repeat(None)))
-        if covered and not covered.keys().isdisjoint(places):
-            loose = list(filter(covered.__contains__, reversed(places)))
-            if any(gather(refs, loose)):
-                loose = [place for place in loose if not refs[place]]
-            deque(map(covered.pop, loose, repeat(None)), 0)
-            mine.exposed.update(zip(loose, repeat(None)))
+        for place in reversed(places):
+            if pool.refs[place]:
+                continue
+            if mine.ordered and pool.content[place] == READY:
+                mine.loose[place] = None
+            if place in mine.covered:
+                del mine.covered[place]
+                mine.exposed[place] = None
 
     def filled(self, pool: PoolFacts, places: list[int]) -> None:
         """These places, which somebody holds, are full and have no copy below."""
-        self.pools[pool.info.pool].covered.update(zip(places, repeat(None)))
+        self.pools[pool.info.pool].covered.update(dict.fromkeys(places))
 
     def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
         """These full places have no copy below."""
         mine = self.pools[pool.info.pool]
-        covered, exposed, refs = mine.covered, mine.exposed, pool.refs
-        if all(gather(refs, places)):  # the usual case: their requests hold them
-            covered.update(zip(places, repeat(None)))
-            return
         for place in places:
-            (covered if refs[place] else exposed)[place] = None
+            (mine.covered if pool.refs[place] else mine.exposed)[place] = None
 
     def saved(self, pool: PoolFacts, places: list[int]) -> None:
         """These places have a copy below, or lost their content."""
@@ -369,8 +350,8 @@ class Aids(msgspec.Struct):
 
 def _drop(memory: dict[int, Any], keys: Sequence[int]) -> None:
     """Forget these keys, as far as they are known."""
-    if memory and not memory.keys().isdisjoint(keys):
-        deque(map(memory.pop, keys, repeat(None)), 0)
+    for key in keys if memory else ():
+        memory.pop(key, None)
 
 
 class AidsBox:

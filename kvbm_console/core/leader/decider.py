@@ -61,8 +61,6 @@ class Decider:
         self.box = box or AidsBox(config.eviction)
         self.least_limit = 0
         """At most the smallest ``aids.place_limit``: derived, and put right when an iteration reaches it."""
-        self._last_device: tuple[list[PoolFacts], int, PoolFacts | None] = ([], -1, None)
-        """The G1 pool that was asked for last, of which pools and source: asked for with every call of an engine."""
         self._below_of: list[PoolFacts] = []
         self._below: list[PoolFacts | None] = []
         self._lower: list[PoolFacts] = []
@@ -141,13 +139,9 @@ class Decider:
 
     def device_pool(self, source: int) -> PoolFacts:
         """The G1 pool of an engine; refuses when it has declared none."""
-        pools, known, pool = self._last_device
-        if known != source or pools is not self.state.pools or pool is None:
-            pool = self.state.pool_of(Tier.G1, source)
-            if pool is None or pool.info.authority is Authority.STREAM:
-                raise Refused(f"source {source} has declared no G1 pool of its own")
-            if pool.info.source == source:
-                self._last_device = (self.state.pools, source, pool)
+        pool = self.state.pool_of(Tier.G1, source)
+        if pool is None or pool.info.authority is Authority.STREAM:
+            raise Refused(f"source {source} has declared no G1 pool of its own")
         return pool
 
     def block_tokens_of(self, source: int) -> int:
@@ -215,19 +209,14 @@ class Decider:
 
     # --- places ----------------------------------------------------------------------------------
 
-    def evict(
-        self, pool: PoolFacts, places: list[int], for_slot: int | None, rule: EvictRule, hashes: list[int] | None = None
-    ) -> None:
-        """Give up the content of places that nobody holds; ``hashes``: theirs, where the caller has them."""
-        if hashes is None:
-            hashes = list(gather(pool.hash_of, places))
-        once = not pool.copies
+    def evict(self, pool: PoolFacts, places: list[int], for_slot: int | None, rule: EvictRule) -> None:
+        """Give up the content of places that have no holder."""
+        hashes = gather(pool.hash_of, places)
         self.emit(ev.BlocksEvicted, pool.info.pool, pack_ids(places), pack_hashes(hashes), for_slot, rule)
         self.evictions[pool.info.tier, rule] += len(places)
-        self.aids.evicted(pool, places)
         if self.lower_pools() or pool.info.source in self.watched:
             self.aids.pools[pool.info.pool].leave(hashes, self.at_ns)
-        self._gave_up(pool, places, hashes, once)
+        self.gave_up(pool, places, hashes)
 
     def returned(self, hashes: Sequence[int], source: PoolFacts, target: PoolFacts) -> tuple[int, int, int, int]:
         """Of the blocks that are copied up, how many G1 to G4 had evicted within the thrash window.
@@ -264,10 +253,6 @@ class Decider:
         """Aids after places lost their content: free places, order, what is unsaved above, why it will be missed."""
         self.aids.saved(pool, places)
         self.aids.evicted(pool, places)
-        self._gave_up(pool, places, hashes, False)
-
-    def _gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int], once: bool) -> None:
-        """``once``: no other place of the pool has one of these hashes."""
         index = pool.info.pool
         if pool.info.authority is Authority.LEADER:
             self.box.policies[index].forget(hashes)
@@ -279,12 +264,9 @@ class Decider:
         self._bereave_above(pool, hashes)
         gone = hashes
         for other in self.state.pools:
-            resident = other.by_hash
-            if not (once and other is pool) and not resident.keys().isdisjoint(gone):
-                gone = list(filterfalse(resident.__contains__, gone))
-        if not once and len(set(gone)) < len(gone):
-            # Two copies at once: the hash is gone with the last of them, as it would be one after the other.
-            gone = list(dict.fromkeys(reversed(gone)))[::-1]
+            gone = list(filterfalse(other.by_hash.__contains__, gone))
+        # Two copies at once: the hash is gone with the last of them, as it would be one after the other.
+        gone = list(dict.fromkeys(reversed(gone)))[::-1]
         if gone:
             lowest = self.below(pool) is None
             self.aids.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)

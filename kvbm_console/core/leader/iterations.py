@@ -9,7 +9,7 @@ import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, SlotState
 from kvbm_console.core.instructions import IterationMetadata
@@ -19,15 +19,13 @@ from kvbm_console.core.leader.lookups import assign, check_device_ids
 from kvbm_console.core.leader.requests import preempt
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import SlotFacts
-from kvbm_console.core.tiers import WRITING, PoolFacts
+from kvbm_console.core.tiers import PoolFacts
 
 _S = SlotState
 _MAY_START = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED)
 _TAKES_PART = (_S.PREFILLING, _S.DECODING)
 _SKIPPED_OF = {_S.PREFILLING: _S.SKIPPED_PREFILL, _S.DECODING: _S.SKIPPED_DECODE}
 _BACK_OF = {skipped: back for back, skipped in _SKIPPED_OF.items()}
-_PREFILLING, _DECODING, _SKIPPED_PREFILL = _S.PREFILLING, _S.DECODING, _S.SKIPPED_PREFILL
-_ONBOARDING, _PREEMPTED = _S.ONBOARDING, _S.PREEMPTED
 
 
 class _Appended(msgspec.Struct):
@@ -36,10 +34,6 @@ class _Appended(msgspec.Struct):
     ids: list[int] = []
     more: dict[int, int] = {}
     """Slot to its new blocks."""
-
-
-_NOTHING = _Appended()
-"""Of an iteration that appends no blocks; never changed."""
 
 
 def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> IterationMetadata:
@@ -60,7 +54,7 @@ def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> Iteration
     _check_places(decider, s, appended, last)
     for request in s.preempted:
         slot = decider.live(request)
-        if slot.state is not _PREEMPTED:
+        if slot.state is not _S.PREEMPTED:
             preempt(decider, slot)
     for slot, new in moves:
         move(decider, slot, new, iteration=s.iteration)
@@ -78,7 +72,7 @@ def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> Iteration
     else:
         decider.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions)
     for number in slots:
-        if state.slots[number].state is _DECODING:
+        if state.slots[number].state is _S.DECODING:
             decider.note_place(state.slots[number])
     issued = decider.aids.issued
     if issued:
@@ -100,7 +94,7 @@ def _advance_beside_others(
     are. The slots whose position was told.
     """
     others = [slot for slot in decider.state.slots.values() if slot.source != s.source]
-    standing = [slot for slot in others if slot.state is _DECODING]
+    standing = [slot for slot in others if slot.state is _S.DECODING]
     positions = tuple(slot.computed_tokens(decider.state.iteration) for slot in standing)
     waiting = sum(not slot.device_blocks for slot in others)
     slots += tuple(slot.slot for slot in standing)
@@ -137,12 +131,12 @@ def _check_moves(decider: Decider, s: st.IterationScheduled) -> list[tuple[SlotF
     moves: list[tuple[SlotFacts, SlotState]] = []
     for request in (*s.new, *s.resumed):
         slot = decider.live(request)
-        if slot.state is _PREFILLING:
+        if slot.state is _S.PREFILLING:
             continue
-        loading = slot.state is _ONBOARDING and slot.slot in decider.aids.loads
+        loading = slot.state is _S.ONBOARDING and slot.slot in decider.aids.loads
         if slot.state not in _MAY_START or loading or not slot.device_blocks:
             raise Refused(f"request {request!r} is {slot.state.label} and cannot start to prefill")
-        moves.append((slot, _PREFILLING))
+        moves.append((slot, _S.PREFILLING))
     for request in s.unskipped:
         slot = decider.live(request)
         if slot.state not in _BACK_OF:
@@ -151,9 +145,9 @@ def _check_moves(decider: Decider, s: st.IterationScheduled) -> list[tuple[SlotF
     unskipped = set(s.unskipped)
     for request in s.first_tokens:
         slot = decider.live(request)
-        if slot.state is not _PREFILLING and not (slot.state is _SKIPPED_PREFILL and request in unskipped):
+        if slot.state is not _S.PREFILLING and not (slot.state is _S.SKIPPED_PREFILL and request in unskipped):
             raise Refused(f"request {request!r} is {slot.state.label} and cannot produce its first token")
-        moves.append((slot, _DECODING))
+        moves.append((slot, _S.DECODING))
     for request in s.skipped:
         slot = decider.live(request)
         if slot.state not in _SKIPPED_OF:
@@ -165,7 +159,7 @@ def _check_moves(decider: Decider, s: st.IterationScheduled) -> list[tuple[SlotF
 def _check_appended(decider: Decider, s: st.IterationScheduled) -> _Appended:
     """The blocks appended to running requests; refuses ids that cannot be given to them."""
     if not (s.appended or s.appended_counts or s.appended_ids):
-        return _NOTHING
+        return _Appended()
     ids = unpack_ids(s.appended_ids)
     fits = len(s.appended) == len(s.appended_counts) and sum(s.appended_counts) == len(ids)
     if not fits or min(s.appended_counts, default=1) < 1:
@@ -174,13 +168,11 @@ def _check_appended(decider: Decider, s: st.IterationScheduled) -> _Appended:
         raise Refused("a request stands twice in a list of the iteration")
     slots = [decider.live(request) for request in s.appended]
     at = 0
-    fresh = _nobody_holds(decider.device_pool(slots[0].source), ids)
     more: dict[int, int] = {}
     for slot, count in zip(slots, s.appended_counts, strict=True):
         if not slot.device_blocks:
             raise Refused(f"request {slot.request!r} has no device blocks to append to")
-        if not fresh:
-            check_device_ids(decider, decider.device_pool(slot.source), slot, ids[at : at + count], 0)
+        check_device_ids(decider, decider.device_pool(slot.source), slot, ids[at : at + count], 0)
         at += count
         number = slot.slot
         more[number] = more.get(number, 0) + count
@@ -189,13 +181,6 @@ def _check_appended(decider: Decider, s: st.IterationScheduled) -> _Appended:
     if len(slots) > 1 and len({slot.source for slot in slots}) > 1:
         raise Refused("an iteration appends blocks of one engine")
     return _Appended(slots, list(s.appended_counts), ids, more)
-
-
-def _nobody_holds(pool: PoolFacts, ids: list[int]) -> bool:
-    """Whether all of these are known places that may be given away: the usual case, asked in bulk."""
-    if min(ids) < 0 or max(ids) >= len(pool) or pool.quarantined or any(gather(pool.refs, ids)):
-        return False
-    return WRITING not in gather(pool.content, ids)
 
 
 def _check_positions(
@@ -237,7 +222,7 @@ def _check_places(decider: Decider, s: st.IterationScheduled, appended: _Appende
         decider.least_limit = min(limits.values(), default=NO_LIMIT)
     for request in (*s.first_tokens, *s.unskipped):
         slot = decider.live(request)
-        if slot.state is _SKIPPED_PREFILL and request not in s.first_tokens:
+        if slot.state is _S.SKIPPED_PREFILL and request not in s.first_tokens:
             continue
         if slot.slot not in out:
             _check_token(slot, s.count, size, more.get(slot.slot, 0))
@@ -302,7 +287,7 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     if not ids:
         return
     pool = decider.device_pool(slots[0].source)
-    if pool.contents_of(ids)[0]:
+    if pool.filled(ids):
         raise Refused("a filled block has content already")
     decider.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
     lower = decider.below(pool)
@@ -334,13 +319,12 @@ def _check_filled(
         computed = slot.computed_tokens(iteration)
         if end * size > computed:
             raise Refused(f"request {slot.request!r} fills {end} blocks with {computed} computed tokens")
-        whole = count == len(ids)
-        told, content = (ids, hashes) if whole else (ids[at : at + count], hashes[at : at + count])
+        told, content = ids[at : at + count], hashes[at : at + count]
         if slot.device_blocks[first:end] != told or not count:
             raise Refused(f"request {slot.request!r} does not fill its next blocks with {told}")
-        known = slot.hashes[first:end] if first or end < len(slot.hashes) else slot.hashes
+        known = slot.hashes[first:end]
         fresh = len(known)  # those of the prompt were looked at when it arrived
-        if (content != known and content[:fresh] != known) or EMPTY_HASH in content[fresh:]:
+        if content[:fresh] != known or EMPTY_HASH in content[fresh:]:
             raise Refused(f"request {slot.request!r} fills block {first} with another content than its prompt")
         at += count
     return spans

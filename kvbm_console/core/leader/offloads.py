@@ -10,9 +10,9 @@ count (they do by ``offload_law`` total, which is that of older recordings).
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import chain, compress, islice, repeat
-from operator import indexOf, ne
+from collections.abc import Iterator
+from itertools import chain, compress, islice
+from operator import indexOf
 from typing import Final
 
 from kvbm_console.core import events as ev
@@ -32,9 +32,6 @@ HELD_LEAST: Final = 8
 its size."""
 _FIRST: Final = 512
 """Places of which the owners are asked for first."""
-_EMPTY, _CACHED = int(Condition.EMPTY), int(Condition.CACHED)
-"""As plain integers: to find a member in its class takes longer than the comparison that needs it."""
-_LEADER, _ONBOARDING = Authority.LEADER, SlotState.ONBOARDING
 
 
 def plan_offloads(decider: Decider, pool: PoolFacts) -> None:
@@ -82,7 +79,7 @@ def _further(decider: Decider, pool: PoolFacts) -> int:
 def _next_of_engine(decider: Decider, pool: PoolFacts, room: int) -> dict[int | None, list[int]]:
     """What a device pool would lose next, and if even all free places are no reserve, what requests hold."""
     mine = decider.aids.pools[pool.info.pool]
-    ahead = reserve(decider, pool) - pool.counts[_EMPTY]
+    ahead = reserve(decider, pool) - pool.counts[Condition.EMPTY]
     if ahead <= 0:
         return {}
     loose, exposed = mine.loose, mine.exposed
@@ -107,7 +104,7 @@ def _add_held(
     covered, content = mine.covered, pool.content
     for number in owners_of(mine):
         slot = decider.state.slots.get(number)
-        if slot is None or slot.device_pool != pool.info.pool or slot.state is _ONBOARDING:
+        if slot is None or slot.device_pool != pool.info.pool or slot.state is SlotState.ONBOARDING:
             continue
         unsaved = filter(covered.__contains__, slot.device_blocks)
         places = list(islice((place for place in unsaved if content[place] == READY), max(room, HELD_LEAST)))
@@ -140,8 +137,8 @@ def _next_of_policy(decider: Decider, pool: PoolFacts, lower: PoolFacts, room: i
     """What the policy of a pool of ours would evict next and has no copy below; looked at from time to time."""
     mine = decider.aids.pools[pool.info.pool]
     # More than half of what the pool below can give would be evicted there before it is needed.
-    most = max(1, (lower.counts[_EMPTY] + lower.counts[_CACHED]) // 2)
-    ahead, further = min(reserve(decider, pool), most) - pool.counts[_EMPTY], _further(decider, pool)
+    most = max(1, (lower.counts[Condition.EMPTY] + lower.counts[Condition.CACHED]) // 2)
+    ahead, further = min(reserve(decider, pool), most) - pool.counts[Condition.EMPTY], _further(decider, pool)
     count = min(max(ahead, mine.wanted) + further, most)
     if ahead > 0 and mine.given - mine.looked >= min(further, ahead) // 2:
         _look(decider, pool, count)
@@ -168,8 +165,8 @@ def _look(decider: Decider, pool: PoolFacts, count: int) -> None:
 
     A look costs as much as it sees. Its finds are used up before the next look, unless the order has moved on.
     """
-    mine, index = decider.aids.pools[pool.info.pool], pool.info.pool
-    keys = decider.box.policies[index].coldest(min(count, pool.counts[_CACHED]), evictable(pool), decider.at_ns)
+    mine, policy = decider.aids.pools[pool.info.pool], decider.box.policies[pool.info.pool]
+    keys = policy.coldest(min(count, pool.counts[Condition.CACHED]), evictable(pool), decider.at_ns)
     mine.next = dict.fromkeys(keys)
     mine.unsafe = list(compress(keys, map(mine.exposed.__contains__, map(pool.by_hash.__getitem__, keys))))
     mine.looked, mine.wanted = mine.given, 0
@@ -186,7 +183,7 @@ def pressure(decider: Decider, pool: PoolFacts) -> int:
         return len(mine.exposed) + len(mine.covered)
     counts, capacity = pool.counts, len(pool.content)
     enough = (1.0 - threshold) * capacity
-    safe = counts[_EMPTY] + counts[_CACHED] - len(mine.exposed)
+    safe = counts[Condition.EMPTY] + counts[Condition.CACHED] - len(mine.exposed)
     if safe >= enough:
         return 0
     if mine.planned:
@@ -198,7 +195,7 @@ def pressure(decider: Decider, pool: PoolFacts) -> int:
 
 def _safe_places(decider: Decider, pool: PoolFacts) -> int:
     mine = decider.aids.pools[pool.info.pool]
-    safe = pool.counts[_EMPTY] + pool.counts[_CACHED] - len(mine.exposed)
+    safe = pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED] - len(mine.exposed)
     return safe + _as_good_as_safe(decider, pool, mine.planned) if mine.planned else safe
 
 
@@ -238,36 +235,8 @@ def calm_blocks(decider: Decider, source: int) -> int | None:
 def _safe_in_order(pool: PoolFacts, mine: PoolAids) -> int:
     """Places of a device pool that are given away before one that would be lost."""
     if not mine.exposed:
-        return pool.counts[_EMPTY] + len(mine.loose)
-    return pool.counts[_EMPTY] + indexOf(map(mine.exposed.__contains__, mine.loose), True)
-
-
-def _coldest(decider: Decider, pool: PoolFacts, count: int) -> dict[int | None, list[int]]:
-    """The coldest unsaved places, those that nobody holds first, grouped by the live slot that holds them (or None)."""
-    mine = decider.aids.pools[pool.info.pool]
-    places = list(islice(chain(mine.exposed, mine.covered), count))
-    if mine.planned.keys().isdisjoint(places) and bytes(gather(pool.content, places)).count(READY) == len(places):
-        one = _one_owner(decider, pool, places)
-        if one is not None:
-            return one
-    return _grouped(decider, pool, chain(mine.exposed, mine.covered), count)
-
-
-def _one_owner(decider: Decider, pool: PoolFacts, places: list[int]) -> dict[int | None, list[int]] | None:
-    """As ``_grouped`` of readable places, where nobody holds any or one slot has all in a row; None where not."""
-    held = gather(pool.refs, places)
-    if pool.info.authority is _LEADER or not any(held):
-        return {None: places}
-    if not all(held):
-        return None
-    owner = decider.aids.pools[pool.info.pool].owner
-    number = owner.get(places[0])
-    slot = None if number is None else decider.state.slots.get(number)
-    if slot is None or slot.device_pool != pool.info.pool or slot.state is _ONBOARDING:
-        return None
-    if any(map(ne, map(owner.get, places), repeat(number))) or _at(slot, places) is None:
-        return None
-    return {number: places}
+        return pool.counts[Condition.EMPTY] + len(mine.loose)
+    return pool.counts[Condition.EMPTY] + indexOf(map(mine.exposed.__contains__, mine.loose), True)
 
 
 def _at(slot: SlotFacts, places: list[int]) -> int | None:
@@ -279,18 +248,22 @@ def _at(slot: SlotFacts, places: list[int]) -> int | None:
     return first if blocks[first : first + len(places)] == places else None
 
 
-def _grouped(decider: Decider, pool: PoolFacts, places: Iterable[int], count: int) -> dict[int | None, list[int]]:
-    """The first ``count`` of these places that can be copied, by the slot that holds them, each looked at."""
-    planned, content, refs = decider.aids.pools[pool.info.pool].planned, pool.content, pool.refs
-    ours = pool.info.authority is _LEADER
+def _coldest(decider: Decider, pool: PoolFacts, count: int) -> dict[int | None, list[int]]:
+    """The ``count`` coldest unsaved places that can be copied, those without a holder first.
+
+    They are grouped by the live slot that holds them, or None.
+    """
+    mine = decider.aids.pools[pool.info.pool]
+    planned, content, refs = mine.planned, pool.content, pool.refs
+    ours = pool.info.authority is Authority.LEADER
     chosen: dict[int | None, list[int]] = {}
     held: dict[int, set[int]] = {}
     taken = 0
-    for place in places:
+    for place in chain(mine.exposed, mine.covered):
         if place in planned or content[place] != READY:
             continue
         owner = None if ours or not refs[place] else _holder(decider, pool, place, held)
-        if owner is not None and decider.state.slots[owner].state is _ONBOARDING:
+        if owner is not None and decider.state.slots[owner].state is SlotState.ONBOARDING:
             continue  # if another part of its load fails, what is behind that is dropped
         chosen.setdefault(owner, []).append(place)
         taken += 1
@@ -367,7 +340,7 @@ def plan_last_offload(decider: Decider, slot: SlotFacts) -> None:
     if lower is None or mine.blocked or not mine.covered or room <= 0:
         return
     if mine.ordered:
-        if pool.counts[_EMPTY] + len(mine.loose) >= reserve(decider, pool):
+        if pool.counts[Condition.EMPTY] + len(mine.loose) >= reserve(decider, pool):
             return  # there is time to copy what it leaves
     elif pressure(decider, pool) <= 0:
         return

@@ -6,10 +6,8 @@ older epoch, a duplicate or a late one is refused and counted, and changes nothi
 reset had put under quarantine.
 """
 
-from collections import deque
 from collections.abc import Collection
-from itertools import repeat
-from typing import Any, Final
+from typing import Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
@@ -199,10 +197,6 @@ def choose(decider: Decider, candidate: CandidateFacts) -> tuple[list[int], list
     filtered: SkipReason | None = None
     planned, number = decider.aids.pools[source.info.pool].planned, candidate.candidate
     place_of, content, below = source.by_hash, source.content, target.by_hash
-    if below.keys().isdisjoint(candidate.hashes) and not _filters(decider, target):
-        places: list[Any] = list(map(place_of.get, candidate.hashes))
-        if list(map(planned.get, places)).count(number) == len(places) == bytes(gather(content, places)).count(READY):
-            return places, candidate.hashes, None  # the usual case, asked in bulk
     for key in candidate.hashes:
         # A hash may stand in several places; only those of the plan are held by the slot, or known to be free.
         place = place_of.get(key)
@@ -330,7 +324,7 @@ def skip(decider: Decider, candidate: CandidateFacts, reason: SkipReason) -> Non
     source, _ = pools_of(decider, candidate)
     decider.aids.pending.remove(candidate.candidate)
     decider.emit(ev.CandidateSkipped, candidate.candidate, reason)
-    _forget_plan(decider, source, candidate, [])
+    _forget_plan(decider, source, candidate)
     if decider.config.by_order and not candidate.route.is_load and source.info.authority is Authority.LEADER:
         decider.unblock_above(source)  # who waits for its copy waits no longer
     if candidate.slot is None and candidate.route.is_load:
@@ -427,7 +421,7 @@ def end_candidate(decider: Decider, operation: OperationFacts, status: Candidate
     decider.unblock_above(target)
     # A load of an engine that is watched may fail although its source places are not known.
     failed = {place for at, place in enumerate(operation.sources) if at in operation.failed}
-    _forget_plan(decider, source, candidate, operation.sources, failed)
+    _forget_plan(decider, source, candidate, failed)
     _end_batch(decider, candidate)
     if slot is not None and candidate.route.is_load:
         _end_load(decider, slot)
@@ -447,7 +441,7 @@ def _ended_down(decider: Decider, source: PoolFacts, target: PoolFacts, operatio
 
 
 def _forget_plan(
-    decider: Decider, source: PoolFacts, candidate: CandidateFacts, copied: list[int], failed: Collection[int] = ()
+    decider: Decider, source: PoolFacts, candidate: CandidateFacts, failed: Collection[int] = ()
 ) -> None:
     """Places that were planned to be copied are unsaved again unless a copy of them stands below by now.
 
@@ -458,23 +452,20 @@ def _forget_plan(
         return
     planned = decider.aids.pools[source.info.pool].planned
     number = candidate.candidate
-    places = copied
-    whole = len(copied) == len(candidate.hashes) and not source.copies
-    if not whole or list(map(planned.get, copied)).count(number) != len(copied):
-        places = [place for place, other in planned.items() if other == number]
-    deque(map(planned.pop, places, repeat(None)), 0)
+    places = [place for place, other in planned.items() if other == number]
+    for place in places:
+        del planned[place]
     lower = decider.below(source)
     if lower is not None:
         below, hashes = lower.by_hash, gather(source.hash_of, places)
-        if not all(map(below.__contains__, hashes)):
-            decider.aids.unsaved(
-                source,
-                [
-                    place for place, key in zip(places, hashes, strict=True)
-                    if source.content[place] == READY and key not in below and place not in failed
-                    and admitted(decider, lower, key)
-                ],
-            )
+        decider.aids.unsaved(
+            source,
+            [
+                place for place, key in zip(places, hashes, strict=True)
+                if source.content[place] == READY and key not in below and place not in failed
+                and admitted(decider, lower, key)
+            ],
+        )
     decider.mark_dirty(source)
 
 

@@ -5,7 +5,6 @@ and the mover's own lists, and order is read off the events.
 """
 
 from collections import Counter
-from fnmatch import fnmatchcase
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
@@ -270,22 +269,6 @@ def check_aids(leader: Leader, ever_lost: set[int]) -> None:
             "hold": key not in state.holds, "expiry": key not in state.breakpoints,
         }
         assert not gone.get(kind), f"a deadline for what is gone: {kind} {key}"
-
-
-def check_sought(leader: Leader) -> None:
-    """A site asks the gate for every slot that a breakpoint may name, and for no closed one."""
-    gate, slots = leader.gate, leader.state.slots
-    if gate is None:
-        assert leader.awake is None
-        return
-    assert leader.awake is (gate if gate.awake else None)
-    patterns = [known.spec.request for known in leader.state.breakpoints.values() if known.enabled]
-    for slot in slots.values():
-        if any(fnmatchcase(slot.request, pattern) for pattern in patterns):
-            assert leader.awake is not None
-            assert slot.slot in gate.sought
-    if not gate.everybody:
-        assert gate.awake is any(number in gate.sought for number in slots), "closed slots are lost"
 
 
 def check_hits(state: CacheState) -> None:

@@ -145,7 +145,6 @@ class Script:
         assert self.lineage.saw(self.last, self.state) == []
         oracle.check_holds(self._before, self.state, self.last, self.asked)
         oracle.check_hits(self.state)
-        oracle.check_sought(self.leader)
         assert self.paused == self.state.engines_paused
 
     def _carry_out(self, order: ins.Instruction) -> None:

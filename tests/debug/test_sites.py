@@ -199,3 +199,14 @@ def test_coming_back_from_a_hold_is_no_arrival() -> None:
     house.step(only=[])
     house.step(1)
     assert house.hold.site is Site.TRANSITION_DID, "but coming back from another's decision is one"
+
+
+def test_a_clone_is_stopped_by_its_own_name() -> None:
+    house = House(g2=0)
+    house.stop_at(Site.REQUEST_FINISH, request="there-*")
+    house.decoding("other")
+    house.clone("other", "there-2", "elsewhere")
+    house.finish("elsewhere")
+    assert not house.state.holds
+    house.finish("there-2")
+    assert house.state.slots[house.hold.slot].request == "there-2"

@@ -111,14 +111,14 @@ class Leader(Decider):
         request: str | None = stimulus.request if names_request else None  # type: ignore[attr-defined]
         result = None
         try:
-            if self.calls and request is not None:
+            if self.gate is not None and request is not None:
                 self._call_will(stimulus, request)
             result = handler(self, stimulus)
         except (Refused, ValueError) as error:
             if any(type(event) not in _OF_THE_GATE for event in self.events):
                 raise self.bug(f"{type(stimulus).__name__} was refused after its first event: {error}") from error
             self.emit(ev.StimulusRejected, self.entry, request, str(error))
-        if request is not None and (self.calls or self.aids.announced):
+        if request is not None and (self.gate is not None or self.aids.announced):
             self._call_did(stimulus, request)
         settle(self)
         if self.state.draining:
@@ -145,12 +145,9 @@ class Leader(Decider):
             return
         announced = self._announced(slot.slot)
         self.aids.announced.pop(slot.slot, None)
-        if self.gate is None:
-            return
         if not announced and not isinstance(stimulus, st.MatchRequested):
             strike(self, Site.CALL_WILL, slot, slot.state, slot.state)
-        if self.gate is not None:
-            strike(self, Site.CALL_DID, slot, slot.state, slot.state)
+        strike(self, Site.CALL_DID, slot, slot.state, slot.state)
 
     def _announced(self, slot: int) -> bool:
         """Whether this very call has passed its ``call.will`` in the caller's task."""

@@ -66,10 +66,6 @@ class Decider:
         self._lower: list[PoolFacts] = []
         """What ``look_at_pools`` has found, and of which pools: asked for a dozen times per request."""
         self.gate: Gate | None = None
-        self.awake: Gate | None = None
-        """The gate, unless no live slot can be named by a breakpoint: so most who arm one pay nothing at most sites."""
-        self.calls = False
-        """Whether the gate watches calls: asked twice for every stimulus."""
         self.watched: frozenset[int] = frozenset()
         """Sources that are only watched: derived from the pools."""
         self.observer: Callable[[Moment, SlotFacts], None] | None = None
@@ -307,15 +303,7 @@ class Decider:
     def rearm(self) -> None:
         """Build the gate anew; None when nothing is armed, so that a site costs one comparison."""
         gate = Gate(self.state.breakpoints, self.meter, self.condition_ns, self.stops())
-        self.gate = gate if gate.armed or gate.stops else None
-        self.calls = gate.calls
-        for slot in self.state.slots.values():
-            gate.seek(slot)
-        self.wake()
-
-    def wake(self) -> None:
-        """After a slot was sought or lost."""
-        self.awake = self.gate if self.gate is not None and self.gate.awake else None
+        self.gate = gate if gate.sites else None
 
     def stops(self) -> frozenset[Site]:
         """Sites at which somebody asked a slot to stop."""

@@ -60,12 +60,12 @@ def strike(
 
     At a move, ``since_ns`` tells since when the slot was in ``old``.
     """
-    assert decider.gate is not None
+    if decider.gate is None or not decider.gate.watches(site, new):
+        return
+    moment = moment_of(site, slot, old, new, candidate, since_ns)
     if decider.observer is not None:
-        decider.observer(moment_of(site, slot, old, new, candidate, since_ns), slot)
-    watched = decider.gate.table[site << 4 | new]
-    if watched is not None and watched.names(slot.request, old):
-        pass_site(decider, slot, moment_of(site, slot, old, new, candidate, since_ns))
+        decider.observer(moment, slot)
+    pass_site(decider, slot, moment)
 
 
 def pass_site(decider: Decider, slot: SlotFacts, moment: Moment) -> None:

@@ -45,13 +45,7 @@ def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
         ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session
     )
     slot = decider.state.slots[number]
-    gate = decider.gate
-    if gate is not None:
-        if gate.begin <= s.request < gate.end:
-            gate.seek(slot)
-            decider.wake()
-        if gate.opens and number in gate.sought:
-            strike(decider, Site.TRANSITION_DID, slot, slot.state, slot.state)
+    strike(decider, Site.TRANSITION_DID, slot, slot.state, slot.state)
     if decider.config.eviction.disk_admission > 1:
         decider.aids.name(hashes)
     prefetch.arrived(decider, slot)

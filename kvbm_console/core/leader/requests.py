@@ -117,9 +117,7 @@ def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
         _guard(decider, slot)
         prefetch.ended(decider, slot)
         plan_last_offload(decider, slot)
-    gate = decider.awake
-    if gate is not None and gate.finishes and slot.slot in gate.sought:
-        strike(decider, Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
+    strike(decider, Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
     if slot.outstanding or slot.hold is not None:
         move(decider, slot, SlotState.FINISHING, reason=s.reason)
         decider.aids.ending.append(slot.slot)
@@ -171,8 +169,5 @@ def request_cloned(decider: Decider, s: st.RequestCloned) -> CloneAnswer:
         decider.emit(ev.SlotCloned, number, parent.slot, clone, pack_ids(ids))
         decider.aids.taken(pool, shared)
         decider.note_place(decider.state.slots[number])
-        if decider.gate is not None:
-            decider.gate.seek(decider.state.slots[number])
-            decider.wake()
         opened.append(number)
     return CloneAnswer(tuple(opened))

@@ -63,7 +63,7 @@ def finish_drain(decider: Decider) -> None:
 def reset(decider: Decider, mode: ResetMode, by: str = "") -> None:
     """Release holds, candidates, staging and slots, quarantine what copies still touch, clear the pools."""
     # No slot is stopped on the way: the gate is built again at the end.
-    decider.gate, decider.awake, decider.calls = None, None, False
+    decider.gate = None
     decider.aids.loads.clear()  # nobody is woken: the engine forgets its requests
     decider.clear_deadline("drain", 0)
     decider.emit(ev.ResetBegun, mode, by)

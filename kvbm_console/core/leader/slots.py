@@ -25,13 +25,7 @@ def move(
     old, since_ns = slot.state, slot.since_ns
     # A slot that comes back after its own hold has left it out does not arrive anywhere: it was there before.
     back = decider.aids.returning.pop(slot.slot, False) and new in _MOVING
-    asks = False
-    gate = decider.awake
-    if gate is not None:
-        watched = gate.moves[new]
-        if watched is not None and slot.slot in gate.sought and not back:
-            asks = watched.names(slot.request, old)
-    if asks:
+    if not back:
         strike(decider, Site.TRANSITION_WILL, slot, old, new, None, since_ns)
     now = decider.last_iteration(slot.source)
     first = skipped = None
@@ -47,7 +41,7 @@ def move(
     )
     if old is SlotState.DECODING or new is SlotState.DECODING:
         decider.note_place(slot)
-    if asks and decider.gate is not None:
+    if not back:
         strike(decider, Site.TRANSITION_DID, slot, old, new, None, since_ns)
 
 
@@ -86,10 +80,6 @@ def forget_slot(decider: Decider, slot: SlotFacts) -> None:
         wanted = [memory.pop(slot.slot, None) for memory in (aids.stepping, aids.until, aids.until_site)]
         if decider.gate is not None and wanted != [None, None, None]:
             decider.rearm()
-    gate = decider.awake
-    if gate is not None and not gate.everybody:
-        gate.lose(slot.slot)
-        decider.wake()
     decider.aids.announced.pop(slot.slot, None)
     decider.aids.returning.pop(slot.slot, None)
     decider.aids.pressed.pop(slot.slot, None)

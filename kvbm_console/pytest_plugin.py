@@ -1,11 +1,11 @@
-"""The pytest plugin: fixtures that record what a leader does, and keep the recording of a test that fails.
+"""The pytest plugin: fixtures that record a leader and keep the recording of a test that fails.
 
 ``kvbm_run``     runs requests through a leader with a simulated engine around it.
 ``kvbm_leader``  a leader that the test calls like a connector does.
 ``kvbm_open``    opens a recording.
 ``--kvbm-record [DIR]``  records every leader of every test.
 
-Law of this file: importing it costs nothing; the package is imported when a fixture or the option is used.
+Law of this file: importing it costs nothing, because fixtures and the option import the package.
 """
 
 from collections.abc import Callable, Generator, Sequence

@@ -1,4 +1,4 @@
 """Adapters of real engines: their event streams, their capture files and Dynamo's recordings.
 
-Law of this room: an adapter reports what its engine said; a leader decides nothing for such an engine.
+Law of this room: an adapter reports its engine, and a leader decides nothing for such an engine.
 """

@@ -1,8 +1,8 @@
 """Ask an engine's HTTP server where it publishes its KV events.
 
-vLLM answers ``GET /kv_event_sources`` with the publisher of each data-parallel rank, by its number or in a list;
-SGLang tells of one base port in ``GET /server_info``, or of every rank's address. What a server binds to (``*``) is
-reached at the host that was asked.
+vLLM answers ``GET /kv_event_sources`` with the publisher of each data-parallel rank, by its number or in a list. SGLang
+names a base port in ``GET /server_info``, or every rank's address. An address that a server binds to (``*``) is reached
+at the host that was asked.
 
 Law of this file: an answer is typed and limited, redirections are not followed, and only ``tcp://`` addresses are
 taken from it.
@@ -54,7 +54,7 @@ class _SglangEvents(msgspec.Struct):
 
 
 class _SglangConfig(msgspec.Struct):
-    """What ``--kv-events-config`` was given: versions without the structured field have only this."""
+    """The value of ``--kv-events-config``, the only source in versions without the structured field."""
 
     publisher: str = "null"
     endpoint: str = "tcp://*:5557"

@@ -3,7 +3,7 @@
 The engine's scheduler and connector are the real ones. The worker is ours: it takes the connector's own metadata and
 copies each block in a shadow memory, at a moment that the scenario chooses. Monitors check every step.
 
-- ``scenario``: everything that is random in a run, as plain data; seeds, profiles.
+- ``scenario``: everything that is random in a run, as plain data, with seeds and profiles.
 - ``shadow``: the memory without bytes, the worker that copies in it, and the sentence for a wrong read.
 - ``vllm``: vLLM's scheduler driven through a scenario, and its monitors.
 - ``shrink``: the smallest scenario that still ends in the same verdict.

@@ -1,9 +1,9 @@
 """The contracts of the tiered cache (BC-1 to BC-11 of the domain), checked on the events of a leader.
 
 ``ContractShadow`` keeps the content and the holders of each place in sets and lists, which it walks. A place is empty,
-or given to a request and not full yet, or written by a copy, or full: ready, with the hash of its content. Holders are
-slots, staging of slots, and operations. For example, an event that gives a held place to another request raises
-``Broken`` with BC-3 and the event's number.
+given to a request and not full yet, written by a copy, or full. A full place is ready and has the hash of its content.
+Holders are slots, staging of slots, and operations. For example, an event that gives a held place to another request
+raises ``Broken`` with BC-3 and the event's number.
 
 Law of this file: it reads events alone and shares no code with the facts of the core.
 """
@@ -279,7 +279,7 @@ class ContractShadow:
         life.blocks = blocks
 
     def _PrefixScored(self, event: ev.PrefixScored) -> None:
-        """BC-5: counted once, when the admission commits; each tier is where the blocks were found."""
+        """BC-5: counted once, when the admission commits, for the tier that held the blocks."""
         life = self.slots[event.slot]
         prompt = life.prompt_tokens // self.size
         local, below = life.answered

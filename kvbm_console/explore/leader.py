@@ -1,20 +1,18 @@
 """Our own leader with the embedded engine, driven through a scenario, under the monitors of an exploration.
 
 The engine, the mover and the leader are those of ``serve`` and ``simulate``. ``Contents`` stands beside them: it keeps
-which prefix lies in each place, as bytes would. A model writes it when blocks are filled, a copy carries it at its
-start or at its end, and a place that is given away loses it at once. A running request whose block does not hold its
+which prefix lies in each place, as bytes would. A model writes the prefix when blocks are filled, and a copy carries it
+at its start or at its end. A place that is given away loses it at once. A running request whose block does not hold its
 own prefix has read wrong bytes.
 
-| monitor | comes from |
-|---|---|
-| right content | ``Contents``, and the contracts of ``ContractShadow`` about places |
-| truth of answers | ``ContractShadow``: a hit is there; at the end each tier is as it says, and the mirror is equal |
+| monitor | comes from | |---|---| | right content | ``Contents``, and the contracts of ``ContractShadow`` about places
+| | truth of answers | ``ContractShadow``: a hit is there. At the end each tier is as it says, and the mirror is equal |
 | no leak | ``ContractShadow.finished`` |
 | progress | the engine stands still without a hold, or is not done after ``STEPS_MAX`` steps |
 | bounded wait | a request is overtaken ``OVERTAKEN_MAX`` times |
 | no crash | an invariant or anything else that raises |
 
-Law of this file: the leader is judged by its events and by contents alone; its facts are compared only with a fold.
+Law of this file: the leader is judged by its events and by contents alone. Its facts are compared only with a fold.
 """
 
 from collections.abc import Callable

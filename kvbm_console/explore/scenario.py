@@ -1,13 +1,13 @@
 """A scenario: everything that is random in one run, as plain data.
 
-A prompt is a path of segments. A segment is (family, tokens): two prompts that begin with the same family share its
-tokens as far as both go, and only then may they share blocks. A turn of a chat repeats the segments of the turn before
-and adds one.
+A prompt is a path of segments. A segment is (family, tokens). Two prompts that begin with the same family share its
+tokens as far as both go. Other prompts share no blocks. A turn of a chat repeats the segments of the turn before and
+adds one.
 
-``copies`` times the copies: the n-th job of a run takes entry n modulo its length. An entry is 3 * steps + order; the
-job is reported after so many steps, and its blocks move at once (order 0), at the last moment (1), or spread (2).
+``copies`` times the copies: the n-th job of a run takes entry n modulo its length. An entry is 3 * steps + order. The
+job is reported after so many steps. Its blocks move at once (order 0), at the last moment (1), or spread (2).
 
-Law of this file: a scenario and a release of the engine determine a run; equal seeds and profiles, equal scenarios.
+Law of this file: a scenario and a release of the engine determine a run, and a profile and a seed determine a scenario.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ Segment = tuple[int, int]
 
 @dataclass(frozen=True)
 class Arrive:
-    """Before step ``step`` a request arrives; its answer has ``output`` tokens. ``after`` names a request whose prompt
-    and answer, as far as it has come, stand in front of the prompt: the next turn of a chat."""
+    """Before step ``step`` a request arrives; its answer has ``output`` tokens. For the next turn of a chat, ``after``
+    names a request. Its prompt, and its answer as far as it has come, stand in front of this prompt."""
 
     step: int
     name: str
@@ -49,7 +49,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class CacheReset:
-    """Before step ``step`` the prefix cache is reset; with ``running``, running requests are preempted for it; with
+    """Before step ``step`` the prefix cache is reset. With ``running``, running requests are preempted for it. With
     ``connector``, the connector's cache is reset too."""
 
     step: int

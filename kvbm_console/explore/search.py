@@ -1,11 +1,11 @@
 """The search: many runs in several processes, guided by what they reach.
 
-Each profile has a counter of seeds. With seeds from the command line every profile runs each of them. Without, batches
-go in turn to the profile with the fewest seeds so far and to the one whose last batches saw most new (state, event)
-pairs. A process that dies or says nothing for ``SILENT_S`` is replaced; the run that it was in is a finding.
+Each profile has a counter of seeds. With seeds from the command line every profile runs each of them. Without them,
+batches go in turn to the profile with the fewest seeds and to the profile whose last batches saw most new (state,
+event) pairs. A process that dies or says nothing for ``SILENT_S`` is replaced; the run that it was in is a finding.
 
-Law of this file: an engine that crashes, hangs or prints ends its process, never the search; a search that is
-interrupted tells what it has found.
+Law of this file: an engine that crashes, hangs or prints ends its process, never the search. An interrupted search
+tells its findings.
 """
 
 import contextlib

@@ -1,14 +1,14 @@
 """The shadow memory and the worker that copies in it.
 
 The memory keeps no bytes. For each place it keeps the content, a number that stands for a prefix of tokens, and who
-wrote it last. A step that computes tokens writes contents, a copy carries them, and a step that reads a computed block
+wrote it last. A step that computes tokens writes contents, and a copy carries them. A step that reads a computed block
 wants the content of its own prefix.
 
-The worker does what an engine's worker is told by the connector's metadata, and no more: it submits loads and stores,
-waits where it is told to flush, and reports jobs when all their blocks have moved. Stores read the device from the step
-after the one that ordered them, as vLLM's own worker does, so that they are behind the forward pass.
+The worker obeys the connector's metadata and does no more. It submits loads and stores, waits for flushes, and reports
+jobs when all their blocks have moved. Stores read the device from the step after their order, so that they are behind
+the forward pass. vLLM's own worker does the same.
 
-Law of this file: no copy happens before it was ordered or after it was reported; the scenario chooses when in between.
+Law of this file: a copy happens between its order and its report, at a moment that the scenario chooses.
 """
 
 from collections.abc import Callable, Iterable, Iterator

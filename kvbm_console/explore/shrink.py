@@ -4,7 +4,7 @@ Delta debugging over the actions (chunks of halves, quarters, ... single ones), 
 a single part smaller: segments of prompts, tokens, answers, steps, waits of copies. A candidate counts when its run has
 the same signature; it replaces the best one when it is smaller by ``Scenario.size``.
 
-Law of this file: the result was run, and ended in the signature that was asked for; each run is bounded by the caller.
+Law of this file: the result was run, and ended in the wanted signature. The caller bounds the number of runs.
 """
 
 from collections.abc import Callable, Iterator

@@ -40,7 +40,7 @@ class Tapped(Machine):
             self.tell_rest()
 
     def tell_rest(self) -> None:
-        """What was recorded since the last step."""
+        """Tell the records since the last step."""
         messages = drain(self._recorder, self._flattener, RECORDS_MAX)
         if messages:
             packed = base64.b64encode(msgspec.msgpack.encode(messages)).decode()

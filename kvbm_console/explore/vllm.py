@@ -3,8 +3,8 @@
 Real: the scheduler, its block pool, the connector's scheduler half, its manager and policy. Ours: the model (a token
 follows from the request and its position), the worker (``shadow``) and the clock (steps).
 
-Law of this file: a verdict says what broke in the engine, never in this driver. What an interface lacks is refused by
-its name before the first run.
+Law of this file: a verdict says what broke in the engine, never in this driver. A missing part of the interface is
+refused by its name before the first run.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 """The process that runs scenarios: ``python -m kvbm_console.explore.worker vllm`` or ``leader``.
 
-It reads one task a line on stdin and answers lines of JSON on the descriptor that was its stdout; whatever an engine
-prints goes to the null device. A task is ``{"connector": ..., "faults": [...], "runs": [[profile, seed], ...]}`` or the
-same with ``"shrink": scenario, "signature": ..., "most": runs`` or ``"record": scenario`` instead of runs.
+It reads a task from each line on stdin and answers lines of JSON on the descriptor that was its stdout. The output of
+an engine goes to the null device. A task is ``{"connector": ..., "faults": [...], "runs": [[profile, seed], ...]}`` or
+the same with ``"shrink": scenario, "signature": ..., "most": runs`` or ``"record": scenario`` instead of runs.
 
-Law of this file: it keeps nothing between tasks but the engine's modules; the parent may kill it at any time.
+Law of this file: it keeps nothing between tasks but the engine's modules, so the parent may kill it at any time.
 """
 
 import json

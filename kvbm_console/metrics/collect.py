@@ -1,8 +1,8 @@
-"""What a daemon exposes: every family, with a help text that says what a bad value means.
+"""The metrics of a daemon: every family, with a help text that explains a bad value.
 
 Tiers are labelled with the medium that the engine names, routes with source and target tier, never with a direction.
 
-Law of this file: it reads and changes nothing; a count that is not known is left out, and one that may be wrong has
+Law of this file: it reads and changes nothing. An unknown count is left out, and a count that may be wrong has
 ``kvbm_tier_uncertain`` or ``kvbm_stream_uncertain`` at 1 beside it.
 """
 
@@ -56,7 +56,7 @@ class Scrape(msgspec.Struct):
     streams: Sequence[Any]
     """Publishers, as ``engines.kv_events.zmq_source.StreamRow``."""
     taps: Sequence[Mapping[str, Any]] = ()
-    """What watching has cost the engines that are watched (``LeaderService.costs``)."""
+    """The cost of watching for the watched engines (``LeaderService.costs``)."""
     spans: Mapping[str, int] = {}
     """Spans of request timelines by what became of them; empty when none are exported."""
     lints: Mapping[str, int] = {}

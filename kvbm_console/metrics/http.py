@@ -1,7 +1,7 @@
 """A small HTTP server for one page, ``GET /metrics``, on the daemon's own loop.
 
-Each connection waits for a turn before it is answered, and those behind it in the kernel's queue: so scrapers spend a
-bounded share of the loop's time, however often they ask.
+Each connection waits for a turn before it is answered, and later connections wait in the kernel's queue. So scrapers
+spend a bounded share of the loop's time, however often they ask.
 
 Law of this file: a request is bounded in bytes and time, the answer is one page, and nothing else can be asked.
 """
@@ -134,7 +134,7 @@ class MetricsServer:
             self._closing.discard(task)
 
     def _close_oldest(self) -> bool:
-        """Close the oldest connection that has not asked; False: all have."""
+        """Close the oldest connection that has not asked; False if all have."""
         oldest = next(iter(self._silent), None)
         if oldest is None:
             return False

@@ -1,5 +1,5 @@
-"""What would have happened: traces through the tiered cache in virtual time, policies and capacities side by side.
+"""Traces through the tiered cache in virtual time, with policies and capacities side by side.
 
-Law of this package: no clock but the virtual one decides anything, nothing is awaited, and the same input gives the
-same output, byte by byte.
+Law of this package: only the virtual clock decides, and nothing is awaited. The same input gives the same output, byte
+by byte.
 """

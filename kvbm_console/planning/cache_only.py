@@ -1,9 +1,9 @@
 """Policies without an engine: prefix lookups and inserts alone, as the literature on eviction measures them.
 
 A trace becomes ``References``: the blocks that each prompt names. ``replay`` (``--cache-only``) sends them through one
-pool. A request is atomic: it is looked up before any change, then all of its blocks are inserted, tail first, then the
-policy evicts down to the capacity. A hit is a block in the leading run of resident blocks. Unlike in an engine, a
-partial last block counts, and no last token is kept back for computing.
+pool. A request is atomic: it is looked up before any change, and then all of its blocks are inserted, tail first. After
+that the policy evicts down to the capacity. A hit is a block in the leading run of resident blocks. Unlike in an
+engine, a partial last block counts, and no last token is kept back for computing.
 
 For example, a pool of 3 blocks sees the prompts ``[1, 2]``, ``[3]``, ``[4]`` and ``[1, 2]``. ``simple_lru`` gives up
 block 2, the tail of the oldest prompt, so the last prompt has one hit. ``Belady`` knows the last prompt: it gives up
@@ -215,7 +215,7 @@ class Belady:
 
 
 class CacheOnlyResult(msgspec.Struct, frozen=True):
-    """What one replay found. Counts are blocks in the trace's own unit unless the name says requests."""
+    """The counts of a replay. Counts are blocks in the trace's own unit unless the name says requests."""
 
     policy: str
     capacity_blocks: int

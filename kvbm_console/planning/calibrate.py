@@ -1,15 +1,15 @@
 """``calibrate``: the step model of a real engine from what was measured of it.
 
 An iteration takes base + prompt tokens x a + decoding requests x b. The three times are fitted by least squares of the
-relative error, none below 0: a step of 100 ms may be off by more than a step of 5 ms. The best times with some of them
-at 0 are found for each choice of these, and the best choice counts, which is exact for three of them. For example,
-steps of (0, 1) in 5 ms, (0, 3) in 7 ms and (1000, 3) in 12 ms give 4 ms, 5 us and 1 ms.
+relative error, none below 0, because a step of 100 ms may be off by more than a step of 5 ms. For each choice of times
+at 0 the best other times are found, and the best choice counts. With three times that is exact. For example, three
+steps of (0, 1) in 5 ms, (0, 3) in 7 ms and (1000, 3) in 12 ms give the times 4 ms, 5 us and 1 ms.
 
 Times far from the others (a step that compiled a kernel) are left out and counted. A time that the measurements do not
 determine is refused: with equal steps alone, base and requests cannot be told apart.
 
-Law of this file: it says nothing that it has not tried. Errors of step times, first tokens and time per token come with
-the times; those of the second half come from times that were fitted to the first half alone.
+Law of this file: every prediction has been tried. Errors of step times, first tokens and time per token come with the
+times. Errors of the second half come from times that were fitted to the first half alone.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""``compare``: policies and capacities side by side on one trace, next to what knows the future.
+"""``compare``: policies and capacities side by side on one trace, next to a policy that knows the future.
 
-Law of this file: every cell is a run of its own, a function of the settings alone; cells run on all cores and are
-reported in the order of the grid, however they happen to finish.
+Law of this file: every cell is a run of its own, a function of the settings alone. Cells run on all cores and are
+reported in the order of the grid.
 """
 
 import os

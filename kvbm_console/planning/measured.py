@@ -1,15 +1,15 @@
-"""What a real engine did, read from a recording or a table: its steps, and when its requests came and were answered.
+"""The work of a real engine, read from a recording or a table: its steps, and the times of its requests.
 
-A recording names every iteration, so a step is the time from one iteration to the next one, in which a request of the
-first still takes part: an engine that had nothing to do in between would have waited. Times are the engine's own where
-it tells them. For example, an iteration at 10 ms computes 512 prompt tokens, and three requests decode in it. The next
-iteration begins at 22 ms: a step of (512, 3) in 12 ms.
+A recording names every iteration. A step is the time from an iteration to the next, if a request of the first takes
+part in both. Without such a request the engine may have waited in between. Times are the engine's own where it tells
+them. For example, an iteration at 10 ms computes 512 prompt tokens, and three requests decode in it. The next iteration
+begins at 22 ms: a step of (512, 3) in 12 ms.
 
-A table of requests names no steps. Between the first token of a request and its last there was a step for each token
-of it, so the steps of this time are counted: their prompt tokens are those of requests whose first token fell into it,
-and their decoding requests are the tokens that all requests sampled in it. See ``equations_of``.
+A table of requests names no steps. Between the first token of a request and its last there was a step for each of its
+tokens. The prompt tokens of these steps are those of requests whose first token fell into that time. Their decoding
+requests are the tokens that all requests sampled in it. See ``equations_of``.
 
-Law of this file: it reads and counts; a value that is not there is refused by file, place and name.
+Law of this file: it reads and counts. A missing value is refused by file, place and name.
 """
 
 import csv
@@ -71,7 +71,7 @@ class Device(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a source holds; one of both lists may be empty."""
+    """The content of a source; one of both lists may be empty."""
 
     kind: str
     """recording, steps or requests."""
@@ -82,7 +82,7 @@ class Measured(NamedTuple):
     running_most: int | None = None
     """Most requests that took part in a step."""
     device: Device | None = None
-    """Where the source tells it with the hashes of all blocks, and nothing was found below it."""
+    """None unless the source has the hashes of all blocks and found nothing below the device."""
 
 
 def read_measured(path: Path, batch_tokens: int) -> Measured:
@@ -308,7 +308,7 @@ class _Reading:
         self._lives.clear()
 
     def measured(self) -> Measured:
-        """What was read."""
+        """The result."""
         requests = [
             served for _, _, served in sorted(self._requests, key=lambda row: row[:2])
         ] if self._whole else []

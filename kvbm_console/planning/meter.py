@@ -1,18 +1,18 @@
 """Measures of a simulated machine: its requests, its device blocks over time, and the times between tokens.
 
 ``Timings`` has the figures over virtual time. ``Meter`` tells it the begin and end of iterations from the events of a
-leader, and ``ledger.Ledger`` from the calls of an engine without a leader.
+leader. ``ledger.Ledger`` does the same from the calls of an engine without a leader.
 
-An engine samples one token of each decoding request at the end of an iteration, so nearly all gaps of an iteration
-are equal. ``TokenGaps`` therefore counts requests instead of visiting them. It keeps the time of the last token only
-for requests that were left out since: after a preemption, or because they found no block. For example, two requests
-decode, and iterations end at 10 ms and at 15 ms: two gaps of 5 ms. If a request is left out of the second iteration
-and samples again at 20 ms, its gap is 10 ms, and the other request has two gaps of 5 ms.
+An engine samples one token of each decoding request at the end of an iteration, so nearly all gaps of an iteration are
+equal. ``TokenGaps`` therefore counts requests instead of visiting them. It keeps the time of the last token only for
+requests that were left out since: after a preemption, or because they found no block. For example, two requests decode,
+and iterations end at 10 ms and at 15 ms: two gaps of 5 ms. Let a request be left out of the second iteration and sample
+again at 20 ms. Its gap is 10 ms, and the other request has two gaps of 5 ms.
 
 Several equal iterations may be reported at once, with the blocks of all of them. A block that only a later iteration
-needs is ``early``: the area under the blocks in use and the stats lines leave it out until that iteration.
+needs is ``early``. The area under the blocks in use and the stats lines leave it out until then.
 
-Law of this file: it looks and never decides; a run with a meter makes the same events as a run without.
+Law of this file: it looks and never decides, so a run with a meter makes the same events as a run without.
 """
 
 import sys
@@ -90,8 +90,8 @@ def stats_of(state: CacheState, point: str, *, passing: bool = False) -> StatsLi
 
 
 def _most_refs(state: CacheState, pool: PoolFacts) -> int:
-    """The largest ref count. ``max`` of a column of 64 Ki places takes a millisecond and this a tenth of it, so that a
-    line every few iterations does not slow a run down."""
+    """The largest ref count. ``max`` of a column of 64 Ki places would take a millisecond, ten times as long. So a line
+    every few iterations does not slow a run down."""
     if sys.byteorder != "little" or len(state.slots) + len(state.operations) >= _BYTE_MAX:
         return max(pool.refs, default=0)
     low = pool.refs.tobytes()[:: pool.refs.itemsize]

@@ -1,7 +1,7 @@
-"""What ``simulate`` is asked to do, checked before any work.
+"""The options of ``simulate``, checked before any work.
 
-Law of this file: a value out of bounds is refused with one sentence that names the flag, the bound and the value. What
-cannot matter is checked all the same, but never shown: a run without a lower tier says nothing about tiers.
+Law of this file: a value out of bounds is refused with one sentence that names the flag, the bound and the value. An
+option without effect is checked all the same, but never shown: a run without a lower tier says nothing about tiers.
 """
 
 import math
@@ -23,7 +23,7 @@ Cleanup = Literal["end", "none", "incremental"]
 BLOCKS_MAX: Final = 2**24
 """16 million blocks, as for the daemon: far beyond what a host has."""
 BLOCK_TOKENS: Final = 16
-"""Tokens in a block where nobody says: as engines have."""
+"""Tokens in a block by default, as engines have."""
 TICK_NS: Final = 1_000
 """Bandwidth and base latency are given per tick of 1 us."""
 BANDWIDTH_MIN: Final = 1e-9
@@ -32,19 +32,19 @@ BANDWIDTH_MAX: Final = 1e12
 """Beyond it a copy takes no time that could be measured."""
 STEP_NS: Final = EngineConfig(g1_blocks=1).step_base_ns
 THRASH_STEPS: Final = 250
-"""The thrash window in steps of an engine, where nobody says: about the time in which an answer is decoded. A block
-that comes back before the request that pushed it out can have ended was given up for nothing."""
+"""The default thrash window in steps of an engine: about the time in which an answer is decoded. A block that comes
+back before the request that pushed it out can have ended was given up for nothing."""
 BATCH_MAX: Final = 2**20
 """Tokens or requests of one iteration: a million is more than any engine takes."""
 OFFLOAD_THRESHOLD: Final = 0.9
-"""Where nobody says: see the table in ``docs/offloading.md``."""
+"""The default; see the table in ``docs/offloading.md``."""
 OFFLOAD_PRESETS: Final[dict[str, dict[str, Any]]] = {
     "vllm": {"kv_offload_law": "order", "kv_offload_threshold": 0.0},
     "lmcache": {"kv_offload_law": "order", "kv_offload_threshold": 0.0},
     "original": {"kv_offload_law": "total", "kv_offload_threshold": 0.9},
 }
-"""When others copy down: vLLM's OffloadingConnector and LMCache store each full block, and by the original wording of
-BC-2 all saved blocks are safe, wherever they stand in the order of eviction."""
+"""Rules of other programs for copying down. vLLM's OffloadingConnector and LMCache store each full block. By the
+original wording of BC-2 all saved blocks are safe, wherever they stand in the order of eviction."""
 INSTANCES_MAX: Final = 256
 HOSTS_MAX: Final = 16
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -99,8 +99,8 @@ class Geometry(msgspec.Struct, frozen=True):
 
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The tiered cache of a machine and the step model of its engine. Field names are the flags' names, the same for
-    ``simulate``, ``compare``, ``serve`` and ``demo``; capacities in blocks, times of links in ticks of 1 us, bandwidth
-    in tokens per tick."""
+    ``simulate``, ``compare``, ``serve`` and ``demo``. Capacities are in blocks, times of links in ticks of 1 us,
+    bandwidth in tokens per tick."""
 
     total_kv_blocks: int
     block_size: int = BLOCK_TOKENS
@@ -118,14 +118,14 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_stop: PrefetchStop = "best_effort"
     prefetch_timeout_s: float = 1.0
     thrash_window: int | None = None
-    """Nanoseconds; None: ``THRASH_STEPS`` steps of the simulated engine."""
+    """Nanoseconds; None for ``THRASH_STEPS`` steps of the simulated engine."""
     step_base: int | None = None
     step_prefill_token: int | None = None
     step_decode_request: int | None = None
-    """Nanoseconds; None: those of ``EngineConfig``, which checks them."""
+    """Nanoseconds; None for those of ``EngineConfig``, which checks them."""
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
-    """None: those of ``EngineConfig`` or of the workload."""
+    """None for those of ``EngineConfig`` or of the workload."""
 
     def __post_init__(self) -> None:
         whole = f"from 0 to {BLOCKS_MAX}"
@@ -188,7 +188,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def leader_config(self, **more: Any) -> LeaderConfig:
-        """What the leader is told of these options; ``more`` are fields that have no flag."""
+        """The leader's configuration; ``more`` are fields that have no flag."""
         return LeaderConfig(
             block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
             offload_law=self.kv_offload_law, offload_threshold=self.kv_offload_threshold,
@@ -207,8 +207,8 @@ class SimulateOptions(CacheOptions, frozen=True, kw_only=True):
     instances: int = 1
     hosts: int = 1
     cleanup: Cleanup = "end"
-    """When what finished requests left is given up: their records when they end (``incremental``) or at the end of the
-    run, the content of the tiers at the end; or never (``none``). The output is the same."""
+    """When finished requests give up their records: as they end (``incremental``), at the end of the run (``end``), or
+    never. Unless it is ``none``, the tiers are cleared at the end. The output is the same."""
     stats_every: int = 10
     seed: int | None = None
     check: bool = False

@@ -1,10 +1,10 @@
 """The report of ``simulate``, every figure with its formula, and the file of ``--requests-out``.
 
-Law of this file: the keys of the JSON document are exactly ``KEYS``, in that order, and each says how it is computed; a
-key is never given another meaning. Rates are fractions from 0 to 1, or null where nothing was counted. The figures of
-several instances are sums, and rates are those of the sums, so hit rates are weighted by lookups and thrash by
-offloads. Keys that begin with ``blis_`` are that program's formulas, for comparison. Nothing depends on the machine
-that it runs on: how long it took is told on stderr.
+Law of this file: the keys of the JSON document are exactly ``KEYS``, in that order, each with its formula. A key never
+gets another meaning. Rates are fractions from 0 to 1, or null where nothing was counted. The figures of several
+instances are sums, and rates are those of the sums, so hit rates are weighted by lookups and thrash by offloads. Keys
+that begin with ``blis_`` are that program's formulas, for comparison. Nothing depends on the machine that it runs on:
+how long it took is told on stderr.
 """
 
 import copy
@@ -239,7 +239,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
 
 
 def settings_of(options: SimulateOptions) -> dict[str, Any]:
-    """What the run depended on; nothing about tiers, links and policies where there is no lower tier."""
+    """The settings of the run, without tiers, links and policies if there is no lower tier."""
     engine = EngineConfig(**options.engine_fields())
     said: dict[str, Any] = {
         "limit": options.limit, "seed": options.seed, "instances": options.instances,

@@ -82,7 +82,7 @@ def simulate(
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """What one instance gives; see ``Run``."""
+    """The result of one instance; see ``SimulateRun``."""
 
     measures: InstanceMeasures
     records: list[RequestRecord] = []
@@ -125,8 +125,8 @@ def _count_share(
 
 
 def counted(options: SimulateOptions, keep_records: bool = False) -> bool:
-    """Whether counting is all there is to do: no tier below the device, and nobody who looks at anything but the
-    report and the stats lines."""
+    """True if counting is enough: there is no tier below the device, and only the report and the stats lines are
+    wanted."""
     return not (options.tiered or options.check or options.hosts > 1 or keep_records or options.cleanup == "none")
 
 

@@ -10,7 +10,7 @@ The compatibility configuration: how BLIS, on which the vectors were observed, d
 * Of several copies of a block, a lookup names the one stored last.
 * The host tier keeps a chain in prompt order, so it loses the head of a chain first (ours loses the tail first, I13).
 * A transfer costs base + ceil(block size / bandwidth) for each block (ours for each transfer).
-* Misses count every block taken, those of decoding too (ours are blocks of prompts); a hit may cover the whole prompt
+* Misses count every block taken, those of decoding too (ours are blocks of prompts). A hit may cover the whole prompt
   (ours leaves a token to compute), and then still claims its blocks.
 * ``thrash_rate`` of the state is evictions / copies; ``real_thrash_rate`` is ours (BC-6).
 """
@@ -105,7 +105,7 @@ class HostTier(SimpleLru):
 
 
 class _Plan(msgspec.Struct):
-    """What an allocation will do, if its ``need`` fits."""
+    """The steps of an allocation, which is made if its ``need`` fits."""
 
     claims: list[int]
     """Hashes of blocks to take a holder on, in prompt order."""
@@ -162,7 +162,8 @@ class KVStore:
     def admit(
         self, request: str, tokens: Sequence[int], chunk: int = 0, output: Sequence[int] = (),
     ) -> tuple[list[int], int, int, bool]:
-        """Look up and allocate the next ``chunk`` tokens (0: all); (prefix found, start, end, whether admitted)."""
+        """Look up and allocate the next ``chunk`` tokens, all for 0. Returns (prefix found, start, end, whether
+        admitted)."""
         cached = self.lookup(tokens)
         start = len(cached) * self.config.block_size
         rest = len(tokens) - start
@@ -172,7 +173,8 @@ class KVStore:
     def allocate(
         self, request: str, tokens: Sequence[int], start: int, end: int, cached: Sequence[int] = (),
     ) -> bool:
-        """Give a request blocks for its prompt tokens from ``start`` to ``end``; False: refused, nothing changed."""
+        """Give a request blocks for its prompt tokens from ``start`` to ``end``. A refusal is False and changes
+        nothing."""
         plan = self._plan(request, tokens, start, end, cached)
         if plan.need > self.pool.free_blocks:
             return False
@@ -180,7 +182,7 @@ class KVStore:
         return True
 
     def decode(self, request: str, token: int) -> bool:
-        """Give a request a place for one more token; False: refused, nothing changed."""
+        """Give a request a place for one more token. A refusal is False and changes nothing."""
         plan = _Plan([], [], [], [token], self._new_blocks(request, 1))
         if plan.need > self.pool.free_blocks:
             return False

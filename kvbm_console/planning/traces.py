@@ -1,7 +1,7 @@
 """Traces that ``simulate`` and ``compare`` read beyond those of the daemon: Azure and BurstGPT, lengths only.
 
-Law of this file: a line is used whole or refused, naming file, line number and what is wrong; what a kind of trace
-cannot tell is told to the user (``note``).
+Law of this file: a line is used whole or refused with file, line number and error. The user is told the limits of a
+kind of trace (``note``).
 
 Azure (LLM inference traces): CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``, timestamps like
 ``2023-11-16 18:15:46.6805900``. BurstGPT: CSV with ``Timestamp,Model,Request tokens,Response tokens,...``, seconds.
@@ -75,7 +75,7 @@ def parse_trace(text: str, limit: int | None = None) -> Workload:
 
 
 def note_of(workload: Workload) -> str | None:
-    """What the user should know about this kind of trace."""
+    """The limits of this kind of trace, for the user."""
     return NO_REUSE if isinstance(workload, LengthsTrace) else None
 
 

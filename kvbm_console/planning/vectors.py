@@ -1,8 +1,8 @@
 """Replaying files of vectors: scenarios that were executed on an independent tiered cache, state after every operation.
 
-Law of this file: a ``normative`` scenario must be reproduced exactly, a ``bug_compat`` one shows a defect and must come
-out differently; in both the contracts hold after every operation, checked by walking the blocks and not by trusting
-what the store counts.
+Law of this file: a ``normative`` scenario must be reproduced exactly. A ``bug_compat`` scenario shows a defect and must
+come out differently. In both the contracts hold after every operation, checked by walking the blocks rather than by the
+store's counts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -137,7 +137,7 @@ def check_vectors(vectors: Vectors, refuses: Callable[[str], str]) -> Iterator[V
 
 
 def _named(raw: msgspec.Raw, key: str) -> str:
-    """What a vector says under this key, empty when it says nothing there."""
+    """The value of a vector under this key, empty without it."""
     value = msgspec.json.decode(raw)
     return str(value.get(key, "")) if isinstance(value, dict) else ""
 
@@ -171,7 +171,7 @@ def _check_metric(metric: dict[str, Any]) -> str:
 
 
 def check_scenario(scenario: VectorScenario) -> str:
-    """What is wrong with how a scenario comes out, empty when nothing is."""
+    """The first error of a scenario, empty without one."""
     if scenario.status not in ("normative", "bug_compat"):
         return f"the status {scenario.status!r} is neither normative nor bug_compat"
     store = KVStore(scenario.config)
@@ -318,7 +318,7 @@ def _same(got: Any, expected: Any) -> bool:
 
 
 def _difference(got: Any, expected: Any, path: str = "") -> str:
-    """Where two plain values differ first, empty when they are the same; keys that ``expected`` lacks do not matter."""
+    """The first difference of two plain values, empty without one; keys that ``expected`` lacks do not matter."""
     if isinstance(got, dict) and isinstance(expected, dict):
         if path.endswith("requests") and got.keys() != expected.keys():
             return f"{path}: {sorted(got)} is not {sorted(expected)}"

@@ -3,7 +3,7 @@
 ``order`` fingerprints the blocks of a store where the engine ordered it: behind the forward pass that filled them.
 ``end`` fingerprints the host slots of a store and compares. ``hand`` fingerprints the device places of a load when the
 model may read them, and compares with what the store had taken. A mismatch of a load is looked at a second time when
-the next step begins, because a late copy has landed by then; ``act`` does not wait for that.
+the next step begins, because a late copy has landed by then. ``action: stop`` does not wait for that.
 
 Sampling goes by content hash, so the same block is chosen at all three points and on every rank.
 
@@ -44,7 +44,7 @@ class Checker:
         self, device: Side, host: Side, *, rank: int = 0, action: str = "report", stores_here: bool = True,
         ledger: CopyLedger | None = None,
     ) -> None:
-        """``stores_here``: whether this rank carries out stores; of replicated blocks only one rank does."""
+        """``stores_here`` is false for a rank without stores; a single rank stores replicated blocks."""
         self.device, self.host = device, host
         self.action = action
         self.ledger = CopyLedger(rank) if ledger is None else ledger

@@ -1,7 +1,7 @@
 """From a mismatch to its cause: the last writer, the copy, and the edge that is missing.
 
-Facts in the order in which they decide: whose content lies there as a whole; whether the source changed; which other
-copy was in flight; which layers are right; and at last the bytes themselves, where one side still holds the right ones.
+Facts decide in this order: a known content that lies there, a changed source, another copy in flight, the layers that
+are right. At last come the bytes themselves, if one side still holds the right bytes.
 
 Law of this file: it only reads. A cause is named when its evidence was seen; otherwise the kind is ``other-bytes``.
 """
@@ -307,7 +307,7 @@ def _runs(rows: Array) -> str:
 
 
 def _bytes(case: Case) -> Cause | None:
-    """Where one side still holds the right bytes: how far they agree, and whether they lie elsewhere."""
+    """If one side still holds the right bytes: how far they agree, and whether they lie elsewhere."""
     store = case.copy.store
     source, at = (case.device, case.place) if store else (case.host, case.slot)
     target, to = (case.host, case.slot) if store else (case.device, case.place)

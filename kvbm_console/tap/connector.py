@@ -1,11 +1,11 @@
 """A connector class around another one, made from the engine's own base class at run time.
 
-The base class changes with every release of the engine. So nothing of it is written down here but the calls that are
-recorded: every other public method, property, class method and static method is found by looking, and goes to the
-connector inside exactly as it came.
+The base class changes with every release of the engine, so only the recorded calls are written down here. Every other
+public method, property, class method and static method is found at run time and forwarded unchanged to the connector
+inside.
 
-Law of this file: what the inner connector returns or raises reaches the engine unchanged, except that a held request's
-lookup is answered with "ask again", and that ``sanitize`` adds to what both halves of a connector send each other.
+Law of this file: results and errors of the inner connector reach the engine unchanged, with two exceptions. A held
+request's lookup is answered with "ask again", and ``sanitize`` adds to the messages between both halves of a connector.
 """
 
 import functools
@@ -70,8 +70,8 @@ _OURS: Final = ("_tapped", "_recorder", "_events_are_ours", "_sanitizer", "_mark
 
 
 class _OfClass:
-    """A class method or static method: a tap asks the class of the connector that is inside it, and a class of taps the
-    one that its arguments name."""
+    """A class method or static method. A tap asks the class of the connector inside it; a class of taps asks the class
+    that its arguments name."""
 
     def __init__(self, attribute: str, raw: Any, engine: Any) -> None:
         self._attribute, self._raw, self._engine = attribute, raw, engine
@@ -85,7 +85,7 @@ class _OfClass:
 
 
 def _forwarding(base: type, attribute: str, engine: Any) -> Any:
-    """What stands for one public member of the base class."""
+    """The replacement of a public member of the base class."""
     for owner in base.__mro__:
         if attribute in owner.__dict__:
             raw = owner.__dict__[attribute]
@@ -343,7 +343,7 @@ def _named(self: Any, groups: Any) -> tuple[int, ...]:
 
 
 def take_events(self: Any) -> Any:
-    """What the inner connector stored and removed. Events that only we asked for go no further."""
+    """The blocks that the inner connector stored and removed. Events that only we asked for go no further."""
     events = self._tapped.take_events()
     recorder = self._recorder
     if recorder.on or self._events_are_ours:

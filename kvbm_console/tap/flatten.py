@@ -1,6 +1,6 @@
 """From queued records, which hold the engine's own objects, to plain values that can be sent.
 
-A step of an engine names every request; what is sent names those whose course changes: a decoding request that goes on
+A step of an engine names every request, and a message only those whose course changes. A decoding request that goes on
 by one token is left out. Run by the sender's thread, never by the scheduler's.
 
 Messages, each a list (times in nanoseconds on the monotonic clock of the machine):
@@ -24,8 +24,8 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``sanitized`` time, the fields of a finding of ``sanitize``
 ``cleared`` time, requests that are preempted: the engine forgot its prefix cache
 
-Law of this file: it reads the engine's objects and changes none; a hash is the last eight bytes of the engine's own,
-which is also what its event stream says.
+Law of this file: it reads the engine's objects and changes none. A hash is the last eight bytes of the engine's own, as
+in its event stream.
 """
 
 from typing import Any, Final
@@ -53,7 +53,7 @@ def hash_of(block_hash: Any) -> int:
 
 
 def group_and_hash(key: Any) -> tuple[int, int]:
-    """What an engine names a cached block by.
+    """Group and hash in an engine's name of a cached block.
 
     >>> group_and_hash(b"\\0" * 31 + b"\\x07" + b"\\0\\0\\0\\x02")
     (2, 7)
@@ -125,7 +125,7 @@ class Flattener:
         """Places that hold cached blocks of groups that are not told, to group and hash."""
 
     def messages(self, record: Record) -> list[Any]:
-        """What a record comes to; one list for each message."""
+        """The messages of a record, a list for each."""
         return getattr(self, f"_{record[0]}")(*record[1:])  # type: ignore[no-any-return]
 
     # --- one method for each kind ---

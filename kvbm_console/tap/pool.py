@@ -1,10 +1,10 @@
-"""What no call of a connector tells: blocks of an engine's other groups, and resets of its prefix cache.
+"""Facts that no call of a connector tells: blocks of an engine's other groups, and resets of its prefix cache.
 
 A hybrid model keeps several groups of blocks in one pool of places. A connector hears of blocks that a request got, and
 not which of them are in the prefix cache under which hash. So methods of the engine's own cache manager and block pool
-are wrapped, each on the one object that the engine has; what they return goes back unchanged.
+are wrapped, each on the single object that the engine has. Their results go back unchanged.
 
-Law of this file: the wrapped method runs first, always and with the arguments that came; an error of ours is counted.
+Law of this file: the wrapped method runs first, always and with its own arguments. An error of ours is counted.
 """
 
 import functools

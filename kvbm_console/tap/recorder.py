@@ -1,6 +1,6 @@
-"""What runs in the scheduler's own thread: calls go into a bounded queue, and lookups are asked for.
+"""The part in the scheduler's own thread: calls go into a bounded queue, and lookups are asked for.
 
-Law of this file: nothing here waits, allocates without bound or raises into the engine; only the standard library is
+Law of this file: nothing here waits, allocates without bound or raises into the engine. Only the standard library is
 imported. Other threads replace whole objects (``held``, ``globs``) or add to sets, so no lock is needed.
 """
 
@@ -118,7 +118,7 @@ class TapRecorder:
         return False
 
     def stored_below(self, events: Any) -> None:
-        """What a connector holds after these events, so that it can be told whenever a daemon begins to listen."""
+        """Keep the content of a connector after these events, so that a daemon that begins to listen gets all of it."""
         assert self.below is not None
         for event in events:
             kind = type(event).__name__

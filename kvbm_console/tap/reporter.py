@@ -1,9 +1,9 @@
-"""The process beside the engine: what its tap tells goes to a daemon, what the daemon holds goes back.
+"""The process beside the engine: messages of its tap go to a daemon, and the daemon's holds go back.
 
-It looks for the daemon again and again, says so to the tap when it is there and when it is gone, and ends with the
-engine. With ``serve`` it starts a daemon where none listens.
+It looks for the daemon again and again, and tells the tap when the daemon comes and goes. It ends with the engine. With
+``serve`` it starts a daemon where none listens.
 
-Law of this file: what it has not delivered it does not read on: a slow daemon fills the tap's queue and nothing else.
+Law of this file: it reads on only after it has delivered, so a slow daemon fills the tap's queue and nothing else.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class Reporter:
         return self._task
 
     def _taken(self) -> list[Any] | None:
-        """What the read has brought; the tap's end when that is None."""
+        """The messages of the read; None at the tap's end."""
         assert self._task is not None
         messages = self._task.result()
         self._task = None

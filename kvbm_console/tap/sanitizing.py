@@ -6,7 +6,7 @@ how the engine brings both through every executor and rank.
 
 The engine's binding gives the connector's ``register_kv_caches`` a worker that is a ``CheckedWorker``.
 
-Law of this file: the connector inside gets its own metadata unchanged; an error of ours is counted and swallowed. Only
+Law of this file: the connector inside gets its own metadata unchanged. An error of ours is counted and swallowed. Only
 ``action: stop`` raises into the engine.
 """
 
@@ -92,8 +92,8 @@ class Marker:
     """Names the sampled blocks of each copy that a connector orders."""
 
     def __init__(self, sample: float, sizes: list[int], hash_tokens: int, groups: list[int]) -> None:
-        """``sizes`` are the tokens in a block of each of the engine's groups, ``hash_tokens`` those that one hash
-        covers, and ``groups`` the engine's numbers of the connector's groups."""
+        """``sizes`` are the tokens in a block of each of the engine's groups, and ``hash_tokens`` are the tokens of a
+        hash. ``groups`` are the engine's numbers of the connector's groups."""
         from kvbm_console.sanitize.checker import sampled
         from kvbm_console.sanitize.ledger import Orders
 

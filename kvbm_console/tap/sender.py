@@ -3,8 +3,8 @@
 Its process speaks to the daemon, so that neither gRPC nor anything that it needs is ever imported into the engine. When
 that process ends it is started again, later each time.
 
-Law of this file: the thread holds no lock that the scheduler could want, works in short bursts, and ends whatever it
-does with ``TapRecorder.off`` when nobody listens.
+Law of this file: the thread holds no lock that the scheduler could want, and works in short bursts. ``TapRecorder.off``
+follows whenever no daemon listens.
 """
 
 import contextlib
@@ -37,17 +37,17 @@ END_S: Final = 0.5
 
 
 class TapSettings(msgspec.Struct, frozen=True):
-    """What the process of our own is told on its command line."""
+    """The settings of our own process, on its command line."""
 
     target: str
-    """The daemon; empty: the default socket."""
+    """The daemon; the default socket when empty."""
     name: str
     """For people."""
     block_tokens: int
     capacity_blocks: int | None
     dp_rank: int = 0
     medium: str = ""
-    """Where the connector inside keeps blocks; empty when there is none."""
+    """The medium of the connector inside; empty when there is none."""
     serve: bool = False
     """Whether a daemon is started when none listens."""
     token_file: str = ""
@@ -60,8 +60,8 @@ class TapSettings(msgspec.Struct, frozen=True):
     uncertain: bool = False
     """Whether what is told of the blocks may be wrong whatever comes: this engine's groups cannot be followed."""
     caching: bool = True
-    """Whether the engine has a prefix cache. Without one what its connector loads is nowhere to be found afterwards, so
-    its medium is no pool here, and what it brought is counted alone."""
+    """Whether the engine has a prefix cache. Without it the blocks that its connector loads cannot be found afterwards,
+    so its medium is no pool here, and its loads are only counted."""
 
 
 class Sender:
@@ -200,7 +200,8 @@ class Sender:
 
 
 class TapAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the process tells the engine: whether anybody listens, that everything is wanted anew, or who is held."""
+    """A message of the process to the engine: whether a daemon listens, that everything is wanted anew, or the held
+    requests."""
 
     listens: bool | None = None
     full: bool = False

@@ -1,9 +1,10 @@
 """From the tap's messages to stimuli of a leader that only watches.
 
-A session begins with ``all``, the engine as it is; what came before it is passed over. Requests that were live then,
-and everything after records were dropped, are told as what they are, and the source as one of which reports were lost.
+A session begins with ``all``, the engine as it is; what came before it is passed over. Requests that were live before
+it are told as they are. After dropped records all requests are, and the source is marked as lossy.
 
-Law of this file: nothing here waits or knows a socket; it keeps of each live request what the next message needs.
+Law of this file: nothing here waits or knows a socket. It keeps of each live request only the facts that the next
+message needs.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +38,7 @@ _RUNS: Final = "RUNNING"
 
 
 class _Request(msgspec.Struct):
-    """What is known of a live request."""
+    """The known facts of a live request."""
 
     prompt: int
     target: int = 0

@@ -4,13 +4,15 @@
      "kv_connector_extra_config": {"cpu_bytes_to_use": 8e9, "kvbm": {"daemon": "unix:/run/kvbm.sock"}}}
 
 is a tap around that connector: vLLM goes on knowing its name, and whether it supports hybrid memory. ``KvbmTap`` as the
-name stands alone, or beside others in vLLM's MultiConnector. In ``kvbm``: ``daemon`` (``unix:PATH`` or ``HOST:PORT``;
-the default socket without it), ``serve`` (start a daemon where none listens), ``name``, ``medium`` (where the connector
-inside keeps blocks), ``token_file``, ``tls_ca``, ``python`` (one that has kvbm-console), ``send`` (false where a
-program in this process reads the tap), ``sanitize`` (check the bytes of OffloadingConnector's copies). ``KvbmTap`` has
-them without ``kvbm``, and takes a connector that vLLM has no name for as ``connector``: its entry in the same form.
+name stands alone, or beside others in vLLM's MultiConnector. ``kvbm`` takes ``daemon`` (``unix:PATH`` or ``HOST:PORT``;
+the default socket without it), ``token_file``, ``tls_ca`` and ``name``. ``serve`` starts a daemon if none listens,
+``medium`` names the medium of the connector inside, and ``python`` an interpreter that has kvbm-console. ``send`` is
+false if a program in this process reads the tap. ``sanitize`` checks the bytes of OffloadingConnector's copies.
+``KvbmTap`` has them without ``kvbm``, and takes a connector that vLLM has no name for as ``connector``: its entry in
+the same form.
 
-Law of this file: importing it needs vLLM, so nothing else of this program imports it; what is not vLLM's is elsewhere.
+Law of this file: importing it needs vLLM, so nothing else of this program imports it. It has nothing that does not need
+vLLM.
 """
 
 import copy
@@ -32,7 +34,7 @@ _BASES: Final = tuple(
 )
 MEDIA: Final = {"OffloadingConnector": "CPU", "SimpleCPUOffloadConnector": "CPU", "LMCacheConnectorV1": "CPU",
                 "LMCacheMPConnector": "CPU"}
-"""Where well known connectors keep blocks; of the others no more is known than that it is elsewhere."""
+"""The media of well known connectors; another connector's blocks are elsewhere."""
 _OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
 OURS: Final = "kvbm"
 """Our settings among those of a connector."""
@@ -71,9 +73,9 @@ _Nothing.__abstractmethods__ = frozenset()
 
 
 class _Vllm:
-    """What is vLLM's: how the connector inside is named and made, and what the daemon is told of the engine.
+    """The binding of vLLM: it makes the connector inside and describes the engine to the daemon.
 
-    ``around`` is the class of the connector inside; None: the configuration says it.
+    ``around`` is the class of the connector inside; with None the configuration names it.
     """
 
     def __init__(self, around: type | None = None) -> None:
@@ -270,8 +272,8 @@ def _transfer_config(spec: dict[str, Any], outer: Any) -> Any:
 
 
 def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], bool]:
-    """The group of blocks that requests are told with, the tokens in a block of each group, and whether the told one
-    keeps a whole prefix: of a window's group blocks are given back while the request runs, which nothing tells."""
+    """The told group of blocks, the tokens in a block of each group, and whether the told group keeps a whole prefix. A
+    window's group gives blocks back while the request runs, and no call tells it."""
     groups = getattr(kv_cache_config, "kv_cache_groups", None) or ()
     sizes = [int(group.kv_cache_spec.block_size) for group in groups] or [int(vllm_config.cache_config.block_size)]
     whole = [at for at, group in enumerate(groups) if _keeps_all(group.kv_cache_spec)]

@@ -23,7 +23,7 @@ AUDITS_MAX: Final = 5_000
 """Full audits of one assertion; a longer run is audited at as many places, spread evenly."""
 
 Checked = Taped | Recording | Path | Leader | CacheState
-"""What can be checked: a run, a recording or its path, a leader, or facts."""
+"""A run, a recording or its path, a leader, or facts."""
 
 
 def assert_invariants(what: Checked) -> None:

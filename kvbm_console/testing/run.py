@@ -70,7 +70,7 @@ class Taped:
 
     @property
     def config(self) -> LeaderConfig:
-        """What it decides with."""
+        """The configuration of its leader."""
         return self.tape.config
 
     @property
@@ -130,7 +130,7 @@ class Driven(Taped):
         self.now_ns = 0
         self.orders: dict[int, StartTransfer] = {}
         self.instructions: list[Instruction] = []
-        """What it asked for, oldest first."""
+        """Its instructions, oldest first."""
         self.leader = Leader(config, check=True)
         self.dispatcher = Dispatcher(self.leader, lambda: self.now_ns, publish=self._published)
         self.dispatcher.mover = _Orders(self)

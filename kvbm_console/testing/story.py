@@ -1,6 +1,7 @@
 """The story of a slot, and the assertion about it.
 
-Law of this file: a story is told from events; what a test leaves out is decided by one rule, and a failure prints all.
+Law of this file: a story is told from events. One rule decides which chapters a test may leave out, and a failure
+prints all.
 """
 
 from collections.abc import Iterable, Sequence

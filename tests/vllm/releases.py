@@ -84,7 +84,7 @@ def _row(release: str, thread: str, finding: dict[str, object]) -> None:
     assert isinstance(scenario, dict)
     link = f"[{thread}](https://github.com/vllm-project/vllm/issues/{thread[1:]})" if thread else "not known"
     sentence = str(finding["sentence"])
-    print(f"| {release} | {link} | {finding['signature']}: {sentence} | {finding['cpu_s']:.1f} | {finding['times']} | "
+    print(f"| {release} | {link} | `{finding['signature']}: {sentence}` | {finding['cpu_s']:.1f} | {finding['times']} | "
           f"{len(scenario['actions'])} |", flush=True)
 
 

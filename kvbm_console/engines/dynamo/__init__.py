@@ -1,6 +1,6 @@
 """Import of a Dynamo leader recording: our leader decides what theirs decided, and all of it becomes a recording.
 
-Law of this package: the engine's side is theirs, every decision is ours, and where the two differ it is said.
+Law of this package: the engine's side is theirs and every decision is ours. The report counts where both differ.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ KEYFRAME_EVENTS: Final = 50_000
 
 
 class DynamoImported(msgspec.Struct, frozen=True):
-    """What was written, and how the two leaders compare."""
+    """The recording, and the comparison of both leaders."""
 
     made: Made
     block_tokens: int
@@ -44,8 +44,8 @@ def import_dynamo(
 ) -> DynamoImported:
     """Rerun ``path`` through our leader into the new recording ``out``.
 
-    Without a ``config`` every full block is copied to a host tier of 8,192 blocks, as Dynamo does; the block size is
-    found from the recording unless it is said. Raises ``UsageError`` and ``OSError``.
+    Without a ``config`` every full block is copied to a host tier of 8,192 blocks, as Dynamo does. Without
+    ``block_tokens`` the block size is found from the recording. Raises ``UsageError`` and ``OSError``.
     """
     require_new(out)
     if config is None:

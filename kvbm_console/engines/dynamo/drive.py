@@ -1,11 +1,11 @@
 """Our leader, driven by the calls of a Dynamo leader recording.
 
-What the recording does not say is filled in, once and here: an iteration ends when the next call of its scheduler
-comes; a request is preempted when it is looked up again or when its blocks go to somebody else; copies arrive at once,
-since nothing tells how long they took.
+This file alone fills in the gaps of the recording. An iteration ends with the next call of its scheduler. A request is
+preempted when it is looked up again, or when its blocks go to another request. Copies arrive at once, because the
+recording has no times of copies.
 
-Law of this file: the engine's side is taken from the recording as it is; what our leader refuses is counted with the
-line, and the rest goes on.
+Law of this file: the engine's side is taken from the recording as it is. A call that our leader refuses is counted with
+its line, and the rest goes on.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class OtherAnswer(msgspec.Struct, frozen=True):
 
 
 class ImportReport(msgspec.Struct):
-    """What came of it."""
+    """The counts of an import."""
 
     lines: int = 0
     requests: int = 0

@@ -3,7 +3,7 @@
 One line is ``{"timestamp": ms since the start, "event": {"<Action>": [input, output]}}``. The format has no version and
 no wall clock; only calls that succeeded are in it. Actions and fields that we do not know are passed over and counted.
 
-Law of this file: a line is believed only after it was decoded into a type; what is wrong is named by its number.
+Law of this file: a line is believed only after it was decoded into a type. An error names the line's number.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
 
 
 class RequestAbout(msgspec.Struct):
-    """Who asks."""
+    """The request of a call."""
 
     request_id: str
     lora_name: str | None = None
@@ -120,7 +120,7 @@ class ResetCache(msgspec.Struct):
 Call = (
     CreateSlot | GetNumNewMatchedTokens | UpdateStateAfterAlloc | BuildConnectorMeta | FinishCall | ResetCache
 )
-"""What is rerun."""
+"""The calls that are rerun."""
 Answer = Matched | Finished | None
 
 

@@ -1,4 +1,4 @@
-"""Where a publisher is: ``zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1]``, one publisher for each rank.
+"""Addresses of publishers: ``zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1]``, a publisher for each rank.
 
 Law of this file: a text that is no address is refused with one sentence naming the part that is wrong.
 """
@@ -28,13 +28,14 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True):
     """``tcp://HOST:PORT``."""
     replay: str | None = None
     topic: str = ""
-    """Prefix of the topics to listen to; empty: all."""
+    """Prefix of the topics to listen to; all when empty."""
     bind: bool = False
     """Whether we bind, for an engine that connects."""
     dp_rank: int = 0
     """For batches that name none."""
     queue_batches_max: int | None = None
-    """Batches that may wait inside the engine until it waits itself; 0: any number, None: not told."""
+    """Batches that may wait inside the engine until it waits itself; 0 for any number, None if the engine does not
+    say."""
 
     @property
     def label(self) -> str:

@@ -4,8 +4,8 @@ A schema is a module of ``schemas``. It has ``BEGINS``, the first bytes of its p
 batches of a payload. ``decode`` here finds the schema by the first byte, so a stream may carry any of them. To add an
 engine's schema, add a module there and a capture to ``recordings/kv-events``; tests decode and fold every capture.
 
-Law of this file: no payload raises anything but ``BadPayload``, none takes more memory than a small multiple of its own
-size, and an event that could not be read is counted, never guessed.
+Law of this file: a payload raises ``BadPayload`` or nothing, and takes no more memory than a small multiple of its
+size. An event that could not be read is counted, never guessed.
 """
 
 import pkgutil
@@ -32,7 +32,7 @@ GROUP_MAX: Final = 1_024
 RANK_MAX: Final = 65_535
 BLOCK_TOKENS_MAX: Final = 65_536
 DEFAULT_MEDIUM: Final = "GPU"
-"""What engines meant before they named a medium."""
+"""The medium of engines that name none."""
 FAILURES: Final = (msgspec.DecodeError, ValueError, RecursionError)
 """Everything that decoding can raise: another format, other types, too deep nesting."""
 _MASK: Final = 2**64 - 1
@@ -43,7 +43,7 @@ TIER_OF_MEDIUM: Final[dict[str, Tier]] = {
     "GPU": Tier.G1, "CPU": Tier.G2, "CPU_PINNED": Tier.G2, "CPU_TIER1": Tier.G2, "CPU_TIER2": Tier.G2,
     "DISK": Tier.G3, "STORAGE": Tier.G4, "EXTERNAL": Tier.G4,
 }
-"""Where each medium belongs; a name that is not here is kept verbatim and shown with G4, the least known tier."""
+"""Medium to tier. Another name is kept verbatim and shown with G4, the least known tier."""
 
 
 class BadPayload(KvbmConsoleError):

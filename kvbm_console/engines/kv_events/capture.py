@@ -1,8 +1,8 @@
-"""Captures: the messages of KV-event streams as they came, in a file that needs no console; writing and reading them.
+"""Captures: files with the messages of KV-event streams as they came, which need no console.
 
-A file is repeated ``>dIII`` (time of receipt in seconds since 1970, lengths of topic, number and payload), then topic,
-number (8 bytes, big-endian) and payload, exactly as they stood in the message. ``Listener`` writes such a file beside
-an engine and counts the messages without a leader. ``CaptureStreams`` feeds a file to a leader on the file's own clock.
+A file repeats ``>dIII`` (time of receipt in seconds since 1970, lengths of topic, number and payload), topic, number (8
+bytes, big-endian) and payload. The last three are those of the message. ``Listener`` writes such a file beside an
+engine and counts the messages without a leader. ``CaptureStreams`` feeds a file to a leader on the file's own clock.
 
 Law of this file: bytes are kept as they came, undecoded, so that a capture can show an error of a decoder. No network
 library is needed.
@@ -23,7 +23,8 @@ from kvbm_console.engines.kv_events.batch import BadPayload, Batch, Cleared, Poo
 from kvbm_console.engines.kv_events.stream import EventStream, Taker
 
 RESIDENT_MAX: Final = 2**22
-"""Blocks of one publisher: 64 million tokens, ten times the largest host tier; more is counted as dropped."""
+"""Blocks of one publisher, 64 million tokens: ten times the largest host tier. Further blocks are counted as
+dropped."""
 FILE_NAME: Final = "frames.bin"
 HEADER: Final = struct.Struct(">dIII")
 SEQ_BYTES: Final = 8
@@ -229,7 +230,7 @@ class Listener(Taker):
 class CaptureStreams:
     """The publishers in a capture: told apart by topic and data-parallel rank, as each counts for itself.
 
-    ``take`` moves ``now_ns`` to the time of the frame (since the first one) and hands the frame to its stream; give
+    ``take`` moves ``now_ns`` to the time of the frame, since the first frame, and hands the frame to its stream. Give
     ``lambda: streams.now_ns`` to the dispatcher as its clock.
     """
 

@@ -1,11 +1,11 @@
 """From the messages of one publisher to the stimuli of a leader.
 
-The numbers of the messages tell what is missing: a step forward is a loss, a step back is a new incarnation, a first
-number above 0 is a late join. Each message becomes one report for each pool that it touches; pools are declared when
-they are first seen, by (data-parallel rank, group, medium).
+The numbers of the messages show losses: a step forward is a loss, a step back is a new incarnation. A first number
+above 0 is a late join. Each message becomes one report for each pool that it touches; pools are declared when they are
+first seen, by (data-parallel rank, group, medium).
 
-Law of this file: whatever did not arrive, could not be read or did not fit is told to the leader as a gap of this
-source, so no count is shown as certain that may be wrong.
+Law of this file: the leader hears of every message that did not arrive, could not be read or did not fit, as a gap of
+this source. So no count that may be wrong is shown as certain.
 """
 
 import math
@@ -32,7 +32,7 @@ from kvbm_console.engines.kv_events.batch import (
 )
 
 POOLS_MAX: Final = 64
-"""Places of one publisher: ranks times groups times media; a hybrid model on 8 ranks with a host tier has 48."""
+"""Pools of one publisher: ranks times groups times media. A hybrid model on 8 ranks with a host tier has 48."""
 POOL_BLOCKS_MAX: Final = 2**22
 """Resident blocks of one pool: 64 million tokens of 16, ten times the largest host tier."""
 SEQ_MAX: Final = 2**62
@@ -40,7 +40,7 @@ SEQ_MAX: Final = 2**62
 
 
 class StreamCounts(msgspec.Struct):
-    """What came of one publisher. Times are nanoseconds on the service's clock."""
+    """Counts of one publisher. Times are nanoseconds on the service's clock."""
 
     batches: int = 0
     events: int = 0
@@ -65,7 +65,7 @@ class StreamCounts(msgspec.Struct):
 
 
 class _Report:
-    """What one batch did to one pool, in an order that a report can say: removed, then stored."""
+    """The changes of one batch to one pool, in the order of a report: removed, then stored."""
 
     __slots__ = ("checked", "recent", "removed", "stored")
 
@@ -145,7 +145,7 @@ class EventStream(Taker):
         super().__init__()
         self.source = source
         self.label = label
-        """Where it comes from, for people."""
+        """Its address, for people."""
         self.dp_rank = dp_rank
         self.counts = StreamCounts()
         self._dispatcher = dispatcher

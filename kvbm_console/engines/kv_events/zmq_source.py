@@ -1,8 +1,8 @@
 """Publishers over ZeroMQ: subscribe, notice missing messages, ask for them again, and go on.
 
-The live stream is a SUB socket; old batches come from the engine's ROUTER through a DEALER (a REQ would take one reply
-and fail on the second). A missing stretch is asked for with the batch before it, whose bytes prove that the publisher
-is still the same incarnation. While a replay runs, live messages wait in the socket's bounded queue.
+The live stream is a SUB socket. Old batches come from the engine's ROUTER through a DEALER, because a REQ would fail on
+the second reply. A missing stretch is asked for with the batch before it, whose bytes prove that the publisher is still
+the same incarnation. While a replay runs, live messages wait in the socket's bounded queue.
 
 Law of this file: it waits for nothing without a bound. The taker gets every message of an incarnation once and in
 order, or hears that it is lost. The silence or nonsense of a publisher does not touch another publisher.
@@ -39,7 +39,8 @@ except ImportError:  # pragma: no cover - the extra is installed wherever tests 
 RECONNECT_S: Final = 5.0
 """Without a connection, one is tried at least this often."""
 QUEUE_MESSAGES_MAX: Final = 10_000
-"""Messages that wait in the socket: as many as an engine keeps for a replay. What comes on top is lost and noticed."""
+"""Messages that wait in the socket: as many as an engine keeps for a replay. Further messages are lost, and the loss is
+noticed."""
 REPLAY_IDLE_S: Final = 2.0
 """Silence after which a replay has failed; an engine answers from memory, between two of its steps."""
 REPLAY_TOTAL_S: Final = 30.0
@@ -53,7 +54,7 @@ REPLAY_COOLDOWN_S: Final = 10.0
 PAUSE_FACTOR: Final = 4
 PAUSE_MOST_S: Final = 2.0
 """Between two replays: this many times as long as the last one took. vLLM answers from the thread that publishes, and
-an engine whose queue in front of that thread is full waits; so replays take a fifth of that thread at most. The
+an engine waits while the queue in front of that thread is full. So replays take a fifth of that thread at most. The
 question names only a first batch, never a last one: a replay cannot be asked for in smaller pieces."""
 SLICE_S: Final = 0.002
 """How long messages are taken in one go before others on the loop have their turn."""
@@ -66,7 +67,7 @@ PROBE_S: Final = 1.0
 
 
 def new_context() -> "zmq.asyncio.Context":
-    """What sockets are made from; ``destroy(linger=0)`` gives all back."""
+    """A context that makes sockets; ``destroy(linger=0)`` gives all of them back."""
     return zmq.asyncio.Context()
 
 
@@ -100,7 +101,7 @@ class _Line:
 
 
 class _Replay(msgspec.Struct):
-    """What a replay has brought. ``complete`` when the end marker came."""
+    """The messages of a replay. ``complete`` when the end marker came."""
 
     messages: list[tuple[int, bytes]]
     complete: bool
@@ -109,9 +110,9 @@ class _Replay(msgspec.Struct):
 class ZmqSource:
     """Follows one address until cancelled.
 
-    Where we connect there is one publisher. Where we bind, several engines may connect, each with its own topic, and
-    none of them can be asked again. ``taker`` makes the taker of a publisher when its first message comes (or at the
-    start, for the one that we connect to); ``on_frame`` sees each message as it came, before the taker.
+    An address that we connect to has one publisher. If we bind, several engines may connect, each with its own topic,
+    and none of them can be asked again. ``taker`` makes the taker of a publisher at its first message, or at the start
+    if we connect. ``on_frame`` sees each message as it came, before the taker.
     """
 
     def __init__(

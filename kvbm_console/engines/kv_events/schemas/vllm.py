@@ -2,8 +2,8 @@
 
 A payload is ``[ts, events, dp_rank?]`` or, as some commits sent it, a map of the same. An event is a map with ``type``
 or an array that begins with its type. Fields were added at the end over the years, so a missing field has a default,
-and a field without use here is skipped unread. A block's hash is an unsigned or signed 64-bit integer, or raw bytes of
-which the last eight count, as the engine's own integer form has it.
+and a field without use here is skipped unread. A block's hash is an unsigned or signed 64-bit integer, or raw bytes. Of
+these the last eight count, as in the engine's own integer form.
 
 Law of this file: see ``batch``. ``KINDS`` has the fields of each kind once, for both forms.
 """

@@ -72,7 +72,7 @@ class Parts:
         ]
 
     def is_healthy(self, name: str) -> bool:
-        """Whether every part whose name begins like this runs."""
+        """True if every part whose name begins like this runs."""
         return all(each.why is None for each in self._parts.values() if each.name.startswith(name))
 
     async def keep(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -137,7 +137,7 @@ WINDOW_NS: Final = 1_000_000_000
 CONDITION_SHARE_MAX: Final = 0.05
 """Of the daemon's time, for the condition of one breakpoint; the observer shall not cost what it observes."""
 BLOCKED_NS: Final = 500_000_000
-"""A loop that is later than this was kept by somebody: heartbeats and leases are late as well."""
+"""A loop that is later than this was kept busy, and heartbeats and leases are late as well."""
 STEP_NS: Final = 1_000_000_000
 """A wall clock that moves this much against the monotonic one was set; less is drift and smearing."""
 

@@ -21,7 +21,7 @@ from kvbm_console.stream.publishers import QUEUE_SAFE, queue_is_safe
 T = TypeVar("T")
 
 SGLANG_PATHS: Final = ("/server_info", "/get_server_info")
-"""The second one is that of SGLang before 0.5.5."""
+"""The second path is that of SGLang before 0.5.5."""
 TIMEOUT_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 4 * 2**20
 """SGLang's answer holds every argument of the server: some 20 kB."""

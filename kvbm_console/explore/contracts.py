@@ -141,7 +141,7 @@ class ContractShadow:
                 self._require(place.writer in self.copies, "BC-9", None, f"{at} is written by nobody")
 
     def finished(self) -> None:
-        """Every request has ended: nobody holds anything, and no copy runs."""
+        """Every request has ended: no place has a holder, and no copy runs."""
         self._walk()
         self._require(not self.slots and not self.copies and not self.candidates, "BC-9", None, "something is left")
         for at, place in self.places.items():
@@ -327,7 +327,7 @@ class ContractShadow:
             self._require(life.hashes[index] == key, "BC-2", event, f"block {index} has another hash than its request")
 
     def _BlocksEvicted(self, event: ev.BlocksEvicted) -> None:
-        """BC-10, I3: what is evicted is ready, and held by nobody."""
+        """BC-10, I3: an evicted block is ready and has no holder."""
         for at, key in zip(self._at(event.pool, event.ids, event), unpack_hashes(event.hashes), strict=True):
             place = self.places[at]
             self._require(place.ready and place.hash == key, "BC-9", event, f"{at} holds {place.hash}")

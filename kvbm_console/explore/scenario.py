@@ -72,7 +72,7 @@ class Scenario:
     actions: tuple[Action, ...]
     copies: tuple[int, ...] = field(default=(3,))
     machine: tuple[tuple[str, Any], ...] = ()
-    """Further choices by name, of ``LEADER``; one that is not named has its first value."""
+    """Further choices by name, of ``LEADER``; a choice that is not named has its first value."""
 
     def option(self, name: str) -> Any:
         """The value of a choice."""

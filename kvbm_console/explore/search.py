@@ -115,7 +115,7 @@ class Search:
         return self._processes[-1]
 
     def _fresh(self, worker: "_Process") -> "_Process":
-        """One in the place of this process, which died or hangs."""
+        """A process in the place of this process, which died or hangs."""
         worker.kill()
         fresh = self._begun()
         fresh.wait()
@@ -232,7 +232,7 @@ class Search:
         return {"connector": self.connector, "faults": list(self.faults), "runs": runs}
 
     def _take(self, report: SearchReport, worker: "_Process") -> tuple["_Process", list[tuple[str, int]]]:
-        """The answers to a batch; the worker, or the one that replaces it and what is left of the batch."""
+        """Take the answers to a batch. Returns the worker or its replacement, and the rest of the batch."""
         for answer in worker.answers(SILENT_S):
             if answer is None:
                 profile, seed = worker.task[worker.answered]
@@ -348,6 +348,6 @@ class _Process:
 
 
 def _ready(busy: list[_Process]) -> list[_Process]:
-    """Those that have something to say, or all when none has for too long."""
+    """The processes with answers, or all when none has answered for too long."""
     readable = select.select([worker.descriptor for worker in busy], [], [], SILENT_S)[0]
     return [worker for worker in busy if worker.descriptor in readable or not readable]

@@ -278,7 +278,7 @@ FAULTS = {
     "torn-copy": "the last block of a job is not copied",
     "first-source": "all blocks of a job are filled from its first one",
     "shifted-target": "each block of a job lands one place further",
-    "wrong-slot": "a load reads the host slot beside the one that was ordered",
+    "wrong-slot": "a load reads the host slot beside the ordered slot",
 }
 """Faults of a worker that ``--fault`` plants, so that everybody can see that they are found."""
 

@@ -29,7 +29,7 @@ PAGE = 16 * 1024
 IDLE_STEPS = 6
 """Steps in a row without work, copies or reports after which nothing can change any more."""
 OVERTAKEN_MAX = 48
-"""Steps in which later requests were scheduled while an earlier one had everything it needed but its turn."""
+"""Steps in which later requests were scheduled while an earlier request waited for its turn alone."""
 ASKED_MAX = 60
 """Answers "ask again" in a row without any copy in flight."""
 STEPS_MAX = 3_000

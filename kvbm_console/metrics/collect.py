@@ -60,11 +60,11 @@ class Scrape(msgspec.Struct):
     spans: Mapping[str, int] = {}
     """Spans of request timelines by what became of them; empty when none are exported."""
     lints: Mapping[str, int] = {}
-    """Lint to the problems that it finds now; empty where nobody watches."""
+    """Lint to the problems that it finds now; empty without a watch."""
     lints_passed_over: int | None = None
     """Events that the lints did not see."""
     block_bytes: int | None = None
-    """Bytes of one block, None when nobody told."""
+    """Bytes of one block, None when unknown."""
     evictions: Mapping[tuple[Tier, EvictRule], int] = {}
     """Blocks given up by tier and deciding rule (``Decider.evictions``)."""
     policies: Mapping[Tier, Mapping[str, float]] = {}
@@ -125,7 +125,7 @@ def _tiers(families: _Families, scrape: Scrape) -> None:
         known = None not in capacities
         capacity.add(sum(each or 0 for each in capacities) if known else None, labels)
         for condition in Condition:
-            if known or condition is not Condition.EMPTY:  # places that nobody told us of cannot be counted as empty
+            if known or condition is not Condition.EMPTY:  # unknown places cannot be counted as empty
                 blocks.add(sum(pool.counts[condition] for pool in pools), {**labels, "condition": condition.label})
         blocks_here = sum(pool.resident_blocks for pool in pools)
         resident.add(blocks_here, labels)
@@ -138,7 +138,7 @@ def _bytes(scrape: Scrape, blocks: int) -> int | None:
 
 
 def _evictions(families: _Families, scrape: Scrape) -> None:
-    """Of a tier that only event streams describe nobody knows why a block went."""
+    """Without tiers that only event streams describe, because streams give no reason."""
     state = scrape.state
     told = {pool.info.tier for pool in state.pools if pool.info.authority is not Authority.STREAM}
     evicted = families.make("kvbm_evicted_blocks_total")

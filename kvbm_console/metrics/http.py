@@ -47,9 +47,9 @@ class MetricsServer:
         self._accepting: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
         self._silent: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        """Those of them that have not asked yet, the oldest first."""
+        """The connections that have not asked yet, the oldest first."""
         self._closing: set[asyncio.Task[None]] = set()
-        """Those of them that made way and have not ended."""
+        """The connections that made way and have not ended."""
         self.port = 0
         """The port, after ``start``."""
 

@@ -224,7 +224,7 @@ class CacheOnlyResult(msgspec.Struct, frozen=True):
     hits: int
     evicted_blocks: int
     cut_requests: int
-    """Requests with more blocks than the pool: only as many leading ones as it has places are inserted."""
+    """Requests with more blocks than the pool: only as many leading blocks as it has places are inserted."""
     gauges: dict[str, float]
     hits_of: list[int]
     """Hits of each request."""

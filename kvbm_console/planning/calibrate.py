@@ -68,7 +68,7 @@ class Compared(Errors, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """How well times predict; null where nothing was measured."""
+    """The errors of predictions; null without measurements."""
 
     times: Errors | None
     """Of steps; of a table of requests, of the time behind their first tokens."""
@@ -263,7 +263,7 @@ def _errors(values: list[float]) -> Errors | None:
 
 
 def _compared(pairs: list[tuple[float, float]]) -> Compared | None:
-    """Of (measured, predicted) pairs; one of no time has no relative error and is left out."""
+    """Of (measured, predicted) pairs. A pair without time has no relative error and is left out."""
     errors = _errors([abs(predicted - real) / real for real, predicted in pairs if real > 0])
     if errors is None:
         return None

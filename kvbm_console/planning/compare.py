@@ -43,7 +43,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class RequestOutcome(msgspec.Struct, frozen=True):
-    """One request in one cell; ``why`` says why it found no more."""
+    """One request in one cell; ``why`` is the reason of its first miss."""
 
     request: str
     hits: int
@@ -107,7 +107,7 @@ def run_grid(
     settings: Sequence[Setting], *, workers: int | None = None, keep_requests: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> list[Cell]:
-    """Run every cell, on ``workers`` processes (None: one for each core), in the order of the settings."""
+    """Run every cell, on ``workers`` processes (None for a process on each core), in the order of the settings."""
     open_trace(settings[0].options)
     count = min(len(settings), workers or _cores())
     if count == 1:
@@ -211,7 +211,7 @@ def _why(miss: Miss | None, names: Sequence[str]) -> str:
 
 
 def _bound(setting: Setting, keep_requests: bool) -> Cell:
-    """The reference over one pool as large as all tiers together."""
+    """The reference: ``bound_of``."""
     options = setting.options
     names, hits_of, blocks_of, evicted = bound_of(open_trace(options), options)
     hits, lookups = sum(hits_of), sum(blocks_of)

@@ -217,7 +217,7 @@ class Ledger:
         return False
 
     def computed_tokens(self, name: str) -> int:
-        """Nothing is loaded, so nobody asks."""
+        """Never called, because nothing is loaded."""
         raise InternalError(f"the load of {name} ended, and there is nothing to load from")
 
     def calm_blocks(self) -> int:

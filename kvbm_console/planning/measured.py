@@ -199,7 +199,7 @@ def equations_of(requests: list[Served], batch_tokens: int) -> list[Equation]:
 
 
 class _Sampled:
-    """How many tokens behind a first one all requests have sampled up to a moment, each at its own even pace."""
+    """Tokens behind a first token that all requests have sampled up to a moment, each at its own even pace."""
 
     def __init__(self, requests: list[Served]) -> None:
         changes: dict[float, list[float]] = {}
@@ -259,9 +259,9 @@ class _Reading:
         self._device: Device | None = None
         self._devices = 0
         self._below = False
-        """Whether blocks were found below the device."""
+        """True if blocks were found below the device."""
         self._whole = True
-        """Whether all requests are known from their beginning, each a sequence of its own: only then they can be
+        """True if all requests are known from their beginning, each a sequence of its own: only then they can be
         served again."""
         self._lives: dict[int, _Life] = {}
         self._last: tuple[float, int, int, int, set[int]] | None = None
@@ -372,7 +372,7 @@ def _of_recording(recording: Recording) -> Measured:
 
 
 def _told(served: Served, block_tokens: int) -> bool:
-    """Whether the hashes of all its full blocks are known."""
+    """True if the hashes of all its full blocks are known."""
     full = (served.prompt_tokens + served.output_tokens - 1) // block_tokens
     prompt = served.prompt_tokens // block_tokens
     return len(served.hashes) == prompt and len(served.output_hashes) >= full - prompt

@@ -54,7 +54,7 @@ _UNITS: Final = {
 
 
 def check(ok: bool, field: str, bound: str, value: object) -> None:
-    """Raise the one-sentence ``UsageError`` that names the flag of this field, unless ``ok``."""
+    """Raise a ``UsageError`` of one sentence that names the flag of this field, unless ``ok``."""
     if not ok:
         shown = value if isinstance(value, (int, float)) else repr(value)
         raise UsageError(f"--{field.replace('_', '-')} must be {bound}, got {shown}")
@@ -162,12 +162,12 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefetches(self) -> bool:
-        """Whether there are tiers between which something can be fetched."""
+        """True if there are tiers between which something can be fetched."""
         return self.prefetch != "none" and self.kv_cpu_blocks > 0 and self.kv_disk_blocks > 0
 
     @property
     def tiered(self) -> bool:
-        """Whether there is a tier below the device."""
+        """True if there is a tier below the device."""
         return self.kv_cpu_blocks > 0 or self.kv_disk_blocks > 0
 
     @property

@@ -341,7 +341,8 @@ def _is_time(value: int) -> bool:
 def _goodput(
     options: SimulateOptions, parts: Sequence[InstanceMeasures], requests: int, duration_s: float
 ) -> dict[str, Any] | None:
-    """Requests within the limits; one without a second token has no time between tokens, which is within any limit."""
+    """Requests within the limits. A request without a second token has no time between tokens, which is within any
+    limit."""
     if options.slo_ttft is None and options.slo_itl is None:
         return None
     ttft_ns = options.slo_ttft if options.slo_ttft is not None else math.inf
@@ -430,7 +431,7 @@ def _thrash_text(document: Mapping[str, Any]) -> str:
 
 
 def _again_text(tiers: Mapping[str, Mapping[str, Any]]) -> str:
-    """How long ago a tier had evicted what an admission asked for."""
+    """The time since the eviction of blocks that admissions asked for, by tier."""
     return "; ".join(
         f"{tier} {values['asked_again_blocks']:,} blocks" + (
             f", half within {values['asked_again_p50_s']:g} s of their eviction, 90 % within "

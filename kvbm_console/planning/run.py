@@ -29,7 +29,7 @@ AUDIT_EVERY: Final = 50
 
 Progress = Callable[[int], None]
 Ended = Callable[[int, RequestRecord], None]
-"""Is told the instance and the record of a request that has ended."""
+"""Called with the instance and the record of each request that has ended."""
 
 
 class SimulateRun(msgspec.Struct, frozen=True):
@@ -131,7 +131,8 @@ def counted(options: SimulateOptions, keep_records: bool = False) -> bool:
 
 
 def open_trace(options: SimulateOptions) -> Workload:
-    """The workload of the options; refuses one that never ends, and a seed where nothing is drawn."""
+    """The workload of the options. Raises ``UsageError`` for a workload that never ends, and for a seed of a recorded
+    trace."""
     workload = parse_trace(options.trace, options.limit)
     if options.seed is not None:
         if not isinstance(workload, Multiturn):
@@ -143,7 +144,8 @@ def open_trace(options: SimulateOptions) -> Workload:
 
 
 def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, windows: bool = True) -> Rig:
-    """One instance, ready to run, with ``windows`` from its first decoding iteration on: that one is reported."""
+    """One instance, ready to run, with ``windows`` from its first decoding iteration on, whose stats line is
+    reported."""
     rig = build(
         options.leader_config(), engine_config(options), workload, publish=meter, hosts=options.hosts,
         check=options.check, audit_every=AUDIT_EVERY, links=options.links(),

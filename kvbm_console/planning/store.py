@@ -7,7 +7,7 @@ The compatibility configuration: how BLIS, on which the vectors were observed, d
 
 * Released blocks all go to the end of the free order, those without a hash too (ours are reused first).
 * A block carries its hash from its allocation on, not from the end of the iteration that fills it.
-* Of several copies of a block, a lookup names the one stored last.
+* Of several copies of a block, a lookup names the newest.
 * The host tier keeps a chain in prompt order, so it loses the head of a chain first (ours loses the tail first, I13).
 * A transfer costs base + ceil(block size / bandwidth) for each block (ours for each transfer).
 * Misses count every block taken, those of decoding too (ours are blocks of prompts). A hit may cover the whole prompt
@@ -49,7 +49,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         require(self.gpu_blocks >= 1, "gpu_blocks", "at least 1", self.gpu_blocks)
         require(self.block_size >= 1, "block_size", "at least 1", self.block_size)
         check(self.cpu_blocks >= 0, "kv_cpu_blocks", "at least 0", self.cpu_blocks)
-        if self.cpu_blocks or self.bandwidth != 0:  # without a host tier there is no link, and 0 says that nobody cares
+        if self.cpu_blocks or self.bandwidth != 0:  # without a host tier there is no link: 0 is fine
             check_bandwidth(self.bandwidth)
         check_latency(self.base_latency)
 
@@ -63,7 +63,8 @@ class FifoPool(DevicePool):
         self.tokens_in = [0] * self.capacity_blocks
 
     def release(self, ids: Sequence[int]) -> None:
-        """One holder less for each block, tail first; whoever loses its last one goes to the end of the order."""
+        """One holder less for each block, tail first. A block that loses its last holder goes to the end of the
+        order."""
         for block in reversed(ids):
             left = self._state[block] = self._state[block] - 1
             if left:
@@ -77,7 +78,7 @@ class FifoPool(DevicePool):
         self._ring.append(block)
 
     def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
-        """The blocks carry these hashes; the newest copy is the one that is found."""
+        """The blocks carry these hashes; lookups find the newest copy."""
         for block, sequence_hash in zip(ids, hashes, strict=True):
             older = self._index.pop(sequence_hash, None)
             super().store([block], [sequence_hash])

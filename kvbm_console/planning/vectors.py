@@ -72,7 +72,7 @@ class VectorScenario(msgspec.Struct):
 
 
 class Vectors(msgspec.Struct):
-    """A file of vectors. Each one is read by itself, so that one that is not understood does not hide the others."""
+    """A file of vectors. Each vector is read by itself, so that an unknown vector does not hide the others."""
 
     schema: str
     hash_vectors: list[msgspec.Raw] = []
@@ -84,7 +84,7 @@ class Vectors(msgspec.Struct):
 
 
 class VectorLine(msgspec.Struct, frozen=True):
-    """The verdict on one vector; ``why`` says what is wrong, empty when it is well."""
+    """The verdict on one vector; ``why`` is its error, empty without one."""
 
     name: str
     kind: str
@@ -92,7 +92,7 @@ class VectorLine(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether it came out as it must."""
+        """True without an error."""
         return not self.why
 
 
@@ -143,7 +143,7 @@ def _named(raw: msgspec.Raw, key: str) -> str:
 
 
 def _line(name: str, kind: str, raw: msgspec.Raw, of: Any, check: Callable[[Any], str]) -> VectorLine:
-    """The verdict on one vector; one that cannot be read, or that breaks the store, is a failure that says so."""
+    """The verdict on one vector. A vector that cannot be read, or that breaks the store, fails with that reason."""
     try:
         return VectorLine(name, kind, check(msgspec.json.decode(raw, type=of)))
     except (msgspec.DecodeError, UsageError) as error:

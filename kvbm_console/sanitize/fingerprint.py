@@ -193,5 +193,5 @@ class Side:
 
 
 def _torch() -> Any:
-    """The library whose tensors were given: imported by whoever made them."""
+    """The library of the given tensors, which was imported with them."""
     return import_module("torch")

@@ -1,4 +1,4 @@
-"""The records of one rank: copies, the contents that stores took, and who wrote each place last.
+"""The records of one rank: copies, the contents that stores took, and the last writer of each place.
 
 Contents are keyed by (hash, rank, group). A store replaces the content of its hash: the engine may compute a block
 twice, and the second result may be rounded differently.
@@ -167,7 +167,7 @@ class CopyLedger:
                 self.place_load[place] = copy
 
     def end(self, number: int) -> Copy | None:
-        """Its end is reported; None for one that is unknown."""
+        """Take the report of its end; None for an unknown copy."""
         self.moment += 1
         copy = self.flying.pop(number, None)
         if copy is not None:

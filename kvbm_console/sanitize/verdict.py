@@ -49,7 +49,7 @@ class Cause:
 
 @dataclass(slots=True)
 class Case:
-    """One mismatch with both sides at hand. ``content`` is what should lie there."""
+    """One mismatch with both sides at hand. ``content`` is the content that should lie there."""
 
     ledger: CopyLedger
     device: Side

@@ -68,7 +68,7 @@ def record_places(recorder: TapRecorder, manager: Any) -> bool:
 
 
 def _after(recorder: TapRecorder, owner: Any, name: str, tell: Callable[..., None]) -> None:
-    """``owner.name`` goes on as it is; then ``tell`` hears its result and its arguments, while somebody listens."""
+    """``owner.name`` goes on as it is; while a daemon listens, ``tell`` gets its result and its arguments."""
     inside = getattr(owner, name)
 
     @functools.wraps(inside)

@@ -24,7 +24,7 @@ Record = tuple[Any, ...]
 
 
 class TapRecorder:
-    """The queue of one engine and what the daemon has told it. ``on`` says whether anybody listens."""
+    """The queue of one engine and the daemon's word. ``on`` is true while a daemon listens."""
 
     __slots__ = (
         "_ask_ns", "_pattern", "allocating", "answers", "asked", "below", "by_place", "call_ns", "calls",
@@ -39,13 +39,13 @@ class TapRecorder:
         self.ending = False
         """The engine shuts down: what is queued is sent, and nothing more comes."""
         self.want_full = False
-        """Somebody began to listen, or records were dropped: tell everything once, at the next step."""
+        """A daemon began to listen, or records were dropped: tell everything once, at the next step."""
         self.unheard = False
-        """Whether a request arrived that nobody was told of: then everything is told at the next step."""
+        """True if a request arrived that no daemon heard of; then everything is told at the next step."""
         self.by_place = by_place
-        """Whether its places must be followed: it has several groups of blocks in one pool, or other connectors."""
+        """True if its places must be followed: it has several groups of blocks in one pool, or other connectors."""
         self.places_known = False
-        """Whether they are."""
+        """True if they are followed."""
         self.below: dict[str, dict[Any, int]] | None = None
         """Medium to the hashes that stand there and how often, of a connector that tells all of them from the start."""
         self.allocating = ""
@@ -97,7 +97,7 @@ class TapRecorder:
             self.off()
 
     def must_wait(self, request: str, computed: int) -> bool:
-        """Whether this lookup has to be answered with "ask again"."""
+        """True if this lookup has to be answered with "ask again"."""
         now = time.monotonic_ns()
         until = self.held.get(request)
         if until is not None:
@@ -114,7 +114,7 @@ class TapRecorder:
             return True
         if now - asked < self._ask_ns:
             return True
-        self.cleared.add(request)  # nobody answered in time
+        self.cleared.add(request)  # no answer came in time
         return False
 
     def stored_below(self, events: Any) -> None:
@@ -143,7 +143,7 @@ class TapRecorder:
     # --- the sender's thread ---
 
     def listen(self) -> None:
-        """Somebody listens from now on."""
+        """A daemon listens from now on."""
         if self.errors >= ERRORS_MAX:
             return
         self.unheard = False
@@ -155,7 +155,7 @@ class TapRecorder:
         self.on = True
 
     def off(self) -> None:
-        """Nobody listens any more: whoever was held goes on."""
+        """No daemon listens any more, and held requests go on."""
         self.on = False
         self.gated = False
         self.held = {}

@@ -46,7 +46,7 @@ class Reporter:
         self._served: subprocess.Popen[bytes] | None = None
         self._task: asyncio.Task[list[Any] | None] | None = None
         self.ended = False
-        """Whether the engine has ended."""
+        """True if the engine has ended."""
         self.sessions = 0
 
     async def run(self) -> None:
@@ -90,7 +90,7 @@ class Reporter:
         return messages
 
     async def _pass_over(self, seconds: float) -> None:
-        """While nobody listens the tap says little; what it says is void."""
+        """While no daemon listens, the tap says little, and its messages are void."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while not self.ended and (left := until - loop.time()) > 0:

@@ -107,7 +107,7 @@ class Marker:
         self._known: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._watched: OrderedDict[int, None] = OrderedDict()
         self.waiting: deque[list[Any]] = deque(maxlen=WAITING_MAX)
-        """Findings that nobody was told of."""
+        """Findings that no daemon has heard of."""
         self.counts: dict[int, tuple[int, int, int, int]] = {}
         """Rank to the blocks that it checked, its mismatches, blocks without a known store, and nanoseconds spent."""
 

@@ -49,7 +49,7 @@ class TapSettings(msgspec.Struct, frozen=True):
     medium: str = ""
     """The medium of the connector inside; empty when there is none."""
     serve: bool = False
-    """Whether a daemon is started when none listens."""
+    """True if a daemon is started when none listens."""
     token_file: str = ""
     tls_ca: str = ""
     group: int = 0
@@ -58,9 +58,9 @@ class TapSettings(msgspec.Struct, frozen=True):
     """The engine's other groups, to the tokens in a block of each. All share the places of one pool, so no group has a
     capacity of its own."""
     uncertain: bool = False
-    """Whether what is told of the blocks may be wrong whatever comes: this engine's groups cannot be followed."""
+    """True if reports of blocks may be wrong, because this engine's groups cannot be followed."""
     caching: bool = True
-    """Whether the engine has a prefix cache. Without it the blocks that its connector loads cannot be found afterwards,
+    """True if the engine has a prefix cache. Without it the blocks that its connector loads cannot be found afterwards,
     so its medium is no pool here, and its loads are only counted."""
 
 

@@ -72,12 +72,12 @@ class Translator:
         self._taken: list[tuple[str, list[int]]] = []
         """(request, places) that were given out in this step."""
         self._named: dict[int, int] = {}
-        """Places that are cached since this step, with their hashes: those that nobody fills in it were loaded."""
+        """Places that are cached since this step, with their hashes. Places that no request fills in it were loaded."""
         self.pools: dict[str, int] = {}
         """Index of the pool of each medium below the device, and of ``DEVICE``, as the leader has answered."""
         self.started = False
         self.wants_all = False
-        """Whether a message did not fit, so that everything should be told anew."""
+        """True if a message did not fit, so that everything should be told anew."""
         self._dropped = 0
         self._at = 0
         self.calls: list[Call] = []
@@ -294,7 +294,7 @@ class Translator:
                     self._report(medium, (), hashes)
 
     def _has(self, medium: str) -> bool:
-        """Whether this medium below the device has a pool; it gets one if there is room."""
+        """True if this medium below the device has a pool; it gets one if there is room."""
         if medium in ("", "GPU") or not self._settings.caching:
             return False
         if medium not in self.pools and len(self.pools) < POOLS_MAX:

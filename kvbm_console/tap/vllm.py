@@ -281,7 +281,7 @@ def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], boo
 
 
 def _keeps_all(spec: Any) -> bool:
-    """Whether a request keeps its blocks until it ends; layers of one kind may have a specification each."""
+    """True if a request keeps its blocks until it ends; layers of one kind may have a specification each."""
     layers = getattr(spec, "kv_cache_specs", None) or {"": spec}
     return all(type(one).__name__ in _WHOLE for one in layers.values())
 

@@ -26,7 +26,7 @@ class Chapter:
         self.state = state
 
     def fits(self, wanted: str) -> bool:
-        """Whether this is what ``prefilling``, ``BlocksStaged`` or ``HoldReleased: expired`` asks for."""
+        """True if this is what ``prefilling``, ``BlocksStaged`` or ``HoldReleased: expired`` asks for."""
         name, _, words = wanted.partition(":")
         return name.strip() in (self.kind, self.state) and words.strip() in self.text
 

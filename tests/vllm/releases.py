@@ -83,8 +83,8 @@ def _row(release: str, thread: str, finding: dict[str, object]) -> None:
     scenario = finding["scenario"]
     assert isinstance(scenario, dict)
     link = f"[{thread}](https://github.com/vllm-project/vllm/issues/{thread[1:]})" if thread else "not known"
-    sentence = str(finding["sentence"])
-    print(f"| {release} | {link} | `{finding['signature']}: {sentence}` | {finding['cpu_s']:.1f} | {finding['times']} | "
+    verdict = f"`{finding['signature']}: {finding['sentence']}`"
+    print(f"| {release} | {link} | {verdict} | {finding['cpu_s']:.1f} | {finding['times']} | "
           f"{len(scenario['actions'])} |", flush=True)
 
 

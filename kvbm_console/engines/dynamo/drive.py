@@ -156,7 +156,7 @@ class Drive:
         self._submit(st.RequestPreempted, slot.request)
 
     def _take_from_others(self, slot: SlotFacts, ids: list[int]) -> None:
-        """Blocks that another request still holds were taken from it: it was preempted, and nobody said so."""
+        """Blocks that another request still holds were taken from it: it was preempted without a call."""
         wanted = set(ids)
         for other in list(self.leader.state.slots.values()):
             if other.slot != slot.slot and not wanted.isdisjoint(other.device_blocks):
@@ -222,7 +222,7 @@ class Drive:
         self._submit(st.BlocksAllocated, slot.request, pack_ids(new), loaded)
 
     def _own_prefix(self, slot: SlotFacts, ids: list[int]) -> int:
-        """How many of the leading blocks hold what the engine says, as far as we have seen."""
+        """The leading blocks that hold the content that the engine says, as far as we have seen."""
         pool = self.leader.device_pool(SOURCE)
         at = 0
         while (

@@ -108,7 +108,7 @@ class FinishCall(msgspec.Struct):
 
 
 class Finished(msgspec.Struct):
-    """Whether its blocks stay allocated, as Dynamo answered."""
+    """True if its blocks stay allocated, as Dynamo answered."""
 
     is_finished: bool
 

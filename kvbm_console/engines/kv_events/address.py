@@ -30,7 +30,7 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True):
     topic: str = ""
     """Prefix of the topics to listen to; all when empty."""
     bind: bool = False
-    """Whether we bind, for an engine that connects."""
+    """True if we bind, for an engine that connects."""
     dp_rank: int = 0
     """For batches that name none."""
     queue_batches_max: int | None = None

@@ -61,7 +61,7 @@ class StreamCounts(msgspec.Struct):
     """Blocks beyond the limits of this program."""
     last_seq: int = -1
     last_batch_ns: int | None = None
-    """When the last message came; engines send one only when they step, so age alone is no fault."""
+    """The time of the last message. Engines send messages only when they step, so age alone is no fault."""
 
 
 class _Report:
@@ -76,7 +76,7 @@ class _Report:
         self.checked = 0
 
     def stored_here(self, hashes: list[int]) -> bool:
-        """Whether one of these was stored in this report, so that removing it now would come too early."""
+        """True if this report stores one of these hashes, so that it cannot say their removal."""
         if not self.stored:
             return False
         self.recent.update(self.stored[self.checked :])

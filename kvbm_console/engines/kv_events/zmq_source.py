@@ -57,12 +57,12 @@ PAUSE_MOST_S: Final = 2.0
 an engine waits while the queue in front of that thread is full. So replays take a fifth of that thread at most. The
 question names only a first batch, never a last one: a replay cannot be asked for in smaller pieces."""
 SLICE_S: Final = 0.002
-"""How long messages are taken in one go before others on the loop have their turn."""
+"""Messages are taken for so long before other tasks of the loop have their turn."""
 END_SEQ: Final = 2**64 - 1
 """-1 as the engine writes it: the end of a replay."""
 SEQ_BYTES: Final = 8
 AWAY_S: Final = 2.0
-"""How long a publisher may be away before it is said. Connections that break come back within a tenth of a second."""
+"""A publisher that is away for longer is reported. Broken connections come back within a tenth of a second."""
 PROBE_S: Final = 1.0
 
 
@@ -72,7 +72,7 @@ def new_context() -> "zmq.asyncio.Context":
 
 
 class SourceStatus(msgspec.Struct):
-    """How the connection fares."""
+    """The state and the counts of the connection."""
 
     connected: bool = False
     """True if any publisher is connected: where we bind there may be several."""
@@ -86,7 +86,7 @@ class SourceStatus(msgspec.Struct):
 
 
 class _Line:
-    """The messages of one publisher: who takes them, and what a replay has brought."""
+    """The messages of one publisher: their taker, and the messages of its last replay."""
 
     __slots__ = ("replayed", "taker")
 
@@ -96,7 +96,7 @@ class _Line:
         """Digests of the replayed messages: the live stream may bring the newest of them once more."""
 
     def has(self, seq: int, payload: bytes) -> bool:
-        """Whether the replay has brought this very message."""
+        """True if the replay has brought this very message."""
         return seq < self.taker.next_seq and self.replayed.get(seq) == _digest(payload)
 
 
@@ -128,7 +128,7 @@ class ZmqSource:
         self._monitor: Any = None
         self._make_taker = taker
         self.takers: list[Taker] = []
-        """One for each publisher that was heard of."""
+        """Of each publisher that was heard of."""
         self._lines: dict[bytes, _Line] = {}
         if not publisher.bind:
             self._lines[b""] = self._new_line(publisher.topic)
@@ -255,7 +255,7 @@ class ZmqSource:
             await asyncio.sleep(PROBE_S)
 
     async def _refuses(self) -> bool:
-        """True if nobody listens at the publisher's port any more. A machine that does not answer proves nothing."""
+        """True if the publisher's port is closed. A machine that does not answer proves nothing."""
         host, _, port = self.publisher.endpoint.removeprefix("tcp://").rpartition(":")
         try:
             async with asyncio.timeout(PROBE_S):
@@ -357,7 +357,7 @@ class ZmqSource:
         line.replayed = {seq: _digest(payload) for seq, payload in replay.messages}
 
     async def _fetch(self, start: int) -> _Replay:
-        """One question on a socket of its own, so that no late answer to an earlier one is mixed in."""
+        """One question on a socket of its own, so that no late answer to an earlier question is mixed in."""
         await asyncio.sleep(max(0.0, self._pause_until - self._monotonic()))
         began = self._monotonic()
         self.status.replays += 1

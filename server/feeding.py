@@ -34,6 +34,7 @@ from kvbm_console.core.leader import Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.service import LeaderService
 from kvbm_console.wire.batches import MalformedBatch, stimuli_of
+from kvbm_console.wire.convert import feed_answer
 from kvbm_console.wire.protocol import NAME_BYTES_MAX
 from kvbm_console.wire.v1 import console_pb2 as pb
 
@@ -313,35 +314,9 @@ class FeedMethod:
 
 def answer_of(outcome: Outcome) -> pb.Answer:
     """The result of a call as the contract states it."""
-    answer = pb.Answer()
-    for event in outcome.events:
-        if isinstance(event, StimulusRejected):
-            answer.rejected = event.why
-            return answer
-    result: Any = outcome.result
-    if isinstance(result, ins.MatchAnswer):
-        answer.match.SetInParent()
-        if result.tokens is not None:
-            answer.match.tokens = result.tokens
-        answer.match.asynchronous = result.asynchronous
-    elif isinstance(result, ins.FencedBlocks):
-        answer.fenced.ids = result.ids
-        answer.fenced.SetInParent()
-    elif isinstance(result, ins.FinishAnswer):
-        answer.finish.delay_free = result.delay_free
-        answer.finish.SetInParent()
-    elif isinstance(result, ins.IterationMetadata):
-        answer.metadata.iteration = result.iteration
-        answer.metadata.operations.extend(result.operations)
-        answer.metadata.SetInParent()
-    elif isinstance(result, ins.PoolAnswer):
-        answer.pool = result.pool
-    elif isinstance(result, ins.CloneAnswer):
-        answer.clones.slots.extend(result.slots)
-        answer.clones.SetInParent()
-    elif isinstance(result, msgspec.Struct):
-        raise TypeError(f"a feed has no answer of kind {type(result).__name__}")
-    return answer
+    refused = next((event.why for event in outcome.events if isinstance(event, StimulusRejected)), None)
+    return feed_answer(outcome.result) if refused is None else pb.Answer(rejected=refused)
+
 
 # --- limits of a feed ---
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kvbm_console.recording.recover import Recovered
     from kvbm_console.recording.verify import VerifyReport
 
-FORMAT: Final = click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text",
-                             show_default=True, help="How to print the result.")
 RECORDING: Final = click.argument("path", metavar="DIR-or-FILE", type=click.Path(path_type=Path))
 DIRECTORY: Final = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 
@@ -60,21 +58,21 @@ rec.add_command(capture)
 @rec.command()
 @RECORDING
 @click.option("--run", metavar="ID", help="The run to look at, by its incarnation; without it the last one.")
-@FORMAT
-def info(path: Path, run: str | None, format_: str) -> None:
+@format_option("text", "json")
+def info(path: Path, run: str | None, form: str) -> None:
     """Show what is in a recording: events, requests, engines, gaps, versions, time, sizes."""
     from kvbm_console.recording.info import info_of
     from kvbm_console.recording.reader import Recording
 
     found = info_of(Recording.open(path, run))
-    print_result(format_, found, lambda: _info_lines(found))
+    print_result(form, found, lambda: _info_lines(found))
 
 
 @rec.command()
 @RECORDING
-@FORMAT
+@format_option("text", "json")
 @click.pass_context
-def verify(ctx: click.Context, path: Path, format_: str) -> None:
+def verify(ctx: click.Context, path: Path, form: str) -> None:
     """Fold the events, check every invariant, and rerun the stimuli through today's leader.
 
     Every run of a directory is verified. Exit 0 when all is equal and whole, 1 with the first difference of each run,
@@ -83,7 +81,7 @@ def verify(ctx: click.Context, path: Path, format_: str) -> None:
     from kvbm_console.recording.verify import verify as verify_recording
 
     report = verify_recording(path, progress())
-    if format_ == "json":
+    if form == "json":
         print_json(report)
     else:
         for one in (*report.earlier, report):
@@ -98,22 +96,22 @@ def verify(ctx: click.Context, path: Path, format_: str) -> None:
 @click.option("--salvage", is_flag=True,
               help="Keep every whole frame of a damaged segment and put a gap where bytes were cut out; the damaged "
                    "file stays beside it as .damaged.")
-@FORMAT
-def recover(directory: Path, salvage: bool, format_: str) -> None:
+@format_option("text", "json")
+def recover(directory: Path, salvage: bool, form: str) -> None:
     """Make a recording whole that its daemon left behind: cut torn tails off, refuse damage."""
     from kvbm_console.recording.recover import recover_directory
 
     with _locked(directory):
         results = recover_directory(directory, salvage=salvage, progress=progress())
     document = [_recovered_document(segment) for segment in results]
-    print_result(format_, document, lambda: [*map(_recovered_line, results)] or [
+    print_result(form, document, lambda: [*map(_recovered_line, results)] or [
         "nothing to recover: no segment is active"])
 
 
 @rec.command()
 @DIRECTORY
-@FORMAT
-def index(directory: Path, format_: str) -> None:
+@format_option("text", "json")
+def index(directory: Path, form: str) -> None:
     """Seal segments that were left active, and give sealed ones their missing or damaged index again.
 
     What is sealed is compared with its source before that goes; a file of which something could not be kept stays
@@ -130,7 +128,7 @@ def index(directory: Path, format_: str) -> None:
         for path in without:
             made = rebuild_index(path)
             done_to.append(Indexed(path.name, "indexed", path.stat().st_size, made.last_seq, made.lost_bytes))
-            if format_ == "text":
+            if form == "text":
                 lost = f"; {number(made.lost_bytes)} damaged bytes behind it are lost" if made.lost_bytes else ""
                 click.echo(f"{path.name}  indexed again up to event {number(made.last_seq)}{lost}")
         left = [one.path for one in recover_directory(directory) if one.outcome in ("whole", "truncated")]
@@ -139,9 +137,9 @@ def index(directory: Path, format_: str) -> None:
             before = path.stat().st_size
             sealed = seal_segment(path)
             done_to.append(Indexed(sealed.name, "sealed", sealed.stat().st_size))
-            if format_ == "text":
+            if form == "text":
                 click.echo(f"{sealed.name}  {number(before)} bytes sealed into {number(sealed.stat().st_size)}")
-    if format_ == "json":
+    if form == "json":
         print_json(done_to)
     elif not done_to:
         click.echo("nothing to do: every segment is sealed and indexed")
@@ -156,10 +154,10 @@ def index(directory: Path, format_: str) -> None:
 @click.option("--request", metavar="GLOB", help="The stretch that holds everything about these requests.")
 @click.option("--where", metavar="EXPRESSION", help="The stretch that holds all events this is true of.")
 @click.option("--run", metavar="ID", help="The run to cut, by its incarnation; without it the last one.")
-@FORMAT
+@format_option("text", "json")
 def cut(
     path: Path, target: Path, begin: str | None, end: str, request: str | None, where: str | None, run: str | None,
-    format_: str,
+    form: str,
 ) -> None:
     """Write a stretch of a recording to a new file or directory, with the keyframe that it needs.
 
@@ -177,7 +175,7 @@ def cut(
     if matches is not None:
         first, last = cutting.stretch(recording, max(first, recording.first_seq), last, matches)
     made = cutting.cut(recording, first, last, target)
-    recorder.print_made(format_, made, "" if made.complete else "; state replay only")
+    recorder.print_made(form, made, "" if made.complete else "; state replay only")
 
 
 for _command in (

@@ -55,8 +55,7 @@ class Imported(msgspec.Struct, frozen=True):
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path, exists=True))
 @click.option("--out", metavar="FILE.mcap|DIR", required=True, type=click.Path(path_type=Path),
               help="The recording to write: a new file, or a new or empty directory.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-              help="What to print on stdout.")
+@format_option("text", "json")
 def import_kv_events(path: Path, out: Path, form: str) -> None:
     """A capture of KV events (frames.bin, or the directory that holds it) as a recording."""
     found = import_capture(path, out)

@@ -23,6 +23,7 @@ from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
 from kvbm_console.core.ids import Route, Site, WaitPoint
 from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, Stimulus
 from kvbm_console.wire.batches import pack_stimuli
+from kvbm_console.wire.convert import feed_result
 from kvbm_console.wire.protocol import method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 
@@ -188,7 +189,7 @@ class FeedClient:
             for answer in reply.answers.answers:
                 future = self._answers.popleft()
                 if not future.done():
-                    future.set_result(result_of(answer))
+                    future.set_result(feed_result(answer))
         elif kind == "opened":
             self.source, self.incarnation = reply.opened.source, reply.opened.incarnation
             self._opened.set_result(None)
@@ -256,24 +257,6 @@ class FeedClient:
         if self._ended is None:
             await self._holds_changed.wait()
 
-
-def result_of(answer: pb.Answer) -> Any:
-    """The result of a call: what the leader's entry point returned, or its ``Refused``."""
-    kind = answer.WhichOneof("result")
-    if kind == "match":
-        tokens = answer.match.tokens if answer.match.HasField("tokens") else None
-        return ins.MatchAnswer(tokens, answer.match.asynchronous)
-    if kind == "fenced":
-        return ins.FencedBlocks(answer.fenced.ids)
-    if kind == "finish":
-        return ins.FinishAnswer(answer.finish.delay_free)
-    if kind == "metadata":
-        return ins.IterationMetadata(answer.metadata.iteration, tuple(answer.metadata.operations))
-    if kind == "clones":
-        return ins.CloneAnswer(tuple(answer.clones.slots))
-    if kind == "pool":
-        return ins.PoolAnswer(answer.pool)
-    return Refused(answer.rejected) if kind == "rejected" else None
 
 # --- for engines that await ---
 

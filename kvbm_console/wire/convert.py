@@ -15,8 +15,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 from google.protobuf.message import Message
 
+from kvbm_console.core import instructions as ins
+from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import AnyEvent, Event
-from kvbm_console.core.instructions import BreakpointVerdict, DrainAnswer, ResetAnswer
 from kvbm_console.core.stimuli import AnyStimulus, Stimulus
 from kvbm_console.wire.v1 import console_pb2 as pb
 
@@ -186,29 +187,63 @@ def struct_from_message(kind: type[S], message: Any) -> S:
     return kind(*(field.get(message) for field in plan_of(kind)))
 
 
-# --- replies of a debugger session ---
+# --- answers: structs in the oneof of a reply ---
 
 _ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
-    "verdict": BreakpointVerdict, "reset": ResetAnswer, "drain": DrainAnswer,
+    "verdict": ins.BreakpointVerdict, "reset": ins.ResetAnswer, "drain": ins.DrainAnswer,
 }
-_ANSWER_NAMES: Final = {kind: name for name, kind in _ANSWERS.items()}
+"""Of ``ControlReply``."""
+_RESULTS: Final[dict[str, type[msgspec.Struct]]] = {
+    "match": ins.MatchAnswer, "fenced": ins.FencedBlocks, "finish": ins.FinishAnswer,
+    "metadata": ins.IterationMetadata, "clones": ins.CloneAnswer,
+}
+"""Of ``Answer``."""
+_NAMES: Final = {kind: name for answers in (_ANSWERS, _RESULTS) for name, kind in answers.items()}
+
+
+def _choose(message: Any, value: msgspec.Struct) -> None:
+    inner = getattr(message, _NAMES[type(value)])
+    inner.SetInParent()  # an answer whose fields all have default values must still be chosen
+    write(plan_of(type(value)), value, inner)
 
 
 def control_reply(number: int, answer: Any) -> pb.ControlReply:
     """The reply to request ``number``: a sentence, a struct of ``_ANSWERS`` or a tuple of verdicts."""
+    reply = pb.ControlReply(id=number)
     if isinstance(answer, str):
-        return pb.ControlReply(id=number, done=answer)
-    if isinstance(answer, tuple):
-        verdicts = pb.BreakpointVerdicts(verdicts=map(struct_to_message, answer))
-        return pb.ControlReply(id=number, verdicts=verdicts)
-    fields: dict[str, Any] = {_ANSWER_NAMES[type(answer)]: struct_to_message(answer)}
-    return pb.ControlReply(id=number, **fields)
+        reply.done = answer
+    elif isinstance(answer, tuple):
+        reply.verdicts.verdicts.extend(map(struct_to_message, answer))
+        reply.verdicts.SetInParent()
+    else:
+        _choose(reply, answer)
+    return reply
 
 
 def control_answer(reply: pb.ControlReply) -> Any:
     """The answer in a reply that does not refuse."""
     name = reply.WhichOneof("answer")
     if name == "verdicts":
-        return tuple(struct_from_message(BreakpointVerdict, verdict) for verdict in reply.verdicts.verdicts)
+        return tuple(struct_from_message(ins.BreakpointVerdict, verdict) for verdict in reply.verdicts.verdicts)
     value = getattr(reply, name or "done")
     return struct_from_message(_ANSWERS[name], value) if name in _ANSWERS else value
+
+
+def feed_answer(result: Any) -> pb.Answer:
+    """The answer to an engine's call with this result; empty for a call without one."""
+    answer = pb.Answer()
+    if isinstance(result, ins.PoolAnswer):
+        answer.pool = result.pool
+    elif isinstance(result, msgspec.Struct):
+        _choose(answer, result)
+    return answer
+
+
+def feed_result(answer: pb.Answer) -> Any:
+    """The result in an answer, its ``Refused``, or None for a call without a result."""
+    name = answer.WhichOneof("result")
+    if name in _RESULTS:
+        return struct_from_message(_RESULTS[name], getattr(answer, name))
+    if name == "pool":
+        return ins.PoolAnswer(answer.pool)
+    return Refused(answer.rejected) if name == "rejected" else None

@@ -1,7 +1,7 @@
 """The bridge from commands to the asynchronous client library and to the console.
 
-Law of this file: grpc and textual are imported inside the functions; an error inside a task group comes out as itself;
-a session that a command opens has no lease, so what it sets belongs to the daemon and outlives the command.
+Law of this file: grpc and textual are imported inside the functions, and an error inside a task group comes out as
+itself. A session of a command has no lease, so its breakpoints belong to the daemon and outlive the command.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ def alone(error: BaseException) -> BaseException:
 
 
 def access() -> "Access":
-    """What the command's ``--tls-ca`` and ``--token-file`` say."""
+    """The access that the command's ``--tls-ca`` and ``--token-file`` state."""
     import click
 
     from kvbm_console.cli.params import TLS_CA, TOKEN_FILE
@@ -209,7 +209,7 @@ async def check_target(target: str) -> None:
 RECORDING: Final = click.argument("path", metavar="[DIR-or-FILE]", required=False,
                                   type=click.Path(exists=True, path_type=Path))
 RUN: Final = click.option("--run", metavar="ID",
-                          help="The run to look at in a recording of several, by its incarnation; default: the last.")
+                          help="The run of a recording, by its incarnation.  [default: the last]")
 
 
 def evidence_from(path: Path | None, target: str | None, run: str | None = None) -> "Evidence":
@@ -227,7 +227,7 @@ def evidence_from(path: Path | None, target: str | None, run: str | None = None)
 
 
 def live_evidence(target: str) -> "Evidence":
-    """What a daemon still holds of its past, as of now."""
+    """The part of its past that a daemon still holds, as of now."""
     from kvbm_console.analysis.walk import Evidence
 
     items, config, now_ns = ask(target, _collect)
@@ -236,7 +236,7 @@ def live_evidence(target: str) -> "Evidence":
 
 
 def _copies(items: "list[Item]") -> "Callable[[], Iterator[Item]]":
-    """The items again and again: whoever walks them changes the facts of a snapshot."""
+    """The items for each walk anew, because a walk changes the facts of a snapshot."""
     from kvbm_console.core.snapshots import decode_facts, encode_facts
     from kvbm_console.stream.feed import SnapshotTaken
 

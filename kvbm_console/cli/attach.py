@@ -1,7 +1,7 @@
 """``kvbm-console attach``: the console on one or more running daemons.
 
-Law of this file: every target is asked once before the screen changes, so that a wrong address is one sentence; after
-that a lost target is the console's business.
+Law of this file: every target is asked once before the screen changes, so a wrong address is one sentence. The console
+itself deals with a target that is lost later.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ TARGETS_MAX: Final = 16
 ENGINES: Final = ("http://", "https://", "zmq:", "tcp://")
 """How the address of a real engine's event stream begins."""
 UNATTENDED_SECONDS: Final = 30.0
-"""How long a demo without a terminal runs when nobody said: nobody is there to stop it."""
+"""How long a demo without a terminal runs by default, because no person is there to stop it."""
 LINE_EVERY_S: Final = 1.0
 RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
 
@@ -53,7 +53,7 @@ RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
 @click.option("--serve-web", is_flag=False, flag_value=8000, default=None, type=click.IntRange(1, 65_535),
               metavar="[PORT]", help="Offer the console to a browser on this machine instead; needs the extra `web`.")
 @click.option("--seconds", type=click.FloatRange(0, 1e6, min_open=True), metavar="N",
-              help="On an event stream: end by itself after N seconds; without a terminal 30 by default.")
+              help="End after N seconds, on an event stream.  [default: 30 without a terminal]")
 @access_options
 @look_options
 def attach(
@@ -282,7 +282,7 @@ DRIVER_VARIABLE: Final = "TEXTUAL_DRIVER"
 
 
 def in_browser() -> bool:
-    """Whether this process draws for a browser: its stdin and stdout are pipes of the server then."""
+    """True when this process draws for a browser: its stdin and stdout are then pipes of the server."""
     return "WebDriver" in os.environ.get(DRIVER_VARIABLE, "")
 
 
@@ -329,7 +329,7 @@ def _is_key(shown: str | None, key: str) -> bool:
 
 
 def own_hosts(port: int) -> tuple[str, ...]:
-    """What a browser that looks at our own page sends as ``Host``."""
+    """The ``Host`` headers of a browser that shows our own page."""
     return f"{HOST}:{port}", f"localhost:{port}"
 
 

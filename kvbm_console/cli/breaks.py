@@ -1,18 +1,26 @@
 """Breakpoints from a shell: ``break set | list | clear | enable | disable | load | save | test``.
 
-Law of this file: a breakpoint set here belongs to the daemon, so it outlives the command, and only its ``--max-hold``,
-a continue or a disarm ends what it holds. What cannot work is said when it is set.
+Law of this file: a breakpoint set here belongs to the daemon, so it outlives the command. Only its ``--max-hold``, a
+continue or a disarm ends its holds. A breakpoint that cannot work is reported when it is set.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kvbm_console.cli.debug import WAIT, time_is_over
 from kvbm_console.cli.output import answer, print_json, print_lines, warn
-from kvbm_console.cli.params import NUMBER, Duration, Labelled, compiled, format_option, resolve_target, target_option
+from kvbm_console.cli.params import (
+    NUMBER,
+    Duration,
+    Labelled,
+    compiled,
+    format_option,
+    options,
+    resolve_target,
+    target_option,
+)
 from kvbm_console.core.config import EXPIRES_MAX_NS, MAX_HOLD_NS_MAX, BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
 from kvbm_console.core.ids import (
@@ -33,49 +41,43 @@ if TYPE_CHECKING:
     from kvbm_console.client import Client, ControlSession
     from kvbm_console.core.instructions import BreakpointVerdict
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _STATE: Final = Labelled(SlotState, "state")
 _FLAGS: Final = {"condition": "--when", "hit_condition": "--hits", "ignore_count": "--ignore", "log": "--log",
                  "name": "--name", "request": "--request", "depends_on": "--after"}
 """Fields whose bounds are those of the specification, by the flags that state them."""
 SILENT: Final = "\x00"
-"""What ``--log`` without a template stands for."""
+"""The value of ``--log`` without a template."""
 SHOWN_HITS: Final = 20
 """Hits that ``break test`` prints unless more are asked for."""
 
 
-def spec_options(command: F) -> F:
-    """The flags that state a breakpoint; ``spec_of`` makes it of what they gave."""
-    flags = [
-        click.option("--to", "to_state", type=_STATE, metavar="STATE", help="The state that the slot enters."),
-        click.option("--from", "from_state", type=_STATE, metavar="STATE", help="The state that it leaves."),
-        click.option("--request", metavar="GLOB", default="*", show_default=True, help="Which requests, by id."),
-        click.option("--site", type=Labelled(Site, "site"), metavar="SITE", default=Site.TRANSITION_DID,
-                     show_default="transition.did", help="Where to look."),
-        click.option("--tier", type=Labelled(Tier, "tier"), metavar="TIER", help="Only for this tier."),
-        click.option("--route", type=Labelled(Route, "route"), metavar="ROUTE",
-                     help="Only copies along this route, as G2>G1."),
-        click.option("--status", type=Labelled(CandidateStatus, "status"), metavar="STATUS",
-                     help="Only candidates of this status."),
-        click.option("--when", "condition", metavar="EXPR", default="",
-                     help="Only when this holds, as 'tokens.computed > 4096 and tiers.g1.available < 16'."),
-        click.option("--hits", "hit_condition", metavar="N", default="",
-                     help="Which matches count: ==N, >=N or every %N-th."),
-        click.option("--ignore", "ignore_count", type=click.IntRange(0, NUMBER_MAX), default=0, metavar="N",
-                     help="Let the first N matches through; --hits counts from there."),
-        click.option("--action", type=Labelled(BreakpointAction, "action"), metavar="ACTION",
-                     help="hold (default), log, snapshot or freeze."),
-        click.option("--suspend", type=Labelled(Suspend, "suspend"), default=Suspend.SLOT, show_default="slot",
-                     metavar="WHAT", help="What stands still with it: slot, pipeline or all."),
-        click.option("--log", is_flag=False, flag_value=SILENT, metavar="[TEMPLATE]",
-                     help="What a hit says, as 'preempted {request} after {age}'; without --action it holds nothing."),
-        click.option("--once", is_flag=True, help="Disable it by its first hit."),
-        click.option("--name", default="", metavar="TEXT", help="A name, for lists and files."),
-    ]
-    for flag in reversed(flags):
-        command = flag(command)
-    return command
+spec_options = options(
+    click.option("--to", "to_state", type=_STATE, metavar="STATE", help="The state that the slot enters."),
+    click.option("--from", "from_state", type=_STATE, metavar="STATE", help="The state that it leaves."),
+    click.option("--request", metavar="GLOB", default="*", show_default=True, help="Which requests, by id."),
+    click.option("--site", type=Labelled(Site, "site"), metavar="SITE", default=Site.TRANSITION_DID,
+                 show_default="transition.did", help="Where to look."),
+    click.option("--tier", type=Labelled(Tier, "tier"), metavar="TIER", help="Only for this tier."),
+    click.option("--route", type=Labelled(Route, "route"), metavar="ROUTE",
+                 help="Only copies along this route, as G2>G1."),
+    click.option("--status", type=Labelled(CandidateStatus, "status"), metavar="STATUS",
+                 help="Only candidates of this status."),
+    click.option("--when", "condition", metavar="EXPR", default="",
+                 help="Only when this holds, as 'tokens.computed > 4096 and tiers.g1.available < 16'."),
+    click.option("--hits", "hit_condition", metavar="N", default="",
+                 help="Which matches count: ==N, >=N or every %N-th."),
+    click.option("--ignore", "ignore_count", type=click.IntRange(0, NUMBER_MAX), default=0, metavar="N",
+                 help="Let the first N matches through; --hits counts from there."),
+    click.option("--action", type=Labelled(BreakpointAction, "action"), metavar="ACTION",
+                 help="hold (default), log, snapshot or freeze."),
+    click.option("--suspend", type=Labelled(Suspend, "suspend"), default=Suspend.SLOT, show_default="slot",
+                 metavar="WHAT", help="The part that stands still with a hold: slot, pipeline or all."),
+    click.option("--log", is_flag=False, flag_value=SILENT, metavar="[TEMPLATE]",
+                 help="The text of a hit, as 'preempted {request} after {age}'; without --action it holds nothing."),
+    click.option("--once", is_flag=True, help="Disable it by its first hit."),
+    click.option("--name", default="", metavar="TEXT", help="A name, for lists and files."),
+)
+"""The flags that state a breakpoint; ``spec_of`` makes it of them."""
 
 
 def spec_of(given: dict[str, Any]) -> BreakpointSpec:

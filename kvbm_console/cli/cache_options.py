@@ -1,18 +1,18 @@
 """Flags of the cache that ``simulate``, ``compare``, ``serve`` and ``demo`` share, and the progress bar of long runs.
 
-Law of this file: the parts that own a value check it; here flags only become fields. Progress goes to stderr, and only
-where somebody looks at it.
+Law of this file: flags only become fields here, because the parts that own a value check it. Progress goes to stderr,
+and only to a terminal.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
 from kvbm_console.cli.output import duration, warn
-from kvbm_console.cli.params import Duration
+from kvbm_console.cli.params import Duration, options
 from kvbm_console.core.config import SECOND_NS, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, POLICIES, PRESETS, PolicyConfig
@@ -34,46 +34,38 @@ from kvbm_console.simulator.config import EngineConfig
 if TYPE_CHECKING:
     from kvbm_console.simulator.workloads import Workload
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _LINES_CHUNK: Final = 1 << 20
 STEP_NS_MAX: Final = 2 * SECOND_NS
 """Of each part of a step: the engine keeps it in 31 bits."""
 
 
-def trace_options(command: F) -> F:
-    """Which trace, and how much of it."""
-    for option in (
-        click.option("--seed", type=int, metavar="N", help="Seed of a generated trace."),
-        click.option("--limit", type=int, metavar="N", help="At most this many requests."),
-        click.option("--trace", metavar="SPEC",
-                     help="FILE, whose first line shows its format, or mooncake:FILE, azure:FILE, burstgpt:FILE, "
-                          "multiturn[:key=value,...]."),
-    ):
-        command = option(command)
-    return command
+trace_options = options(
+    click.option("--trace", metavar="SPEC",
+                 help="FILE, whose first line shows its format, or mooncake:FILE, azure:FILE, burstgpt:FILE, "
+                      "multiturn[:key=value,...]."),
+    click.option("--limit", type=int, metavar="N", help="At most this many requests."),
+    click.option("--seed", type=int, metavar="N", help="Seed of a generated trace."),
+)
+"""Which trace, and how much of it."""
 
 
-def policy_options(command: F) -> F:
-    """The parameters of the policies."""
-    for option in (
-        click.option("--disk-admission", type=int, metavar="K",
-                     help="Write a block to disk only when K requests have used it.  [default: 0, at once]"),
-        click.option("--priority-ttl-s", type=float, metavar="S",
-                     help="How long the blocks of a request with a priority are kept before others.  [default: 60]"),
-        click.option("--pin-ttl-s", type=float, metavar="S", help="How long a pin lasts.  [default: 60]"),
-        click.option("--pin-tail-tokens", type=int, metavar="N",
-                     help="Pin N more tokens of each sequence that finishes, behind what is pinned of it.  "
-                          "[default: 0]"),
-        click.option("--half-life-s", type=float, metavar="S",
-                     help="lrfu: a touch counts half after this.  [default: 300]"),
-        click.option("--frequency-credit-s", type=float, metavar="S",
-                     help="adaptive_lru: seconds that an unpopular block is set back.  [default: 1000]"),
-        click.option("--frequency-weight", type=float, metavar="W",
-                     help="adaptive_lru: 0 is pure recency, 1 pure frequency.  [default: 0.3]"),
-    ):
-        command = option(command)
-    return command
+policy_options = options(
+    click.option("--frequency-weight", type=float, metavar="W",
+                 help="adaptive_lru: 0 is pure recency, 1 pure frequency.  [default: 0.3]"),
+    click.option("--frequency-credit-s", type=float, metavar="S",
+                 help="adaptive_lru: seconds that an unpopular block is set back.  [default: 1000]"),
+    click.option("--half-life-s", type=float, metavar="S",
+                 help="lrfu: a touch counts half after this.  [default: 300]"),
+    click.option("--pin-tail-tokens", type=int, metavar="N",
+                 help="Pin N more tokens of each sequence that finishes, behind what is pinned of it.  "
+                      "[default: 0]"),
+    click.option("--pin-ttl-s", type=float, metavar="S", help="How long a pin lasts.  [default: 60]"),
+    click.option("--priority-ttl-s", type=float, metavar="S",
+                 help="How long the blocks of a request with a priority are kept before others.  [default: 60]"),
+    click.option("--disk-admission", type=int, metavar="K",
+                 help="Write a block to disk only when K requests have used it.  [default: 0, at once]"),
+)
+"""The parameters of the policies."""
 
 
 offload_preset_option: Final = click.option(
@@ -82,75 +74,68 @@ offload_preset_option: Final = click.option(
 )
 
 
-def engine_options(command: F) -> F:
-    """The step model and the limits of an iteration of the simulated engine."""
-    default = EngineConfig(g1_blocks=1)
-    most = Duration(0, STEP_NS_MAX, "from 0ns to 2s")
-    for option in reversed((
-        click.option("--step-base", metavar="TIME", type=Duration(1, STEP_NS_MAX, "from 1ns to 2s"),
-                     help="An iteration takes this and what its requests add; calibrate fits it.  "
-                          f"[default: {duration(default.step_base_ns)}]"),
-        click.option("--step-prefill-token", metavar="TIME", type=most,
-                     help="What each prompt token adds to an iteration.  "
-                          f"[default: {duration(default.prefill_token_ns)}]"),
-        click.option("--step-decode-request", metavar="TIME", type=most,
-                     help="What each decoding request adds to an iteration.  "
-                          f"[default: {duration(default.decode_request_ns)}]"),
-        click.option("--max-num-batched-tokens", type=int, metavar="N",
-                     help=f"Most tokens of one iteration.  [default: {default.max_batch_tokens}; serve and demo: that "
-                          "of the workload]"),
-        click.option("--max-num-seqs", type=int, metavar="N",
-                     help=f"Most requests that run at once.  [default: {default.max_running}]"),
-    )):
-        command = option(command)
-    return command
-
-
-def cache_options(command: F) -> F:
-    """Tiers, links, policy, prefetch and engine, the same for ``simulate``, ``serve`` and ``demo``; None: not said."""
-    for option in reversed((
-        click.option("--total-kv-blocks", "--g1-blocks", "total_kv_blocks", type=int, metavar="N",
-                     help="Capacity of the device; with --cache-only of the pool.  [default: that of the workload]"),
-        click.option("--block-size", "--block-tokens", "block_size", type=int, metavar="N",
-                     help="Tokens in one block.  [default: 16, or that of the workload]"),
-        click.option("--kv-cpu-blocks", "--g2-blocks", "kv_cpu_blocks", type=int, metavar="N",
-                     help="Capacity of the host tier; 0 for none.  [default: 0, or that of the workload]"),
-        click.option("--kv-disk-blocks", "--g3-blocks", "kv_disk_blocks", type=int, metavar="N",
-                     help="Capacity of the disk tier; 0 for none.  [default: 0, or that of the workload]"),
-        click.option("--kv-cpu-size", metavar="SIZE", help="The host tier in bytes, for example 64GiB."),
-        click.option("--kv-geometry", metavar="L,H,D,B",
-                     help="Layers, K/V heads, head dimension, bytes of an element.  [default: 32,8,128,2]"),
-        click.option("--kv-offload-threshold", type=float, metavar="T",
-                     help="Keep 1 - T of a pool safe: what is evicted next has a copy below; 0 copies every new "
-                          f"block.  [default: {OFFLOAD_THRESHOLD}]"),
-        offload_preset_option,
-        click.option("--kv-transfer-bandwidth", type=float, metavar="B",
-                     help="Tokens per microsecond and link.  [default: 100; serve and demo: as PCIe and a disk have]"),
-        click.option("--kv-transfer-base-latency", type=float, metavar="US",
-                     help="Microseconds before a copy begins.  [default: 0; serve and demo: 20, disk 100]"),
-        click.option("--transfers", type=click.Choice(get_args(Transfers)),
-                     help="Loads run beside the engine, or lengthen the step that asked for them.  [default: async]"),
-        click.option("--policy", metavar="NAME",
-                     help=f"Of the lower tiers: {', '.join(POLICIES)}; with --cache-only also belady.  "
-                          f"[default: {DEFAULT_POLICY}]"),
-        click.option("--preset", type=click.Choice(list(PRESETS)),
-                     help="Policy and parameters for a kind of work."),
-        policy_options,
-        click.option("--prefetch", type=click.Choice(get_args(Prefetch)),
-                     help="Predictor that stages blocks of the disk tier in the host tier.  [default: chain]"),
-        click.option("--prefetch-stop", type=click.Choice(get_args(PrefetchStop)),
-                     help="Whether a lookup waits for what is being fetched for it.  [default: best_effort]"),
-        click.option("--prefetch-timeout-s", type=float, metavar="S",
-                     help="With --prefetch-stop timeout: seconds from the arrival.  [default: 1]"),
-        click.option("--thrash-window", metavar="TIME",
-                     type=Duration(1, 3_600 * SECOND_NS, "from 1ns to 1h"),
-                     help="A block that comes back this soon after its eviction is thrash.  "
-                          f"[default: {THRASH_STEPS} steps of the simulated engine, "
-                          f"{THRASH_STEPS * STEP_NS / 1e9:g}s]"),
-        engine_options,
-    )):
-        command = option(command)
-    return command
+_ENGINE: Final = EngineConfig(g1_blocks=1)
+_PART: Final = Duration(0, STEP_NS_MAX, "from 0ns to 2s")
+engine_options = options(
+    click.option("--step-base", metavar="TIME", type=Duration(1, STEP_NS_MAX, "from 1ns to 2s"),
+                 help="An iteration takes this and what its requests add; calibrate fits it.  "
+                      f"[default: {duration(_ENGINE.step_base_ns)}]"),
+    click.option("--step-prefill-token", metavar="TIME", type=_PART,
+                 help="Time that each prompt token adds to an iteration.  "
+                      f"[default: {duration(_ENGINE.prefill_token_ns)}]"),
+    click.option("--step-decode-request", metavar="TIME", type=_PART,
+                 help="Time that each decoding request adds to an iteration.  "
+                      f"[default: {duration(_ENGINE.decode_request_ns)}]"),
+    click.option("--max-num-batched-tokens", type=int, metavar="N",
+                 help=f"Most tokens of one iteration.  [default: {_ENGINE.max_batch_tokens}, in serve and demo that "
+                      "of the workload]"),
+    click.option("--max-num-seqs", type=int, metavar="N",
+                 help=f"Most requests that run at once.  [default: {_ENGINE.max_running}]"),
+)
+"""The step model and the limits of an iteration of the simulated engine."""
+cache_options = options(
+    click.option("--total-kv-blocks", "--g1-blocks", "total_kv_blocks", type=int, metavar="N",
+                 help="Capacity of the device; with --cache-only of the pool.  [default: that of the workload]"),
+    click.option("--block-size", "--block-tokens", "block_size", type=int, metavar="N",
+                 help="Tokens in one block.  [default: 16, or that of the workload]"),
+    click.option("--kv-cpu-blocks", "--g2-blocks", "kv_cpu_blocks", type=int, metavar="N",
+                 help="Capacity of the host tier; 0 for none.  [default: 0, or that of the workload]"),
+    click.option("--kv-disk-blocks", "--g3-blocks", "kv_disk_blocks", type=int, metavar="N",
+                 help="Capacity of the disk tier; 0 for none.  [default: 0, or that of the workload]"),
+    click.option("--kv-cpu-size", metavar="SIZE", help="The host tier in bytes, for example 64GiB."),
+    click.option("--kv-geometry", metavar="L,H,D,B",
+                 help="Layers, K/V heads, head dimension, bytes of an element.  [default: 32,8,128,2]"),
+    click.option("--kv-offload-threshold", type=float, metavar="T",
+                 help="Copy down until the next 1 - T of a pool to be evicted has a copy below; 0 copies every new "
+                      f"block.  [default: {OFFLOAD_THRESHOLD}]"),
+    offload_preset_option,
+    click.option("--kv-transfer-bandwidth", type=float, metavar="B",
+                 help="Tokens per microsecond and link.  [default: 100, in serve and demo as PCIe and a disk have]"),
+    click.option("--kv-transfer-base-latency", type=float, metavar="US",
+                 help="Microseconds before a copy begins.  [default: 0, in serve and demo 20 and for the disk 100]"),
+    click.option("--transfers", type=click.Choice(get_args(Transfers)),
+                 help="Loads run beside the engine, or lengthen the step that asked for them.  [default: async]"),
+    click.option("--policy", metavar="NAME",
+                 help=f"Policy of the lower tiers, {', '.join(POLICIES)}; with --cache-only also belady.  "
+                      f"[default: {DEFAULT_POLICY}]"),
+    click.option("--preset", type=click.Choice(list(PRESETS)),
+                 help="Policy and parameters for a kind of work."),
+    policy_options,
+    click.option("--prefetch", type=click.Choice(get_args(Prefetch)),
+                 help="Predictor that stages blocks of the disk tier in the host tier.  [default: chain]"),
+    click.option("--prefetch-stop", type=click.Choice(get_args(PrefetchStop)),
+                 help="Whether a lookup waits for what is being fetched for it.  [default: best_effort]"),
+    click.option("--prefetch-timeout-s", type=float, metavar="S",
+                 help="With --prefetch-stop timeout: seconds from the arrival.  [default: 1]"),
+    click.option("--thrash-window", metavar="TIME",
+                 type=Duration(1, 3_600 * SECOND_NS, "from 1ns to 1h"),
+                 help="A block that comes back this soon after its eviction is thrash.  "
+                      f"[default: {THRASH_STEPS} steps of the simulated engine, "
+                      f"{THRASH_STEPS * STEP_NS / 1e9:g}s]"),
+    engine_options,
+)
+"""Tiers, links, policy, prefetch and engine, the same for ``simulate``, ``serve`` and ``demo``; None without the
+flag."""
 
 
 def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +166,7 @@ def offload_settings(threshold: float | None, preset: str | None) -> dict[str, A
 
 
 def sized(said: dict[str, Any], **defaults: Any) -> dict[str, Any]:
-    """What was said in front of the defaults, the host tier in blocks."""
+    """The given fields in front of the defaults, the host tier in blocks."""
     fields = {**defaults, **said}
     size = fields.pop("kv_cpu_size", None)
     if size is not None:
@@ -242,7 +227,7 @@ def device_blocks(options: SimulateOptions, *, cache_only: bool) -> int:
 def taken(trace: str | None, options: SimulateOptions, *, sized: bool, cache_only: bool) -> list[str]:
     """One line that states what was taken because no flag says it, for the text on stdout; none without a default.
 
-    ``trace`` is what was said; ``sized``: the capacity was.
+    ``trace`` is the given trace, and ``sized`` says that the capacity was given.
     """
     parts = [] if trace == options.trace else [f"the format {options.trace.partition(':')[0]}, found in the file"]
     if not sized:
@@ -269,8 +254,8 @@ def expected_requests(workload: "Workload", limit: int | None) -> int | None:
 
 
 class Progress:
-    """Told how much is done in all, and what to say beside it. Without a terminal lines stand on stderr as they come;
-    on one the passing ones stand in front of the bar, where the next one takes their place."""
+    """Told how much is done in all, and what to say beside it. Without a terminal, lines stand on stderr as they
+    come. On a terminal a passing line stands in front of the bar until the next passing line."""
 
     def __init__(self, bar: Any = None) -> None:
         self._bar = bar
@@ -281,7 +266,7 @@ class Progress:
             self._bar.update(max(0, done - self._bar.pos))
 
     def say(self, text: str, *, passing: bool = False) -> None:
-        """A line; ``passing``: one of many, of which somebody who looks on needs the last."""
+        """Print a line. Of many ``passing`` lines only the last needs to stay visible."""
         if self._bar is None:
             warn(text)
         elif passing:

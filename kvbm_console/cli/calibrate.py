@@ -1,6 +1,6 @@
 """``kvbm-console calibrate``: the step model of a real engine, from a recording or a table of it.
 
-Law of this file: a file is never overwritten; what ``--out`` writes is what ``simulate`` takes as its configuration.
+Law of this file: a file is never overwritten, and ``simulate`` takes the file of ``--out`` as its configuration.
 """
 
 from pathlib import Path
@@ -45,8 +45,8 @@ def calibrate(
     simulate --requests-out writes such a table. Times may be in _us, _ms or _s instead of _ns.
 
     It prints the flags, and how far the step model is off with them. The requests are served again by the simulated
-    engine: errors of first tokens and of time per token are those of that run. It has the device of a recording in
-    which nothing was found below the device, else room for all requests; copies are no part of it. A recording with
+    engine: errors of first tokens and of time per token are those of that run. That engine has the device of the
+    recording if nothing was found below it, else room for all requests. Copies are not simulated. A recording with
     gaps or with requests of several sequences is not served again.
     """
     from kvbm_console.planning.calibrate import calibrate as fit

@@ -1,6 +1,6 @@
 """``kvbm-console compare``: policies and capacities side by side on one trace.
 
-Law of this file: everything is checked before any cell runs; the table on stdout depends on the settings alone.
+Law of this file: everything is checked before any cell runs, and the table on stdout depends on the settings alone.
 """
 
 import csv

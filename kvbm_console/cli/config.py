@@ -1,10 +1,10 @@
-"""The configuration file: defaults for the flags of every command, in TOML; and ``kvbm-console config``.
+"""The configuration file, which holds defaults for the flags of every command in TOML, and ``kvbm-console config``.
 
 The file has a section for each command, named like the command, with a key for each flag, named like the flag. The
 section ``console`` says how every console looks. There is no other schema: a flag that changes changes here at once.
 The command line wins over the file.
 
-Law of this file: a key that is no flag is refused by name, with the nearest flag; nothing is ever ignored. ``show``
+Law of this file: a key that is no flag is refused by name, with the nearest flag, and no key is ever ignored. ``show``
 prints what the other commands take, and a file is never overwritten unasked.
 """
 
@@ -22,7 +22,7 @@ from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
 
 HEADER: Final = """\
-# Defaults of kvbm-console: one section for each command, one key for each flag. What the command line says wins.
+# Defaults of kvbm-console: one section for each command, one key for each flag. The command line wins over this file.
 # A key that is not a flag is refused by name. `kvbm-console config show` prints what is in effect.
 """
 
@@ -55,7 +55,7 @@ def init(force: bool, stdout: bool, form: str) -> None:
 @config.command()
 @format_option("text", "json")
 def show(form: str) -> None:
-    """Print what is in effect, and where it comes from."""
+    """Print the settings in effect, and their file."""
     path = config_path()
     content = read(path)
     if form == "json":
@@ -111,7 +111,7 @@ CONSOLE: Final = "console"
 
 
 def config_path() -> Path:
-    """Where the file is looked for: ``KVBM_CONSOLE_CONFIG``, else the user's configuration directory."""
+    """The path of the file: ``KVBM_CONSOLE_CONFIG``, else in the user's configuration directory."""
     named = os.environ.get(PATH_VARIABLE)
     if named:
         return Path(named)
@@ -185,7 +185,7 @@ def _section(path: Path, name: str, values: Any) -> dict[str, Any]:
 
 
 def _check_together(command: str, values: dict[str, Any]) -> None:
-    """What the cache's own options check when a command runs: bounds, and values that contradict each other."""
+    """Check bounds, and values that contradict each other, as the cache's own options do when a command runs."""
     from kvbm_console.cli.cache_options import CACHE_FLAGS, cache_settings, sized
     from kvbm_console.planning.options import SimulateOptions
 

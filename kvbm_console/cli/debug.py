@@ -1,6 +1,6 @@
 """The debugger from a shell: ``holds``, ``continue``, ``step``, ``skip``, ``run-for``, ``freeze``, ``thaw`` and more.
 
-Law of this file: a verb acts on what it names; a lost race is answered and is no error.
+Law of this file: a verb acts on the hold or breakpoint that it names, and a lost race is answered and is no error.
 """
 
 from collections.abc import Callable

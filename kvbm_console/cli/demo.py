@@ -1,7 +1,7 @@
 """``kvbm-console demo``: leader, simulated engine and console in one command and one process.
 
 Law of this file: daemon and console share one event loop and meet over the demo's own socket, as they would in two
-processes; the engine runs in slices of at most 2 ms, so it never stalls the screen.
+processes. The engine runs in slices of at most 2 ms, so it never stalls the screen.
 """
 
 from typing import Any

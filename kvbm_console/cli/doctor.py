@@ -1,6 +1,6 @@
 """``kvbm-console doctor``: what needs a person, in a recording or on a live target.
 
-Law of this file: exit 1 when something is wrong; a note alone is not.
+Law of this file: it exits 1 when something is wrong, which a note alone is not.
 """
 
 from pathlib import Path

@@ -3,7 +3,7 @@
 A document that the library makes has its type there. The types here are those of documents that are put together as
 plain values: the status document, answers of a few commands.
 
-Law of this file: a key that a command prints is a field of its type, and each field is printed; only a field whose
+Law of this file: a key that a command prints is a field of its type, and each field is printed. Only a field whose
 default is UNSET may be absent.
 """
 
@@ -17,8 +17,8 @@ INTERACTIVE: Final = {
 }
 """Commands without a document, and the reason."""
 ELSEWHERE: Final = {
-    "simulate": "keys and formulas: [REFERENCE.md](../simulation/REFERENCE.md); with `--vectors` an object of `file`, "
-                "`vectors`, `failed` and `lines`",
+    "simulate": "keys and formulas are in [REFERENCE.md](../planning/REFERENCE.md); with `--vectors` an object of "
+                "`file`, `vectors`, `failed` and `lines`",
     "tail": "one event a line (`--format jsonl`): `seq`, `at_ns`, `kind`, `cause` and the fields of that kind, see "
             "[all kinds](../../docs/kinds.md#all-kinds)",
 }
@@ -129,7 +129,7 @@ class BreakpointRow(msgspec.Struct):
     expires_ns: int
     persist: bool
     message: str
-    """Why it was disabled by itself."""
+    """The reason for which it was disabled by itself."""
 
 
 class HoldRow(msgspec.Struct):
@@ -140,7 +140,7 @@ class HoldRow(msgspec.Struct):
     request: str
     site: str
     point: str
-    """Where it stands still."""
+    """The point at which it stands still."""
     owner: str
     breakpoints: list[str]
     pending: bool
@@ -196,7 +196,7 @@ class RecorderRow(msgspec.Struct):
 
 
 class EngineRow(msgspec.Struct):
-    """What a tap has cost its engine."""
+    """The cost of a tap to its engine."""
 
     source: str
     name: str
@@ -241,7 +241,7 @@ class PartRow(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """What is true of a daemon now."""
+    """A daemon's state now."""
 
     slots: list[Slot]
     tiers: dict[str, TierRow]
@@ -269,9 +269,9 @@ class Verdict(msgspec.Struct):
     id: str
     verified: bool
     message: str
-    """Why it cannot work."""
+    """The reason for which it cannot work."""
     holds: list[HoldRow] | UnsetType = UNSET
-    """With `--wait`: what stands still."""
+    """With `--wait`: the holds that stand still."""
 
 
 class HitRow(msgspec.Struct):
@@ -322,7 +322,7 @@ class FindingRow(msgspec.Struct):
 
 
 class Doctor(msgspec.Struct):
-    """What needs a person."""
+    """Findings that need a person."""
 
     evidence: str
     ok: bool
@@ -412,7 +412,7 @@ class Comparison(msgspec.Struct):
 
 
 class Configuration(msgspec.Struct):
-    """What is in effect."""
+    """The settings in effect."""
 
     path: str
     exists: bool

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvbm_console.cli.output import number, print_result, progress_line, warn
-from kvbm_console.cli.params import Duration, format_option
+from kvbm_console.cli.params import Duration, format_option, options
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.explore.scenario import PROFILES
@@ -49,24 +49,21 @@ def explore() -> None:
     """Search an engine and its KV connector for races, deadlocks and leaks."""
 
 
-def search_options(command: "Callable[..., Any]") -> "Callable[..., Any]":
-    """The options that every search has."""
-    for option in reversed((
-        click.option("--seeds", type=Seeds(), metavar="A:B",
-                     help="Run each profile with these seeds, and nothing else."),
-        click.option("--for", "for_ns", type=FOR, default="60s", show_default=True, metavar="DURATION",
-                     help="How long to search without --seeds."),
-        click.option("--profile", "profiles", multiple=True, type=click.Choice(list(PROFILES)),
-                     help="The kind of load; repeat for more. All of them without."),
-        click.option("--workers", type=int, default=None, metavar="N",
-                     help="Processes; as many as there are cores without."),
-        click.option("--first", "first_only", is_flag=True, help="End with the first finding."),
-        click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-                     help="Write a scenario, a pytest file, an issue text and a recording for each finding."),
-        format_option("text", "json"),
-    )):
-        command = option(command)
-    return command
+search_options = options(
+    click.option("--seeds", type=Seeds(), metavar="A:B",
+                 help="Run each profile with these seeds, and nothing else."),
+    click.option("--for", "for_ns", type=FOR, default="60s", show_default=True, metavar="DURATION",
+                 help="How long to search without --seeds."),
+    click.option("--profile", "profiles", multiple=True, type=click.Choice(list(PROFILES)),
+                 help="The kind of load; repeat for more. All of them without."),
+    click.option("--workers", type=int, default=None, metavar="N",
+                 help="Processes; as many as there are cores without."),
+    click.option("--first", "first_only", is_flag=True, help="End with the first finding."),
+    click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+                 help="Write a scenario, a pytest file, an issue text and a recording for each finding."),
+    format_option("text", "json"),
+)
+"""The options that every search has."""
 
 
 @explore.command("vllm")

@@ -1,7 +1,7 @@
 """``attach --record FILE.mcap`` or ``DIR``: records what a console sees, as a daemon records what it publishes.
 
-Law of this file: what the console did not see is a stated gap of the recording; stimuli are not sent to consoles, so
-such a recording can be replayed and explained, and not decided again.
+Law of this file: events that the console did not see are a stated gap of the recording. Stimuli are not sent to
+consoles, so such a recording can be replayed and explained, and not decided again.
 """
 
 from pathlib import Path
@@ -66,7 +66,7 @@ class SeenKeeper:
 
     @property
     def kept(self) -> "Kept":
-        """What is recorded by now, of all incarnations."""
+        """The recording so far, of all incarnations."""
         from tui.source import Kept
 
         now = self.recorder.status() if self.recorder is not None else None
@@ -95,7 +95,7 @@ class SeenKeeper:
         return set(self.place.directory.glob("*.mcap"))
 
     def told(self) -> str:
-        """What was written and where, in one sentence."""
+        """The recording and its place, in one sentence."""
         from tui.model.numbers import plural, size
 
         kept = self.kept
@@ -107,9 +107,10 @@ class SeenKeeper:
 
 
 def config_of(state: CacheState) -> LeaderConfig:
-    """What the facts tell of the leader's configuration: block size and the tiers below; the rest are defaults.
+    """The leader's configuration as far as facts tell it, which is block size and the tiers below; the rest are
+    defaults.
 
-    For a daemon of a newer version, whose own word cannot be read.
+    For a daemon of a newer version, whose own configuration cannot be read.
     """
     sizes = dict.fromkeys((Tier.G2, Tier.G3), 0)
     for pool in state.pools:
@@ -127,7 +128,8 @@ def require_place(path: Path) -> Path:
 
 
 def place_of(record: Path, number: int, total: int) -> Path:
-    """Where the target of this number, from 1, is recorded: with several, a directory or a file for each."""
+    """The place for the recording of the target of this number, from 1. With several targets each has a directory
+    or a file."""
     if total == 1:
         return record
     return record.with_stem(f"{record.stem}-{number}") if record.suffix == FILE_SUFFIX else record / f"target-{number}"

@@ -1,18 +1,18 @@
 """From flags to the options of a daemon: workload, capacities, speed, address, recording.
 
-Law of this file: everything is checked here or by the part that owns it, before a daemon starts; what is not said takes
-the workload's own defaults, sized so that something is seen.
+Law of this file: everything is checked here or by the part that owns it, before a daemon starts. A flag that is not
+given takes the workload's own default, which is sized so that tiers fill.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvbm_console.cli.cache_options import CACHE_FLAGS, ENGINE_FLAGS, cache_options, cache_settings, sized
 from kvbm_console.cli.output import duration, program_version
-from kvbm_console.cli.params import Speed
+from kvbm_console.cli.params import Speed, options
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.options import CacheOptions
 
@@ -22,39 +22,31 @@ if TYPE_CHECKING:
     from kvbm_console.simulator.link import LinkSpec
     from server.options import DaemonOptions
 
-F = TypeVar("F", bound=Callable[..., Any])
+
+workload_options = options(
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="At most this many requests."),
+    click.option("--record", type=click.Path(path_type=Path), metavar="FILE.mcap|DIR",
+                 help="Record into this new file or this directory."),
+    click.option("--speed", type=Speed(), default="1", show_default=True, metavar="FACTOR|max",
+                 help="Virtual seconds per second; max never waits. The events are the same at any speed."),
+    click.option("--check", is_flag=True, help="Verify the invariants after every stimulus; a bug ends the run."),
+    cache_options,
+)
+"""The flags that ``demo`` and ``serve`` share: how the machine runs, and its cache (``cache_options``)."""
 
 
-def workload_options(command: F) -> F:
-    """The flags that ``demo`` and ``serve`` share: how the machine runs, and its cache (``cache_options``)."""
-    for option in (
-        cache_options,
-        click.option("--check", is_flag=True, help="Verify the invariants after every stimulus; a bug ends the run."),
-        click.option("--speed", type=Speed(), default="1", show_default=True, metavar="FACTOR|max",
-                     help="Virtual seconds per second; max never waits. The events are the same at any speed."),
-        click.option("--record", type=click.Path(path_type=Path), metavar="FILE.mcap|DIR",
-                     help="Record into this new file or this directory."),
-        click.option("--limit", type=click.IntRange(1), metavar="N", help="At most this many requests."),
-    ):
-        command = option(command)
-    return command
-
-
-def recording_flags(command: F) -> F:
-    """The flags of ``serve`` and ``rec start``: how a run is recorded."""
-    for option in (
-        click.option("--sync", type=click.Choice(["1s", "always", "never"]), default="1s", show_default=True,
-                     help="How often what was written is made to survive a power loss: every second, after every "
-                          "flush, or only at the end of a segment."),
-        click.option("--keep", metavar="SIZE|TIME", help="Remove the oldest sealed segments when the directory is "
-                     "larger (20GB) or they are older (7d); without it nothing is removed."),
-        click.option("--segment-time", metavar="TIME", help="Begin a new segment after this time, 1s to 24h; "
-                     "10m without it."),
-        click.option("--segment-size", metavar="SIZE", help="Begin a new segment at this size, 1MB to 4GB; "
-                     "256MB without it."),
-    ):
-        command = option(command)
-    return command
+recording_flags = options(
+    click.option("--segment-size", metavar="SIZE", help="Begin a new segment at this size, 1MB to 4GB; "
+                 "256MB without it."),
+    click.option("--segment-time", metavar="TIME", help="Begin a new segment after this time, 1s to 24h; "
+                 "10m without it."),
+    click.option("--keep", metavar="SIZE|TIME", help="Remove the oldest sealed segments when the directory is "
+                 "larger (20GB) or they are older (7d); without it nothing is removed."),
+    click.option("--sync", type=click.Choice(["1s", "always", "never"]), default="1s", show_default=True,
+                 help="How often what was written is made to survive a power loss: every second, after every "
+                      "flush, or only at the end of a segment."),
+)
+"""The flags of ``serve`` and ``rec start``: how a run is recorded."""
 
 
 def daemon_options(

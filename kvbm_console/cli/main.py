@@ -1,8 +1,8 @@
 """The program ``kvbm-console``: its list of commands, and what becomes of their errors.
 
-Law of this file: a mistake on the command line or in a file ends as one sentence on stderr and exit 2, without a
-traceback. A daemon that does not listen or refuses, and a thing that does not exist, end as one sentence and exit 3.
-Ctrl-c ends with 130, a reader that closed the pipe ends quietly; anything else is a bug and keeps its traceback.
+Law of this file: a mistake on the command line or in a file ends as one sentence on stderr and exit 2. A daemon that
+does not listen or refuses, and a thing that does not exist, end as one sentence and exit 3. Ctrl-c ends with 130, a
+reader that closed the pipe ends quietly; anything else is a bug and keeps its traceback.
 """
 
 import os
@@ -19,12 +19,12 @@ PROGRAM: Final = "kvbm-console"
 EXIT_USAGE: Final = 2
 """The command line or an input file is wrong."""
 EXIT_ABSENT: Final = 3
-"""Nobody listens on the target, the target refuses, or there is no such request, hold, breakpoint or run."""
+"""No daemon listens on the target, the target refuses, or there is no such request, hold, breakpoint or run."""
 EXIT_INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
 
 class _ReaderGone(Exception):
-    """Raised when whoever read our output closed the pipe."""
+    """Raised when the reader of our output closed the pipe."""
 
 
 class LazyGroup(click.Group):
@@ -109,8 +109,8 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 def cli(ctx: click.Context) -> None:
     """Show, stop and replay what a tiered KV cache is doing.
 
-    Exit status: 0 fine, 1 a check found something, 2 the command line or an input file is wrong, 3 nobody listens, the
-    daemon refuses, or there is no such request, hold, breakpoint or run.
+    Exit status: 0 fine, 1 a check found something, 2 the command line or an input file is wrong. 3 no daemon
+    listens, the daemon refuses, or there is no such request, hold, breakpoint or run.
     """
     from kvbm_console.cli.config import defaults
 

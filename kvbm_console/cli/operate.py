@@ -1,6 +1,6 @@
 """The operator's verbs: ``reset`` and ``drain``.
 
-Law of this file: both end in a reset, which forgets what every tier holds; who asked is on the record of the target.
+Law of this file: both end in a reset, which forgets the content of every tier. The target's record names the user.
 """
 
 import time

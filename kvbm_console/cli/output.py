@@ -68,7 +68,7 @@ class Answer(msgspec.Struct, frozen=True):
     """The document of a verb: what the command did."""
 
     done: str
-    """One word: ``continued``, ``frozen``, ``removed``, ``nothing`` and so on; ``already_continued`` is a lost race."""
+    """One word, as ``continued``, ``frozen``, ``removed`` or ``nothing``; ``already_continued`` is a lost race."""
     text: str
     """The same for a person."""
     id: str | None = None
@@ -135,12 +135,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Iterabl
 
 
 def on_terminal() -> bool:
-    """Whether a person sees stdout and types on stdin."""
+    """True when stdin and stdout are a terminal."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def require_terminal(command: str, instead: str) -> None:
-    """Refuse to draw a console where nobody can see it."""
+    """Refuse to draw a console without a terminal."""
     if not on_terminal():
         raise UsageError(f"{command} needs a terminal on stdin and stdout; {instead} prints without one")
 
@@ -169,7 +169,7 @@ def version_line() -> str:
 
 
 AFTER_S: Final = 1.0
-"""What ends sooner needs no progress."""
+"""Work that ends sooner needs no progress."""
 EVERY_S: Final = 0.2
 
 

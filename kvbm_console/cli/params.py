@@ -1,4 +1,4 @@
-"""What flags accept: durations, speeds, targets, states, and the formats of output.
+"""Types of flags (durations, speeds, targets, states, formats of output), and the flags that several commands share.
 
 Law of this file: a refused value is named with its bound, and every flag that appears in several commands is defined
 here once.
@@ -33,6 +33,16 @@ NUMBER: Final = click.IntRange(1, NUMBER_MAX)
 
 NAME_MAX: Final = 64
 """Characters of a name: the console shows about 40 of them, cut in the middle."""
+
+
+def options(*flags: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several flags as one decorator, in the order of the help."""
+    def add(command: F) -> F:
+        for flag in reversed(flags):
+            command = flag(command)
+        return command
+
+    return add
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -138,7 +148,7 @@ def parse_address(text: str, refuse: Callable[[str], Any]) -> str:
 
 
 def runtime_directory() -> Path:
-    """Where our sockets live: a directory of this user alone."""
+    """The directory of our sockets, which is this user's alone."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return Path(runtime) / "kvbm-console"
@@ -172,42 +182,36 @@ TOKEN_FILE: Final = "kvbm_console.token_file"
 """Under which keys of click's context the access options are found."""
 
 
-def access_options(command: F) -> F:
-    """``--tls-ca`` and ``--token-file``, for every command that may talk to another machine; see ``ask.access``."""
+def _remembered(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def keep(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
+        ctx.meta[key] = value
 
-    def remember(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-        def keep(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
-            ctx.meta[key] = value
-
-        return keep
-
-    path = click.Path(path_type=Path)
-    for option in (
-        click.option("--token-file", type=path, metavar="FILE", expose_value=False, callback=remember(TOKEN_FILE),
-                     envvar="KVBM_CONSOLE_TOKEN_FILE", help="Holds the token that grants control over TCP."),
-        click.option("--tls-ca", type=path, metavar="FILE", expose_value=False, callback=remember(TLS_CA),
-                     envvar="KVBM_CONSOLE_TLS_CA", help="Who signed the daemon's certificate, in PEM form."),
-    ):
-        command = option(command)
-    return command
+    return keep
 
 
-def target_option(command: F) -> F:
-    """``--target``, for every command that talks to a daemon."""
-    command = access_options(command)
-    return click.option("--target", metavar="T", default=None,
-                        help=f"unix:PATH or HOST:PORT; default {TARGET_VARIABLE}, else the default socket.")(command)
-
-
-def target_argument(command: F) -> F:
-    """``[TARGET]`` beside ``--target``, where a command takes nothing else."""
-    return click.argument("positional", metavar="[TARGET]", required=False)(target_option(command))
+access_options = options(
+    click.option("--tls-ca", type=click.Path(path_type=Path), metavar="FILE", expose_value=False,
+                 callback=_remembered(TLS_CA), envvar="KVBM_CONSOLE_TLS_CA",
+                 help="PEM certificate of the authority that signed the daemon's."),
+    click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", expose_value=False,
+                 callback=_remembered(TOKEN_FILE), envvar="KVBM_CONSOLE_TOKEN_FILE",
+                 help="Holds the token that grants control over TCP."),
+)
+"""``--tls-ca`` and ``--token-file``, for every command that may talk to another machine; see ``ask.access``."""
+target_option = options(
+    click.option("--target", metavar="T", default=None,
+                 help=f"unix:PATH or HOST:PORT; default {TARGET_VARIABLE}, else the default socket."),
+    access_options,
+)
+"""``--target``, for every command that talks to a daemon."""
+target_argument = options(click.argument("positional", metavar="[TARGET]", required=False), target_option)
+"""``[TARGET]`` beside ``--target``, where a command takes nothing else."""
 
 
 def format_option(*choices: str) -> Callable[[F], F]:
     """``--format``; the first choice is the default."""
     return click.option("--format", "form", type=click.Choice(choices), default=choices[0], show_default=True,
-                        help="What to print on stdout.")
+                        help="Form of the result on stdout.")
 
 
 def filter_option(help_text: str) -> Callable[[F], F]:
@@ -216,7 +220,7 @@ def filter_option(help_text: str) -> Callable[[F], F]:
 
 
 def compiled(flag: str, compile_one: Callable[[str], Any], text: str) -> Any:
-    """What an expression compiles to; a wrong one is a usage error that names the flag and the column."""
+    """The compiled expression. A wrong expression is a usage error that names the flag and the column."""
     try:
         return compile_one(text)
     except UsageError as error:
@@ -228,16 +232,13 @@ def compiled(flag: str, compile_one: Callable[[str], Any], text: str) -> Any:
 LOOK: Final = ("theme", "ascii", "no-color", "utc")
 """The flags, as the section ``console`` of the configuration file names them."""
 THEMES: Final = ("dark", "light", "ansi", "ansi-light", "none")
-"""What the console knows; a test compares it with ``tui.theme``, which is not imported for a help text."""
+"""The console's themes. A test compares them with ``tui.theme``, which is not imported for a help text."""
 
 
-def look_options(command: F) -> F:
-    """``--theme``, ``--ascii``, ``--no-color``, ``--utc``; the command gets them by these names."""
-    for option in (
-        click.option("--utc", is_flag=True, help="Times of day in UTC, with a Z, instead of this machine's zone."),
-        click.option("--no-color", is_flag=True, help="No colour at all; NO_COLOR in the environment says the same."),
-        click.option("--ascii", is_flag=True, help="Only ASCII characters."),
-        click.option("--theme", type=click.Choice(THEMES), help="Colours; without it what the terminal can show."),
-    ):
-        command = option(command)
-    return command
+look_options = options(
+    click.option("--theme", type=click.Choice(THEMES), help="Colours; without it what the terminal can show."),
+    click.option("--ascii", is_flag=True, help="Only ASCII characters."),
+    click.option("--no-color", is_flag=True, help="No colour at all; NO_COLOR in the environment says the same."),
+    click.option("--utc", is_flag=True, help="Times of day in UTC, with a Z, instead of this machine's zone."),
+)
+"""``--theme``, ``--ascii``, ``--no-color``, ``--utc``; the command gets them by these names."""

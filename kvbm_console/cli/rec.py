@@ -1,7 +1,7 @@
 """``kvbm-console rec``: work on recordings.
 
-Law of this file: results on stdout, progress on stderr; a check that found something exits 1, a file that cannot be
-read exits 2 with one sentence.
+Law of this file: results go to stdout and progress to stderr. A check that found something exits 1, and a file that
+cannot be read exits 2 with one sentence.
 """
 
 import sys
@@ -47,8 +47,8 @@ class Indexed(msgspec.Struct, frozen=True):
 def rec() -> None:
     """Work on recordings.
 
-    What a recording promises: kill -9 loses nothing with a number up to written_seq, a power loss nothing up to
-    synced_seq. Both are shown by status and in every console.
+    A recording promises that kill -9 loses no event up to written_seq and a power loss none up to synced_seq. Both
+    are shown by status and in every console.
     """
 
 
@@ -75,8 +75,8 @@ def info(path: Path, run: str | None, form: str) -> None:
 def verify(ctx: click.Context, path: Path, form: str) -> None:
     """Fold the events, check every invariant, and rerun the stimuli through today's leader.
 
-    Every run of a directory is verified. Exit 0 when all is equal and whole, 1 with the first difference of each run,
-    with segments that were removed from a run, and with earlier segments that cannot be read.
+    Every run of a directory is verified. Exit 0 when all is equal and whole. Exit 1 with the first difference of
+    each run, with segments removed from a run, and with earlier segments that cannot be read.
     """
     from kvbm_console.recording.verify import verify as verify_recording
 
@@ -114,8 +114,8 @@ def recover(directory: Path, salvage: bool, form: str) -> None:
 def index(directory: Path, form: str) -> None:
     """Seal segments that were left active, and give sealed ones their missing or damaged index again.
 
-    What is sealed is compared with its source before that goes; a file of which something could not be kept stays
-    beside its successor as .damaged.
+    A sealed file is compared with its source before the source is removed. A file that could not be kept whole
+    stays beside its successor as .damaged.
     """
     from kvbm_console.recording.recover import recover_directory
     from kvbm_console.recording.reindex import needs_index, rebuild_index
@@ -148,9 +148,9 @@ def index(directory: Path, form: str) -> None:
 @rec.command()
 @RECORDING
 @click.argument("target", metavar="FILE.mcap-or-DIR", type=click.Path(path_type=Path))
-@click.option("--from", "begin", metavar="PLACE", help="Where to begin: an event, 90s or -60s of the engine's time, a "
+@click.option("--from", "begin", metavar="PLACE", help="Begin here: an event, 90s or -60s of the engine's time, a "
               "time of day such as 15:00:03 or 2026-11-21T15:00:00.")
-@click.option("--to", "end", metavar="PLACE", default="end", show_default=True, help="Where to end.")
+@click.option("--to", "end", metavar="PLACE", default="end", show_default=True, help="End here.")
 @click.option("--request", metavar="GLOB", help="The stretch that holds everything about these requests.")
 @click.option("--where", metavar="EXPRESSION", help="The stretch that holds all events this is true of.")
 @click.option("--run", metavar="ID", help="The run to cut, by its incarnation; without it the last one.")
@@ -161,8 +161,8 @@ def cut(
 ) -> None:
     """Write a stretch of a recording to a new file or directory, with the keyframe that it needs.
 
-    --request and --where choose the shortest stretch that holds all they are true of, within --from and --to; what
-    happens between stays, since a recording with holes does not fold.
+    --request and --where choose the shortest stretch that holds all events they are true of, within --from and
+    --to. Events between them stay, because a recording with holes does not fold.
     """
     from kvbm_console.recording import cut as cutting
     from kvbm_console.recording.places import parse_place, seq_of
@@ -299,9 +299,9 @@ def _recovered_document(one: "Recovered") -> dict[str, object]:
 @rec.command("export")
 @click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
 @click.option("--to", "to", type=click.Choice(["jsonl", "chrome", "perfetto", "parquet"]), required=True,
-              help="jsonl: events for scripts; chrome, perfetto: traces for a viewer; parquet: tables for SQL.")
+              help="jsonl has events for scripts, chrome and perfetto traces for a viewer, parquet tables for SQL.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
-              help="Where to; parquet makes a directory. jsonl goes to stdout without it.")
+              help="The file to write; parquet makes a directory. jsonl goes to stdout without it.")
 @RUN
 @filter_option("With --to jsonl: only events for which this holds, as 'kind = SlotMoved and to = preempted'.")
 @format_option("text", "json")
@@ -345,9 +345,9 @@ def export_command(path: Path, to: str, out: Path | None, run: str | None, expre
 def merge(paths: tuple[Path, ...], out: Path | None, where: str | None, form: str) -> None:
     """Put several recordings into one order, by the wall's clock: as lines, or with --out as one recording.
 
-    The order between recordings is as good as the clocks of their machines agree. All runs of a directory are read. In
-    one recording, requests and owners carry the name of their source in front; it holds facts and events, so the state
-    replays and decisions do not.
+    The order between recordings is as good as the clocks of their machines agree. All runs of a directory are read.
+    In one recording, requests and owners carry the name of their source in front. It holds facts and events, so the
+    state replays and decisions do not.
     """
     from kvbm_console.core.errors import UsageError
 
@@ -357,7 +357,7 @@ def merge(paths: tuple[Path, ...], out: Path | None, where: str | None, form: st
         print_lines(lines_of(paths, where, form=form))
         return
     if where is not None:
-        raise UsageError("--where chooses lines: a recording with holes does not fold; 'rec cut' makes a stretch")
+        raise UsageError("--where chooses lines, and a recording with holes does not fold; 'rec cut' makes a stretch")
     if form == "jsonl":
         raise UsageError("--format jsonl prints events: it has no meaning with --out")
     from kvbm_console.cli.output import program_version

@@ -1,6 +1,6 @@
 """``kvbm-console rec diff``: two recordings side by side.
 
-Law of this file: it prints what the library compared; exit 0 when the runs are equal, 1 when they are not.
+Law of this file: it prints the library's comparison, and exits 0 when the runs are equal, 1 when they are not.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def diff_command(ctx: click.Context, a: Path, b: Path, top: int, form: str) -> N
 
 
 def difference_lines(one: "Difference", top: int) -> list[str]:
-    """What the command prints, with at most ``top`` requests."""
+    """The lines that the command prints, with at most ``top`` requests."""
     lines = [f"A  {one.a}" + _lost(one.lost_events_a), f"B  {one.b}" + _lost(one.lost_events_b)]
     lines += [f"   {change.field}  {change.a} → {change.b}" for change in one.config]
     if one.equal:

@@ -1,7 +1,7 @@
 """``kvbm-console rec start, stop, rotate, status, dump``: the recorder of a running daemon.
 
-Law of this file: paths that the daemon writes to are made absolute here, where the user stands; ``dump`` is written by
-this process, from what any observer may read.
+Law of this file: paths that the daemon writes to are made absolute here, in the user's directory. This process writes
+``dump``, from events that any observer may read.
 """
 
 from pathlib import Path
@@ -67,7 +67,7 @@ def rotate(target: str | None, form: str) -> None:
 @target_option
 @format_option("text", "json")
 def status(target: str | None, form: str) -> None:
-    """Where the daemon records, how far it has come, and what it had to drop."""
+    """The daemon's recording: its place, its progress, and the events that it had to drop."""
     from kvbm_console.cli.ask import ask
 
     _tell(ask(resolve_target(None, target), lambda client: client.record_status()), form)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 HITS_MAX: Final = 20_000
-"""Hits that are asked for; nobody looks at more of them one by one."""
+"""Hits that are asked for, more than a person visits one by one."""
 
 
 @click.command()
 @click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
-@click.option("--at", "place", metavar="PLACE", help="Where to begin: an event, 90s or -60s of the engine's time, a "
-              "time of day such as 15:00:03 or 2026-11-21T15:00:00, or end.")
+@click.option("--at", "place", metavar="PLACE", help="Begin here: an event, 90s or -60s of the engine's time, end, a "
+              "time of day such as 15:00:03 or 2026-11-21T15:00:00.")
 @click.option("--speed", type=click.FloatRange(0.001, 1e6), metavar="FACTOR",
               help="Play from there at once, so many times as fast.")
 @click.option("--follow", is_flag=True, help="The recording is still being written: begin at its end, go on with it.")

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
               help="mooncake:FILE or multiturn[:key=value,...]; without it, engines connect by Feed.")
 @click.option("--engine", "engines", metavar="ADDRESS", multiple=True,
               help="Follow a real engine's KV events: zmq:HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1], or "
-                   "http://HOST:PORT to find them; may be given several times.")
+                   "http://HOST:PORT to find them. May be given several times.")
 @click.option("--metrics", metavar="HOST:PORT",
               help="Serve Prometheus metrics at http://HOST:PORT/metrics: totals only, no request is named.")
 @click.option("--otlp", metavar="ENDPOINT",
               help="Send the timelines of requests as OpenTelemetry spans to http://HOST:PORT (OTLP over HTTP).")
 @click.option("--listen", type=Listen(), metavar="ADDRESS",
-              help="unix:PATH, or HOST:PORT: of the loopback, or with TLS and a token of any; default: the default "
-                   "socket.")
+              help="unix:PATH, or HOST:PORT of the loopback (of any interface with TLS and a token).  "
+                   "[default: the default socket]")
 @click.option("--name", type=Name(), metavar="NAME", default="",
               help="Name of this daemon on screens and in status; the workload's or the engines' without it.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE",

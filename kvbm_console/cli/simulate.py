@@ -1,7 +1,7 @@
 """``kvbm-console simulate``: a trace through the tiered cache in virtual time.
 
-Law of this file: everything is checked before any work; the report on stdout depends on the options alone, how long it
-took goes to stderr.
+Law of this file: everything is checked before any work. The report on stdout depends on the options alone, and the time
+that it took goes to stderr.
 """
 
 import shlex
@@ -45,8 +45,8 @@ SLO_NS_MAX: Final = 86_400 * SECOND_NS
 @click.option("--hosts", type=int, default=1, show_default=True, metavar="N",
               help="Deciders of each engine, compared after every step.")
 @click.option("--cleanup", type=click.Choice(get_args(Cleanup)), default="end", show_default=True,
-              help="When what finished requests left is given up: at the end, never, or with each of them; the output "
-                   "is the same.")
+              help="When the blocks of finished requests are given up: at the end, never, or with each request. "
+                   "The output is the same.")
 @click.option("--stats-every", type=int, default=10, show_default=True, metavar="N",
               help="A stats line on stderr every N iterations, and after reset, prefill, decode and clean-up; 0 for "
                    "none.")
@@ -68,9 +68,8 @@ def simulate(
 ) -> int:
     """Run a trace through engine and tiers in virtual time and report what the cache did.
 
-    What depends on the machine (how long it took) goes to stderr, and so do the stats lines; the same options give the
-    same bytes on stdout. The keys of --format json and their formulas are listed in
-    kvbm_console/planning/REFERENCE.md.
+    The time that the run took goes to stderr, and so do the stats lines, so the same options give the same bytes on
+    stdout. The keys of --format json and their formulas are listed in kvbm_console/planning/REFERENCE.md.
     """
     future = flags["policy"] == "belady"
     if future:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @format_option("text", "json")
 @filter_option("Only slots for which this holds, as 'state = onboarding and age > 10 ms'.")
 def status(positional: str | None, target: str | None, form: str, expression: str) -> None:
-    """What needs a person, cache, tiers, flows, slots, transfers, breakpoints and holds, once."""
+    """Warnings, cache, tiers, flows, slots, transfers, breakpoints and holds, once."""
     from kvbm_console.cli.ask import fetch_status
 
     if expression:
@@ -43,7 +43,7 @@ def status(positional: str | None, target: str | None, form: str, expression: st
 
 
 def render(document: dict[str, Any]) -> str:
-    """The status document for people: sections with aligned columns; the hits are those since the run began."""
+    """The status document for people, in sections with aligned columns; the hits are those since the run began."""
     sections = [_stream(document), _tiers(document["tiers"]), _slots(document["slots"])]
     if document["prefetch"]["fetched_blocks"]:
         sections.append([_prefetch(document["prefetch"])])
@@ -72,7 +72,7 @@ def _stream(document: dict[str, Any]) -> list[str]:
 
 
 def _engine(row: dict[str, Any]) -> str:
-    """What a tap has cost its engine: by call, of its steps, and what it lost."""
+    """The cost of a tap to its engine, by call and as a share of steps, and its losses."""
     call = row["call_ns"] / row["calls"] / 1_000 if row["calls"] else 0.0
     part = 100 * row["call_ns"] / row["step_ns"] if row["step_ns"] else 0.0
     return (f"tap       {row['name']}  {number(row['steps'])} steps  {call:.1f} µs a call, {part:.2f} % of a step  "
@@ -133,7 +133,7 @@ def breakpoint_lines(breakpoints: list[dict[str, Any]]) -> list[str]:
 
 
 def _when(entry: dict[str, Any]) -> Iterator[str]:
-    """What else was said when it was set, as far as it is not the default."""
+    """The other fields of the breakpoint that differ from the default."""
     yield entry["message"]
     yield entry["name"]
     yield entry["condition"]

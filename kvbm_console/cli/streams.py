@@ -79,7 +79,7 @@ def _imported_lines(found: Imported) -> list[str]:
 @click.command()
 @click.argument("address", metavar="zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N]")
 @click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path, file_okay=False),
-              help="Where frames.bin goes; with several publishers a directory for each rank.")
+              help="Directory of frames.bin; with several publishers it has a directory for each rank.")
 @click.option("--seconds", type=click.FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
 @click.option("--batches", type=click.IntRange(1), metavar="N", help="End after N batches.")
 @format_option("text", "json")
@@ -299,7 +299,7 @@ def _blocks(listener: "Listener") -> str:
 
 @click.group("import")
 def import_group() -> None:
-    """Make a recording of ours from somebody else's."""
+    """Convert another tool's recording."""
 
 
 import_group.add_command(import_kv_events)

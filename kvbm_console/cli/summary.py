@@ -1,6 +1,6 @@
-"""How a run is summed up: what ``serve`` ends with, and the line that ``demo`` prints without a terminal.
+"""The summary at the end of ``serve``, and the line that ``demo`` prints without a terminal.
 
-Law of this file: formatting only; the numbers are the daemon's summary (``server.summary``) and the facts.
+Law of this file: it only formats the daemon's summary (``server.summary``) and the facts.
 """
 
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ def _in_brackets(text: str) -> str:
 
 
 def recorder_text(recorder: Mapping[str, Any] | None) -> str:
-    """What was written and where."""
+    """The recorder's progress and place."""
     if recorder is None:
         return "off"
     lost = f", {number(recorder['not_recorded'])} events not recorded" if recorder["not_recorded"] else ""

@@ -1,6 +1,7 @@
 """``kvbm-console tail``: follow the events on stdout.
 
-Law of this file: one event, one line, in the order of ``seq``; what was lost is said on stderr and never hidden.
+Law of this file: it prints one line for each event, in the order of ``seq``. Losses are reported on stderr and never
+hidden.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +23,7 @@ from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapS
 @target_argument
 @format_option("text", "jsonl")
 @click.option("--since", type=click.IntRange(0, NUMBER_MAX), metavar="SEQ",
-              help="Begin with this event, if the daemon still has it; default: with the next one.")
+              help="Begin with this event, if the daemon still has it.  [default: the next event]")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after this many events.")
 @filter_option("Only events for which this holds, as 'kind = SlotMoved and to = preempted'.")
 def tail(

@@ -1,6 +1,6 @@
 """``kvbm-console why``: why a request missed a block, and where its time went.
 
-Law of this file: it prints what the library explains and adds nothing; the JSON is the library's document.
+Law of this file: it prints the library's explanation and adds nothing, and the JSON is the library's document.
 """
 
 from pathlib import Path

@@ -94,7 +94,7 @@ class FeedClient:
             await self._opened
         except ConnectionLost:
             await self._close()
-            raise (self._ended or ConnectionLost(f"nobody listens on {self._target}")) from None
+            raise (self._ended or ConnectionLost(f"no daemon listens on {self._target}")) from None
         except BaseException:
             await self._close()
             raise

@@ -78,7 +78,7 @@ def translated(target: str, code: grpc.StatusCode | None, details: str | None) -
             if word in text:
                 return ConnectionLost(f"{target} {why}")
         if "connect" in text.lower():
-            return ConnectionLost(f"nobody listens on {target}")
+            return ConnectionLost(f"no daemon listens on {target}")
     return ConnectionLost(f"the connection to {target} was lost" + (f": {text}" if _is_ours(text) else ""))
 
 

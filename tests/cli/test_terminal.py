@@ -24,4 +24,4 @@ def test_attach_draws_a_running_daemon_and_q_leaves_it(tmp_path: Path) -> None:
 def test_attach_to_nobody_is_one_sentence(tmp_path: Path) -> None:
     status, drawn = on_terminal(tmp_path, "attach", "unix:nobody.sock")
     assert status == 3
-    assert drawn.strip() == "kvbm-console: nobody listens on unix:nobody.sock"
+    assert drawn.strip() == "kvbm-console: no daemon listens on unix:nobody.sock"

@@ -233,8 +233,8 @@ async def test_who_listens_but_not_to_us_is_not_called_nobody(
         assert await said(daemon.address, None) == f"{daemon.address} hangs up; one that speaks TLS needs --tls-ca"
         assert await said(daemon.address, another) == (
             f"{daemon.address} shows no certificate that --tls-ca vouches for")
-    assert await said(daemon.address, cert) == f"nobody listens on {daemon.address}"
-    assert await said(daemon.address, None) == f"nobody listens on {daemon.address}"
+    assert await said(daemon.address, cert) == f"no daemon listens on {daemon.address}"
+    assert await said(daemon.address, None) == f"no daemon listens on {daemon.address}"
     async with tcp_daemon() as daemon:
         assert await said(daemon.address, cert) == f"{daemon.address} does not speak TLS, so --tls-ca is not for it"
     unknown = translated("far:1", grpc.StatusCode.UNAVAILABLE, "errors resolving far:1: Domain name not found")

@@ -86,7 +86,7 @@ async def test_a_daemon_that_comes_back_as_another_begins_anew() -> None:
         items, mirror = feed.items(), Mirror()
         gone = await anext(items)
         assert isinstance(gone, Disconnected)
-        assert gone.reason == f"nobody listens on {address}"
+        assert gone.reason == f"no daemon listens on {address}"
         assert gone.retry_in_s is not None
         incarnations = []
         for _ in range(2):
@@ -217,7 +217,7 @@ async def test_controls_open_a_session_at_first_use_and_again_when_it_was_lost()
     with socket_directory() as place:
         address = f"unix:{place}/d.sock"
         controls = LiveControls(address, name="me")
-        with pytest.raises(ConnectionLost, match="nobody listens"):
+        with pytest.raises(ConnectionLost, match="no daemon listens"):
             await controls.ask(Disarm())
         async with running(options_for(None, address)) as daemon:
             verdict = await controls.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.DECODING)))

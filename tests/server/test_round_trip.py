@@ -162,7 +162,7 @@ async def test_tcp_grants_observe_only(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_nobody_listens() -> None:
     with socket_directory() as place:
         async with Client(f"unix:{place}/none.sock") as client:
-            with pytest.raises(ConnectionLost, match="nobody listens on unix:"):
+            with pytest.raises(ConnectionLost, match="no daemon listens on unix:"):
                 await client.hello()
 
 

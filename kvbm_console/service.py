@@ -30,7 +30,7 @@ from kvbm_console.debug.leases import LEASE_TTL_NS, Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.parts import Parts, Watch
-from kvbm_console.recording.notes import RecorderNotes
+from kvbm_console.recording.writer import RecorderNotes
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.document import Document, status_document
 from kvbm_console.stream.ended import EndedHolds
@@ -38,7 +38,7 @@ from kvbm_console.stream.ring import Cursor, Ring
 from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_stimuli
 
 if TYPE_CHECKING:
-    from kvbm_console.recording.place import Place
+    from kvbm_console.recording.output import RecordingPath
     from kvbm_console.recording.writer import Recorder
 
 HEARTBEAT_S: Final = 0.5
@@ -125,7 +125,7 @@ class LeaderService:
         self._awaited: list[tuple[StimulusChunk | None, EventChunk | None]] | None = None
         """Flushes since the first keyframe of a recorder that is being made; None while none is."""
         self._awaited_bytes = 0
-        self.place: Place | None = None
+        self.place: RecordingPath | None = None
         """The recorder's place, for a path that a person named."""
         self.changed = Changed()
         self.listeners: set[Callable[[], None]] = set()

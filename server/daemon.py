@@ -30,7 +30,7 @@ from kvbm_console.extras import need
 from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.metrics.http import MetricsServer
-from kvbm_console.recording.place import Place, require_new
+from kvbm_console.recording.output import RecordingPath, require_new
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.simulator.calendar import Calendar
@@ -197,7 +197,7 @@ class Daemon:
     def _record(self, service: LeaderService) -> None:
         """Recording begins before the first stimulus, so that decision replay can begin there too."""
         if self.options.record is not None:
-            service.place = place = Place(self.options.record)
+            service.place = place = RecordingPath(self.options.record)
             if place.file is not None:
                 require_new(self.options.record, "--record")
             service.recorder = Recorder(

@@ -19,7 +19,7 @@ import msgspec
 
 from kvbm_console.core.errors import Refused
 from kvbm_console.recording.options import RecorderStatus, RecordingOptions
-from kvbm_console.recording.place import Place, require_new
+from kvbm_console.recording.output import RecordingPath, require_new
 from kvbm_console.recording.recover import Prepared, prepare
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
@@ -95,7 +95,7 @@ class RecordingMethod:
         options = _options(verb)
         if service.recorder is not None:
             raise Refused(f"a recording is being written to {service.recorder.status().path}; stop it first")
-        place = Place(path)
+        place = RecordingPath(path)
         ready = await anyio.to_thread.run_sync(_prepared, place, path)
         if service.broadcaster.closing:
             ready.lock.release()
@@ -150,7 +150,7 @@ class RecordingMethod:
         return settled
 
 
-def _prepared(place: Place, path: Path) -> Prepared:
+def _prepared(place: RecordingPath, path: Path) -> Prepared:
     """The directory of a place, locked and recovered. Raises ``UsageError``."""
     if place.file is not None:
         require_new(path)

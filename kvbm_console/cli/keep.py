@@ -11,7 +11,7 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.place import FILE_SUFFIX, Place, require_new
+from kvbm_console.recording.output import FILE_SUFFIX, RecordingPath, require_new
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from kvbm_console.wire.batches import pack_events
@@ -25,7 +25,7 @@ class SeenKeeper:
     """Records what one session folds. One per place; ``close`` it when the console is left."""
 
     def __init__(self, place: Path, program: str = "") -> None:
-        self.place = Place(place)
+        self.place = RecordingPath(place)
         self.made: list[Path] = []
         """Files that are complete: one for each incarnation of the target."""
         self.program = program

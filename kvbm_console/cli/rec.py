@@ -117,8 +117,7 @@ def index(directory: Path, form: str) -> None:
     A sealed file is compared with its source before the source is removed. A file that could not be kept whole
     stays beside its successor as .damaged.
     """
-    from kvbm_console.recording.recover import recover_directory
-    from kvbm_console.recording.reindex import needs_index, rebuild_index
+    from kvbm_console.recording.recover import needs_index, rebuild_index, recover_directory
     from kvbm_console.recording.seal import seal_segment
 
     tell = progress()
@@ -165,12 +164,12 @@ def cut(
     --to. Events between them stay, because a recording with holes does not fold.
     """
     from kvbm_console.recording import cut as cutting
-    from kvbm_console.recording.places import parse_place, seq_of
+    from kvbm_console.recording.positions import parse_position, seq_of
     from kvbm_console.recording.reader import Recording
 
     recording = Recording.open(path, run)
-    first = recording.first_seq if begin is None else seq_of(recording, parse_place(begin), following=True)
-    last = seq_of(recording, parse_place(end))
+    first = recording.first_seq if begin is None else seq_of(recording, parse_position(begin), following=True)
+    last = seq_of(recording, parse_position(end))
     matches = cutting.matcher(where, request)
     if matches is not None:
         first, last = cutting.stretch(recording, max(first, recording.first_seq), last, matches)
@@ -361,8 +360,8 @@ def merge(paths: tuple[Path, ...], out: Path | None, where: str | None, form: st
     if form == "jsonl":
         raise UsageError("--format jsonl prints events: it has no meaning with --out")
     from kvbm_console.cli.output import program_version
+    from kvbm_console.recording.merge import merge as merge_recordings
     from kvbm_console.recording.merge import sources_of
-    from kvbm_console.recording.merge_file import merge as merge_recordings
 
     made = merge_recordings(sources_of(paths), out, program_version())
     recorder.print_made(form, made, clock="")

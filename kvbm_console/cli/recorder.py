@@ -86,7 +86,7 @@ def dump(path: Path, last: int, target: str | None, form: str) -> None:
     was written is printed.
     """
     from kvbm_console.cli.ask import ask
-    from kvbm_console.recording.place import require_new
+    from kvbm_console.recording.output import require_new
 
     require_new(path)
     made = ask(resolve_target(None, target), lambda client: _dump(client, path, last))

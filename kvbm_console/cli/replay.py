@@ -39,12 +39,12 @@ def replay(
     Hits and holds of the recorded run are shown and do not wait. With --format json the state at the place (without
     --at: at the end) is printed as the document of `status`.
     """
-    from kvbm_console.recording.places import parse_place, seq_of, verdict_seq
     from kvbm_console.recording.playback import Playback, RecordingFeed
+    from kvbm_console.recording.positions import parse_position, seq_of, verdict_seq
     from kvbm_console.recording.reader import Recording
 
     recording = Recording.open(path, run)
-    at_seq = None if place is None else seq_of(recording, parse_place(place, utc=utc))
+    at_seq = None if place is None else seq_of(recording, parse_position(place, utc=utc))
     if form == "json":
         if follow or speed is not None:
             raise UsageError("--format json prints one place: --follow and --speed have no meaning with it")

@@ -159,12 +159,12 @@ def import_capture(path: Path, out: Path) -> Imported:
     """Feed a capture to a leader and record the outcome in a new file or directory. Raises ``UsageError``."""
     from kvbm_console.cli.output import program_version
     from kvbm_console.engines.kv_events.capture import CaptureStreams, read_frames
-    from kvbm_console.recording.place import Place, require_new
+    from kvbm_console.recording.output import RecordingPath, require_new
     from kvbm_console.recording.writer import Recorder
     from kvbm_console.service import LeaderService
 
     require_new(out, "--out")
-    place = Place(out)
+    place = RecordingPath(out)
     frames = read_frames(path)
     first = next(frames, None)
     if first is None:

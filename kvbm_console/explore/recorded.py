@@ -16,7 +16,7 @@ import msgspec
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Note
 from kvbm_console.explore.scenario import BLOCK
-from kvbm_console.recording.tape import Tape
+from kvbm_console.recording.output import Tape
 from kvbm_console.tap.sender import TapSettings
 from kvbm_console.tap.translator import Watching
 

@@ -25,8 +25,7 @@ from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_stimuli
 from kvbm_console.recording.format import About, Frame, Gap, Keyframe
-from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, write_recording
-from kvbm_console.recording.place import require_new
+from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, require_new, write_recording
 from kvbm_console.recording.reader import Recording
 from kvbm_console.wire.batches import pack_stimuli
 

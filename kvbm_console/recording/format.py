@@ -24,9 +24,11 @@ Law of this file: a reader believes no length before it has been compared with w
 CRC was.
 """
 
+import re
 import struct
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -251,6 +253,20 @@ def segment_name(segment: int, first_seq: int) -> str:
     '000003-000004182377'
     """
     return f"{segment:06d}-{first_seq:012d}"
+
+
+_OUR_NAME: Final = re.compile(r"(\d{6,12})-\d{12,19}\.(?:active|mcap|mcap\.tmp|salvage\.tmp|active\.damaged)")
+"""Names that recorder, sealer and salvage give. A directory may hold other files, which are not ours to remove."""
+
+
+def segment_number(path: Path) -> int:
+    """The segment that a recorder's file belongs to, 0 for a file that no recorder has named.
+
+    >>> segment_number(Path("run/000003-000004182377.mcap.tmp")), segment_number(Path("2024-holiday.mcap"))
+    (3, 0)
+    """
+    match = _OUR_NAME.fullmatch(path.name)
+    return int(match[1]) if match else 0
 
 
 def about_metadata(about: About) -> dict[str, str]:

@@ -37,6 +37,23 @@ _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)")
 _AGES_NS: Final = {"s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3_600 * SECOND_NS, "d": 86_400 * SECOND_NS}
 
 
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a directory stays."""
+
+    keep_bytes: int | None = None
+    keep_ns: int | None = None
+    segment_bytes: int = 0
+    """Size of a segment, for the room that stays free."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is ever removed."""
+        return self.keep_bytes is not None or self.keep_ns is not None
+
+
+KEEP_ALL: Final = Retention()
+
+
 class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ``serve`` and ``rec start`` may say about a recording."""
 
@@ -67,8 +84,6 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def settings(self) -> dict[str, Any]:
         """The arguments of a ``Recorder`` that these options come to."""
-        from kvbm_console.recording.retain import Retention  # clients need the options without the container's library
-
         retention = Retention(keep_bytes=self.keep_bytes, keep_ns=self.keep_ns, segment_bytes=self.segment_bytes)
         return {
             "segment_bytes": self.segment_bytes, "segment_ns": self.segment_ns,

@@ -1,27 +1,95 @@
-"""New recordings made of parts of others, or of what a daemon still remembers: one sealed file each.
+"""New recordings: the names that they may take, writing a sealed one at once, and tapes of tests.
+
+A path that ends in ``.mcap`` is one sealed file; any other path is a directory of segments. A recorder writes a file as
+the only segment of ``FILE.mcap.parts`` beside it, and the file takes its name when the segment is sealed. A killed
+process leaves the parts, which ``rec recover`` makes whole.
 
 Law of this file: a file has its name only when it is whole, durable and was read back; nothing is overwritten.
 """
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import RecordingError, UsageError
 from kvbm_console.core.events import Event
-from kvbm_console.core.snapshots import encode_facts
+from kvbm_console.core.leader import Leader, Outcome
+from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.core.state import CacheState
+from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import fold
 from kvbm_console.recording.files import sync_directory
 from kvbm_console.recording.format import About, Frame, Keyframe
-from kvbm_console.recording.place import require_new, segment_file
 from kvbm_console.recording.seal import write_draft
-from kvbm_console.recording.sealed import SealedSegment
-from kvbm_console.wire.batches import pack_events
+from kvbm_console.recording.segments import SealedSegment
+from kvbm_console.wire.batches import pack_events, pack_stimuli
+
+FILE_SUFFIX: Final = ".mcap"
+_SEGMENT_BYTES: Final = 1 << 50
+_SEGMENT_NS: Final = 1 << 62
+"""A file is one segment, however large and long."""
+
+
+def require_new(path: Path, flag: str = "") -> None:
+    """Raise ``UsageError``, which begins with the flag, unless a recording can get this name."""
+    said = f"{flag} " if flag else ""
+    if path.suffix != FILE_SUFFIX:
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{said}{path} is a file: a recording is a new file *.mcap or a directory")
+        if path.is_dir() and any(path.iterdir()):
+            raise UsageError(f"{said}{path} is not empty; nothing is overwritten")
+    else:
+        for one in (path, path.with_name(f"{path.name}.parts")):
+            if one.exists():
+                raise UsageError(f"{said}{one} exists already; nothing is overwritten")
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"{said}{path} must be in a directory that exists")
+
+
+def segment_file(path: Path, first_seq: int) -> Path:
+    """The file of a recording that is written at once; its directory is made."""
+    if path.suffix == FILE_SUFFIX:
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    return path / f"{fmt.segment_name(1, first_seq)}{FILE_SUFFIX}"
+
+
+class RecordingPath:
+    """Where a recorder writes, for a path that a person named."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path if path.suffix == FILE_SUFFIX else None
+        self.directory = path.with_name(f"{path.name}.parts") if self.file is not None else path
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a ``Recorder`` is told besides: the parts of a file are one segment."""
+        return {} if self.file is None else {"segment_bytes": _SEGMENT_BYTES, "segment_ns": _SEGMENT_NS}
+
+    def finish(self, number: int = 1) -> Path | None:
+        """The recorder is closed: name the file, the second one of a place ``FILE-2.mcap``.
+
+        Returns where the recording is; None when the parts stay, because they are not one sealed segment.
+        """
+        if self.file is None:
+            return self.directory
+        segments = sorted(self.directory.glob(f"*{FILE_SUFFIX}"))
+        if len(segments) != 1 or any(self.directory.glob("*.active")):
+            return None
+        file = self.file if number == 1 else self.file.with_stem(f"{self.file.stem}-{number}")
+        segments[0].rename(file)
+        shutil.rmtree(self.directory)
+        return file
+
+
+# --- writing a sealed recording ---------------------------------------------------------------------------------------
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -129,3 +197,68 @@ def write_dump(path: Path, about: About, state: CacheState, batches: list[list[E
         yield end_frame(about, state.seq - 1 if last is None else last.seq, at_ns if last is None else last.at_ns)
 
     return write_recording(path, about, frames())
+
+
+# --- tapes: everything that one leader was told and decided -----------------------------------------------------------
+
+
+EVENTS_MAX: Final = 1_000_000
+"""Events that one tape holds: some hundred megabytes."""
+FLUSH_STIMULI: Final = 256
+CLOCK_ANCHOR_NS: Final = 1_767_225_600 * 10**9
+"""2026-01-01: time 0 of a test's engine, so that equal tests give equal recordings."""
+
+
+class Tape:
+    """The stimuli and events of one leader, from the facts that it began with."""
+
+    def __init__(self, leader: Leader) -> None:
+        self.config: LeaderConfig = leader.config
+        self.begin = encode_facts(leader.state)
+        self.aids = leader.export()
+        self.stimuli: list[Stimulus] = []
+        self.outcomes: list[list[Event]] = []
+        """The events of each stimulus."""
+        self.events: list[Event] = []
+        self.not_taped = 0
+        """Events behind the end of a full tape."""
+
+    def take(self, stimulus: Stimulus, outcome: Outcome) -> None:
+        """One stimulus with what it led to."""
+        if self.not_taped or len(self.events) + len(outcome.events) > EVENTS_MAX:
+            self.not_taped += len(outcome.events)
+            return
+        self.stimuli.append(stimulus)
+        self.outcomes.append(list(outcome.events))
+        self.events += outcome.events
+
+    def state_at_begin(self) -> CacheState:
+        """The facts that it began with, as a new object."""
+        return decode_facts(self.begin)
+
+    def save(self, path: Path, name: str, *, program: str = "pytest", label: str = "test") -> Path:
+        """Write it as a recording of one file. Raises ``UsageError`` when nothing happened or the name is taken."""
+        if not self.events:
+            raise UsageError(f"{name}: no event happened, so there is nothing to record")
+        first_seq = self.state_at_begin().seq
+        about = About(
+            program=program, incarnation=name[-200:], clock_anchor_ns=CLOCK_ANCHOR_NS, config=self.config,
+            first_seq=first_seq, labels={label: name},
+        )
+        write_recording(path, about, self._frames(about, first_seq))
+        return path
+
+    def _frames(self, about: About, first_seq: int) -> Iterator[Frame]:
+        yield keyframe_frame(about, Keyframe(first_seq, True, self.begin, self.aids), self.stimuli[0].at_ns)
+        anchor = about.clock_anchor_ns
+        next_seq = first_seq
+        for at in range(0, len(self.stimuli), FLUSH_STIMULI):
+            chunk = pack_stimuli(self.stimuli[at : at + FLUSH_STIMULI])
+            yield Frame(
+                fmt.STIMULI, next_seq, chunk.count, anchor + chunk.base_ns, anchor + chunk.last_ns, chunk.data
+            )
+            events = [event for caused in self.outcomes[at : at + FLUSH_STIMULI] for event in caused]
+            if events:
+                yield event_frame(about, events)
+                next_seq = events[-1].seq + 1
+        yield end_frame(about, next_seq - 1, self.stimuli[-1].at_ns)

@@ -18,7 +18,7 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.decode import fold
-from kvbm_console.recording.places import parse_place, seq_of
+from kvbm_console.recording.positions import parse_position, seq_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Connected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 
@@ -87,8 +87,8 @@ class Playback:
         return self._state
 
     def seq_of(self, place: str, *, utc: bool = False) -> int:
-        """The event at a place as ``recording.places`` describes it. Raises ``UsageError``."""
-        return seq_of(self.recording, parse_place(place, utc=utc))
+        """The event at a place as ``recording.positions`` describes it. Raises ``UsageError``."""
+        return seq_of(self.recording, parse_position(place, utc=utc))
 
     def density(self, cells: int) -> list[int]:
         """Events in each of ``cells`` equal parts of the recorded time. Asked at every draw, so the last is kept."""

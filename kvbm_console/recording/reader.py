@@ -27,10 +27,10 @@ from kvbm_console.recording.decode import (
     unpack,
     unpacked_frames,
 )
-from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, Mark, SegmentEnd
-from kvbm_console.recording.growing import Segment, newer_segments, open_segment, refreshed
-from kvbm_console.recording.recover import active_segments, segment_number
+from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, Mark, SegmentEnd, segment_number
+from kvbm_console.recording.recover import active_segments
 from kvbm_console.recording.scan import Torn
+from kvbm_console.recording.segments import Segment, newer_segments, open_segment, refreshed
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 Item = SnapshotTaken | EventsArrived | GapSeen

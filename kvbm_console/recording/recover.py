@@ -1,25 +1,26 @@
-"""Recovery: what a writer that died left behind is made whole again, and nothing is guessed.
+"""Recovery: makes whole what a writer that died left behind, and rebuilds a damaged index.
 
-A torn tail is cut off: it was never acknowledged. Damage in front of valid frames is refused; a salvage keeps all
-whole frames, puts a ``Gap`` where bytes were cut out, and leaves the damaged file beside it.
+A torn tail is cut off, because it was never acknowledged. Damage in front of valid frames is refused. A salvage keeps
+all whole frames, puts a ``Gap`` where bytes were cut out, and leaves the damaged file beside it. A sealed segment whose
+index or summary is damaged is written anew from its chunks with right CRCs.
 
 Law of this file: a byte is removed only when no valid frame follows it, or when the caller asked for a salvage.
 """
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from mcap.opcode import Opcode
 
 from kvbm_console.core.errors import CorruptRecording, RecordingError, UsageError
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import parts_of
-from kvbm_console.recording.files import DirectoryLock, SegmentFile, lock_file, sync_directory
-from kvbm_console.recording.format import About, Frame, Gap
+from kvbm_console.recording.files import DirectoryLock, SegmentFile, lock_file, sync_directory, write_all
+from kvbm_console.recording.format import About, Frame, Gap, segment_number
 from kvbm_console.recording.scan import (
     Buffer,
     NotARecording,
@@ -31,12 +32,11 @@ from kvbm_console.recording.scan import (
     read_preamble,
     scan,
 )
-from kvbm_console.recording.segment import write_all
+from kvbm_console.recording.seal import write_draft
+from kvbm_console.recording.segments import SealedSegment, chunk_messages, sealed_about
+from kvbm_console.wire.batches import MalformedBatch, event_chunk, unpack_stimuli
 
 DAMAGED_SUFFIX: Final = ".damaged"
-
-_OUR_NAME: Final = re.compile(r"(\d{6,12})-\d{12,19}\.(?:active|mcap|mcap\.tmp|salvage\.tmp|active\.damaged)")
-"""Names that recorder, sealer and salvage give. A directory may hold other files, which are not ours to remove."""
 
 Progress = Callable[[str, int, int], None]
 """(what, done, of): called now and then while something takes long."""
@@ -93,16 +93,6 @@ def prepare(directory: Path) -> Prepared:
     except BaseException:
         lock.release()
         raise
-
-
-def segment_number(path: Path) -> int:
-    """The segment that a recorder's file belongs to, 0 for a file that no recorder has named.
-
-    >>> segment_number(Path("run/000003-000004182377.mcap.tmp")), segment_number(Path("2024-holiday.mcap"))
-    (3, 0)
-    """
-    match = _OUR_NAME.fullmatch(path.name)
-    return int(match[1]) if match else 0
 
 
 def active_segments(directory: Path) -> list[Path]:
@@ -279,3 +269,94 @@ def _whole_frames(buffer: Buffer, start: int) -> Iterator[tuple[Frame, int]]:
             frame, end = found
             yield frame, offset - behind
             offset = behind = end
+
+
+# --- the index of a sealed segment ------------------------------------------------------------------------------------
+
+
+class Reindexed(msgspec.Struct, frozen=True):
+    """What became of one sealed segment. ``lost_bytes``: behind the last good chunk; 0 when all chunks were good."""
+
+    path: str
+    first_seq: int
+    last_seq: int
+    lost_bytes: int
+
+
+def needs_index(path: Path) -> bool:
+    """Whether a sealed segment cannot be opened as it is. Raises ``RecordingError`` for a foreign file."""
+    try:
+        SealedSegment(path)
+    except CorruptRecording:
+        return True
+    except RecordingError:
+        if sealed_about(map_file(path), path.name) is None:
+            raise
+        return True
+    return False
+
+
+def rebuild_index(path: Path) -> Reindexed:
+    """Write the segment anew with an index over its good chunks. Raises ``RecordingError`` and ``OSError``."""
+    buffer = map_file(path)
+    about = sealed_about(buffer, path.name)
+    if about is None:
+        raise RecordingError(f"{path.name} cannot be indexed: its description is damaged")
+    run = _Chunks(buffer, path.name, about.first_seq)
+    draft = path.with_suffix(".mcap.tmp")
+    try:
+        write_draft(draft, about, run.frames())
+        segment = SealedSegment(draft)
+        segment.verify_bytes()
+        if run.lost_bytes:
+            os.rename(path, path.with_name(path.name + DAMAGED_SUFFIX))
+        os.rename(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+    return Reindexed(str(path), about.first_seq, segment.next_seq - 1, run.lost_bytes)
+
+
+class _Chunks:
+    """The frames of a file without an index, as far as its chunks are good and follow each other."""
+
+    def __init__(self, buffer: Buffer, name: str, first_seq: int) -> None:
+        self._buffer = buffer
+        self._name = name
+        self._next_seq = first_seq
+        self.lost_bytes = 0
+
+    def frames(self) -> Iterator[Frame]:
+        """In order; afterwards ``lost_bytes`` is known."""
+        at, size = len(fmt.MAGIC), len(self._buffer)
+        while at + fmt.RECORD_HEAD.size <= size:
+            opcode, length = fmt.RECORD_HEAD.unpack_from(self._buffer, at)
+            if opcode == Opcode.DATA_END:
+                return
+            if at + fmt.RECORD_HEAD.size + length > size:
+                break
+            if opcode == Opcode.CHUNK:
+                try:
+                    found = [self._whole(one) for one in chunk_messages(self._buffer, at, self._name)]
+                except (RecordingError, MalformedBatch, msgspec.MsgspecError):
+                    break
+                yield from found
+            at += fmt.RECORD_HEAD.size + length
+        self.lost_bytes = size - at
+
+    def _whole(self, message: Frame) -> Frame:
+        """The frame with its full number and its count, both read from what it holds."""
+        count = 0
+        if message.channel == fmt.EVENTS:
+            count = event_chunk(message.data).count
+        elif message.channel == fmt.STIMULI:
+            count = len(unpack_stimuli(message.data))
+        elif message.channel == fmt.MARKS:
+            mark = fmt.decode_mark(message.data)
+            count = mark.count if isinstance(mark, Gap) else 0
+        if message.first_seq != self._next_seq & fmt.SEQ_MASK:
+            raise CorruptRecording(f"{self._name}: event {self._next_seq} is missing")
+        frame = msgspec.structs.replace(message, first_seq=self._next_seq, count=count)
+        self._next_seq = frame.end_seq
+        return frame

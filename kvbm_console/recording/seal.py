@@ -1,10 +1,14 @@
-"""Sealing: turns a finished active segment into a compressed, indexed MCAP file.
+"""Sealing turns a finished active segment into a compressed, indexed MCAP file; retention removes the oldest segments.
 
-The library writes it, into ``.mcap.tmp``; then it is read back with all CRCs and compared frame by frame, renamed, and
-only then the active file goes. A crash between any two of these steps leaves either the active file, or both files of
-which the ``.mcap`` is whole.
+The library writes ``.mcap.tmp``. Then the draft is read back with all CRCs, compared frame by frame and renamed, and
+only then the active file goes. A crash between any two of these steps leaves the active file, or both files with a
+whole ``.mcap``.
 
-Law of this file: the active segment is removed after its sealed twin was compared with it and is durable.
+Retention removes the oldest segments when a directory is too large, the disk too full, or they are too old. A segment
+may go before it is sealed, because sealing can fall behind for as long as an engine is busy. Drafts and files that a
+salvage set aside count as bytes and are not removed. A reader that has a segment open keeps it.
+
+Law of this file: an active segment goes after its sealed twin was compared with it and is durable, or as the oldest.
 """
 
 import contextlib
@@ -13,6 +17,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final, cast
@@ -22,11 +27,11 @@ from mcap.writer import CompressionType, Writer
 from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import FILE_MODE, lock_file, sync_directory
-from kvbm_console.recording.format import About, Frame, IndexEntry
-from kvbm_console.recording.retain import RETAIN_EVERY_S, Retention, retain, used_bytes
+from kvbm_console.recording.format import About, Frame, IndexEntry, segment_number
+from kvbm_console.recording.options import Retention
 from kvbm_console.recording.scan import Buffer, EntryBuilder, Scan, frames_between, map_file, scan
-from kvbm_console.recording.sealed import SealedSegment
-from kvbm_console.recording.worker import Worker
+from kvbm_console.recording.segments import SealedSegment
+from kvbm_console.recording.threads import Worker
 
 CHUNK_BYTES: Final = 256 * 1024
 """Decompressed bytes of a chunk: a reader decompresses whole ones, and four times as much gains 1 % of size."""
@@ -341,3 +346,73 @@ def main(path: str) -> int:
     """Entry of the child process."""
     os.nice(SEAL_NICENESS)
     return 0 if try_seal(Path(path)) else 1
+
+
+# --- retention --------------------------------------------------------------------------------------------------------
+
+
+RETAIN_EVERY_S: Final = 60.0
+"""Ages are looked at this often; bytes also at every rotation and around every sealing."""
+FREE_SEGMENTS: Final = 2
+"""Room for so many segments stays free where something is retained at all: a sealing writes up to 0.82 of its source
+before the source goes."""
+
+
+def _files(directory: Path) -> dict[Path, os.stat_result]:
+    """The recorder's files in this directory."""
+    found: dict[Path, os.stat_result] = {}
+    for path in directory.iterdir():
+        if segment_number(path):
+            with contextlib.suppress(FileNotFoundError):  # sealed or given up while the directory was listed
+                found[path] = path.stat()
+    return found
+
+
+def used_bytes(directory: Path) -> int:
+    """Bytes of the recorder's files in this directory. Raises ``OSError``."""
+    return sum(found.st_size for found in _files(directory).values())
+
+
+def free_bytes(directory: Path) -> int:
+    """What the disk still takes."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+def retain(
+    directory: Path, retention: Retention, *, growth: int = 0, ending: Callable[[str], None] = lambda stem: None,
+    wall: Callable[[], int] = time.time_ns, free: Callable[[Path], int] = free_bytes,
+) -> list[Path]:
+    """Remove the oldest segments until the rest and ``growth`` more bytes fit; returns the removed files.
+
+    Whole segments go, and never the last, so the rest has no hole. The caller holds the directory's lock and writes the
+    last segment, if any segment is being written. ``ending`` is called with the name of each segment before it goes.
+    Raises ``OSError``.
+    """
+    if not retention.wanted:
+        return []
+    files = _files(directory)
+    total = growth + sum(found.st_size for found in files.values())
+    room = free(directory)
+    segments: dict[str, list[Path]] = {}
+    # An .active sorts before its sealed twin, which a crash between rename and removal left beside it. It goes first:
+    # a recovery would bring an .active back that stands alone.
+    for path in sorted(files):
+        if path.suffix in (".active", ".mcap"):
+            segments.setdefault(path.stem, []).append(path)
+    removed: list[Path] = []
+    for stem in list(segments)[:-1]:
+        paths = segments[stem]
+        old = retention.keep_ns is not None and wall() - files[paths[-1]].st_mtime_ns > retention.keep_ns
+        large = retention.keep_bytes is not None and total > retention.keep_bytes
+        tight = room < FREE_SEGMENTS * retention.segment_bytes
+        if not (old or large or tight):
+            break
+        ending(stem)
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            total -= files[path].st_size
+            room += files[path].st_size
+            removed.append(path)
+    return removed

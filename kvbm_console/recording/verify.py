@@ -27,7 +27,7 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_state, decode_stimuli, fold
 from kvbm_console.recording.format import Frame, Gap, Keyframe, SegmentEnd
 from kvbm_console.recording.reader import MISSING, Recording
-from kvbm_console.recording.sealed import SealedSegment
+from kvbm_console.recording.segments import SealedSegment
 from kvbm_console.stream.document import field_text
 from kvbm_console.wire.batches import NewerSchema
 

@@ -24,17 +24,22 @@ import zstandard
 
 from kvbm_console.core.config import SECOND_NS, LeaderConfig
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import Note
+from kvbm_console.core.stimuli import Noted
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.files import SegmentFile
+from kvbm_console.recording.files import OpenFile, SegmentFile, SegmentWriter
 from kvbm_console.recording.format import About, Frame, Gap, Keyframe, Mark, SegmentEnd
-from kvbm_console.recording.options import SEGMENT_BYTES, SEGMENT_NS, SYNC_INTERVAL_S, RecorderStatus
+from kvbm_console.recording.options import (
+    KEEP_ALL,
+    SEGMENT_BYTES,
+    SEGMENT_NS,
+    SYNC_INTERVAL_S,
+    RecorderStatus,
+    Retention,
+)
 from kvbm_console.recording.recover import Prepared, active_segments, prepare
-from kvbm_console.recording.retain import KEEP_ALL, Retention
 from kvbm_console.recording.seal import BackgroundSealer, never, try_seal
-from kvbm_console.recording.segment import OpenFile, SegmentWriter
-from kvbm_console.recording.sync import Syncer
-from kvbm_console.recording.waiting import WRITE_GAP_S, Chunks, Item, Key, WriteQueue
-from kvbm_console.recording.worker import Worker
+from kvbm_console.recording.threads import WRITE_GAP_S, Chunks, Item, Key, Syncer, Worker, WriteQueue
 from kvbm_console.wire.batches import EventChunk, StimulusChunk
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -640,3 +645,42 @@ class Recorder:
             if self._head > self._next_seq:
                 self._append_gap(self._segment, self._head - 1)
             self._append_mark(self._segment, SegmentEnd(self._next_seq - 1, False))
+
+
+class RecorderNotes:
+    """Tells the stream what its own recorder lost: that it began to, why, and how many when it is whole again.
+
+    A recording is read when its daemon is gone, so both ends of a loss are events like any other. The first is usually
+    part of the loss; the second stands behind the gap and counts exactly what the gap counts. ``look`` is called about
+    ten times a second, outside of any publication. ``submit`` is the dispatcher's.
+    """
+
+    def __init__(self, submit: Callable[..., object]) -> None:
+        self._submit = submit
+        self._recorder: Recorder | None = None
+        self._degraded = False
+        self._told = 0
+
+    def look(self, recorder: Recorder | None) -> None:
+        """Submit ``Noted`` when the recorder began to lose events, or ended to."""
+        if recorder is not self._recorder:
+            if self._degraded and self._recorder is not None:
+                self._end(self._recorder.status().not_recorded, "stopped")
+            self._recorder, self._told = recorder, 0
+        if recorder is None:
+            return
+        status = recorder.status()
+        degraded = status.state == "degraded"
+        if not self._degraded and (degraded or status.not_recorded > self._told):
+            self._degraded = True
+            self._submit(Noted, Note.RECORDER_DEGRADED, status.reason or "the writer fell behind")
+        if degraded:
+            # With nothing to publish nobody else would ask whether the disk takes events again.
+            recorder.offer(None, None)
+        elif self._degraded:
+            self._end(status.not_recorded, "recording again")
+
+    def _end(self, not_recorded: int, how: str) -> None:
+        lost, self._told = not_recorded - self._told, not_recorded
+        self._degraded = False
+        self._submit(Noted, Note.RECORDER_RESUMED, f"{how}; {lost:,} events were not recorded")

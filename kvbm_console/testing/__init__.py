@@ -6,7 +6,7 @@ they hand out and what a test imports. ``tests/PLUGIN.md`` has a complete exampl
 Law of this package: an assertion that fails names the event.
 """
 
-from kvbm_console.recording.tape import Tape
+from kvbm_console.recording.output import Tape
 from kvbm_console.testing.checks import assert_healthy, assert_invariants, assert_replays
 from kvbm_console.testing.run import Driven, Prompts, Run, Taped, prompt, taping
 from kvbm_console.testing.story import Story, assert_story

@@ -18,7 +18,7 @@ from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import PoolDeclared, Stimulus, TransferFailed, TransferFinished, TransferStarted
 from kvbm_console.dispatch import MEDIUM_OF, Dispatcher, start_leader
-from kvbm_console.recording.tape import Tape
+from kvbm_console.recording.output import Tape
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import SOURCE, Rig, build
 from kvbm_console.simulator.hashing import Chain

@@ -84,7 +84,7 @@ def core_modules() -> list[str]:
     """Every module of the core, and of the command line's formatting, where examples are run."""
     names = [
         "kvbm_console.cli.output", "kvbm_console.stream.document", "kvbm_console.analysis.lints.lint",
-        "kvbm_console.analysis.export.pictures", "kvbm_console.recording.recover",
+        "kvbm_console.analysis.export.pictures", "kvbm_console.recording.format",
     ]
     core = importlib.import_module("kvbm_console.core")
     names += [module.name for module in pkgutil.walk_packages(core.__path__, "kvbm_console.core.")]

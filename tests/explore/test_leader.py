@@ -18,7 +18,7 @@ from kvbm_console.explore.leader_faults import FAULTS
 from kvbm_console.explore.scenario import LEADER, PROFILES, Scenario
 from kvbm_console.explore.scenario import generate_for_leader as generate
 from kvbm_console.explore.vllm import ScenarioRun
-from kvbm_console.recording.places import verdict_seq
+from kvbm_console.recording.positions import verdict_seq
 from kvbm_console.recording.reader import Recording
 from tests.cli.programs import DEADLINE_S, PROGRAM, environment
 

@@ -19,7 +19,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.ids import Note
 from kvbm_console.explore.recorded import STEP_NS, record
 from kvbm_console.explore.search import Search, SearchReport
-from kvbm_console.recording.places import verdict_seq
+from kvbm_console.recording.positions import verdict_seq
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from kvbm_console.testing import assert_invariants, assert_replays

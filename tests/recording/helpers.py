@@ -20,10 +20,9 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Noted as NotedStimulus
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.files import SegmentFile
+from kvbm_console.recording.files import SegmentFile, SegmentWriter
 from kvbm_console.recording.format import Frame
 from kvbm_console.recording.scan import frames_between, map_file, scan
-from kvbm_console.recording.segment import SegmentWriter
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import build

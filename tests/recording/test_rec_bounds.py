@@ -18,9 +18,9 @@ from kvbm_console.recording import seal
 from kvbm_console.recording import writer as writer_module
 from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.format import encode_frame
+from kvbm_console.recording.options import Retention
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import recover_directory
-from kvbm_console.recording.retain import Retention
 from kvbm_console.recording.seal import seal_segment
 from kvbm_console.recording.writer import ROTATION_RETRY_S, Recorder
 from tests.recording.helpers import Disk, FakeClock, Log, recorder_of

@@ -12,10 +12,10 @@ from kvbm_console.cli.main import cli
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording.growing import ActiveSegment
 from kvbm_console.recording.playback import Playback, RecordingFeed
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.seal import seal_segment
+from kvbm_console.recording.segments import ActiveSegment
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.stream.feed import Connected, EventsArrived, FeedItem, SnapshotTaken
 from tests.recording.helpers import Log, frame_ends, real_run, recorder_of, write_active

@@ -22,15 +22,13 @@ from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError
 from kvbm_console.core.ids import CandidateStatus
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.cut import cut
+from kvbm_console.recording.files import SegmentWriter
 from kvbm_console.recording.format import Frame
 from kvbm_console.recording.info import info_of
-from kvbm_console.recording.merge import sources_of
-from kvbm_console.recording.merge_file import merge
+from kvbm_console.recording.merge import merge, sources_of
 from kvbm_console.recording.playback import Playback
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.recover import recover_directory
-from kvbm_console.recording.reindex import needs_index, rebuild_index
-from kvbm_console.recording.segment import SegmentWriter
+from kvbm_console.recording.recover import needs_index, rebuild_index, recover_directory
 from kvbm_console.recording.verify import verify
 from kvbm_console.wire.batches import pack_events, unpack_events
 from tests.recording.helpers import Log, frames_of, real_run

@@ -9,18 +9,18 @@ import pytest
 
 from kvbm_console.core.errors import CorruptRecording
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording import growing
-from kvbm_console.recording.growing import ActiveSegment
+from kvbm_console.recording import segments
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.scan import map_file, scan
+from kvbm_console.recording.segments import ActiveSegment
 from tests.recording.helpers import Log, frame_ends, frames_of, real_run, write_active
 
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> int:
     """Windows that hold a few frames, so that a small file has many of them."""
-    monkeypatch.setattr(growing, "WINDOW_BYTES", 700)
-    monkeypatch.setattr(growing, "ENTRY_BYTES", 1_500)
+    monkeypatch.setattr(segments, "WINDOW_BYTES", 700)
+    monkeypatch.setattr(segments, "ENTRY_BYTES", 1_500)
     monkeypatch.setattr("kvbm_console.recording.scan.ENTRY_BYTES", 1_500)
     return 700
 

@@ -18,9 +18,9 @@ from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.recording import format as fmt
+from kvbm_console.recording.files import SegmentWriter
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.seal import seal_segment
-from kvbm_console.recording.segment import SegmentWriter
 from kvbm_console.wire.batches import pack_events
 from tests.recording.helpers import Log, frame_ends, write_active
 

@@ -15,11 +15,9 @@ from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.ids import ResetMode, SlotState
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.recording import merge_file
+from kvbm_console.recording import merge as merging
 from kvbm_console.recording.info import info_of
-from kvbm_console.recording.merge import Source, sources_of
-from kvbm_console.recording.merge_file import merge
-from kvbm_console.recording.merge_parts import TRANSLATED
+from kvbm_console.recording.merge import TRANSLATED, Source, merge, sources_of
 from kvbm_console.recording.playback import Playback
 from kvbm_console.recording.reader import Recording, items_of
 from kvbm_console.recording.verify import verify
@@ -206,8 +204,8 @@ def test_a_reset_and_a_freeze_of_one_source_leave_the_others_as_they_are(tmp_pat
 def test_keyframes_stand_between_stimuli_and_a_seek_folds_from_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(merge_file, "BATCH_EVENTS", 20)
-    monkeypatch.setattr(merge_file, "KEYFRAME_EVENTS", 100)
+    monkeypatch.setattr(merging, "BATCH_EVENTS", 20)
+    monkeypatch.setattr(merging, "KEYFRAME_EVENTS", 100)
     merge(sources_of([RECORDINGS / "thrash.mcap", RECORDINGS / "stuck-slot.mcap"]), tmp_path / "all.mcap")
     whole = Recording.open(tmp_path / "all.mcap")
     assert info_of(whole).keyframes > 5

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
-from kvbm_console.recording.place import Place, require_new
+from kvbm_console.recording.output import RecordingPath, require_new
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from tests.cli.programs import serving
@@ -79,7 +79,7 @@ def test_a_capture_is_no_recording(tmp_path: Path) -> None:
 
 
 def test_parts_that_are_not_one_sealed_segment_stay(tmp_path: Path) -> None:
-    place = Place(tmp_path / "x.mcap")
+    place = RecordingPath(tmp_path / "x.mcap")
     place.directory.mkdir()
     (place.directory / "000001-000000000000.mcap").touch()
     (place.directory / "000002-000000000009.active").touch()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbm_console.recording import sync as syncing
+from kvbm_console.recording import threads
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import recover_directory
 from tests.recording.helpers import Disk, Log, recorder_of
@@ -37,7 +37,7 @@ class Failing:
     def __init__(self, directory: Path, dice: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
         disk, log = Disk(), Log()
         entries: set[Path] = set()
-        monkeypatch.setattr(syncing, "sync_directory", lambda place: entries.update(place.glob("*.active")))
+        monkeypatch.setattr(threads, "sync_directory", lambda place: entries.update(place.glob("*.active")))
         recorder = recorder_of(log, directory, open_file=disk.open, seal=False, keyframe_events=40)
 
         def write() -> None:

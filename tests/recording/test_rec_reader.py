@@ -12,10 +12,9 @@ from kvbm_console.core.errors import NotFound, RecordingError
 from kvbm_console.core.events import SlotCloned, SlotOpened
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.recording.format import Frame, IndexEntry
-from kvbm_console.recording.growing import ActiveSegment
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.sealed import SealedSegment
+from kvbm_console.recording.segments import ActiveSegment, SealedSegment
 from tests.recording.helpers import Log, real_run, recorder_of, write_active
 
 SHAPES = st.tuples(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvbm_console.recording import format as fmt
+from kvbm_console.recording.files import SegmentWriter
 from kvbm_console.recording.format import Frame
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import recover_segment
-from kvbm_console.recording.segment import SegmentWriter
 from tests.recording.helpers import Log, recorder_of
 
 DISK_BYTES = 1024 * 1024

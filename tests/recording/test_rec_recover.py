@@ -14,7 +14,7 @@ from kvbm_console.recording.format import Frame
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import prepare_directory, recover_directory, recover_segment
 from kvbm_console.recording.seal import SegmentBusy, seal_segment
-from kvbm_console.recording.sealed import SealedSegment
+from kvbm_console.recording.segments import SealedSegment
 from tests.recording.helpers import Log, frame_ends, frames_of, recorder_of, write_active
 
 SALVAGE_EVERY = 1 if os.environ.get("KVBM_FULL") else 7

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kvbm_console.core.errors import UsageError
-from kvbm_console.recording.options import RecordingOptions, recording_options
+from kvbm_console.recording.format import segment_number
+from kvbm_console.recording.options import RecordingOptions, Retention, recording_options
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.recover import recover_directory, segment_number
-from kvbm_console.recording.retain import Retention, retain
-from kvbm_console.recording.seal import seal_segment
+from kvbm_console.recording.recover import recover_directory
+from kvbm_console.recording.seal import retain, seal_segment
 from tests.recording.helpers import Log, recorder_of
 
 ROOMY = 10**15

@@ -18,8 +18,8 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.leader import aids
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.state import CacheState
+from kvbm_console.recording.options import Retention
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.retain import Retention
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.simulator.calendar import Calendar

@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from kvbm_console.recording import writer
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.waiting import BATCH_MAX, HURRY_SHARE, Chunks, Item, Key, WriteQueue
+from kvbm_console.recording.threads import BATCH_MAX, HURRY_SHARE, Chunks, Item, Key, WriteQueue
 from tests.recording.helpers import Disk, Log, recorder_of
 
 BYTES_MAX = 1_000

@@ -14,8 +14,8 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import active_segments
+from kvbm_console.recording.threads import BATCH_MAX
 from kvbm_console.recording.verify import verify
-from kvbm_console.recording.waiting import BATCH_MAX
 from kvbm_console.recording.writer import RETRY_S, Recorder
 from tests.recording.helpers import Disk, FakeClock, Log, recorder_of
 

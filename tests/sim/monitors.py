@@ -33,8 +33,9 @@ from kvbm_console.core.ids import Note
 from kvbm_console.core.snapshots import digest
 from kvbm_console.debug import sessions
 from kvbm_console.debug.sessions import DAEMON_OWNER
+from kvbm_console.recording.format import segment_number
 from kvbm_console.recording.reader import MISSING, PAUSED, Recording
-from kvbm_console.recording.recover import recover_directory, segment_number
+from kvbm_console.recording.recover import recover_directory
 from kvbm_console.recording.verify import verify
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken

@@ -20,9 +20,10 @@ from kvbm_console.core.ids import FinishReason
 from kvbm_console.debug.leases import Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.parts import Parts
-from kvbm_console.recording import reader, recover, retain, seal, segment, sync, writer
+from kvbm_console.recording import files, reader, recover, seal, threads, writer
+from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentFile
-from kvbm_console.recording.worker import Worker
+from kvbm_console.recording.threads import Syncer, Worker
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.ring import Ring
 from server import recording as recording_method
@@ -78,7 +79,7 @@ class _AnyName:
 
 @mutant("r01-foreign-files-are-removed", "foreign", "daemon_killed")
 def _() -> Iterator[None]:
-    with instead(recover, "_OUR_NAME", _AnyName()):
+    with instead(fmt, "_OUR_NAME", _AnyName()):
         yield
 
 
@@ -90,7 +91,7 @@ def _() -> Iterator[None]:
 
 @mutant("r02-keep-removes-sealed-segments-only", "keep", "sealer_starved", first=2)
 def _() -> Iterator[None]:
-    real = retain.retain
+    real = seal.retain
 
     def only_sealed(directory: Path, retention: Any, **how: Any) -> list[Path]:
         class Sealed:
@@ -101,7 +102,7 @@ def _() -> Iterator[None]:
                 newest = max((path.name for path in directory.iterdir() if path.suffix == ".active"), default="")
                 return (path for path in directory.iterdir() if path.suffix == ".mcap" or path.name == newest)
 
-        how.setdefault("free", retain.free_bytes)
+        how.setdefault("free", seal.free_bytes)
         free = how.pop("free")
         return real(Sealed(), retention, free=lambda _: free(directory), **how)  # type: ignore[arg-type]
 
@@ -217,7 +218,7 @@ def _() -> Iterator[None]:
         file.writev(buffers)
         return sum(map(len, buffers))
 
-    with instead(segment, "write_all", once), instead(SegmentFile, "check", lambda *_: None):
+    with instead(files, "write_all", once), instead(SegmentFile, "check", lambda *_: None):
         yield
 
 
@@ -237,10 +238,10 @@ def _() -> Iterator[None]:
 
 @mutant("a-file-whose-sync-failed-is-synced-again", "acknowledged", "syncs_fail power_fails", first=10, quick=False)
 def _() -> Iterator[None]:
-    def forgiving(self: sync.Syncer, file: Any, written: int, error: OSError) -> None:
+    def forgiving(self: Syncer, file: Any, written: int, error: OSError) -> None:
         self.failures += 1
 
-    with instead(sync.Syncer, "_fail", forgiving):
+    with instead(Syncer, "_fail", forgiving):
         yield
 
 
@@ -252,7 +253,7 @@ def _() -> Iterator[None]:
 
 @mutant("names-are-not-synced", "acknowledged recorded", "power_fails", first=1, quick=False)
 def _() -> Iterator[None]:
-    with instead(sync, "sync_directory", lambda path: None), instead(seal, "sync_directory", lambda path: None):
+    with instead(threads, "sync_directory", lambda path: None), instead(seal, "sync_directory", lambda path: None):
         yield
 
 

@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from kvbm_console.cli.replay import hit_finder
 from kvbm_console.core.ids import Authority
 from kvbm_console.core.snapshots import digest
-from kvbm_console.recording.places import parse_place, seq_of
 from kvbm_console.recording.playback import Playback, RecordingFeed
+from kvbm_console.recording.positions import parse_position, seq_of
 from kvbm_console.recording.reader import Recording
 from tests.tui.desks import run_command
 from tests.tui.script import Mono
@@ -96,7 +96,7 @@ async def test_seek_takes_every_place_that_the_command_line_takes() -> None:
         day = (begun + timedelta(seconds=1.5)).isoformat()
         for place in ("1.5s", "-900ms", "end", "1500000µs", day, "600", day[11:], "6,00", "999999"):
             run_command(replay.app.desk, f"seek {place}")
-            wanted = seq_of(recording, parse_place(place.replace(",", "")))
+            wanted = seq_of(recording, parse_position(place.replace(",", "")))
             await replay.at(min(recording.last_seq, wanted))
             assert replay.same()
         run_command(replay.app.desk, "seek 60 parsecs")

@@ -22,7 +22,7 @@ from kvbm_console.explore import recorded, report, tapped
 from kvbm_console.explore.scenario import BLOCK, PROFILES, Arrive, Scenario, generate, tokens_of
 from kvbm_console.explore.shadow import FAULTS
 from kvbm_console.explore.vllm import CONNECTOR_FAULTS, Machine, Release, ScenarioRun
-from kvbm_console.recording.places import verdict_seq
+from kvbm_console.recording.positions import verdict_seq
 from kvbm_console.recording.reader import Recording
 from kvbm_console.tap import recorder as recording
 from kvbm_console.tap import vllm as binding

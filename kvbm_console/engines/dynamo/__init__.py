@@ -20,8 +20,7 @@ from kvbm_console.engines.dynamo.drive import Drive, ImportReport, OtherAnswer
 from kvbm_console.engines.dynamo.lines import infer_block_tokens, read_lines
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.format import About, Frame, Keyframe
-from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, write_recording
-from kvbm_console.recording.place import require_new
+from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, require_new, write_recording
 from kvbm_console.wire.batches import pack_stimuli
 
 __all__ = ["DynamoImported", "ImportReport", "OtherAnswer", "import_dynamo", "infer_block_tokens"]

@@ -32,7 +32,7 @@ _UNITS_NS: Final = {
 }
 
 
-class Place(msgspec.Struct, frozen=True):
+class Position(msgspec.Struct, frozen=True):
     """One place. ``kind``: ``seq``, ``engine`` and ``back`` (from the end) in ns, ``wall`` since 1970, ``day`` since
     midnight in ``zone`` (None: local), ``end``."""
 
@@ -41,37 +41,37 @@ class Place(msgspec.Struct, frozen=True):
     zone: tzinfo | None = None
 
 
-def parse_place(text: str, *, utc: bool = False) -> Place:
+def parse_position(text: str, *, utc: bool = False) -> Position:
     """The place that a text names; raises ``UsageError``. ``utc``: a wall's time without a zone is of UTC, else local.
 
-    >>> parse_place("-1.5s")
-    Place(kind='back', value=1500000000, zone=None)
+    >>> parse_position("-1.5s")
+    Position(kind='back', value=1500000000, zone=None)
     """
     text = text.strip()
     if text == "end":
-        return Place("end")
+        return Position("end")
     if text.isdecimal() and len(text) <= 18:
-        return Place("seq", int(text))
+        return Position("seq", int(text))
     match = _TIME.fullmatch(text)
     if match is not None and len(text) <= 32:
-        return Place("back" if match[1] else "engine", round(float(match[2]) * _UNITS_NS[match[3]]))
+        return Position("back" if match[1] else "engine", round(float(match[2]) * _UNITS_NS[match[3]]))
     zone = UTC if utc else None
     try:
         if _TIME_OF_DAY.fullmatch(text):
             of_day = time.fromisoformat(text.rjust(len(text) + (text[1] == ":"), "0"))
             seconds = (of_day.hour * 60 + of_day.minute) * 60 + of_day.second
-            return Place("day", seconds * SECOND_NS + of_day.microsecond * 1_000, of_day.tzinfo or zone)
+            return Position("day", seconds * SECOND_NS + of_day.microsecond * 1_000, of_day.tzinfo or zone)
         if text[4:5] != "-":
             raise ValueError(text)
         at = datetime.fromisoformat(text)
-        return Place("wall", _since_1970(at if at.tzinfo else at.replace(tzinfo=zone)) + at.microsecond * 1_000)
+        return Position("wall", _since_1970(at if at.tzinfo else at.replace(tzinfo=zone)) + at.microsecond * 1_000)
     except (ValueError, OverflowError, OSError):
         raise UsageError(
             f"a place is a number, a time such as 90s, -60s, 15:00:03 or 2026-11-21T15:00:00, or end, not {text!r}"
         ) from None
 
 
-def seq_of(recording: Recording, place: Place, *, following: bool = False) -> int:
+def seq_of(recording: Recording, place: Position, *, following: bool = False) -> int:
     """The event at a place: for a time the last one not later or, with ``following``, the first one not earlier."""
     if place.kind == "end":
         return recording.last_seq
@@ -104,7 +104,7 @@ def _since_1970(at: datetime) -> int:
     return int(at.replace(microsecond=0).timestamp()) * SECOND_NS
 
 
-def _on_its_day(recording: Recording, place: Place) -> int:
+def _on_its_day(recording: Recording, place: Position) -> int:
     """The engine's time at a time of day: the first one since the beginning, if the recording lasts until then."""
     anchor_ns = recording.segments[0].about.clock_anchor_ns
     first_ns = recording.segments[0].entries[0].first_ns if recording.segments[0].entries else 0

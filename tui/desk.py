@@ -126,8 +126,6 @@ class Desk:
         self.copied = 0
         """What ``y`` copied last: the request, its row, the view."""
         self.copied_mono = -COPY_AGAIN_NS
-        self._sections: dict[str, tuple[tuple[object, ...], list[Line]]] = {}
-        """Sections that were drawn, by name, with what they depend on: a handful."""
         self.shown: list[Line] = []
         """The rows of the last frame."""
         self.width = 80
@@ -248,21 +246,6 @@ class Desk:
             return
         self.go(TIMELINE)
         self.view.press(self, f"at:{mark.at_ns}")
-
-    def section(
-        self, name: str, shape: tuple[object, ...], make: Callable[[], list[Line]]
-    ) -> list[Line]:
-        """A section that follows the facts: drawn again when they or its shape have changed, else four times a second.
-
-        One that follows events which are looked at while facts are sampled has their number in its shape.
-        """
-        state = self.mirror.state
-        assert state is not None
-        key = (id(state), state.seq, self.mono() // (S // 4), self.tall, *shape)
-        found = self._sections.get(name)
-        if found is None or found[0] != key:
-            found = self._sections[name] = (key, make())
-        return list(found[1])
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 

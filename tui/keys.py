@@ -4,6 +4,8 @@ Law of this file: a key that needs the target says so when it may not act, and o
 """
 
 
+from kvbm_console.core.expression import complete
+
 from . import debugging
 from .commands import open_palette
 from .debugging import transport_key
@@ -11,7 +13,7 @@ from .desk import BREAKS, COPY_AGAIN_NS, LOG, SLOT, TIMELINE, WARNINGS, WHY, Des
 from .draw.frame import NAMES
 from .draw.spans import Action, Line
 from .model.events import cause_of, effect_of
-from .model.filters import Filter, completions, plain_text
+from .model.filters import Filter, plain_text
 from .model.numbers import count, plain
 from .model.places import Mark, distance
 from .model.sources import blocks_only
@@ -222,7 +224,7 @@ def _filter(desk: Desk) -> None:
     desk.prompt = Prompt(
         "/ ", before.text if before is not None else "", apply, check, desk.histories.setdefault("filter", []),
         live=apply, cancel=lambda: apply(before.text if before is not None else ""),
-        complete=lambda text: completions(text, schema),
+        complete=lambda text: complete(text, schema),
     )
 
 

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -32,6 +32,7 @@ from kvbm_console.stream.feed import (
     Remembering,
     SnapshotTaken,
 )
+from kvbm_console.stream.verbs import Verb
 from kvbm_console.wire.batches import MalformedBatch
 
 from .draw.table import Table
@@ -43,17 +44,20 @@ from .model.numbers import count, plural
 from .model.places import Hits, recorded_hits
 from .model.sources import watched
 from .model.trail import Trail, Way
-from .verbs import Spawner, Verbs
 
 if TYPE_CHECKING:  # both open recordings: loaded with the first explanation or recording
     from kvbm_console.analysis.explain import Explanation
     from kvbm_console.recording.playback import Playback
 
+Spawner = Callable[[Awaitable[None], str], None]
+"""Runs a task under a name; the application owns it."""
 Explain = Callable[[str], Awaitable["Explanation"]]
 """Explains what a request missed; raises KvbmConsoleError with a sentence."""
 FindHits = Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]
 """The events behind which these breakpoints would have hit; raises KvbmConsoleError with a sentence."""
 
+CALLS_MAX: Final = 16
+"""Verbs without an answer; more keys than that on a dead connection are refused."""
 BUFFER_MAX: Final = 200_000
 """Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""
 SLICE_EVENTS: Final = 400
@@ -87,7 +91,7 @@ class Keeper(Protocol):
         ...
 
 
-class Session(Verbs):
+class Session:
     """One target: a feed, perhaps controls, perhaps the transport of a recording."""
 
     def __init__(
@@ -95,7 +99,12 @@ class Session(Verbs):
         socket: str = "", mono: Callable[[], int] = time.monotonic_ns, explain: Explain | None = None,
         keeper: Keeper | None = None, find_hits: FindHits | None = None, wall: Callable[[], int] = time.time_ns,
     ) -> None:
-        super().__init__(controls)
+        self.controls = controls
+        """None: every verb answers that this session only observes."""
+        self._spawn: Spawner | None = None
+        self._tell: Callable[[str, str], None] = lambda text, role: None
+        self._calls = 0
+        """Verbs that the target has not answered."""
         self.feed = feed
         self.playback = playback
         self.socket = socket
@@ -445,6 +454,42 @@ class Session(Verbs):
         finally:
             self._searching = False
         self._tell("no later event of this request on the recording", "text")
+
+    # --- verbs -------------------------------------------------------------------------------------------------------
+
+    def _call(self, work: Callable[[Controls], Awaitable[str]]) -> None:
+        controls = self.controls
+        if controls is None or self._spawn is None:
+            self._tell("this session only observes", "muted")
+            return
+        if self._calls >= CALLS_MAX:
+            self._tell("the target has not answered the calls before", "caution")
+            return
+        self._calls += 1
+
+        async def run() -> None:
+            try:
+                text, role = await work(controls), "text"
+            except KvbmConsoleError as error:
+                text, role = str(error), "fault"
+            finally:
+                self._calls -= 1
+            self._tell(text, role)
+
+        self._spawn(run(), "call")
+
+    def ask(self, verb: Verb[Any]) -> None:
+        """Carry out a verb; its answer comes as a notice."""
+        async def work(controls: Controls) -> str:
+            return verb.told(await controls.ask(verb))
+        self._call(work)
+
+    def retry(self) -> None:
+        """Reconnect at once."""
+        async def work(controls: Controls) -> str:
+            await controls.retry_now()
+            return "trying now"
+        self._call(work)
 
     # --- the application ---------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from kvbm_console.stream.verbs import ContinueHold, Verb
 from tests.tui.script import Mono, RecordedControls, S, Script, ScriptedFeed, connected, opening, story
-from tui import source, verbs
+from tui import source
 from tui.app import ConsoleApp, choose_ascii, choose_theme, key_name
 from tui.source import Session
 
@@ -145,7 +145,7 @@ async def test_a_call_that_never_answers_blocks_nothing() -> None:
     async with console.app.run_test(size=(80, 24)) as pilot:
         console.pilot = pilot
         await console.feed.over.wait()
-        await pilot.press("2", "g", *(["c"] * (verbs.CALLS_MAX + 1)))
+        await pilot.press("2", "g", *(["c"] * (source.CALLS_MAX + 1)))
         assert "has not answered the calls before" in console.row(-1)
         await pilot.press("4")
         assert "whole run" in console.text()

@@ -14,9 +14,9 @@ from tests.tui.script import MS, Mono, S, Script, connected, opening, story
 from tui.desk import BREAKS, LOG, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, Desk
 from tui.draw import frame
 from tui.keys import press
-from tui.model.filters import LIVES, Filter
-from tui.model.slots import SORTS, SlotOrder
-from tui.model.timeline import LifeOrder
+from tui.model.filters import Filter
+from tui.model.slots import SlotOrder
+from tui.model.timeline import LIVES, LifeOrder
 from tui.model.waits import sentences
 from tui.source import Kept
 from tui.theme import DARK, LIGHT, THEMES, Theme
@@ -219,13 +219,13 @@ def test_another_order_moves_the_selected_row_as_well() -> None:
     desk = desk_of(script)
     desk.go(SLOTS)
     press(desk, "j")
-    for _ in SORTS:
+    order = desk.view.order  # type: ignore[attr-defined]
+    for _ in order.columns:
         everything(desk)
         press(desk, "o")
-        sort = SORTS[desk.view.sort]  # type: ignore[attr-defined]
-        fresh = SlotOrder().update(desk.mirror, desk.mono(), None, sort, False, None)
+        fresh = SlotOrder().update(desk.mirror, desk.mono(), None, order.text, order.sort, None)
         everything(desk)
-        assert desk.order.numbers == fresh, sort
+        assert desk.order.numbers == fresh, order.text
     desk.go(TIMELINE)
     everything(desk)
     lives = LifeOrder()

@@ -56,13 +56,13 @@ def test_a_chart_has_its_labels_and_its_window() -> None:
 
 def test_columns_stand_still_and_narrow_screens_lose_the_least_important() -> None:
     columns: list[Column[str]] = [
-        Column("A", 3, lambda item, size: [Span(item, "text")], right=True),
-        Column("B", 4, lambda item, size: [Span("b" * 9, "text")], from_width=20),
-        Column("REST", 0, lambda item, size: [Span("x" * size, "text")]),
+        Column(name="A", width=3, cell=lambda item, size, glyphs: [Span(item, "text")], right=True),
+        Column(name="B", width=4, cell=lambda item, size, glyphs: [Span("b" * 9, "text")], from_width=20),
+        Column(name="REST", cell=lambda item, size, glyphs: [Span("x" * size, "text")]),
     ]
     wide = table.layout(columns, 20)
     assert [(column.name, x, size) for column, x, size in wide] == [("A", 1, 3), ("B", 5, 4), ("REST", 10, 9)]
-    assert table.cells(wide, "7").line().text == "   7 bbbb xxxxxxxxx"
+    assert table.cells(wide, "7", UNICODE).line().text == "   7 bbbb xxxxxxxxx"
     assert table.header(wide).text == "   A B    REST"
     assert [column.name for column, _, _ in table.layout(columns, 19)] == ["A", "REST"]
 
@@ -234,15 +234,17 @@ def test_density_keeps_every_event_however_long_the_run(times: list[int]) -> Non
 
 def test_a_row_that_is_kept_is_the_row_that_would_be_drawn() -> None:
     def value(number: int, right: bool) -> Column[list[str]]:
-        return Column(f"C{number}", 4, lambda item, size: [Span(item[number], "text"), Span("x", "muted")], right=right)
+        return Column(name=f"C{number}", width=4, right=right,
+                      cell=lambda item, size, glyphs: [Span(item[number], "text"), Span("x", "muted")])
 
-    age: Column[list[str]] = Column("AGE", 5, lambda item, size: [Span(item[2], "fault")], right=True, ages=True)
+    age: Column[list[str]] = Column(
+        name="AGE", width=5, cell=lambda item, size, glyphs: [Span(item[2], "fault")], right=True, ages=True)
     for columns in ([value(0, False), age, value(1, True)], [age, value(0, True)], [value(0, False), age], [age, age]):
         places = table.layout(columns, 40)
         rows: table.Kept[list[str]] = table.Kept()
         for item in (["a", "bcd", "1s"], ["a", "bcd", "22.2s"], ["a", "bcd", "123456"], ["long", "", "9"]):
-            kept = rows.cells(places, item, Row().put("|", "muted"), (item[0], item[1]))
-            assert kept.line() == table.cells(places, item, Row().put("|", "muted")).line()
+            kept = rows.cells(places, item, UNICODE, Row().put("|", "muted"), (item[0], item[1]))
+            assert kept.line() == table.cells(places, item, UNICODE, Row().put("|", "muted")).line()
 
 
 def test_a_trend_tells_unknown_from_nothing() -> None:

@@ -8,9 +8,10 @@ from tests.tui.desks import desk_of, everything, screen
 from tests.tui.script import story
 from tui.desk import BREAKS, LOG, SLOTS, TIMELINE, TRANSFERS, Desk
 from tui.keys import press
-from tui.model import filters
 from tui.model.breaks import parse_breakpoint
+from tui.model.events import EVENTS
 from tui.model.filters import FILTER_MAX, Filter, FilterError
+from tui.views.slots import SCHEMA
 
 
 def typed(desk: Desk, text: str, *keys: str) -> None:
@@ -24,7 +25,7 @@ def typed(desk: Desk, text: str, *keys: str) -> None:
 def names(text: str) -> set[str]:
     """Requests of the slot list that a filter leaves, three seconds after the story."""
     desk = desk_of()
-    wanted = Filter.parse(text, filters.SLOTS)
+    wanted = Filter.parse(text, SCHEMA)
     state = desk.mirror.state
     assert state is not None
     return {slot.request for slot in state.slots.values() if wanted.matches(slot, state, desk.now_ns)}
@@ -52,7 +53,7 @@ def test_what_it_matches(text: str, expected: set[str]) -> None:
 ])
 def test_a_mistake_is_told_with_its_column(text: str, column: int, message: str) -> None:
     with pytest.raises(FilterError, match=message.replace("`", ".")) as caught:
-        Filter.parse(text, filters.SLOTS)
+        Filter.parse(text, SCHEMA)
     assert caught.value.column == column
 
 
@@ -60,7 +61,7 @@ def test_a_filter_reads_what_the_facts_no_longer_have() -> None:
     """Candidates that ended and requests that finished: known to the history alone."""
     desk = desk_of()
     state, mirror = desk.mirror.state, desk.mirror
-    wanted = Filter.parse("route = G1>G2 and request = chat-0001.1", filters.EVENTS)
+    wanted = Filter.parse("route = G1>G2 and request = chat-0001.1", EVENTS)
     kinds = [type(event).__name__ for event in mirror.log if wanted.matches(event, state, mirror)]
     assert {"CandidatePlanned", "CandidatePromoted", "OperationStarted", "CandidateEnded"} <= set(kinds)
     assert all(kind.startswith(("Candidate", "Operation", "Blocks")) for kind in kinds)

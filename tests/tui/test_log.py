@@ -12,7 +12,8 @@ from tests.tui.desks import desk_of, screen
 from tests.tui.script import MS, Mono, S, Script, connected, story
 from tui.desk import LOG, Desk
 from tui.keys import press
-from tui.model.filters import EVENTS, Filter
+from tui.model.events import EVENTS
+from tui.model.filters import Filter
 
 
 def log_of(events: int, gap_ns: int) -> tuple[Desk, Script]:

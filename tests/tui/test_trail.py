@@ -24,7 +24,8 @@ from tests.tui.script import MS, Mono, Script, connected
 from tests.tui.test_replay import command, replaying
 from tui.desk import LOG, Desk
 from tui.keys import press
-from tui.model.filters import EVENTS, Filter
+from tui.model.events import EVENTS
+from tui.model.filters import Filter
 from tui.model.mirror import Mirror
 from tui.model.trail import Trail, Way
 

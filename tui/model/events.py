@@ -19,9 +19,13 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import HASH_BYTES
 from kvbm_console.core.describe import describe as core_describe
 from kvbm_console.core.events import Event
-from kvbm_console.core.ids import CandidateStatus, Route, SlotState
+from kvbm_console.core.expression import EVENT, Field
+from kvbm_console.core.expression.fields import words
+from kvbm_console.core.expression.schema import Kind
+from kvbm_console.core.ids import CandidateStatus, Route, SlotState, Tier
 from kvbm_console.core.stimuli import ENTRY_NAMES
 
+from .filters import with_fields
 from .history import History
 from .numbers import count, duration, plural
 
@@ -226,3 +230,72 @@ def _after(event: Event, log: "deque[Event]") -> Iterator[Event]:
     for after in islice(log, start, start + SCANNED_MAX):
         if after.seq > event.seq:
             yield after
+
+
+# --- the filter of the log --------------------------------------------------------------------------------------------
+
+
+
+def _event_slot(event: Any, state: Any, history: History) -> tuple[int, ...]:
+    several = getattr(event, "slots", None)
+    if several is not None:
+        return tuple(several)
+    slot = slot_of(event, history)
+    return () if slot is None else (slot,)
+
+
+def _event_request(event: Any, state: Any, history: History) -> tuple[str, ...]:
+    named = getattr(event, "request", None)
+    if named is not None:
+        return (named,)
+    several = getattr(event, "slots", None)
+    if several is not None:
+        lives = ((slot, history.life_in(slot)) for slot in several)
+        names = (life.request if life is not None else history.names.requests.get(slot) for slot, life in lives)
+        return tuple(name for name in names if name is not None)
+    name = concerns(event, history)
+    return (name,) if name else ()
+
+
+def _event_transfer(event: Any, history: History) -> Any:
+    candidate, operation = getattr(event, "candidate", None), getattr(event, "operation", None)
+    if candidate is not None:
+        return history.transfer_of(candidate=candidate)
+    return history.transfer_of(operation=operation) if operation is not None else None
+
+
+def _event_route(event: Any, state: Any, history: History) -> Route | None:
+    known = _event_transfer(event, history)
+    return getattr(event, "route", None) or (known.route if known is not None else None)
+
+
+def _event_tiers(event: Any, state: Any, history: History) -> tuple[Tier, ...]:
+    route = _event_route(event, state, history)
+    if route is not None:
+        return (route.source, route.target)
+    found: tuple[Tier, ...] = EVENT.fields["tier"].get(event, state, None)
+    return found
+
+
+def _event_number(name: str) -> Callable[[Any, Any, Any], int | None]:
+    def get(event: Any, state: Any, history: History) -> int | None:
+        number = getattr(event, name, None)
+        if number is not None:
+            return int(number)
+        known = _event_transfer(event, history)
+        return getattr(known, name) if known is not None else None
+
+    return get
+
+
+EVENTS: Final = with_fields(
+    EVENT,
+    Field("request", Kind.TEXT, _event_request, "The requests that it is about.", ordered=False, many=True,
+          optional=True),
+    Field("slot", Kind.ID, _event_slot, "The slots that it is about.", many=True, optional=True),
+    Field("route", Kind.WORD, _event_route, "The route of its candidate.", words(Route), ordered=False, optional=True),
+    Field("tier", Kind.WORD, _event_tiers, "The tiers that it is about.", words(Tier), many=True, optional=True),
+    Field("operation", Kind.ID, _event_number("operation"), "Its operation.", optional=True),
+    Field("candidate", Kind.ID, _event_number("candidate"), "Its candidate.", optional=True),
+)
+"""Events of the log. The moment is the mirror: it knows of candidates and requests that the facts no longer have."""

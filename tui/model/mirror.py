@@ -84,6 +84,11 @@ class Mirror(History):
         """The run of the target: numbers of slots, events and operations mean something within it."""
         return self.connected.incarnation if self.connected is not None else ""
 
+    @property
+    def block_bytes(self) -> int | None:
+        """Bytes of one block by the geometry of the connected target; None while it is unknown."""
+        return self.connected.block_bytes if self.connected is not None else None
+
     # --- items -------------------------------------------------------------------------------------------------------
 
     def take(self, item: FeedItem, mono_ns: int) -> None:

@@ -7,6 +7,7 @@ Law of this file: trouble first; rows move at most once a second and the selecte
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -55,43 +56,45 @@ def prompt_of(state: CacheState, slot: SlotFacts) -> Prompt:
 
 SORT_EVERY_NS: Final = S
 """Rows may move only this often."""
-SORTS: Final = ("need", "age", "request", "tokens", "arrival")
-
-_S = SlotState
-_RANK: Final = {
-    _S.PREEMPTED: 3, _S.ONBOARD_STAGED: 3, _S.ONBOARDING: 3, _S.INITIALIZED: 4, _S.FINISHING: 4, _S.PREFILLING: 5,
-    _S.SKIPPED_PREFILL: 6, _S.DECODING: 7, _S.SKIPPED_DECODE: 8, _S.FINISHED: 9,
-}
-"""Among slots without trouble: those that wait for blocks or copies first, then work by phase."""
 
 
-class SlotRow(msgspec.Struct):
-    """One line of the slot list."""
+class SlotRow:
+    """One line of the slot list; each fact of it is computed when it is first asked for."""
 
-    slot: SlotFacts
-    level: Level | None
-    age_ns: int
-    prompt: Prompt
-    waits: str
-    blocks: dict[Tier, int]
-    """Blocks of the slot by tier: its device blocks, and what its admission or look-up found below."""
+    def __init__(self, mirror: Mirror, slot: SlotFacts, mono_ns: int) -> None:
+        assert mirror.state is not None
+        self.mirror = mirror
+        self.state: CacheState = mirror.state
+        self.slot = slot
+        self.mono_ns = mono_ns
 
+    @cached_property
+    def level(self) -> Level | None:
+        """The mark of the slot."""
+        return slot_level(self.mirror, self.slot, self.mirror.now_ns(self.mono_ns))
 
-def slot_row(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> SlotRow:
-    """What the list says of one slot."""
-    now = mirror.now_ns(mono_ns)
-    state = mirror.state
-    assert state is not None
-    prompt = prompt_of(state, slot)
-    blocks = {Tier.G1: len(slot.device_blocks)}
-    for tier, tokens in zip((Tier.G2, Tier.G3, Tier.G4), prompt.found[1:], strict=True):
-        blocks[tier] = tokens // prompt.block_tokens
-    age = now - slot.since_ns
-    if slot.hold is not None:
-        age = mirror.hold_age_ns(slot.hold, mono_ns)
-    return SlotRow(
-        slot, slot_level(mirror, slot, now), age, prompt, waits_for(mirror, slot, mono_ns), blocks
-    )
+    @cached_property
+    def age_ns(self) -> int:
+        """How long the slot has been in its state, or held."""
+        if self.slot.hold is not None:
+            return self.mirror.hold_age_ns(self.slot.hold, self.mono_ns)
+        return self.mirror.now_ns(self.mono_ns) - self.slot.since_ns
+
+    @cached_property
+    def prompt(self) -> Prompt:
+        """The shares of its prompt."""
+        return prompt_of(self.state, self.slot)
+
+    @cached_property
+    def waits(self) -> str:
+        """What it waits for; empty when it works."""
+        return waits_for(self.mirror, self.slot, self.mono_ns)
+
+    def blocks(self, tier: Tier) -> int:
+        """Its blocks in a tier: its device blocks, and below the blocks that its admission or look-up found."""
+        if tier is Tier.G1:
+            return len(self.slot.device_blocks)
+        return self.prompt.found[tier - 1] // self.prompt.block_tokens
 
 
 def limits(mirror: Mirror) -> dict[SlotState, int]:
@@ -100,76 +103,52 @@ def limits(mirror: Mirror) -> dict[SlotState, int]:
 
 
 class SlotOrder:
-    """The order of the list over time."""
+    """The rows of the list over time."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.matched = 0
         self._sorted_mono: int | None = None
-        self._key: tuple[str, bool, str] = ("", False, "")
+        self._key: tuple[str, str] = ("", "")
 
     def update(
-        self, mirror: Mirror, mono_ns: int, selected: int | None, sort: str, reverse: bool, wanted: Filter | None
+        self, mirror: Mirror, mono_ns: int, selected: int | None, order: str, sort: Callable[[list[SlotRow]], None],
+        wanted: Filter | None,
     ) -> list[int]:
-        """Slot numbers from the first row to the last.
+        """Slot numbers from the first row to the last; ``order`` names the order that ``sort`` makes.
 
-        Between two sorts new ones stand at the end, and those that ended go at once, unless the selected one stands
-        below them: so that it does not move, they keep their place until a new one takes it or the next sort comes.
+        Between two sorts new slots stand at the end, and ended slots go at once, unless the selected row stands below
+        them: so that it does not move, they keep their place until a new slot takes it or the next sort comes.
         """
         state = mirror.state
         if state is None:
             self.numbers = []
             return self.numbers
-        key = (sort, reverse, wanted.text if wanted is not None else "")
+        key = (order, wanted.text if wanted is not None else "")
         now = mirror.now_ns(mono_ns)
-        due = self._sorted_mono is None or mono_ns - self._sorted_mono >= SORT_EVERY_NS or key != self._key
-        if due:
+
+        def stays(slot: SlotFacts) -> bool:
+            return wanted is None or wanted.matches(slot, state, now)
+
+        if self._sorted_mono is None or mono_ns - self._sorted_mono >= SORT_EVERY_NS or key != self._key:
             keep = selected if selected in self.numbers and key == self._key else None
-            self._sorted_mono, self._key = mono_ns, key
             at = self.numbers.index(keep) if keep is not None else 0
-            found = [
-                slot for slot in state.slots.values() if wanted is None or wanted.matches(slot, state, now)
-            ]
-            found.sort(key=_sort_key(mirror, sort, mono_ns), reverse=reverse)
-            self.numbers = [slot.slot for slot in found]
+            rows = [SlotRow(mirror, slot, mono_ns) for slot in state.slots.values() if stays(slot)]
+            sort(rows)
+            self._sorted_mono, self._key, self.matched = mono_ns, key, len(rows)
+            self.numbers = [row.slot.slot for row in rows]
             if keep is not None and keep in self.numbers:
                 self.numbers.remove(keep)
                 self.numbers.insert(min(at, len(self.numbers)), keep)
-            self.matched = len(found)
-        else:
-            known = set(self.numbers)
-            fresh = [
-                slot.slot for slot in state.slots.values()
-                if slot.slot not in known and (wanted is None or wanted.matches(slot, state, now))
-            ]
-            if fresh:
-                over = (i for i, number in enumerate(self.numbers) if number not in state.slots)
-                for place, number in zip(over, fresh, strict=False):
-                    self.numbers[place] = number
-                    known.add(number)
-                self.numbers += [number for number in fresh if number not in known]
-            kept = self.numbers.index(selected) + 1 if selected in known else 0
-            self.numbers[kept:] = [number for number in self.numbers[kept:] if number in state.slots]
+            return self.numbers
+        known = set(self.numbers)
+        fresh = [slot.slot for slot in state.slots.values() if slot.slot not in known and stays(slot)]
+        if fresh:
+            over = (i for i, number in enumerate(self.numbers) if number not in state.slots)
+            for place, number in zip(over, fresh, strict=False):
+                self.numbers[place] = number
+                known.add(number)
+            self.numbers += [number for number in fresh if number not in known]
+        kept = self.numbers.index(selected) + 1 if selected in known else 0
+        self.numbers[kept:] = [number for number in self.numbers[kept:] if number in state.slots]
         return self.numbers
-
-
-def _sort_key(mirror: Mirror, sort: str, mono_ns: int) -> Callable[[SlotFacts], tuple[object, ...]]:
-    state = mirror.state
-    assert state is not None
-    iteration = state.iteration
-    if sort == "age":
-        return lambda slot: (slot.since_ns, slot.slot)
-    if sort == "request":
-        return lambda slot: (slot.request,)
-    if sort == "tokens":
-        return lambda slot: (-slot.computed_tokens(iteration), slot.slot)
-    if sort == "arrival":
-        return lambda slot: (slot.slot,)
-    now = mirror.now_ns(mono_ns)
-
-    def need(slot: SlotFacts) -> tuple[object, ...]:
-        level = slot_level(mirror, slot, now)
-        rank = int(level) if level is not None else _RANK[slot.state]
-        return rank, slot.since_ns, slot.slot
-
-    return need

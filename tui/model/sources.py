@@ -71,6 +71,7 @@ class Sources:
         self.seen: dict[int, Seen] = {}
         self.told: dict[int, Told] = {}
         """Kept when a source ends: its last costs stay readable."""
+        self._shares: dict[int, tuple[tuple[int, int], tuple[int | None, int | None]]] = {}
         self.left_out = 0
         """Reports that were left out, and sources that had to make way for newer ones."""
         self.recorder: tuple[str, int] | None = None
@@ -83,6 +84,14 @@ class Sources:
             self._make_way(self.seen)
             found = self.seen[source] = Seen()
         return found
+
+    def shares(self, state: CacheState, pool: PoolFacts) -> tuple[int | None, int | None]:
+        """(``reusable``, ``only_here``) of a pool."""  # compared once: large pools take milliseconds
+        at = id(state), state.seq
+        known = self._shares.get(pool.info.pool)
+        if known is None or known[0] != at:
+            known = self._shares[pool.info.pool] = at, (reusable(pool), only_here(state, pool))
+        return known[1]
 
     def _make_way(self, kept: dict[int, Any]) -> None:
         """At the limit the source with the lowest number goes: every life of an engine has a higher one."""

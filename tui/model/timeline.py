@@ -4,7 +4,13 @@ Law of this file: those that need a person first, then by arrival; rows move at 
 never does. While nothing is selected, new ones come in at the top at once: the live edge is never empty.
 """
 
+from typing import Any, Final
+
 from kvbm_console.analysis.lives import Life
+from kvbm_console.core.expression import Field, Schema
+from kvbm_console.core.expression.fields import words
+from kvbm_console.core.expression.schema import YES_NO, Kind
+from kvbm_console.core.ids import SlotState
 
 from .archive import Archive
 from .filters import Filter
@@ -74,3 +80,31 @@ class LifeOrder:
                 fresh.sort(key=lambda life: -life.slot)
                 self._lives = [*lives[: self._needy], *fresh, *lives[self._needy :]]
                 self._known.update(life.slot for life in fresh)
+
+
+def _preemptions(life: Life, state: Any, now: Any) -> int:
+    return sum(move.state is SlotState.PREEMPTED for move in life.moves)
+
+
+def _life_age(life: Life, state: Any, now: int) -> int:
+    end = now if life.closed_ns is None else life.closed_ns
+    return end - (life.starts[-1] if life.starts else life.opened_ns)
+
+
+LIVES: Final = Schema("a life", [
+    Field("request", Kind.TEXT, lambda life, s, now: life.request, "The request's id.", ordered=False),
+    Field("slot", Kind.ID, lambda life, s, now: life.slot, "The slot's number."),
+    Field("state", Kind.WORD, lambda life, s, now: life.state, "Its last state.", words(SlotState), ordered=False),
+    Field("age", Kind.DURATION, _life_age, "How long it has been, or was, in that state."),
+    Field("lifetime", Kind.DURATION,
+          lambda life, s, now: (life.closed_ns if life.closed_ns is not None else now) - life.opened_ns,
+          "How long it has existed, or did."),
+    Field("live", Kind.WORD, lambda life, s, now: life.closed_ns is None, "Whether it has not ended.", YES_NO,
+          ordered=False),
+    Field("held", Kind.WORD, lambda life, s, now: life.held_now() is not None, "Whether it is held.", YES_NO,
+          ordered=False),
+    Field("holds", Kind.COUNT, lambda life, s, now: len(life.stays), "How often it was held."),
+    Field("preemptions", Kind.COUNT, _preemptions, "How often it was preempted."),
+    Field("transfers", Kind.COUNT, lambda life, s, now: len(life.transfers), "Transfers of its blocks."),
+])
+"""Lives on the timeline. The moment is the shown time of the target."""

@@ -3,11 +3,16 @@
 Law of this file: a hold tells when it resumes by itself, and what it pins until then.
 """
 
+from typing import Final
+
 from kvbm_console.analysis.waits import breakpoints_text, pinned
 from kvbm_console.core.breakpoints import hold_budget
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
+from kvbm_console.core.expression import Field, Schema
+from kvbm_console.core.expression.fields import words as words_of
+from kvbm_console.core.expression.schema import YES_NO, Kind
 from kvbm_console.core.holds import BreakpointFacts, HoldFacts, stands_at
-from kvbm_console.core.ids import BreakpointAction, Suspend
+from kvbm_console.core.ids import BreakpointAction, Site, SlotState, Suspend, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.verbs import EnableBreakpoint, RemoveBreakpoint
 
@@ -15,13 +20,12 @@ from ..debugging import ask_for_breakpoint
 from ..desk import BREAKS, SLOT, Desk, View
 from ..draw import bars, table, words
 from ..draw.frame import Hint
-from ..draw.spans import BLANK, Line, Row, beside
-from ..draw.table import MOVES, Table, moved
+from ..draw.spans import BLANK, Line, Row, Span, beside
+from ..draw.table import MOVES, Column, Table, as_table, fields_of, moved
 from ..model.breaks import spell
 from ..model.events import describe, entry_name
-from ..model.filters import BREAKPOINTS
 from ..model.numbers import S, count, cut, duration, plain, plural, wrap
-from ..model.slots import slot_row
+from ..model.slots import SlotRow
 from ..model.stops import ASKED
 from ..model.waits import ends, sooner
 
@@ -47,10 +51,90 @@ _DEFAULTS = LeaderConfig()
 """The budget's numbers; a leader may be configured otherwise, so the share is told as a default."""
 
 
+def _when_at(width: int) -> int:
+    return 50 if width < WIDE else 72
+
+
+def _match(known: BreakpointFacts) -> str:
+    """The requests, states, tier and route that it is narrowed to."""
+    spec = known.spec
+    text = plain(spec.request)
+    if spec.from_state is not None:
+        text += f" {spec.from_state.label}"
+    if spec.to_state is not None:
+        text += f" → {spec.to_state.label}"
+    for scope in (spec.tier, spec.route):
+        text += f" {scope.name.replace('_', '→')}" if scope is not None else ""
+    return text
+
+
+def _when(spec: BreakpointSpec) -> str:
+    """Everything that a match has to pass, and what else is special about it."""
+    return ", ".join(part for part in (
+        spec.condition,
+        spec.hit_condition and f"hits {spec.hit_condition}",
+        spec.ignore_count and f"ignore {spec.ignore_count}",
+        spec.one_shot and "once",
+        spec.depends_on and f"after {spec.depends_on}",
+        spec.suspend is not Suspend.SLOT and f"suspend {spec.suspend.label}",
+    ) if part) or "–"
+
+
+def _action(spec: BreakpointSpec) -> str:
+    return f"hold {spec.max_hold_ns // S}s" if spec.action is BreakpointAction.HOLD else spec.action.label
+
+
+NUMBER: Final[Column[BreakpointFacts]] = Column(
+    name="#", width=3, right=True, cell=lambda known, size, glyphs: [Span(str(known.spec.id), "strong")],
+    title="id", value=lambda known: known.spec.id,
+    field=Field("id", Kind.ID, lambda known, s, m: known.spec.id, "Its number."))
+ENABLED: Final[Column[BreakpointFacts]] = Column(
+    name="ON", width=2, gap=2,
+    cell=lambda known, size, glyphs: [Span("●", "ok") if known.enabled else Span("○", "faint")],
+    title="enabled", value=lambda known: known.enabled,
+    field=Field("enabled", Kind.WORD, lambda known, s, m: known.enabled, "Whether it is armed.", YES_NO,
+                ordered=False))
+SITE: Final[Column[BreakpointFacts]] = Column(
+    name="SITE", width=16, cell=lambda known, size, glyphs: [Span(known.spec.site.label, "text")],
+    title="site", value=lambda known: known.spec.site.label,
+    field=Field("site", Kind.WORD, lambda known, s, m: known.spec.site, "Where it looks.", words_of(Site),
+                ordered=False))
+MATCH: Final[Column[BreakpointFacts]] = Column(
+    name="MATCH", width=lambda width: _when_at(width) - 28 if width >= WHEN_WIDTH else 0,
+    cell=lambda known, size, glyphs: [Span(cut(_match(known), size), "text" if known.enabled else "muted")],
+    title="match", value=lambda known: known.spec.describe(),
+    field=Field("request", Kind.TEXT, lambda known, s, m: known.spec.request, "The requests that it matches.",
+                ordered=False))
+CONDITION: Final[Column[BreakpointFacts]] = Column(
+    name="WHEN", gap=2, from_width=WHEN_WIDTH,
+    cell=lambda known, size, glyphs: [Span(cut(plain(_when(known.spec)), size), "muted")],
+    title="condition", value=lambda known: known.spec.condition)
+HITS: Final[Column[BreakpointFacts]] = Column(
+    name="HITS", width=6, gap=2, right=True, cell=lambda known, size, glyphs: [Span(count(known.hits), "text")],
+    title="hits", value=lambda known: known.hits,
+    field=Field("hits", Kind.COUNT, lambda known, s, m: known.hits, "How often it took effect."))
+ACTION: Final[Column[BreakpointFacts]] = Column(
+    name="ACTION", width=9, gap=2, cell=lambda known, size, glyphs: [Span(_action(known.spec), "text")],
+    title="action", value=lambda known: known.spec.action.label,
+    field=Field("action", Kind.WORD, lambda known, s, m: known.spec.action, "What it does.",
+                words_of(BreakpointAction), ordered=False))
+OWNER: Final[Column[BreakpointFacts]] = Column(
+    title="owner", value=lambda known: known.owner,
+    field=Field("owner", Kind.TEXT, lambda known, s, m: known.owner, "Who set it.", ordered=False))
+MESSAGE: Final[Column[BreakpointFacts]] = Column(title="message", value=lambda known: known.message)
+TARGET: Final[Column[BreakpointFacts]] = Column(
+    field=Field("to", Kind.WORD, lambda known, s, m: known.spec.to_state, "The state it waits for.",
+                words_of(SlotState), ordered=False, optional=True))
+
+SHOWN: Final = (NUMBER, ENABLED, SITE, MATCH, CONDITION, HITS, ACTION)
+EXPORTED: Final = (NUMBER, ENABLED, SITE, MATCH, CONDITION, ACTION, HITS, OWNER, MESSAGE)
+SCHEMA: Final = Schema("a breakpoint", fields_of((NUMBER, MATCH, SITE, TARGET, ACTION, OWNER, ENABLED, HITS)))
+
+
 class Breaks(View):
     """View 7."""
 
-    schema = BREAKPOINTS
+    schema = SCHEMA
     words = (
         ("SITE", "where a request can be stopped: a move between states, a copy, an eviction"),
         ("HOLDS", "requests that stand still; each goes on by itself when its time is over"),
@@ -98,17 +182,14 @@ class Breaks(View):
         if not state.breakpoints:
             text = " b sets one: on the selected slot, or on every slot that enters a state."
             return [Row().put(text if desk.may_control else " Nobody has set one.", "muted").line()]
-        head = Row().put("   #  ON SITE", "faint").to(26).put("MATCH", "faint")
-        if width >= WHEN_WIDTH:
-            head.to(_when_at(width)).put("WHEN", "faint")
-        head.right("HITS", width - 12, "faint").to(width - 10).put("ACTION", "faint")
-        lines = [head.line("", width)]
+        places = table.layout(SHOWN, width)
+        lines = [table.header(places)]
         numbers = listed(desk, state)
         at = numbers.index(self.breakpoint) if self.breakpoint in numbers else None
         self.top = table.window(len(numbers), at, self.top, BREAKPOINTS_SHOWN)
         for number in numbers[self.top : self.top + BREAKPOINTS_SHOWN]:
             known = state.breakpoints[number]
-            lines.append(self._breakpoint_line(desk, number, known, width))
+            lines.append(self._breakpoint_line(desk, known, places, width))
             if number == self.breakpoint:
                 lines += _in_full(known, width)
             if known.message:
@@ -122,27 +203,12 @@ class Breaks(View):
                          .put(cut(plain(wanted.text), 40), "text").put("   esc", "key").put("  clear", "muted").line())
         return lines
 
-    def _breakpoint_line(self, desk: Desk, number: int, known: BreakpointFacts, width: int) -> Line:
-        spec, chosen = known.spec, number == self.breakpoint
-        focus = chosen and not self.on_holds
-        row = Row().put(desk.glyphs.select if focus else " ", "selbar").right(str(number), 4, "strong")
-        row.put("  ").put("●" if known.enabled else "○", "ok" if known.enabled else "faint").to(9)
-        row.put(spec.site.label, "text").to(26)
-        match = plain(spec.request)
-        if spec.from_state is not None:
-            match += f" {spec.from_state.label}"
-        if spec.to_state is not None:
-            match += f" → {spec.to_state.label}"
-        for scope in (spec.tier, spec.route):
-            match += f" {scope.name.replace('_', '→')}" if scope is not None else ""
-        at = _when_at(width)
-        row.put(cut(match, at - 28), "text" if known.enabled else "muted")
-        if width >= WHEN_WIDTH:
-            row.to(at).put(cut(plain(_when(spec)), max(4, width - at - 20)), "muted")
-        row.right(count(known.hits), width - 12, "text").to(width - 10)
-        held = spec.action is BreakpointAction.HOLD
-        row.put(f"hold {spec.max_hold_ns // S}s" if held else spec.action.label, "text")
-        row.zone(0, ("row", number), width)
+    def _breakpoint_line(
+        self, desk: Desk, known: BreakpointFacts, places: list[table.Place[BreakpointFacts]], width: int
+    ) -> Line:
+        chosen = known.spec.id == self.breakpoint
+        row = Row().put(desk.glyphs.select if chosen and not self.on_holds else " ", "selbar")
+        table.cells(places, known, desk.glyphs, row).zone(0, ("row", known.spec.id), width)
         return row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width)
 
     # --- holds -------------------------------------------------------------------------------------------------------
@@ -253,11 +319,7 @@ class Breaks(View):
         state = desk.mirror.state
         if state is None:
             return None
-        names = ["id", "enabled", "site", "match", "condition", "action", "hits", "owner", "message"]
-        return names, [[
-            str(number), "yes" if known.enabled else "no", known.spec.site.label, known.spec.describe(),
-            known.spec.condition, known.spec.action.label, str(known.hits), known.owner, known.message,
-        ] for number in listed(desk, state) for known in (state.breakpoints[number],)]
+        return as_table(EXPORTED, (state.breakpoints[number] for number in listed(desk, state)))
 
 
 def _examples(desk: Desk, width: int) -> list[Line]:
@@ -270,22 +332,6 @@ def _examples(desk: Desk, width: int) -> list[Line]:
         else:
             lines += [row.line("", width), Row().put(f"     {cut(meaning, width - 7)}", "muted").line("", width)]
     return lines
-
-
-def _when_at(width: int) -> int:
-    return 50 if width < WIDE else 72
-
-
-def _when(spec: BreakpointSpec) -> str:
-    """Everything that a match has to pass, and what else is special about it."""
-    return ", ".join(part for part in (
-        spec.condition,
-        spec.hit_condition and f"hits {spec.hit_condition}",
-        spec.ignore_count and f"ignore {spec.ignore_count}",
-        spec.one_shot and "once",
-        spec.depends_on and f"after {spec.depends_on}",
-        spec.suspend is not Suspend.SLOT and f"suspend {spec.suspend.label}",
-    ) if part) or "–"
 
 
 def _in_full(known: BreakpointFacts, width: int) -> list[Line]:
@@ -321,7 +367,7 @@ def _ended(desk: Desk, width: int, height: int) -> list[Line]:
 def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: int) -> list[Line]:
     """Who stopped it, its snapshot, and what led there."""
     slot = state.slots[hold.slot]
-    info = slot_row(desk.mirror, slot, desk.mono())
+    info = SlotRow(desk.mirror, slot, desk.mono())
     pins = ", ".join(f"{blocks} {tier}" for tier, blocks in pinned(state, slot)) or "nothing"
     who = Row().put("      by ", "muted").put(breakpoints_text(hold.breakpoints), "text")
     who.put(f" at {hold.site.label}, {plain(hold.owner) or 'nobody'}", "muted").put(f"; pins {pins}", "caution")
@@ -333,7 +379,7 @@ def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: 
     pool = state.pools[slot.device_pool] if slot.device_pool is not None else None
     facts = [
         ("request", slot.request), ("tokens", f"{count(info.prompt.reached)} / {count(slot.prompt_tokens)}"),
-        ("blocks", "  ".join(f"{tier.name} {blocks}" for tier, blocks in info.blocks.items() if blocks) or "none"),
+        ("blocks", "  ".join(f"{tier.name} {blocks}" for tier in Tier if (blocks := info.blocks(tier))) or "none"),
         ("free G1", count(pool.counts[0] + pool.counts[1]) if pool is not None else "–"),
         ("operations", plural(len(slot.outstanding), "open one")), ("preempted", f"{slot.preemptions} ×"),
     ]

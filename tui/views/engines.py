@@ -15,7 +15,7 @@ from ..draw import bars
 from ..draw.spans import Line, Row
 from ..model.numbers import UNKNOWN, count, cut, cut_middle, per_second, percent, plain, plural, spoken, tenth
 from ..model.series import Sums, resample
-from ..model.sources import TapCost, ended, only_here, pools_of, reusable, uncertain, watched
+from ..model.sources import TapCost, ended, pools_of, uncertain, watched
 
 NAME_WIDTH = 32
 TREND_CELLS = 12
@@ -27,14 +27,10 @@ class Piece(NamedTuple):
 
 
 def engines_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
-    """Every engine with its pools; nothing where no real engine was ever heard of."""
-    if not watched(state):
-        return []
-    return desk.section("engines", (width, len(desk.mirror.sources.told)), lambda: _engines(desk, state, width))
-
-
-def _engines(desk: Desk, state: CacheState, width: int) -> list[Line]:
+    """Every engine with its pools; nothing on a target that no real engine has reported to."""
     numbers = watched(state)
+    if not numbers:
+        return []
     head = Row().put(" ENGINES", "title").put(f"   {count(len(numbers))}", "muted")
     for name, end, least in _COLUMNS:
         if width > least:
@@ -169,7 +165,7 @@ def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: b
     row = Row().put("   ").put(cut(medium_name(pool, rank=told), 20), "stale" if over else "text")
     mark = "?" if doubt else ""
     resident = pool.resident_blocks
-    found, own = reusable(pool), only_here(state, pool)
+    found, own = desk.mirror.sources.shares(state, pool)
     stored, evicted = flows.stored.get(pool.info.pool), flows.evicted.get(pool.info.pool)
     heard = desk.mirror.sources.of(source).last_ns is not None or (
         pool.info.authority is Authority.OBSERVED and len(desk.mirror.steps) > 0)

@@ -20,8 +20,7 @@ from ..draw.spans import Line, Row, fit
 from ..draw.table import Table
 from ..draw.words import request
 from ..model.coverage import Gap, Stretch
-from ..model.events import concerns, describe
-from ..model.filters import EVENTS
+from ..model.events import EVENTS, concerns, describe
 from ..model.numbers import count, cut, per_second, plain, plural, spoken
 from ..model.trail import Trail, backwards, index_at
 
@@ -29,8 +28,6 @@ CAUSE_FROM = 120
 """Columns from which a row tells its stimulus, and the iteration where it knows one."""
 FIELDS_FROM = 180
 """Columns from which a row has its fields, too."""
-LINES_MAX = 1_024
-"""Rows kept; about ten screens."""
 _TOLD = frozenset({"seq", "at_ns", "cause"})
 """Fields that have a place of their own."""
 
@@ -71,24 +68,6 @@ def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False, fo
     _rest(row, event, width)
     row.zone(0, ("row", event.seq), row.x)
     return row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width)
-
-
-class EventLines:
-    """Rows of events, kept: what one says does not change, and most of a screen was on the one before."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Line] = {}
-
-    def line(self, desk: Desk, event: Event, width: int, *, choice: int | None = None, folded: int = 0) -> Line:
-        """The row of an event; that of the event ``choice`` stands out."""
-        chosen = event.seq == choice
-        key = (desk.mirror.incarnation, event.seq, folded, width, desk.selected, chosen, desk.times.wall)
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= LINES_MAX:
-                self._known.clear()
-            found = self._known[key] = event_line(desk, event, width, chosen=chosen, folded=folded)
-        return found
 
 
 def _rest(row: Row, event: Event, width: int) -> None:
@@ -162,7 +141,6 @@ class Log(View):
         self.last_seq: int | None = None
         """The event on the last row; None while following."""
         self.page = 10
-        self._lines = EventLines()
         self._found: list[int] = []
         """Seqs of the rows on the screen."""
         self._to_oldest = False
@@ -202,7 +180,7 @@ class Log(View):
             if isinstance(item, Gap | Passed):
                 lines.append(_band(desk, item, width))
             else:
-                lines.append(self._lines.line(desk, item, width, choice=desk.event, folded=more))
+                lines.append(event_line(desk, item, width, chosen=item.seq == desk.event, folded=more))
         return [*fit(lines, height - len(foot)), *foot]
 
     def _trail(self, desk: Desk) -> Trail:

@@ -21,10 +21,10 @@ from ..draw.words import TIER_WORDS
 from ..model.lints import Warning, copy_level, ended_text, tally
 from ..model.numbers import S, count, cut, duration, flow, per_second, percent, plain, shares, spoken, tenth
 from ..model.series import resample
-from ..model.slots import slot_row
+from ..model.slots import SlotRow
 from ..model.sources import blocks_only, ended
 from .engines import engines_section
-from .log import EventLines
+from .log import event_line
 from .tiers import doubtful, pool_name, used_role
 from .transfers import known_routes, route_numbers
 from .warnings import open_warning
@@ -41,10 +41,6 @@ def known_window_s(desk: Desk) -> int:
 
 def cache_section(desk: Desk, state: CacheState, width: int, *, trends: bool = True) -> list[Line]:
     """The hit rate of the last minute with its denominator, its parts, and a bar of them."""
-    return desk.section("cache", (width, trends), lambda: _cache(desk, width, trends=trends))
-
-
-def _cache(desk: Desk, width: int, *, trends: bool) -> list[Line]:
     asked, hits = desk.mirror.flows.hit_shares(desk.now_ns)
     total, parts, miss = shares(hits, asked)
     tiers = [tier for tier in (Tier.G1, Tier.G2, Tier.G3, Tier.G4) if hits[tier - 1] or tier is not Tier.G4]
@@ -72,10 +68,6 @@ def _cache(desk: Desk, width: int, *, trends: bool) -> list[Line]:
 
 def tiers_section(desk: Desk, state: CacheState, width: int, *, trends: bool = True) -> list[Line]:
     """Occupancy, evictions and thrash of every pool."""
-    return desk.section("tiers", (width, trends), lambda: _tiers(desk, state, width, trends=trends))
-
-
-def _tiers(desk: Desk, state: CacheState, width: int, *, trends: bool) -> list[Line]:
     bar, spark = (16, 12) if width >= 79 else (10, 8)
     end = 11 + bar
     head = Row().put(" TIERS", "title").right("used", end + 6, "faint").right("blocks", end + 21, "faint")
@@ -117,11 +109,6 @@ def flows_section(
     desk: Desk, state: CacheState, width: int, *, trends: bool = True, busy_only: bool = False
 ) -> list[Line]:
     """Rate, queue and latencies of every route; ``busy_only`` leaves out those without traffic."""
-    shape = (width, trends, busy_only, desk.mirror.coverage.looked)
-    return desk.section("flows", shape, lambda: _flows(desk, width, trends=trends, busy_only=busy_only))
-
-
-def _flows(desk: Desk, width: int, *, trends: bool, busy_only: bool) -> list[Line]:
     head = Row().put(" FLOWS", "title")
     for name, end in (("rate", 21), ("queued", 29), ("moving", 37), ("p50", 45), ("p99", 53)):
         head.right(name, end, "faint")
@@ -129,7 +116,6 @@ def _flows(desk: Desk, width: int, *, trends: bool, busy_only: bool) -> list[Lin
         head.to(55).put("60 s", "faint")
     lines = [head.line("" if desk.tall else "bar")]
     mirror, now = desk.mirror, desk.now_ns
-    block_bytes = mirror.connected.block_bytes if mirror.connected is not None else None
     for route in known_routes(desk):
         known = mirror.flows.routes.get(route)
         if busy_only and known is None:
@@ -138,7 +124,7 @@ def _flows(desk: Desk, width: int, *, trends: bool, busy_only: bool) -> list[Lin
         p50, p99 = known.times(now) if known is not None else (None, None)
         slow = any(t.route is route and copy_level(mirror, t, now) is not None for t in mirror.transfers.values())
         row = Row().put(" ").spans([words.route(route, desk.glyphs)])
-        row.right(flow(known.blocks.rate(now) if known else 0, block_bytes), 21)
+        row.right(flow(known.blocks.rate(now) if known else 0, mirror.block_bytes), 21)
         row.right(str(queued), 29, "caution" if slow else "text").right(str(moving), 37)
         row.right(duration(p50), 45).right(duration(p99), 53, "caution" if slow else "text")
         if trends and known is not None:
@@ -153,11 +139,6 @@ def slots_section(
     desk: Desk, state: CacheState, margin: int, cells: int, pitch: int, *, folded: bool = False
 ) -> list[Line]:
     """Slots by state, as a bar and as counts ``pitch`` cells apart; ``folded`` has the counts in one row."""
-    shape = (margin, cells, pitch, folded)
-    return desk.section("slots", shape, lambda: _slots(desk, state, margin, cells, pitch, folded=folded))
-
-
-def _slots(desk: Desk, state: CacheState, margin: int, cells: int, pitch: int, *, folded: bool) -> list[Line]:
     numbers = dict.fromkeys(SlotState, 0)
     for slot in state.slots.values():
         numbers[slot.state] += 1
@@ -193,10 +174,6 @@ def _bar_char(desk: Desk, state: SlotState) -> str:
 
 def engine_section(desk: Desk, state: CacheState, cells: int) -> list[Line]:
     """Step time, tokens in a second of the engine's clock, events in a step."""
-    return desk.section("engine", (cells, desk.mirror.coverage.looked), lambda: _engine(desk, state, cells))
-
-
-def _engine(desk: Desk, state: CacheState, cells: int) -> list[Line]:
     mirror, now = desk.mirror, desk.now_ns
     step = mirror.step_ns()
     head = desk.title("ENGINE", f"step {spoken(step)}, {state.running} of {len(state.slots)} scheduled")
@@ -223,7 +200,7 @@ def waiting_section(desk: Desk, state: CacheState, rows: int, width: int, *, wit
     lines = [head if with_state else Line(tuple(head.spans[1:]), head.ground)]
     names = min(24, max((len(slot.request) for slot in found[:rows]), default=0))
     for slot in found[:rows]:
-        row_data = slot_row(desk.mirror, slot, mono)
+        row_data = SlotRow(desk.mirror, slot, mono)
         held = slot.hold is not None
         row = Row().put(" " if with_state else "")
         row.put(desk.glyphs.held if held else desk.glyphs.state[slot.state],
@@ -241,10 +218,6 @@ def waiting_section(desk: Desk, state: CacheState, rows: int, width: int, *, wit
 
 def charts_section(desk: Desk, state: CacheState, width: int, number: int, rows: int) -> list[Line]:
     """Occupancy of the near pools and the hit rate, side by side."""
-    return desk.section("charts", (width, number, rows), lambda: _charts(desk, state, width, number, rows))
-
-
-def _charts(desk: Desk, state: CacheState, width: int, number: int, rows: int) -> list[Line]:
     flows = desk.mirror.flows
     pitch = -(-(width + 1) // number)
     cells = pitch - 11
@@ -317,7 +290,6 @@ class Overview(View):
     def __init__(self) -> None:
         self.at = 0
         """The warning that ``enter`` opens."""
-        self._lines = EventLines()
         self._newest: tuple[tuple[object, ...], list[Line]] = ((), [])
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
@@ -428,7 +400,7 @@ class Overview(View):
         often = S // FAST_HZ if desk.mirror.progress.rate(mono) > FAST_RATE else 1
         key = (desk.mirror.log_total if often == 1 else mono // often, left, width, desk.selected, desk.times.wall)
         if key != self._newest[0]:
-            lines = [self._lines.line(desk, event, width) for event in islice(reversed(desk.mirror.log), left)]
+            lines = [event_line(desk, event, width) for event in islice(reversed(desk.mirror.log), left)]
             self._newest = key, lines[::-1]
         return [*gap, desk.title("EVENTS", "newest last"), *self._newest[1]]
 

@@ -18,7 +18,7 @@ from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS, prompt_bar
 from ..model.events import concerns, describe
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
-from ..model.slots import limits, prompt_of, slot_row
+from ..model.slots import SlotRow, limits, prompt_of
 from ..model.waits import ends, sentences, sooner
 from .log import event_table
 
@@ -178,7 +178,7 @@ def _standing(desk: Desk, life: Life, slot: SlotFacts | None, row: Row, width: i
         how = "its end was not seen" if life.lost else f"finished {ended} ago"
         return _went_on(desk, life, row.put(f"{glyphs.state[life.state]} {how}", "muted"), width, gap)
     if slot.hold is None:
-        info = slot_row(desk.mirror, slot, mono)
+        info = SlotRow(desk.mirror, slot, mono)
         row.spans(words.state(slot.state, glyphs)).put(f" {duration(info.age_ns)}", words.LEVEL_ROLE[info.level])
         row.put(gap).put(info.waits, "text" if info.level is not None else "muted")
         return _went_on(desk, life, row, width, gap if info.waits else "")

@@ -3,17 +3,23 @@
 Law of this file: a row says why it stands where it stands; the selected row never moves by itself.
 """
 
+from typing import Final
+
+from kvbm_console.core.expression import SLOT as SLOT_FIELDS
+from kvbm_console.core.expression import Field
+from kvbm_console.core.expression.schema import Kind
 from kvbm_console.core.ids import SlotState, Tier
 
 from ..desk import SLOT, SLOTS, Desk, View
 from ..draw import table, words
 from ..draw.frame import Hint
+from ..draw.glyphs import Glyphs
 from ..draw.spans import Line, Row, Span
-from ..draw.table import MOVES, Column, Table, moved
+from ..draw.table import MOVES, Column, Order, Table, as_table, fields_of, moved
 from ..draw.words import LIFE_WORDS, prompt_bar
-from ..model.filters import SLOTS as SCHEMA
+from ..model.filters import with_fields
 from ..model.numbers import brief, count, cut, duration, plain
-from ..model.slots import SORTS, SlotRow, slot_row
+from ..model.slots import SlotRow
 from .slot import slot_panel
 
 SPLIT_WIDTH = 110
@@ -21,6 +27,85 @@ SPLIT_HEIGHT = 36
 BESIDE_WIDTH = 160
 PANEL_WIDTH = 75
 PANEL_ROWS = 19
+
+
+_S = SlotState
+_RANK: Final = {
+    _S.PREEMPTED: 3, _S.ONBOARD_STAGED: 3, _S.ONBOARDING: 3, _S.INITIALIZED: 4, _S.FINISHING: 4, _S.PREFILLING: 5,
+    _S.SKIPPED_PREFILL: 6, _S.DECODING: 7, _S.SKIPPED_DECODE: 8, _S.FINISHED: 9,
+}
+"""Among slots without trouble: first those that wait for blocks or copies, then work by phase."""
+_BEFORE_DECODE: Final = (
+    _S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREFILLING, _S.SKIPPED_PREFILL,
+)
+
+
+def _need(row: SlotRow) -> tuple[int, int, int]:
+    rank = int(row.level) if row.level is not None else _RANK[row.slot.state]
+    return rank, row.slot.since_ns, row.slot.slot
+
+
+def _tokens(row: SlotRow, size: int, glyphs: Glyphs) -> list[Span]:
+    total, reached = row.slot.prompt_tokens, row.prompt.reached
+    return [Span(brief(min(reached, total) if row.slot.state in _BEFORE_DECODE else reached), "text"),
+            Span(f"/{brief(total)}", "muted")]
+
+
+def _dense(number: int) -> list[Span]:
+    """A count in a dense column: a known zero is a dot."""
+    return [Span(brief(number), "text") if number else Span("·", "faint")]
+
+
+def _blocks(tier: Tier) -> Column[SlotRow]:
+    return Column(
+        name=tier.name, width=5 if tier is Tier.G1 else 4, right=True, from_width=112,
+        cell=lambda row, size, glyphs: _dense(row.blocks(tier)),
+        title=f"{tier.name.lower()}_blocks", value=lambda row: row.blocks(tier),
+    )
+
+
+NUMBER: Final[Column[SlotRow]] = Column(
+    order="arrival", key=lambda row: (row.slot.slot,), title="slot", value=lambda row: row.slot.slot)
+STATE: Final[Column[SlotRow]] = Column(
+    name="STATE", width=17, gap=4, cell=lambda row, size, glyphs: words.state(row.slot.state, glyphs),
+    order="need", key=_need, title="state", value=lambda row: row.slot.state.label)
+AGE: Final[Column[SlotRow]] = Column(
+    name="AGE", width=5, right=True,
+    cell=lambda row, size, glyphs: [Span(duration(row.age_ns), words.LEVEL_ROLE[row.level])],
+    order="age", key=lambda row: (row.slot.since_ns, row.slot.slot), title="age_ns", value=lambda row: row.age_ns,
+    field=Field("age", Kind.DURATION, lambda slot, state, now: now - slot.since_ns,
+                "How long it has been in its state."))
+REQUEST: Final[Column[SlotRow]] = Column(
+    name="REQUEST", gap=2, width=lambda width: 13 if width < 112 else min(26, 13 + max(0, width - 120) // 3),
+    cell=lambda row, size, glyphs: [
+        words.request(row.slot.request, size, "strong" if row.level is not None else "text")],
+    order="request", key=lambda row: (row.slot.request,), title="request", value=lambda row: row.slot.request)
+HELD: Final[Column[SlotRow]] = Column(title="held", value=lambda row: row.slot.hold is not None)
+PROMPT: Final[Column[SlotRow]] = Column(
+    name="PROMPT", gap=2, width=lambda width: 8 if width < 100 else 14, from_width=70,
+    cell=lambda row, size, glyphs: prompt_bar(row.prompt, size, glyphs),
+    title="prompt_tokens", value=lambda row: row.slot.prompt_tokens)
+TOKENS: Final[Column[SlotRow]] = Column(
+    name="TOKENS", width=11, right=True, gap=2, from_width=100, cell=_tokens,
+    order="tokens", key=lambda row: (-row.slot.computed_tokens(row.state.iteration), row.slot.slot),
+    title="computed_tokens", value=lambda row: row.prompt.reached)
+G1, G2, G3 = (_blocks(tier) for tier in (Tier.G1, Tier.G2, Tier.G3))
+OPS: Final[Column[SlotRow]] = Column(
+    name="OPS", width=3, right=True, from_width=100,
+    cell=lambda row, size, glyphs: _dense(len(row.slot.outstanding)),
+    title="outstanding", value=lambda row: len(row.slot.outstanding))
+PREEMPTIONS: Final[Column[SlotRow]] = Column(title="preemptions", value=lambda row: row.slot.preemptions)
+WAITS: Final[Column[SlotRow]] = Column(
+    name="WAITS FOR", gap=lambda width: 3 if width < 100 else 2, from_width=60,
+    cell=lambda row, size, glyphs: [Span(cut(row.waits, size), "text" if row.level is not None else "muted")],
+    title="waits_for", value=lambda row: row.waits)
+LIFETIME: Final[Column[SlotRow]] = Column(
+    field=Field("lifetime", Kind.DURATION, lambda slot, state, now: now - slot.opened_ns, "How long it has existed."))
+
+SHOWN: Final = (STATE, AGE, REQUEST, PROMPT, TOKENS, G1, G2, G3, OPS, WAITS)
+EXPORTED: Final = (NUMBER, REQUEST, STATE, AGE, HELD, TOKENS, PROMPT, G1, G2, G3, OPS, PREEMPTIONS, WAITS)
+SCHEMA: Final = with_fields(SLOT_FIELDS, *fields_of((AGE, LIFETIME)))
+"""Slots, with ages on the shown clock. The moment is the shown time of the target."""
 
 
 class Slots(View):
@@ -37,11 +122,9 @@ class Slots(View):
 
     def __init__(self) -> None:
         self.top = 0
-        self.sort = 0
-        self.reverse = False
+        self.order = Order((*SHOWN, NUMBER))
         self.follow = False
         self.page = 1
-        self.mini = _Cells()
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 
@@ -83,7 +166,7 @@ class Slots(View):
     def _numbers(self, desk: Desk) -> list[int]:
         selected = self._selected(desk)
         return desk.order.update(
-            desk.mirror, desk.mono(), None if self.follow else selected, SORTS[self.sort], self.reverse,
+            desk.mirror, desk.mono(), None if self.follow else selected, self.order.text, self.order.sort,
             desk.filters.get(SLOTS),
         )
 
@@ -96,8 +179,8 @@ class Slots(View):
         assert state is not None
         numbers = self._numbers(desk)
         lines = [self._summary(desk, width, desk.order.matched)]
-        places = table.layout(self.mini.columns(desk, width), width)
-        lines.append(table.header(places, sorts=_SORT_OF))
+        places = table.layout(SHOWN, width)
+        lines.append(table.header(places))
         if not numbers:
             return [*lines, self._empty(desk)]
         self.page = max(1, height - len(lines))
@@ -109,15 +192,15 @@ class Slots(View):
             if slot is None:
                 lines.append(_gone(desk, number, width))
                 continue
-            row = slot_row(desk.mirror, slot, mono)
+            row = SlotRow(desk.mirror, slot, mono)
             lines.append(self._line(desk, row, places, width, chosen=number == selected))
         return lines
 
     def _line(
-        self, desk: Desk, row: SlotRow, places: list[tuple[Column[SlotRow], int, int]], width: int, *, chosen: bool
+        self, desk: Desk, row: SlotRow, places: list[table.Place[SlotRow]], width: int, *, chosen: bool
     ) -> Line:
         text = Row().put(desk.glyphs.select if chosen else " ", "selbar")
-        table.cells(places, row, text.spans(words.mark(row.level, desk.glyphs)))
+        table.cells(places, row, desk.glyphs, text.spans(words.mark(row.level, desk.glyphs)))
         text.to(width - 1 if chosen else text.x)
         text.zone(0, ("select", row.slot.request), width)
         return text.line("sel" if chosen else "", width)
@@ -128,7 +211,7 @@ class Slots(View):
         row = Row().put(" ").put(f"{count(len(state.slots))} live", "strong")
         if state.holds:
             row.put(f"  {len(state.holds)} held", "caution")
-        row.put("  sorted by ", "muted").put(SORTS[self.sort] + (" reversed" if self.reverse else ""), "text")
+        row.put("  sorted by ", "muted").put(self.order.text, "text")
         if self.follow:
             row.put("  following", "muted")
         wanted = desk.filters.get(SLOTS)
@@ -150,16 +233,9 @@ class Slots(View):
         state, mono = desk.mirror.state, desk.mono()
         if state is None:
             return None
-        found = [slot_row(desk.mirror, state.slots[number], mono)
-                 for number in self._numbers(desk) if number in state.slots]
-        names = ["slot", "request", "state", "age_ns", "held", "computed_tokens", "prompt_tokens", "g1_blocks",
-                 "g2_blocks", "g3_blocks", "outstanding", "preemptions", "waits_for"]
-        return names, [[
-            str(row.slot.slot), row.slot.request, row.slot.state.label, str(row.age_ns),
-            "yes" if row.slot.hold is not None else "no", str(row.prompt.reached), str(row.slot.prompt_tokens),
-            *[str(row.blocks.get(tier, 0)) for tier in (Tier.G1, Tier.G2, Tier.G3)], str(len(row.slot.outstanding)),
-            str(row.slot.preemptions), row.waits,
-        ] for row in found]
+        return as_table(EXPORTED, (
+            SlotRow(desk.mirror, state.slots[number], mono)
+            for number in self._numbers(desk) if number in state.slots))
 
     # --- keys --------------------------------------------------------------------------------------------------------
 
@@ -180,14 +256,8 @@ class Slots(View):
                 desk.select(self._first(desk))
             if desk.selected is not None:
                 desk.go(SLOT)
-        elif key == "o":
-            self.sort = (self.sort + 1) % len(SORTS)
-        elif key == "O":
-            self.reverse = not self.reverse
-        elif key.startswith("sort:") and key[5:] in SORTS:
-            chosen = SORTS.index(key[5:])
-            self.reverse = self.sort == chosen and not self.reverse
-            self.sort = chosen
+        elif self.order.press(key):
+            return True
         elif key == "f":
             self.follow = not self.follow
         elif key == "escape" and desk.selected is not None and SLOTS not in desk.filters and not desk.crumbs:
@@ -208,9 +278,6 @@ class Slots(View):
         desk.select(state.slots[numbers[moved(at, key, len(numbers), self.page)]].request)
 
 
-_SORT_OF = {"STATE": "need", "AGE": "age", "REQUEST": "request", "TOKENS": "tokens"}
-"""Header to the order that a click on it asks for."""
-
 def _gone(desk: Desk, number: int, width: int) -> Line:
     """The row of a slot that ended since the last sort; the next sort takes it away."""
     life = desk.mirror.life_in(number)
@@ -226,75 +293,3 @@ def _with_panel(row: Row, ground: str, panel: Line, x: int) -> Line:
     for span in row.line().spans:
         tinted.put(span.text, f"{span.role}@{ground}")
     return Row().add(Line(tinted.line().spans, "", row.line().zones)).to(x).add(panel).line()
-
-
-class _Cells:
-    """The columns of the list for a width."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, bool], list[Column[SlotRow]]] = {}
-
-    def columns(self, desk: Desk, width: int) -> list[Column[SlotRow]]:
-        """The columns, priority by the width from which they are shown."""
-        key = (width, desk.glyphs.ascii)
-        found = self._known.get(key)
-        if found is None:
-            self._known.clear()
-            found = self._known[key] = _columns(desk, width)
-        return found
-
-
-def _columns(desk: Desk, width: int) -> list[Column[SlotRow]]:
-    glyphs = desk.glyphs
-    names = 13 if width < 112 else min(26, 13 + max(0, width - 120) // 3)
-    bar = 8 if width < 100 else 14
-
-    def state(row: SlotRow, size: int) -> list[Span]:
-        return words.state(row.slot.state, glyphs)
-
-    def age(row: SlotRow, size: int) -> list[Span]:
-        return [Span(duration(row.age_ns), words.LEVEL_ROLE[row.level])]
-
-    def request(row: SlotRow, size: int) -> list[Span]:
-        return [words.request(row.slot.request, size, "strong" if row.level is not None else "text")]
-
-    def prompt(row: SlotRow, size: int) -> list[Span]:
-        return prompt_bar(row.prompt, size, glyphs)
-
-    def tokens(row: SlotRow, size: int) -> list[Span]:
-        total, reached = row.slot.prompt_tokens, row.prompt.reached
-        return [Span(brief(min(reached, total) if row.slot.state in _BEFORE_DECODE else reached), "text"),
-                Span(f"/{brief(total)}", "muted")]
-
-    def blocks(tier: Tier) -> "Column[SlotRow]":
-        def cell(row: SlotRow, size: int) -> list[Span]:
-            return [_dense(row.blocks.get(tier, 0))]
-        return Column(tier.name, 4 if tier is not Tier.G1 else 5, cell, right=True, from_width=112)
-
-    def ops(row: SlotRow, size: int) -> list[Span]:
-        return [_dense(len(row.slot.outstanding))]
-
-    def waits(row: SlotRow, size: int) -> list[Span]:
-        return [Span(cut(row.waits, size), "text" if row.level is not None else "muted")]
-
-    return [
-        Column("STATE", 17, state, gap=4),
-        Column("AGE", 5, age, right=True),
-        Column("REQUEST", names, request, gap=2),
-        Column("PROMPT", bar, prompt, gap=2, from_width=70),
-        Column("TOKENS", 11, tokens, right=True, gap=2, from_width=100),
-        blocks(Tier.G1), blocks(Tier.G2), blocks(Tier.G3),
-        Column("OPS", 3, ops, right=True, from_width=100),
-        Column("WAITS FOR", 0, waits, gap=3 if width < 100 else 2, from_width=60),
-    ]
-
-
-_BEFORE_DECODE = (
-    SlotState.INITIALIZED, SlotState.ONBOARD_STAGED, SlotState.ONBOARDING, SlotState.PREFILLING,
-    SlotState.SKIPPED_PREFILL,
-)
-
-
-def _dense(number: int) -> Span:
-    """A count in a dense column: a known zero is a dot."""
-    return Span(brief(number), "text") if number else Span("·", "faint")

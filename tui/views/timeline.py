@@ -26,13 +26,12 @@ from ..draw.spans import Line, Row, Span
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS
 from ..model.events import cause_of, describe, effect_of, entry_name
-from ..model.filters import LIVES
 from ..model.lints import slot_level
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.places import distance, seq_at
 from ..model.series import Density, resample
 from ..model.slots import limits
-from ..model.timeline import LifeOrder
+from ..model.timeline import LIVES, LifeOrder
 
 
 def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line:
@@ -49,13 +48,10 @@ def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line
     state = desk.mirror.state
     assert state is not None
 
-    def trend() -> list[Line]:
-        known: list[float | None] = [float(value) for value in density.counts]
-        return [Row().spans(bars.trend(resample(known, cells, mean=False), desk.glyphs)).line()] if known else []
-
     named = "whole run" if start < S else "last"  # the daemon remembers no more of what was before this console
     row = Row().put(f" {named} {duration(span)}", "muted").to(left)
-    text = "".join(line.text for line in desk.section("minimap", (cells, density.start_ns), trend))
+    known: list[float | None] = [float(value) for value in density.counts]
+    text = "".join(span.text for span in bars.trend(resample(known, cells, mean=False), desk.glyphs)) if known else ""
     low = (window.start_ns - start) * cells // span
     high = (min(window.end_ns, now) - start) * cells // span
     low, high = max(0, min(cells - 2, low)), max(1, min(cells, high))

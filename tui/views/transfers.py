@@ -5,24 +5,26 @@ time are never added up.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from kvbm_console.analysis.lints import Level
 from kvbm_console.analysis.lives import Transfer
 from kvbm_console.analysis.waits import breakpoints_text, ranks_text, silent_ranks
+from kvbm_console.core.expression import Field, Schema
+from kvbm_console.core.expression.fields import words as words_of
+from kvbm_console.core.expression.schema import YES_NO, Kind
 from kvbm_console.core.ids import CandidateStatus, Route, Site
 from kvbm_console.core.state import CacheState
 
 from ..desk import SLOT, TRANSFERS, Desk, View
 from ..draw import bars, table, words
 from ..draw.frame import Hint
+from ..draw.glyphs import Glyphs
 from ..draw.spans import Line, Row, Span
-from ..draw.table import MOVES, Column, Table, moved
-from ..model.filters import TRANSFERS as SCHEMA
+from ..draw.table import MOVES, Column, Order, Table, as_table, fields_of, moved
 from ..model.lints import copy_level
 from ..model.mirror import Mirror
 from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
@@ -39,23 +41,22 @@ FAULT_NS: Final = 30 * S
 class TransferRow(msgspec.Struct):
     """One line of the list."""
 
+    mirror: Mirror
     transfer: Transfer
     level: Level | None
     age_ns: int
     reason: str
 
-
-_KEYS: Final[dict[str, Callable[[TransferRow], tuple[Any, ...]]]] = {
-    "age": lambda row: (-row.age_ns,), "route": lambda row: (row.transfer.route, -row.age_ns),
-    "blocks": lambda row: (-row.transfer.blocks, -row.age_ns), "request": lambda row: (row.transfer.request,),
-}
-SORTS: Final = ("need", *_KEYS)
+    @property
+    def role(self) -> str:
+        """How its values are written: open transfers stand out."""
+        return "text" if self.transfer.open else "muted"
 
 
 def transfer_rows(
-    desk: Desk, sort: str = "need", *, reverse: bool = False
+    desk: Desk, order: "table.Order[TransferRow]"
 ) -> tuple[list[TransferRow], dict[str, int]]:
-    """Rows to show, and the skipped ones of the last seconds by reason."""
+    """The rows to show, and the number of skipped candidates of the last seconds by reason."""
     mirror, now = desk.mirror, desk.now_ns
     state = mirror.state
     assert state is not None
@@ -80,13 +81,10 @@ def transfer_rows(
         failed = transfer.status is CandidateStatus.FAILED
         word = "took" if transfer.status is CandidateStatus.COMPLETED else transfer.status.label + " after"
         reason = transfer.error or f"{word} {spoken(transfer.age(now))}"
-        rows.append(TransferRow(transfer, Level.FAULT if failed else None, now - transfer.ended_ns, reason))
+        rows.append(TransferRow(mirror, transfer, Level.FAULT if failed else None, now - transfer.ended_ns, reason))
     if wanted is not None:
         rows = [row for row in rows if wanted.matches(row, state)]
-    if sort in _KEYS:
-        rows.sort(key=_KEYS[sort])
-    if reverse:
-        rows.reverse()
+    order.sort(rows)
     return rows[:ROWS_MAX], skipped
 
 
@@ -97,18 +95,19 @@ def _open_row(mirror: Mirror, state: CacheState, transfer: Transfer, now: int, a
     copy = state.operations.get(transfer.operation) if transfer.operation is not None else None
     if slot is not None and slot.hold is not None and transfer.started_ns is None:
         hold = state.holds[slot.hold]
-        return TransferRow(transfer, Level.HELD, now - transfer.planned_ns,
+        return TransferRow(mirror, transfer, Level.HELD, now - transfer.planned_ns,
                            f"parked, {breakpoints_text(hold.breakpoints)}")
     if copy is not None and copy.started:
         silent = silent_ranks(copy, mirror.ranks)
         if silent:
             level = Level.FAULT if age > FAULT_NS else level
-            return TransferRow(transfer, level, age,
+            return TransferRow(mirror, transfer, level, age,
                                f"no report from {ranks_text(silent)}, {len(copy.reported)} of {mirror.ranks}")
-        return TransferRow(transfer, level, age, f"on the wire {duration(now - (transfer.started_ns or now))}")
+        return TransferRow(mirror, transfer, level, age,
+                           f"on the wire {duration(now - (transfer.started_ns or now))}")
     if transfer.enqueued_ns is None:
-        return TransferRow(transfer, level, age, "planned")
-    return TransferRow(transfer, level, age, f"{ahead} before it" if ahead else "next on its route")
+        return TransferRow(mirror, transfer, level, age, "planned")
+    return TransferRow(mirror, transfer, level, age, f"{ahead} before it" if ahead else "next on its route")
 
 
 _STATUS: Final = {
@@ -122,79 +121,6 @@ _STATUS_ROLE: Final = {
 }
 
 
-def block_bytes(desk: Desk) -> int | None:
-    """Bytes of one block by the geometry of the target that is connected now."""
-    return desk.mirror.connected.block_bytes if desk.mirror.connected is not None else None
-
-
-def columns_of(desk: Desk, width: int, stamps: frozenset[str]) -> list[Column[TransferRow]]:
-    """The columns for a width, with those ``stamps`` that tell something.
-
-    Columns are kept, so a cell asks the desk for what another target changes.
-    """
-    glyphs = desk.glyphs
-
-    def status(row: TransferRow, cells: int) -> list[Span]:
-        if row.level is Level.HELD:
-            return [Span(glyphs.held, "heldbox"), Span(f" {_STATUS[row.transfer.status]}", "text")]
-        one = row.transfer.status
-        return [Span(f"{glyphs.candidate[one]} {_STATUS[one]}", _STATUS_ROLE[one])]
-
-    def age(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(duration(row.age_ns), words.LEVEL_ROLE[row.level] if row.transfer.open else "faint")]
-
-    def operation(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(row.transfer.label[-cells:], "text" if row.transfer.open else "muted")]
-
-    def route(row: TransferRow, cells: int) -> list[Span]:
-        return [words.route(row.transfer.route, glyphs)]
-
-    def blocks(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(count(row.transfer.blocks), "text" if row.transfer.open else "muted")]
-
-    def bytes_(row: TransferRow, cells: int) -> list[Span]:
-        each = block_bytes(desk)
-        return [Span(size(row.transfer.blocks * each if each else None), "muted")]
-
-    def ranks(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(f"{len(row.transfer.ranks)}/{desk.mirror.ranks}", "muted")]
-
-    def request(row: TransferRow, cells: int) -> list[Span]:
-        if not row.transfer.request:
-            return [Span("–", "faint")]
-        return [words.request(row.transfer.request, cells, "text" if row.transfer.open else "muted")]
-
-    def reason(row: TransferRow, cells: int) -> list[Span]:
-        return [Span(cut(plain(row.reason), cells), "text" if row.level is not None else "muted")]
-
-    found = [
-        Column("STATUS", 11, status, gap=4), Column("AGE", 5, age, right=True, gap=1, ages=True),
-        Column("OP", 6, operation, right=True), Column("ROUTE", 7, route),
-        Column("BLOCKS", 6, blocks, right=True, from_width=66),
-        Column("BYTES", 8, bytes_, right=True, gap=2, from_width=120),
-        Column("RANKS", 5, ranks, right=True, gap=2, from_width=120),
-        Column("REQUEST", 13 if width < 140 else 22, request, from_width=74),
-    ]
-    if width >= 180:
-        found += [_stamp(name, field) for name, field in STAMPS if field in stamps]
-    return [*found, Column("DETAIL", 0, reason, gap=2)]
-
-
-STAMPS: Final = (
-    ("enqueued", "enqueued_ns"), ("evaluated", "evaluated_ns"), ("promoted", "promoted_ns"),
-    ("started", "started_ns"), ("ended", "ended_ns"),
-)
-"""The stamps after ``planned``, told as distances from it."""
-
-
-def telling(rows: list[TransferRow]) -> frozenset[str]:
-    """The stamps that are later than the plan in some row: the others say nothing but 0."""
-    return frozenset(
-        field for _, field in STAMPS
-        if any((getattr(row.transfer, field) or 0) > row.transfer.planned_ns for row in rows)
-    )
-
-
 def since(at_ns: int | None, planned_ns: int) -> str:
     """A stamp as its distance from the plan: ``–`` before it, ``0`` in the same moment."""
     if at_ns is None:
@@ -202,11 +128,105 @@ def since(at_ns: int | None, planned_ns: int) -> str:
     return f"+{duration(at_ns - planned_ns)}" if at_ns > planned_ns else "0"
 
 
-def _stamp(name: str, field: str) -> Column[TransferRow]:
-    def cell(row: TransferRow, cells: int) -> list[Span]:
-        value: int | None = getattr(row.transfer, field)
-        return [Span(since(value, row.transfer.planned_ns), "muted")]
-    return Column(name, 9, cell, right=True, from_width=180)
+def _status(row: TransferRow, cells: int, glyphs: Glyphs) -> list[Span]:
+    status = row.transfer.status
+    if row.level is Level.HELD:
+        return [Span(glyphs.held, "heldbox"), Span(f" {_STATUS[status]}", "text")]
+    return [Span(f"{glyphs.candidate[status]} {_STATUS[status]}", _STATUS_ROLE[status])]
+
+
+def _request(row: TransferRow, cells: int, glyphs: Glyphs) -> list[Span]:
+    name = row.transfer.request
+    return [words.request(name, cells, row.role) if name else Span("–", "faint")]
+
+
+def _bytes(row: TransferRow, cells: int, glyphs: Glyphs) -> list[Span]:
+    each = row.mirror.block_bytes
+    return [Span(size(row.transfer.blocks * each if each else None), "muted")]
+
+
+def _stamp(name: str) -> Column[TransferRow]:
+    """A stamp behind ``planned``, as its distance from the plan."""
+    return Column(
+        name=name, width=9, right=True, from_width=180, title=f"{name}_ns",
+        cell=lambda row, cells, glyphs: [Span(since(_stamp_ns(row.transfer, name), row.transfer.planned_ns), "muted")],
+        value=lambda row: _stamp_ns(row.transfer, name))
+
+
+def _stamp_ns(transfer: Transfer, name: str) -> int | None:
+    at_ns: int | None = getattr(transfer, f"{name}_ns")
+    return at_ns
+
+
+CANDIDATE: Final[Column[TransferRow]] = Column(
+    title="candidate", value=lambda row: row.transfer.candidate,
+    field=Field("candidate", Kind.ID, lambda row, s, m: row.transfer.candidate, "Its candidate."))
+STATUS: Final[Column[TransferRow]] = Column(
+    name="STATUS", width=11, gap=4, cell=_status, order="need", title="status",
+    value=lambda row: row.transfer.status.label,
+    field=Field("status", Kind.WORD, lambda row, s, m: row.transfer.status, "Its status.", words_of(CandidateStatus),
+                ordered=False))
+AGE: Final[Column[TransferRow]] = Column(
+    name="AGE", width=5, right=True, ages=True,
+    cell=lambda row, cells, glyphs: [
+        Span(duration(row.age_ns), words.LEVEL_ROLE[row.level] if row.transfer.open else "faint")],
+    order="age", key=lambda row: (-row.age_ns,), title="age_ns", value=lambda row: row.age_ns,
+    field=Field("age", Kind.DURATION, lambda row, s, m: row.age_ns, "Since it was planned, or since it ended."))
+OPERATION: Final[Column[TransferRow]] = Column(
+    name="OP", width=6, right=True, cell=lambda row, cells, glyphs: [Span(row.transfer.label[-cells:], row.role)],
+    title="operation", value=lambda row: row.transfer.operation,
+    field=Field("operation", Kind.ID, lambda row, s, m: row.transfer.operation, "Its operation.", optional=True))
+ROUTE: Final[Column[TransferRow]] = Column(
+    name="ROUTE", width=7, cell=lambda row, cells, glyphs: [words.route(row.transfer.route, glyphs)],
+    order="route", key=lambda row: (row.transfer.route, -row.age_ns), title="route",
+    value=lambda row: row.transfer.route.label,
+    field=Field("route", Kind.WORD, lambda row, s, m: row.transfer.route, "From where to where.", words_of(Route),
+                ordered=False))
+BLOCKS: Final[Column[TransferRow]] = Column(
+    name="BLOCKS", width=6, right=True, from_width=66,
+    cell=lambda row, cells, glyphs: [Span(count(row.transfer.blocks), row.role)],
+    order="blocks", key=lambda row: (-row.transfer.blocks, -row.age_ns), title="blocks",
+    value=lambda row: row.transfer.blocks,
+    field=Field("blocks", Kind.COUNT, lambda row, s, m: row.transfer.blocks, "Blocks that move."))
+BYTES: Final[Column[TransferRow]] = Column(
+    name="BYTES", width=8, right=True, gap=2, from_width=120, cell=_bytes)
+RANKS: Final[Column[TransferRow]] = Column(
+    name="RANKS", width=5, right=True, gap=2, from_width=120,
+    cell=lambda row, cells, glyphs: [Span(f"{len(row.transfer.ranks)}/{row.mirror.ranks}", "muted")])
+REQUEST: Final[Column[TransferRow]] = Column(
+    name="REQUEST", width=lambda width: 13 if width < 140 else 22, from_width=74, cell=_request,
+    order="request", key=lambda row: (row.transfer.request,), title="request",
+    value=lambda row: row.transfer.request,
+    field=Field("request", Kind.TEXT, lambda row, s, m: row.transfer.request, "The request whose blocks move.",
+                ordered=False))
+PLANNED: Final[Column[TransferRow]] = Column(title="planned_ns", value=lambda row: row.transfer.planned_ns)
+STAMPS: Final = tuple(map(_stamp, ("enqueued", "evaluated", "promoted", "started", "ended")))
+DETAIL: Final[Column[TransferRow]] = Column(
+    name="DETAIL", gap=2,
+    cell=lambda row, cells, glyphs: [Span(cut(plain(row.reason), cells), "text" if row.level is not None else "muted")],
+    title="reason", value=lambda row: row.reason,
+    field=Field("reason", Kind.TEXT, lambda row, s, m: row.reason, "What its last column says.", ordered=False))
+
+SHOWN: Final = (STATUS, AGE, OPERATION, ROUTE, BLOCKS, BYTES, RANKS, REQUEST, *STAMPS, DETAIL)
+EXPORTED: Final = (CANDIDATE, OPERATION, REQUEST, ROUTE, STATUS, BLOCKS, AGE, PLANNED, *STAMPS, DETAIL)
+SCHEMA: Final = Schema("a transfer", [
+    *fields_of((REQUEST, ROUTE, STATUS, AGE, BLOCKS, OPERATION, CANDIDATE)),
+    Field("open", Kind.WORD, lambda row, s, m: row.transfer.open, "Whether it has not ended.", YES_NO, ordered=False),
+    Field("moving", Kind.WORD, lambda row, s, m: row.transfer.open and row.transfer.started_ns is not None,
+          "Whether its copy has begun.", YES_NO, ordered=False),
+    Field("held", Kind.WORD, lambda row, s, m: row.transfer.held_since_ns is not None, "Whether its slot is held.",
+          YES_NO, ordered=False),
+    Field("slow", Kind.WORD, lambda row, s, m: row.level is not None, "Whether it is marked.", YES_NO, ordered=False),
+    *fields_of((DETAIL,)),
+])
+
+
+def telling(rows: list[TransferRow]) -> frozenset[str]:
+    """The headings of stamps that are later than the plan in some row: the others say nothing but 0."""
+    return frozenset(
+        column.name for column in STAMPS
+        if any((_stamp_ns(row.transfer, column.name) or 0) > row.transfer.planned_ns for row in rows)
+    )
 
 
 HISTOGRAM_LOW_NS: Final = 100_000
@@ -231,30 +251,25 @@ class Transfers(View):
         self.top = 0
         self.page = 10
         self.numbers: list[int] = []
-        self.sort = 0
-        self.reverse = False
-        self._columns: tuple[tuple[int, str, frozenset[str]], list[Column[TransferRow]]] = ((0, "", frozenset()), [])
-        """The columns for a width, an incarnation and its stamps: stamps are added and do not go again."""
+        self.order = Order(SHOWN)
+        self._shape: tuple[int, str, frozenset[str]] = (0, "", frozenset())
+        """The width, the incarnation and its stamps that tell something: stamps are added and do not go again."""
         self._kept: table.Kept[TransferRow] = table.Kept()
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Routes, the list, and the stamps of the chosen transfer."""
         mirror = desk.mirror
-        rows, skipped = transfer_rows(desk, SORTS[self.sort], reverse=self.reverse)
+        rows, skipped = transfer_rows(desk, self.order)
         self.numbers = [row.transfer.candidate for row in rows]
-        state, looked = desk.mirror.state, desk.mirror.coverage.looked
-        assert state is not None
-        routes = desk.section("routes", (width, looked), lambda: self._routes(desk, width))
-        lines = [self._summary(desk, rows, width), *routes]
-        before = self._columns[0]
-        stamps = telling(rows) | (before[2] if before[1] == mirror.incarnation else frozenset())
+        lines = [self._summary(desk, rows, width), *self._routes(desk, width)]
+        stamps = telling(rows) | (self._shape[2] if self._shape[1] == mirror.incarnation else frozenset())
         shape = width, mirror.incarnation, stamps
-        if before != shape:
-            self._columns, self._kept = (shape, columns_of(desk, width, stamps)), table.Kept()
-        places = table.layout(self._columns[1], width)
+        if self._shape != shape:
+            self._shape, self._kept = shape, table.Kept()
+        places = table.layout([c for c in SHOWN if c not in STAMPS or c.name in stamps], width)
         if desk.tall:
             lines.append(Line())
-        lines.append(table.header(places, sorts=_SORT_OF))
+        lines.append(table.header(places))
         chosen = next((row for row in rows if row.transfer.candidate == self.selected), None)
         feet = _stamps(desk, chosen.transfer, width) if chosen is not None else []
         fold = [_folded(skipped, width)] if skipped else []
@@ -279,8 +294,8 @@ class Transfers(View):
         slow = sum(row.level is Level.CAUTION for row in rows)
         text = f"{count(open_)} open" + (f", {faults} fault" if faults else "") + (f", {slow} slow" if slow else "")
         row = Row().put(" TRANSFERS", "title").put(f"   {text}", "muted")
-        if self.sort or self.reverse:
-            row.put("  sorted by ", "muted").put(SORTS[self.sort] + (" reversed" if self.reverse else ""), "text")
+        if self.order.text != "need":
+            row.put("  sorted by ", "muted").put(self.order.text, "text")
         wanted = desk.filters.get(TRANSFERS)
         if wanted is not None:
             row.put(f"   / {cut(wanted.text, max(8, width - row.x - 20))}", "text")
@@ -299,7 +314,7 @@ class Transfers(View):
         head.to(latency_at + (cells - 4) // 2).put("latency", "faint").right("1s", latency_at + cells, "faint")
         lines = [head.line("", width - 1)]
         mirror, now = desk.mirror, desk.now_ns
-        each = block_bytes(desk)
+        each = desk.mirror.block_bytes
         for route in known_routes(desk):
             known = mirror.flows.routes.get(route)
             queued, moving = route_numbers(desk, route)
@@ -314,15 +329,16 @@ class Transfers(View):
         return lines
 
     def _line(
-        self, desk: Desk, number: int, row: TransferRow, places: list[tuple[Column[TransferRow], int, int]], width: int
+        self, desk: Desk, number: int, row: TransferRow, places: list[table.Place[TransferRow]], width: int
     ) -> Line:
         chosen = row.transfer.candidate == self.selected
         built = Row().put(desk.glyphs.select if chosen else " ", "selbar").spans(
             words.mark(None if row.level is Level.HELD else row.level, desk.glyphs))
         if row.transfer.open:
-            table.cells(places, row, built)
+            table.cells(places, row, desk.glyphs, built)
         else:
-            self._kept.cells(places, row, built, (row.transfer, desk.mirror.ranks, block_bytes(desk)))
+            key = row.transfer, desk.mirror.ranks, desk.mirror.block_bytes
+            self._kept.cells(places, row, desk.glyphs, built, key)
         built.to(width - 1 if chosen else 0).zone(0, ("row", number), width)
         return built.line("sel" if chosen else "", width)
 
@@ -338,14 +354,8 @@ class Transfers(View):
             self._choose(desk, moved(at, key, len(self.numbers), self.page))
         elif key.startswith("row:"):
             self._choose(desk, int(key[4:]))
-        elif key == "o":
-            self.sort = (self.sort + 1) % len(SORTS)
-        elif key == "O":
-            self.reverse = not self.reverse
-        elif key.startswith("sort:") and key[5:] in SORTS:
-            chosen = SORTS.index(key[5:])
-            self.reverse = self.sort == chosen and not self.reverse
-            self.sort = chosen
+        elif self.order.press(key):
+            return True
         elif key.startswith("candidate:"):
             self.selected = int(key[10:])
         elif key == "enter" and desk.selected is not None:
@@ -370,14 +380,8 @@ class Transfers(View):
         """Every transfer of the list."""
         if desk.mirror.state is None:
             return None
-        found, _ = transfer_rows(desk, SORTS[self.sort], reverse=self.reverse)
-        stamps = ["planned_ns", *(field for _, field in STAMPS)]
-        names = ["candidate", "operation", "request", "route", "status", "blocks", "age_ns", *stamps, "reason"]
-        return names, [[
-            str(row.transfer.candidate), _text(row.transfer.operation), row.transfer.request, row.transfer.route.label,
-            row.transfer.status.label, str(row.transfer.blocks), str(row.age_ns),
-            *[_text(getattr(row.transfer, field)) for field in stamps], row.reason,
-        ] for row in found]
+        found, _ = transfer_rows(desk, self.order)
+        return as_table(EXPORTED, found)
 
     def _choose(self, desk: Desk, at: int) -> None:
         if at >= len(self.numbers):
@@ -386,14 +390,6 @@ class Transfers(View):
         transfer = desk.mirror.transfer_of(candidate=self.selected)
         if transfer is not None and transfer.request:
             desk.select(transfer.request)
-
-
-def _text(value: int | None) -> str:
-    return "" if value is None else str(value)
-
-
-_SORT_OF: Final = {"STATUS": "need", "AGE": "age", "ROUTE": "route", "BLOCKS": "blocks", "REQUEST": "request"}
-"""Header to the order that a click on it asks for."""
 
 
 def _histogram(ordered: list[int], cells: int, desk: Desk) -> list[Span]:
@@ -416,10 +412,10 @@ def _folded(skipped: dict[str, int], width: int) -> Line:
 def _stamps(desk: Desk, transfer: Transfer, width: int) -> list[Line]:
     """The stamps of one transfer, and its time as a bar of queue, hold and wire."""
     row = Row().put(f" {transfer.label}", "strong").put("  planned 0", "muted")
-    for name, field in STAMPS:
-        value: int | None = getattr(transfer, field)
-        text = since(value, transfer.planned_ns)
-        row.put(f"  {name} ", "muted").put(text, "text" if value is not None else "faint")
+    for column in STAMPS:
+        at_ns = _stamp_ns(transfer, column.name)
+        text = since(at_ns, transfer.planned_ns)
+        row.put(f"  {column.name} ", "muted").put(text, "text" if at_ns is not None else "faint")
     now = desk.now_ns
     end = transfer.ended_ns if transfer.ended_ns is not None else now
     begun = transfer.started_ns if transfer.started_ns is not None else end

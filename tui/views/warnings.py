@@ -4,17 +4,58 @@ Law of this file: a warning is never told without what it was measured against, 
 """
 
 
+from typing import Final
+
+from kvbm_console.core.expression import Field, Schema
+from kvbm_console.core.expression.schema import YES_NO, Kind
+
 from ..desk import SLOT, SLOTS, TRANSFERS, WARNINGS, Desk, View
 from ..draw import table, words
 from ..draw.frame import Hint
-from ..draw.spans import BLANK, Line, Row
-from ..draw.table import MOVES, Table, moved
-from ..model.filters import WARNINGS as SCHEMA
+from ..draw.spans import BLANK, Line, Row, Span
+from ..draw.table import MOVES, Column, Table, as_table, fields_of, moved
 from ..model.lints import COPIES, MANY, TEXTS, Warning, ended_text, fold, tally
 from ..model.numbers import count, cut, plain, wrap
 
 DETAIL_ROWS = 11
 """Rows below the list for the chosen one."""
+
+
+def _over(warning: Warning) -> bool:
+    return warning.ended_ns is not None
+
+
+LINT: Final[Column[Warning]] = Column(
+    title="lint", value=lambda warning: warning.lint,
+    field=Field("lint", Kind.TEXT, lambda warning, s, m: warning.lint, "The rule that found it.", ordered=False))
+LEVEL: Final[Column[Warning]] = Column(
+    title="level", value=lambda warning: warning.level.name.lower(),
+    field=Field("level", Kind.WORD, lambda warning, s, m: int(warning.level), "How bad.",
+                {"fault": 0, "held": 1, "caution": 2}, ordered=False))
+SUBJECT: Final[Column[Warning]] = Column(
+    gap=4, width=lambda width: 16 if width < 99 else 26,
+    cell=lambda warning, size, glyphs: [Span(cut(plain(warning.who), size), "muted" if _over(warning) else "strong")],
+    title="who", value=lambda warning: warning.who,
+    field=Field("request", Kind.TEXT, lambda warning, s, m: warning.request or warning.who, "Who it is about.",
+                ordered=False))
+STATE: Final[Column[Warning]] = Column(
+    gap=2, width=lambda width: 20 if width < 99 else 26,
+    cell=lambda warning, size, glyphs: [
+        Span(cut(warning.what, size), "muted" if _over(warning) else words.LEVEL_ROLE[warning.level])],
+    title="what", value=lambda warning: warning.what)
+REASON: Final[Column[Warning]] = Column(
+    gap=2, cell=lambda warning, size, glyphs: [
+        Span(cut(plain(ended_text(warning) or warning.because), size), "muted" if _over(warning) else "text")],
+    title="because", value=lambda warning: warning.because)
+SEQ: Final[Column[Warning]] = Column(title="seq", value=lambda warning: warning.seq)
+ENDED: Final[Column[Warning]] = Column(
+    title="ended", value=_over,
+    field=Field("over", Kind.WORD, lambda warning, s, m: _over(warning), "Whether it has ended.", YES_NO,
+                ordered=False))
+
+SHOWN: Final = (SUBJECT, STATE, REASON)
+EXPORTED: Final = (LINT, LEVEL, SUBJECT, STATE, REASON, SEQ, ENDED)
+SCHEMA: Final = Schema("a warning", fields_of((SUBJECT, LINT, LEVEL, ENDED)))
 
 
 class Warnings(View):
@@ -118,11 +159,7 @@ class Warnings(View):
 
     def rows(self, desk: Desk) -> Table | None:
         """Every warning of the list."""
-        names = ["lint", "level", "who", "what", "because", "seq", "ended"]
-        return names, [[
-            one.lint, one.level.name.lower(), one.who, one.what, one.because,
-            "" if one.seq is None else str(one.seq), "no" if one.ended_ns is None else "yes",
-        ] for one in self._each(desk)]
+        return as_table(EXPORTED, self._each(desk))
 
 
 def open_warning(desk: Desk, warning: Warning) -> None:
@@ -140,15 +177,9 @@ def open_warning(desk: Desk, warning: Warning) -> None:
 
 
 def _line(desk: Desk, warning: Warning, index: int, width: int, *, chosen: bool) -> Line:
-    over = warning.ended_ns is not None
     row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
-    row.spans(words.mark(None if over else warning.level, desk.glyphs)).put(" ")
-    names = 16 if width < 100 else 26
-    row.put(cut(plain(warning.who), names), "muted" if over else "strong").to(4 + names + 2)
-    what = 20 if width < 100 else 26
-    role = "muted" if over else words.LEVEL_ROLE[warning.level]
-    row.put(cut(warning.what, what), role).to(4 + names + what + 4)
-    row.put(cut(plain(ended_text(warning) or warning.because), max(0, width - 2 - row.x)), "muted" if over else "text")
+    row.spans(words.mark(None if _over(warning) else warning.level, desk.glyphs))
+    table.cells(table.layout(SHOWN, width - 1), warning, desk.glyphs, row)
     row.zone(0, ("row", index), width)
     return row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width)
 

@@ -114,12 +114,9 @@ class Captured(msgspec.Struct, frozen=True):
 
 
 def _captured(listener: "Listener") -> Captured:
-    media: dict[str, int] = {}
-    for place, count in listener.residency.counts().items():
-        media[place.medium] = media.get(place.medium, 0) + count
     return Captured(
-        str(listener.writer.path), listener.writer.frames, listener.writer.bytes, media, listener.lost_batches,
-        listener.unreadable,
+        str(listener.writer.path), listener.writer.frames, listener.writer.bytes, listener.resident_blocks(),
+        listener.counts.lost_batches, _unread(listener),
     )
 
 
@@ -232,7 +229,7 @@ async def _capture(
     for publisher in publishers:
         listener = Listener(out if len(publishers) == 1 else out / f"rank{publisher.dp_rank}")
         listeners.append(listener)
-        sources.append(ZmqSource(publisher, _always(listener), on_frame=listener.write))
+        sources.append(ZmqSource(publisher, _always(listener), on_frame=listener.writer.write))
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -284,16 +281,20 @@ async def _tell(
                 warn(f"{source.publisher.label}  {state}, {number(listener.writer.frames)} frames, {_blocks(listener)}")
 
 
+def _unread(listener: "Listener") -> int:
+    """Messages and events that could not be read."""
+    return listener.counts.bad_payloads + listener.counts.malformed_events
+
+
 def _blocks(listener: "Listener") -> str:
     """Residency by medium, and what makes it doubtful."""
-    media: dict[str, int] = {}
-    for place, count in listener.residency.counts().items():
-        media[place.medium] = media.get(place.medium, 0) + count
+    media = listener.resident_blocks()
     resident = ", ".join(f"{medium} {number(count)}" for medium, count in media.items()) or "no block"
-    lost = f"; {number(listener.lost_batches)} batches lost, so counts are not certain" if listener.lost_batches else ""
-    if not lost and listener.doubts:
+    counts, unreadable = listener.counts, _unread(listener)
+    lost = f"; {number(counts.lost_batches)} batches lost, so counts are not certain" if counts.lost_batches else ""
+    if not lost and counts.doubts:
         lost = "; the publisher was away for a while, so counts are not certain"
-    unread = f"; {number(listener.unreadable)} could not be read" if listener.unreadable else ""
+    unread = f"; {number(unreadable)} could not be read" if unreadable else ""
     return f"{resident} resident{lost}{unread}"
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvbm_console.core.errors import UsageError
-from kvbm_console.engines.kv_events.capture import CaptureFrame, CaptureWriter, Residency, pack_frame, read_frames
+from kvbm_console.engines.kv_events.capture import CaptureFrame, CaptureWriter, pack_frame, read_frames
 from kvbm_console.recording.reader import Recording
 from tests.engines.payloads import Recount, batch, decode_batch, stored
 from tests.engines.test_stream import House, facts_of
@@ -34,19 +34,14 @@ def capture(request: pytest.FixtureRequest) -> Path:
 
 def test_a_capture_decodes_and_folds_to_the_recount(capture: Path) -> None:
     house = House(snapshots=False)
-    residency = Residency()
     for frame in read_frames(capture):
         found = decode_batch(frame.payload)
         assert (found.unknown, found.malformed) == (0, 0)
-        residency.apply(found)
         house.recount.take(frame.payload)
         house.stream.accept(frame.seq, frame.payload)
     left = house.recount.nonempty()
     state = house.dispatcher.leader.state
     assert facts_of(state) == left
-    assert {place: count for place, count in residency.counts().items() if count} == {
-        place: sum(here.values()) for place, here in left.items()
-    }
     assert state.lost_sources == {}
     tape = Recording.open(capture.with_suffix(".mcap"))
     assert facts_of(tape.state_at(tape.last_seq)) == left

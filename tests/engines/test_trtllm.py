@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kvbm_console.engines.kv_events.batch import BadPayload, Batch, Cleared, Removed, Stored, decode
-from kvbm_console.engines.kv_events.capture import Residency
 from tests.engines.payloads import batch, removed
 from tests.engines.test_stream import House, facts_of
 
@@ -43,9 +42,9 @@ def test_a_run_from_creation_to_removal() -> None:
         event({"type": "removed", "block_hashes": [11]}),
     )
     assert one.events[:3] == [Cleared(), Stored([11], None, 4, "GPU", 0), Stored([12], 11, 4, "GPU", 0)]
-    residency = Residency()
-    residency.apply(one)
-    assert {place: count for place, count in residency.counts().items() if count} == {(0, 0, "CPU"): 1}
+    assert one.events[3:] == [
+        Removed([12], "GPU", 0), Stored([12], None, 0, "CPU", 0), Removed([11], "GPU", 0), Removed([11], "CPU", 0),
+    ]
 
 
 def test_hexadecimal_and_signed_hashes_ranks_and_groups() -> None:

@@ -2,7 +2,7 @@
 
 A file repeats ``>dIII`` (time of receipt in seconds since 1970, lengths of topic, number and payload), topic, number (8
 bytes, big-endian) and payload. The last three are those of the message. ``Listener`` writes such a file beside an
-engine and counts the messages without a leader. ``CaptureStreams`` feeds a file to a leader on the file's own clock.
+engine. ``CaptureStreams`` feeds a file to a leader on the file's own clock.
 
 Law of this file: bytes are kept as they came, undecoded, so that a capture can show an error of a decoder. No network
 library is needed.
@@ -10,21 +10,20 @@ library is needed.
 
 import math
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
 import msgspec
 
-from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.config import SECOND_NS, LeaderConfig
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.leader import Leader
 from kvbm_console.dispatch import Dispatcher
-from kvbm_console.engines.kv_events.batch import BadPayload, Batch, Cleared, PoolKey, Stored, decode
-from kvbm_console.engines.kv_events.stream import EventStream, Taker
+from kvbm_console.engines.kv_events.batch import BadPayload, decode
+from kvbm_console.engines.kv_events.stream import EventStream
 
-RESIDENT_MAX: Final = 2**22
-"""Blocks of one publisher, 64 million tokens: ten times the largest host tier. Further blocks are counted as
-dropped."""
 FILE_NAME: Final = "frames.bin"
 HEADER: Final = struct.Struct(">dIII")
 SEQ_BYTES: Final = 8
@@ -113,115 +112,18 @@ class CaptureWriter:
         self._file.close()
 
 
-# --- a taker without a leader ---
+class Listener(EventStream):
+    """Writes the messages of one publisher to a capture, and folds them with a leader of its own.
 
-
-class Residency:
-    """Copies of each hash in each pool of a publisher, without a leader. ``apply`` folds a batch.
-
-    A hash that was stored twice is gone after two removals. No count falls below zero: a removal of an absent block is
-    counted in ``unmatched``. A test compares it with the pools of a leader.
+    Give ``writer.write`` to its source as ``on_frame``, so that every message is in the file before it is folded.
     """
 
-    def __init__(self) -> None:
-        self.places: dict[PoolKey, dict[int, int]] = {}
-        self.resident: int = 0
-        """Copies in all pools."""
-        self.unmatched = 0
-        """Removals of blocks that were not there, which is normal after a late join."""
-        self.dropped = 0
-        """Stores beyond ``RESIDENT_MAX``."""
-
-    def apply(self, batch: Batch) -> None:
-        """Fold the events of a batch."""
-        rank = batch.dp_rank or 0
-        for event in batch.events:
-            if isinstance(event, Cleared):
-                self.clear()
-                continue
-            copies = self.places.setdefault(PoolKey(rank, event.group, event.medium), {})
-            if isinstance(event, Stored):
-                self._store(copies, event.hashes)
-            else:
-                self._remove(copies, event.hashes)
-
-    def clear(self) -> None:
-        """The publisher holds nothing any more."""
-        for copies in self.places.values():
-            copies.clear()
-        self.resident = 0
-
-    def counts(self) -> dict[PoolKey, int]:
-        """Copies in each pool, by pool."""
-        return {place: sum(copies.values()) for place, copies in sorted(self.places.items())}
-
-    def _store(self, copies: dict[int, int], hashes: list[int]) -> None:
-        room = RESIDENT_MAX - self.resident
-        if len(hashes) > room:
-            self.dropped += len(hashes) - room
-            hashes = hashes[:room]
-        for block in hashes:
-            copies[block] = copies.get(block, 0) + 1
-        self.resident += len(hashes)
-
-    def _remove(self, copies: dict[int, int], hashes: list[int]) -> None:
-        for block in hashes:
-            left = copies.get(block, 0) - 1
-            if left < 0:
-                self.unmatched += 1
-                continue
-            self.resident -= 1
-            if left:
-                copies[block] = left
-            else:
-                del copies[block]
-
-
-class Listener(Taker):
-    """Writes the messages of one publisher to a capture and counts them; its source calls ``write`` first."""
-
     def __init__(self, directory: Path) -> None:
-        super().__init__()
         self.writer = CaptureWriter(directory)
-        self.residency = Residency()
-        self.lost_batches = 0
-        self.restarts = 0
-        self.doubts = 0
-        """Times that the publisher was away and could not be asked."""
-        self.unreadable = 0
-        """Messages and events that could not be read; the file has them all the same."""
-
-    def write(self, frame: CaptureFrame) -> None:
-        """Keep a message as it came."""
-        self.writer.write(frame)
-
-    def take(self, seq: int, payload: bytes, *, replayed: bool) -> None:
-        """Count a message."""
-        try:
-            batches = decode(payload)
-        except BadPayload:
-            self.unreadable += 1
-            return
-        for batch in batches:
-            self.unreadable += batch.malformed
-            self.residency.apply(batch)
-
-    def lose(self, first: int, last: int) -> None:
-        """These messages will not come any more."""
-        self.lost_batches += last - first + 1
-
-    def doubt(self) -> None:
-        """The publisher was away, and its messages of that time are unknown."""
-        self.doubts += self.next_seq > 0
+        super().__init__(Dispatcher(Leader(LeaderConfig()), time.monotonic_ns), 1)
 
     def gone(self) -> None:
         """The publisher has ended: its last blocks are the result of the capture."""
-
-    def restart(self) -> None:
-        """The publisher began again."""
-        super().restart()
-        self.restarts += 1
-        self.residency.clear()
 
 
 # --- a capture as streams of a leader ---

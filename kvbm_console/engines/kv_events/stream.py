@@ -54,6 +54,8 @@ class StreamCounts(msgspec.Struct):
     lost_batches: int = 0
     """Messages that never came, replay included."""
     gaps: int = 0
+    doubts: int = 0
+    """Times that the publisher was away and could not be asked."""
     replayed_batches: int = 0
     duplicate_batches: int = 0
     restarts: int = 0
@@ -84,13 +86,26 @@ class _Report:
         return not self.recent.isdisjoint(hashes)
 
 
-class Taker:
-    """The messages of one publisher, in order of arrival: ``accept`` tells loss, restart and repetition apart."""
+class EventStream:
+    """One publisher as a source of the leader. ``dp_rank`` stands for messages that name no rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, dispatcher: Dispatcher, source: int, *, dp_rank: int = 0, label: str = "") -> None:
+        self.source = source
+        self.label = label
+        """Its address, for people."""
+        self.dp_rank = dp_rank
+        self.counts = StreamCounts()
+        self._dispatcher = dispatcher
+        self._pools: dict[PoolKey, int] = {}
         self.next_seq = 0
-        """The expected number."""
+        """The expected number of a message."""
         self._last_digest = 0
+        self._gone = False
+        self._cleared = False
+        """True while nothing was told since the last clear: another clear would say the same."""
+        self._origin: int | None = None
+
+    # --- messages ---
 
     def missing(self, seq: int) -> tuple[int, int] | None:
         """(first, last) of the messages that ``seq`` shows to be missing; None when it is the next or goes back."""
@@ -101,79 +116,29 @@ class Taker:
         return seq == self.next_seq - 1 and xxhash.xxh3_64_intdigest(payload) == self._last_digest
 
     def accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> None:
-        """Take a message, after the loss or the restart that its number shows. A repeated message is left out."""
+        """Take a message, after the loss or the restart that its number shows. A replay may repeat messages, which are
+        left out."""
+        counts = self.counts
+        if seq > SEQ_MAX:
+            counts.bad_payloads += 1
+            self._gap(self.next_seq, self.next_seq)
+            return
+        if self._gone:
+            self.restart()
         if seq < self.next_seq:
             if replayed:
-                self.repeated()
+                counts.duplicate_batches += 1
                 return
             self.restart()
         gap = self.missing(seq)
         if gap is not None:
             self.lose(*gap)
         self.next_seq = seq + 1
-        self._last_digest = xxhash.xxh3_64_intdigest(payload)
-        self.take(seq, payload, replayed=replayed)
-
-    def take(self, seq: int, payload: bytes, *, replayed: bool) -> None:
-        """A message in its turn."""
-        raise NotImplementedError
-
-    def lose(self, first: int, last: int) -> None:
-        """These messages will not come any more."""
-        raise NotImplementedError
-
-    def repeated(self) -> None:
-        """A replay brought a message that was taken before."""
-
-    def restart(self) -> None:
-        """The publisher began again, and its earlier blocks are gone."""
-        self.next_seq = 0
-
-    def doubt(self) -> None:
-        """The publisher was away, and its messages of that time are unknown."""
-        raise NotImplementedError
-
-    def gone(self) -> None:
-        """The publisher has ended."""
-        raise NotImplementedError
-
-
-class EventStream(Taker):
-    """One publisher as a source of the leader. ``dp_rank`` stands for messages that name no rank."""
-
-    def __init__(self, dispatcher: Dispatcher, source: int, *, dp_rank: int = 0, label: str = "") -> None:
-        super().__init__()
-        self.source = source
-        self.label = label
-        """Its address, for people."""
-        self.dp_rank = dp_rank
-        self.counts = StreamCounts()
-        self._dispatcher = dispatcher
-        self._pools: dict[PoolKey, int] = {}
-        self._gone = False
-        self._cleared = False
-        """True while nothing was told since the last clear: another clear would say the same."""
-        self._origin: int | None = None
-
-    # --- messages ---
-
-    def accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> None:
-        """As ``Taker``; a number that cannot count messages is bad."""
-        if seq > SEQ_MAX:
-            self.counts.bad_payloads += 1
-            self._gap(self.next_seq, self.next_seq)
-            return
-        if self._gone:
-            self.restart()
-        super().accept(seq, payload, replayed=replayed)
-
-    def take(self, seq: int, payload: bytes, *, replayed: bool) -> None:
-        """Tell the leader the content of a message."""
-        counts = self.counts
         counts.last_seq = seq
         counts.last_batch_ns = self._dispatcher.clock()
         counts.batches += 1
         counts.replayed_batches += replayed
+        self._last_digest = xxhash.xxh3_64_intdigest(payload)
         try:
             batches = decode(payload)
         except BadPayload:
@@ -188,13 +153,10 @@ class EventStream(Taker):
         self.counts.lost_batches += last - first + 1
         self._gap(first, last)
 
-    def repeated(self) -> None:
-        """A replay brought a message that was taken before."""
-        self.counts.duplicate_batches += 1
-
     def doubt(self) -> None:
         """The publisher was away, and its messages of that time are unknown."""
         if self.counts.batches:
+            self.counts.doubts += 1
             self._gap(self.next_seq, self.next_seq)
 
     def gone(self) -> None:
@@ -206,7 +168,7 @@ class EventStream(Taker):
 
     def restart(self) -> None:
         """The publisher began again, and its earlier blocks are gone."""
-        super().restart()
+        self.next_seq = 0
         self.counts.restarts += 1
         self._gone, self._cleared = False, False
         self._dispatcher.submit_from(self.source, None, st.SourceRestarted)
@@ -215,6 +177,14 @@ class EventStream(Taker):
         self._cleared = False
         self.counts.gaps += 1
         self._dispatcher.submit_from(self.source, None, st.SourceGapped, first, last)
+
+    def resident_blocks(self) -> dict[str, int]:
+        """Blocks by medium, over all ranks and groups."""
+        found: dict[str, int] = {}
+        for key, pool in sorted(self._pools.items()):
+            blocks = self._dispatcher.leader.state.pools[pool].resident_blocks
+            found[key.medium] = found.get(key.medium, 0) + blocks
+        return found
 
     # --- one batch ---
 

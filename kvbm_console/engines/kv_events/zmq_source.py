@@ -25,7 +25,7 @@ from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.batch import PAYLOAD_BYTES_MAX
 from kvbm_console.engines.kv_events.capture import CaptureFrame
-from kvbm_console.engines.kv_events.stream import EventStream, StreamCounts, Taker
+from kvbm_console.engines.kv_events.stream import EventStream, StreamCounts
 from kvbm_console.extras import missing
 from kvbm_console.stream.publishers import queue_note
 
@@ -90,7 +90,7 @@ class _Line:
 
     __slots__ = ("replayed", "taker")
 
-    def __init__(self, taker: Taker) -> None:
+    def __init__(self, taker: EventStream) -> None:
         self.taker = taker
         self.replayed: dict[int, int] = {}
         """Digests of the replayed messages: the live stream may bring the newest of them once more."""
@@ -116,7 +116,7 @@ class ZmqSource:
     """
 
     def __init__(
-        self, publisher: Publisher, taker: Callable[[str], Taker], *,
+        self, publisher: Publisher, taker: Callable[[str], EventStream], *,
         on_frame: Callable[[CaptureFrame], None] | None = None,
         monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
         replay_idle_s: float = REPLAY_IDLE_S,
@@ -127,7 +127,7 @@ class ZmqSource:
         self._sub: Any = None
         self._monitor: Any = None
         self._make_taker = taker
-        self.takers: list[Taker] = []
+        self.takers: list[EventStream] = []
         """Of each publisher that was heard of."""
         self._lines: dict[bytes, _Line] = {}
         if not publisher.bind:
@@ -446,7 +446,7 @@ class Streams:
         """Every publisher that was heard of."""
         return [
             StreamRow(taker.source, taker.label, taker.counts, source.status)
-            for source in self.sources for taker in source.takers if isinstance(taker, EventStream)
+            for source in self.sources for taker in source.takers
         ]
 
     def documents(self) -> list[dict[str, Any]]:

@@ -102,39 +102,8 @@ class Deadlines(Protocol):
         ...
 
 
-class LeaderPort(Protocol):
+class LeaderPort:
     """All that an engine may know of the leader: the connector entry points, and which requests stand still."""
-
-    @property
-    def standing(self) -> Set[str]:
-        """Requests that must be left out of iterations."""
-        ...
-
-    @property
-    def held(self) -> Set[str]:
-        """Requests that a hold keeps, wherever: what is not held is preempted before them."""
-        ...
-
-    def submit(
-        self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
-    ) -> "Outcome":
-        """One entry point, named by its stimulus; the answer is ``Outcome.result``."""
-        ...
-
-    def computed_tokens(self, request: str) -> int:
-        """The leader's computed position of a live request (it goes back when a load failed), 0 for an unknown one."""
-        ...
-
-    def calm_blocks(self) -> int | None:
-        """How many blocks decoding requests may be given while the leader does nothing when one becomes full.
-
-        -1 when it acts on the next full block already; None when iterations must be told one by one.
-        """
-        ...
-
-
-class _Port:
-    """The ``LeaderPort`` of one source."""
 
     def __init__(self, dispatcher: "Dispatcher", source: int) -> None:
         self._dispatcher = dispatcher
@@ -142,16 +111,19 @@ class _Port:
 
     @property
     def standing(self) -> Set[str]:
+        """Requests that must be left out of iterations."""
         return self._dispatcher.leader.state.standing
 
     @property
     def held(self) -> Set[str]:
+        """Requests that a hold keeps, at any site: other requests are preempted before them."""
         state = self._dispatcher.leader.state
         return {state.slots[hold.slot].request for hold in state.holds.values()}
 
     def submit(
         self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
     ) -> "Outcome":
+        """One entry point, named by its stimulus; the answer is ``Outcome.result``."""
         dispatcher = self._dispatcher
         now_ns = dispatcher.clock()  # as ``stamp``, without a call for each call of an engine
         if now_ns > dispatcher.at_ns:
@@ -159,11 +131,16 @@ class _Port:
         return dispatcher.take(kind(dispatcher.n, dispatcher.at_ns, self._source, None, *args, **kwargs))
 
     def computed_tokens(self, request: str) -> int:
+        """The leader's computed position of a live request (it goes back when a load failed), 0 for an unknown one."""
         state = self._dispatcher.leader.state
         slot = state.slot_named(request)
         return 0 if slot is None else slot.computed_tokens(state.iteration)
 
     def calm_blocks(self) -> int | None:
+        """How many blocks decoding requests may be given while the leader does nothing when one becomes full.
+
+        -1 when it acts on the next full block already; None when iterations must be told one by one.
+        """
         return self._dispatcher.leader.calm_blocks(self._source)
 
 
@@ -258,7 +235,7 @@ class Dispatcher:
 
     def port(self, source: int) -> LeaderPort:
         """The entry points for the engine with this index (from 1)."""
-        return _Port(self, source)
+        return LeaderPort(self, source)
 
     def _drain(self) -> None:
         self._running = True

@@ -37,7 +37,7 @@ import msgspec
 
 from kvbm_console.core import ids
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.events import AnyEvent, Event
+from kvbm_console.core.events import FORMAT_MINOR, PROTOCOL_MINOR, SCHEMA_ID, AnyEvent, Event
 from kvbm_console.core.stimuli import AnyStimulus, Stimulus
 from kvbm_console.stream.verbs import VERBS
 
@@ -196,8 +196,8 @@ def digests() -> dict[str, str]:
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    from kvbm_console.recording.format import FORMAT_MAJOR, FORMAT_MINOR
-    from kvbm_console.wire.protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
+    from kvbm_console.recording.format import FORMAT_MAJOR
+    from kvbm_console.wire.protocol import PROTOCOL_MAJOR
     from kvbm_console.wire.v1 import console_pb2
 
     file = FileDescriptorProto.FromString(console_pb2.DESCRIPTOR.serialized_pb)
@@ -205,10 +205,11 @@ def digests() -> dict[str, str]:
     declared += [f"{enum.name} {value.name} {value.number}" for enum in file.enum_type for value in enum.value]
     declared += [f"{method.name} {method.input_type} {method.output_type}" for method in file.service[0].method]
     core = {"BreakpointSpec", "Event", "Stimulus", *(word.__name__ for word in ids.Word.__subclasses__())}
+    batches = _digest(line for line in declared if re.split("[ .]", line, maxsplit=1)[0] in core)
     return {
         f"protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}": _digest(declared),
-        f"recording format {FORMAT_MAJOR}.{FORMAT_MINOR}": _digest(
-            line for line in declared if re.split("[ .]", line, maxsplit=1)[0] in core),
+        f"recording format {FORMAT_MAJOR}.{FORMAT_MINOR}": batches,
+        f"SCHEMA_ID {SCHEMA_ID}": batches,
     }
 
 
@@ -230,7 +231,7 @@ def with_versions(known: dict[str, str], present: dict[str, str]) -> dict[str, s
     """The digests of all versions; exits when a version that is known has another schema at present."""
     for version, digest in present.items():
         if known.get(version, digest) != digest:
-            raise SystemExit(f"the schema is not that of {version}: raise its minor version")
+            raise SystemExit(f"the schema is not that of {version}: raise that version")
     return known | present
 
 

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from kvbm_console.core.events import PROTOCOL_MINOR
 from kvbm_console.service import LeaderService, Snapshot
 from kvbm_console.stream.broadcast import Subscriber
 from kvbm_console.stream.document import slot_row
@@ -25,7 +26,6 @@ from kvbm_console.wire.protocol import (
     HISTORY_EVENTS_MAX,
     NAME_BYTES_MAX,
     PROTOCOL_MAJOR,
-    PROTOCOL_MINOR,
     SERVICE,
     SUBSCRIBERS_MAX,
     limits,

@@ -20,7 +20,7 @@ import click
 
 from kvbm_console.cli.machine import machine_line
 from kvbm_console.cli.output import on_terminal, print_result, require_terminal, warn
-from kvbm_console.cli.params import access_options, look_options, resolve_target, socket_address
+from kvbm_console.cli.params import LOOK, access_options, look_options, resolve_target, socket_address
 from kvbm_console.cli.summary import live_line, recorder_text, summary_text
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
 from kvbm_console.extras import missing
@@ -58,7 +58,7 @@ RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
 @look_options
 def attach(
     targets: tuple[str, ...], flags: tuple[str, ...], read_only: bool, record: Path | None, serve_web: int | None,
-    seconds: float | None, theme: str | None, ascii: bool, no_color: bool, utc: bool,
+    seconds: float | None, **look: Any,
 ) -> None:
     """The console on a running daemon, or on several as tabs.
 
@@ -72,7 +72,6 @@ def attach(
     if engines:
         if len(engines) < len(named):
             raise UsageError(f"attach follows engines or daemons, not both at once: {', '.join(named)}")
-        look = {"theme": theme, "ascii_only": ascii, "no_color": no_color, "utc": utc}
         follow_engines(engines, record, seconds, look)
         return
     if seconds is not None:
@@ -84,8 +83,8 @@ def attach(
         if record is not None:
             raise click.UsageError("--record does not go with --serve-web: all visitors would write into it")
         serve(serve_web, [
-            *addresses, *access_flags(), *(["--read-only"] if read_only else []), *(["--ascii"] if ascii else []),
-            *(["--no-color"] if no_color else []), *(["--utc"] if utc else []), "--theme", theme or "dark",
+            *addresses, *access_flags(), *(["--read-only"] if read_only else []), "--theme", look["theme"] or "dark",
+            *(f"--{name}" for name in LOOK if look[name.replace("-", "_")] is True),
         ])
         return
     if not in_browser():
@@ -95,8 +94,7 @@ def attach(
 
         for number in range(1, len(addresses) + 1):
             require_place(place_of(record, number, len(addresses)))
-    raise SystemExit(run(console(
-        addresses, read_only=read_only, record=record, theme=theme, ascii_only=ascii, no_color=no_color, utc=utc)))
+    raise SystemExit(run(console(addresses, read_only=read_only, record=record, **look)))
 
 
 def follow_engines(
@@ -116,7 +114,7 @@ def follow_engines(
 def show(options: "DaemonOptions", seconds: float | None, form: str, name: str, **look: Any) -> None:
     """Daemon and console in one process; without a terminal a line each second and a summary.
 
-    ``look`` is what ``console`` takes: ``theme``, ``ascii_only``, ``no_color``, ``utc``.
+    ``look`` are the values of ``look_options``.
     """
     import msgspec
 
@@ -192,7 +190,7 @@ def load_console() -> None:
 
 async def console(
     addresses: Sequence[str], *, read_only: bool = False, record: Path | None = None, seconds: float | None = None,
-    theme: str | None = None, ascii_only: bool = False, no_color: bool = False, utc: bool = False,
+    theme: str | None = None, ascii: bool = False, no_color: bool = False, utc: bool = False,
 ) -> int:
     """The console on these targets, on the running event loop."""
     from kvbm_console.cli.keep import SeenKeeper, place_of
@@ -207,7 +205,7 @@ async def console(
             keepers.append(keeper)
         sessions.append(live_session(address, keeper=keeper))
     app = ConsoleApp(
-        sessions[0], theme=choose_theme(theme, no_color), ascii_only=choose_ascii(ascii_only), read_only=read_only,
+        sessions[0], theme=choose_theme(theme, no_color), ascii_only=choose_ascii(ascii), read_only=read_only,
         more=sessions[1:], utc=utc,
     )
     if seconds is not None:

@@ -204,29 +204,21 @@ def break_clear(ids: tuple[int, ...], target: str | None, form: str) -> None:
     answer(form, control(resolve_target(None, target), clear))
 
 
-@break_group.command(name="enable")
-@click.argument("number", metavar="BREAKPOINT", type=NUMBER)
-@target_option
-@format_option("text", "json")
-def break_enable(number: int, target: str | None, form: str) -> None:
-    """Arm a breakpoint again."""
-    _enable(number, True, target, form)
+def _switch(name: str, text: str, enabled: bool) -> click.Command:
+    @click.argument("number", metavar="BREAKPOINT", type=NUMBER)
+    @target_option
+    @format_option("text", "json")
+    def switch(number: int, target: str | None, form: str) -> None:
+        from kvbm_console.cli.ask import carry_out
+
+        done = carry_out(resolve_target(None, target), EnableBreakpoint(number, enabled))
+        answer(form, done, f"breakpoint {number} {done}", id=str(number))
+
+    return click.command(name=name, help=text)(switch)
 
 
-@break_group.command(name="disable")
-@click.argument("number", metavar="BREAKPOINT", type=NUMBER)
-@target_option
-@format_option("text", "json")
-def break_disable(number: int, target: str | None, form: str) -> None:
-    """Mute a breakpoint without removing it."""
-    _enable(number, False, target, form)
-
-
-def _enable(number: int, enabled: bool, target: str | None, form: str) -> None:
-    from kvbm_console.cli.ask import carry_out
-
-    done = carry_out(resolve_target(None, target), EnableBreakpoint(number, enabled))
-    answer(form, done, f"breakpoint {number} {done}", id=str(number))
+break_group.add_command(_switch("enable", "Arm a breakpoint again.", True))
+break_group.add_command(_switch("disable", "Mute a breakpoint without removing it.", False))
 
 
 # --- files ---

@@ -31,4 +31,4 @@ def demo(
     --target unix:.../demo.sock, which is shown.
     """
     options = daemon_options(workload=workload, listen=socket_address(DEMO_SOCKET), **machine)
-    show(options, seconds, form, "demo", theme=theme, ascii_only=ascii, no_color=no_color, utc=utc)
+    show(options, seconds, form, "demo", theme=theme, ascii=ascii, no_color=no_color, utc=utc)

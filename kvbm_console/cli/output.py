@@ -157,8 +157,9 @@ def program_version() -> str:
 
 def version_line() -> str:
     """Program, protocol and recording format, on one line."""
-    from kvbm_console.recording.format import FORMAT_MAJOR, FORMAT_MINOR
-    from kvbm_console.wire.protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
+    from kvbm_console.core.events import FORMAT_MINOR, PROTOCOL_MINOR
+    from kvbm_console.recording.format import FORMAT_MAJOR
+    from kvbm_console.wire.protocol import PROTOCOL_MAJOR
 
     return (
         f"kvbm-console {program_version()}, protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}, "

@@ -4,6 +4,7 @@ Law of this file: paths that the daemon writes to are made absolute here, in the
 ``dump``, from events that any observer may read.
 """
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,34 +44,22 @@ def start(
     _tell(ask(resolve_target(None, target), lambda client: client.record_start(path, options)), form)
 
 
-@click.command()
-@target_option
-@format_option("text", "json")
-def stop(target: str | None, form: str) -> None:
-    """End the recording: everything that was published until now is in it, written and synced."""
-    from kvbm_console.cli.ask import ask
+def _verb(name: str, text: str, request: "Callable[[Client], Awaitable[RecorderStatus | None]]") -> click.Command:
+    """A command that asks the recorder of a daemon and prints its status."""
 
-    _tell(ask(resolve_target(None, target), lambda client: client.record_stop()), form)
+    def carry_out(target: str | None, form: str) -> None:
+        from kvbm_console.cli.ask import ask
 
+        _tell(ask(resolve_target(None, target), request), form)
 
-@click.command()
-@target_option
-@format_option("text", "json")
-def rotate(target: str | None, form: str) -> None:
-    """Begin a new segment; the old one is sealed."""
-    from kvbm_console.cli.ask import ask
-
-    _tell(ask(resolve_target(None, target), lambda client: client.record_rotate()), form)
+    return click.command(name=name, help=text)(target_option(format_option("text", "json")(carry_out)))
 
 
-@click.command()
-@target_option
-@format_option("text", "json")
-def status(target: str | None, form: str) -> None:
-    """The daemon's recording: its place, its progress, and the events that it had to drop."""
-    from kvbm_console.cli.ask import ask
-
-    _tell(ask(resolve_target(None, target), lambda client: client.record_status()), form)
+stop = _verb("stop", "End the recording: everything that was published until now is in it, written and synced.",
+             lambda client: client.record_stop())
+rotate = _verb("rotate", "Begin a new segment; the old one is sealed.", lambda client: client.record_rotate())
+status = _verb("status", "The daemon's recording: its place, its progress, and the events that it had to drop.",
+               lambda client: client.record_status())
 
 
 @click.command()

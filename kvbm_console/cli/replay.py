@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -31,8 +31,7 @@ HITS_MAX: Final = 20_000
 @format_option("console", "json")
 @look_options
 def replay(
-    path: Path, place: str | None, speed: float | None, follow: bool, run: str | None, form: str, theme: str | None,
-    ascii: bool, no_color: bool, utc: bool,
+    path: Path, place: str | None, speed: float | None, follow: bool, run: str | None, form: str, **look: Any
 ) -> None:
     """The console on a recording: play, pause, step and seek. A recording of `explore` opens at its verdict.
 
@@ -44,7 +43,7 @@ def replay(
     from kvbm_console.recording.reader import Recording
 
     recording = Recording.open(path, run)
-    at_seq = None if place is None else seq_of(recording, parse_position(place, utc=utc))
+    at_seq = None if place is None else seq_of(recording, parse_position(place, utc=look["utc"]))
     if form == "json":
         if follow or speed is not None:
             raise UsageError("--format json prints one place: --follow and --speed have no meaning with it")
@@ -69,7 +68,7 @@ def replay(
         RecordingFeed(playback), None, playback, explain=explainer("--run", recording.incarnation, path=path),
         find_hits=hit_finder(path, recording.incarnation),
     )
-    run_console(session, theme=theme, ascii=ascii, no_color=no_color, utc=utc)
+    run_console(session, **look)
 
 
 def hit_finder(path: Path, run: str) -> "Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]":

@@ -51,10 +51,9 @@ if TYPE_CHECKING:
 @recording_flags
 @workload_options
 def serve(
-    workload: str | None, engines: tuple[str, ...], metrics: str | None, otlp: str | None, listen: str | None,
-    exit_when_done: bool, form: str, segment_size: str | None, segment_time: str | None, keep: str | None, sync: str,
-    seconds: float | None, tls_cert: Path | None, tls_key: Path | None, token_file: Path | None, read_only: bool,
-    breakpoints: Path | None, name: str, **machine: Any,
+    workload: str | None, engines: tuple[str, ...], listen: str | None, exit_when_done: bool, form: str,
+    segment_size: str | None, segment_time: str | None, keep: str | None, sync: str, seconds: float | None, name: str,
+    **flags: Any,
 ) -> None:
     """The daemon: leader, engine, recorder and stream.
 
@@ -77,8 +76,7 @@ def serve(
     recording = recording_options(segment_size=segment_size, segment_time=segment_time, keep=keep, sync=sync)
     options = daemon_options(
         workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done,
-        recording=recording, publishers=publishers, metrics=metrics, otlp=otlp, tls_cert=tls_cert, tls_key=tls_key,
-        token_file=token_file, read_only=read_only, breakpoints=breakpoints, target=name, **machine,
+        recording=recording, publishers=publishers, target=name, **flags,
     )
     import msgspec
 

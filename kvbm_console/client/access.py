@@ -4,7 +4,6 @@ Law of this file: a token travels over a Unix socket, inside this machine, or ov
 """
 
 import ipaddress
-import os
 import secrets
 import stat
 from collections.abc import Callable
@@ -19,8 +18,6 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.wire.protocol import CLIENT_OPTIONS, TOKEN_BYTES_MAX, TOKEN_KEY, TOKEN_SCHEME
 
 FILE_BYTES_MAX: Final = 1_000_000
-TLS_CA_VARIABLE: Final = "KVBM_CONSOLE_TLS_CA"
-TOKEN_VARIABLE: Final = "KVBM_CONSOLE_TOKEN_FILE"
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -46,12 +43,6 @@ class Access(msgspec.Struct, frozen=True):
             if b"-----BEGIN CERTIFICATE-----" not in ca:
                 raise UsageError(f"--tls-ca {tls_ca} must be in PEM form")
         return cls(ca, token)
-
-    @classmethod
-    def of_environment(cls) -> Self:
-        """From the files that ``KVBM_CONSOLE_TLS_CA`` and ``KVBM_CONSOLE_TOKEN_FILE`` name."""
-        ca, token = os.environ.get(TLS_CA_VARIABLE), os.environ.get(TOKEN_VARIABLE)
-        return cls.load(Path(ca) if ca else None, Path(token) if token else None)
 
 
 def _read(flag: str, path: Path) -> bytes:

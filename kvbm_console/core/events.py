@@ -36,6 +36,12 @@ from kvbm_console.core.ids import (
     WaitPoint,
 )
 
+SCHEMA_ID: Final = 1
+"""Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
+FORMAT_MINOR: Final = 3
+"""Minor version of recordings, which older readers may read and pass new things over."""
+PROTOCOL_MINOR: Final = 2
+"""Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 
 

@@ -60,9 +60,6 @@ class Leases:
         for owner in [owner for owner, until in self._until.items() if until <= now]:
             self.drop(owner)
 
-    def next_expiry_ns(self) -> int | None:
-        """When ``expire`` has something to do, None when there is no lease."""
-        return min(self._until.values(), default=None)
 
 # --- deadlines ---
 

@@ -38,13 +38,12 @@ from mcap.records import Channel, Header, Metadata, Schema
 from mcap.writer import MCAP0_MAGIC
 
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.events import FORMAT_MINOR
 from kvbm_console.core.snapshots import packed_elsewhere
 from kvbm_console.wire.batches import EVENT_BATCH, STIMULUS_BATCH, WIRE_PACKAGE, descriptor_set
 
 FORMAT_MAJOR: Final = 1
 """Raised when an older reader would read something wrong; such a reader refuses and names both."""
-FORMAT_MINOR: Final = 3
-"""Raised when something was added that an older reader may pass over."""
 PROFILE: Final = "kvbm"
 LIBRARY: Final = "kvbm-console"
 ABOUT_NAME: Final = "kvbm.recording"

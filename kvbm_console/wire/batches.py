@@ -14,14 +14,12 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto,
 from google.protobuf.message import DecodeError
 
 from kvbm_console.core.errors import KvbmConsoleError
-from kvbm_console.core.events import AnyEvent, Event, UnknownKind
+from kvbm_console.core.events import SCHEMA_ID, AnyEvent, Event, UnknownKind
 from kvbm_console.core.stimuli import AnyStimulus, Stimulus
 from kvbm_console.wire import convert
 from kvbm_console.wire.frames import varint
 from kvbm_console.wire.v1 import console_pb2 as pb
 
-SCHEMA_ID: Final = 1
-"""Version of the schema of events and stimuli; raised with every new kind or field, so that a reader can say why."""
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 """No batch is larger: a flush holds at most 4,096 events, and a recording's frames have the same bound."""
 BATCH_COUNT_MAX: Final = 1_000_000
@@ -123,11 +121,6 @@ class StimulusChunk(msgspec.Struct, frozen=True, gc=False):
     base_ns: int
     last_ns: int
     data: bytes
-
-    @property
-    def last_n(self) -> int:
-        """Number of the last stimulus."""
-        return self.first_n + self.count - 1
 
 
 def pack_events(events: Sequence[Event], lost_before: int = 0, encoding: int = MSGPACK) -> EventChunk:

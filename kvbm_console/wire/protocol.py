@@ -6,10 +6,10 @@ Law of this file: both sides read the same constants, and a limit says why it ha
 from typing import Any, Final, cast
 
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
+from kvbm_console.core.events import PROTOCOL_MINOR
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 2
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The largest message that the transport accepts; the largest flush of an engine's calls is far below."""

@@ -34,8 +34,6 @@ def test_a_lease_lives_exactly_as_long_as_it_is_renewed(steps: list[tuple[str, o
             leases.expire()
             renewed = {owner: at for owner, at in renewed.items() if now[0] - at < 10}
         assert leases.owners == set(renewed)
-        expected = min((at + 10 for at in renewed.values()), default=None)
-        assert leases.next_expiry_ns() == expected
     for owner in "abc":  # granted and lost take turns, so the core never hears either twice
         turns = [word for word, who in said if who == owner]
         assert turns == ["granted", "lost"] * (len(turns) // 2) + ["granted"] * (len(turns) % 2)

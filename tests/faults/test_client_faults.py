@@ -17,10 +17,10 @@ from google.protobuf.message import DecodeError
 from kvbm_console.client import Client
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.errors import Refused, UsageError
-from kvbm_console.core.events import HoldReleased
+from kvbm_console.core.events import PROTOCOL_MINOR, HoldReleased
 from kvbm_console.core.ids import HoldEnd
 from kvbm_console.stream.feed import EventsArrived
-from kvbm_console.wire.protocol import MESSAGE_BYTES_MAX, PROTOCOL_MAJOR, PROTOCOL_MINOR, ROLE_OF, method_path
+from kvbm_console.wire.protocol import MESSAGE_BYTES_MAX, PROTOCOL_MAJOR, ROLE_OF, method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 from tests.server.daemons import Process, daemon_at, process, socket_directory, until
 

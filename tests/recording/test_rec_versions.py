@@ -8,7 +8,7 @@ import pytest
 
 from kvbm_console.core.describe import describe, kind
 from kvbm_console.core.errors import RecordingError
-from kvbm_console.core.events import Event, UnknownKind
+from kvbm_console.core.events import SCHEMA_ID, Event, UnknownKind
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentWriter
@@ -17,7 +17,7 @@ from kvbm_console.recording.info import info_of
 from kvbm_console.recording.playback import Playback
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
-from kvbm_console.wire.batches import SCHEMA_ID, MalformedBatch, pack_events, unpack_events
+from kvbm_console.wire.batches import MalformedBatch, pack_events, unpack_events
 from kvbm_console.wire.v1 import console_pb2 as pb
 from tests.recording.helpers import Log, frames_of, real_run, write_active
 

@@ -10,12 +10,13 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
+from kvbm_console.core.events import PROTOCOL_MINOR
 from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Route, SlotState, Tier
 from kvbm_console.core.instructions import FinishAnswer, MatchAnswer, StartTransfer
 from kvbm_console.stream.feed import SnapshotTaken
 from kvbm_console.stream.verbs import ContinueHold, Disarm, EnableBreakpoint, RemoveBreakpoint, SetBreakpoint
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF
-from kvbm_console.wire.protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from kvbm_console.wire.protocol import PROTOCOL_MAJOR
 from tests.server.daemons import (
     Mirror,
     daemon_at,

@@ -1,7 +1,7 @@
 """The application: puts the desk's rows on the terminal and carries keys, clicks and time to it.
 
-Law of this file: at most one write for each frame, at most 30 frames a second, and in the long run never more than a
-fifth of a core spent drawing them; a key is answered in the frame after it.
+Law of this file: a frame is at most one write, and 30 frames a second are the most. Drawing takes a fifth of a core at
+most in the long run, and the next frame answers a key.
 """
 
 import asyncio
@@ -47,9 +47,10 @@ POOR_FONTS: Final = ("linux", "vt100", "vt102", "vt220", "cons25", "dumb")
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals that end the console; as an exit status 128 and the number, as shells report it."""
 SHARE: Final = 0.2
-"""Share of a core that frames may take: as long as they took more, the next one waits."""
+"""Share of a core for drawing. While frames have taken more, the next frame waits."""
 SAVED_S: Final = 2 * SHARE * FRAME_S
-"""Drawing time that can be saved up: without it a frame a little above its share would cost the next one its place."""
+"""Drawing time that can be saved up, because otherwise a frame a little above its share would cost the next frame its
+place."""
 
 
 class ConsoleApp(App[int]):
@@ -126,7 +127,7 @@ class ConsoleApp(App[int]):
             signal.signal(signal.SIGCONT, resumed)
 
     def _repaint(self) -> None:
-        """Everything anew: whoever had the terminal meanwhile left nothing of ours on it."""
+        """Draw everything again, because another program had the terminal."""
         self.screen.refresh(layout=True)
         self.canvas.refresh()
         self._dirty = True
@@ -313,7 +314,7 @@ def choose_theme(theme: str | None, no_color: bool, environment: dict[str, str] 
 
 
 def choose_ascii(ascii_only: bool, environment: dict[str, str] | None = None) -> bool:
-    """Whether to draw in ASCII: as asked, and where the terminal's own font has no block elements and shapes."""
+    """True to draw in ASCII: as asked, and where the terminal's own font has no block elements and shapes."""
     environment = dict(os.environ) if environment is None else environment
     return ascii_only or environment.get("TERM", "") in POOR_FONTS
 

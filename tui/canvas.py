@@ -3,7 +3,7 @@
 A row becomes one string with the terminal's codes for its styles, kept ready, and the rows of a frame go out in one
 write. The framework draws only what it asks for itself (the whole screen after a resize, pictures), from the same rows.
 
-Law of this file: only a row that differs from the one on the screen is sent, and a frame in which none does is nothing.
+Law of this file: a frame sends the rows that differ from the screen, and nothing else.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class Canvas(Widget):
         self.rows_drawn = 0
         """Rows that were sent so far, for tests and benchmarks."""
         self.frames_sent = 0
-        """Frames in which at least one row differed."""
+        """Frames with at least one changed row."""
         self._width = 0
         self._strips: dict[tuple[Line, int], Strip] = {}
         self._codes: dict[tuple[str, str], str] = {}
@@ -91,13 +91,14 @@ class Canvas(Widget):
         return "".join(parts)
 
     def _shown(self, text: str) -> str:
-        """What the terminal gets: whatever a view forgot, no name from outside moves its cursor."""
+        """The text as the terminal gets it. Control characters are replaced, so no name from outside moves the
+        cursor."""
         if not text.isprintable():
             text = plain(text)
         return text.translate(TRANSLATE) if self.ascii_only else text
 
     def _code(self, role: str, ground: str) -> str:
-        """What begins a stretch of this style, whatever stood before it."""
+        """The codes that begin this style after any other style."""
         found = self._codes.get((role, ground))
         if found is None:
             style = self.theme.style(role, ground)

@@ -1,7 +1,7 @@
-"""The command palette: what can be done, found by a few letters, with its key, or why it cannot be done now.
+"""The command palette: commands, found by a few letters, each with its key or with the reason why it is not available.
 
-Law of this file: every command is listed, also those that are not available, with the reason; enter never does anything
-else than what stands next to the prompt.
+Law of this file: the palette lists every command, also unavailable ones with their reason. Enter carries out the
+command next to the prompt and never another.
 """
 
 import re
@@ -146,7 +146,7 @@ def _number(text: str) -> int:
 
 
 _PARSERS: Final[dict[str, Callable[[str], Any]]] = {"SPEC": parse_breakpoint, "N": _number, "TIME": _time}
-"""What a command takes to how it is read."""
+"""The kind of argument to its parser."""
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def matching(typed: str, known: list[Command]) -> list[Command]:
 
 
 def argument(typed: str, command: Command) -> str:
-    """What was typed behind the command's name."""
+    """The text behind the command's name."""
     typed = typed.strip()
     return typed[len(command.name) :].strip() if typed.lower().startswith(command.name + " ") else ""
 

@@ -149,7 +149,7 @@ def _on_selection(desk: Desk) -> str:
 
 
 def ask_for_breakpoint(desk: Desk, text: str, number: int) -> None:
-    """The editor with this text; ``number`` is the breakpoint that gets a new form, 0 sets one more."""
+    """The editor with this text. ``number`` is the breakpoint to replace; 0 sets a new breakpoint."""
     def submit(typed: str) -> None:
         try:
             spec = msgspec.structs.replace(parse_breakpoint(typed), id=number)
@@ -217,7 +217,7 @@ def _request_of(desk: Desk, slot: int) -> str:
 
 
 def hold_to_act_on(desk: Desk) -> int | None:
-    """The hold of the selected slot, else the only one; None when it is not clear which."""
+    """The hold of the selected slot, else the only hold; None when there are several."""
     state = desk.mirror.state
     if state is None:
         return None
@@ -297,7 +297,7 @@ def transport_key(desk: Desk, key: str) -> None:
 
 
 def along_slot(desk: Desk, *, back: bool) -> None:
-    """To the next or previous event of the selected request; without one, of the whole tape."""
+    """Go to the next or previous event of the selected request; without a request, of the whole tape."""
     playback = desk.actions.playback
     if playback is None:
         return
@@ -318,7 +318,7 @@ def along_slot(desk: Desk, *, back: bool) -> None:
 
 
 def to_hit(desk: Desk, *, back: bool) -> None:
-    """Continue to the next hit of a breakpoint, or back to the previous one."""
+    """Continue to the next hit of a breakpoint, or back to the previous hit."""
     if desk.actions.playback is not None:
         desk.actions.seek_hit(back)
 

@@ -1,7 +1,7 @@
-"""The desk: everything between the model and the terminal: which view, what is selected, prompts and notices.
+"""The desk: the state between model and terminal, which is the view, the selection, prompts and notices.
 
-Law of this file: it is plain state and pure drawing. A key is answered at once from what is known; what needs the
-target is handed to the session, which answers later with a notice. Every frame has exactly the height of the screen.
+Law of this file: it is plain state and pure drawing. A key is answered at once from the model. A request to the target
+goes to the session, which answers later with a notice. Every frame has exactly the height of the screen.
 """
 
 import time
@@ -52,7 +52,7 @@ TAP: Final = (
     "  \"kv_connector_module_path\": \"kvbm_console.tap.vllm\", \"kv_role\": \"kv_both\",",
     "  \"kv_connector_extra_config\": {\"daemon\": \"unix:PATH\"}}'",
 )
-"""What loads the tap; beside or around another connector: the README."""
+"""The flags that load the tap. The README describes the tap beside or around another connector."""
 
 
 class View:
@@ -86,7 +86,8 @@ class View:
         return False
 
     def proposal(self, desk: "Desk") -> str:
-        """The breakpoint that ``b`` proposes for the choice of this view; empty: for the selected request."""
+        """The breakpoint that ``b`` proposes for the choice of this view; empty to propose it for the selected
+        request."""
         return ""
 
 
@@ -121,10 +122,10 @@ class Desk:
         """The chosen event, shared by the story, the timeline and the log."""
         self.marks = Marks()
         self.targets: list[str] = []
-        """Names of all targets of this console; with one there is no row for them."""
+        """Names of all targets of this console. A single target has no row."""
         self.target = 0
         self.copied = 0
-        """What ``y`` copied last: the request, its row, the view."""
+        """The last copy of ``y``: 0 the request, 1 its row, 2 the view."""
         self.copied_mono = -COPY_AGAIN_NS
         self.shown: list[Line] = []
         """The rows of the last frame."""
@@ -144,7 +145,7 @@ class Desk:
 
     @property
     def tall(self) -> bool:
-        """Whether the screen has room for blank rows."""
+        """True if the screen has room for blank rows."""
         return self.height >= TALL_ROWS
 
     @property
@@ -162,12 +163,12 @@ class Desk:
 
     @property
     def recording(self) -> bool:
-        """Whether the target is a recording."""
+        """True if the target is a recording."""
         return self.mirror.connected is not None and self.mirror.connected.recording
 
     @property
     def may_control(self) -> bool:
-        """Whether keys that act on the target work."""
+        """True if keys that act on the target work."""
         return self.actions.control and not self.read_only and not self.recording
 
     def title(self, name: str, rest: str = "") -> Line:
@@ -204,7 +205,7 @@ class Desk:
     # --- events and places -------------------------------------------------------------------------------------------
 
     def chosen_event(self) -> Event | None:
-        """The chosen event, else the newest one of the selected request."""
+        """The chosen event, else the newest event of the selected request."""
         event = self.mirror.event(self.event) if self.event is not None else None
         if event is not None:
             return event
@@ -222,7 +223,7 @@ class Desk:
             self.view.reveal(self, event)
 
     def place(self) -> tuple[int, int] | None:
-        """Where a mark would be set: (seq, time) of the cursor, of the chosen event, else now."""
+        """(seq, time) of the cursor, of the chosen event, else of now: the place of a new mark."""
         state = self.mirror.state
         if state is None:
             return None
@@ -405,7 +406,7 @@ class Desk:
         self._stops.watch(self.mirror, mono)
 
     def notice_gone(self, mono_ns: int) -> bool:
-        """Whether the notice is over (the frame needs a redraw)."""
+        """True if the notice is over (the frame needs a redraw)."""
         return self._notice is not None and mono_ns >= self._notice[2]
 
 
@@ -483,7 +484,7 @@ def _draining(desk: Desk, width: int) -> Line | None:
 
 
 def _all_held(desk: Desk, width: int) -> Line | None:
-    """Nothing moves because somebody looks at all of it."""
+    """Nothing moves because every slot in flight is held."""
     state = desk.mirror.state
     if state is None or desk.recording or not state.all_held:
         return None

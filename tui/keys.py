@@ -1,6 +1,6 @@
-"""What keys and clicks do everywhere: views, prompts, cause and effect, marks, copies, the transport.
+"""Keys and clicks that work everywhere: views, prompts, cause and effect, marks, copies, the transport.
 
-Law of this file: a key that needs the target says so when it may not act, and one that means nothing does nothing.
+Law of this file: a key that needs the target says so when it may not act, and an unknown key does nothing.
 """
 
 
@@ -110,7 +110,7 @@ def _newest_hold(desk: Desk) -> None:
 
 
 def _trace(desk: Desk, *, back: bool) -> None:
-    """To the event that led to the chosen one, or to the first that it led to."""
+    """Go to the event that led to the chosen event, or to its first effect."""
     event = desk.chosen_event()
     if event is None:
         desk.tell("choose an event first: n in the timeline, or ↑ ↓ in the log", "muted")
@@ -232,7 +232,7 @@ def _filter(desk: Desk) -> None:
 
 
 def click(desk: Desk, x: int, line: Line) -> None:
-    """Answer a click on cell ``x`` of a row: the smallest zone there acts; an open prompt keeps the focus."""
+    """Answer a click on cell ``x`` of a row: the smallest zone there acts. An open prompt ignores clicks."""
     hits = [zone for zone in line.zones if zone.start <= x < zone.end]
     if hits and desk.prompt is None:
         act(desk, min(hits, key=lambda zone: zone.end - zone.start).action, x)

@@ -13,7 +13,7 @@ from .model.numbers import cut
 
 HISTORY_MAX: Final = 50
 OFFERED_MAX: Final = 12
-"""Completions in the row below; with more, the first ones."""
+"""Most completions in the row below."""
 _WORD: Final = re.compile(r"[\w.*?\[\]\-]*$")
 """The unfinished word before the cursor."""
 
@@ -21,8 +21,8 @@ _WORD: Final = re.compile(r"[\w.*?\[\]\-]*$")
 class Prompt:
     """``check`` gets the text after every key and raises or returns the verdict; ``submit`` gets it on enter.
 
-    ``complete`` gets the text before the cursor and returns words that may stand in place of its last one. A prompt
-    with a verdict has two rows, one without has one.
+    ``complete`` gets the text before the cursor and returns words that may replace its last word. A prompt with a
+    verdict has two rows, else one row.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class Prompt:
         self.at = len(text)
         self.verdict = ""
         self.wrong = False
-        """Whether the text is a mistake: enter does nothing."""
+        """True if the text is a mistake: enter does nothing."""
         self.wrong_column: int | None = None
-        """Where the mistake is; None when it has no one place."""
+        """The column of the mistake; None for a mistake without a place."""
         self._submit = submit
         self._check = check
         self._live = live
@@ -92,7 +92,7 @@ class Prompt:
             del self._history[:-HISTORY_MAX]
 
     def _tab(self, step: int) -> None:
-        """Put in the next completion; one that is alone is finished with a blank."""
+        """Put in the next completion; a single completion is finished with a blank."""
         if self._offer is None:
             head = self.text[: self.at]
             words = self.offered()

@@ -1,7 +1,7 @@
 """The session: a feed folded into the mirror, and what may be asked of the target.
 
-Law of this file: the console never awaits the network. Items are folded in slices between which keys are answered,
-calls to the target run in tasks and answer with a notice, and a paused view keeps a bounded buffer.
+Law of this file: the console never awaits the network. Items are folded in slices, and keys are answered between two
+slices. Calls to the target run in tasks and answer with a notice. A paused view keeps a bounded buffer.
 """
 
 import asyncio
@@ -113,9 +113,9 @@ class Session:
         self.explain = explain
         """Explains a request; None when there is nothing to look at."""
         self.keeper = keeper
-        """Records what this session folds; None when nobody asked for it."""
+        """Records the session; None without ``--record``."""
         self.find_hits = find_hits
-        """Finds the hits of breakpoints on the recording; None: only those of the recorded run are known."""
+        """Finds the hits of breakpoints on the recording; None when only the hits of the recorded run are known."""
         self.explained: Explanation | None = None
         self.unexplained = ""
         self.mirror = Mirror()
@@ -123,7 +123,7 @@ class Session:
         self.overflowed = False
         self.buffered = 0
         self.ended = False
-        """Whether the feed said that nothing more will come."""
+        """True if the feed said that nothing more will come."""
         self._buffer: deque[FeedItem] = deque()
         self._quit: Callable[[], None] = lambda: None
         self._copy: Callable[[str], None] = lambda text: None
@@ -133,20 +133,20 @@ class Session:
         self._resubscribe = False
         self.pace = Pace()
         self._refreshing = feed if isinstance(feed, Refreshing) and keeper is None else None
-        """The feed, when it can send facts again and nobody keeps every event."""
+        """The feed, if it can send facts again and no keeper needs every event."""
         self.hits = Hits()
         self._searching = False
         self._looking = False
-        """Whether older events are being asked for."""
+        """True if older events are being asked for."""
 
     @property
     def kept(self) -> Kept | None:
-        """What this console records; None when nobody asked for it."""
+        """The recording of this console; None without ``--record``."""
         return self.keeper.kept if self.keeper is not None else None
 
     @property
     def control(self) -> bool:
-        """Whether this session may act on the target."""
+        """True if this session may act on the target."""
         connected = self.mirror.connected
         return self.controls is not None and connected is not None and connected.control
 
@@ -180,7 +180,7 @@ class Session:
                 return
 
     def ask_recorder(self) -> None:
-        """Where the recorder writes and how much there is; the answer is in the mirror when it has come."""
+        """Ask for the path and the size of the recording; the answer appears in the mirror."""
         self._asks_recorder = True
 
     async def _account(self, feed: Accounting) -> None:
@@ -221,7 +221,7 @@ class Session:
             self._resubscribe = True
 
     def _read(self, item: BatchArrived) -> FeedItem:
-        """The events of a batch, which can then be taken in slices; one that cannot be read stays as it is."""
+        """The events of a batch, which can then be taken in slices. An unreadable batch stays as it is."""
         began = time.thread_time_ns()
         try:
             return EventsArrived(item.batch.read())

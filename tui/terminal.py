@@ -1,7 +1,7 @@
 """The terminal that the console writes to, which may be slow, stand still or be gone.
 
-Law of this file: a terminal that takes nothing costs frames and never keys, feeds or the end; one that is gone ends the
-console in order.
+Law of this file: a terminal that takes no output costs frames, and never keys, feeds or an orderly end. The loss of the
+terminal ends the console in order.
 """
 
 import contextlib
@@ -22,9 +22,8 @@ GONE: Final = 129
 
 
 class Terminal(LinuxDriver):
-    """Textual's driver. Its writer ends with the first error, and whoever writes to it then waits for ever.
-
-    It draws to stderr; where that is no terminal (``2>errors``), this one draws to stdout.
+    """Textual's driver, made safe: its writer ends with the first error, and then every write would wait for ever.
+    Textual draws to stderr; this driver draws to stdout where stderr is no terminal (``2>errors``).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -43,7 +42,7 @@ class Terminal(LinuxDriver):
 
     @property
     def behind(self) -> bool:
-        """Whether the terminal has not taken what was written before."""
+        """True if the terminal has not taken what was written before."""
         writer = self._writer_thread
         return writer is not None and writer._queue.qsize() > WAITING_MAX
 
@@ -68,7 +67,7 @@ class Terminal(LinuxDriver):
 
 
 class _Sink:
-    """A file that goes on taking text when nobody reads it any more."""
+    """A file that goes on accepting text when its reader is gone."""
 
     def __init__(self, file: IO[str], hung_up: Callable[[], None]) -> None:
         self._file = file

@@ -1,7 +1,7 @@
 """Colours: roles to styles, for a dark and a light terminal, for 16 colours and for none.
 
-Law of this file: a theme is resolved once into a table of styles; colour means state or trouble, and without any colour
-bold, reverse and the glyphs carry the same meaning.
+Law of this file: a theme is resolved once into a table of styles. Colour means state or trouble; without colour, bold,
+reverse and the glyphs carry the same meaning.
 """
 
 from typing import Final
@@ -48,7 +48,7 @@ _ANSI_LIGHT: Final[dict[str, str]] = {
     "finishing": "bright_black", "fill.prefill": "blue",
 }
 THEMES: Final = ("dark", "light", "ansi", "ansi-light", "none")
-"""What ``--theme`` may name; ``none`` is what ``--no-color`` chooses."""
+"""The choices of ``--theme``; ``--no-color`` chooses ``none``."""
 
 
 class Theme:

@@ -1,7 +1,6 @@
 """Bars, trends and charts as spans.
 
-Law of this file: half cells at most, rounded down: a bar is full only when the value is, and a sample that is missing
-is a blank.
+Law of this file: values round down to half cells, so a bar is full only when its value is. A missing sample is a blank.
 """
 
 from collections.abc import Sequence

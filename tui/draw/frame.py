@@ -1,7 +1,7 @@
 """The frame around every view: status row, tabs, keys, and the transport of a recording.
 
-Law of this file: the screen says first whether it can be believed; parts are dropped in a fixed order when it is
-narrow, and never the pill, the target, the rate, the lag, the losses, the recorder and the badges.
+Law of this file: the screen says first whether it can be believed. A narrow screen drops parts in a fixed order, and
+never the pill, the target, the losses, the recorder and the badges.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why")
 
 
 class Status(msgspec.Struct):
-    """What the status row tells."""
+    """The contents of the status row."""
 
     pill: str
     pill_role: str
@@ -41,8 +41,8 @@ class Status(msgspec.Struct):
     lost: int | None
     lost_age_ns: int | None
     recorder: str | None
-    """``recording``, ``degraded``, ``here`` when this console alone records, None when nobody does, ``unknown`` before
-    the first heartbeat."""
+    """``recording``, ``degraded``, ``here`` when this console alone records, None without a recorder, ``unknown``
+    before the first heartbeat."""
     synced_age_ns: int | None
     not_recorded: int
     buffered: int
@@ -138,7 +138,7 @@ def _recorder(row: Row, status: Status, keep: set[str]) -> None:
 
 
 def targets_line(names: Sequence[str], current: int, width: int) -> Line:
-    """The row of targets above the status row; the one that is shown stands out."""
+    """The row of targets above the status row; the target on the screen stands out."""
     row = Row().put(" ")
     for index, name in enumerate(names):
         text = f" {cut(plain(name), 24)} "
@@ -180,7 +180,7 @@ _NAMES: Final = {"←→": "left", "left/right": "left", "space": "space", "ente
 
 @lru_cache(maxsize=64)
 def keys_line(hints: tuple[Hint, ...], width: int, *, last: tuple[Hint, ...] = (("?", "help"), ("q", "quit"))) -> Line:
-    """The last row: keys of the view on the left, help and quit on the right; those that do not fit are left out."""
+    """The last row: keys of the view on the left as far as they fit, help and quit on the right."""
     right = Row()
     for index, (key, word) in enumerate(last):
         right.put("  " if index else "").put(key, "key", ("key", key)).put(f" {word}", "muted")
@@ -196,7 +196,7 @@ def keys_line(hints: tuple[Hint, ...], width: int, *, last: tuple[Hint, ...] = (
 
 
 class Transport(msgspec.Struct):
-    """What the transport row of a recording tells."""
+    """The contents of the transport row of a recording."""
 
     state: str
     clock: str

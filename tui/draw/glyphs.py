@@ -1,7 +1,7 @@
 """The glyph tables: one for Unicode terminals, one for ASCII.
 
-Law of this file: only Latin-1, arrows, box drawing, block elements and geometric shapes, each one cell wide; shape
-tells the phase, filled means progressing, hollow means waiting.
+Law of this file: only Latin-1, arrows, box drawing, block elements and geometric shapes, each one cell wide. The shape
+is the phase, a filled shape progresses, a hollow shape waits.
 """
 
 from typing import Final
@@ -110,7 +110,7 @@ TRANSLATE: Final = str.maketrans({
     "Δ": "d", "≥": ">", "◊": "*", "±": "~",
     "●": "*", "○": "o",
 })
-"""What is left in sentences, for terminals that have only ASCII."""
+"""Characters of sentences, for terminals that have only ASCII."""
 
 ORDER: Final = (
     _S.PREFILLING, _S.DECODING, _S.ONBOARDING, _S.ONBOARD_STAGED, _S.SKIPPED_DECODE, _S.SKIPPED_PREFILL, _S.PREEMPTED,

@@ -1,7 +1,7 @@
 """A life as cells on a time axis.
 
-Law of this file: a cell shows the state that fills most of it, but rare beats long (held, past its limit, preempted,
-onboarding, staged, then the others); what is not known stays blank.
+Law of this file: a cell shows the state that fills most of it, but a rare state beats a long state. The order is held,
+past its limit, preempted, onboarding, staged, the others. Unknown time stays blank.
 """
 
 import re
@@ -50,7 +50,7 @@ class Window:
 
     @property
     def end_ns(self) -> int:
-        """Where the last cell ends."""
+        """The end of the last cell."""
         return self.start_ns + self.cells * self.cell_ns
 
     def cell(self, at_ns: int) -> int:
@@ -105,7 +105,7 @@ class Lifelines:
         return kept.codes, kept.busy
 
     def ink(self, life: Life, window: Window, limits: Limits, glyphs: Glyphs) -> Ink:
-        """What is drawn of a life; kept with its cells, so it has to be asked for with the same glyphs."""
+        """The spans of a life. They are kept with its cells, so every call needs the same glyphs."""
         kept = self._drawn(life, window, limits)
         if kept.ink is None:
             first = len(kept.codes) - len(kept.codes.lstrip(b"\0"))

@@ -1,13 +1,13 @@
 """Rows of text as data: spans with a role, on a ground, with zones that answer the mouse.
 
-Law of this file: a role is a name and never a colour; every character is one cell wide, so positions are plain indices.
+Law of this file: a role is a name and never a colour. Every character is one cell wide, so positions are plain indices.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 Action = tuple[Any, ...]
-"""What a click on a zone asks for, for example ``("view", 2)``."""
+"""The request of a click on a zone, for example ``("view", 2)``."""
 
 
 class Span(NamedTuple):
@@ -32,7 +32,7 @@ class Line(NamedTuple):
     ground: str = ""
     zones: tuple[Zone, ...] = ()
     cells: int = -1
-    """Cells that it covers, below 0 while nobody has counted them."""
+    """Cells that it covers, below 0 before they are counted."""
 
     @property
     def text(self) -> str:

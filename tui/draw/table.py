@@ -1,7 +1,6 @@
-"""A table of own make: columns with a priority, so that a narrow screen loses the least important ones first.
+"""Tables: columns with a priority, so that a narrow screen loses the least important columns first.
 
-Law of this file: a column's place depends only on the width of the screen, never on the values, so columns stand still
-while values change.
+Law of this file: a column's place depends only on the width of the screen, so columns stand still while values change.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -36,7 +35,7 @@ class Column(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     from_width: int = 0
     """Screens narrower than this do not have the column."""
     ages: bool = False
-    """Whether it changes by time alone; aligned to the right, so that the next column stands still."""
+    """True if it changes by time alone; aligned to the right, so that the next column stands still."""
     order: str = ""
     """The name of the order by this column; empty when rows cannot be sorted by it."""
     key: Callable[[T], tuple[Any, ...]] = lambda item: ()
@@ -171,7 +170,8 @@ class Kept(Generic[T]):
     def cells(
         self, places: Sequence[Place[T]], item: T, glyphs: Glyphs, row: Row, key: Hashable
     ) -> Row:
-        """As ``cells``. ``key`` tells everything on which the row depends; it begins where the last one did."""
+        """As ``cells``. ``key`` has everything on which the row depends; ``row`` must begin at the same cell each
+        time."""
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= KEPT_MAX:
@@ -205,7 +205,7 @@ def _stretch(places: Sequence[Place[T]], item: T, glyphs: Glyphs, x: int) -> tup
 
 
 def window(total: int, selected: int | None, top: int, height: int) -> int:
-    """The first visible row, moved as little as possible so that the selected one is visible."""
+    """The first visible row, moved as little as possible so that the selected row is visible."""
     if height <= 0:
         return 0
     if selected is not None:
@@ -217,7 +217,7 @@ MOVES = frozenset({"up", "down", "k", "j", "pageup", "pagedown", "g", "G", "home
 
 
 def moved(at: int | None, key: str, total: int, page: int) -> int:
-    """The row after a movement key; without a row before, down and up begin at the first and last one."""
+    """The row after a movement key; without a row before, down begins at the first row and up at the last row."""
     last = total - 1
     if key in ("g", "home"):
         return 0

@@ -1,6 +1,6 @@
 """The archive of lives and transfers that ended, and the names of older numbers.
 
-Law of this file: the archive is bounded; the oldest entry goes, with every name under which it could be found.
+Law of this file: the archive is bounded. The oldest entry goes, with every name under which it could be found.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""What is typed to set a breakpoint: ``to onboarding request chat-* once max 20s when age > 5 ms``.
+"""The language for a breakpoint: ``to onboarding request chat-* once max 20s when age > 5 ms``.
 
 Law of this file: a mistake is told with its column and the nearest valid name.
 """
@@ -47,8 +47,8 @@ NEXT: Final = {
 
 
 def parse_breakpoint(text: str) -> BreakpointSpec:
-    """The specification. Raises ExpressionError with the column in the whole text, and UsageError for a value that is
-    understood and out of bounds, or where nothing says what to stop.
+    """The specification. Raises ExpressionError with the column of a mistake in the whole text. Raises UsageError for a
+    value out of bounds, and for a text that stops everything.
 
     >>> parse_breakpoint("to onboarding request chat-* once").describe()
     'transition.did chat-* → onboarding'
@@ -104,7 +104,7 @@ def parse_breakpoint(text: str) -> BreakpointSpec:
 
 
 def spell(spec: BreakpointSpec) -> str:
-    """What would be typed to set it: ``parse_breakpoint`` gives the same again, but for its id.
+    """The text that sets it: ``parse_breakpoint`` returns the same specification again, but for its id.
 
     >>> spell(parse_breakpoint("once to onboarding when age > 5 ms"))
     'to onboarding once when age > 5 ms'

@@ -1,14 +1,15 @@
 """The target's clock as this console knows it, how far behind the console is, and the time of day of an event.
 
 Between two reports the console advances the target's time by the local monotonic clock. It advances at most as fast as
-the heartbeats show (a simulated engine may stand still) and at most one second ahead: without reports, ages stop. A
+the heartbeats show (a simulated engine may stand still). It runs at most one second ahead, so ages stop without
+reports. A
 faster guess would run ahead of an engine that runs at ten times the wall.
 
 A target reports once what the wall clock showed at the time 0 of its own clock. That anchor holds while the target's
 clock runs with the wall. A simulated engine may run faster, and a suspended machine stops its clock. Live, every
 heartbeat is compared with the local wall clock; on a recording the anchor is what the recorder wrote.
 
-Law of this file: ages come from the target's own time, and a time of day is shown only while it is known to be right.
+Law of this file: ages come from the target's own time, and a time of day appears only while it is right.
 """
 
 from collections import deque
@@ -35,7 +36,7 @@ class TargetClock:
 
     def __init__(self) -> None:
         self.live = False
-        """Whether local time advances it; never on a recording."""
+        """True if local time advances it; never on a recording."""
         self.reset()
 
     def reset(self) -> None:
@@ -77,7 +78,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._batches: deque[tuple[int, int]] = deque()
-        """(time, events) of the last ones, BATCHES_MAX at most."""
+        """(time, events) of the last batches, BATCHES_MAX at most."""
         self._recent = 0
         """Events of those."""
         self._beats: deque[tuple[int, int]] = deque(maxlen=BEATS_MAX)
@@ -130,9 +131,9 @@ class Progress:
         return 0
 
     def silence_ns(self, mono_ns: int) -> int | None:
-        """Since the last heartbeat, or since the connection began; None before one.
+        """Time since the last heartbeat, or since the connection began; None before a connection.
 
-        A target that stops before its first heartbeat is as silent as one that stops after it.
+        A target that stops before its first heartbeat counts as silent, too.
         """
         since = self._beats[-1][0] if self._beats else self._since
         return None if since is None else mono_ns - since
@@ -155,12 +156,12 @@ class Times:
         self._beat: object = None
         self._first: int | None = None
         self.wall = False
-        """Whether the target's times are times of day."""
+        """True if the target's times are times of day."""
 
     def look(self, anchor_ns: int | None, recording: bool, beat: object, beat_ns: int, wall_ns: int) -> None:
-        """What is known now: the anchor, and the last heartbeat with the target's time in it, just before ``wall_ns``.
+        """Take the anchor, and the last heartbeat with the target's time in it, which arrived just before ``wall_ns``.
 
-        ``beat`` is the heartbeat itself, None before the first one: a newer one is another object.
+        ``beat`` is the heartbeat itself, None before the first heartbeat; a newer heartbeat is another object.
         """
         if anchor_ns != self._anchor:
             self._anchor, self._first, self._beat = anchor_ns, None, None

@@ -7,8 +7,8 @@ next snapshot: it counts them from the heads of their batches and decodes none. 
 stretches, and each of them ends with facts.
 
 Example: at 100,000 events a second, folding all of them would take 40 % of a core. ``Pace`` turns sampling on, a
-snapshot arrives every 250 ms, and the console reads events for 8 ms behind it. ``Coverage.one_in`` then returns 12: one
-of 12 events was read.
+snapshot arrives every 250 ms, and the console reads events for 8 ms behind it. ``Coverage.one_in`` then returns 12,
+because 1 in 12 events was read.
 
 Law of this file: a stretch without events is shown with its numbers and times, and nothing is made up for it.
 """
@@ -87,7 +87,8 @@ class Coverage:
             self.stretches.append(Stretch(first, first + count - 1, seen_ns, end_ns))
 
     def snapshot(self, end_ns: int) -> float:
-        """Facts came: a stretch ends. Returns how many events stand for one that was looked at since the last ones."""
+        """End a stretch with new facts. Returns the number of events for each event that was read since the facts
+        before."""
         passed = 0
         if self.passing:
             stretch = self.stretches[-1]
@@ -111,7 +112,7 @@ class Coverage:
         return list(islice(known, most))
 
     def one_in(self) -> int | None:
-        """Of how many events one was looked at lately; None when none was passed over."""
+        """The number of events for each event that was read lately; None when all were read."""
         taken, passed = (sum(column) for column in zip(*self._recent, strict=True)) if self._recent else (0, 0)
         if self.passing:
             taken, passed = taken + self._taken, passed + self.stretches[-1].count
@@ -126,17 +127,17 @@ SHARE_MAX: Final = 0.12
 SHARE_BACK: Final = 0.07
 """Share that folding every event may cost at the present rate before sampling ends; well below, or it would flap."""
 RATE_MIN: Final = 5_000
-"""Events a second below which every one is folded: batches are then so small that sampling would save nothing, and a
-crowded machine makes everything look dear."""
+"""Events a second below which the console folds all of them. Batches are then so small that sampling would save
+nothing, and every event looks expensive on a crowded machine."""
 REFRESH_NS: Final = SECOND_NS // 4
 """Facts are at most about this old while they are sampled."""
 LOOK_SHARE: Final = 1 / 30
 """Share of a core for looking at events while facts are sampled."""
 SNAPSHOT_FACTOR: Final = 120
-"""A snapshot that took t to take over is followed by this many times t without one: with large pools facts come less
-often. Before that its bytes were read and decoded, for about three times t: all of it is a thirtieth of a core."""
+"""After a snapshot that took t to fold, the console waits this many times t, so facts of large pools come less often.
+Before that its bytes were read and decoded, for about three times t: all of it is a thirtieth of a core."""
 URGENT_NS: Final = SECOND_NS // 16
-"""So soon behind a snapshot another one may be asked for, because somebody is held or let go."""
+"""Least time between two snapshots when a slot is held or released."""
 URGENT_FACTOR: Final = 30
 
 
@@ -151,14 +152,14 @@ class Pace:
         self._cpu = 0
         self._events = 0
         self._cost_ns = 0.0
-        """What one event cost when it was folded."""
+        """The cost of one folded event."""
         self._next = self._soon = 0
         self._snapshot_mono: int | None = None
         self._left_ns = LOOK_SHARE * REFRESH_NS
 
     @property
     def affords(self) -> bool:
-        """Whether there is time left to look at events before the next snapshot."""
+        """True if there is time left to look at events before the next snapshot."""
         return self._left_ns > 0
 
     def worked(self, events: int, cpu_ns: int, mono_ns: int) -> None:
@@ -190,7 +191,7 @@ class Pace:
         self._soon = mono_ns + max(URGENT_NS, URGENT_FACTOR * cpu_ns)
 
     def due(self, mono_ns: int, *, urgent: bool = False) -> bool:
-        """Whether to ask for a snapshot now; the next one is due when this one has come, or a second later."""
+        """True to ask for a snapshot now; the next one is due when this one has come, or a second later."""
         if mono_ns < (self._soon if urgent else self._next):
             return False
         self._next = self._soon = mono_ns + SECOND_NS

@@ -1,13 +1,13 @@
 """Events in words, and the links between them: the subject of an event, its phrase, its cause and its first effect.
 
-The phrases are the core's. Where this console knows more than the facts (a transfer that has ended), it says more.
+The phrases are the core's. The console adds its own knowledge, such as a transfer that has ended.
 
 Events name the stimulus that they follow from, not the event; the links between events are the ids that they share.
 An event follows from the event before it in the same stimulus that is about the same thing. Otherwise it follows from
 the step before it in the life of its hold, its candidate or its slot. A move of a slot follows from the event that
 opens that move, never from an unrelated event before it.
 
-Law of this file: a cause before the oldest kept event is not guessed: then there is no cause here.
+Law of this file: an event whose cause is older than the log has no cause here, because causes are never guessed.
 """
 
 from collections import deque
@@ -60,7 +60,7 @@ def slot_of(event: ev.Event, history: History) -> int | None:
 
 
 def nameless(event: ev.Event, history: History) -> bool:
-    """Whether the event is about a slot or a copy of which it is not known whose it is."""
+    """True if the event is about a slot or a copy whose request is unknown."""
     several: tuple[int, ...] | None = getattr(event, "slots", None)
     if several is not None:
         return any(history.life_in(slot) is None and slot not in history.names.requests for slot in several)
@@ -148,7 +148,7 @@ _MOVES: Final = (ev.SlotMoved, ev.SlotOpened, ev.SlotCloned, ev.HoldReleased)
 
 
 def links(event: Event, history: History) -> list[Link]:
-    """What an event is about, the narrowest first."""
+    """The things that an event is about, the narrowest first."""
     found: list[Link] = []
     hold = getattr(event, "hold", None)
     if isinstance(hold, int):
@@ -168,7 +168,7 @@ def links(event: Event, history: History) -> list[Link]:
 
 
 def cause_of(event: Event, history: History) -> Event | None:
-    """The event that led to this one; None when it is not kept, or when a stimulus from outside did."""
+    """The event that led to this event; None when it is not kept, or when a stimulus from outside did."""
     mine = links(event, history)
     wanted = set(mine)
     for before in _before(event, history.log):
@@ -186,7 +186,7 @@ def cause_of(event: Event, history: History) -> Event | None:
 
 
 def _opener(event: ev.SlotMoved, history: History) -> Event | None:
-    """What opened a move: the last of its kinds since the move before, else that move."""
+    """The event that opened a move: the last of its kinds since the move before, else that move."""
     kinds = _OPENS.get(event.new, ())
     for before in _before(event, history.log):
         if type(before) not in _MOVES and type(before) not in kinds:
@@ -197,7 +197,7 @@ def _opener(event: ev.SlotMoved, history: History) -> Event | None:
 
 
 def effect_of(event: Event, history: History) -> Event | None:
-    """The first event that this one led to; None when there is none yet."""
+    """The first event that this event led to; None without an effect so far."""
     wanted = set(links(event, history))
     if not wanted:
         return None

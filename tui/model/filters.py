@@ -1,9 +1,9 @@
 """Filters of lists: the expression language over what each list shows, or plain text over the request.
 
-Each list has the schema of its filter beside its columns. The getters read the knowledge of this console: ages run on
-the shown clock, and the end of a candidate comes from the history beside the facts.
+Each list has the schema of its filter beside its columns. The getters read the model of this console: ages run on the
+shown clock, and ended candidates come from the history.
 
-Law of this file: what is not understood is refused with the column of the mistake; nothing is ever ignored.
+Law of this file: a filter is understood as a whole, or refused with the column of the mistake.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from kvbm_console.core.expression.closures import compile_tree
 FILTER_MAX: Final = 1_024
 """Characters of a filter: the language's own limit."""
 _SIGNS: Final = frozenset("=<>~()\"'! ")
-"""What no plain text over the request has; with one of them it is an expression."""
+"""Characters that make a text an expression; plain text over the request has none of them."""
 
 Test = Callable[[Any, Any, Any], bool]
 """``test(item, state, moment)``; what the moment is, the schema says."""
@@ -45,7 +45,7 @@ class Filter:
         self._test = test
 
     def matches(self, item: Any, state: Any = None, moment: Any = None) -> bool:
-        """Whether an item of the list stays."""
+        """True if an item of the list stays."""
         return self._test(item, state, moment)
 
     @classmethod

@@ -1,7 +1,7 @@
-"""What flows: per route blocks a second and latencies, and the cache's counts over the last minute and ten minutes.
+"""Flows: blocks a second and latencies of each route, and the cache's counts over the last minute and ten minutes.
 
-Law of this file: amounts come from events, one call each. While the facts are sampled they come from differences of
-totals; those that no total counts are scaled up from the events that were looked at, and are then estimates.
+Law of this file: amounts come from events, one call each. While the facts are sampled, amounts come from differences of
+totals. Amounts without a total are estimates, scaled up from the events that the console has read.
 """
 
 from typing import Final
@@ -81,9 +81,11 @@ class Flows:
         return found
 
     def between(self, before: CacheState, after: CacheState, each: float) -> None:
-        """What happened between two snapshots whose events were not folded; one that was seen stood for ``each``.
+        """Add the amounts between two snapshots whose events were not folded; an event that was read stood for
+        ``each``.
 
-        Evictions are counted by tier: a pool's own are known where it is the only one. Of an event stream every report
+        Evictions are counted by tier, so a pool's own evictions are known where its tier has a single pool. Of an event
+        stream every report
         that was looked at is counted, so it is an estimate.
         """
         was, now, at_ns = before.totals, after.totals, after.at_ns
@@ -106,7 +108,7 @@ class Flows:
             self._estimated_ns = at_ns
 
     def settle(self, at_ns: int = 0, each: float = 1.0) -> None:
-        """What was seen since the last time stood for ``each`` times as much."""
+        """Scale up the amounts since the last call: they stood for ``each`` times as much."""
         for series in (self.tokens, *self.stored.values(), *self.evicted.values()):
             series.settle(at_ns, each)
 

@@ -1,8 +1,8 @@
 """History: lives, transfers and series, folded from events, from snapshots and from the past of a running target.
 
 ``HISTORY`` has one small function for each kind of event, called just before the facts change. ``adopt`` brings lives
-and transfers in line with a snapshot after a stretch without events. It takes only what the facts say, so an end that
-nobody saw is marked as lost. ``take_past`` folds the events that a daemon still remembers from before this console
+and transfers in line with a snapshot after a stretch without events. It takes over the facts alone, so an end without
+an event is marked as lost. ``take_past`` folds the events that a daemon still remembers from before this console
 connected. Levels of tiers and tokens a second stay blank before the first snapshot: old events do not tell them.
 
 Law of this file: nothing here decides or reads a clock, and what fell into a gap is never invented.
@@ -37,8 +37,8 @@ LOG_MAX: Final = 20_000
 STEPS_MAX: Final = 64
 """Iterations kept for the step time."""
 PAST_EVENTS: Final = 8_192
-"""Events asked for: seconds of a busy engine, minutes of an ordinary engine, for less than a tenth of a second of work
-before the first picture."""
+"""Events of the past that the console asks for: seconds of a busy engine, minutes of an ordinary engine. Folding them
+takes less than 0.1 s before the first picture."""
 SLICE_EVENTS: Final = 400
 """Events of the past that are folded before keys get a turn."""
 
@@ -52,7 +52,7 @@ class History(Lives):
         self.next_seq = 0
         """Number of the next event."""
         self.wants_facts = False
-        """Whether something happened, while sampling, that should not wait for the next snapshot."""
+        """True if something happened, while sampling, that should not wait for the next snapshot."""
         super().__init__()
 
     def clear(self) -> None:
@@ -92,7 +92,7 @@ class History(Lives):
         self.archive.keep(transfer)
 
     def life_of(self, request: str) -> Life | None:
-        """The life of a request: the live one, else the last finished one."""
+        """The life of a request: the live slot, else the last finished slot."""
         if self.state is not None:
             number = self.state.slot_of.get(request)
             if number is not None and number in self.lives:
@@ -273,7 +273,7 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
 """Event type to what it adds to the history; kinds that are not here change facts only."""
 
 def urgent(state: CacheState) -> tuple[type[ev.Event], ...]:
-    """What can happen to these facts that should not wait for the next snapshot, even where it is passed over.
+    """The kinds of event after which the console wants a new snapshot at once, even when it passes over them.
 
     Without a breakpoint nothing is held, without a hold none is released: looking for a kind costs a tenth of decoding.
     """
@@ -288,7 +288,7 @@ def urgent(state: CacheState) -> tuple[type[ev.Event], ...]:
 
 
 def _same(*kinds: type[ev.Event]) -> dict[type[ev.Event], Callable[[Any, Any], object]]:
-    """What these kinds add in any case."""
+    """The handlers of these kinds, unchanged."""
     return {kind: HISTORY[kind] for kind in kinds}
 
 
@@ -303,7 +303,7 @@ SKIMMED: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
     ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released), ev.Frozen: _wanted(_frozen),
     ev.Thawed: _wanted(_thawed),
 }
-"""What is taken from events that are looked at while facts are sampled: moves, holds and copies.
+"""The handlers for events that are read while facts are sampled: moves, holds and copies.
 
 The rest (evictions by leaders, hits, blocks that moved, stamps of candidates, ranks) is brought by the next snapshot.
 """

@@ -1,10 +1,10 @@
 """Lints: problems that need a person, found in facts and history, each in one sentence with its explanation.
 
-The lints of the library (``kvbm_console.analysis.lints``) find most of them in the stream; this file adds those that
-only a session can see (holds, losses, the recorder), folds them into problems and keeps their texts.
+The lints of the library (``kvbm_console.analysis.lints``) find most of them in the stream. This file adds the problems
+that only a session can see: holds, losses, the recorder. It folds all of them and keeps their texts.
 
-Law of this file: a warning appears after it was true for two seconds and leaves five seconds after its end, so that
-nothing flickers (a hold, a freeze and a loss appear at once). Held time never counts against a slot.
+Law of this file: a warning appears after two seconds and leaves five seconds after its end, so that nothing flickers.
+Holds, freezes and losses appear at once. Held time never counts against a slot.
 """
 
 from collections.abc import Iterator
@@ -104,7 +104,7 @@ class Warning(msgspec.Struct, frozen=True):
     order: int = 0
     """Longest first among equals."""
     seq: int | None = None
-    """The event since which it is so, where one event says it."""
+    """The event that began it; None without such an event."""
 
     @property
     def lint(self) -> str:
@@ -113,7 +113,7 @@ class Warning(msgspec.Struct, frozen=True):
 
 
 def slot_level(mirror: Mirror, slot: SlotFacts, now_ns: int) -> Level | None:
-    """The mark of one slot: held, or what the library says of its stay; None when nothing is wrong with it."""
+    """The mark of one slot, which is held or the library's level of its stay; None for a healthy slot."""
     return Level.HELD if slot.hold is not None else mirror.stuck.level_of(slot, now_ns)
 
 
@@ -149,7 +149,7 @@ class Lints:
         return fold(self.unfolded(mono_ns))
 
     def unfolded(self, mono_ns: int) -> list[Warning]:
-        """Those to show one by one, worst first, longest first."""
+        """Every warning to show, worst first, longest first."""
         shown: list[Warning] = []
         for first, last, warning in self._seen.values():
             if last - first < SHOW_AFTER_NS and warning.kind not in AT_ONCE:
@@ -163,15 +163,16 @@ class Lints:
 
 
 def tally(warnings: list[Warning]) -> str:
-    """How many there are of each level, worst first: ``1 fault, 2 cautions``; those that are over do not count."""
+    """The number of warnings of each level, worst first: ``1 fault, 2 cautions``. Warnings that are over do not
+    count."""
     levels = [warning.level for warning in warnings if warning.ended_ns is None]
     counts = [plural(levels.count(level), word) for level, word in LEVELS.items() if level in levels]
     return ", ".join(counts) or "nothing"
 
 
 def fold(warnings: list[Warning]) -> list[Warning]:
-    """One line for each problem, worst first: requests with the same lint and level are one problem, which tells how
-    many there are and the worst. Each hold stays a line of its own, because each waits for a person."""
+    """One line for each problem, worst first. Requests with the same lint and level are one problem with their number
+    and the worst of them. Each hold stays a line of its own, because each waits for a person."""
     groups: dict[tuple[str, Level, bool], list[Warning]] = {}
     for warning in warnings:
         alike = warning.request is not None and warning.kind != "held"

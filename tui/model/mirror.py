@@ -1,7 +1,7 @@
 """The mirror: feed items folded into facts and into the history that facts do not keep.
 
-Law of this file: facts change only through ``CacheState.apply``, so the mirror's digest is the leader's; history is
-added beside it from the same events, bounded, and what fell into a gap is never invented.
+Law of this file: facts change only through ``CacheState.apply``, so the mirror's digest is the leader's. History is
+folded beside them from the same events. It is bounded, and the contents of a gap are never invented.
 """
 
 from bisect import bisect_left
@@ -47,9 +47,9 @@ class Mirror(History):
         self.version = 0
         """Grows with every item: what is drawn is compared with it."""
         self.sampling = False
-        """Whether events are no longer folded into the facts, which come as snapshots instead."""
+        """True if events are no longer folded into the facts, which come as snapshots instead."""
         self.affords = True
-        """Whether there is time to look at events while facts are sampled; without, they are passed over."""
+        """True if there is time to look at events while facts are sampled; without, they are passed over."""
         self.facts_mono_ns = 0
         """When the last snapshot came."""
         self.places = 0
@@ -77,7 +77,7 @@ class Mirror(History):
         self.seen_ns = 0
         """The target's time up to which history is known."""
         self.tick_ns = -S
-        """Where the second of the target's time begins for which levels were sampled."""
+        """The beginning of the second, in the target's time, for which levels were sampled."""
 
     @property
     def incarnation(self) -> str:
@@ -131,7 +131,7 @@ class Mirror(History):
 
     @property
     def reads(self) -> bool:
-        """Whether the next events are looked at, rather than passed over."""
+        """True if the next events are looked at, rather than passed over."""
         return not (self.sampling or self.sampled) or (self.affords and not self.coverage.passing)
 
     def fold(self, events: list[Event], mono_ns: int) -> None:
@@ -180,7 +180,7 @@ class Mirror(History):
 
     @property
     def sampled(self) -> bool:
-        """Whether events have come that the facts do not contain; a snapshot ends it."""
+        """True if events have come that the facts do not contain; a snapshot ends it."""
         return self.state is not None and self.next_seq > self.state.seq
 
     def _skim(self, events: list[Event], mono_ns: int) -> None:
@@ -200,7 +200,7 @@ class Mirror(History):
         self._went_by(events[0].seq, len(events), self.seen_ns, mono_ns)
 
     def _pass_over(self, first: int, events: int, at_ns: int, mono_ns: int) -> None:
-        """Events that nobody looks at: they are counted, and the rest is brought by the next snapshot."""
+        """Count events without reading them; the next snapshot brings their effects."""
         self.progress.arrived(events, mono_ns)
         self.coverage.passed_over(first, events, self.seen_ns, at_ns)
         self._went_by(first, events, at_ns, mono_ns)

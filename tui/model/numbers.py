@@ -1,7 +1,7 @@
 """How numbers, times and names are written on the screens.
 
-Law of this file: three digits, rounded down and never up: "full" and "100 %" are reached only by being there, and a
-value that is not known is a dash and not a zero.
+Law of this file: values have three digits and are rounded down, so only a full value reads "100 %". An unknown value is
+a dash and not a zero.
 """
 
 import unicodedata
@@ -234,7 +234,7 @@ def plain(text: str) -> str:
 
 
 class _Cells(dict[int, str]):
-    """What stands for a character, found out once for each of the first CELLS_MAX."""
+    """The replacement of a character, kept for the first CELLS_MAX of them."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)

@@ -1,7 +1,6 @@
 """Places on the tape: bookmarks of a person, and hits of breakpoints.
 
-Law of this file: a distance counts time and known events only; hits are places, and the rule of matching is the
-leader's, which is asked elsewhere.
+Law of this file: a distance counts time and known events only. Hits are places; the rule of matching is the leader's.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,7 +29,7 @@ class Mark(msgspec.Struct, frozen=True):
     seq: int
     at_ns: int
     note: str = ""
-    """What stood there: a request, or nothing."""
+    """The request that was selected there; may be empty."""
 
 
 class Marks:
@@ -39,11 +38,11 @@ class Marks:
     def __init__(self) -> None:
         self.places: list[Mark] = []
         self.latest: Mark | None = None
-        """What distances are measured from."""
+        """The mark from which distances are measured."""
         self._set: list[Mark] = []
 
     def toggle(self, mark: Mark) -> bool:
-        """Set a mark, or take away the one that is there; returns whether it is set now."""
+        """Set a mark, or remove the mark at its place; returns True if it is set now."""
         there = next((known for known in self.places if (known.seq, known.at_ns) == (mark.seq, mark.at_ns)), None)
         if there is not None:
             self.places.remove(there)
@@ -59,7 +58,7 @@ class Marks:
         return True
 
     def next_from(self, seq: int, at_ns: int) -> Mark | None:
-        """The mark before this place, or the last one when there is none: pressed again it goes through all."""
+        """The mark before this place, else the last mark, so repeated presses go through all marks."""
         before = [mark for mark in self.places if (mark.at_ns, mark.seq) < (at_ns, seq)]
         return before[-1] if before else self.places[-1] if self.places else None
 
@@ -87,7 +86,7 @@ def distance(mark: Mark, seq: int | None, at_ns: int) -> str:
 
 
 HITS_MAX: Final = 20_000
-"""Hits kept of one tape; the rest is counted. A breakpoint that hits more often is not looked at one by one."""
+"""Hits kept of one tape; the rest is counted. No person looks at more hits of a breakpoint."""
 
 
 class Hits:
@@ -99,7 +98,7 @@ class Hits:
         self.dropped = 0
         self.complete = False
         self.generation = 0
-        """Grows whenever the specifications change: what was found for older ones is not taken."""
+        """Grows whenever the specifications change, so results for older specifications are ignored."""
 
     def change(self, specs: list[BreakpointSpec]) -> None:
         """Look for others from now on."""
@@ -124,7 +123,7 @@ class Hits:
 
 
 async def recorded_hits(tape: "Recording", breathe: Callable[[], Awaitable[None]]) -> list[int]:
-    """Where breakpoints took effect in the run that was recorded."""
+    """The events at which breakpoints took effect in the recorded run."""
     found: list[int] = []
     for events in tape.events():
         found += [event.seq for event in events if type(event) is ev.BreakpointHit]

@@ -1,6 +1,6 @@
 """Values over the target's time: sums per second, gauges per second, and latencies of the last minute.
 
-Law of this file: a second without a sample is ``None`` and is drawn as a blank, never as a zero; every series keeps a
+Law of this file: a second without a sample is ``None`` and is drawn as a blank, never as a zero. Every series keeps a
 fixed number of seconds.
 """
 
@@ -78,7 +78,7 @@ class Sums:
 
 
 class Estimate(Sums):
-    """Amounts of which only a sample may be seen: what was seen since ``settle`` is scaled up by the next one."""
+    """Amounts of which only a sample may be seen; ``settle`` scales up the amounts since the call before."""
 
     __slots__ = ("_fresh",)
 
@@ -92,7 +92,7 @@ class Estimate(Sums):
         self._fresh += amount
 
     def settle(self, at_ns: int = 0, each: float = 1.0) -> None:
-        """What was seen since the last time stood for ``each`` times as much."""
+        """Scale up the amounts since the last call: they stood for ``each`` times as much."""
         if each > 1.0 and self._fresh:
             super().add(at_ns, self._fresh * (each - 1.0))
         self._fresh = 0.0
@@ -175,7 +175,8 @@ def percentile(ordered: list[int], share: float) -> int | None:
 
 
 def resample(values: Sequence[float | None], cells: int, *, mean: bool = True) -> list[float | None]:
-    """Fit values into ``cells``: the mean (or the maximum) of the known ones of each cell, None where none is known."""
+    """Fit values into ``cells``: the mean (or the maximum) of the known values of each cell, None for a cell without
+    values."""
     return list(_resampled(tuple(values), cells, mean)) if cells > 0 else []
 
 
@@ -192,7 +193,8 @@ def _resampled(values: tuple[float | None, ...], cells: int, mean: bool) -> tupl
 
 
 WINDOWS_S: Final = (60, 120, 300, 600)
-"""Windows of the long charts: the shortest one that holds what is known, so that a young run is not mostly blank."""
+"""Windows of the long charts. A chart has the shortest window that holds all known values, so a young run is not mostly
+blank."""
 
 
 def known_seconds(values: list[float | None]) -> int:

@@ -3,7 +3,7 @@
 After an admission the shares of a prompt found in a tier are those of ``why``. Before an admission, and after a
 preemption, nothing is in device memory for the request: found is what the look-up reserved, and nothing is computed.
 
-Law of this file: trouble first; rows move at most once a second and the selected row never moves.
+Law of this file: trouble comes first. Rows move at most once a second, and the selected row never moves.
 """
 
 from collections.abc import Callable
@@ -87,7 +87,7 @@ class SlotRow:
 
     @cached_property
     def waits(self) -> str:
-        """What it waits for; empty when it works."""
+        """The thing that it waits for; empty when it works."""
         return waits_for(self.mirror, self.slot, self.mono_ns)
 
     def blocks(self, tier: Tier) -> int:

@@ -1,7 +1,6 @@
-"""Sources: what is known of each engine that reports: losses, restarts, its name, and what watching it costs.
+"""Sources: the engines that report, with their losses, restarts, names and the cost of watching them.
 
-Law of this file: what was seen in the events and what the daemon tells are kept apart; a count that neither told is
-None and never 0.
+Law of this file: counts from events and counts from the daemon are kept apart. An unknown count is None and never 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +15,13 @@ from kvbm_console.core.tiers import PoolFacts
 SOURCES_MAX: Final = 1_024
 """Engines that are kept: sixteen times the publishers of a large deployment."""
 WATCHED: Final = frozenset({Authority.STREAM, Authority.OBSERVED})
-"""Pools that a real engine reports; those of the simulated one are told by the leader."""
+"""Pools that a real engine reports; the leader reports the pools of a simulated engine."""
 COMPARED_MAX: Final = 200_000
-"""Blocks of a pool that are compared with nearer ones: some ten milliseconds; of more the answer is not known."""
+"""Blocks of a pool that are compared with nearer pools, in some ten milliseconds. Larger pools have no answer."""
 
 
 class TapCost(msgspec.Struct, frozen=True):
-    """What a tap has cost its engine since it began, as the status document says it."""
+    """The cost of a tap to its engine since it began, from the status document."""
 
     calls: int
     dropped: int
@@ -47,7 +46,7 @@ class Following(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What the daemon last told of one source."""
+    """The daemon's last report on one source."""
 
     name: str
     cost: TapCost | None = None
@@ -55,7 +54,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct):
-    """What this console saw in the events of one source."""
+    """Counts from the events of one source."""
 
     gaps: int = 0
     restarts: int = 0
@@ -75,10 +74,10 @@ class Sources:
         self.left_out = 0
         """Reports that were left out, and sources that had to make way for newer ones."""
         self.recorder: tuple[str, int] | None = None
-        """Where the target records and how many bytes there are; None until it was asked, and without a recorder."""
+        """The path and the bytes of the recording; None without a recorder, and until the target has answered."""
 
     def of(self, source: int) -> Seen:
-        """What was seen of a source."""
+        """The counts of a source."""
         found = self.seen.get(source)
         if found is None:
             self._make_way(self.seen)
@@ -94,7 +93,8 @@ class Sources:
         return known[1]
 
     def _make_way(self, kept: dict[int, Any]) -> None:
-        """At the limit the source with the lowest number goes: every life of an engine has a higher one."""
+        """At the limit, drop the source with the lowest number, because every restart of an engine has a higher
+        number."""
         if len(kept) >= SOURCES_MAX:
             del kept[min(kept)]
             self.left_out += 1
@@ -127,17 +127,17 @@ def watched(state: CacheState) -> list[int]:
 
 
 def ended(state: CacheState, source: int) -> bool:
-    """Whether nothing more is heard of a source."""
+    """True if a source has ended."""
     return state.has_ended(source)
 
 
 def uncertain(state: CacheState, source: int) -> bool:
-    """Whether reports of a source were lost, so that its counts may be wrong until it clears or restarts."""
+    """True if reports of a source were lost, so that its counts may be wrong until it clears or restarts."""
     return source in state.lost_sources and not ended(state, source)
 
 
 def blocks_only(state: CacheState) -> bool:
-    """Whether all that is known are blocks of event streams: no engine ever told of a request."""
+    """True if only event streams report, which name blocks and no requests."""
     if state.slots or state.totals.slots_opened:
         return False
     engines = {pool.info.authority for pool in state.pools if pool.info.source}
@@ -151,7 +151,7 @@ def pools_of(state: CacheState, source: int) -> list[PoolFacts]:
 
 
 def reusable(pool: PoolFacts) -> int | None:
-    """Resident blocks that a look-up can find: full, ready, and of several copies one; None when it costs too much."""
+    """Resident blocks that a look-up can find: full and ready, each hash once. None when counting costs too much."""
     if not pool.counts[Condition.WRITING]:
         return len(pool.by_hash)
     if len(pool.by_hash) > COMPARED_MAX:

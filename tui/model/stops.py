@@ -1,7 +1,8 @@
 """Stops: which holds began or ended so lately that they are announced in place of the keys.
 
-Law of this file: an announcement lasts for some seconds and then leaves the keys alone for longer, however many holds
-come; what a person has asked for is told at once. Stops within a second are told together, and an end tells its reason.
+Law of this file: an announcement lasts some seconds and then leaves the keys alone for longer, however many holds come.
+A hold that a person asked for is announced at once. Stops within a second share an announcement, and an end names its
+reason.
 """
 
 from typing import Final
@@ -18,11 +19,12 @@ from .numbers import S, count, duration
 STOP_NS: Final = 6 * S
 """How long an announcement replaces the keys."""
 READ_NS: Final = 2 * S
-"""What it takes to read one: a stop that comes later than so long before the end waits for the next."""
+"""The time to read an announcement. A stop that comes later than this before the end waits for the next
+announcement."""
 REST_NS: Final = 12 * S
 """How long the keys are shown before the next announcement."""
 ASKED: Final = (HoldEnd.CONTINUED, HoldEnd.STEPPED, HoldEnd.SKIPPED)
-"""Ends that somebody asked for: whoever did knows."""
+"""Ends that a person asked for; they need no announcement."""
 
 
 class Stops:
@@ -67,7 +69,8 @@ class Stops:
         return self._since is not None and mono_ns - self._since <= STOP_NS
 
     def text(self, mirror: Mirror, mono_ns: int) -> str | None:
-        """Who is held, where, and for how long, else whose hold ended and why; None when nothing is new."""
+        """The request that is held, the place and the time left, else the request whose hold ended and why. None
+        without news."""
         state = mirror.state
         if state is None or not self._shows(mono_ns):
             return None
@@ -94,7 +97,7 @@ def _ended_text(ended: list[EndedHold]) -> str | None:
 
 
 def _place(mirror: Mirror, state: CacheState, hold: HoldFacts) -> str:
-    """Where it was stopped; a move is named by the state it led to, also when the slot stands in another one by now."""
+    """The place of a stop. A move is named by the state that it led to, also when the slot has moved on since."""
     if hold.site not in (Site.TRANSITION_WILL, Site.TRANSITION_DID):
         return f"at {hold.site.label}"
     word = "entering" if hold.site is Site.TRANSITION_DID else "before"

@@ -1,7 +1,8 @@
 """The rows of the timeline: which lives, in which order.
 
-Law of this file: those that need a person first, then by arrival; rows move at most once a second and the selected one
-never does. While nothing is selected, new ones come in at the top at once: the live edge is never empty.
+Law of this file: lives that need a person come first, then lives by arrival. Rows move at most once a second, and the
+selected row never moves. While nothing is selected, new lives appear at the top at once, so the live edge is never
+empty.
 """
 
 from typing import Any, Final
@@ -36,7 +37,7 @@ class LifeOrder:
         self._chosen: Life | None = None
 
     def update(self, mirror: Mirror, mono_ns: int, selected: str | None, wanted: Filter | None) -> list[Life]:
-        """Lives from the first row to the last, live ones and the recently finished."""
+        """Live and recently finished lives from the first row to the last."""
         state = mirror.state
         assert state is not None
         now = mirror.now_ns(mono_ns)
@@ -65,7 +66,7 @@ class LifeOrder:
         return lives
 
     def _catch_up(self, mirror: Mirror, comes_in: bool, wanted: Filter | None, now: int) -> None:
-        """Between two sorts: without those that are forgotten, and with new ones if they may come in."""
+        """Between two sorts, drop forgotten lives, and add new lives if they may come in."""
         lives, state, now_gone = self._lives, mirror.state, (mirror.archive, mirror.archive.forgotten)
         if now_gone != self._gone:
             self._gone = now_gone

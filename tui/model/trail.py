@@ -1,9 +1,9 @@
-"""The events that the log pages over: those that the console keeps, and older ones that it was given when asked.
+"""The events that the log pages over: the kept events, and older events that the console has asked for.
 
 ``near`` are the events that the history keeps; with a filter those of them that match, looked at once. ``far`` is a
-stretch of older ones from the daemon's ring or from the recording, all from ``far_lo`` up to ``far_hi`` that match.
+stretch of older events from the daemon's ring or from the recording: all matches from ``far_lo`` up to ``far_hi``.
 
-Law of this file: bounded in both; a stretch has no hole, and two that do not touch are never shown as one.
+Law of this file: both are bounded. A stretch has no hole, and two stretches that do not touch are never shown as one.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,7 +23,7 @@ FAR_MAX: Final = 20_000
 CHUNK_EVENTS: Final = 4_096
 """Events of one question: as many as a daemon gives at once, some milliseconds of work."""
 NAMELESS_MAX: Final = CHUNK_EVENTS
-"""Events that wait for a name: older ones are likelier to get one."""
+"""Events that wait for a name; older events are likelier to get a name."""
 Way = Literal["oldest", "older", "newer"]
 Stretch = Callable[[int, int], Awaitable[tuple[list[Event], int]]]
 """(events from the first number up to the second, as far as there are any; number of the oldest that can be had)."""
@@ -50,11 +50,11 @@ class Joined(Sequence[Event]):
 
 
 class Trail:
-    """What the log may show of one target. ``look`` it before each use."""
+    """The events of one target that the log can show. ``look`` it before each use."""
 
     def __init__(self) -> None:
         self.gaps: list[Gap] = []
-        """What a recording does not have of what is older."""
+        """Older events that the recording does not have."""
         self.wanted: Filter | None = None
         self.oldest: int | None = None
         """Nothing older than this event can be had; None before anybody has asked."""
@@ -105,7 +105,7 @@ class Trail:
 
     @property
     def joined(self) -> bool:
-        """Whether nothing is missing between what is older and what is kept."""
+        """True if nothing is missing between what is older and what is kept."""
         return self.far_hi > self.far_lo and self.far_hi >= self.near_first
 
     def events(self, at: int | None) -> Sequence[Event]:
@@ -120,7 +120,7 @@ class Trail:
         return self.far[index] if index < len(self.far) and self.far[index].seq == seq else None
 
     def covers(self, seq: int) -> bool:
-        """Whether an event of this number would be among the older ones that are known."""
+        """True if an event of this number would be among the older ones that are known."""
         return self.far_lo <= seq < min(self.far_hi, self.near_first)
 
     def first_known(self, at: int | None) -> int:
@@ -128,7 +128,7 @@ class Trail:
         return self.far_lo if self.far_hi > self.far_lo and self.events(at) is not self.near else self.near_first
 
     def complete(self, at: int | None) -> bool:
-        """Whether nothing older can be had."""
+        """True if nothing older can be had."""
         return self.oldest is not None and self.first_known(at) <= self.oldest
 
     # --- asking ------------------------------------------------------------------------------------------------------

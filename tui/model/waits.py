@@ -1,4 +1,4 @@
-"""What a slot waits for, as sentences: the library's answer (``analysis.waits``) with the times of this console.
+"""The reasons why a slot waits, as sentences: the library's answer (``analysis.waits``) with the times of this console.
 
 Law of this file: nothing is guessed, and a slot that works waits for nothing.
 """
@@ -22,12 +22,12 @@ OVERDUE: Final = 4
 
 
 def ends(hold: HoldFacts) -> str:
-    """What follows by itself when its time is over."""
+    """The verb for the end of a hold whose time is over."""
     return "resumes" if hold.on_timeout is OnTimeout.CONTINUE else "skips its copies"
 
 
 def sooner(state: CacheState, hold: HoldFacts) -> str:
-    """What may end a hold before its time is over, as a clause; empty when nothing of itself does."""
+    """The events that may end a hold before its time is over, as a clause; empty when there are none."""
     reasons = []
     if state.slots[hold.slot].device_blocks:
         reasons.append("others need its blocks")
@@ -52,7 +52,8 @@ def _open(mirror: Mirror, slot: SlotFacts) -> list[Transfer]:
 
 
 def sentences(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> list[str]:
-    """Who, then what, then how long; then what it keeps from others. Empty when the slot works."""
+    """Sentences with the request, the thing and the time that it waits for, then with the blocks that it pins. Empty
+    when the slot works."""
     state = mirror.state
     text = waits_for(mirror, slot, mono_ns)
     if state is None or not text:

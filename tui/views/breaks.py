@@ -32,7 +32,7 @@ from ..model.waits import ends, sooner
 BREAKPOINTS_SHOWN = 10
 HOLDS_SHOWN = 8
 ENDED_SHOWN = 7
-"""Rows for ended holds below the chosen one, their title included."""
+"""Rows for ended holds below the chosen hold, their title included."""
 INSIDE_ROWS = 8
 """Rows that the chosen hold keeps before ended ones are shown."""
 IN_FULL_ROWS = 3
@@ -46,7 +46,7 @@ EXAMPLES = (
     ("site dispatch.will route G3_G1 when blocks > 64", "large loads from disk, before they begin"),
     ("to decoding when cached.g2 > 0 and tokens.prompt > 4000", "long prompts that host memory helped"),
 )
-"""What may be typed behind ``b``; a test reads each."""
+"""Texts to type behind ``b``; a test parses each."""
 _DEFAULTS = LeaderConfig()
 """The budget's numbers; a leader may be configured otherwise, so the share is told as a default."""
 
@@ -145,7 +145,7 @@ class Breaks(View):
         self.breakpoint: int | None = None
         """The chosen breakpoint."""
         self.on_holds = False
-        """Whether the arrow keys are in the list of holds."""
+        """True if the arrow keys are in the list of holds."""
         self.top = 0
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
@@ -323,7 +323,7 @@ class Breaks(View):
 
 
 def _examples(desk: Desk, width: int) -> list[Line]:
-    """What a breakpoint looks like, for whoever has never set one."""
+    """Example breakpoints, for a person who has never set one."""
     lines = [desk.title("EXAMPLES", "to type behind b; a verdict stands below while typing")]
     for typed, meaning in EXAMPLES:
         row = Row().put(f" {typed}", "text")
@@ -365,7 +365,7 @@ def _ended(desk: Desk, width: int, height: int) -> list[Line]:
 
 
 def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: int) -> list[Line]:
-    """Who stopped it, its snapshot, and what led there."""
+    """The breakpoints that stopped it, its snapshot, and the events that led there."""
     slot = state.slots[hold.slot]
     info = SlotRow(desk.mirror, slot, desk.mono())
     pins = ", ".join(f"{blocks} {tier}" for tier, blocks in pinned(state, slot)) or "nothing"

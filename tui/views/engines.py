@@ -1,7 +1,7 @@
-"""Engines: what real engines report, each by its name: blocks by medium, what of them is of use, losses, restarts.
+"""Engines: the reports of each real engine by its name, with blocks by medium, their use, losses and restarts.
 
-Law of this file: a count that may be wrong has a question mark, one that nobody told is a dash, and an engine that
-ended stays, grey, until a new one takes its number.
+Law of this file: a doubtful count has a question mark, and an unknown count is a dash. An engine that ended stays in
+grey until a new engine takes its number.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from ..model.sources import TapCost, ended, pools_of, uncertain, watched
 NAME_WIDTH = 32
 TREND_CELLS = 12
 class Piece(NamedTuple):
-    """A few words of a row that may stand on the next one."""
+    """A few words of a row that may move to the next row."""
 
     text: str
     role: str = "muted"
@@ -72,7 +72,7 @@ def _engine(desk: Desk, state: CacheState, source: int, width: int) -> list[Line
 
 
 def _history(desk: Desk, state: CacheState, source: int) -> list[Piece]:
-    """Whether it is to be believed, what was lost, and when it reported last."""
+    """True if it is to be believed, what was lost, and when it reported last."""
     seen, told = desk.mirror.sources.of(source), desk.mirror.sources.told.get(source)
     following = told.following if told is not None else None
     pieces = []
@@ -101,7 +101,7 @@ def _history(desk: Desk, state: CacheState, source: int) -> list[Piece]:
 
 
 def _cost(desk: Desk, source: int) -> list[Piece]:
-    """What the tap costs its engine, and what it had to drop."""
+    """The cost of the tap to its engine, and its dropped reports."""
     told = desk.mirror.sources.told.get(source)
     cost = told.cost if told is not None else None
     if cost is None:
@@ -130,7 +130,7 @@ def _checks(cost: TapCost) -> list[Piece]:
 
 
 def legend(width: int) -> Line:
-    """What the shares mean."""
+    """The meaning of the shares."""
     text = " reusable: full blocks, each hash once; only here: on no nearer medium"
     more = "; whether the blocks in front of one are there, too, no report says"
     return Row().put(text + (more if width > len(text + more) else ""), "faint").line("", width)

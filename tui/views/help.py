@@ -28,11 +28,11 @@ PILLS = (
     ("LIVE −2s", "so far behind"), ("SAMPLED", "facts by snapshot"), ("PAUSED", "this view only"),
     ("STALE", "the target is silent"),
 )
-"""What the first word on the screen says about the rest."""
+"""The meanings of the first word on the screen."""
 
 
 THIRD = 84
-"""Where the words stand when there is room for a third column."""
+"""The third column, with the words of the view where it fits."""
 
 
 def _words(desk: Desk, width: int, room: int) -> list[Line]:
@@ -56,7 +56,7 @@ class Help(View):
     """The screen behind ``?``."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
-        """Two columns: this view, everywhere; words in a third one or below the first; then what the colours mean."""
+        """Two columns with the keys of this view and of all views, the words of the view, then the colours."""
         mine = [("↑ ↓", "choose a warning")] if desk.current == OVERVIEW else [
             ("↑ ↓ j k", "move"), ("g G", "first, last")]
         mine += [hint for hint in desk.view.hints(desk) if hint not in mine]

@@ -3,8 +3,8 @@
 A row shows time, seq, kind, subject and the rest in one phrase. Wide rows add the stimulus, then the fields themselves.
 The chosen event stands whole below the list.
 
-Law of this file: scrolling up stops following and shows how many newer events there are; gaps are rows of their own and
-never vanish from the list; the end of the list says that it is the end.
+Law of this file: scrolling up stops following and shows the number of newer events. Gaps are rows of their own and
+never vanish. The end of the list says that it is the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,7 +71,7 @@ def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False, fo
 
 
 def _rest(row: Row, event: Event, width: int) -> None:
-    """What wide screens have room for, as far as it fits."""
+    """Add the details for which a wide screen has room."""
     if width < CAUSE_FROM:
         return
     iteration = getattr(event, "iteration", None) if type(event).__name__ == "SlotMoved" else None
@@ -94,7 +94,7 @@ def _rest(row: Row, event: Event, width: int) -> None:
 
 
 def event_foot(desk: Desk, event: Event, width: int, rows: int) -> list[Line]:
-    """The chosen event whole: when by both clocks, its stimulus, and every field; at most ``rows`` lines."""
+    """The whole chosen event in at most ``rows`` lines: its time by both clocks, its stimulus, and every field."""
     head = Row().put(f" seq {count(event.seq)}  ", "text").put(type(event).__name__, "strong")
     who = concerns(event, desk.mirror)
     if who:
@@ -114,7 +114,7 @@ def event_foot(desk: Desk, event: Event, width: int, rows: int) -> list[Line]:
 STRETCHES_LOOKED_AT = 512
 """Stretches that were passed over, looked at for one screen."""
 FOLD_RATE = 200
-"""Events a second above which equal ones in a row are one while following: nobody reads that many."""
+"""Events a second above which equal events in a row fold while following, because no person reads so many."""
 FOOT_ROWS = 5
 """Rows of the chosen event below the list, at most."""
 
@@ -144,7 +144,7 @@ class Log(View):
         self._found: list[int] = []
         """Seqs of the rows on the screen."""
         self._to_oldest = False
-        """Whether the reader waits for the oldest page."""
+        """True if the reader waits for the oldest page."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The newest events, or those up to where the reader stopped."""
@@ -184,7 +184,7 @@ class Log(View):
         return [*fit(lines, height - len(foot)), *foot]
 
     def _trail(self, desk: Desk) -> Trail:
-        """What can be paged over now."""
+        """The events to page over now."""
         trail = desk.mirror.trail
         trail.look(desk.mirror, desk.filters.get(LOG))
         return trail
@@ -202,7 +202,7 @@ class Log(View):
             self.last_seq = max(self.last_seq, events[min(self.page, len(events)) - 1].seq)
 
     def _ask(self, desk: Desk, trail: Trail) -> None:
-        """Older events before the reader comes to them, newer ones of a stretch that stands alone."""
+        """Ask for older events before the reader reaches them, and for newer events of a stretch that stands alone."""
         if trail.failed:
             return
         if self._to_oldest:
@@ -215,13 +215,13 @@ class Log(View):
             desk.actions.look_back("newer", self.last_seq, 2 * self.page)
 
     def _at_top(self, trail: Trail) -> bool:
-        """Whether the first row is the first event that is known, and nothing older will come."""
+        """True if the first row is the first event that is known, and nothing older will come."""
         if not self._found or not (trail.failed or trail.complete(self.last_seq)):
             return False
         return self._found[0] == trail.events(self.last_seq)[0].seq
 
     def _none(self, desk: Desk, trail: Trail, width: int) -> list[Line]:
-        """What was looked at for a filter that nothing matches, and how far that reaches."""
+        """The reach of the search, for a filter that matches nothing."""
         which = f"{count(trail.examined)} events around here" if self.last_seq is not None else (
             f"the newest {plural(trail.examined, 'event')}")
         row = Row().put(f" 0 of {which} match   ", "text").put("esc", "key").put("  clear", "muted")
@@ -375,7 +375,7 @@ def _seqs(rows: list[tuple[Event | Gap | Passed, int]]) -> list[int]:
 
 
 def _end_text(desk: Desk, trail: Trail) -> str:
-    """What is behind the oldest event of the list."""
+    """The reason why the list ends with its oldest event."""
     if trail.failed:
         return f"older events cannot be had: {trail.failed}"
     if trail.oldest is None or (not trail.complete(None) and trail.far_lo > trail.oldest):
@@ -394,7 +394,7 @@ def _kept_text(desk: Desk) -> str:
 
 
 def _alike(desk: Desk, event: Event, other: Event | Gap | Passed) -> bool:
-    """Whether two events differ in their numbers alone."""
+    """True if two events differ in their numbers alone."""
     return not isinstance(other, Gap | Passed) and type(event) is type(other) and (
         getattr(event, "pool", None) == getattr(other, "pool", None)
         and concerns(event, desk.mirror) == concerns(other, desk.mirror)

@@ -241,7 +241,7 @@ def charts_section(desk: Desk, state: CacheState, width: int, number: int, rows:
 
 
 def nothing_yet(desk: Desk, state: CacheState) -> list[Line]:
-    """What a target without a request shows."""
+    """The rows of a target without a request."""
     target = desk.mirror.connected
     name = f"{target.target}, run {target.run}" if target is not None and target.run else (
         target.target if target is not None else "–")
@@ -264,12 +264,12 @@ NEEDS_SHORT = 4
 """Rows of warnings below 36 rows of screen."""
 NEEDS_TALL = 8
 FAST_RATE = 1_000
-"""Events a second above which nobody reads them one by one: their rows then change FAST_HZ times a second."""
+"""Events a second above which a person cannot read each of them; their rows then change FAST_HZ times a second."""
 FAST_HZ = 8
 EVENTS_MIN = 3
 """Fewer rows of events say nothing."""
 SIDE = 76
-"""Where the second column starts."""
+"""The start of the second column."""
 THIRD = 131
 
 

@@ -74,7 +74,7 @@ class Record(View):
         return [*lines, *[Row().put(f" {name}", "muted").to(16).put(text, role).line() for name, text, role in facts]]
 
     def _file(self, desk: Desk, width: int) -> list[tuple[str, str, str]]:
-        """Where it writes, how much there is, and how fast it grows; nothing until the target has said so."""
+        """The path of the recording, its size and its growth; nothing until the target has answered."""
         told, mono = desk.mirror.sources.recorder, desk.mono()
         if told is None:
             self._sizes.clear()
@@ -166,7 +166,7 @@ class Record(View):
 
 
 def _here(desk: Desk, width: int) -> list[Line]:
-    """What this console records itself."""
+    """The recording that this console makes."""
     kept = desk.actions.kept
     if kept is None:
         return []

@@ -1,6 +1,6 @@
-"""Slot: one request: its life and its operations on one axis, its prompt, what it waits for, its story.
+"""Slot: the life and the operations of one request on one axis, its prompt, its waits, its story.
 
-Law of this file: states and operations share the axis; what it waits for says who, then what, then how long.
+Law of this file: states and operations share the axis. A wait names the request, then the thing, then the time.
 """
 
 from kvbm_console.analysis.lives import Life, Transfer
@@ -24,12 +24,12 @@ from .log import event_table
 
 STORY_PAGE = 8
 LIFE_LEFT = 24
-"""Where the axis begins."""
+"""The start of the axis."""
 NAME_CELLS = 40
 NEWS_NS = 60 * S
 """How long the end of a hold is told in the head."""
 SIDE = 64
-"""Where the story begins when it stands beside the prompt."""
+"""The start of the story beside the prompt."""
 WIDE_FROM = 112
 """Columns from which there is room for that, and for a head in one row with a name of 13 cells."""
 _LIFELINES = Lifelines()
@@ -48,14 +48,14 @@ class SlotView(View):
         self.scroll = 0
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
-        """The selected request, or the one that needs it most."""
+        """The selected request, or the request with the most need."""
         request = desk.shown_request()
         if request is None:
             return [Row().put(" No live request. Choose one in 2 Slots or 4 Timeline.", "muted").line()]
         return slot_panel(desk, request, width, height, self.scroll, chosen=self._chosen(desk, request))
 
     def _chosen(self, desk: Desk, request: str) -> int | None:
-        """The chosen event when it belongs to the story: it is kept on its row while newer ones arrive above it."""
+        """The chosen event when it belongs to the story; it keeps its row while newer events arrive above it."""
         life = desk.mirror.life_of(request)
         if life is None or desk.event is None:
             return None

@@ -1,6 +1,6 @@
-"""Slots: the live list, what needs a person first, with the selected slot's story below or beside it.
+"""Slots: the live list, with trouble first and the selected slot's story below or beside it.
 
-Law of this file: a row says why it stands where it stands; the selected row never moves by itself.
+Law of this file: a row shows the reason for its place, and the selected row never moves by itself.
 """
 
 from typing import Final

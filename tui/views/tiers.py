@@ -1,6 +1,7 @@
-"""Tiers: what the places of each pool hold, and whether the tier pays back.
+"""Tiers: the contents of each pool, and whether the tier pays back.
 
-Law of this file: the five conditions add up to the capacity; a hit rate is told with what was asked of this tier.
+Law of this file: the five conditions add up to the capacity. A hit rate stands beside the number of blocks that were
+asked of this tier.
 """
 
 from kvbm_console.core.ids import Authority, Condition, Tier, age_within
@@ -177,7 +178,8 @@ def table_slice(spans: list[Span], start: int, end: int) -> list[Span]:
 
 
 def _rule(desk: Desk, pool: PoolFacts) -> str:
-    """What decides here what is kept, where the target tells: the policy below, the threshold of copying down in G1."""
+    """The rule for keeping blocks, if the target reports it: in G1 the threshold of copying down, elsewhere the
+    policy."""
     known = desk.mirror.connected.config if desk.mirror.connected is not None else None
     if known is None or pool.info.authority in WATCHED:
         return ""
@@ -296,7 +298,7 @@ def _occupancy_charts(desk: Desk, pools: list[PoolFacts], width: int, rows: int)
 
 
 def pool_name(pool: PoolFacts, state: CacheState) -> str:
-    """``G1 device``; of a stream the medium as its engine names it; of several engines which one: ``G1 e2 r1``."""
+    """``G1 device``, for a stream the engine's name of the medium, and ``G1 e2 r1`` where several engines report."""
     info = pool.info
     if info.authority in WATCHED and any(
         other.info.tier is info.tier and other.info.authority is info.authority and other is not pool
@@ -316,6 +318,6 @@ def used_role(pool: PoolFacts) -> str:
 
 
 def doubtful(desk: Desk, pool: PoolFacts) -> bool:
-    """Whether reports of the pool's source were lost, so that its counts may be wrong until it clears or restarts."""
+    """True if reports of the pool's source were lost, so that its counts may be wrong until it clears or restarts."""
     state = desk.mirror.state
     return state is not None and uncertain(state, pool.info.source)

@@ -167,7 +167,7 @@ _LEGEND: Final = (
 
 
 def legend(desk: Desk, width: int) -> Line:
-    """What the textures mean."""
+    """The meanings of the textures."""
     row = Row().put(" ")
     glyphs = desk.glyphs
     for state, short in _LEGEND:
@@ -219,7 +219,7 @@ class EventFeet:
         return known
 
     def lines(self, desk: Desk, cursor_ns: int | None, width: int) -> list[Line]:
-        """What stands under the cursor: the change, then its cause and effect."""
+        """The event under the cursor, then its cause and effect."""
         life = desk.mirror.life_of(desk.selected) if desk.selected else None
         if life is None or cursor_ns is None:
             hint = "choose a row with ↑ ↓, then n for its next event" if life is None else "n N walk its events"
@@ -326,7 +326,7 @@ class Timeline(View):
         self._gaps: list[tuple[int, int, int]] = []
         self._fitted_ns: int | None = None
         self._density: Density | None = None
-        """The history that the window was chosen in: another one after a seek."""
+        """The history for which the window was chosen; a seek makes another history."""
         self.window = Window(0, S, 1, 0)
         self.shown: list[Life] = []
         self.page = 1
@@ -375,7 +375,7 @@ class Timeline(View):
         return [*lines, *rows, *feet]
 
     def _in_sight(self, desk: Desk, lives: list[Life]) -> list[Life]:
-        """Without those that have nothing in a window that was chosen, but with the selected one."""
+        """Without lives outside a window that a person chose, but with the selected life."""
         if self.cell_ns is None:
             return lives
         start, end = self.window.start_ns, self.window.end_ns

@@ -1,7 +1,7 @@
-"""Transfers: routes with their rates and latencies, then every open candidate and the recently ended ones.
+"""Transfers: routes with their rates and latencies, then open candidates, then recently ended candidates.
 
-Law of this file: open transfers come first, the worst on top; skipped candidates fold to one row. Queue time and wire
-time are never added up.
+Law of this file: open transfers come first with the worst on top, and skipped candidates fold to one row. Queue time
+and wire time are never added up.
 """
 
 from bisect import bisect_left
@@ -33,7 +33,7 @@ from ..model.series import resample
 ENDED_SHOWN_NS: Final = 10 * S
 ROWS_MAX: Final = 200
 ENDED_ROWS_MAX: Final = 60
-"""Ended ones shown behind the open ones; a screen has no more."""
+"""Ended transfers shown behind the open ones; a screen has no more."""
 FAULT_NS: Final = 30 * S
 """A started copy of which a rank has been silent for so long is a fault."""
 
@@ -205,7 +205,7 @@ DETAIL: Final[Column[TransferRow]] = Column(
     name="DETAIL", gap=2,
     cell=lambda row, cells, glyphs: [Span(cut(plain(row.reason), cells), "text" if row.level is not None else "muted")],
     title="reason", value=lambda row: row.reason,
-    field=Field("reason", Kind.TEXT, lambda row, s, m: row.reason, "What its last column says.", ordered=False))
+    field=Field("reason", Kind.TEXT, lambda row, s, m: row.reason, "The text of its last column.", ordered=False))
 
 SHOWN: Final = (STATUS, AGE, OPERATION, ROUTE, BLOCKS, BYTES, RANKS, REQUEST, *STAMPS, DETAIL)
 EXPORTED: Final = (CANDIDATE, OPERATION, REQUEST, ROUTE, STATUS, BLOCKS, AGE, PLANNED, *STAMPS, DETAIL)

@@ -1,6 +1,6 @@
-"""Warnings: what needs a person, with counts, evidence, and why it is bad.
+"""Warnings: problems that need a person, with counts, evidence and reasons.
 
-Law of this file: a warning is never told without what it was measured against, and enter goes to what it is about.
+Law of this file: a warning always names its limit, and enter goes to its subject.
 """
 
 
@@ -18,7 +18,7 @@ from ..model.lints import COPIES, MANY, TEXTS, Warning, ended_text, fold, tally
 from ..model.numbers import count, cut, plain, wrap
 
 DETAIL_ROWS = 11
-"""Rows below the list for the chosen one."""
+"""Rows below the list for the chosen warning."""
 
 
 def _over(warning: Warning) -> bool:
@@ -84,7 +84,7 @@ class Warnings(View):
         return [one for one in desk.lints.unfolded(desk.mono()) if wanted is None or wanted.matches(one)]
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
-        """The list, then the chosen one explained."""
+        """The list, then the explanation of the chosen warning."""
         found = self.listed(desk)
         lines = [self._head(desk, found, width)]
         if not found:
@@ -106,7 +106,7 @@ class Warnings(View):
         return [*lines, *([BLANK] if room > len(detail) else []), *detail][:height]
 
     def _watched(self, width: int, room: int) -> list[Line]:
-        """What is looked at all the time, when there is nothing to show; it scrolls where it does not fit."""
+        """All lints with their thresholds, shown when nothing is wrong; the list scrolls."""
         lines = _watched(width)
         self.page = max(1, room - 1)
         self.last_top = max(0, len(lines) - room)
@@ -135,7 +135,7 @@ class Warnings(View):
         return [*hints, *([("c", "continue")] if desk.may_control else []), ("e", "export")]
 
     def press(self, desk: Desk, key: str) -> bool:
-        """Choose one, go to what it is about."""
+        """Choose a warning, or go to its subject."""
         found = self.listed(desk)
         if key in MOVES and found:
             self._choose(desk, found[moved(self._at(found), key, len(found), self.page)])
@@ -185,7 +185,7 @@ def _line(desk: Desk, warning: Warning, index: int, width: int, *, chosen: bool)
 
 
 def _detail(desk: Desk, warning: Warning, width: int) -> list[Line]:
-    """The chosen one: evidence, threshold, why it is bad, what to do."""
+    """The chosen warning: evidence, threshold, reason and advice."""
     text = TEXTS[warning.lint]
     head = Row().put(f" {warning.lint.upper().replace('_', ' ')}", "title").put(f"   {plain(warning.who)}  ", "text")
     head.put(warning.what, words.LEVEL_ROLE[warning.level])

@@ -1,6 +1,6 @@
-"""Why: what a request missed, block by block, with the deciding event, and where its time went.
+"""Why: the blocks that a request missed, each with the deciding event, and the parts of its time.
 
-Law of this file: it shows what the library explains and adds nothing; what the evidence cannot tell is said so.
+Law of this file: it shows the explanation of the library and adds nothing. A gap in the evidence is named.
 """
 
 from typing import TYPE_CHECKING

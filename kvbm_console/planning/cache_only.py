@@ -252,21 +252,23 @@ class Miss(msgspec.Struct, frozen=True):
 
 def replay(
     references: References, policy: EvictionPolicy, capacity: int, *, progress: Callable[[int], None] | None = None,
-    misses: list[Miss | None] | None = None,
+    misses: list[Miss | None] | None = None, lookups: Sequence[Sequence[int]] | None = None,
 ) -> CacheOnlyResult:
-    """Replay all references through one pool of ``capacity`` blocks. ``progress`` is told the requests done.
+    """Replay all references through one pool of ``capacity`` blocks; ``progress`` is called with the requests done.
 
-    ``misses`` gets one entry for each request, None where every block was found.
+    ``misses`` gets an entry for each request, None if every block was found. ``lookups`` are the keys that requests
+    look up, if these are not all keys that they insert.
     """
     require(capacity >= 1, "--total-kv-blocks", "at least 1", capacity)
     hits_of: list[int] = []
     evicted = cut = 0
     gone: dict[int, int] = {}
     touch, victims_of, forget = policy.touch, policy.victims, policy.forget
-    for number, (at_ns, keys) in enumerate(zip(references.at_ns, references.keys, strict=True)):
+    requests = zip(references.at_ns, references.keys, lookups or references.keys, strict=True)
+    for number, (at_ns, keys, wanted) in enumerate(requests):
         resident = policy.resident
         found = 0
-        for key in keys:
+        for key in wanted:
             if key not in resident:
                 break
             found += 1
@@ -301,34 +303,18 @@ def request_blocks(prompt_tokens: int, output_tokens: int, block_tokens: int) ->
 def bound_of(workload: Workload, options: SimulateOptions) -> tuple[list[str], list[int], list[int], int]:
     """Names, hits and prompt blocks of the requests, and the blocks evicted."""
     capacity = options.total_kv_blocks + options.kv_cpu_blocks + options.kv_disk_blocks
-    names: list[str] = []
-    lookups: list[tuple[int, ...]] = []
-    stored: list[tuple[int, ...]] = []
-    blocks_of: list[int] = []
-    for request in in_order(workload, options.block_size):
-        if request_blocks(request.prompt_tokens, request.output_tokens, options.block_size) > options.total_kv_blocks:
-            continue
-        names.append(request.request)
-        blocks_of.append(len(request.hashes))
-        lookups.append(request.hashes[: (request.prompt_tokens - 1) // options.block_size])
-        stored.append((request.hashes + request.output_hashes)[:capacity])
-    policy = Belady(stored)
-    hits_of: list[int] = []
-    evicted = 0
-    for keys, whole in zip(lookups, stored, strict=True):
-        resident = policy.resident
-        found = 0
-        for key in keys:
-            if key not in resident:
-                break
-            found += 1
-        hits_of.append(found)
-        policy.touch(whole, 0)
-        excess = len(policy.resident) - capacity
-        if excess > 0:
-            policy.forget(policy.victims(excess, None, set(whole)) or ())
-            evicted += excess
-    return names, hits_of, blocks_of, evicted
+    size = options.block_size
+    requests = [
+        request for request in in_order(workload, size)
+        if request_blocks(request.prompt_tokens, request.output_tokens, size) <= options.total_kv_blocks
+    ]
+    names = [request.request for request in requests]
+    stored = [(request.hashes + request.output_hashes)[:capacity] for request in requests]
+    result = replay(
+        References(workload.name, size, names, [request.arrival_ns for request in requests], stored), Belady(stored),
+        capacity, lookups=[request.hashes[: (request.prompt_tokens - 1) // size] for request in requests],
+    )
+    return names, result.hits_of, [len(request.hashes) for request in requests], result.evicted_blocks
 
 
 # --- the document ---

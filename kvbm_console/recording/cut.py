@@ -25,9 +25,16 @@ from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_stimuli
 from kvbm_console.recording.format import About, Frame, Gap, Keyframe
-from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, require_new, write_recording
+from kvbm_console.recording.output import (
+    Made,
+    end_frame,
+    event_frame,
+    keyframe_frame,
+    require_new,
+    stimulus_frame,
+    write_recording,
+)
 from kvbm_console.recording.reader import Recording
-from kvbm_console.wire.batches import pack_stimuli
 
 Matches = Callable[[Event, CacheState | None], bool]
 
@@ -167,7 +174,7 @@ def _frames(
                 if one.n >= begin.cause and (last_cause is None or one.n <= last_cause)
             ]
             if stimuli and rerunnable:
-                yield _stimulus_frame(about, stimuli, max(frame.first_seq, next_seq))
+                yield stimulus_frame(about, stimuli, max(frame.first_seq, next_seq))
         elif frame.channel == fmt.EVENTS:
             events = [one for one in decode_events(frame, recording.path) if one.seq >= begin.seq]
             events = [one for one in events if one.seq <= last or one.cause == last_cause]
@@ -197,9 +204,3 @@ def _cause(recording: Recording, seq: int) -> int | None:
         return _begin_of_stimulus(recording, seq).cause
     except RecordingError:
         return None
-
-
-def _stimulus_frame(about: About, stimuli: list[Stimulus], first_seq: int) -> Frame:
-    chunk = pack_stimuli(stimuli)
-    anchor = about.clock_anchor_ns
-    return Frame(fmt.STIMULI, first_seq, chunk.count, anchor + chunk.base_ns, anchor + chunk.last_ns, chunk.data)

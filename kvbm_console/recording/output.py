@@ -10,7 +10,7 @@ Law of this file: a file has its name only when it is whole, durable and was rea
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -165,6 +165,13 @@ def event_frame(about: About, events: list[Event]) -> Frame:
     return Frame(fmt.EVENTS, chunk.first_seq, chunk.count, anchor + chunk.base_ns, anchor + chunk.last_ns, chunk.data)
 
 
+def stimulus_frame(about: About, stimuli: Sequence[Stimulus], first_seq: int) -> Frame:
+    """A batch of stimuli, encoded anew; ``first_seq`` is the next event's."""
+    chunk = pack_stimuli(stimuli)
+    anchor = about.clock_anchor_ns
+    return Frame(fmt.STIMULI, first_seq, chunk.count, anchor + chunk.base_ns, anchor + chunk.last_ns, chunk.data)
+
+
 def write_dump(path: Path, about: About, state: CacheState, batches: list[list[Event]], last_ns: int) -> Made:
     """What a daemon still remembers: facts, and the events behind them; no stimuli, so the state replays and no more.
 
@@ -250,13 +257,9 @@ class Tape:
 
     def _frames(self, about: About, first_seq: int) -> Iterator[Frame]:
         yield keyframe_frame(about, Keyframe(first_seq, True, self.begin, self.aids), self.stimuli[0].at_ns)
-        anchor = about.clock_anchor_ns
         next_seq = first_seq
         for at in range(0, len(self.stimuli), FLUSH_STIMULI):
-            chunk = pack_stimuli(self.stimuli[at : at + FLUSH_STIMULI])
-            yield Frame(
-                fmt.STIMULI, next_seq, chunk.count, anchor + chunk.base_ns, anchor + chunk.last_ns, chunk.data
-            )
+            yield stimulus_frame(about, self.stimuli[at : at + FLUSH_STIMULI], next_seq)
             events = [event for caused in self.outcomes[at : at + FLUSH_STIMULI] for event in caused]
             if events:
                 yield event_frame(about, events)

@@ -144,26 +144,22 @@ class Play:
         return [finding for rank in self.ranks for finding in rank.checker.findings]
 
 
-def _spoiled(play: Play) -> tuple[int, int, int, int]:
-    """A store of three blocks through the spoiled copier: hash, place and slot of the first, hash of the second."""
+def _spoiled(play: Play) -> list[tuple[int, int, int]]:
+    """A store of three blocks through the spoiled copier: hash, place and slot of each."""
     hashes, ways = [play.block() for _ in range(3)], list(zip(play.places, play.slots[:3], strict=False))
     for place, _ in ways:
         play.compute(place)
     play.store(1, "a", hashes, ways)
-    return hashes[0], *ways[0], hashes[1]
+    return [(key, *way) for key, way in zip(hashes, ways, strict=True)]
 
 
 def swapped_blocks(play: Play) -> Wanted:
-    key, place, slot, other = _spoiled(play)
-    return Wanted(key, place, slot, 1, f"store 1 with the bytes of block {short(other)}", "paired with its own slot")
+    first, (other, *_), _ = _spoiled(play)
+    return Wanted(*first, 1, f"store 1 with the bytes of block {short(other)}", "paired with its own slot")
 
 
 def torn_copy(play: Play) -> Wanted:
-    hashes, ways = [play.block() for _ in range(3)], list(zip(play.places, play.slots[:3], strict=False))
-    for place, _ in ways:
-        play.compute(place)
-    play.store(1, "a", hashes, ways)
-    return Wanted(hashes[2], *ways[2], 1, "store 1 with 4 of 8 layers", "did not wait for layers 4 to 7")
+    return Wanted(*_spoiled(play)[2], 1, "store 1 with 4 of 8 layers", "did not wait for layers 4 to 7")
 
 
 def late_copy(play: Play) -> Wanted:
@@ -185,8 +181,7 @@ def late_copy(play: Play) -> Wanted:
 
 
 def wrong_layer_offset(play: Play) -> Wanted:
-    key, place, slot, _ = _spoiled(play)
-    return Wanted(key, place, slot, 1, "store 1 with each layer 1 further up", "wrote it to n+1")
+    return Wanted(*_spoiled(play)[0], 1, "store 1 with each layer 1 further up", "wrote it to n+1")
 
 
 def stale_content(play: Play) -> Wanted:
@@ -245,8 +240,7 @@ def rank_missing(play: Play) -> Wanted:
 
 
 def truncated(play: Play) -> Wanted:
-    key, place, slot, _ = _spoiled(play)
-    return Wanted(key, place, slot, 1, "store 1 with the first 3,072 of 4,096 bytes", "the bytes from 3,072 on")
+    return Wanted(*_spoiled(play)[0], 1, "store 1 with the first 3,072 of 4,096 bytes", "the bytes from 3,072 on")
 
 
 def wrong_stride(play: Play) -> Wanted:

@@ -20,8 +20,15 @@ from kvbm_console.engines.dynamo.drive import Drive, ImportReport, OtherAnswer
 from kvbm_console.engines.dynamo.lines import infer_block_tokens, read_lines
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.format import About, Frame, Keyframe
-from kvbm_console.recording.output import Made, end_frame, event_frame, keyframe_frame, require_new, write_recording
-from kvbm_console.wire.batches import pack_stimuli
+from kvbm_console.recording.output import (
+    Made,
+    end_frame,
+    event_frame,
+    keyframe_frame,
+    require_new,
+    stimulus_frame,
+    write_recording,
+)
 
 __all__ = ["DynamoImported", "ImportReport", "OtherAnswer", "import_dynamo", "infer_block_tokens"]
 
@@ -98,12 +105,7 @@ class _Rerun:
         stimuli, self._stimuli = self._stimuli, []
         events, self._events = self._events, []
         if stimuli:
-            chunk = pack_stimuli(stimuli)
-            first_seq = events[0].seq if events else self.drive.leader.state.seq
-            anchor = about.clock_anchor_ns
-            yield Frame(
-                fmt.STIMULI, first_seq, chunk.count, anchor + chunk.base_ns, anchor + chunk.last_ns, chunk.data
-            )
+            yield stimulus_frame(about, stimuli, events[0].seq if events else self.drive.leader.state.seq)
         if events:
             yield event_frame(about, events)
 

@@ -1,4 +1,4 @@
 """Answers from recorded or live events: lints, explanations, requests, comparisons and exports.
 
-Law of this room: every answer reads facts and events; none of them changes a fact or opens a connection.
+Law of this room: an answer reads facts and events, and changes no fact and opens no connection.
 """

@@ -1,7 +1,7 @@
 """Two runs side by side: the first event in which they differ, and what became of each request in both.
 
-Requests are paired by their id (the k-th of one name with the k-th), those that are left by their prompt, in the order
-of arrival.
+Requests are paired by their id: the k-th of a name with the k-th of that name. The rest are paired by their prompt, in
+the order of arrival.
 
 Law of this file: runs are equal when their events are, and every request is in exactly one pair or on one side alone.
 """
@@ -47,7 +47,7 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a request on one side."""
+    """A request on one side."""
 
     request: str
     states: list[str]
@@ -71,13 +71,14 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     same: bool
     """Whether states, hits and time are equal."""
     states_differ: str | None
-    """Where the states part, in words."""
+    """The first difference of their states, in words."""
     a: Side
     b: Side
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One figure of both runs. ``unit``: ``""`` a count, ``ns``, or ``share`` from 0 to 1; None: no data."""
+    """One figure of both runs. ``unit`` is ``""`` for a count, ``ns``, or ``share`` for 0 to 1; a side without data is
+    None."""
 
     name: str
     unit: str

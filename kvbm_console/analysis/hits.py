@@ -1,9 +1,9 @@
-"""Where a breakpoint would have hit: a specification on a recording.
+"""The events at which a breakpoint would have hit in a recording.
 
 The recorded stimuli are fed to today's leader again, with a second gate that only looks. So every site counts exactly
 as it would have live, conditions, ignored matches and hit conditions included, and the run itself stays as it was.
 
-Law of this file: looking changes nothing; the leader that is looked into decides what it decided.
+Law of this file: the second gate only looks, so the leader decides as it did in the recorded run.
 """
 
 from collections import Counter
@@ -65,7 +65,7 @@ class ProbedLeader(Leader):
     def __init__(self, config: LeaderConfig, *, check: bool = False, audit_every: int = 1) -> None:
         self.probe: Gate | None = None
         self.probed: dict[int, BreakpointFacts] = {}
-        """What is looked for, by its number in the second gate: 1 is the first specification."""
+        """The tested breakpoints, by their number in the second gate; 1 is the first specification."""
         self.hits: list[Hit] = []
         self.seen: Counter[int] = Counter()
         super().__init__(config, check=check, audit_every=audit_every)
@@ -82,7 +82,7 @@ class ProbedLeader(Leader):
         self.rearm()
 
     def stops(self) -> frozenset[Site]:
-        """Where the run stops somebody, and where is looked."""
+        """Sites to watch: those where the recorded run held a slot, and those that the tested breakpoints name."""
         return super().stops() if self.probe is None else super().stops() | self.probe.sites
 
     def _look(self, moment: Moment, slot: SlotFacts) -> None:

@@ -213,12 +213,13 @@ class Life:
         return unseen_ns is None or at_ns < unseen_ns
 
     def first_known_ns(self) -> int:
-        """Where its picture begins."""
+        """The time at which its picture begins."""
         return self.starts[0] if self.starts else self.opened_ns
 
 
 class Lives:
-    """The lives of live slots, and the open transfers. A reader that keeps the ended ones overrides the two hooks."""
+    """The lives of live slots, and the open transfers. A reader that keeps them when they end overrides the two
+    hooks."""
 
     def __init__(self) -> None:
         self.clear()

@@ -1,6 +1,6 @@
-"""What became of each request, in one line: arrival, states, hits per tier, time.
+"""The course of each request in one line: arrival, states, hits per tier, time.
 
-Law of this file: it counts from events, so a recording that begins in the middle says what it saw and no more.
+Law of this file: figures are counted from events, so a recording that begins in the middle tells its own part alone.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ PATH_MAX: Final = 10_000
 
 
 class Summary(msgspec.Struct):
-    """One request. Times of the engine; ``ended_ns`` None: it is live where the evidence ends."""
+    """One request. Times are the engine's; ``ended_ns`` is None for a request that is live at the end of the
+    evidence."""
 
     slot: int
     request: str
@@ -101,7 +102,7 @@ class Requests(Visitor):
         self.until_ns = state.at_ns
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
-        """What is live stays so."""
+        """Tell the live requests, which have no end."""
         if state is not None:
             self.until_ns = state.at_ns
         for live in self._of.values():

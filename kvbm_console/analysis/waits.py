@@ -1,4 +1,4 @@
-"""What a slot waits for, and the deadlock of an engine, both read from facts.
+"""The thing that a slot waits for, and the deadlock of an engine, both read from facts.
 
 A slot waits for the first of these that there is: a hold, its open copies, device blocks, the engine's schedule. So
 ``waits_for`` gives one noun phrase, which the console's lists and the findings of ``doctor`` quote.
@@ -25,7 +25,7 @@ WORKING: Final = (_S.PREFILLING, _S.DECODING, _S.SKIPPED_PREFILL, _S.SKIPPED_DEC
 """States of requests that the engine runs."""
 QUEUED: Final = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED)
 NAMES_TOLD: Final = 2
-"""Requests named in a sentence; further ones are counted."""
+"""Requests named in a sentence; further requests are counted."""
 
 
 class Standstill(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Standstill(msgspec.Struct, frozen=True):
 
 
 def available(pool: PoolFacts) -> int:
-    """Places that can be given out: empty and cached ones."""
+    """Places that can be given out: the empty and the cached places."""
     return pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED]
 
 
@@ -59,7 +59,7 @@ def below(state: CacheState, pool: PoolFacts) -> PoolFacts | None:
 
 
 def free_blocks(state: CacheState, slot: SlotFacts) -> tuple[int, int] | None:
-    """(device blocks wanted for the rest of the prompt, available ones); None when the pool is not known."""
+    """(device blocks wanted for the rest of the prompt, device blocks available); None when the pool is not known."""
     pool = state.pool_of(Tier.G1, slot.source)
     if pool is None or pool.info.capacity_blocks is None:
         return None
@@ -100,7 +100,7 @@ def silent_ranks(copy: OperationFacts, ranks: int = 0) -> list[int]:
 
 
 def waits_for(state: CacheState, slot: SlotFacts, ranks: int = 0) -> str:
-    """What the slot waits for as a noun phrase; empty when it works. ``ranks`` as in ``silent_ranks``."""
+    """The thing that the slot waits for, as a noun phrase; empty when it works. ``ranks`` as in ``silent_ranks``."""
     if slot.hold is not None:
         hold = state.holds[slot.hold]
         return breakpoints_text(hold.breakpoints) + ("" if hold.parked else f", stops at {hold.point.label}")
@@ -198,7 +198,7 @@ def _copies_run(state: CacheState, source: int) -> bool:
 
 
 def _own_prefix(pool: PoolFacts, slot: SlotFacts) -> int:
-    """Cached blocks that hold the slot's own prefix: it would use them, so nobody can give them to it as free ones."""
+    """Cached blocks that hold the slot's own prefix: it would use them, so they are not free for it."""
     if slot.device_blocks:
         return 0
     found = (pool.ready_place(key) for key in slot.hashes[: slot.local_blocks])

@@ -1,10 +1,10 @@
-"""One pass over evidence: facts, events and gaps in order, handed to whoever looks at them.
+"""One pass over evidence: facts, events and gaps in order, shown to visitors.
 
-A recording and a live daemon's ring give the same three kinds of items, so that explanations, lints, comparisons and
-exports do not know where the events come from.
+A recording and a live daemon's ring give the same kinds of items, so the answers of this room do not depend on the
+source.
 
-Law of this file: a visitor sees an event only while the facts around it are known; what lies in a gap, or behind one
-and in front of the next keyframe, reaches it as one stated gap.
+Law of this file: a visitor sees an event only while the facts around it are known. The stretch from a gap to the next
+keyframe reaches it as one stated gap.
 """
 
 from collections import ChainMap
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """Where events come from. ``items`` can be walked more than once."""
+    """A source of events. ``items`` can be walked more than once."""
 
     name: str
     config: LeaderConfig | None
@@ -35,8 +35,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """About how many there are, for progress."""
     items: Callable[[], Iterator[Item]]
     remembered: Callable[[int], Mapping[int, int]]
-    """What the leader remembered at the snapshot with this seq: hash to the ``MissReason`` for which it was last given
-    up, whether or not it was back at that time; empty when unknown."""
+    """The leader's memory at the snapshot with this seq, empty when unknown. It maps a hash to the ``MissReason`` for
+    which the block was last given up, even if the block was back at that time."""
     finished: bool = True
     """Whether the run was closed on purpose; a live target has nothing to close."""
     now_ns: int | None = None

@@ -4,8 +4,8 @@ A cut begins and ends between two stimuli. Its first keyframe is complete when t
 an earlier complete one; then decisions replay too. Otherwise it has facts only, and no stimuli before its next complete
 keyframe.
 
-An expression or a request chooses the shortest stretch that holds all events it is true of: whatever happens between
-them stays, because a recording with holes does not fold.
+An expression or a request chooses the shortest stretch with all events that match. All events between them stay,
+because a recording with holes does not fold.
 
 Law of this file: the facts in front of the cut are the fold of the source, never the rerun leader's word alone.
 """
@@ -86,7 +86,7 @@ def stretch(recording: Recording, first: int, last: int, matches: Matches) -> tu
 
 
 def matcher(expression: str | None, request: str | None) -> Matches | None:
-    """What ``--where`` and ``--request`` ask for together; None when neither says anything. Raises ``UsageError``."""
+    """The condition of ``--where`` and ``--request`` together, None when neither is given. Raises ``UsageError``."""
     parts = [] if expression is None else [f"({expression})"]
     if request is not None:
         quoted = request.replace("\\", "\\\\").replace('"', '\\"')

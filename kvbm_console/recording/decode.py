@@ -19,7 +19,7 @@ from kvbm_console.recording.format import Frame, Keyframe, KeyframePart
 from kvbm_console.wire.batches import MalformedBatch, NewerSchema, unpack_events, unpack_stimuli
 
 FOLD_ERRORS: Final = (FoldError, InternalError, LookupError, ValueError, TypeError, AttributeError, OverflowError)
-"""What folding events of a hostile or foreign file has been seen to raise."""
+"""Errors that folding the events of a hostile or foreign file has been seen to raise."""
 
 
 def parts_of(frames: Iterable[Frame]) -> list[bytes]:

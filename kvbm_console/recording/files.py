@@ -3,7 +3,7 @@
 Every call of the operating system that recording needs stands here, so that tests can make each of them fail. There is
 no user-space buffer anywhere, because a call's bytes must survive the death of this process.
 
-Law of this file: after an append the file holds all its frames; after a refused append it ends where it ended before.
+Law of this file: an append leaves all its frames in the file, and a refused append leaves the file as it was before.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from kvbm_console.recording.scan import map_file, scan
 
 LOCK_NAME: Final = "lock"
 FILE_MODE: Final = 0o600
-"""Request ids and timing are nobody else's business."""
+"""Request ids and timing are private."""
 DIRECTORY_MODE: Final = 0o700
 
 
@@ -31,7 +31,7 @@ class SegmentFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        # Held for as long as the file is written: whoever seals or recovers takes the same lock first.
+        # Held for as long as the file is written: sealing and recovery take the same lock first.
         fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def check(self, size: int) -> None:
@@ -167,9 +167,9 @@ class SegmentWriter:
         self.path = directory / f"{fmt.segment_name(about.segment, about.first_seq)}.active"
         self.file = open_file(self.path)
         self.broken = False
-        """The end of the file could not be restored, or somebody else changed the file: only a new segment helps."""
+        """The end of the file could not be restored, or another process changed the file: only a new segment helps."""
         self.changed = False
-        """Somebody else has removed or cut the file: frames that were appended are gone."""
+        """Another process has removed or cut the file: appended frames are gone."""
         try:
             self.size = write_all(self.file, [fmt.encode_preamble(about)])
         except OSError:

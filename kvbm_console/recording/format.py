@@ -10,11 +10,11 @@ A recording is a directory of segments. A segment that is being written is ``<n>
 
 A Check covers the Message record in front of it (the preamble's covers the whole preamble) and its own last three
 fields. ``count`` is the number of items: events or stimuli of a batch, events missing in a gap, 0 for keyframes and
-other marks. ``first_seq`` is the number of the first event in or behind the frame, so that every frame begins where the
-one before it ended and a frame that went missing is found without decoding anything (``Frame.end_seq``).
+other marks. ``first_seq`` is the number of the first event in or behind the frame. So every frame begins where the
+frame before it ended (``Frame.end_seq``), and a missing frame is found without decoding.
 
-``log_time`` is the wall clock at the engine's time 0 plus the time of the first item, ``publish_time`` the same for
-the last one; both never decrease.
+``log_time`` is the wall clock at the engine's time 0 plus the time of the first item, ``publish_time`` plus that of the
+last item. Neither ever decreases.
 
 A keyframe of more than ``PACKED_FROM_BYTES`` is packed: facts and aids as one zstd body, cut into parts that each fit
 into a frame. The parts are marks, which a reader of format 1.2 passes over, directly in front of the keyframe's frame.
@@ -65,8 +65,8 @@ PREAMBLE_BYTES_MAX: Final = 1024 * 1024
 SUMMARY_BYTES_MAX: Final = 16 * 1024 * 1024
 """Summary and index of a sealed segment: 200 bytes a chunk, and a segment of 256 MB has a few hundred."""
 POOL_BLOCKS_MAX: Final = 2**24
-"""Largest pool that is folded from a file; 16 million blocks of 16 tokens are far beyond a host's memory, and a place
-costs 21 bytes, which a hostile event of 40 bytes could otherwise ask for two thousand million times."""
+"""Largest pool that is folded from a file. 16 million blocks of 16 tokens are far beyond a host's memory. A place costs
+21 bytes, and a hostile event of 40 bytes could otherwise ask for two thousand million places."""
 POOLS_BLOCKS_MAX: Final = 2**25
 """Places of all pools of a recording together: 0.7 GB."""
 
@@ -91,7 +91,7 @@ CRC_PART_BYTES: Final = 4_096
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a segment says about itself: in its preamble and, for a damaged preamble, again in its first keyframe."""
+    """The description of a segment, in its preamble and, for a damaged preamble, again in its first keyframe."""
 
     major: int = FORMAT_MAJOR
     minor: int = FORMAT_MINOR
@@ -106,7 +106,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Wall clock, in nanoseconds since 1970, at the engine's time 0."""
     config: LeaderConfig = LeaderConfig()
     labels: dict[str, str] = {}
-    """Free words of whoever recorded it, for example the workload."""
+    """Free words of the recording's owner, for example the workload."""
 
 
 class Keyframe(msgspec.Struct, frozen=True):
@@ -154,7 +154,7 @@ class SyncFailed(msgspec.Struct, frozen=True, tag="sync_failed"):
 
 
 class SegmentEnd(msgspec.Struct, frozen=True, tag="segment_end"):
-    """The segment was closed on purpose behind this event; ``more``: the run goes on in the next segment."""
+    """The segment was closed on purpose behind this event. With ``more`` the run goes on in the next segment."""
 
     last_seq: int
     more: bool
@@ -197,7 +197,7 @@ class IndexEntry(msgspec.Struct, frozen=True, array_like=True):
     first_ns: int
     last_ns: int
     gaps: tuple[Gap, ...] = ()
-    """The gaps inside, so that nobody has to read it to know them."""
+    """The gaps inside, so that a reader knows them without reading the entry."""
 
 
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -1,6 +1,6 @@
-"""What a recording is, at a glance: the document of ``rec info``.
+"""The document of ``rec info``: a recording at a glance.
 
-Law of this file: sizes and counts come from the index, requests and engines from the facts at its two ends; no event
+Law of this file: sizes and counts come from the index, requests and engines from the facts at both ends. No event
 between is decoded.
 """
 
@@ -26,7 +26,7 @@ class SegmentInfo(msgspec.Struct, frozen=True):
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """What wrote it, and in which formats."""
+    """The program that wrote it, and the formats."""
 
     format: str
     wire: str
@@ -38,7 +38,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     source: int
     authority: str
-    """Who decides its device blocks: ``engine``, or ``stream`` when only its event stream is followed."""
+    """The decider of its device blocks: ``engine``, or ``stream`` when only its event stream is followed."""
     dp_ranks: int
     block_tokens: int
     capacity_blocks: int | None

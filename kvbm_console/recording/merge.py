@@ -1,19 +1,19 @@
 """Several recordings as one: their events in one order by the wall's clock, or one recording of all their facts.
 
 A recording knows the wall's clock at its engine's time 0. The clocks of two machines differ, so the order across
-recordings is only as good as they are; the order within a recording is always the recorded order.
+recordings is only as good as they are. Within a recording the recorded order stays.
 
 ``merge`` writes a recording with the facts of all daemons side by side. Two daemons number their slots, copies and
-places alike, and may serve a request of the same name, so a ``MergedSource`` translates every number and name:
+places alike, and may serve requests of the same name. So a ``MergedSource`` translates every number and name:
 
     pools, slots                                            numbered anew, in the order in which they appear
     candidates, operations, batches, holds, breakpoints     interleaved: 7 of source 1 of 3 is 22
     requests, owners, sessions                              get the source's name in front
 
 The result holds no stimuli, because no leader decided for all sources; so its state replays and its decisions do not.
-Events that a source lost are a gap with a keyframe of all facts behind it, and so is the start of a source that is
-recorded from its middle on. A reset of one source is such a gap of one event, because the event says that everything
-is gone, which is true of one source alone.
+Lost events of a source become a gap, with a keyframe of all facts behind it. So does the part in front of a source that
+is recorded from its middle on. A reset of one source is a gap of one event, because its event would say that the facts
+of all sources are gone.
 
 Law of this file: an event of a source is in the result, or counted in a gap, or in front of the result's beginning.
 """
@@ -99,7 +99,7 @@ def _happened(source: int, recording: Recording) -> Iterator[Happened]:
 
 
 class Numbers:
-    """What the sources share: the next slot and pool, the iterations of all engines."""
+    """The counters that the sources share: the next slot and pool, the iterations of all engines."""
 
     def __init__(self) -> None:
         self.slot = self.pool = self.iteration = 0
@@ -141,7 +141,8 @@ class MergedSource:
         return own * self.of + self.index
 
     def source(self, own: int) -> int:
-        """The index of an engine. The leader's own pools go to its first engine, which nobody else's slots ask."""
+        """The index of an engine. The leader's own pools go to its first engine, which other sources' slots never
+        ask."""
         return self.index + 1 if own <= 1 else own * self.of + self.index + 1
 
     def text(self, own: str) -> str:
@@ -453,7 +454,7 @@ class _Merge:
     # --- gaps and keyframes ---
 
     def _resume(self, at_ns: int, missing: int, reason: str) -> Iterator[Frame]:
-        """Other facts than the ones so far, behind a gap; the very first ones stand behind none."""
+        """New facts behind a gap; the very first facts stand behind none."""
         first, self.begun = not self.begun, True
         if not first:
             if not missing:

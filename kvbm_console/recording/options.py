@@ -1,4 +1,4 @@
-"""How a run is recorded: size and time of segments, what is kept, when the disk is asked; and how far it has come.
+"""Options of a recording (segment size and time, retention, syncing), and a recorder's status.
 
 Law of this file: a value out of bounds is refused at construction with one sentence, before a file is made.
 """
@@ -55,7 +55,7 @@ KEEP_ALL: Final = Retention()
 
 
 class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``serve`` and ``rec start`` may say about a recording."""
+    """The options of ``serve`` and ``rec start`` about a recording."""
 
     segment_bytes: int = SEGMENT_BYTES
     segment_ns: int = SEGMENT_NS
@@ -92,7 +92,8 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class RecorderStatus(msgspec.Struct, frozen=True):
-    """What heartbeats and screens tell. ``synced_age_ns``: how long ago all that was written was also synced."""
+    """A recorder's status, for heartbeats and screens. ``synced_age_ns`` is the time since everything written was also
+    synced."""
 
     state: str
     """``recording``, ``degraded`` or ``closed``."""

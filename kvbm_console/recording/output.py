@@ -4,7 +4,7 @@ A path that ends in ``.mcap`` is one sealed file; any other path is a directory 
 the only segment of ``FILE.mcap.parts`` beside it, and the file takes its name when the segment is sealed. A killed
 process leaves the parts, which ``rec recover`` makes whole.
 
-Law of this file: a file has its name only when it is whole, durable and was read back; nothing is overwritten.
+Law of this file: a file gets its name when it is whole, durable and was read back, and never takes another file's name.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def segment_file(path: Path, first_seq: int) -> Path:
 
 
 class RecordingPath:
-    """Where a recorder writes, for a path that a person named."""
+    """The directory that a recorder writes to, for a path that a person named."""
 
     def __init__(self, path: Path) -> None:
         self.file = path if path.suffix == FILE_SUFFIX else None
@@ -70,7 +70,7 @@ class RecordingPath:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a ``Recorder`` is told besides: the parts of a file are one segment."""
+        """Further arguments of a ``Recorder``, because the parts of a file are one segment."""
         return {} if self.file is None else {"segment_bytes": _SEGMENT_BYTES, "segment_ns": _SEGMENT_NS}
 
     def finish(self, number: int = 1) -> Path | None:
@@ -93,7 +93,7 @@ class RecordingPath:
 
 
 class Made(msgspec.Struct, frozen=True):
-    """What was written. ``complete``: stimuli are in it, so decisions replay too."""
+    """A recording that was written. If ``complete``, it holds stimuli, so its decisions replay too."""
 
     path: str
     first_seq: int
@@ -173,7 +173,8 @@ def stimulus_frame(about: About, stimuli: Sequence[Stimulus], first_seq: int) ->
 
 
 def write_dump(path: Path, about: About, state: CacheState, batches: list[list[Event]], last_ns: int) -> Made:
-    """What a daemon still remembers: facts, and the events behind them; no stimuli, so the state replays and no more.
+    """Write what a daemon still remembers: facts and the events behind them. Without stimuli the state replays, but no
+    decisions.
 
     It begins ``last_ns`` before the last event, or with the facts when those are younger. ``state`` is folded forward.
     """

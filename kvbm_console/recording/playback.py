@@ -32,14 +32,14 @@ FOLLOW_NS: Final = 100_000_000
 CHECKPOINT_EVENTS: Final = 2_048
 """A seek keeps the facts at most this far in front of its target, so that steps back from there fold only so much."""
 CHECKPOINT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""What kept facts may take; those not used for longest go first."""
+"""The memory that kept facts may take; those not used for longest go first."""
 
 
 class Playback:
     """A tape over one recording. ``position_seq`` is the last event that is applied; it stands at the first one.
 
-    Numbers outside of the recording are moved to its ends; a number inside a gap is moved to the gap's last one, from
-    which the facts are known again.
+    Numbers outside of the recording are moved to its ends. A number inside a gap is moved to the last number of the
+    gap, from which the facts are known again.
     """
 
     def __init__(self, recording: Recording, *, follow: bool = False) -> None:
@@ -192,7 +192,7 @@ class Playback:
             self._tape_ns = self._state.at_ns
 
     def take(self) -> list[FeedItem]:
-        """What a receiver has to be told since the last call; the state in a snapshot is the receiver's own."""
+        """The items for a receiver since the last call; the state in a snapshot is the receiver's own."""
         items, self._outbox = self._outbox, []
         if self._jumped:
             self._jumped = False

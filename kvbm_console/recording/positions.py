@@ -1,11 +1,11 @@
-"""Places in a recording as people write them: a number, a time, the end.
+"""Positions in a recording as people write them: a number, a time, the end.
 
-``4711``                    the event with this number
-``90s``, ``1.5m``, ``2h``   the engine's clock, as the console shows it
-``-60s``                    so long before the last event
-``2026-11-21T15:00:00``     the wall's clock; with a zone, or local
-``15:00:03``                the same on the day on which the recording begins, or on the next one if it lasts until then
-``end``                     the last event
+    4711                  the event with this number
+    90s, 1.5m, 2h         the engine's clock, as the console shows it
+    -60s                  so long before the last event
+    2026-11-21T15:00:00   the wall's clock; with a zone, or local
+    15:00:03              this time of the day on which the recording begins, or of the next day if it lasts until then
+    end                   the last event
 
 Law of this file: a time means the facts as of then, so it stands for the last event that is not later.
 """
@@ -33,8 +33,8 @@ _UNITS_NS: Final = {
 
 
 class Position(msgspec.Struct, frozen=True):
-    """One place. ``kind``: ``seq``, ``engine`` and ``back`` (from the end) in ns, ``wall`` since 1970, ``day`` since
-    midnight in ``zone`` (None: local), ``end``."""
+    """A parsed position. ``kind`` is the unit of ``value``: ``seq``, ``engine`` or ``back`` (from the end) in ns,
+    ``wall`` in ns since 1970, ``day`` in ns since midnight in ``zone`` (None for local), or ``end``."""
 
     kind: str
     value: int = 0

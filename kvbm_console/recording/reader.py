@@ -178,7 +178,7 @@ class Recording:
             before, end_seq = segment, entry.end_seq
 
     def events(self, first_seq: int | None = None) -> Iterator[list[Event]]:
-        """Events from ``first_seq`` on (default: all) in batches, in order; a gap lies between two batches."""
+        """Events from ``first_seq`` on, by default all, in ordered batches. A gap lies between two batches."""
         for segment, entry in self._from(first_seq):
             if not entry.events:
                 continue  # a keyframe on the way has megabytes
@@ -340,7 +340,7 @@ def _open_segments(directory: Path) -> tuple[list[Segment], dict[Path, Recording
     """The segments of a directory, and what is wrong with each that cannot be opened.
 
     Beside the files that a recorder has named others are passed over; a directory without these is one into which
-    somebody has put whole recordings.
+    whole recordings were put.
     """
     files = list(directory.glob("*.mcap"))
     sealed = {path.stem: path for path in files if segment_number(path)}

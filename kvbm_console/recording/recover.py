@@ -43,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What became of one active segment."""
+    """The outcome of the recovery of one active segment."""
 
     path: Path
     outcome: str
@@ -57,7 +57,7 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class Leftovers(msgspec.Struct, frozen=True):
-    """What a recorder found in its directory."""
+    """The leftovers that a recorder found in its directory."""
 
     next_segment: int
     to_seal: list[Path]
@@ -275,7 +275,8 @@ def _whole_frames(buffer: Buffer, start: int) -> Iterator[tuple[Frame, int]]:
 
 
 class Reindexed(msgspec.Struct, frozen=True):
-    """What became of one sealed segment. ``lost_bytes``: behind the last good chunk; 0 when all chunks were good."""
+    """A sealed segment with a new index. ``lost_bytes`` stood behind the last good chunk; 0 when all chunks were
+    good."""
 
     path: str
     first_seq: int

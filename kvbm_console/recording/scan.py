@@ -26,8 +26,8 @@ Buffer = bytes | mmap.mmap
 ENTRY_BYTES: Final = 256 * 1024
 """Frames that are read together: small enough that a seek reads little, large enough that the index stays small."""
 CRC_WORK_FACTOR: Final = 4
-"""Looking for a frame behind damage computes CRCs of at most this many times the file: overlapping lengths that a
-hostile file may claim would otherwise make it quadratic."""
+"""The search for a frame behind damage computes CRCs of at most this many times the file. Otherwise the overlapping
+lengths of a hostile file would make it quadratic."""
 
 
 class NotARecording(RecordingError):
@@ -49,7 +49,7 @@ def map_file(path: Path, size: int | None = None) -> Buffer:
 
 
 def read_preamble(buffer: Buffer, name: str) -> tuple[About, int]:
-    """What the segment says about itself, and the offset of its first frame.
+    """The description of the segment, and the offset of its first frame.
 
     Raises ``RecordingError`` for foreign files and other major versions, ``Torn`` when it ends too early, and
     ``CorruptRecording`` when a byte is wrong.
@@ -225,7 +225,7 @@ class EntryBuilder:
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """What a pass over an active segment found."""
+    """The result of a pass over an active segment."""
 
     about: About
     entries: list[IndexEntry]
@@ -237,7 +237,7 @@ class Scan(msgspec.Struct, frozen=True):
     end: SegmentEnd | None
     """None when the writer did not close it."""
     resume_offset: int | None
-    """Where valid frames go on behind damage, None when there is no damage."""
+    """The offset at which valid frames go on behind damage, None when there is no damage."""
     jump: bool
     """The damage is a frame that is valid and does not follow the one before it."""
     unreadable: bool = False
@@ -266,8 +266,8 @@ def scan_frames(
 ) -> Scan:
     """The frames from ``start`` on, which follow a good preamble, or frames up to event ``first_seq - 1``.
 
-    ``now_ns`` is the engine's time at the last item before them. What may follow damage is not looked for:
-    ``resume_offset`` is None.
+    ``now_ns`` is the engine's time at the last item before them. It does not search behind damage, so ``resume_offset``
+    is None.
     """
     size = len(buffer)
     builder = EntryBuilder(about.clock_anchor_ns, now_ns)

@@ -34,7 +34,7 @@ from kvbm_console.recording.segments import SealedSegment
 from kvbm_console.recording.threads import Worker
 
 CHUNK_BYTES: Final = 256 * 1024
-"""Decompressed bytes of a chunk: a reader decompresses whole ones, and four times as much gains 1 % of size."""
+"""Decompressed bytes of a chunk: a reader decompresses whole chunks, and four times as much gains 1 % of size."""
 LIBRARY_CHUNK_BYTES: Final = 2 * fmt.FRAME_BYTES_MAX
 """Above every chunk of ours, so that the library never ends one by itself and our index knows them all."""
 SEAL_NICENESS: Final = 15
@@ -57,11 +57,11 @@ class GivenUp(Exception):
 
 
 class SegmentBusy(RecordingError):
-    """Raised when a segment is being written, recovered or sealed by somebody else, or is gone."""
+    """Raised when another process writes, recovers or seals a segment, or when it is gone."""
 
 
 class _Output:
-    """What the library writes to: no ``RawIOBase``, which it would wrap in a buffer, and no short writes."""
+    """The library's output: no ``RawIOBase``, which it would wrap in a buffer, and no short writes."""
 
     def __init__(self, path: Path) -> None:
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
@@ -86,8 +86,8 @@ class _Output:
 def seal_segment(path: Path, give_up: Callable[[], bool] = never) -> Path:
     """Seal one active segment and remove it; returns the new file.
 
-    Raises ``SegmentBusy``, ``CorruptRecording`` when it is damaged or was not recovered, ``OSError``, and ``GivenUp``
-    as soon as ``give_up``, which is asked at each frame, says so.
+    Raises ``SegmentBusy``, ``OSError``, and ``CorruptRecording`` when it is damaged or was not recovered. Each frame
+    asks ``give_up``, and raises ``GivenUp`` if that is true.
     """
     fd = lock_file(path)
     if fd is None:
@@ -354,7 +354,7 @@ def main(path: str) -> int:
 RETAIN_EVERY_S: Final = 60.0
 """Ages are looked at this often; bytes also at every rotation and around every sealing."""
 FREE_SEGMENTS: Final = 2
-"""Room for so many segments stays free where something is retained at all: a sealing writes up to 0.82 of its source
+"""A directory with retention keeps room for so many segments free, because sealing writes up to 0.82 of its source
 before the source goes."""
 
 
@@ -374,7 +374,7 @@ def used_bytes(directory: Path) -> int:
 
 
 def free_bytes(directory: Path) -> int:
-    """What the disk still takes."""
+    """Bytes that the disk still takes."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
 

@@ -1,4 +1,4 @@
-"""Segments open for reading: sealed ones, and active ones that may still be written.
+"""Sealed and active segments, open for reading; an active segment may still be written.
 
 A sealed segment is read by our own code and not by the library. The library's readers accept lengths of up to 4 GiB,
 decompress whatever they are told to, and verify neither the summary's CRC nor an attachment's.
@@ -92,7 +92,7 @@ class SealedSegment:
 
 
 class _Bad(Exception):
-    """What is wrong, inside this file; leaves it as ``CorruptRecording``."""
+    """Damage found inside this file; callers outside see a ``CorruptRecording``."""
 
 
 _ESCAPES: Final = (
@@ -108,7 +108,7 @@ def _require(ok: bool, message: str) -> None:
 
 
 def sealed_about(buffer: Buffer, name: str) -> About | None:
-    """What a sealed segment says about itself, None when damaged. Raises ``RecordingError`` for foreign files."""
+    """The description of a sealed segment, None when damaged. Raises ``RecordingError`` for foreign files."""
     try:
         return _read_about(buffer, name)
     except (CorruptRecording, *_ESCAPES):
@@ -252,10 +252,10 @@ further."""
 
 
 class ActiveSegment:
-    """An open ``.active`` segment, every frame verified. What is appended later is seen after a ``refresh``.
+    """An open ``.active`` segment, every frame verified. Later frames are seen after a ``refresh``.
 
-    It is read and never mapped: a writer on a full disk takes the beginning of a frame back, and a page that is gone
-    kills whoever looks at it.
+    The file is read and never mapped. A writer on a full disk takes the beginning of a frame back, and access to a page
+    that is gone kills the process.
     """
 
     sealed: Final = False

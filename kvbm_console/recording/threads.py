@@ -1,13 +1,12 @@
 """The threads of a recorder: how they run, the queue of the writing thread, and the sync thread.
 
-A thread that releases the interpreter beside a busy thread gets it back only after a whole switch interval of 5 ms, and
-waking it costs more than its work for a flush. So behind each write the writing thread rests for ``WRITE_GAP_S`` and
-then takes everything that waits in one write.
+A thread that releases the interpreter beside a busy thread gets it back only after a switch interval of 5 ms. Waking it
+costs more than its work for a flush. So behind each write the writing thread rests for ``WRITE_GAP_S`` and then takes
+everything that waits in one write.
 
-The sync thread makes written events survive a power loss, once a second. ``synced_seq`` names an event only when every
-file with it or an earlier event, and the directory entry of each, was made durable after the write. A file whose sync
-failed is never synced again. The kernel may have forgotten the pages that it could not write, so a second call would
-lie.
+The sync thread makes written events survive a power loss, once a second. ``synced_seq`` names an event only when all
+files up to that event, and their directory entries, were made durable after the write. A file whose sync failed is
+never synced again. The kernel may have forgotten the pages that it could not write, so a second call would lie.
 
 Law of this file: an item is taken once, in order, ``put`` never waits, and a thread that ends by itself says why.
 """
@@ -47,7 +46,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # the edge of a thread: a bug is told to whoever watches it
+        except BaseException as error:  # the edge of a thread: a bug is kept in ``ended``
             log.exception("the thread %s ended", self.name)
             self.ended = f"{type(error).__name__}: {error}"
 
@@ -120,11 +119,11 @@ class WriteQueue:
 
     @property
     def bytes(self) -> int:
-        """What was put and is not done."""
+        """Bytes that were put and are not done."""
         return self._put_bytes - self._done_bytes
 
     def put(self, item: Item) -> None:
-        """Add to the end. Somebody waits for the ends and events: they end a rest."""
+        """Add to the end. An event or the end wakes the thread, because a caller waits for it."""
         if isinstance(item, Chunks):
             self._put_bytes += item.bytes
         waited_for = self.bytes > self._hurry_bytes if isinstance(item, Chunks | Key) else True

@@ -4,8 +4,8 @@
 with every later keyframe. *Decision replay* feeds the recorded stimuli to a leader restored from a complete keyframe
 and compares what it decides event for event, its aids included.
 
-Law of this file: it stops at the first difference and names it; a stretch that could not be compared is counted as
-such and never as equal.
+Law of this file: a replay stops at the first difference and names it. A stretch that could not be compared never counts
+as equal.
 """
 
 from collections import deque
@@ -34,7 +34,8 @@ from kvbm_console.wire.batches import NewerSchema
 AUDIT_ALL_BELOW: Final = 5_000
 """Up to this many events the facts are audited after every stimulus."""
 AUDITS: Final = 200
-"""Full audits of a longer recording, spread evenly; each walks every place. The cheap ones run after every stimulus."""
+"""Full audits of a longer recording, spread evenly; each walks every place. The cheap checks run after every
+stimulus."""
 
 Progress = Callable[[str, int, int], None]
 """(what, events done, events in all)."""

@@ -1,13 +1,13 @@
 """The recorder: hands encoded chunks to a thread that appends them to segments.
 
 ``offer`` runs on the service's thread and neither waits nor fails. When the disk does, or when the thread falls behind,
-chunks are dropped and counted to the event; the recording goes on with a ``Gap`` and a complete keyframe behind it, so
-that what follows can be folded and replayed.
+chunks are dropped and counted to the event. The recording goes on with a ``Gap`` and a complete keyframe, so later
+events can be folded and replayed.
 
 Promises: ``kill -9`` loses nothing with a number up to ``written_seq``, a power loss nothing up to ``synced_seq``.
 
-Law of this file: an event is counted once, as written or as not recorded, and ``written_seq`` moves only after the
-whole frame is in the file.
+Law of this file: an event counts once, as written or as not recorded. ``written_seq`` moves only after the whole frame
+is in the file.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from kvbm_console.recording.threads import WRITE_GAP_S, Chunks, Item, Key, Synce
 from kvbm_console.wire.batches import EventChunk, StimulusChunk
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What may wait for the thread: about a million events. Beyond it chunks are dropped and counted."""
+"""Bytes that may wait for the thread: about a million events. Beyond it chunks are dropped and counted."""
 RETRY_S: Final = 0.25
 """A full disk is tried again this often."""
 TOO_LARGE_RETRY_S: Final = 60.0
@@ -52,8 +52,8 @@ KEYFRAME_EVENTS_MIN: Final = 50_000
 KEYFRAME_EVENTS_MAX: Final = 150_000
 """Bounds of the spacing of keyframes. With a fold of a million events a second the longest seek stays near 150 ms."""
 KEYFRAME_BYTES_PER_EVENT: Final = 8
-"""Compressed bytes that keyframes may add to an event. Facts may add more where the longest seek needs that; the
-aids, which a rerun alone needs, only where keyframes with them would be further apart than ``COMPLETE_EVENTS_MAX``:
+"""Compressed bytes that keyframes may add to an event. Facts may add more where the longest seek needs that. Aids,
+which only a rerun needs, may add more where complete keyframes would be further apart than ``COMPLETE_EVENTS_MAX``. The
 keyframes in between have facts only."""
 COMPLETE_EVENTS_MAX: Final = 600_000
 """A cut, which reruns from the complete keyframe in front of it, then takes half a minute at most."""
@@ -75,7 +75,7 @@ CLOSE_TIMEOUT_S: Final = 3.0
 """A disk that hangs must not keep the daemon from ending; what is not written by then is as after a kill."""
 
 TakeKeyframe = Callable[[], tuple[int, bytes, bytes]]
-"""(number of the next event, facts, aids) of the leader, as of now. Who only mirrors one has no aids."""
+"""(number of the next event, facts, aids) of the leader, as of now. A mirror of a leader has no aids."""
 TakeFacts = Callable[[], tuple[int, bytes]]
 """(number of the next event, facts), as of now: aids take a hundred times as long to export."""
 
@@ -210,7 +210,7 @@ class Recorder:
         )
         self._put_key(Key(self._head, 0, facts, aids, 0, False))
         self._taken: list[Item] = []
-        """What the writing thread works on."""
+        """The work of the writing thread."""
         self._worker = Worker("recorder", self._run)
         self.workers = {
             "recorder": self._worker, "recorder sync": self._syncer.worker, "recorder seal": self._sealer.worker,
@@ -273,7 +273,8 @@ class Recorder:
         return None
 
     def restart(self, name: str) -> None:
-        """Begin one of ``workers`` again after it ended. What the writing thread worked on is lost, and counted."""
+        """Begin one of ``workers`` again after it ended. The current work of the writing thread is lost, and
+        counted."""
         worker = self.workers[name]
         if worker is self._worker:
             taken, self._taken = self._taken, []
@@ -288,7 +289,7 @@ class Recorder:
         worker.restart()
 
     def _hindrance(self) -> str | None:
-        """What keeps the directory from being as it was asked for while no event is lost."""
+        """The reason why the directory is not as asked for although no event is lost."""
         if self._keyframe_refused is not None:
             return f"no keyframe is written, so replays begin at the last one: {self._keyframe_refused}"
         if self._rotation_refused is not None:
@@ -675,7 +676,7 @@ class RecorderNotes:
             self._degraded = True
             self._submit(Noted, Note.RECORDER_DEGRADED, status.reason or "the writer fell behind")
         if degraded:
-            # With nothing to publish nobody else would ask whether the disk takes events again.
+            # With nothing to publish no other call would find out whether the disk takes events again.
             recorder.offer(None, None)
         elif self._degraded:
             self._end(status.not_recorded, "recording again")

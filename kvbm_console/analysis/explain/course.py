@@ -22,9 +22,9 @@ from kvbm_console.stream.feed import GapSeen
 QUEUE, LOOKUP, HOLD, TRANSFER_QUEUE, WIRE, COMPUTE, SKIPPED, RELEASE, UNKNOWN = (
     "queue", "lookup", "hold", "transfer queue", "wire", "compute", "skipped", "release", "unknown",
 )
-"""What time goes into: waiting for admission or scheduling; waiting for blocks that somebody else was still writing;
-standing in a hold; copies that it waits for, before and after they started; iterations; iterations that left it out;
-the end of a finished request without a copy; a gap."""
+"""The parts of a request's time. ``queue`` is admission and scheduling, ``lookup`` blocks that another request still
+writes, ``transfer queue`` and ``wire`` its copies before and after they start. ``skipped`` are iterations that left it
+out, ``release`` is the end of a finished request without a copy, and ``unknown`` is a gap."""
 WRONG_MAX: Final = 64
 """Mismatches kept of one request: each names a copy, and one is enough to begin with."""
 LOOKUPS_MAX: Final = 1_000
@@ -32,7 +32,7 @@ LOOKUPS_MAX: Final = 1_000
 
 
 class Stood(msgspec.Struct, frozen=True):
-    """Where one block stood when it was looked for."""
+    """The places of one block when it was looked for."""
 
     ready: tuple[Tier, ...] = ()
     writing: tuple[Tier, ...] = ()
@@ -297,7 +297,7 @@ class Course(Visitor):
     # --- what came out -----------------------------------------------------------------------------------------------
 
     def spent(self) -> Spent:
-        """Where its time went, and the copies that it waited for, longest first."""
+        """The parts of its time, and the copies that it waited for, longest first."""
         parts = sorted(
             (Part(what, ns) for what, ns in self._parts.items() if ns), key=lambda part: (-part.ns, part.what)
         )
@@ -326,7 +326,7 @@ class Course(Visitor):
 
 
 def _clone(state: CacheState, slot: SlotFacts, seq: int | None) -> Clone | None:
-    """What a clone shares with its parent now, as far as the parent is known."""
+    """The blocks that a clone shares with its parent now, as far as the parent is known."""
     if slot.parent is None:
         return None
     parent = state.slots.get(slot.parent)

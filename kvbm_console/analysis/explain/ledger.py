@@ -1,6 +1,6 @@
 """The ledger of blocks: everything that happened to the content of some sequence hashes.
 
-Law of this file: it writes down and does not judge. An entry names the event; a gap is an entry too.
+Law of this file: the ledger records and does not judge. An entry names the event; a gap is an entry too.
 """
 
 from typing import Final
@@ -91,7 +91,7 @@ class Ledger(Visitor):
         return None if slot is None else self.requests.get(slot, f"slot {slot}")
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        """What is resident at the beginning, or again after a gap."""
+        """Note the blocks that are resident at the beginning, or again after a gap."""
         if gap is None:
             self.known_from = state.seq
         for slot in state.slots.values():
@@ -158,7 +158,7 @@ class Ledger(Visitor):
                 ))
 
     def _left_without(self, state: CacheState, pool: int, places: list[int], key: int) -> tuple[Tier, ...]:
-        """Where the hash can still be read when these places are gone."""
+        """The tiers where the hash can still be read when these places are gone."""
         gone = set(places)
         left = set()
         for other in state.pools:

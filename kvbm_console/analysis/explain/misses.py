@@ -1,10 +1,10 @@
 """Judgement: which event decided that a prompt block missed.
 
-The order of the questions is the order of the leader's own look-up: the boundary, a copy under way, a rule, then the
-history of the content.
+The questions come in the order of the leader's own look-up. They ask for the boundary, a copy under way, a rule, then
+the history of the content.
 
-Law of this file: what the evidence does not hold is said to be unknown, and what the leader remembered is quoted as
-its memory and not as an event.
+Law of this file: a reason outside of the evidence is unknown, and the leader's memory is quoted as memory, never as an
+event.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ ALSO_MAX: Final = 8
 class Judge:
     """Explains missed blocks of one request.
 
-    ``lower`` are the tiers below G1 that can keep a copy, ``remembered`` is what the leader remembered of absent blocks
-    at the snapshots of the evidence: (seq, hash to ``MissReason``).
+    ``lower`` are the tiers below G1 that can keep a copy. ``remembered`` is the leader's memory of absent blocks at the
+    snapshots of the evidence, as (seq, hash to ``MissReason``).
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Judge:
         return f"rule {eviction.why}"
 
     def _memory(self, block: int, before_seq: int) -> int | None:
-        """What the leader remembered of this absent block, at the last snapshot in front of the look-up."""
+        """The leader's memory of this absent block, at the last snapshot in front of the look-up."""
         memory: Mapping[int, int] = {}
         for seq, kept in self.remembered:
             if seq <= before_seq:
@@ -203,7 +203,7 @@ class Judge:
     def _never(self, block: int, before_seq: int) -> MissedRun:
         known_from = self.ledger.known_from
         if known_from == 0:
-            return self._run(block, Missed.NEVER_STORED, "nobody had computed it before")
+            return self._run(block, Missed.NEVER_STORED, "it had never been computed before")
         memory = self._memory(block, before_seq)
         if memory is not None:
             word = MissReason(memory).label

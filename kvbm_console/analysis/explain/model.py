@@ -1,7 +1,7 @@
-"""What an explanation says: the document of ``why --format json``, a stable contract.
+"""The document of ``why --format json``, a stable contract.
 
-Law of this file: data only. Everything that is an identifier is a string, what is absent is null, times are of the
-engine in nanoseconds, and ``text`` says the same in one sentence.
+Law of this file: data only. Identifiers are strings, absent values are null, times are the engine's in nanoseconds.
+``text`` says the same in one sentence.
 """
 
 from enum import StrEnum
@@ -58,13 +58,13 @@ class MissedRun(msgspec.Struct, frozen=True, kw_only=True):
     """Of an eviction: which rule chose the block."""
     filter: str | None = None
     for_request: str | None = None
-    """Who wanted the room, or whose copy it was."""
+    """The request that wanted the room, or that the copy belonged to."""
     operation: str | None = None
     candidate: str | None = None
     remembered: str | None = None
-    """What the leader itself remembered, where the event is not in the evidence."""
+    """The leader's own memory, if the event is not in the evidence."""
     also: tuple[str, ...] = ()
-    """What else happened to the first block, newest last."""
+    """Other events of the first block, newest last."""
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time went from ``from_ns`` to ``until_ns``: the parts add up to the difference."""
+    """The parts of the time from ``from_ns`` to ``until_ns``, which add up to the difference."""
 
     from_ns: int
     until_ns: int

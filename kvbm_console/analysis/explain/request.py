@@ -1,6 +1,6 @@
 """From evidence to an explanation of one request.
 
-Law of this file: two passes at most; the first only finds the request, the second folds.
+Law of this file: an explanation takes two passes, of which the first only finds the request.
 """
 
 from typing import Final
@@ -33,7 +33,7 @@ class _Found(msgspec.Struct):
 
 
 class _Lower(Visitor):
-    """The tiers below G1 that somebody decides to copy to, as of the end, and what the leader remembered."""
+    """The tiers below G1 that the leader copies to, as of the end, and the leader's memory."""
 
     def __init__(self, evidence: Evidence, wanted: set[int]) -> None:
         super().__init__()

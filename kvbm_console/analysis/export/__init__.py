@@ -29,7 +29,7 @@ FORMATS: Final = {"jsonl": ".jsonl", "chrome": ".json", "perfetto": ".pftrace", 
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What was written. ``items``: lines, trace events, packets or rows."""
+    """A finished export; ``items`` are its lines, trace events, packets or rows."""
 
     path: str
     format: str
@@ -58,7 +58,7 @@ def export(
                 items = _stream(evidence, form, file, progress, wanted)
         draft.rename(path)
     except FileExistsError:
-        raise UsageError(f"{draft} exists: somebody else is writing it, or an export was killed") from None
+        raise UsageError(f"{draft} exists: another export is writing it, or was killed") from None
     except BaseException:
         _remove(draft)
         raise

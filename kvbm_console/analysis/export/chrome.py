@@ -2,7 +2,7 @@
 
 A process for slots (a thread each), one for holds, one for transfers (threads are lanes of a route), one for counters.
 
-Law of this file: one JSON object a line, written as rows come; times are microseconds of the engine.
+Law of this file: each row is written at once as one line of JSON, with times in microseconds of the engine.
 """
 
 from typing import IO, Any, Final

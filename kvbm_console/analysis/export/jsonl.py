@@ -1,6 +1,6 @@
 """JSON lines: every event as ``tail --format jsonl`` prints it, gaps as lines of their own.
 
-Law of this file: one event, one line, in the order of ``seq``; what is missing is a line that says so.
+Law of this file: each event is one line, in the order of ``seq``, and each gap is a line, too.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""Perfetto TrackEvents: a track for each slot with slices for its states, tracks for holds, lanes for each route, a
-flow from candidate to transfer to completion, counters for tiers and engine.
+"""Perfetto TrackEvents. Each slot has a track with slices for its states. Holds have tracks, routes have lanes, and
+tiers and the engine have counters. A flow leads from candidate to transfer to completion.
 
-Law of this file: the library is imported when a trace is begun; tracks are described before they are used.
+Law of this file: the library is imported when a trace begins, and a track is described before its first use.
 """
 
 from typing import IO, Any, Final

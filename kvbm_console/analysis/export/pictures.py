@@ -1,4 +1,4 @@
-"""What the two trace formats share: which track a row goes to, and what is written on it.
+"""The common part of the two trace formats: the track of each row, and its text.
 
 Law of this file: slices of one track never overlap, so copies that run side by side get lanes of their own.
 """
@@ -31,7 +31,7 @@ class Lanes:
 
 
 def state_args(row: StateRow) -> dict[str, Any]:
-    """What a slice of a state says when it is clicked."""
+    """The details of a state's slice, shown when it is clicked."""
     return {
         "request": row.request, "slot": row.slot, "seq": row.seq, "cause": row.cause, "iteration": row.iteration,
         "computed_tokens": row.computed_tokens, "open": row.open,

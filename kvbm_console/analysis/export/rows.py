@@ -1,7 +1,7 @@
 """Rows: a recording as intervals and samples. Every format of an export is made of these.
 
-Law of this file: an interval is told once, when it ends, with both its ends; what is still open where the evidence or
-a stretch of it ends is told as ending there and says so. Nothing is drawn across a gap.
+Law of this file: an interval is told once, when it ends, with both its ends. An interval that is open at the end of the
+evidence, or in front of a gap, ends there and is marked as open. Nothing is drawn across a gap.
 """
 
 from typing import Final
@@ -47,11 +47,11 @@ class HoldRow(msgspec.Struct, frozen=True):
     end_ns: int
     seq: int
     why: str | None
-    """Why it ended; None: it has not."""
+    """The reason of its end; None while it lasts."""
 
 
 class TransferRow(msgspec.Struct, frozen=True):
-    """A candidate with its six stamps; ``ended_ns`` None: it is open."""
+    """A candidate with its six stamps; ``ended_ns`` is None while it is open."""
 
     candidate: int
     operation: int | None
@@ -88,7 +88,7 @@ class TierRow(msgspec.Struct, frozen=True):
 
 
 class EngineRow(msgspec.Struct, frozen=True):
-    """What the engine told of itself with an iteration."""
+    """The engine's own figures of an iteration."""
 
     at_ns: int
     iteration: int
@@ -109,7 +109,8 @@ class EventRow(msgspec.Struct, frozen=True):
 
 
 class Consumer:
-    """Who turns rows into a file. Each method is called in the order in which rows end; ``close`` once."""
+    """The base of the formats, which turn rows into a file. Each method is called in the order in which rows end;
+    ``close`` once."""
 
     wants_events = False
     """Whether ``event`` is called: describing every event is most of the work."""

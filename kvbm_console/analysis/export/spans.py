@@ -4,8 +4,8 @@ The span of a request begins with its arrival and ends with it; its attributes a
 and copies are spans below it with the engine's own times, moved to the wall's clock by the daemon's anchor. Copies that
 belong to no request are no part of a timeline and are left out.
 
-Law of this file: every span ends, and no time is made up: a request that was seen in the middle says so
-(``kvbm.complete``), and one whose events were lost carries the gap as an event.
+Law of this file: every span ends, and no time is made up. A request that was seen from its middle on says so
+(``kvbm.complete``), and a request with lost events carries the gap as an event.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from kvbm_console.core.ids import FinishReason
 from kvbm_console.stream.feed import GapSeen
 
 SPANS_PER_REQUEST_MAX: Final = 1_000
-"""A request that is left out of iterations in turn has thousands of states; no trace viewer shows that many. What is
-left out is counted in ``kvbm.spans_left_out`` of its span."""
+"""A request that is left out of iterations in turn has thousands of states; no trace viewer shows that many. The spans
+left out are counted in ``kvbm.spans_left_out`` of its span."""
 _FAILED: Final = (FinishReason.TOO_LARGE.label, FinishReason.ERROR.label)
 _NOWHERE: Final = Context()
 Value = str | int | float | bool

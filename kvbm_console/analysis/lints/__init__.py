@@ -1,6 +1,6 @@
 """Lints: what needs a person, found in events and facts, each with threshold, evidence, explanation and what to do.
 
-The console draws them while events come in, ``doctor`` asks them about a whole recording or a live target, and tests
+The console draws them while events come in. ``doctor`` asks them about a whole recording or a live target, and tests
 assert that there are none. They are visitors of one walk: ``analysis.diagnosis`` walks evidence, ``Watch`` folds a
 stream. To add a lint, write its class in the file of its subject; nothing else names it.
 

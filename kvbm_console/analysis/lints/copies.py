@@ -59,7 +59,7 @@ class Pending(Lint):
     )
     bad = "blocks that should be saved or loaded wait in line"
     do = (
-        "look at what stands in front of it: a closed pipeline or a full tier below holds all of them, a busy link "
+        "look at what stands in front of it. A closed pipeline or a full tier below holds all copies, a busy link "
         "those that are promoted"
     )
     ends = True

@@ -28,7 +28,7 @@ FAULT_LEAST_NS: Final = 30 * SECOND_NS
 """A stay this many times over its limit is a fault, and at least half a minute."""
 POLLED_LEAST: Final = 100
 POLLS_KEPT_MAX: Final = 10_000
-"""(request, call) pairs counted at once; refusals of further ones are counted together."""
+"""(request, call) pairs counted at once; refusals of further pairs are counted together."""
 PREEMPTIONS: Final = 3
 PREEMPT_WINDOW_NS: Final = 60 * SECOND_NS
 PREEMPT_BLOCKS: Final = 2
@@ -171,14 +171,14 @@ class Stuck(Lint):
             stay.held_since_ns = None
 
     def level_of(self, slot: SlotFacts, at_ns: int) -> Level | None:
-        """How bad the stay of this slot is at this time; None while it is as usual, or while somebody holds it."""
+        """The level of the slot's stay at this time; None while the stay is as usual, or while the slot is held."""
         stay = self._stays.get(slot.slot)
         if stay is None or slot.state not in WATCHED or slot.hold is not None:
             return None
         age, limit = stay.age(at_ns), self.limit(slot.state)
         if age <= limit:
             return None
-        # Nobody takes a finishing request back: what it waits for is lost.
+        # A finishing request never goes back, so a report that it waits for is lost.
         return Level.FAULT if slot.state is _S.FINISHING or age > fault_after(limit) else Level.CAUTION
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
@@ -231,7 +231,7 @@ class Deadlock(Lint):
     name = "deadlock"
     level = Level.FAULT
     threshold = (
-        "for 5 s no request of an engine runs, no copy is in flight, and the first request of its queue wants more "
+        "for 5 s no request of an engine runs and no copy is in flight. The first request of its queue wants more "
         "device blocks than are free"
     )
     bad = "no request can go on any more, because each waits for blocks of another or behind it; nothing ends that"

@@ -99,7 +99,7 @@ class EngineEnded(Lint):
     threshold = (
         "an engine whose event stream is followed has closed its port, or a tapped one ended with live requests"
     )
-    bad = "nobody serves there, and its cache is lost: what comes next is computed anew"
+    bad = "it serves no request, and its cache is lost: later requests are computed anew"
     do = "look at the engine's log; it is followed again when it is back"
     ends = True
     view = "tiers"

@@ -1,10 +1,11 @@
 """Breakpoints and the gate: where a slot stops.
 
-The order of evaluation is fixed: armed, enabled, dependency satisfied; site and state (the index); what it matches; its
-condition; one more match; ignored matches and the hit condition; the rate of logs; the budget of holds; the action.
+A breakpoint is evaluated in a fixed order. First it must be enabled, its dependency satisfied, and its site and state
+those of the moment. Then its pattern and its condition must match, which counts one more match. The ignored matches and
+the hit condition decide whether that match takes effect. The rate of logs and the budget of holds limit the action.
 
-Law of this file: with nothing armed there is no gate (``Leader.gate is None``); a gate is pure matching over facts, and
-what follows from a match is an event like any other, so decision replay reproduces every hold.
+Law of this file: with nothing armed there is no gate (``Leader.gate is None``). A gate only matches facts, and every
+effect of a match is an event, so decision replay reproduces every hold.
 """
 
 from collections.abc import Callable
@@ -28,11 +29,12 @@ METER_EVERY: Final = 8
 """One evaluation of a condition in this many is timed, and counted as often."""
 
 STEPPED: Final = frozenset(Site) - {Site.TRANSITION_WILL, Site.CALL_WILL, Site.CALL_DID}
-"""Sites that a step stops at: not before a move, which follows in the same breath; calls are not the slot's doing."""
+"""Sites that a step stops at. It does not stop before a move, which follows at once, nor at calls, which the engine
+makes."""
 
 
 class Moment(msgspec.Struct):
-    """What a site knows when it asks the gate."""
+    """The facts of a site that is passed, as the gate needs them."""
 
     site: Site
     slot: int
@@ -98,7 +100,7 @@ def _compiled(compile_one: Callable[[str], Any], text: str) -> Any:
 
 
 def hit_test(text: str) -> Callable[[int], bool] | None:
-    """Whether the n-th match takes effect; None: always.
+    """A test whether the n-th match takes effect, or None if every match does.
 
     >>> [n for n in range(1, 8) if hit_test("%3")(n)], [n for n in range(1, 5) if hit_test(">=3")(n)]
     ([3, 6], [3, 4])

@@ -1,7 +1,7 @@
 """Columns: sequences of block ids and of sequence hashes as little-endian bytes.
 
-Law of this file: one form everywhere. An id column is int32, a hash column uint64, little-endian, in memory, on the
-wire and on disk, so that encoding is a memcpy and comparing is a memcmp.
+Law of this file: one form everywhere. An id column is int32 and a hash column uint64, both little-endian, in memory, on
+the wire and on disk. So encoding is a memcpy and comparing is a memcmp.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Data that configures the core: the leader's numbers and the specification of a breakpoint.
 
-Law of this file: a value that is out of bounds is refused at construction with one sentence naming field, bound and
-value, so that nothing below has to check again.
+Law of this file: construction refuses a value that is out of bounds, in one sentence with field, bound and value. So no
+other code has to check it again.
 """
 
 import math
@@ -55,7 +55,10 @@ def require(ok: bool, field: str, bound: str, value: object) -> None:
 
 
 class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the leader decides with. Part of every recording; two hosts compare its digest before the first command."""
+    """The numbers that the leader decides by.
+
+    Part of every recording; two hosts compare its digest before the first command.
+    """
 
     block_tokens: int = 16
     """Tokens in one block, the same in all tiers."""
@@ -87,8 +90,8 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hold_budget_share: float = 0.25
     """Share of the live slots that may be held at once, at most 64 (safety rule 4)."""
     pressure_share: float = 0.25
-    """Share of a device pool that held slots may own: beyond it no further one is held, so that the others keep the
-    rest of the pool (safety rule 4). The first hold always begins."""
+    """Share of a device pool that held slots may own. No further slot is held beyond it, so that the other slots keep
+    the rest of the pool (safety rule 4). The first hold always begins."""
     eviction: PolicyConfig = PolicyConfig()
     """The policy of the lower tiers; without a word of it (recordings of before) it is ``simple_lru``."""
     prefetch: Prefetch = "none"
@@ -161,12 +164,12 @@ class BreakpointSpec(msgspec.Struct, frozen=True, array_like=True):
     condition: str = ""
     """An expression (``core.expression``) over the slot, the site and the tiers; empty matches everything."""
     hit_condition: str = ""
-    """``==N``, ``>=N`` or ``%N`` over the matches that were not ignored, counted from 1; empty: all of them."""
+    """``==N``, ``>=N`` or ``%N`` over the matches that were not ignored, counted from 1. Empty means every match."""
     log: str = ""
-    """What a hit says, with ``{field}`` filled in; empty: nothing but that it happened."""
+    """The message of a hit, in which ``{field}`` is filled in. Empty means no message."""
     suspend: Suspend = Suspend.SLOT
     depends_on: int = 0
-    """Id of a breakpoint that must have taken effect before; 0: none."""
+    """Id of a breakpoint that must have taken effect before, or 0."""
     on_timeout: OnTimeout = OnTimeout.CONTINUE
     expires_ns: int = EXPIRES_DEFAULT_NS
     """How long after it was set it is disabled, on the wall's clock."""

@@ -1,8 +1,8 @@
 """The errors of the library, one class for each kind of cause.
 
-Law of this file: the class says whose fault it is. A bug of ours is an ``InternalError``, a peer that asks for the
-impossible is answered with ``Refused``, and everything that a user can mend is a ``UsageError``: one sentence that
-names the field or file, the bound and the value.
+Law of this file: the class says whose fault it is. A bug of ours is an ``InternalError``. A peer that asks for the
+impossible gets ``Refused``. A mistake that the user can mend is a ``UsageError``, one sentence with the field or file,
+the bound and the value.
 """
 
 
@@ -48,7 +48,8 @@ class NotFound(UsageError):
 
 
 class RecordingError(UsageError):
-    """Raised when a recording cannot be read: not ours, another major version, or corrupt; names the file."""
+    """Raised when a recording cannot be read because its format is not ours, its major version differs, or it is
+    corrupt. Names the file."""
 
 
 class CorruptRecording(RecordingError):

@@ -46,7 +46,7 @@ NOTHING_RETURNED: Final = (0, 0, 0, 0)
 
 
 class Event(msgspec.Struct, array_like=True, gc=False, tag=0):
-    """What all events carry."""
+    """The fields of every event."""
 
     seq: int
     at_ns: int
@@ -87,8 +87,8 @@ class SlotOpened(Event, tag=2):
 
 
 class SlotMoved(Event, tag=3):
-    """A slot made a move of the transition table. ``cached`` are the prompt tokens that its last
-    admission found in G1 to G4, those of failed loads taken back; earlier versions said it of loads alone.
+    """A slot made a move of the transition table. ``cached`` are the prompt tokens that the last admission found in G1
+    to G4, without those of failed loads. Earlier versions counted loads alone.
 
     ``entry`` is the tag of the stimulus (``stimuli.ENTRY_NAMES``), ``detail`` the tokens of ``onboard_staged(n)`` and
     ``onboarding(n)``. A move to ``finished`` also carries the iteration first scheduled and the iterations skipped,
@@ -134,8 +134,8 @@ class SlotCloned(Event, tag=5):
 class LookupAnswered(Event, tag=6):
     """A lookup had a new answer. ``matched`` are blocks found in G2, G3, G4 behind ``local_blocks`` of G1.
 
-    ``first_miss`` is the index of the first prompt block found nowhere (None: all found), ``why`` says why;
-    ``answer`` is the tokens told to the engine, None for "ask again".
+    ``first_miss`` is the index of the first prompt block found nowhere, or None when all were found, and ``why`` is the
+    reason. ``answer`` is the number of tokens told to the engine, None for "ask again".
     """
 
     slot: int
@@ -240,8 +240,8 @@ class BlocksDropped(Event, tag=15):
 class CandidatePlanned(Event, tag=16):
     """The intent to move blocks along a route, of a slot or (cached blocks that no live slot owns) of a pool.
 
-    ``hashes`` name the content; ``targets`` are the device blocks to load into (empty for an offload);
-    ``first_block`` is the prompt index of the first block, None when the slot is None.
+    ``hashes`` name the content. ``targets`` are the device blocks to load into, empty for an offload. ``first_block``
+    is the prompt index of the first block, None when the slot is None.
     """
 
     candidate: int
@@ -276,8 +276,8 @@ class CandidateSkipped(Event, tag=19):
 class CandidatePromoted(Event, tag=20):
     """The candidate became an operation: ``sources[i]`` is copied to ``targets[i]``.
 
-    Of loads: ``thrash`` of its blocks come back within the window after their offload (BC-6), and ``returned[i]`` of
-    them within the window after G1 to G4 had evicted them.
+    Two counts concern loads. ``thrash`` blocks come back within the window after their offload (BC-6), ``returned[i]``
+    blocks within the window after G1 to G4 evicted them.
     """
 
     candidate: int
@@ -344,10 +344,11 @@ class IterationAdvanced(Event, tag=25):
 
 
 class PrefixScored(Event, tag=26):
-    """An admission committed: of ``prompt_blocks``, ``hits`` were found in G1 to G4; the rest is computed (BC-5).
+    """An admission committed. Of its ``prompt_blocks``, ``hits`` were found in G1 to G4, and the engine computes the
+    rest (BC-5).
 
-    ``again_blocks[i]`` of them had been evicted from tier ``again_tiers[i]`` within ``again_within_ns[i]`` before, and
-    not within the next shorter time of ``AGE_BOUNDS_NS``; tiers that have them again are left out.
+    Tier ``again_tiers[i]`` had evicted ``again_blocks[i]`` of them within ``again_within_ns[i]`` before, and not within
+    the next shorter time of ``AGE_BOUNDS_NS``. A tier that holds the block again does not count it.
     """
 
     slot: int
@@ -359,7 +360,10 @@ class PrefixScored(Event, tag=26):
 
 
 class HitsLost(Event, tag=27):
-    """A load failed: hits that were scored are taken back, ``blocks`` of a tier; the slot goes back to ``position``."""
+    """A load failed.
+
+    ``blocks`` hits of a tier that were scored are taken back, and the slot goes back to ``position``.
+    """
 
     slot: int
     tier: Tier
@@ -392,7 +396,7 @@ class BreakpointHit(Event, tag=29):
 
 
 class SlotHeld(Event, tag=30):
-    """A hold exists: the slot will stand still at ``point``; until it gets there the hold is pending."""
+    """A hold exists. The slot will stand still at ``point``, and the hold is pending until then."""
 
     hold: int
     slot: int
@@ -558,7 +562,7 @@ class Frozen(Event, tag=47):
 
 
 class Thawed(Event, tag=48):
-    """What was frozen goes on."""
+    """The freeze ended."""
 
     why: HoldEnd
     by: str
@@ -574,12 +578,12 @@ class PrefetchLimited(Event, tag=49):
 
 
 class ContentMismatched(Event, tag=50):
-    """A worker of rank ``rank`` found other bytes of a block than a store had taken: at the end of a store (``stage``
-    copy) or where a load handed the block to the model (``load``).
+    """A worker of rank ``rank`` found other bytes in a block than a store had taken. It looks at the end of a store
+    (``stage`` copy) and when a load hands the block to the model (``load``).
 
-    ``hashes`` is the one block; ``place`` is on the device and ``below`` the slot of the host tier; ``copy`` numbers
-    the connector's store or load. ``kind`` is a word of ``sanitize``, ``edge`` the order that was missing, ``taken``
-    the store that the bytes should come from. ``slot`` is None when the request is not live.
+    ``hashes`` is the block. ``place`` is its place on the device, ``below`` its slot in the host tier, and ``copy`` the
+    number of the connector's store or load. ``kind`` is a word of ``sanitize``, ``edge`` the order that was missing,
+    ``taken`` the store that the bytes should come from. ``slot`` is None when the request is not live.
     """
 
     slot: int | None
@@ -601,7 +605,7 @@ class ContentMismatched(Event, tag=50):
 class UnknownKind(Event, tag=-1):
     """An event of a kind that this program does not know: a newer minor version wrote it.
 
-    The event keeps its number, so that nothing is missing, and changes no fact: until the next keyframe or snapshot the
+    The event keeps its number, so no number is missing, and it changes no fact. Until the next keyframe or snapshot the
     facts may differ from the writer's. No kind of ours is ever made one of these.
     """
 

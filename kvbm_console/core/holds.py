@@ -1,7 +1,7 @@
 """Facts of the debugger, and where a slot can stand still.
 
-Law of this file: a hold waits at a waitable point, never at a line of code; which one follows from its site, else from
-the state of its slot.
+Law of this file: a hold waits at a waitable point, never at a line of code. The site determines the point, or else the
+state of the slot does.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ POINT_OF_STATE: Final[dict[SlotState, WaitPoint | None]] = {
     SlotState.FINISHING: _W.RELEASE,
     SlotState.FINISHED: None,
 }
-"""The waitable point that a slot reaches next from each state; None: it can only be logged."""
+"""The waitable point that a slot reaches next from each state, or None when it can only be logged."""
 
 POINT_OF_SITE: Final[dict[Site, WaitPoint]] = {
     Site.CANDIDATE_ENQUEUE: _W.EVALUATE,
@@ -41,7 +41,7 @@ POINT_OF_SITE: Final[dict[Site, WaitPoint]] = {
 
 
 def wait_point(site: Site, state: SlotState) -> WaitPoint | None:
-    """Where a slot in ``state`` (after the move) stands still when ``site`` stops it; None: nowhere.
+    """The point at which a slot in ``state`` (after the move) stands still when ``site`` stops it, or None.
 
     >>> wait_point(Site.TRANSITION_DID, SlotState.ONBOARDING).label
     'dispatch'
@@ -80,11 +80,11 @@ _LOST_RACES: Final = {
     "already_continued": "it has ended already",
     "already_thawed": "nothing is frozen",
 }
-"""What a daemon answers to a verb that came too late, and what a person reads."""
+"""Answers of the daemon to a verb that came too late, with the words that a person reads."""
 
 
 def answer_text(answer: str, reason: str = "") -> str:
-    """What a person reads of a daemon's answer to a verb; ``reason``: why the hold has ended, where known.
+    """The daemon's answer to a verb in words. ``reason`` is why the hold ended, where known.
 
     >>> answer_text("already_continued", "continued by ann-1"), answer_text("stepped")
     ('it has ended already: continued by ann-1', 'stepped')
@@ -140,8 +140,10 @@ class HoldFacts(msgspec.Struct, array_like=True):
 
 
 def stands_at(hold: HoldFacts, state: SlotState, copies: int) -> WaitPoint:
-    """Where a slot in ``state`` with so many open copies waits: one that has finished, and has none left, at the
-    release of its blocks, to which the hold of a copy passes."""
+    """The point at which a held slot in ``state`` with so many open copies waits.
+
+    The hold of a copy passes to the release of the blocks when the slot has finished and no copy is left.
+    """
     finished = state is SlotState.FINISHING and not copies
     return WaitPoint.RELEASE if finished and hold.point in OF_A_COPY else hold.point
 

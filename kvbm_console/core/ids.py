@@ -4,7 +4,7 @@ Names of requests stand here too: a client knows a request by the id that it was
 id. vLLM's server answers a client with ``chatcmpl-X`` and calls the request ``chatcmpl-X-1a2b3c4d``, or
 ``cmpl-X-0-1a2b3c4d`` for the first prompt of a completion. A pattern without wildcards matches both forms.
 
-Law of this file: recordings and the wire carry a member's value, so a value is never changed or reused; new members are
+Law of this file: recordings and the wire carry a member's value, so a value is never changed or reused. New members are
 added at the end.
 """
 
@@ -114,7 +114,7 @@ class Route(Word):
 
 
 class Authority(Word):
-    """Who decides what a pool holds."""
+    """The party that decides the content of a pool."""
 
     LEADER = 0
     ENGINE = 1
@@ -228,7 +228,7 @@ class Site(Word):
 
 
 class WaitPoint(Word):
-    """Where a held slot can stand still."""
+    """A point at which a held slot can stand still."""
 
     LOOKUP = 0
     SCHEDULE = 1
@@ -256,7 +256,7 @@ class HoldEnd(Word):
 
 
 class BreakpointAction(Word):
-    """What a hit does: hold the slot, only say that it happened, capture the slot's values, or freeze everything."""
+    """The effect of a hit. It holds the slot, logs, captures the slot's values, or freezes everything."""
 
     HOLD = 0
     LOG = 1
@@ -265,7 +265,7 @@ class BreakpointAction(Word):
 
 
 class Suspend(Word):
-    """What stands still with a held slot: nothing else, all candidates that are not promoted, or also the engines."""
+    """The scope of a hold. It is the slot alone, all candidates that are not promoted, or the engines too."""
 
     SLOT = 0
     PIPELINE = 1
@@ -273,7 +273,7 @@ class Suspend(Word):
 
 
 class OnTimeout(Word):
-    """What happens to the slot when its hold expires: it goes on, or goes on without its open candidates."""
+    """The fate of a slot whose hold expires. It goes on with or without its open candidates."""
 
     CONTINUE = 0
     SKIP_CANDIDATE = 1
@@ -302,7 +302,7 @@ class Clock(Word):
 
 
 class Note(Word):
-    """What a ``Noted`` stimulus or event tells about the process around the core."""
+    """The subject of a ``Noted`` stimulus or event, which concerns the process around the core."""
 
     RECORDER_DEGRADED = 0
     RECORDER_RESUMED = 1

@@ -1,7 +1,7 @@
 """Instructions: what the core asks of the shell around it. Imperatives, executed in order.
 
-Law of this file: only an instruction starts a copy, wakes an engine or sets a clock; with several hosts, only those
-of host 0 are executed. Instructions are not recorded: replaying stimuli produces them again.
+Law of this file: only an instruction starts a copy, wakes an engine or sets a clock. With several hosts, only those of
+host 0 are executed. Instructions are not recorded: replaying stimuli produces them again.
 """
 
 import msgspec
@@ -33,7 +33,8 @@ class CancelTransfer(Instruction, tag=2):
 
 
 class WakeRequest(Instruction, tag=3):
-    """``finished_recving``: the request's load ended, well or not; it can be scheduled (or looked up) again."""
+    """``finished_recving``: the request's load ended, well or not, so the request can be scheduled or looked up
+    again."""
 
     source: int
     request: str
@@ -157,7 +158,7 @@ class PoolAnswer(msgspec.Struct, frozen=True):
 
 
 class ResetAnswer(msgspec.Struct, frozen=True):
-    """What a reset has come to."""
+    """The result of a reset."""
 
     epoch: int
     aborted_requests: int
@@ -177,4 +178,4 @@ Result = (
     PoolAnswer | MatchAnswer | FencedBlocks | FinishAnswer | IterationMetadata | CloneAnswer
     | ResetAnswer | DrainAnswer | tuple[BreakpointVerdict, ...]
 )
-"""What ``Outcome.result`` may be; None when the entry point returns nothing or refused."""
+"""The types of ``Outcome.result``, which is None when the entry point returns nothing or refused."""

@@ -1,18 +1,16 @@
 """Slots: the state machine of one request, as data, and the records of a slot, a candidate and an operation.
 
-The rules
----------
-A slot is opened for a request in ``initialized``. A lookup may find its prompt in a lower tier: the blocks are
-*staged* until the engine has allocated device blocks, then *onboarded* by one load per source tier. Without a match it
-is *prefilled*. The first new token makes it *decoding*. An iteration that leaves a prefilling or decoding request out
-moves it to ``skipped_*``, and back. Preemption takes the device blocks and keeps the tokens; what follows is a new
-lookup. A finished request stays ``finishing`` while copies of it run; ``finished`` is final, and the slot then leaves
-the facts.
+The rules --------- A slot is opened for a request in ``initialized``. A lookup may find its prompt in a lower tier. The
+blocks are *staged* until the engine has allocated device blocks, then *onboarded* by one load per source tier. Without
+a match it is *prefilled*. The first new token makes it *decoding*. An iteration that leaves a prefilling or decoding
+request out moves it to ``skipped_*``, and back. Preemption takes the device blocks and keeps the tokens; what follows
+is a new lookup. A finished request stays ``finishing`` while copies of it run; ``finished`` is final, and the slot then
+leaves the facts.
 
-What the diagram cannot show: ``onboarding -> prefilling`` happens when the request is scheduled again, after its load
-ended well *or* failed (then the computed position went back first); ``onboard_staged -> initialized`` only by the
-staging deadline; a preempted slot may still have operations running, and its lookup answers "ask again" until they
-ended.
+The diagram does not show when three moves happen. ``onboarding -> prefilling`` happens when the request is scheduled
+again, after its load ended well or failed, and a failure takes the computed position back first. ``onboard_staged ->
+initialized`` happens by the staging deadline only. A preempted slot may still have operations running, and its lookup
+answers "ask again" until they ended.
 
 Law of this file: a move that the table does not have is refused and leaves the slot unchanged.
 """
@@ -106,7 +104,7 @@ def check_move(old: SlotState, new: SlotState, story: tuple[str, ...] = ()) -> N
 
 
 class SlotFacts(msgspec.Struct, array_like=True):
-    """What is true of one slot. Only ``CacheState.apply`` writes it."""
+    """The facts of one slot. Only ``CacheState.apply`` writes it."""
 
     slot: int
     request: str
@@ -119,7 +117,7 @@ class SlotFacts(msgspec.Struct, array_like=True):
     """Sequence hashes of its full blocks, prompt first; grows as blocks are filled."""
     prompt_tokens: int
     output_limit: int
-    """Most tokens that it may generate; 0: its engine does not tell."""
+    """Most tokens that it may generate, 0 when its engine does not tell."""
     priority: int
     session: str | None
     prompt_blocks: int

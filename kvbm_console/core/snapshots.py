@@ -1,7 +1,7 @@
 """Snapshots: facts as canonical bytes, and their digest.
 
-Law of this file: two states with equal facts have equal bytes, and ``decode_facts(encode_facts(state))`` is equal to
-``state`` in everything, the order of copies of one hash included, so that a leader goes on from it as it would have.
+Law of this file: two states with equal facts have equal bytes. ``decode_facts(encode_facts(state))`` equals ``state``
+in everything, also in the order of copies of a hash, so a leader goes on from it as it would have.
 """
 
 from array import array

@@ -1,8 +1,8 @@
 """Facts: what is where, who holds it, who waits. One state, one mutator.
 
 Law of this file: ``CacheState.apply(event)`` is the only way in which facts change. The leader, the console's mirror,
-replay and every test use it, so folding the events of a leader from any snapshot gives the leader's digest (I10).
-Apply checks what it needs to stay consistent and raises ``FoldError``; it never decides.
+replay and every test use it. So folding a leader's events from any snapshot gives the leader's digest (I10). Apply
+checks what it needs to stay consistent and raises ``FoldError``; it never decides.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Stimuli: everything that the core is told. Past participles, stamped once, at the edge.
 
-Law of this file: a stimulus carries all that a decision may depend on, so feeding the recorded stimuli to a leader
-again reproduces every event. Columns of block ids are little-endian int32, columns of sequence hashes little-endian
-uint64, both as ``bytes``: the same form in memory, on the wire and on disk.
+Law of this file: a stimulus carries all that a decision may depend on. So a leader that gets the recorded stimuli again
+makes the same events. Columns of block ids are little-endian int32, columns of sequence hashes little-endian uint64.
+Both are ``bytes``, the same in memory, on the wire and on disk.
 
 Every stimulus starts with the same four fields, filled by ``submit``:
 ``n`` (0, 1, 2 ... their own order), ``at_ns`` (the engine's clock), ``source`` (index of the engine or client it came
@@ -18,7 +18,7 @@ from kvbm_console.core.ids import Authority, FinishReason, Note, ResetMode, Site
 
 
 class Stimulus(msgspec.Struct, array_like=True, gc=False, tag=0):
-    """What all stimuli carry."""
+    """The fields of every stimulus."""
 
     n: int
     at_ns: int
@@ -53,14 +53,16 @@ class RequestArrived(Stimulus, tag=2):
 
 
 class MatchRequested(Stimulus, tag=3):
-    """``get_num_new_matched_tokens``: the engine's own prefix covers ``computed_tokens``; what follows below G1?"""
+    """``get_num_new_matched_tokens``: the engine's own prefix covers ``computed_tokens`` and the engine asks how much
+    of the rest stands below G1."""
 
     request: str
     computed_tokens: int
 
 
 class BlocksAllocated(Stimulus, tag=4):
-    """``update_state_after_alloc``: block ids appended to the request, in order; ``external_tokens`` will be loaded.
+    """``update_state_after_alloc``: block ids appended to the request, in order, and ``external_tokens`` that will be
+    loaded.
 
     At an admission the ids start with the reused prefix blocks. A second call with 0 external tokens is normal.
     """
@@ -71,15 +73,16 @@ class BlocksAllocated(Stimulus, tag=4):
 
 
 class IterationScheduled(Stimulus, tag=5):
-    """``build_connector_metadata``: the engine formed ``count`` iterations, the first is ``iteration``; changes only.
+    """``build_connector_metadata``: the engine formed ``count`` iterations from ``iteration`` on. The lists name
+    changes only.
 
     ``progressed[i]`` will have ``positions[i]`` computed tokens when the iteration ends (prefills; a decoding request
     advances by one token an iteration by itself). ``appended[i]`` got ``appended_counts[i]`` of ``appended_ids``.
     ``first_tokens`` are requests whose prompt is complete and which produce tokens from this iteration on.
 
-    Several iterations may be told at once when all that happens after the first is that requests decode: ``appended``
-    is then in the order of handing out, and names a request for each of its blocks. They end with one
-    ``IterationFinished``, in the order in which blocks became full.
+    One stimulus may tell several iterations when requests only decode after the first. ``appended`` is then in the
+    order of handing out, and names a request for each of its blocks. They end with one ``IterationFinished``, in the
+    order in which blocks became full.
     """
 
     iteration: int
@@ -171,8 +174,8 @@ class TransferFailed(Stimulus, tag=12):
 class BlocksReported(Stimulus, tag=13):
     """An engine's event stream told of blocks stored in and removed from a pool, by hash; ``cleared`` empties it.
 
-    Of an engine that is watched, and of its own device: ``places`` (int32 column) alone were given out, so what they
-    held is evicted for ``request``; with ``stored`` they hold these hashes.
+    The device of a watched engine has ``places`` (an int32 column). Without ``stored`` these were given out, so their
+    content is evicted for ``request``. With ``stored`` they hold these hashes.
     """
 
     pool: int
@@ -191,7 +194,7 @@ class SourceGapped(Stimulus, tag=14):
 
 
 class SourceRestarted(Stimulus, tag=15):
-    """The source began again: a new incarnation; or (``gone``) it ended, and nothing more is heard of it.
+    """The source began again as a new incarnation. With ``gone`` it ended, and nothing more is heard of it.
 
     ``replaceable``: with ``gone``, pools that are declared later take over the indices of its pools.
     """
@@ -214,7 +217,7 @@ class LookupObserved(Stimulus, tag=38):
 
 
 class CopiesObserved(Stimulus, tag=39):
-    """A connector's copies ended: loads and stores by request; ``failed`` requests' loads brought not all.
+    """A connector's copies ended, loads and stores by request. Loads of ``failed`` requests brought only a part.
 
     ``failed_ids`` are the device blocks (int32 column) that did not arrive.
     """
@@ -248,7 +251,8 @@ class MismatchReported(Stimulus, tag=40):
 class BreakpointsReplaced(Stimulus, tag=20):
     """All breakpoints of ``owner``, replacing those it had. The result is one verdict for each.
 
-    One that is said again as it was stays as it is, armed or not. ``by`` is who asked; empty: the owner itself.
+    One that is said again as it was stays as it is, armed or not. ``by`` names the client that asked, empty for the
+    owner itself.
     """
 
     owner: str

@@ -1,8 +1,28 @@
 """Pools: the places of one (source, data-parallel rank, group, tier) and what is true of each.
 
-A reset quarantines the places that a running copy still reads or writes: they are neither free nor resident until the
-last of these copies is reported. An event stream describes a pool by hashes alone, so places are chosen for its blocks
-here, the lowest free place first. The choice follows from the content, so a state from a snapshot chooses the same.
+Theory of operation
+-------------------
+A place has a content (``FREE``, ``WRITING`` or ``READY``) and a number of holders: slots, staging and operations. Its
+condition follows from both.
+
+=========  ===========  ==========
+content    no holder    holders
+=========  ===========  ==========
+free       empty        referenced
+writing    writing      writing
+ready      cached       referenced
+=========  ===========  ==========
+
+A reset quarantines the places that a running copy still reads or writes. They are neither free nor resident until the
+last of these copies is reported. ``counts`` has the places by condition and every method keeps it up to date, whereas
+``walk`` counts them again for the audit.
+
+Example: place 3 is empty. An allocation gives it a holder (referenced), and the filled block gets its hash (still
+referenced). The request ends (cached), and the hash can be found until an eviction (empty). If the request ends while
+an operation reads the place, the operation's reference keeps it referenced.
+
+An event stream describes a pool by hashes alone, so places are chosen for its blocks here, the lowest free place first.
+The choice follows from the content, so a state from a snapshot chooses the same.
 
 Law of this file: the five conditions of a place add up to the capacity, and a count is never clamped. Columns, not an
 object per block: arrays make digest and snapshot a memcpy.
@@ -36,7 +56,7 @@ REPLACEABLE: Final = -2
 
 
 class PoolInfo(msgspec.Struct, frozen=True):
-    """What a pool is. ``capacity_blocks`` is None when its engine does not tell."""
+    """The identity and the size of a pool. ``capacity_blocks`` is None when its engine does not tell."""
 
     pool: int
     source: int
@@ -52,10 +72,11 @@ class PoolInfo(msgspec.Struct, frozen=True):
 class PoolFacts:
     """The places of one pool as columns. Only ``CacheState.apply`` writes them.
 
-    ``hash_of[b]`` is the sequence hash of the full block at place b (``EMPTY_HASH``: none), ``content[b]`` one of
-    ``FREE, WRITING, READY``, ``refs[b]`` the number of holders (slots, staging, operations), ``stored_at[b]`` when its
-    content became readable. ``by_hash`` finds a ready or writing place; further places with the same hash stand in
-    ``copies``. ``quarantined`` maps a place that copies of an older epoch still read or write to those operations.
+    ``hash_of[b]`` is the sequence hash of the full block at place b, or ``EMPTY_HASH``. ``content[b]`` is ``FREE``,
+    ``WRITING`` or ``READY``, ``refs[b]`` the number of holders (slots, staging, operations), and ``stored_at[b]`` the
+    time when the content became readable. ``by_hash`` finds a ready or writing place; further places with the same hash
+    stand in ``copies``. ``quarantined`` maps a place that copies of an older epoch still read or write to those
+    operations.
     """
 
     __slots__ = (
@@ -78,8 +99,8 @@ class PoolFacts:
         self.counts = [places, 0, 0, 0, 0]
         """Places by ``Condition``, kept up to date by the methods below and recounted by the audit."""
         self.spare: list[int] | None = None
-        """Heap of the free places below ``spare_from``, of a pool that a stream describes; None: not made yet. It is
-        derived from ``content``, so a state from a snapshot chooses the same places."""
+        """Heap of the free places below ``spare_from`` of a pool that a stream describes, None before its first use. It
+        is derived from ``content``, so a state from a snapshot chooses the same places."""
         self.spare_from = 0
 
     def __len__(self) -> int:
@@ -197,7 +218,7 @@ class PoolFacts:
         counts[Condition.REFERENCED] += empty + cached
 
     def unref(self, ids: Sequence[int]) -> None:
-        """One holder less for each place; a place without a holder is a bug (I2: never clamped)."""
+        """One holder less for each place. A place without a holder is a bug (I2), so no count is clamped."""
         refs, content, quarantined = self.refs, self.content, self.quarantined
         empty = cached = 0
         for block in ids:

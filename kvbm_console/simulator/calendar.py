@@ -1,7 +1,7 @@
 """Virtual time: a calendar of discrete events.
 
-Law of this file: time moves only from one entry to the next. Entries run in the order (time, order of entering), so
-the same work gives the same order of events however fast or slow the wall's clock is.
+Law of this file: time moves only from one entry to the next. Entries run in the order (time, order of entering), so the
+same work gives the same order of events at any speed of the wall's clock.
 """
 
 import heapq

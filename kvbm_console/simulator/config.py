@@ -1,7 +1,7 @@
 """The numbers of a simulated engine.
 
-Law of this file: a value out of bounds is refused at construction, and all times are integer nanoseconds, so that
-the same configuration gives the same events on any machine.
+Law of this file: construction refuses a value out of bounds. All times are integer nanoseconds, so the same
+configuration gives the same events on any machine.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ from kvbm_console.simulator.link import TOKEN_BYTES
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the simulated engine schedules with. The block size is the leader's."""
+    """The numbers that the simulated engine schedules by. The block size is the leader's."""
 
     g1_blocks: int
     """Device blocks; the prefix cache lives in them too."""

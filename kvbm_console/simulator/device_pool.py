@@ -2,16 +2,16 @@
 
 Law of this file: a change happens whole or not at all, and nothing that has a holder is ever given to another.
 
-Order of reuse, as in vLLM: a released block without a hash is reused first; then the places in the order in which they
-were released or, at the beginning, numbered. Whoever releases a request passes its blocks in prompt order; they are
-released tail first, so that a prefix outlives what follows it. A block keeps its hash, and can be found by it, until
-the place is handed out again. A hash may stand in several places.
+Places are reused in vLLM's order. Released blocks without a hash come first, then places in the order in which they
+were released or, at the beginning, numbered. ``release`` takes the blocks of a request in prompt order and releases
+them tail first, so that a prefix outlives its continuation. A block keeps its hash, and can be found by it, until the
+place is handed out again. A hash may stand in several places.
 
-The free order is a ring of entries, counted from the beginning, that only grows, and one number per block tells the
-rest: above 0 it is the number of holders; below 0 the block is free and its one live entry is ``~number``; at 0 it is
-free and waits on the stack of those without a hash. All other entries are dead. So touching a block unlinks nothing,
-and popping is a slice. Of the entries, those before the head are dropped when they outnumber the places four to one
-(``_base`` are not kept any more), and dead ones behind it when all together outnumber them eight to one.
+The free order is a ring of entries that only grows, and a number per block tells the rest. Above 0 the number counts
+holders. Below 0 the block is free and its live entry is ``~number``. At 0 the block is free and waits on the stack of
+blocks without a hash. All other entries are dead. So touching a block unlinks nothing, and popping is a slice. Entries
+before the head are dropped when they outnumber the places four to one, and ``_base`` counts the dropped ones. Dead
+entries behind the head are dropped when all entries outnumber the places eight to one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -243,7 +243,7 @@ class DevicePool:
         self._ring, self._base = ring, first
 
     def audit(self, holders: Iterable[Sequence[int]] | None = None) -> list[str]:
-        """Every broken rule, empty when all is well; ``holders``: the block lists of all holders."""
+        """Every broken rule, empty when all is well. ``holders`` are the block lists of all holders."""
         return _audit(self, holders)
 
 

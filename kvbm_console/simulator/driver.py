@@ -1,7 +1,7 @@
 """The driver: lets virtual time follow the wall's, at a speed, or run as fast as it can.
 
-Law of this file: speed only decides how long to sleep. Virtual time is moved by the rig alone, so the events are the
-same at 1, at 10 and at max; the loop is never kept for more than a slice.
+Law of this file: speed only decides how long to sleep. The rig alone moves virtual time, so the events are the same at
+1, at 10 and at max. The event loop never waits for more than a slice.
 """
 
 import time
@@ -19,8 +19,8 @@ SLICE_NS: Final = 2_000_000
 TURNS_MAX: Final = 64
 """Turns that the loop takes between two slices at most, while clients keep it busy."""
 IDLE_TURNS: Final = 16
-"""While clients keep the loop busy, so many idle turns end a pause: the RPC library's own thread delivers the next
-event some tens of microseconds after the last one was taken. An idle turn costs about 8 us."""
+"""While clients keep the loop busy, this many idle turns end a pause. The RPC library's own thread delivers the next
+event some tens of microseconds after the last. An idle turn costs about 8 us."""
 BUSY_FACTOR: Final = 3
 """A turn that takes so many times the shortest one had something to do."""
 LAG_NS_MAX: Final = SECOND_NS
@@ -58,9 +58,9 @@ class Pacer:
 class Turns:
     """Gives the event loop the turns that it needs between two slices.
 
-    The RPC library wakes the loop once for each of its events, and the loop handles one such wake-up a turn. With one
-    turn between slices of 2 ms, 500 RPC events a second are handled, whatever the number of clients: the verbs of a
-    debugger then wait for seconds behind the answers to others. So turns go on until one finds nothing to do.
+    The RPC library wakes the loop once for each of its events, and the loop handles one such wake-up a turn. A single
+    turn between slices of 2 ms handles 500 RPC events a second, whatever the number of clients. The verbs of a debugger
+    would then wait for seconds behind other answers. So turns go on until one finds nothing to do.
     """
 
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:
@@ -92,8 +92,8 @@ async def drive(
 ) -> None:
     """Run the rig until every request has ended or ``until_ns`` of virtual time has passed.
 
-    ``speed`` None means as fast as possible. ``changed`` wakes the driver when somebody else submitted something (a
-    hold was released, a reset); without it, a rig whose requests are all held makes this return.
+    ``speed`` None means as fast as possible. ``changed`` wakes the driver when another caller submitted a stimulus, for
+    example a reset. Without it, the call returns when all requests of the rig are held.
     """
     pacer = None if speed is None else Pacer(speed, monotonic_ns, rig.now_ns)
     turns = Turns(monotonic_ns)

@@ -1,7 +1,7 @@
 """A whole machine in one process: leader, dispatcher, simulated engine, link mover and workload on one calendar.
 
-Law of this file: the one place that knows how the parts fit together, so that ``serve``, ``demo``, ``simulate`` and
-the tests run the same machine.
+Law of this file: only this file knows how the parts fit together, so ``serve``, ``demo``, ``simulate`` and the tests
+run the same machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ SOURCE = 1
 class Rig:
     """The assembled machine. ``run`` moves virtual time; the rest is there to look at.
 
-    Whoever submits from outside (breakpoints, leases, resets) needs nothing more than ``dispatcher``: the next ``run``
-    notices that something was submitted and lets the engine look again.
+    Stimuli from outside (breakpoints, leases, resets) need nothing more than ``dispatcher``. The next ``run`` notices
+    them and lets the engine look again.
     """
 
     def __init__(

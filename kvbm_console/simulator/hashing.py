@@ -1,15 +1,18 @@
 """Sequence hashes: the identity of content, computed at the edge from tokens or from the ids of a trace.
 
-Law of this file: linear in the prompt, pure, and never 0 (``ids.EMPTY_HASH``, a place without a full block; a real 0
-becomes 1). The core itself sees the results only; tokens stay on this side.
+Law of this file: hashing is pure and linear in the prompt. A hash is never 0, the value of a place without a full
+block, so a real 0 becomes 1. The core itself sees the results only; tokens stay on this side.
 
 Three algorithms, all chained over the whole prefix and the salt:
 
 ``dynamo``  xxh3_64, compatible with Dynamo's tokens: ``block_hash = H(le_u32 tokens, seed = salt_hash)``, the first
             sequence hash is the first block hash, then ``H(le_u64 previous || le_u64 block_hash, seed = salt_hash)``.
-``sha256``  like vLLM's: sha256 over the previous digest (32 bytes), the salt and the tokens; as an integer the last
+
+``sha256``  like vLLM's: sha256 over the previous digest (32 bytes), the salt and the tokens. Its integer is the last
             eight bytes, big-endian, which is vLLM's own integer form.
-``blis``    inference-sim's: sha256 over the previous hex digest and ``"token|"`` for each token; as an integer alike.
+
+``blis``    like inference-sim's: sha256 over the previous hex digest and ``"token|"`` for each token, with the same
+            integer form.
 """
 
 import hashlib
@@ -42,7 +45,7 @@ _triple: Final = struct.Struct("<QQQ").pack
 
 
 def salt_hash(salt: str | None = None, lora: str | None = None) -> int:
-    """The seed of a chain: xxh3_64 (seed 0) of the canonical JSON of salt and LoRA name; absent values are null.
+    """The seed of a chain, xxh3_64 (seed 0) of the canonical JSON of salt and LoRA name. Absent values are null.
 
     >>> salt_hash() == salt_hash(None, None) != salt_hash("tenant")
     True
@@ -67,7 +70,7 @@ def _token_bytes(tokens: Sequence[int]) -> bytes:
 
 
 def as_hash(digest: bytes) -> int:
-    """The integer form of a raw digest: its last eight bytes, big-endian; never 0."""
+    """The integer form of a raw digest, its last eight bytes, big-endian, and never 0."""
     return int.from_bytes(digest[-8:], "big") or 1
 
 
@@ -196,7 +199,10 @@ def check_trace_block_tokens(block_tokens: int) -> None:
 
 
 def clone_hashes(previous: int, owner: int, count: int, n: int) -> tuple[tuple[int, ...], ...]:
-    """Of the sequences 2 to n of a request: hashes of ``count`` blocks each, as ``generated_hashes``; owner < 2**56."""
+    """Hashes of ``count`` blocks for each of the sequences 2 to n of a request, as ``generated_hashes``.
+
+    ``owner`` is below 2**56.
+    """
     return tuple(tuple(generated_hashes(previous, owner + (index << 56), count)) for index in range(1, n))
 
 

@@ -1,10 +1,10 @@
 """A mover over links: base latency, bandwidth, one queue per link, reports per rank, all in virtual time.
 
-Law of this file: every operation that was started is reported exactly once by every rank, at the time that the link's
-numbers give, unless a fault was injected. A queued operation can be cancelled and is then never reported.
+Law of this file: every rank reports every started operation exactly once, at the time that the link's numbers give,
+unless a fault was injected. A queued operation can be cancelled and is then never reported.
 
 The time of a copy is ``base + ceil(bytes / bandwidth)``; a link copies one operation at a time, first in, first out.
-Loads of a leader with ``asynchronous = False`` belong to the step that asked for them: they are reported at once, and
+Loads of a leader with ``asynchronous = False`` belong to the step that asked for them. They are reported at once, and
 their time is added up until the engine takes it (``pending_latency_ns`` peeks, ``take_latency_ns`` consumes).
 """
 
@@ -23,7 +23,7 @@ from kvbm_console.core.stimuli import TransferFailed, TransferFinished, Transfer
 from kvbm_console.dispatch import Dispatcher
 
 TOKEN_BYTES: Final = 32 * 8 * 128 * 2 * 2
-"""K and V of one token: 32 layers x 8 KV heads x 128 x 2 tensors x 2 bytes = 128 KiB, an 8B model in 16 bits."""
+"""K and V of a token in an 8B model: ``32 layers x 8 KV heads x 128 x 2 tensors x 2 bytes = 128 KiB``."""
 
 
 class Timer(Protocol):
@@ -74,7 +74,7 @@ DEFAULT_LINKS: Final[tuple[LinkSpec, ...]] = (
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """How an operation goes wrong: on these ranks (None: all) for these blocks (empty: all). ``silent``: no report."""
+    """A fault of an operation on these ranks (None for all) and these blocks (empty for all). ``silent``: no report."""
 
     ranks: tuple[int, ...] | None = None
     blocks: tuple[int, ...] = ()
@@ -104,8 +104,8 @@ class LinkStatus(msgspec.Struct, frozen=True):
 class LinkMover:
     """``dispatch.Mover`` over links. Reports as source 0 through the dispatcher.
 
-    ``block_bytes`` is the size of one block; ``faults`` may be set by tests: it is asked once for each operation when
-    its copy begins. The queue of a link is bounded by the leader, which reserves places before it orders a copy.
+    ``block_bytes`` is the size of a block. Tests may set ``faults``, which is called once for each operation when its
+    copy begins. The queue of a link is bounded by the leader, which reserves places before it orders a copy.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The built-in workload: chats of several turns with shared system prompts, think time and growing context.
 
-Law of this file: closed loop and seeded. A session's next turn comes a think time after its last one has finished, and
-its lengths depend on seed, session and turn alone, never on the order in which sessions happen to finish.
+Law of this file: closed loop and seeded. A session's next turn comes a think time after the end of its last turn. Its
+lengths depend on seed, session and turn alone, not on the order in which sessions finish.
 
 A turn's prompt is the whole conversation so far: system prompt, all user messages, all answers. So a returning turn
 finds its prefix in G1, or, when others have pushed it out meanwhile, in the lower tiers.
@@ -24,7 +24,7 @@ SPREAD: Final = 0.5
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``multiturn:key=value,...`` can say. Lengths in tokens, times in seconds."""
+    """The keys of ``multiturn:key=value,...``. Lengths in tokens, times in seconds."""
 
     sessions: int = 20
     """Chats that go on at once; when one ends, its user begins another."""

@@ -1,7 +1,7 @@
-"""What a simulated engine says and asks, and how it becomes stimuli of a leader.
+"""The calls of a simulated engine, and the stimuli that a leader gets for them.
 
-Law of this file: ``EnginePort`` is all that the engine knows of whoever decides below it; ``StimulusPort`` makes one
-stimulus of each call, in the order of the calls, and decides nothing.
+Law of this file: ``EnginePort`` is all that the engine knows of its decider. ``StimulusPort`` makes a stimulus of each
+call, in the order of the calls, and decides nothing.
 """
 
 from collections.abc import Sequence, Set
@@ -46,11 +46,11 @@ class EnginePort(Protocol):
         ...
 
     def arrived(self, request: Request) -> bool:
-        """A request has come; False: it is not taken, and nothing is said of it any more."""
+        """A request has come. False when it is not taken, and then no further call names it."""
         ...
 
     def looked_up(self, name: str, computed_tokens: int) -> MatchAnswer:
-        """What continues these tokens, which the engine has itself, below the device."""
+        """Look up below the device; the engine's own prefix covers ``computed_tokens``."""
         ...
 
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
@@ -80,7 +80,7 @@ class EnginePort(Protocol):
         ...
 
     def finished(self, name: str, ids: list[int], reason: FinishReason) -> bool:
-        """A request has ended; True: its blocks may not be reused yet."""
+        """A request has ended. True when its blocks may not be reused yet."""
         ...
 
     def computed_tokens(self, name: str) -> int:

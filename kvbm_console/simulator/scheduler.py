@@ -1,20 +1,21 @@
 """Continuous batching: which requests compute how many tokens in the next iteration, and where these stand.
 
-Law of this file: every scheduled token has a place before the iteration is announced, and whatever the scheduler does
-to a request the leader is told in the same order: admissions and preemptions by calls of their own, all else in one
+Law of this file: every scheduled token has a place before the iteration is announced. The leader is told of every
+change in the order of the changes, admissions and preemptions by calls of their own, the others in one
 ``IterationScheduled``.
 
-As in vLLM: running requests first, in the order of their admission, one token each while decoding and as many prompt
-tokens as the budget leaves while prefilling; out of blocks, the request admitted last is preempted and computes
-everything again through a new lookup; only an iteration without a preemption admits waiting requests. Two differences:
+Scheduling is vLLM's. Running requests come first, in the order of their admission. A decoding request gets a token, a
+prefilling request as many prompt tokens as the budget leaves. Without free blocks, the request admitted last is
+preempted and computes everything again through a new lookup. Only an iteration without a preemption admits waiting
+requests. Two differences:
 
-* A request whose load has ended owns blocks that nobody uses until it goes on, so its tokens are kept free in the
-  budget first; running requests that find no budget then are left out of this iteration.
-* While blocks of ended requests are withheld because copies still read them, a running request without a block is left
-  out for a moment (``patience_ns``) rather than preempting another: those blocks come back by themselves.
+* A request whose load has ended owns idle blocks until it goes on, so the budget first keeps its tokens free. Running
+  requests that then find no budget are left out of this iteration. * Copies may still read blocks of ended requests,
+  which come back by themselves. Meanwhile a running request without a block is left out for a moment (``patience_ns``)
+  instead of preempting another.
 
 A request of n sequences has n seats from its admission on, and is admitted only when the partial blocks of its clones
-fit, too. It is cloned when it is scheduled for the first time after its prompt was computed; from then on each sequence
+fit, too. It is cloned when it is scheduled for the first time after its prompt was computed. From then on each sequence
 is preempted and ends alone. With one token to generate it ends before that, and no clone is opened.
 """
 
@@ -36,8 +37,9 @@ LOOKUPS_MAX: Final = 64
 class Scheduler:
     """The queues of the simulated engine. ``form`` makes the next iteration; the engine runs it.
 
-    ``waiting`` have no blocks; ``loading`` wait for a load; ``loaded`` have blocks and were not scheduled since;
-    ``running`` are in the batch. ``withheld`` are blocks by request that may not be reused before the leader says so.
+    Requests in ``waiting`` have no blocks, those in ``loading`` wait for a load. Those in ``loaded`` have blocks and
+    were not scheduled since, those in ``running`` are in the batch. ``withheld`` are blocks by request that may not be
+    reused before the leader says so.
     """
 
     def __init__(self, config: EngineConfig, pool: DevicePool, port: EnginePort, block_tokens: int) -> None:
@@ -108,7 +110,10 @@ class Scheduler:
         return plan if plan.steady or plan.tokens or plan.skipped else None
 
     def _go_on(self, plan: Plan) -> bool:
-        """One token more for each that was decoding, as in the iteration before; False: not that simple."""
+        """A token more for each request that was decoding, as in the iteration before.
+
+        False when the iteration is not that simple.
+        """
         port, pool, size, steady = self.port, self.pool, self.block_tokens, self._steady
         if port.standing:
             return False
@@ -202,7 +207,10 @@ class Scheduler:
         return budget
 
     def _room(self, plan: Plan, at: int, count: int, now_ns: int) -> bool:
-        """Give running request ``at`` the blocks for ``count`` more tokens; False: it stands back or was preempted."""
+        """Give running request ``at`` the blocks for ``count`` more tokens.
+
+        False when it stands back or was preempted.
+        """
         work = self.running[at]
         need = self._blocks(work.computed + count) - len(work.blocks)
         if need <= 0:
@@ -220,7 +228,7 @@ class Scheduler:
         return True
 
     def _take(self, plan: Plan, at: int, need: int, now_ns: int) -> list[int] | None:
-        """So many blocks for running request ``at``; None: it stands back or was preempted."""
+        """Blocks for running request ``at``, or None when it stands back or was preempted."""
         work = self.running[at]
         ids = self.pool.allocate(need)
         while ids is None:
@@ -261,8 +269,10 @@ class Scheduler:
         return True
 
     def _victim(self, at: int) -> Work | None:
-        """Who is preempted next: of the running requests from ``at`` on, which have no turn in this iteration yet, and
-        the loaded ones, the one admitted last that is not held."""
+        """The request to preempt next, which is the last admitted that is not held.
+
+        Candidates are running requests from ``at`` on, which had no turn in this iteration yet, and loaded requests.
+        """
         held = self.port.held
         return next((work for work in reversed([*self.running[at:], *self.loaded]) if work.name not in held), None)
 

@@ -3,9 +3,9 @@
 Law of this file: sans-IO and synchronous. ``run`` moves virtual time from one calendar entry to the next and returns;
 all that it tells or asks goes through its ``EnginePort``. Slicing a run differently changes nothing.
 
-An iteration is formed, announced, takes its time by the step model, and ends: blocks that became full get their
-hashes, every request that has all its tokens computed samples one, and those with their last token finish. The next
-iteration is formed at the same instant. Waiting for a transfer costs nothing but virtual time.
+An iteration is formed, announced, takes its time by the step model, and ends. Full blocks then get their hashes, every
+request with all its tokens computed samples a token, and requests with their last token finish. The next iteration is
+formed at the same instant. Waiting for a transfer costs nothing but virtual time.
 """
 
 import time
@@ -105,7 +105,8 @@ class SimulatedEngine:
         self._nudged = True
 
     def run(self, until_ns: int | None = None, wall_budget_ns: int | None = None) -> None:
-        """Run the calendar up to ``until_ns`` (included; None: as far as it goes), for about this much wall time."""
+        """Run the calendar up to and including ``until_ns``, or as far as it goes for None, for about this much wall
+        time."""
         started = time.perf_counter_ns() if wall_budget_ns is not None else 0
         if self._nudged:
             self._nudged = False

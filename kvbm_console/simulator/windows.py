@@ -1,17 +1,17 @@
 """Windows: several iterations taken at once, where nothing can tell the difference.
 
-Law of this file: a window leaves engine, leader and report as the same iterations one by one would;
-``tests/simulator/test_windows.py`` compares the two over hundreds of machines. A window of k iterations
-is therefore taken only if
+Law of this file: a window leaves engine, leader and report as the same iterations would without it.
+``tests/simulator/test_windows.py`` compares the two over hundreds of machines. A window of k iterations is therefore
+taken only if
 
-1. every running request decodes, and nobody who waits could be admitted between two of its iterations;
+1. every running request decodes, and no waiting request could be admitted between two of its iterations;
 2. no request ends before its last iteration;
 3. a request arrives no earlier than in its last iteration, where it can only queue, and where the leader fetches
    nothing for it;
-4. the device pool has the blocks for all of it without taking one from a request;
+4. the device pool has the blocks for all of it without taking a block from a request;
 5. blocks are handed out, and become full, in the order (iteration, running order);
-6. the leader would copy nothing down in between: at most ``calm_blocks`` of the port are given before the last block
-   of it becomes full, or no block becomes full before its last iteration;
+6. the leader would copy nothing down in between, because at most ``calm_blocks`` of the port are given before the last
+   block becomes full, or no block becomes full before the last iteration;
 7. nothing else falls into it that an iteration under way feels: the end of a copy, a deadline, a hold, a breakpoint.
 
 All times are integer nanoseconds and all iterations of a window last equally long, so its ends are exact.

@@ -1,6 +1,6 @@
-"""What the simulated engine knows of a request, and an iteration while it is formed.
+"""The simulated engine's record of a request, and of an iteration while it is formed.
 
-Law of this file: plain values; the scheduler and the engine change them, and whoever is told of them only reads.
+Law of this file: plain values that the scheduler and the engine change and all others only read.
 """
 
 from kvbm_console.simulator.workloads import Request
@@ -18,7 +18,7 @@ class Family:
 
 
 class Work:
-    """What the engine knows of one request.
+    """The engine's record of a request.
 
     ``computed`` tokens have their K/V; ``blocks[i]`` holds tokens from ``i * block_tokens`` on, the first ``stored`` of
     them are full and carry their hash.
@@ -33,8 +33,8 @@ class Work:
         self.request = request
         self.name = request.request
         self.total = request.prompt_tokens
-        """Tokens of the sequence, the prompt and what was produced, when it was last to be computed from a lookup on:
-        one that is ``prefilled`` has computed all but the last."""
+        """Tokens of the sequence, prompt and output, at the last lookup. A ``prefilled`` request has computed all but
+        the last of them."""
         self.last = request.prompt_tokens + request.output_tokens - 1
         """With so many computed tokens it samples its last one."""
         self.hashes = request.hashes + request.output_hashes

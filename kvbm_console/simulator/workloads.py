@@ -1,7 +1,7 @@
 """Workloads: where simulated requests come from, and how the command line names them.
 
-Law of this file: a workload is deterministic; the same specification gives the same requests, whatever the speed. It
-hands over hashes and lengths; tokens and text stay inside it.
+Law of this file: a workload is deterministic, so the same specification gives the same requests at any speed. It hands
+over hashes and lengths; tokens and text stay inside it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,8 +16,8 @@ from kvbm_console.core.errors import UsageError
 class Request(msgspec.Struct, frozen=True):
     """One generation to be asked of an engine.
 
-    ``hashes`` has one sequence hash per full block of the prompt, ``output_hashes`` those of the blocks that become
-    full while ``output_tokens`` are generated, the one that the prompt left partial included. A request of n sequences
+    ``hashes`` has a sequence hash per full block of the prompt. ``output_hashes`` has those of the blocks that become
+    full while ``output_tokens`` are generated, with the block that the prompt left partial. A request of n sequences
     has n - 1 ``clone_hashes``: the ``output_hashes`` of each further sequence, which begins where the prompt ends.
     """
 
@@ -69,7 +69,7 @@ class Workload(Protocol):
 
     @property
     def capacities(self) -> Capacities:
-        """What to use where the user says nothing."""
+        """The sizes to use where the user gives none."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class Workload(Protocol):
         ...
 
     def finished(self, request: Request, at_ns: int) -> Request | None:
-        """What follows the end of a request: the next turn of its session, or nothing."""
+        """The request that follows the end of a request, the next turn of its session or None."""
         ...
 
 

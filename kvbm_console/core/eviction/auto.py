@@ -1,16 +1,24 @@
 """``lrfu_auto``: ``lrfu`` whose half-life is chosen while it runs, from pure recency to pure frequency.
 
-Law of this file: what is chosen depends on the touches alone. Beside the pool run shadow caches, one for each rule,
-over the same sample of blocks and with the same share of the capacity. Every ``EPOCH_REFERENCES`` sampled references
-the rule whose shadow had the most hits is taken, if it is better by a margin over a long and over a short time
-(hysteresis), so that noise changes nothing. Then every known block is ranked anew by its uses and its last touch.
-Without any history the rule is recency, which is ``simple_lru``, and the gauges say so: a half-life of 0.
+Theory of operation
+-------------------
+Shadow caches run beside the pool, one for each rule, over the same sample of blocks and with the same share of the
+capacity. Every ``EPOCH_REFERENCES`` sampled references the policy takes the rule whose shadow had the most hits. It
+must be better by a margin over a long and over a short time (hysteresis), so that noise changes nothing. Then every
+known block is ranked anew by its uses and its last touch. Without any history the rule is recency, which is
+``simple_lru``, and the gauges show a half-life of 0.
 
-Two rules are no half-lives: ``lfu`` and ``adaptive_lru``, which count only while a block is resident. They keep what
-they have instead of fetching back what was popular, which is better where the popular blocks alone do not fit.
+A sample of blocks is enough because a block is never evicted before its children. So a hit of a block in a shadow is a
+hit of the prefix that ends with the block.
 
-A sample of blocks is enough because a block is never evicted before its children, so a hit of a block in a shadow is a
-hit of the prefix that ends with it.
+Two rules are no half-lives: ``lfu`` and ``adaptive_lru``, which count only while a block is resident. They keep their
+blocks instead of fetching popular blocks back, which is better when the popular blocks alone do not fit.
+
+Example: a pool of 700 places samples one block in 7, so each shadow has 100 places. After the first 256 sampled
+references the shadow of recency had 40 hits and that of the half-life of 100 s had 60. The bar is 40 + 1 % of 256 + 8
+= 50.6 hits, so the half-life of 100 s is taken. At the next epoch these counts weigh 0.985 of new ones.
+
+Law of this file: the choice depends on the touches alone.
 """
 
 from collections import Counter
@@ -34,12 +42,12 @@ MEMORY: Final = 0.985
 """Weight of the hits of earlier epochs, per epoch: long enough to see through loads that swing for a minute or two."""
 MARGIN: Final = 0.01
 CLOSE_MARGIN: Final = 0.01
-"""To be taken, a rule must have had more hits than recency by the first share of the references, more than any other
-current rule by the second: those are nearer to each other."""
+"""A rule is taken when it had more hits than recency by the first share of the references. The second share applies
+against any other current rule, because those rules are nearer to each other."""
 RECENT_MEMORY: Final = 0.6
 RETURN: Final = 0.02
-"""The way back to recency is shorter: it is taken when recency was better by this share over the last few epochs.
-Whoever is wrong about frequency keeps dead blocks for long; whoever is wrong about recency forgets it soon."""
+"""The way back to recency is shorter: it is taken when recency was better by this share over the last few epochs. A
+wrong choice of frequency keeps dead blocks for long, whereas a wrong choice of recency passes soon."""
 EVIDENCE: Final = 8
 """And by this many hits besides, so that a handful of lucky ones at the beginning does not count."""
 BATCHES: Final = 16
@@ -47,7 +55,8 @@ BATCHES: Final = 16
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """How blocks are ranked: ``lrfu`` with a half-life (0: recency), or ``adaptive_lru`` with a weight (1: ``lfu``)."""
+    """A way to rank blocks, either ``lrfu`` with a half-life (0 is recency) or ``adaptive_lru`` with a weight (1 is
+    ``lfu``)."""
 
     half_life_s: float | None = None
     weight: float = 0.0
@@ -113,7 +122,8 @@ class LrfuAuto(Lrfu):
         self._residence = False
         """Whether the rule in force counts uses while resident only."""
         self._before: dict[int, int] = {}
-        """Only then: resident key to its touches before it became resident; 0 for those that were before the rule."""
+        """Resident key to its touches before it became resident, while ``_residence``. Keys that were resident before
+        the rule have 0."""
         self._follow(0)
 
     def touch(self, keys: Sequence[int], at_ns: int) -> None:
@@ -231,7 +241,7 @@ class LrfuAuto(Lrfu):
         self._uses.pop(key)
 
     def gauges(self) -> dict[str, float]:
-        """Also the rule in force: its half-life (0: pure recency) or its weight, and how often it changed."""
+        """Also the rule in force by its half-life (0 is pure recency) or weight, and how often the rule changed."""
         rule = RULES[self._current]
         chosen = {"weight": rule.weight} if rule.half_life_s is None else {"half_life_s": rule.half_life_s}
         return {**super().gauges(), **chosen, "changes": self._changes}

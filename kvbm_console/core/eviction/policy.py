@@ -1,16 +1,17 @@
 """The interface of eviction policies, their names and their parameters.
 
-Law of this file: a policy ranks keys and nothing else. What may be evicted is told to it (``evictable``,
-``protected``); what it is asked for it gives whole or not at all; ranks are static between touches and ties are broken
-totally, so that the same calls always lead to the same victims.
+Law of this file: a policy ranks keys and nothing else. The caller tells it which keys may go (``evictable``,
+``protected``), and it gives all victims that were asked for or none. Ranks are static between touches and ties are
+broken totally, so the same calls always lead to the same victims.
 
-A key is a number that names a block for as long as it is remembered: a sequence hash in the leader, the id of a trace
-in ``simulate --cache-only``. One touch covers one prefix in prompt order. Within a touch the deeper block counts as the
-older one; with that, and because whoever touches a block touches its whole prefix, every policy whose rank grows with
-recency and frequency keeps a parent at least as long as its children.
+A key is a number that names a block for as long as it is remembered. It is a sequence hash in the leader and the id of
+a trace in ``simulate --cache-only``. One touch covers one prefix in prompt order. Within a touch the deeper block
+counts as the older. A touch of a block is a touch of its whole prefix. So every policy whose rank grows with recency
+and frequency keeps a parent at least as long as its children.
 
-Without an engine a touch is both: a request asks for these blocks, and stores them. A tier of the leader is told apart:
-``use`` when a request asks for its prompt, once, and ``insert`` when a copy is stored, which is no use of any block.
+Without an engine a touch is both: a request asks for these blocks, and stores them. A tier of the leader distinguishes
+the two. ``use`` says that a request asks for its prompt, once, and ``insert`` that a copy is stored, which uses no
+block.
 """
 
 import math
@@ -34,8 +35,8 @@ DISK_ADMISSION_MAX: Final = 255
 """No filter is stricter: counts of uses are halved from time to time."""
 GHOSTS_MIN: Final = 200_000
 GHOSTS_PER_BLOCK: Final = 8
-"""A policy with history remembers this many evicted blocks per place, and at least ``GHOSTS_MIN``: less than that
-forgets a chat between two of its turns; 200,000 entries are about 30 MB."""
+"""A policy with history remembers this many evicted blocks per place, and at least ``GHOSTS_MIN``. Fewer entries would
+forget a chat between two of its turns. 200,000 entries are about 30 MB."""
 
 
 class EvictionPolicy(Protocol):
@@ -69,7 +70,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def gauges(self) -> dict[str, float]:
-        """What the policy tells about itself, for example ``ghosts`` and ``ghosts_max``."""
+        """Figures of the policy, for example ``ghosts`` and ``ghosts_max``."""
         ...
 
     def export(self) -> Any:
@@ -94,8 +95,11 @@ class TierPolicy(EvictionPolicy, Protocol):
         ...
 
     def insert(self, keys: Sequence[int], beside: int | None, at_ns: int) -> None:
-        """These blocks of one prefix, in prompt order, become resident: as old as ``beside``, their nearest resident
-        ancestor, and deeper; without one as new as can be."""
+        """These blocks of one prefix, in prompt order, become resident.
+
+        They are as old as ``beside``, their nearest resident ancestor, and deeper. Without an ancestor they are the
+        newest.
+        """
         ...
 
 
@@ -103,17 +107,17 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Which policy a pool is ruled by, and its parameters. Policies ignore the parameters of others."""
 
     policy: str = "simple_lru"
-    """What a recording from before there were policies was made with; users get ``DEFAULT_POLICY``."""
+    """Recordings from before there were policies were made with this one. Users get ``DEFAULT_POLICY``."""
     frequency_weight: float = 0.3
-    """``adaptive_lru``: share of frequency in the rank; 0 is pure recency, 1 pure frequency."""
+    """``adaptive_lru``: share of frequency in the rank, from 0 (pure recency) to 1 (pure frequency)."""
     frequency_credit_s: float = 1_000.0
     """``adaptive_lru``: seconds of recency that a block which was never touched again is behind a popular one."""
     half_life_s: float = 300.0
     """``lrfu``: after this long a touch counts half."""
     pin_tail_tokens: int = 0
-    """Above 0, what is pinned of a finished sequence stays so for ``pin_ttl_s``, and so do the blocks behind it that
-    hold so many tokens: a budget of places. So a sequence that returns often is pinned whole, and one that comes once
-    takes few."""
+    """Above 0, a finished sequence keeps its pins for ``pin_ttl_s`` and gets pins for the blocks behind them that hold
+    so many tokens. This is a budget of places. So a sequence that returns often is pinned whole, and one that comes
+    once takes few."""
     pin_ttl_s: float = 60.0
     """How long a pin lasts; a sequence that goes on is pinned anew."""
     priority_ttl_s: float = 60.0

@@ -1,10 +1,10 @@
-"""What rules one pool of the leader: a policy, the guards that stand before it, and the count of who decided.
+"""The rule of one pool of the leader, which is a policy, the guards in front of it, and counts of the deciding rule.
 
-Law of this file: a guard only takes keys out of the policy's reach, for a time that is known when it is set; it never
-changes a rank. Pins are never evicted while they last, and together they hold at most ``GUARDED_SHARE`` of the pool,
-the oldest ones giving way; a priority is given up only when nothing of a lower one is left. What is pinned of a
-sequence is a prefix of it: a block without its prefix is of no use. For the same reason a block is not evicted before
-one that continues it (I13), whatever the ranks say.
+Law of this file: a guard only takes keys out of the policy's reach, for a time that is known when it is set. It never
+changes a rank. Pins are never evicted while they last. Together they hold at most ``GUARDED_SHARE`` of the pool, and
+the oldest give way. A block with a priority is evicted only when no block with a lower priority is left. The pinned
+blocks of a sequence are a prefix of it, because a block without its prefix is of no use. For the same reason a block is
+not evicted before one that continues it (I13), whatever the ranks say.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class PoolPolicy:
         self._same = 0
         """Of the keys that were chosen last, recency alone would have chosen so many too."""
         self._recency = None if isinstance(self.policy, SimpleLru) else SimpleLru()
-        """What recency alone would choose, of a policy that is not recency for ever."""
+        """The choice of recency alone, beside a policy that is not always recency."""
         self._guards: dict[int, tuple[int, int]] = {}
         """Key to (level, until); in the order in which they were set."""
         self._parent_of = {} if parent_of is None else parent_of
@@ -271,8 +271,10 @@ class PoolPolicy:
         self, victim: int, order: dict[int, None], stays: set[int], may_follow: Callable[[int], bool],
         protected: Collection[int],
     ) -> None:
-        """Add a victim behind all that continues it; if some of that may not go, all in front of it up to the victim
-        stays, and is not looked at again."""
+        """Add a victim behind all blocks that continue it.
+
+        If some of those may not go, all blocks from them up to the victim stay and are not looked at again.
+        """
         family = [victim]
         child_of, siblings = self._child.get, self._siblings
         for key in family:

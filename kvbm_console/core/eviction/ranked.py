@@ -1,14 +1,14 @@
 """Policies that rank blocks by a number: ``lfu``, ``frequency_based``, ``adaptive_lru``, ``lrfu``.
 
-Law of this file: a rank is computed from what the last touch left (its stamp and one value, a count of uses for most)
-and while a block is resident it only grows. Therefore a touch is a few bulk operations on columns and no heap
-operation: a block enters the heap when it becomes resident, and an entry that comes to the top with an old stamp is put
-back with the current rank. The victim is the block with the smallest (rank, stamp). Each block of each touch gets a
-stamp, deepest first, so ties are broken by recency, then by depth, totally; a stamp is the time of the touch in
-nanoseconds, moved on by as little as makes it unique.
+Law of this file: the last touch leaves a stamp and one value, for most policies a count of uses. The rank is computed
+from these, and while a block is resident it only grows. Therefore a touch needs no heap operation. A block enters the
+heap when it becomes resident. An entry that comes to the top with an old stamp goes back with the current rank. The
+victim is the block with the smallest (rank, stamp). Each block of each touch gets a stamp, deepest first, so ties are
+broken by recency, then by depth, totally. A stamp is the time of the touch in nanoseconds, moved on by as little as
+makes it unique.
 
-Blocks that enter at their first use have ranks that only grow with time, so their entries stand in a queue that is in
-order by itself, and only those that were used again need a heap. Most blocks of most loads never are.
+Blocks that enter at their first use have ranks that only grow with time, so a queue of their entries is in order by
+itself. Only blocks that were used again need a heap. Most blocks of most loads never are.
 """
 
 import math
@@ -49,7 +49,7 @@ Entry = tuple[float, int, int, int]
 
 
 class Ranked:
-    """What ranked policies share: residency, the lazy heap, and the memory of evicted blocks (ghosts).
+    """The base of ranked policies with residency, the lazy heap, and the memory of evicted blocks (ghosts).
 
     ``_stamp`` and ``_value`` are those of the last touch. A subclass with ``remembers`` keeps them for evicted keys
     too, at most ``ghosts_max`` of these; those that were touched longest ago are forgotten first.
@@ -65,7 +65,8 @@ class Ranked:
         self._value: Counter[int] = Counter()
         """Uses of each known key, unless a subclass says otherwise."""
         self.rank: Callable[[int], float] = self._value.__getitem__
-        """Where a resident key stands; the smallest is evicted first. A function, since it is called most of all."""
+        """The rank of a resident key, of which the smallest is evicted first. A function, since it is called most of
+        all."""
         self._queued: dict[int, int] = {}
         """Resident key to the number of its one live entry: the stamp of a touch, or one below zero without a touch."""
         self._numbered = 0
@@ -105,8 +106,10 @@ class Ranked:
             self._prune()
 
     def insert(self, keys: Sequence[int], beside: int | None, at_ns: int) -> None:
-        """See ``TierPolicy.insert``. A block that no request has asked for has the value of a first use, and at most
-        that of ``beside``."""
+        """See ``TierPolicy.insert``.
+
+        A block that no request has asked for has the value of a first use, and at most that of ``beside``.
+        """
         deepest_first = keys[::-1]
         values = self._value
         fresh = list(filterfalse(self._stamp.__contains__, deepest_first))
@@ -296,8 +299,8 @@ class AdaptiveLru(Ranked):
 class Lrfu(Ranked):
     """Combined recency and frequency: every touch counts, and counts half after each half-life.
 
-    The value of a block is the natural logarithm of that sum, referred to time 0, so that it is static between touches:
-    with y = time x ln 2 / half-life, value' = ln(e^value + e^y). The history of a block survives its eviction.
+    The value of a block is the natural logarithm of that sum, referred to time 0, so it is static between touches. With
+    y = time x ln 2 / half-life, value' = ln(e^value + e^y). The history of a block survives its eviction.
     """
 
     name = "lrfu"

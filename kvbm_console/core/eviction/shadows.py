@@ -1,8 +1,8 @@
 """Shadow caches: small caches over a sample of the blocks that only count their hits.
 
-Law of this file: each ranks as its full-sized namesake does (a test holds them against each other), but keeps no books
-for anybody else: nothing is protected, and it evicts as soon as a batch of touches has made it too large. Stamps do not
-depend on what is resident where, so all shadows look at one column of them.
+Law of this file: each shadow ranks as its full-sized namesake does, which a test compares. No key is protected, and a
+shadow evicts as soon as a batch of touches has made it too large. Stamps do not depend on what is resident where, so
+all shadows look at one column of them.
 """
 
 from collections import OrderedDict, deque
@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from kvbm_console.core.eviction.ranked import SECOND_NS, packed, unpacked
 
 Batch = list[tuple[Sequence[int], Sequence[int], int]]
-"""Touches: (keys of one prefix, deepest first; their stamps; time). The column of stamps may be ahead of them."""
+"""Touches as (keys of one prefix deepest first, their stamps, time). The column of stamps may be ahead of them."""
 _EXPONENT_MAX: Final = 500.0
 """Half-lives until the sums of ``LrfuShadow`` are referred to another time; a float has room for 1,023."""
 Entry = tuple[float, int, int]

@@ -1,8 +1,8 @@
-"""``simple_lru``: evict the block that was touched longest ago; deeper blocks first within one touch.
+"""``simple_lru``: evict the block that was touched longest ago, deeper blocks first within a touch.
 
-Law of this file: the order is that of the touches, oldest first, and within one of its keys, deepest first; a key lives
-in the last touch that names it. So a touch of a whole prefix is one entry, which the same prefix again moves or
-replaces, and a choice of victims is all or none.
+Law of this file: keys are ordered by their touch, oldest first, and within a touch deepest first. A key lives in the
+last touch that names it. So a touch of a whole prefix is a single entry, which another touch of the same prefix moves
+or replaces. A choice of victims gives all or none.
 """
 
 from collections import OrderedDict, deque
@@ -39,7 +39,8 @@ class SimpleLru:
         self._at: dict[int, int] = {}
         """Key to the touch in which it lives."""
         self._next = self._carried = self._passed = 0
-        """Number of the next touch; keys that all touches name; leading ones of the oldest that live there no more."""
+        """Three counts: the number of the next touch, the keys that all touches name, and the leading keys of the
+        oldest touch that live there no more."""
         self._newest = -1
         """The newest touch, while all of its keys are known to live in it."""
         self._beside = 0
@@ -110,7 +111,10 @@ class SimpleLru:
         self._gone.clear()
 
     def _replaced(self, number: int, keys: list[int]) -> bool:
-        """The keys of this touch are touched again: whether it was moved, since all live in it; else it is dropped."""
+        """The keys of this touch are touched again.
+
+        True if the touch was moved because all keys live in it, else it is dropped.
+        """
         touches = self._touches
         if next(iter(touches)) == number:
             self._passed = 0
@@ -156,7 +160,7 @@ class SimpleLru:
         return None
 
     def _pass_dead(self) -> int:
-        """Where the oldest key that lives stands in the oldest touch."""
+        """The position of the oldest living key in the oldest touch."""
         live, touches = self._at.get, self._touches
         while touches:
             number = next(iter(touches))

@@ -1,7 +1,7 @@
 """The expression language: conditions of breakpoints, and filters of lists, of ``tail``, of cuts and of exports.
 
-Small, typed, total and without side effects. An expression is checked against the fields of its context when it is
-set, and compiled once to a closure; nothing of it is ever given to ``eval``, and it cannot call anything.
+Small, typed, total and without side effects. An expression is checked against the fields of its context when it is set,
+and compiled once to a closure. It never reaches ``eval`` and cannot call anything.
 
 Grammar
 -------
@@ -21,11 +21,11 @@ Grammar
     text        = characters in double or single quotes, with a backslash before a quote or a backslash
 
 ``and`` binds closer than ``or``, ``not`` closer than both. ``~`` matches a glob (``*``, ``?``, ``[a-z]``) with the
-whole text, or with the label of a word. A text of letters, digits and ``_ . * ? [ ] - : / @ # % + !`` needs no
-quotes. Words (states, tiers, routes, statuses, reasons, sites, kinds) may be written in capitals and with ``-`` for
-``_``. A duration or a size needs a unit. What a slot or an event does not have is ``none``: it is unequal to
-everything else, and neither less nor greater than anything. A field that has several values (the slots of an event)
-compares when one of them does.
+whole text, or with the label of a word. A text of letters, digits and ``_ . * ? [ ] - : / @ # % + !`` needs no quotes.
+Words (states, tiers, routes, statuses, reasons, sites, kinds) may be written in capitals and with ``-`` for ``_``. A
+duration or a size needs a unit. A value that a slot or an event does not have is ``none``, which is unequal to every
+other value, and neither less nor greater. A field that has several values (the slots of an event) compares when one of
+them does.
 
 Limits: 1,024 characters, 32 levels of parentheses and ``not``, 64 comparisons, 256 characters of one word. An error is
 one sentence that begins with the column, counted from 1.
@@ -37,7 +37,8 @@ Traceback (most recent call last):
 kvbm_console.core.expression.schema.ExpressionError: column 1: a slot has no field `tokns.computed`; \
 the nearest is `tokens.computed`
 
-Law of this package: what was compiled never raises on facts; an unknown name is an error when it is set, never later.
+Law of this package: a compiled expression never raises on facts, and an unknown name is an error when the expression is
+set.
 """
 
 from collections.abc import Callable
@@ -62,7 +63,8 @@ __all__ = [
 ]
 
 COMPILED_MAX = 512
-"""Compiled conditions that are kept: twice the breakpoints there may be; the gate is built anew at each change."""
+"""Compiled conditions that are kept, twice the breakpoints that there may be, because the gate is built again at each
+change."""
 
 
 def compile_slot_filter(

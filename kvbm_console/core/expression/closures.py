@@ -1,8 +1,8 @@
 """Trees and templates of log points compiled to closures: no ``eval``, no call into anything but the schema's getters.
 
-Law of this file: a closure never raises on facts. What is absent is unequal to everything but ``none``, and neither
-less nor greater than anything, so ``not (a = b)`` is always ``a != b``. A template is checked when it is set; filling
-it in never fails and is bounded in length.
+Law of this file: a closure never raises on facts. An absent value is unequal to everything but ``none``, and neither
+less nor greater, so ``not (a = b)`` is always ``a != b``. A template is checked when it is set; filling it in never
+fails and is bounded in length.
 """
 
 import operator
@@ -188,7 +188,7 @@ Fill = Callable[[Any, Any, Any], str]
 
 
 def compile_template(text: str, schema: Schema) -> Fill:
-    """What fills in ``{field}``; ``{{`` and ``}}`` are braces. Raises ``ExpressionError``.
+    """A closure that fills in ``{field}``. ``{{`` and ``}}`` are braces. Raises ``ExpressionError``.
 
     >>> from kvbm_console.core.expression.fields import SLOT
     >>> compile_template("{requst}", SLOT)

@@ -1,7 +1,7 @@
 """The fields of an event, as ``tail``, exports and the log filter on them.
 
-Law of this file: the state that is handed in is the one *before* the event, or None when nobody folds; then what only
-the facts know is absent.
+Law of this file: the state is that *before* the event, or None without a fold, in which case fields of the facts are
+absent.
 """
 
 from collections.abc import Callable, Iterator

@@ -25,7 +25,7 @@ def _count(name: str, get: Getter, about: str) -> Field:
 
 
 def _available(name: str, tier: Tier) -> Field:
-    """What conditions ask most, written out three times: a call would cost as much as the sum."""
+    """The commonest fields of conditions, written out three times because a call would cost as much as the sum."""
     def get(_item: Any, state: Any, _moment: Any) -> int:
         found = 0
         for pool in state.pools:
@@ -85,7 +85,7 @@ def _computed() -> Field:
 
 
 def _tier_counts(tier: Tier) -> list[Field]:
-    """``tiers.g2.available`` and its kin: sums over the pools of a tier; a tier without a pool has 0."""
+    """Fields like ``tiers.g2.available`` are sums over the pools of a tier, and 0 for a tier without a pool."""
     name = f"tiers.{tier.label}."
 
     def total(*conditions: int) -> Getter:

@@ -36,7 +36,7 @@ class ExpressionError(UsageError):
 
 
 class Kind(Enum):
-    """What a field's values are; two values are compared only when they are of the same kind."""
+    """The kind of a field's values. Two values are compared only when they are of the same kind."""
 
     COUNT = "a number"
     ID = "an identifier"
@@ -64,7 +64,7 @@ UNITS: Final[Mapping[Kind, Mapping[str, int]]] = {
 Test = Callable[[Any, Any, Any], bool]
 """``test(item, state, moment)``."""
 Getter = Callable[[Any, Any, Any], Any]
-"""``get(item, state, moment)``: the value, or None when there is none; for a ``many`` field a tuple."""
+"""``get(item, state, moment)`` is the value or None. A ``many`` field has a tuple."""
 
 
 class Field(msgspec.Struct, frozen=True):

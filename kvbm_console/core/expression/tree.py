@@ -11,7 +11,7 @@ from kvbm_console.core.expression.schema import UNITS, Kind
 
 
 class Literal(msgspec.Struct, frozen=True):
-    """A value as it is compared: an int in base units, a text, or the label of a word; None is ``none``."""
+    """A value as it is compared. It is an int in base units, a text, or the label of a word, and None for ``none``."""
 
     kind: Kind
     value: int | str | None

@@ -1,7 +1,7 @@
 """How each kind of event changes facts: one function a kind, by what it concerns.
 
-Law of this package: it is called by ``CacheState.apply`` alone; it checks what it needs to stay consistent and raises
-``FoldError``, and never decides.
+Law of this package: only ``CacheState.apply`` calls it. A function checks what consistency needs, raises ``FoldError``,
+and never decides.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Copies: candidates, their operations and batches.
 
-Law of this file: a candidate reaches one terminal status, once; an operation holds its references until then.
+Law of this file: a candidate reaches one terminal status, once, and its operation holds its references until then.
 """
 
 from collections.abc import Callable

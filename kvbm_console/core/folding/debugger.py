@@ -1,4 +1,4 @@
-"""The debugger and what concerns everything: breakpoints, holds, leases, freezes; reset, drain, notes.
+"""The debugger (breakpoints, holds, leases, freezes) and events of the whole cache (reset, drain, notes).
 
 Law of this file: a hold and its slot name each other, and whoever stands at the schedule point is in ``standing``.
 """

@@ -1,6 +1,6 @@
 """Slots: opened, moved, given blocks and closed.
 
-Law of this file: a slot changes here and nowhere else; what it owns is referenced in a pool by the same event.
+Law of this file: a slot changes here alone, and the same event references its blocks in a pool.
 """
 
 from collections.abc import Callable

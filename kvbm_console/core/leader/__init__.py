@@ -3,9 +3,9 @@
 Law of this package: ``handle`` is synchronous and atomic. A stimulus is either refused with the facts unchanged, or it
 is carried through to quiescence; the same stimuli always lead to the same events.
 
-Handlers take a ``Decider`` (facts, policies' memory, gate) and stand in files by subject: ``lookups``, ``iterations``,
-``requests``, ``pools``, ``debugger``, ``resets``, and ``observed`` for engines that only report. They lead to copies
-(``pipeline``, ``offloads``, ``prefetch``, ``victims``), to moves of slots (``slots``) and to holds (``holds``).
+Handlers take a ``Decider`` and stand in files by subject. These are ``lookups``, ``iterations``, ``requests``,
+``pools``, ``debugger``, ``resets``, and ``observed`` for engines that only report. They lead to copies (``pipeline``,
+``offloads``, ``prefetch``, ``victims``), to moves of slots (``slots``) and to holds (``holds``).
 """
 
 from collections.abc import Callable
@@ -78,15 +78,15 @@ _OF_THE_GATE: Final = (
 _QUICK_MASK: Final = 15
 """Stimuli between two looks at the counts of the pools, less one: a look costs a microsecond, a stimulus a few."""
 _ROUNDS: Final = 3
-"""What is copied into a pool may need room there, which something must be copied further down for."""
+"""Rounds of planning. A copy into a pool may need room there, for which another block must be copied further down."""
 
 
 class Leader(Decider):
     """The decider of one host.
 
-    What ``apply`` refuses is always refused, and the counts of the pools are always verified after every 16th stimulus.
-    With ``check``, they are after every one, and everything (the audit) after every ``audit_every``-th. A broken
-    invariant raises ``InvariantViolation``.
+    ``apply`` always checks, and the counts of the pools are verified after every 16th stimulus. With ``check``, they
+    are after every one, and everything (the audit) after every ``audit_every``-th. A broken invariant raises
+    ``InvariantViolation``.
     """
 
     def __init__(self, config: LeaderConfig, *, check: bool = False, audit_every: int = 1) -> None:

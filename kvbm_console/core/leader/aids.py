@@ -1,7 +1,7 @@
 """Decision aids: what the leader remembers in order to decide, beside the facts.
 
-Law of this file: aids are rebuilt by rerunning stimuli, never folded; nothing here is told to anybody else. They are
-plain containers in deterministic order, so that a keyframe can carry them and a restored leader goes on identically.
+Law of this file: aids are rebuilt by rerunning stimuli, never folded, and no event tells them. They are plain
+containers in deterministic order, so that a keyframe can carry them and a restored leader goes on identically.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,19 +19,20 @@ from kvbm_console.core.tiers import READY, PoolFacts
 
 HISTORY_PARTS: Final = 8
 HISTORY_PART: Final = 25_000
-"""Hashes whose fate is remembered to explain a miss, in so many parts of so many: 8 MB at most, and longer than any
-tier keeps a block. Parts are forgotten whole: to forget each hash as it comes back costs as much as to remember it."""
+"""Hashes whose fate is remembered to explain a miss, in 8 parts of 25,000. They take 8 MB at most, and last longer than
+any tier keeps a block. Parts are forgotten whole: to forget each hash as it comes back costs as much as to remember
+it."""
 NAMED_MAX: Final = 400_000
 """Blocks whose uses are counted for admission to the disk tier: 40 MB at most, and as many as a large disk tier has."""
 
 
 LEFT_MAX: Final = 65_536
-"""Evictions of a pool whose time is remembered, at least so many and at most twice: 15 MB a pool at most, and some
-seconds of a pool that thrashes. Halves are forgotten whole, as parts of the history are."""
+"""Evictions of a pool whose time is remembered, at least this many and at most twice as many. They take 15 MB a pool at
+most and cover some seconds of a pool that thrashes. Halves are forgotten whole, as parts of the history are."""
 
 
 class PoolAids(msgspec.Struct):
-    """What the leader remembers of one pool."""
+    """The leader's memory of one pool."""
 
     free: list[int] = []
     """Empty places of a pool that the leader decides, as far as they were used before: a heap, of which the lowest is
@@ -83,8 +84,9 @@ class PoolAids(msgspec.Struct):
     next: dict[int, None] = {}
     """Sequence hashes that the policy would evict next, when it was last looked at: their copies below go last."""
     again: dict[int, int] = {}
-    """Full places that have become ``bereft``, and ``given`` at that time: not again before they are used, or the pool
-    has given away as many places as it has. So copies are at most two for each block that comes."""
+    """Full places that have become ``bereft``, and ``given`` at that time. They do not become ``bereft`` again before
+    they are used or the pool has given away as many places as it has. So copies are at most two for each block that
+    comes."""
     unsafe: list[int] = []
     """Sequence hashes of ``next`` that had no copy below and are to be copied, coldest first."""
 
@@ -187,8 +189,8 @@ class Aids(msgspec.Struct):
     drawn_from: dict[int, int] = {}
     """Open offload candidate to the pool whose blocks it copies down."""
     busy: dict[int, list[list[int]]] = {}
-    """Pool of the leader to when copies of it into the pool below have run: [from, to], to -1 while they do; those that
-    were over a second ago are forgotten."""
+    """Pool of the leader to the times [from, to] of its copies into the pool below. ``to`` is -1 while they run. Times
+    that ended over a second ago are forgotten."""
     loads: dict[int, list[LoadPart]] = {}
     """Slot to the parts of the load that is running for it."""
     lost_at: dict[int, int] = {}

@@ -1,6 +1,7 @@
 """The debugger's side: breakpoints, continue, step, leases, deadlines.
 
-Law of this file: who stopped and who continued is an event; a lost race is answered ``already_continued``.
+Law of this file: an event names the client of every stop and continue, and a lost race is answered
+``already_continued``.
 """
 
 from typing import Final
@@ -193,7 +194,7 @@ def frozen(decider: Decider, s: st.Frozen) -> None:
 
 
 def thawed(decider: Decider, s: st.Thawed) -> None:
-    """What was frozen goes on."""
+    """End the freeze."""
     if not thaw(decider, HoldEnd.CONTINUED, s.by):
         raise Refused("already_thawed")
 

@@ -1,6 +1,6 @@
 """The decider that handlers write with: facts, aids, the gate, and the two verbs ``emit`` and ``ask``.
 
-Law of this file: a handler checks everything and then emits; ``Refused`` may be raised only before the first event. An
+Law of this file: a handler checks everything and then emits, so ``Refused`` is raised only before the first event. An
 event is applied to the facts the moment it is emitted, so later decisions of the same stimulus see it.
 """
 
@@ -43,7 +43,7 @@ P = ParamSpec("P")
 
 
 class Outcome(msgspec.Struct):
-    """What a stimulus led to: the caller's result, what became true, and what the shell shall do."""
+    """The outcome of a stimulus: the caller's result, the events that became true, and instructions to the shell."""
 
     result: Result | None
     events: list[ev.Event]
@@ -57,14 +57,14 @@ class Decider:
         self.config = config
         self.state = state or CacheState()
         self.aids: Aids
-        """What the leader remembers beside the facts: that of ``box``."""
+        """The leader's memory beside the facts, that of ``box``."""
         self.box = box or AidsBox(config.eviction)
         self.least_limit = 0
         """At most the smallest ``aids.place_limit``: derived, and put right when an iteration reaches it."""
         self._below_of: list[PoolFacts] = []
         self._below: list[PoolFacts | None] = []
         self._lower: list[PoolFacts] = []
-        """What ``look_at_pools`` has found, and of which pools: asked for a dozen times per request."""
+        """Results of ``look_at_pools`` and the pools that they belong to, read a dozen times per request."""
         self.gate: Gate | None = None
         self.watched: frozenset[int] = frozenset()
         """Sources that are only watched: derived from the pools."""
@@ -227,8 +227,10 @@ class Decider:
         return counts[0], counts[1], counts[2], counts[3]
 
     def asked_again(self, hashes: Sequence[int], device: PoolFacts) -> dict[tuple[int, int], int]:
-        """(tier, class of the age) to how many of these blocks, which an admission did not find in ``device``, the tier
-        had evicted so long ago and has not got."""
+        """(tier, class of the age) to a count of these blocks, which an admission did not find in ``device``.
+
+        Counted are blocks that the tier evicted so long ago and does not hold.
+        """
         counts: dict[tuple[int, int], int] = {}
         for pool in (device, *self.lower_pools()):
             resident, left = pool.by_hash, self.aids.pools[pool.info.pool].left_at(hashes)

@@ -1,7 +1,7 @@
-"""What predictors remember, and what became of their guesses.
+"""The memory of predictors, and the fate of their guesses.
 
-Law of this file: plain containers in deterministic order, all bounded; it names hashes and counts, and never decides
-what is copied (``prefetch`` does).
+Law of this file: plain, bounded containers in deterministic order. They name hashes and counts, and ``prefetch``
+decides what is copied.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,16 +21,16 @@ SESSION_BLOCKS_MAX: Final = 4_096
 """Sessions that are remembered, those that ended last, and how many of the last blocks of each: 32 MB at most."""
 JUDGED_LEAST: Final = 64
 JUDGED_MAX: Final = 512
-"""Blocks that were fetched and then used or evicted: from the first number on they are judged, at the second both
-counts are halved, so that the precision is that of the last few hundred blocks."""
+"""Fetched blocks that were then used or evicted. The precision counts from the first number of blocks on. At the second
+number both counts are halved, so it is that of the last few hundred blocks."""
 LIMIT_BELOW: Final = 0.25
 LIFT_FROM: Final = 0.5
-"""Precision below which only probes are fetched, and from which on everything is again: far enough apart that a load on
-the border does not swing. Below a quarter a fetch pushes out more than it brings."""
+"""Precision below which only probes are fetched, and from which on everything is again. They are far enough apart that
+a load on the border does not swing. Below a quarter a fetch pushes out more than it brings."""
 PROBE_EVERY: Final = 8
 PROBE_BLOCKS: Final = 16
-"""While limited, every so many-th guess is followed for so many blocks: enough to see in seconds that guesses are good
-again, and a hundredth of the bandwidth of a long prompt."""
+"""While limited, every 8th guess is followed for 16 blocks. This shows in seconds that guesses are good again, for a
+hundredth of the bandwidth of a long prompt."""
 GAP_WEIGHT: Final = 8
 """The mean time until a session comes back moves by one part in so many towards each new one."""
 
@@ -44,7 +44,7 @@ class Session(msgspec.Struct):
 
 
 class PrefetchAids(msgspec.Struct):
-    """What predictors remember and what became of their guesses. Counts are blocks."""
+    """The memory of predictors and the fate of their guesses. Counts are blocks."""
 
     asked: dict[int, int] = {}
     """Hash on its way to the host tier to its candidate."""
@@ -59,7 +59,7 @@ class PrefetchAids(msgspec.Struct):
     sessions: dict[str, Session] = {}
     next_session: int = 1
     gap_ns: int = 0
-    """Mean time from the end of a session's turn to its next request; 0: none came back yet."""
+    """Mean time from the end of a session's turn to its next request, 0 before a session came back."""
     fetched: int = 0
     """Arrived in the host tier."""
     used: int = 0

@@ -1,6 +1,24 @@
-"""What follows when a site is passed: matches become hits, and hits hold, log, capture or freeze.
+"""Holds: a site that is passed becomes a match, a match a hit, and a hit holds, logs, captures or freezes.
 
-Law of this file: the order is fixed (``core.breakpoints``), and nothing here raises into what the leader was doing.
+Theory of operation
+-------------------
+A handler calls ``strike`` at each site. When the gate watches the site, ``pass_site`` asks it for the breakpoints that
+match. It carries out their actions in a fixed order: failed conditions, logs, captures, freezes, holds.
+
+A hold begins pending. Its slot goes on until it reaches the waitable point of the hold (``core.holds``). There the code
+asks ``held_at``, which parks the slot, and returns without doing its work. Other slots go on. ``end_hold`` releases the
+slot, and ``settle`` does the work at the end of the same stimulus. Resuming a held slot does not strike its site again:
+``struck`` and ``returning`` remember the sites of candidates and of skipped slots.
+
+A hold ends by continue, step, skip, its longest time, a lost lease, the end of its request, or pressure. Budgets bound
+the number of holds and the share of the device pool that held slots own, so a debugger cannot stop an engine.
+
+Example: a breakpoint at ``dispatch.will`` matches the load of slot 7. The hold waits at the point dispatch. Function
+``dispatch`` asks ``held_at``, the slot is parked (``HoldParked``), and no copy starts. ``HoldContinued`` releases the
+slot, and ``settle`` dispatches the same operation, so ``StartTransfer`` follows in the same outcome.
+
+Law of this file: the order is fixed (``core.breakpoints``), and nothing here raises into the handler that passed the
+site.
 """
 
 from typing import Final
@@ -44,7 +62,7 @@ def moment_of(
     site: Site, slot: SlotFacts, old: SlotState, new: SlotState, candidate: CandidateFacts | None = None,
     since_ns: int | None = None,
 ) -> Moment:
-    """What the site knows."""
+    """The facts of the site."""
     if candidate is None:
         return Moment(site, slot.slot, slot.request, old, new, since_ns=since_ns)
     status = CandidateStatus.SKIPPED if site is Site.SKIP_DID else candidate.status
@@ -104,7 +122,7 @@ def _numbers(effective: list[Armed], action: BreakpointAction) -> tuple[int, ...
 def _messages(
     decider: Decider, slot: SlotFacts, moment: Moment, effective: list[Armed], action: BreakpointAction
 ) -> str:
-    """What those with a template have to say at one hit."""
+    """The messages at a hit of the breakpoints that have a template."""
     said = "; ".join(
         armed.message(slot, decider.state, moment) for armed in effective
         if armed.spec.action is action and armed.message is not None
@@ -121,7 +139,7 @@ def _counts(decider: Decider, armed: Armed) -> bool:
 
 
 def _asked(decider: Decider, moment: Moment) -> str | None:
-    """Who asked for this slot to stop here by a step or an until; None when nobody did."""
+    """The client that asked for this slot to stop here by a step or an until, or None."""
     aids, slot = decider.aids, moment.slot
     if slot in aids.stepping and moment.site in STEPPED:
         return aids.stepping.pop(slot)
@@ -226,8 +244,10 @@ def _places_held(decider: Decider, pool: PoolFacts) -> set[int]:
 
 
 def _places_of(decider: Decider, slot: SlotFacts, pool: PoolFacts) -> set[int]:
-    """The device places that a slot keeps from others: its own, and those that its copies read or fill, which after a
-    preemption are not its own any more."""
+    """The device places that a slot keeps from others, its own and those that its copies read or fill.
+
+    After a preemption the latter are not its own.
+    """
     index, state = pool.info.pool, decider.state
     places = set(slot.device_blocks) if slot.device_pool == index else set()
     promoted = (state.candidates[number].operation for number in slot.outstanding)
@@ -301,7 +321,7 @@ def freeze(decider: Decider, by: str, max_hold_ns: int) -> None:
 
 
 def thaw(decider: Decider, why: HoldEnd, by: str) -> bool:
-    """What was frozen goes on; False when nothing was."""
+    """End a freeze. False when nothing was frozen."""
     decider.clear_deadline("run_for", 0)
     decider.clear_deadline("freeze", 0)
     frozen: FreezeFacts | None = decider.state.frozen

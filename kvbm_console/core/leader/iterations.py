@@ -240,8 +240,11 @@ def _check_token(slot: SlotFacts, tokens: int, size: int, more: int) -> None:
 def _remember_early(
     decider: Decider, pool: PoolFacts, appended: _Appended, before: int, count: int, events: list[ev.Event]
 ) -> None:
-    """Several iterations are told at once: a block that a later one needs is evicted by that one, and only when they
-    have ended is known when it began. ``before`` is the iteration in front of them."""
+    """Date evictions of iterations that are told at once.
+
+    A later iteration evicts the blocks that it needs, and its begin is known only when all of them have ended.
+    ``before`` is the iteration in front of them.
+    """
     lost = next((event for event in events if isinstance(event, ev.BlocksEvicted)), None)
     if lost is None:
         return
@@ -268,8 +271,10 @@ def _date_early(decider: Decider) -> None:
 
 
 def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
-    """Blocks are full and carry their hashes; from now on they may be copied. In the order in which they became full:
-    after several iterations a request may stand there several times."""
+    """Blocks are full and carry their hashes; from now on they may be copied.
+
+    In the order in which they became full: after several iterations a request may stand there several times.
+    """
     formed = decider.last_iteration(s.source)
     if decider.aids.early:
         _date_early(decider)

@@ -1,7 +1,7 @@
 """Requests from arrival to admission: create, look up, stage, allocate.
 
-Law of this file: lookup and allocation are two commits. A lookup holds what it found in staging; an allocation that
-the engine refuses is never told here, and staging ends by allocation, abort, preemption or its deadline.
+Law of this file: lookup and allocation are two commits. A lookup holds the blocks that it found in staging. The engine
+never reports an allocation that it refuses, so staging ends by allocation, abort, preemption or its deadline.
 """
 
 from itertools import repeat
@@ -186,7 +186,7 @@ def _staged_blocks(slot: SlotFacts) -> int:
 
 
 def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
-    """``update_state_after_alloc``: append device blocks; at an admission, score it and start the load."""
+    """``update_state_after_alloc``: append device blocks, and at an admission score it and start the load."""
     slot = decider.live(s.request)
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} and takes no blocks")
@@ -244,7 +244,7 @@ def assign(
 ) -> None:
     """Append checked device blocks to slots, ``at_once`` or over iterations that may be told together.
 
-    What the blocks held before is evicted for the first slot.
+    The old content of the blocks is evicted for the first slot.
     """
     lost = pool.filled(ids[reused:])
     if lost:

@@ -4,8 +4,8 @@ A tap beside a real engine's scheduler tells of lookups, allocations, iterations
 Nothing is planned here: slots move as reported, and what a block held before it was given to another request was
 evicted, for that request.
 
-Law of this file: a report that does not fit what is known is no reason to refuse it. What it contradicts is given up,
-and the source is marked as one of which reports were lost, so no count of it is shown as certain.
+Law of this file: a report that does not fit what is known is no reason to refuse it. When a report contradicts our
+state, the report wins. The source is marked as lossy, so its counts are shown as uncertain.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ def match_requested(decider: Decider, s: st.MatchRequested) -> MatchAnswer:
 
 
 def lookup_observed(decider: Decider, s: st.LookupObserved) -> None:
-    """What the connector answered."""
+    """The connector's answer to a lookup."""
     slot = _waiting(decider, s.request)
     size = decider.block_tokens_of(s.source)
     local, found = s.computed_tokens // size, (s.tokens or 0) // size
@@ -225,8 +225,10 @@ def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
 
 
 def _give_up_unnamed(decider: Decider, slot: SlotFacts, named: list[int]) -> None:
-    """An engine gives loaded blocks their hashes when it takes the request up again. If the request ends before that,
-    no lookup finds them: only the blocks ``named`` by the engine are kept."""
+    """An engine gives loaded blocks their hashes when it takes the request up again.
+
+    If the request ends before that, no lookup finds them: only the blocks ``named`` by the engine are kept.
+    """
     if slot.state is not _S.ONBOARDING or slot.device_pool is None or slot.outstanding:
         return
     pool = decider.state.pools[slot.device_pool]
@@ -323,7 +325,7 @@ def _forget(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
 
 
 def lower_of(decider: Decider, source: int) -> PoolFacts | None:
-    """Where this engine's connector keeps blocks."""
+    """The pool in which this engine's connector keeps blocks."""
     for pool in decider.state.pools:
         if pool.info.source == source and pool.info.authority is Authority.STREAM and pool.info.tier is not Tier.G1:
             return pool
@@ -456,7 +458,7 @@ def store(decider: Decider, slot: SlotFacts) -> None:
 
 
 def contradicted(decider: Decider, source: int) -> None:
-    """What was reported does not fit: reports were lost on the way."""
+    """A report does not fit our state, so reports were lost on the way."""
     if source not in decider.state.lost_sources:
         decider.emit(ev.SourceLost, source, 0, 0, False)
 

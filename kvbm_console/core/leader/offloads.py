@@ -1,11 +1,32 @@
 """Offloads: which blocks are copied down, and when (BC-2).
 
-Law of this file: a copy does not make room, so pressure is measured on what would be *lost* next. A pool gives away its
-empty places first, then those at the cold end of its order of eviction. A reserve of them is kept safe: empty, or with
-a ready or in-flight copy below. The reserve is the share 1 - threshold of the pool, or the most places by which copies
-were lately behind those given away, whichever is more. Before a device pool has given away as many places as it has,
-that is not known, and the reserve is the whole pool. Saved blocks that are evicted late protect nothing and do not
-count (they do by ``offload_law`` total, which is that of older recordings).
+Theory of operation
+-------------------
+A copy down frees no place. It makes an eviction harmless, because the block can be onboarded again. So the question is
+not how full a pool is, but which blocks the next evictions would lose.
+
+A pool gives away its empty places first, then the places at the cold end of its order of eviction. For a device pool
+this is the engine's order (``PoolAids.loose``), for a pool of ours the policy's (``PoolPolicy.coldest``). A place is
+safe when it is empty or has a ready or in-flight copy below. The first ``reserve`` places of the order must be safe.
+``plan_offloads`` copies the unsafe places among them, and unsafe places a little behind, so that the next look comes
+later.
+
+The reserve is the share 1 - threshold of the pool, or more when copies lag. ``most_given`` is the most places by which
+copies were behind the places given away, in the current turn or the last. A turn gives away as many places as the pool
+has. Before its first turn ends, the lag of a device pool is not known, so its reserve is the whole pool.
+
+When even all free places do not fill the reserve, blocks of running requests are copied, at least ``HELD_LEAST`` of a
+request at once. A request that ends is copied whole, while its slot still holds the blocks. At most four candidates of
+a pool are open at a time.
+
+Example: a device pool of 10 places with threshold 0.8 has a reserve of 2. A place is empty, and the engine reuses the
+places a, b, c next. Only b has a copy below. One place of the order besides the empty place must be safe, and a is not,
+so a is copied, and c with it. If evictions then run 3 places ahead of copies, the reserve grows to 3.
+
+Older recordings have the ``offload_law`` total. It counts all safe places of the pool instead of the next ones, and
+``pressure`` gives the number of blocks to copy.
+
+Law of this file: under ``offload_law`` order, a saved block that is evicted late protects nothing and does not count.
 """
 
 import math
@@ -77,7 +98,7 @@ def _further(decider: Decider, pool: PoolFacts) -> int:
 
 
 def _next_of_engine(decider: Decider, pool: PoolFacts, room: int) -> dict[int | None, list[int]]:
-    """What a device pool would lose next, and if even all free places are no reserve, what requests hold."""
+    """The blocks that a device pool would lose next, and blocks of requests if even all free places are no reserve."""
     mine = decider.aids.pools[pool.info.pool]
     ahead = reserve(decider, pool) - pool.counts[Condition.EMPTY]
     if ahead <= 0:
@@ -116,8 +137,10 @@ def _add_held(
 
 
 def owners_of(mine: PoolAids) -> Iterator[int]:
-    """Slots to which ``HELD_LEAST`` covered places or more were assigned, in the order of their first ones; only as
-    many places are looked at as that needs."""
+    """Slots with ``HELD_LEAST`` covered places or more, in the order of their first place.
+
+    The caller takes as many slots as it needs, and only their places are looked at.
+    """
     owners = map(mine.owner.get, mine.covered)
     counts = Counter(islice(owners, _FIRST))
     told = 0
@@ -134,7 +157,10 @@ def owners_of(mine: PoolAids) -> Iterator[int]:
 
 
 def _next_of_policy(decider: Decider, pool: PoolFacts, lower: PoolFacts, room: int) -> dict[int | None, list[int]]:
-    """What the policy of a pool of ours would evict next and has no copy below; looked at from time to time."""
+    """The blocks that the policy of a pool of ours would evict next and that have no copy below.
+
+    The policy is asked from time to time.
+    """
     mine = decider.aids.pools[pool.info.pool]
     # More than half of what the pool below can give would be evicted there before it is needed.
     most = max(1, (lower.counts[Condition.EMPTY] + lower.counts[Condition.CACHED]) // 2)
@@ -240,7 +266,7 @@ def _safe_in_order(pool: PoolFacts, mine: PoolAids) -> int:
 
 
 def _at(slot: SlotFacts, places: list[int]) -> int | None:
-    """Where these places stand in a row among those of the slot."""
+    """The index of these places among those of the slot, None unless they stand in a row."""
     blocks = slot.device_blocks
     if places[0] not in blocks:
         return None

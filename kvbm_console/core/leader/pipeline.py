@@ -1,9 +1,8 @@
 """The pipeline: candidates are evaluated, promoted or skipped, dispatched, and ended when every rank has reported.
 
-Law of this file: a candidate goes as far as it can at once, and stands still only where its slot is held. What is
-called here is called by ``settle``, to quiescence, at the end of every stimulus: no pump, no polling. A report of an
-older epoch, a duplicate or a late one is refused and counted, and changes nothing else but to free the place that a
-reset had put under quarantine.
+Law of this file: a candidate goes as far as it can at once, and stands still only where its slot is held. ``settle``
+runs the pipeline to quiescence at the end of every stimulus, so there is no polling. A report of an older epoch, a
+duplicate or a late report is refused and counted. It only frees the place that a reset had put under quarantine.
 """
 
 from collections.abc import Collection
@@ -445,8 +444,9 @@ def _forget_plan(
 ) -> None:
     """Places that were planned to be copied are unsaved again unless a copy of them stands below by now.
 
-    Those whose copy ``failed`` are not: a dead disk would be asked for ever; nor those that are used too rarely to be
-    admitted below. A block that is used again is copied again (``lookups.assign``, ``lookups.stage``).
+    Places whose copy ``failed`` are not, because a dead disk would be asked for ever. Neither are places of blocks that
+    are used too rarely to be admitted below. A block that is used again is copied again (``lookups.assign``,
+    ``lookups.stage``).
     """
     if candidate.route.is_load:
         return

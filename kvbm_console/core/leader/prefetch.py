@@ -1,14 +1,14 @@
 """Prefetch: blocks of the disk tier are copied to the host tier before a lookup asks for them.
 
-Law of this file: a predictor only names hashes; what is copied, and where room is made for it, is decided by the same
-pipeline as every other copy, as a candidate that belongs to no slot. What is under way or unused holds at most
-``staging_share`` of the host tier. Content is found by its hash alone, so a wrong guess costs bandwidth and room, and
-never an answer. Where less than a quarter of what was fetched is used, only probes are fetched, until half of them is.
+Law of this file: a predictor only names hashes. The pipeline decides on its copies and makes room as for every other
+copy, as candidates without a slot. Fetched blocks that are under way or unused hold at most ``staging_share`` of the
+host tier. Content is found by its hash alone, so a wrong guess costs bandwidth and room, and never an answer. When less
+than a quarter of the fetched blocks is used, only probes are fetched until half of these are used.
 
 Three predictors. ``chain``: the hashes of a prompt are known when it arrives, so while it queues behind others its
-continuation below the host tier is fetched. ``ngram``: which blocks followed the last one of this prompt before; a hash
-names its whole prefix, so one block of context says as much as three. ``session``: a session that has ended a turn
-usually comes back after about the same time; its blocks are fetched when half of that has passed.
+continuation below the host tier is fetched. ``ngram``: the blocks that followed the last block of this prompt before. A
+hash names its whole prefix, so one block of context says as much as three. ``session``: a session that has ended a turn
+usually comes back after about the same time. Its blocks are fetched when half of that time has passed.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """Requests from admission to the end: preempt, clone, finish.
 
-Law of this file: preempt and finish never wait. They drop the slot's references, skip what is not promoted, cancel
-what is not started, and let started copies run out; those hold references of their own.
+Law of this file: preempt and finish never wait. They drop the slot's references, skip candidates that are not promoted
+and cancel copies that are not started. Started copies run out, because they hold references of their own.
 """
 
 from kvbm_console.core import events as ev

@@ -1,7 +1,7 @@
 """Reset and drain.
 
-Law of this file: a reset is never refused and returns everything to the initial state at once, by the same path always;
-places under a running copy are quarantined until every rank has reported it.
+Law of this file: a reset is never refused and returns everything to the initial state at once. Places under a running
+copy are quarantined until every rank has reported the copy.
 """
 
 from kvbm_console.core import events as ev

@@ -72,7 +72,7 @@ def finish(decider: Decider, slot: SlotFacts, reason: FinishReason | None) -> No
 
 
 def forget_slot(decider: Decider, slot: SlotFacts) -> None:
-    """Aids of a slot that is closed. What was staged for it is gone, and so is the deadline of that."""
+    """Aids of a slot that is closed. Its staged blocks and their deadline are gone already."""
     for memory in (decider.aids.evaluated, decider.aids.place_limit, decider.aids.loads, decider.aids.lost_at):
         memory.pop(slot.slot, None)
     aids = decider.aids

@@ -1,13 +1,13 @@
 """Room in a pool that the leader decides: what is evicted for a copy into it, and when that copy waits instead.
 
-Law of this file: under the law of order, a block that would be lost is not evicted while it can still be copied further
+Law of this file: by the offload law ``order``, a block that would be lost is not evicted while it can still be copied
 down. Blocks with a copy below go first; if there are not enough of them, those in front are copied and whoever wants
-their places waits. They are given up all the same when the pool below can take nothing, or when its link has been busy
-for nearly all of the last second, so that waiting would only lose what is warmer above.
+their places waits. They are evicted all the same when the pool below is full, or when its link was busy for nearly all
+of the last second. Waiting would then only lose warmer blocks above.
 
-The pool below gives up the copies of what is evicted next here only when it has nothing else; a block whose copy was
-given up there is copied again once until it is used, or all else here has gone. Else tiers of like size would copy in
-circles without end.
+The pool below evicts the copies of blocks that are evicted next here only when it has nothing else. A block whose copy
+was evicted there is copied again once until it is used, or all else here has gone. Else tiers of like size would copy
+in circles without end.
 """
 
 from collections.abc import Callable, Mapping, Sequence

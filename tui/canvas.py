@@ -39,8 +39,6 @@ class Canvas(Widget):
         self.colours: ColorSystem | None = ColorSystem.TRUECOLOR
         self.rows_drawn = 0
         """Rows that were sent so far, for tests and benchmarks."""
-        self.frames_sent = 0
-        """Frames with at least one changed row."""
         self._width = 0
         self._strips: dict[tuple[Line, int], Strip] = {}
         self._codes: dict[tuple[str, str], str] = {}
@@ -52,14 +50,12 @@ class Canvas(Widget):
         if len(lines) != len(before) or width != self._width:
             self._width = width
             self.rows_drawn += len(lines)
-            self.frames_sent += 1
             self.refresh()
             return
         dirty = [y for y, line in enumerate(lines) if line is not before[y] and line != before[y]]
         if not dirty:
             return
         self.rows_drawn += len(dirty)
-        self.frames_sent += 1
         send = self.send
         if send is None or not send("".join([f"\x1b[{y + 1}H{self.row(lines[y], width)}" for y in dirty])):
             self.refresh(*[Region(0, y, width, 1) for y in dirty])

@@ -405,10 +405,6 @@ class Desk:
                 self.warnings = self.lints.warnings(mono)
         self._stops.watch(self.mirror, mono)
 
-    def notice_gone(self, mono_ns: int) -> bool:
-        """True if the notice is over (the frame needs a redraw)."""
-        return self._notice is not None and mono_ns >= self._notice[2]
-
 
 def _no_requests(sentence: str, width: int) -> list[Line]:
     """The place of a view that needs requests, on a target that reports blocks alone: how to get requests."""

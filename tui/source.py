@@ -125,10 +125,14 @@ class Session:
         self.ended = False
         """True if the feed said that nothing more will come."""
         self._buffer: deque[FeedItem] = deque()
-        self._quit: Callable[[], None] = lambda: None
-        self._copy: Callable[[str], None] = lambda text: None
-        self._export: Callable[[str, Table | None], None] = lambda name, table: None
-        self._show: Callable[[int], None] = lambda number: None
+        self.quit: Callable[[], None] = lambda: None
+        """Leaves the console."""
+        self.copy: Callable[[str], None] = lambda text: None
+        """Puts text on the terminal's clipboard."""
+        self.export: Callable[[str, Table | None], None] = lambda name, table: None
+        """Writes the screen as text and as a picture, and the rows of its list as CSV."""
+        self.show_target: Callable[[int], None] = lambda number: None
+        """Shows another target of this console."""
         self._asks_recorder = False
         self._resubscribe = False
         self.pace = Pace()
@@ -156,8 +160,8 @@ class Session:
         show: Callable[[int], None] = lambda number: None,
     ) -> None:
         """Connect the session to an application."""
-        self._spawn, self._tell, self._quit, self._copy, self._export = spawn, tell, quit_, copy, export
-        self._show = show
+        self._spawn, self._tell, self.quit, self.copy, self.export = spawn, tell, quit_, copy, export
+        self.show_target = show
 
     # --- the feed ----------------------------------------------------------------------------------------------------
 
@@ -490,24 +494,6 @@ class Session:
             await controls.retry_now()
             return "trying now"
         self._call(work)
-
-    # --- the application ---------------------------------------------------------------------------------------------
-
-    def copy(self, text: str) -> None:
-        """Put text on the terminal's clipboard."""
-        self._copy(text)
-
-    def export(self, name: str, table: Table | None) -> None:
-        """Write what is shown as text and as a picture, and its rows as CSV."""
-        self._export(name, table)
-
-    def show_target(self, number: int) -> None:
-        """Show another target of this console."""
-        self._show(number)
-
-    def quit(self) -> None:
-        """Leave the console."""
-        self._quit()
 
 
 def events_in(item: FeedItem) -> int:

@@ -166,7 +166,7 @@ def test_the_console_counts_the_same_in_its_last_minute() -> None:
             if isinstance(event, ev.CandidatePromoted):
                 flows.came_back(event.at_ns, event.returned)
             elif isinstance(event, ev.BlocksEvicted):
-                flows.evictions(event.pool).add(event.at_ns, len(event.ids) // 4)
+                flows.evicted[event.pool].add(event.at_ns, len(event.ids) // 4)
     state = recording.state_at(recording.last_seq)
     assert state.at_ns < 60 * SECOND_NS
     for tier in (Tier.G1, Tier.G2):

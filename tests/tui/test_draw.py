@@ -10,13 +10,18 @@ from tui.draw import bars, table
 from tui.draw.bars import divide
 from tui.draw.frame import Transport, transport_line
 from tui.draw.glyphs import ASCII, UNICODE
-from tui.draw.lifeline import HELD, LATE, VERY_LATE, Lifelines, Window, busy_cells, life_codes, runs, transfer_codes
+from tui.draw.lifeline import HELD, LATE, VERY_LATE, Lifelines, Window, busy_cells, runs, transfer_codes
 from tui.draw.spans import Line, Row, Span, beside, crop
 from tui.draw.table import Column
 from tui.model.archive import PAST_MAX
 from tui.model.mirror import Mirror
 from tui.model.series import Density, Gauge, Sums, known_seconds, percentile, resample
 from tui.model.timeline import LifeOrder
+
+
+def life_codes(life: Life, window: Window, limits: dict[SlotState, int]) -> bytearray:
+    """The codes of a life that was not drawn before."""
+    return Lifelines().codes(life, window, limits)[0]
 
 
 def text(spans: list[Span]) -> str:

@@ -126,8 +126,8 @@ def test_what_was_passed_over_is_counted_and_nothing_is_made_up_for_it(name: str
         assert flows.asked.total(600, now) == exact.flows.asked.total(600, now)
         assert [one.total(600, now) for one in flows.hits.values()] == [
             one.total(600, now) for one in exact.flows.hits.values()]
-        assert {one.route: one.moved_blocks for one in flows.routes.values() if one.moved_blocks} == {
-            one.route: one.moved_blocks for one in exact.flows.routes.values() if one.moved_blocks}
+        assert {route: one.moved_blocks for route, one in flows.routes.items() if one.moved_blocks} == {
+            route: one.moved_blocks for route, one in exact.flows.routes.items() if one.moved_blocks}
     known = {life.slot: life for life in (*exact.past, *exact.lives.values())}
     times = [event.at_ns for event in events[:: max(1, len(events) // 60)]]
     for life in (*sampled.past, *sampled.lives.values()):
@@ -358,7 +358,7 @@ async def test_a_session_that_is_flooded_asks_for_facts_and_loses_nothing(
 @pytest.mark.asyncio
 async def test_a_hold_that_is_passed_over_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("LOOK_SHARE", 0.0), ("SHARE_MAX", 0.0), ("SHARE_BACK", 0.0), ("RATE_MIN", 0),
-                        ("REFRESH_NS", 3_600 * S), ("SECOND_NS", 3_600 * S)):
+                        ("REFRESH_NS", 3_600 * S), ("S", 3_600 * S)):
         monkeypatch.setattr(pace, name, value)
     tape = Recording.open(RECORDINGS / "breakpoint-hold.mcap")
     (held,) = [event.seq for event in events_of(tape) if isinstance(event, SlotHeld)]

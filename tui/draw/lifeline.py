@@ -145,13 +145,6 @@ def _moved(kept: _Kept, life: Life, window: Window) -> int | None:
     return None if moved and kept.until_ns >= old.end_ns else moved
 
 
-def life_codes(life: Life, window: Window, limits: Limits) -> bytearray:
-    """A code for each cell of the window."""
-    codes, weights = bytearray(window.cells), [0] * window.cells
-    _draw(codes, weights, life, window, limits, window.start_ns)
-    return codes
-
-
 def _draw(
     codes: bytearray, weights: list[int], life: Life, window: Window, limits: Limits, from_ns: int
 ) -> None:

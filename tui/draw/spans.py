@@ -117,18 +117,24 @@ class Row:
         return line if width is None or self.x <= width else crop(line, width)
 
 
+def part(spans: Iterable[Span], start: int, end: int) -> list[Span]:
+    """The cells from ``start`` up to ``end``."""
+    kept: list[Span] = []
+    at = 0
+    for text, role in spans:
+        low, high = max(start - at, 0), min(end - at, len(text))
+        if low < high:
+            kept.append(Span(text[low:high], role))
+        at += len(text)
+    return kept
+
+
 def crop(line: Line, width: int) -> Line:
     """The first ``width`` cells of a line."""
     if line.width <= width:
         return line
-    kept: list[Span] = []
-    left = width
-    for span in line.spans:
-        if left <= 0:
-            break
-        kept.append(span if len(span.text) <= left else Span(span.text[:left], span.role))
-        left -= len(span.text)
-    return Line(tuple(kept), line.ground, tuple(zone for zone in line.zones if zone.start < width), width)
+    zones = tuple(zone for zone in line.zones if zone.start < width)
+    return Line(tuple(part(line.spans, 0, width)), line.ground, zones, width)
 
 
 def beside(left: Sequence[Line], right: Sequence[Line], x: int) -> list[Line]:

@@ -18,12 +18,11 @@ from typing import Final
 
 from .numbers import S, clock
 
-SECOND_NS: Final = 1_000_000_000
-AHEAD_MAX_NS: Final = SECOND_NS
+AHEAD_MAX_NS: Final = S
 """How far the clock runs on without a heartbeat; they come every half second."""
 BEATS_MAX: Final = 256
 """Heartbeats whose head has not been applied yet; two minutes of them."""
-RATE_WINDOW_NS: Final = 2 * SECOND_NS
+RATE_WINDOW_NS: Final = 2 * S
 RATE_STEP_NS: Final = RATE_WINDOW_NS // 200
 """Batches within this time count as one."""
 BATCHES_MAX: Final = 512
@@ -117,7 +116,7 @@ class Progress:
         batches, edge = self._batches, mono_ns - RATE_WINDOW_NS
         while batches and batches[0][0] < edge:
             self._recent -= batches.popleft()[1]
-        return self._recent * SECOND_NS / RATE_WINDOW_NS
+        return self._recent * S / RATE_WINDOW_NS
 
     def lag_events(self, next_seq: int) -> int:
         """Events between what is applied and the last head told."""

@@ -20,6 +20,8 @@ from typing import Final
 
 import msgspec
 
+from .numbers import S
+
 
 class Gap(msgspec.Struct):
     """Events that were not delivered: from the last applied event before to the snapshot after."""
@@ -36,7 +38,6 @@ class Gap(msgspec.Struct):
     def count(self) -> int:
         """How many were lost."""
         return self.last - self.first + 1
-
 
 STRETCHES_MAX: Final = 4_096
 """Stretches remembered for log and timeline: some minutes of a flood."""
@@ -119,8 +120,7 @@ class Coverage:
         return None if not passed else max(2, round((taken + passed) / max(1, taken)))
 
 
-SECOND_NS: Final = 1_000_000_000
-WINDOW_NS: Final = SECOND_NS // 2
+WINDOW_NS: Final = S // 2
 """Over this time the share is measured: shorter than an eye waits, longer than a burst after a pause."""
 SHARE_MAX: Final = 0.12
 """Share of a core above which facts are sampled: drawing takes as much again, both together less than a quarter."""
@@ -129,14 +129,14 @@ SHARE_BACK: Final = 0.07
 RATE_MIN: Final = 5_000
 """Events a second below which the console folds all of them. Batches are then so small that sampling would save
 nothing, and every event looks expensive on a crowded machine."""
-REFRESH_NS: Final = SECOND_NS // 4
+REFRESH_NS: Final = S // 4
 """Facts are at most about this old while they are sampled."""
 LOOK_SHARE: Final = 1 / 30
 """Share of a core for looking at events while facts are sampled."""
 SNAPSHOT_FACTOR: Final = 120
 """After a snapshot that took t to fold, the console waits this many times t, so facts of large pools come less often.
 Before that its bytes were read and decoded, for about three times t: all of it is a thirtieth of a core."""
-URGENT_NS: Final = SECOND_NS // 16
+URGENT_NS: Final = S // 16
 """Least time between two snapshots when a slot is held or released."""
 URGENT_FACTOR: Final = 30
 
@@ -179,14 +179,14 @@ class Pace:
             self.sampling = self._cpu > SHARE_MAX * passed
         else:
             self.sampling = self._cost_ns * self._events > SHARE_BACK * passed
-        self.sampling = self.sampling and self._events * SECOND_NS >= RATE_MIN * passed
+        self.sampling = self.sampling and self._events * S >= RATE_MIN * passed
         self._began, self._cpu, self._events = mono_ns, 0, 0
 
     def snapshot(self, cpu_ns: int, mono_ns: int) -> None:
         """A snapshot was taken, and it cost so much."""
         since = mono_ns - self._snapshot_mono if self._snapshot_mono is not None else REFRESH_NS
         self._snapshot_mono = mono_ns
-        self._left_ns = LOOK_SHARE * min(since, SECOND_NS)
+        self._left_ns = LOOK_SHARE * min(since, S)
         self._next = mono_ns + max(REFRESH_NS, SNAPSHOT_FACTOR * cpu_ns)
         self._soon = mono_ns + max(URGENT_NS, URGENT_FACTOR * cpu_ns)
 
@@ -194,5 +194,5 @@ class Pace:
         """True to ask for a snapshot now; the next one is due when this one has come, or a second later."""
         if mono_ns < (self._soon if urgent else self._next):
             return False
-        self._next = self._soon = mono_ns + SECOND_NS
+        self._next = self._soon = mono_ns + S
         return True

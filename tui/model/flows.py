@@ -4,12 +4,14 @@ Law of this file: amounts come from events, one call each. While the facts are s
 totals. Amounts without a total are estimates, scaled up from the events that the console has read.
 """
 
+from collections import defaultdict
 from typing import Final
 
 from kvbm_console.core.ids import Authority, Route, Tier
 from kvbm_console.core.state import CacheState
 
-from .series import SECOND_NS, Estimate, Gauge, Latencies, Sums, percentile
+from .numbers import S
+from .series import Estimate, Gauge, Latencies, Sums, percentile
 
 TIERS: Final = (Tier.G1, Tier.G2, Tier.G3, Tier.G4)
 
@@ -17,10 +19,9 @@ TIERS: Final = (Tier.G1, Tier.G2, Tier.G3, Tier.G4)
 class RouteFlow:
     """One route: blocks that arrived per second, and how long transfers took."""
 
-    __slots__ = ("blocks", "latencies", "moved_blocks", "route")
+    __slots__ = ("blocks", "latencies", "moved_blocks")
 
-    def __init__(self, route: Route) -> None:
-        self.route = route
+    def __init__(self) -> None:
         self.blocks = Sums()
         self.latencies = Latencies()
         self.moved_blocks = 0
@@ -41,15 +42,16 @@ class Flows:
     """All series of one target."""
 
     def __init__(self) -> None:
-        self.routes: dict[Route, RouteFlow] = {}
+        self.routes: defaultdict[Route, RouteFlow] = defaultdict(RouteFlow)
+        """Known from the first transfer on."""
         self.asked = Sums()
         """Prompt blocks of admissions."""
         self.hits = {tier: Sums() for tier in TIERS}
-        self.evicted: dict[int, Estimate] = {}
+        self.evicted: defaultdict[int, Estimate] = defaultdict(Estimate)
         """Blocks evicted, by pool."""
-        self.stored: dict[int, Estimate] = {}
+        self.stored: defaultdict[int, Estimate] = defaultdict(Estimate)
         """Blocks that became readable, by pool."""
-        self.occupancy: dict[int, Gauge] = {}
+        self.occupancy: defaultdict[int, Gauge] = defaultdict(Gauge)
         """Resident share from 0 to 1, by pool."""
         self.hit_rate = Gauge()
         """Share of the last minute, sampled once a second."""
@@ -59,34 +61,11 @@ class Flows:
         self.tokens = Estimate()
         self._estimated_ns: int | None = None
 
-    def route(self, route: Route) -> RouteFlow:
-        """The flow of a route, known from its first transfer on."""
-        found = self.routes.get(route)
-        if found is None:
-            found = self.routes[route] = RouteFlow(route)
-        return found
-
-    def evictions(self, pool: int) -> Estimate:
-        """Evictions of one pool."""
-        found = self.evicted.get(pool)
-        if found is None:
-            found = self.evicted[pool] = Estimate()
-        return found
-
-    def stores(self, pool: int) -> Estimate:
-        """Blocks that became readable in one pool."""
-        found = self.stored.get(pool)
-        if found is None:
-            found = self.stored[pool] = Estimate()
-        return found
-
     def between(self, before: CacheState, after: CacheState, each: float) -> None:
-        """Add the amounts between two snapshots whose events were not folded; an event that was read stood for
-        ``each``.
+        """Add the amounts between two snapshots; an event that was read in between stood for ``each``.
 
-        Evictions are counted by tier, so a pool's own evictions are known where its tier has a single pool. Of an event
-        stream every report
-        that was looked at is counted, so it is an estimate.
+        Evictions are counted by tier, so a pool's own evictions are known where its tier has a single pool. Evictions
+        of an event stream are estimates from the reports that were read.
         """
         was, now, at_ns = before.totals, after.totals, after.at_ns
         self.asked.add(at_ns, now.prompt_blocks - was.prompt_blocks)
@@ -98,12 +77,12 @@ class Flows:
         for route in Route:
             blocks = now.moved_blocks.get(route.label, 0) - was.moved_blocks.get(route.label, 0)
             if blocks:
-                self.route(route).moved(at_ns, blocks)
+                self.routes[route].moved(at_ns, blocks)
         self.settle(at_ns, each)
         for tier, one, other in zip(TIERS, was.evicted_blocks, now.evicted_blocks, strict=True):
             pools = [pool.info.pool for pool in after.pools if pool.info.tier is tier]
             if other > one and len(pools) == 1 and after.pools[pools[0]].info.authority is not Authority.STREAM:
-                self.evictions(pools[0]).add(at_ns, other - one)
+                self.evicted[pools[0]].add(at_ns, other - one)
         if each > 1.0:
             self._estimated_ns = at_ns
 
@@ -115,7 +94,7 @@ class Flows:
     def about(self, now_ns: int, seconds: int = 5) -> str:
         """``~`` before amounts of the last ``seconds`` that are partly estimates, else nothing."""
         at_ns = self._estimated_ns
-        return "~" if at_ns is not None and now_ns - at_ns <= seconds * SECOND_NS else ""
+        return "~" if at_ns is not None and now_ns - at_ns <= seconds * S else ""
 
     def sums(self) -> list[Sums]:
         """Every series of amounts, for what concerns all of them."""

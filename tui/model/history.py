@@ -97,18 +97,18 @@ class History(Lives):
             number = self.state.slot_of.get(request)
             if number is not None and number in self.lives:
                 return self.lives[number]
-        return self.archive.of_request(request)
+        return self.archive.requests.get(request)
 
     def life_in(self, slot: int) -> Life | None:
         """The life of a slot, live or finished."""
-        return self.lives.get(slot) or self.archive.of_slot(slot)
+        return self.lives.get(slot) or self.archive.slots.get(slot)
 
     def transfer_of(self, candidate: int | None = None, operation: int | None = None) -> Transfer | None:
         """An open or recently ended transfer, by its candidate or its operation."""
         if candidate is not None:
-            return self.transfers.get(candidate) or self.archive.of_candidate(candidate)
+            return self.transfers.get(candidate) or self.archive.candidates.get(candidate)
         if operation is not None:
-            return self.by_operation.get(operation) or self.archive.of_operation(operation)
+            return self.by_operation.get(operation) or self.archive.operations.get(operation)
         return None
 
 
@@ -131,23 +131,23 @@ def _assigned(history: History, e: ev.DeviceBlocksAssigned) -> None:
 
 
 def _evicted(history: History, e: ev.BlocksEvicted) -> None:
-    history.flows.evictions(e.pool).add(e.at_ns, len(e.ids) // ID_BYTES)
+    history.flows.evicted[e.pool].add(e.at_ns, len(e.ids) // ID_BYTES)
     history.tell(e.for_slot, e)
 
 
 def _filled(history: History, e: ev.BlocksFilled) -> None:
-    history.flows.stores(e.pool).add(e.at_ns, len(e.hashes) // HASH_BYTES)
+    history.flows.stored[e.pool].add(e.at_ns, len(e.hashes) // HASH_BYTES)
 
 
 def _ready(history: History, e: ev.BlocksReady) -> None:
-    history.flows.stores(e.pool).add(e.at_ns, len(e.ids) // ID_BYTES)
+    history.flows.stored[e.pool].add(e.at_ns, len(e.ids) // ID_BYTES)
 
 
 def _seen(history: History, e: ev.BlocksSeen) -> None:
     if e.removed:
-        history.flows.evictions(e.pool).add(e.at_ns, len(e.removed) // HASH_BYTES)
+        history.flows.evicted[e.pool].add(e.at_ns, len(e.removed) // HASH_BYTES)
     if e.stored:
-        history.flows.stores(e.pool).add(e.at_ns, len(e.stored) // HASH_BYTES)
+        history.flows.stored[e.pool].add(e.at_ns, len(e.stored) // HASH_BYTES)
     state = history.state
     if state is None or e.pool >= len(state.pools):
         return  # a pool that came while facts were sampled
@@ -175,14 +175,14 @@ def _ended_sampled(history: History, e: ev.CandidateEnded) -> Transfer:
     """Without its blocks, which the totals of the next snapshot bring."""
     transfer = fold.ended(history, e)
     if e.status is CandidateStatus.COMPLETED:
-        history.flows.route(transfer.route).latencies.add(e.at_ns, transfer.age(e.at_ns))
+        history.flows.routes[transfer.route].latencies.add(e.at_ns, transfer.age(e.at_ns))
     return transfer
 
 
 def _ended(history: History, e: ev.CandidateEnded) -> None:
     transfer = _ended_sampled(history, e)
     if e.status is CandidateStatus.COMPLETED:
-        history.flows.route(transfer.route).moved(e.at_ns, transfer.blocks)
+        history.flows.routes[transfer.route].moved(e.at_ns, transfer.blocks)
 
 
 def _advanced(history: History, e: ev.IterationAdvanced) -> None:

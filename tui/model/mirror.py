@@ -28,7 +28,6 @@ from .clock import Progress
 from .coverage import Coverage, Gap
 from .history import HISTORY, SKIMMED, History, adopt, urgent
 from .numbers import S
-from .series import Gauge
 from .trail import Trail
 
 GAPS_MAX: Final = 64
@@ -285,10 +284,7 @@ class Mirror(History):
         for pool in self.state.pools:
             capacity = pool.info.capacity_blocks
             if capacity:
-                gauge = flows.occupancy.get(pool.info.pool)
-                if gauge is None:
-                    gauge = flows.occupancy[pool.info.pool] = Gauge()
-                gauge.set(at_ns, pool.resident_blocks / capacity)
+                flows.occupancy[pool.info.pool].set(at_ns, pool.resident_blocks / capacity)
         asked, hits = flows.hit_shares(at_ns)
         flows.hit_rate.set(at_ns, sum(hits) / asked if asked else None)
 

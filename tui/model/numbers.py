@@ -123,11 +123,8 @@ def per_second(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     whole = int(value)
-    return str(whole) if whole < 1_000 else brief_from(whole)
-
-
-def brief_from(whole: int) -> str:
-    """Three digits with a letter, from 1,000 on."""
+    if whole < 1_000:
+        return str(whole)
     return _three(whole, 1_000) + "k" if whole < 1_000_000 else brief(whole)
 
 

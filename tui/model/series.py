@@ -12,7 +12,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final
 
-SECOND_NS: Final = 1_000_000_000
+from .numbers import S
+
 KEPT_S: Final = 600
 """Ten minutes, the longest trend on any screen."""
 WINDOW_S: Final = 60
@@ -21,8 +22,8 @@ SAMPLES_MAX: Final = 1_024
 """Latencies kept for one route; enough for a p99, and 100 routes would still be small."""
 
 
-class Sums:
-    """Amounts per second of the target's time; seconds that passed without an amount are 0, seconds not seen None."""
+class Seconds:
+    """Values of the last KEPT_S seconds of the target's time; None for a second that was not seen."""
 
     __slots__ = ("_values", "second")
 
@@ -31,9 +32,27 @@ class Sums:
         self.second: int | None = None
         """The second of the newest value; None before the first."""
 
+    def blank(self, at_ns: int) -> None:
+        """Leave the seconds up to ``at_ns`` blank, because they lie in a gap."""
+        second = at_ns // S
+        if self.second is not None and second > self.second:
+            self._values.extend([None] * min(second - self.second, KEPT_S))
+            self.second = second
+
+    def _newest(self, seconds: int) -> list[float | None]:
+        known = [*islice(reversed(self._values), seconds)]
+        known.reverse()
+        return [None] * (seconds - len(known)) + known
+
+
+class Sums(Seconds):
+    """Amounts per second; a second that passed without an amount is 0."""
+
+    __slots__ = ()
+
     def advance(self, at_ns: int) -> None:
         """Time has come to ``at_ns``: seconds passed without an amount become zeros."""
-        second = at_ns // SECOND_NS
+        second = at_ns // S
         if self.second is None:
             self.second = second
             self._values.append(0.0)
@@ -49,21 +68,12 @@ class Sums:
         self.advance(at_ns)
         self._values[-1] = (self._values[-1] or 0.0) + amount
 
-    def blank(self, at_ns: int) -> None:
-        """Nothing is known of the time up to ``at_ns`` (a gap): those seconds stay blank."""
-        second = at_ns // SECOND_NS
-        if self.second is not None and second > self.second:
-            self._values.extend([None] * min(second - self.second, KEPT_S))
-            self.second = second
-
     def last(self, seconds: int, now_ns: int) -> list[float | None]:
         """The values of the last ``seconds``, oldest first, the running second last."""
         if self.second is None:
             return [None] * seconds
-        late = min(seconds, max(0, now_ns // SECOND_NS - self.second))
-        known = [*islice(reversed(self._values), seconds - late)]
-        known.reverse()
-        return [None] * (seconds - late - len(known)) + known + [0.0] * late
+        late = min(seconds, max(0, now_ns // S - self.second))
+        return self._newest(seconds - late) + [0.0] * late
 
     def total(self, seconds: int, now_ns: int) -> float:
         """Sum over the last ``seconds``."""
@@ -98,18 +108,14 @@ class Estimate(Sums):
         self._fresh = 0.0
 
 
-class Gauge:
+class Gauge(Seconds):
     """A level, sampled at most once a second; a second without a sample keeps the level before it."""
 
-    __slots__ = ("_values", "second")
-
-    def __init__(self) -> None:
-        self._values: deque[float | None] = deque(maxlen=KEPT_S)
-        self.second: int | None = None
+    __slots__ = ()
 
     def set(self, at_ns: int, level: float | None) -> None:
         """The level at ``at_ns``."""
-        second = at_ns // SECOND_NS
+        second = at_ns // S
         if self.second is None or not self._values:
             self._values.append(level)
         elif second > self.second:
@@ -120,18 +126,9 @@ class Gauge:
             return
         self.second = second
 
-    def blank(self, at_ns: int) -> None:
-        """Nothing is known of the time up to ``at_ns``."""
-        second = at_ns // SECOND_NS
-        if self.second is not None and second > self.second:
-            self._values.extend([None] * min(second - self.second, KEPT_S))
-            self.second = second
-
     def last(self, seconds: int) -> list[float | None]:
         """The levels of the last ``seconds``, oldest first."""
-        known = [*islice(reversed(self._values), seconds)]
-        known.reverse()
-        return [None] * (seconds - len(known)) + known
+        return self._newest(seconds)
 
 
 class Latencies:
@@ -156,7 +153,7 @@ class Latencies:
 
     def window(self, now_ns: int) -> list[int]:
         """The times of the last minute, sorted; to be read before the next call only."""
-        edge = now_ns - WINDOW_S * SECOND_NS
+        edge = now_ns - WINDOW_S * S
         samples = self._samples
         while samples and samples[0][0] < edge:
             self._forget()
@@ -219,7 +216,7 @@ class Density:
 
     def __init__(self) -> None:
         self.start_ns: int | None = None
-        self.width_ns = SECOND_NS // 4
+        self.width_ns = S // 4
         self.counts: list[int] = []
 
     def add(self, at_ns: int, amount: int) -> None:

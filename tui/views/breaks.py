@@ -257,7 +257,6 @@ class Breaks(View):
     # --- keys --------------------------------------------------------------------------------------------------------
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of the debugger."""
         if desk.recording:
             return [("c", "next hit"), ("C", "previous hit"), ("b", "look for"), ("u", "to the cursor"),
                     ("D", "forget those")]

@@ -274,7 +274,6 @@ class Log(View):
         return list(reversed(found[:rows]))
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of the log."""
         return [("↑↓", "move"), ("G", "newest"), ("/", "filter"), ("[ ]", "cause, effect"), ("enter", "its slot"),
                 ("space", "play" if desk.recording else "pause view")]
 

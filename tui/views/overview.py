@@ -25,7 +25,7 @@ from ..model.slots import SlotRow
 from ..model.sources import blocks_only, ended
 from .engines import engines_section
 from .log import event_line
-from .tiers import doubtful, pool_name, used_role
+from .tiers import doubtful, occupancy_charts, pool_name, used_role
 from .transfers import known_routes, route_numbers
 from .warnings import open_warning
 
@@ -220,24 +220,11 @@ def charts_section(desk: Desk, state: CacheState, width: int, number: int, rows:
     """Occupancy of the near pools and the hit rate, side by side."""
     flows = desk.mirror.flows
     pitch = -(-(width + 1) // number)
-    cells = pitch - 11
-    charts = []
-    for pool in sorted(state.pools, key=lambda pool: pool.info.tier)[: number - 1]:
-        gauge = flows.occupancy.get(pool.info.pool)
-        values: list[float | None] = gauge.last(600) if gauge is not None else [None] * 600
-        charts.append(bars.chart(
-            f"{pool.info.tier.name} OCCUPANCY", percent(pool.resident_blocks, pool.info.capacity_blocks),
-            values, rows, cells, desk.glyphs,
-        ))
     asked, hits = flows.hit_shares(desk.now_ns)
-    charts.append(bars.chart(
-        "HIT RATE", f"{shares(hits, asked)[0]} %" if asked else "–", flows.hit_rate.last(600), rows, cells,
-        desk.glyphs,
-    ))
-    lines = charts[0]
-    for index, chart in enumerate(charts[1:], 1):
-        lines = beside(lines, chart, index * pitch)
-    return lines
+    rate = bars.chart("HIT RATE", f"{shares(hits, asked)[0]} %" if asked else "–", flows.hit_rate.last(600), rows,
+                      pitch - 11, desk.glyphs)
+    pools = sorted(state.pools, key=lambda pool: pool.info.tier)[: number - 1]
+    return beside(occupancy_charts(desk, pools, width, number, rows), rate, len(pools) * pitch)
 
 
 def nothing_yet(desk: Desk, state: CacheState) -> list[Line]:
@@ -313,7 +300,6 @@ class Overview(View):
         return [*needs, *gap, *rows]
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of the overview."""
         hints = [("enter", "open")] if desk.warnings else []
         if desk.mirror.state is not None and desk.mirror.state.holds and desk.may_control:
             hints.append(("c", "continue"))
@@ -356,17 +342,21 @@ class Overview(View):
             rows += waiting_section(desk, state, min(left - 1, 6), width - 1, with_state=True)
         return rows
 
-    def _two(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
+    def _columns(self, desk: Desk, state: CacheState, cells: int, pitch: int, sparks: int) -> list[Line]:
+        """Two columns: cache, tiers and flows, then slots and engine."""
         gap = [BLANK] if desk.tall else []
-        left_rows = [
+        left = [
             *cache_section(desk, state, 71), *gap, *tiers_section(desk, state, 71), *gap,
             *flows_section(desk, state, 71),
         ]
-        right = slots_section(desk, state, 0, 43, 22)
+        right = slots_section(desk, state, 0, cells, pitch)
         engine_at = 3 + len(gap) + 4 + len(gap) if desk.tall else len(right)
         right += [BLANK] * max(len(gap), engine_at - len(right))
-        right += engine_section(desk, state, 20)
-        rows = beside(left_rows, right, SIDE)
+        return beside(left, [*right, *engine_section(desk, state, sparks)], SIDE)
+
+    def _two(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
+        gap = [BLANK] if desk.tall else []
+        rows = self._columns(desk, state, 43, 22, 20)
         left = height - len(rows)
         chart_rows = 5 if left >= 16 else 0
         waiting = min(6, left - len(gap) - 1 - (chart_rows + 1 + len(gap) if chart_rows else 0))
@@ -378,17 +368,9 @@ class Overview(View):
 
     def _three(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
         gap = [BLANK] if desk.tall else []
-        left_rows = [
-            *cache_section(desk, state, 71), *gap, *tiers_section(desk, state, 71), *gap,
-            *flows_section(desk, state, 71),
-        ]
-        right = slots_section(desk, state, 0, 50, 26)
-        engine_at = 3 + len(gap) + 4 + len(gap)
-        right += [BLANK] * max(len(gap), engine_at - len(right))
-        right += engine_section(desk, state, 26)
-        waiting = waiting_section(desk, state, max(12, len(left_rows) - 1), width - THIRD - 1, with_state=False)
-        rows = beside(beside(left_rows, right, SIDE), waiting, THIRD)
-        rows += [*gap, *charts_section(desk, state, width, 3, 6)]
+        rows = self._columns(desk, state, 50, 26, 26)
+        waiting = waiting_section(desk, state, max(12, len(rows) - 1), width - THIRD - 1, with_state=False)
+        rows = [*beside(rows, waiting, THIRD), *gap, *charts_section(desk, state, width, 3, 6)]
         return rows + self._events(desk, width, height - len(rows), gap)
 
     def _events(self, desk: Desk, width: int, height: int, gap: list[Line]) -> list[Line]:

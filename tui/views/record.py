@@ -136,7 +136,6 @@ class Record(View):
         return lines
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of the transport."""
         if not desk.recording:
             return [("m", "mark"), ("enter", "to the mark"), ("space", "pause view")]
         return [("space", "play"), (",.", "event back, on"), ("<>", "slower, faster"), ("c", "next hit"),

@@ -66,7 +66,6 @@ class SlotView(View):
         return desk.event
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of one slot."""
         hints = [("b", "break here"), ("c", "continue"), ("s", "step")] if desk.may_control else []
         return [*hints, ("t", "timeline"), ("↑↓", "story"), ("[ ]", "cause, effect"), ("w", "why"), ("n", "next slot"),
                 ("space", "play" if desk.recording else "pause view")]

@@ -240,7 +240,6 @@ class Slots(View):
     # --- keys --------------------------------------------------------------------------------------------------------
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of the list."""
         hints = [("enter", "detail")]
         if desk.may_control:
             hints += [("b", "break here"), ("c", "continue"), ("s", "step")]

@@ -11,7 +11,7 @@ from kvbm_console.core.tiers import PoolFacts
 from ..desk import Desk, View
 from ..draw import bars
 from ..draw.frame import Hint
-from ..draw.spans import BLANK, Line, Row, Span, beside
+from ..draw.spans import BLANK, Line, Row, Span, beside, part
 from ..draw.table import MOVES, moved
 from ..draw.words import TIER_WORDS
 from ..model.flows import TIERS as ALL_TIERS
@@ -90,7 +90,9 @@ class Tiers(View):
                 lines += [*self._pool(desk, state, pool, width - 1, maps), *gap]
         left = height - len(lines)
         if desk.tall and left >= 8:
-            lines += _occupancy_charts(desk, pools, width, min(CHART_ROWS if width < 180 else 2 * CHART_ROWS, left - 4))
+            number = 3 if width >= 180 else 2
+            rows = min(CHART_ROWS if width < 180 else 2 * CHART_ROWS, left - 4)
+            lines += occupancy_charts(desk, pools, width, number, rows)
         elif left >= 1:
             lines.append(_occupancy_row(desk, pools, width))
         if height - len(lines) > len(gap):
@@ -124,8 +126,8 @@ class Tiers(View):
         lines = [head.line("" if desk.tall else "bar", width)]
         drawn = self._by_place(desk, pool, per_cell, cells) if self.by_place else _by_kind(desk, pool, cells)
         for row in range(rows):
-            part = table_slice(drawn, row * (width - 2), (row + 1) * (width - 2))
-            lines.append(Row().put(" ").spans(part).line())
+            shown = part(drawn, row * (width - 2), (row + 1) * (width - 2))
+            lines.append(Row().put(" ").spans(shown).line())
         again = [_asked_again(state, pool, width)] if desk.tall else []
         return [*lines, _conditions(desk, pool, width), _numbers(desk, pool, width), *again]
 
@@ -140,7 +142,6 @@ class Tiers(View):
         return spans[:cells]
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of the tiers."""
         return [("o", "by kind" if self.by_place else "by place"), *([("↑↓", "scroll")] if self.spare else []),
                 ("space", "play" if desk.recording else "pause view")]
 
@@ -163,18 +164,6 @@ def _by_kind(desk: Desk, pool: PoolFacts, cells: int) -> list[Span]:
     parts = [(pool.counts[one], desk.glyphs.map[one], _role(pool, one)) for one in _ORDER]
     used = min(cells, len(pool)) or cells
     return bars.stack(parts, used)
-
-
-def table_slice(spans: list[Span], start: int, end: int) -> list[Span]:
-    """The cells from ``start`` up to ``end`` of a long row."""
-    result: list[Span] = []
-    at = 0
-    for span in spans:
-        low, high = max(start, at), min(end, at + len(span.text))
-        if low < high:
-            result.append(Span(span.text[low - at : high - at], span.role))
-        at += len(span.text)
-    return result
 
 
 def _rule(desk: Desk, pool: PoolFacts) -> str:
@@ -283,12 +272,11 @@ def _occupancy_row(desk: Desk, pools: list[PoolFacts], width: int) -> Line:
     return row.line("", width - 1)
 
 
-def _occupancy_charts(desk: Desk, pools: list[PoolFacts], width: int, rows: int) -> list[Line]:
-    number = 3 if width >= 180 else 2
-    shown = pools[:number]
+def occupancy_charts(desk: Desk, pools: list[PoolFacts], width: int, number: int, rows: int) -> list[Line]:
+    """The occupancy of the first pools, side by side in ``number`` equal parts of the width."""
     pitch = -(-(width + 1) // number)
     lines: list[Line] = []
-    for index, pool in enumerate(shown):
+    for index, pool in enumerate(pools[:number]):
         gauge = desk.mirror.flows.occupancy.get(pool.info.pool)
         values: list[float | None] = gauge.last(600) if gauge is not None else [None] * 600
         chart = bars.chart(f"{pool.info.tier.name} OCCUPANCY", percent(pool.resident_blocks, pool.info.capacity_blocks),

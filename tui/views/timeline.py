@@ -4,6 +4,7 @@ Law of this file: ink is work, texture is data movement, a thin line is waiting,
 through all rows, and nothing is interpolated across it. At the live edge the window moves by whole cells.
 """
 
+import sys
 from collections.abc import Callable
 from itertools import groupby
 from operator import itemgetter
@@ -22,7 +23,7 @@ from ..draw import bars, words
 from ..draw.frame import Hint
 from ..draw.glyphs import FILL, state_role
 from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, tick_ns, transfer_codes
-from ..draw.spans import Line, Row, Span
+from ..draw.spans import Line, Row, Span, part
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS
 from ..model.events import cause_of, describe, effect_of, entry_name
@@ -137,26 +138,10 @@ PASSED_TEXT_MIN: Final = 16
 """Cells of a run that has room to say what it is."""
 
 
-def replace(
-    spans: list[Span], first: int, last: int, make: Callable[[str], tuple[str, str]]
-) -> list[Span]:
-    """Cells from ``first`` up to ``last`` of a row, replaced by what ``make`` gives for their text."""
-    result: list[Span] = []
-    at = 0
-    for span in spans:
-        end = at + len(span.text)
-        low, high = max(first, at), min(last, end)
-        if low >= high:
-            result.append(span)
-        else:
-            if low > at:
-                result.append(Span(span.text[: low - at], span.role))
-            text, role = make(span.text[low - at : high - at])
-            result.append(Span(text, role))
-            if high < end:
-                result.append(Span(span.text[high - at :], span.role))
-        at = end
-    return result
+def replace(spans: list[Span], first: int, last: int, make: Callable[[str], tuple[str, str]]) -> list[Span]:
+    """Cells from ``first`` up to ``last``, replaced by the text and the role that ``make`` returns for them."""
+    changed = [Span(*make(text)) for text, _ in part(spans, first, last)]
+    return [*part(spans, 0, first), *changed, *part(spans, last, sys.maxsize)]
 
 
 _LEGEND: Final = (
@@ -513,7 +498,6 @@ class Timeline(View):
     # --- keys --------------------------------------------------------------------------------------------------------
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of the timeline."""
         hints = [("←→", "cursor"), ("+-", "zoom"), ("n", "next event"), ("[ ]", "cause, effect"), ("m", "mark"),
                  ("f", "follow"), ("0", "fit"), ("tab", "transfers")]
         here = [("u", "run to cursor")] if desk.recording else [("b", "break here")] if desk.may_control else []

@@ -343,7 +343,6 @@ class Transfers(View):
         return built.line("sel" if chosen else "", width)
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of the list."""
         return [("enter", "its slot"), ("↑↓", "move"), ("/", "filter"), ("o", "sort"), ("t", "timeline"),
                 ("space", "play" if desk.recording else "pause view")]
 

@@ -17,9 +17,6 @@ from ..draw.table import MOVES, Column, Table, as_table, fields_of, moved
 from ..model.lints import COPIES, MANY, TEXTS, Warning, ended_text, fold, tally
 from ..model.numbers import count, cut, plain, wrap
 
-DETAIL_ROWS = 11
-"""Rows below the list for the chosen warning."""
-
 
 def _over(warning: Warning) -> bool:
     return warning.ended_ns is not None
@@ -130,7 +127,6 @@ class Warnings(View):
         return row.line("" if desk.tall else "bar", width)
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of the panel."""
         hints = [("enter", "go there"), ("↑↓", "choose"), ("/", "filter")]
         return [*hints, *([("c", "continue")] if desk.may_control else []), ("e", "export")]
 

@@ -65,7 +65,6 @@ class Why(View):
         return lines, places
 
     def hints(self, desk: Desk) -> list[Hint]:
-        """Keys of the panel."""
         return [("↑↓", "choose"), ("enter", "the deciding event"), ("esc", "back"), ("e", "export")]
 
     def press(self, desk: Desk, key: str) -> bool:

@@ -30,7 +30,7 @@ from .draw.glyphs import ASCII, UNICODE
 from .draw.table import Table
 from .keys import click, press
 from .model.numbers import plural
-from .source import Session
+from .source import TargetSession
 from .terminal import Terminal
 from .theme import THEMES, Theme
 from .views import all_views
@@ -61,8 +61,8 @@ class ConsoleApp(App[int]):
     CSS = "Screen { layout: vertical; overflow: hidden; } Canvas { width: 100%; height: 100%; }"
 
     def __init__(
-        self, session: Session, *, theme: str = "dark", ascii_only: bool = False, read_only: bool = False,
-        views: list[View] | None = None, more: Sequence[Session] = (), utc: bool = False,
+        self, session: TargetSession, *, theme: str = "dark", ascii_only: bool = False, read_only: bool = False,
+        views: list[View] | None = None, more: Sequence[TargetSession] = (), utc: bool = False,
     ) -> None:
         self.look = Theme(theme)
         super().__init__(ansi_color=not self.look.rich)
@@ -133,7 +133,7 @@ class ConsoleApp(App[int]):
         self._dirty = True
 
     @property
-    def session(self) -> Session:
+    def session(self) -> TargetSession:
         """The session of the target that is shown."""
         return self.sessions[self.shown]
 
@@ -320,8 +320,8 @@ def choose_ascii(ascii_only: bool, environment: dict[str, str] | None = None) ->
 
 
 def run_console(
-    session: Session, *, theme: str | None = None, ascii: bool = False, no_color: bool = False, read_only: bool = False,
-    more: Sequence[Session] = (), utc: bool = False,
+    session: TargetSession, *, theme: str | None = None, ascii: bool = False, no_color: bool = False,
+    read_only: bool = False, more: Sequence[TargetSession] = (), utc: bool = False,
 ) -> int:
     """Run the console until it is left; returns the exit status. The terminal is restored whatever happens."""
     app = ConsoleApp(

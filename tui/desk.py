@@ -29,7 +29,7 @@ from .model.slots import SlotOrder
 from .model.sources import blocks_only
 from .model.stops import Stops
 from .prompts import Prompt
-from .source import Session
+from .source import TargetSession
 
 TALL_ROWS: Final = 36
 """From this height on there is a blank row under the tabs and between sections, and titles are not tinted."""
@@ -95,7 +95,7 @@ class Desk:
     """State of one console. ``mono`` and ``wall`` are the local clocks in ns, monotonic and since 1970."""
 
     def __init__(
-        self, mirror: Mirror, actions: Session, mono: Callable[[], int], views: list[View], *,
+        self, mirror: Mirror, actions: TargetSession, mono: Callable[[], int], views: list[View], *,
         glyphs: Glyphs = UNICODE, read_only: bool = False, socket: str = "",
         wall: Callable[[], int] = time.time_ns, utc: bool = False,
     ) -> None:
@@ -327,7 +327,7 @@ class Desk:
             return told, "pill.caution"
         return "LIVE", "pill.ok"
 
-    def _status(self) -> frame.Status:
+    def _status(self) -> frame.StatusRow:
         mirror, mono = self.mirror, self.mono()
         pill, role = self._pill()
         state, beat, target = mirror.state, mirror.heartbeat, mirror.connected
@@ -339,7 +339,7 @@ class Desk:
             recorder = "here"
         if synced is not None:
             synced += mirror.progress.silence_ns(mono) or 0
-        return frame.Status(
+        return frame.StatusRow(
             pill=pill, pill_role=role, target=target.target if target else "–", note=note,
             run=target.run if target else 0, iteration=state.iteration if state else None,
             clock=self.times.head(self.now_ns, date=self.recording) if state else "", socket=self.socket,

@@ -37,11 +37,11 @@ from kvbm_console.wire.batches import MalformedBatch
 
 from .draw.table import Table
 from .model.archive import Names
-from .model.coverage import Gap, Pace
+from .model.coverage import SamplingPace, SeenGap
 from .model.history import take_past
 from .model.mirror import Mirror
 from .model.numbers import count, plural
-from .model.places import Hits, recorded_hits
+from .model.places import TapeHits, recorded_hits
 from .model.sources import watched
 from .model.trail import Trail, Way
 
@@ -91,7 +91,7 @@ class Keeper(Protocol):
         ...
 
 
-class Session:
+class TargetSession:
     """One target: a feed, perhaps controls, perhaps the transport of a recording."""
 
     def __init__(
@@ -135,10 +135,10 @@ class Session:
         """Shows another target of this console."""
         self._asks_recorder = False
         self._resubscribe = False
-        self.pace = Pace()
+        self.pace = SamplingPace()
         self._refreshing = feed if isinstance(feed, Refreshing) and keeper is None else None
         """The feed, if it can send facts again and no keeper needs every event."""
-        self.hits = Hits()
+        self.hits = TapeHits()
         self._searching = False
         self._looking = False
         """True if older events are being asked for."""
@@ -339,7 +339,7 @@ class Session:
 
     async def _look_back(self, trail: Trail, way: Way, at: int | None, rows: int) -> None:
         if self.playback is not None:
-            trail.gaps = [Gap(gap.first, gap.last, gap.reason, 0, 0, 0) for gap in self.playback.recording.gaps]
+            trail.gaps = [SeenGap(gap.first, gap.last, gap.reason, 0, 0, 0) for gap in self.playback.recording.gaps]
         try:
             await trail.find(self.mirror, self._stretch, way, at, rows)
         except KvbmConsoleError as error:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from server.daemon import Daemon
     from server.options import DaemonOptions
     from server.summary import Summary
-    from tui.source import Session
+    from tui.source import TargetSession
 
 TARGETS_MAX: Final = 16
 """Targets of one console: each costs a connection and the folding of its events."""
@@ -197,7 +197,7 @@ async def console(
     from tui.app import ConsoleApp, choose_ascii, choose_theme
 
     keepers: list[SeenKeeper] = []
-    sessions: list[Session] = []
+    sessions: list[TargetSession] = []
     for number, address in enumerate(addresses):
         keeper = None
         if record is not None:
@@ -223,16 +223,16 @@ async def console(
     return status
 
 
-def live_session(address: str, *, keeper: "object | None" = None) -> "Session":
+def live_session(address: str, *, keeper: "object | None" = None) -> "TargetSession":
     """A session on a daemon."""
     from kvbm_console.cli.ask import access, access_flags, who
     from kvbm_console.client import LiveControls, LiveFeed
     from tui.model.history import PAST_EVENTS
-    from tui.source import Session
+    from tui.source import TargetSession
 
     shown = access()
     feed = LiveFeed(address, access=shown, past=PAST_EVENTS)
-    return Session(
+    return TargetSession(
         feed, LiveControls(address, name=who(), feed=feed, access=shown), socket=address,
         explain=explainer("--target", address, *access_flags()),
         keeper=keeper,  # type: ignore[arg-type]

@@ -62,9 +62,9 @@ def replay(
     if follow or speed is not None:
         playback.play()
     from tui.app import run_console
-    from tui.source import Session
+    from tui.source import TargetSession
 
-    session = Session(
+    session = TargetSession(
         RecordingFeed(playback), None, playback, explain=explainer("--run", recording.incarnation, path=path),
         find_hits=hit_finder(path, recording.incarnation),
     )

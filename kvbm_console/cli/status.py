@@ -239,11 +239,11 @@ def drawn(mirror: "Mirror") -> list[str]:
     from tui.desk import Desk
     from tui.draw.glyphs import ASCII, UNICODE
     from tui.model.lints import SHOW_AFTER_NS
-    from tui.source import Session
+    from tui.source import TargetSession
     from tui.views import all_views
 
     unicode = _takes_unicode()
-    session = Session(_Told())
+    session = TargetSession(_Told())
     session.mirror = mirror
     mirror.clock.live = False
     desk = Desk(mirror, session, lambda: 0, all_views(), glyphs=UNICODE if unicode else ASCII, read_only=True)

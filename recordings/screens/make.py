@@ -22,7 +22,7 @@ from textual.geometry import Region
 from recordings.screens.film import film
 from recordings.screens.tape import SECOND, Tape, record
 from tui.app import ConsoleApp
-from tui.source import Session
+from tui.source import TargetSession
 
 HERE: Final = Path(__file__).resolve().parent
 SIZE: Final = (120, 40)
@@ -88,7 +88,7 @@ class Still(ConsoleApp):
 async def shown(look: Look, take: Callable[[ConsoleApp, str], str], *, more: bool) -> dict[str, str]:
     """Name to what ``take`` makes of the view in one look; ``more`` with the further panels."""
     tape, made = Tape(), {}
-    session = Session(
+    session = TargetSession(
         tape, None, socket="unix:kvbm-console.sock", mono=tape.mono, wall=tape.wall, explain=tape.explain)
     app = Still(session, theme=look.theme, ascii_only=look.ascii_only, utc=True)
     async with app.run_test(size=look.size) as pilot:
@@ -138,7 +138,7 @@ async def texts(look: Look) -> str:
 async def moving() -> str:
     """The film."""
     tape, frames = Tape(), []
-    session = Session(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono, wall=tape.wall)
+    session = TargetSession(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono, wall=tape.wall)
     app = Still(session, theme="dark", utc=True)
     async with app.run_test(size=FILM_SIZE) as pilot:
         at = 0

@@ -28,7 +28,7 @@ from tests.tap.kept import kept
 from tui import app
 from tui.model.lints import Lints
 from tui.model.mirror import Mirror
-from tui.source import Session
+from tui.source import TargetSession
 
 
 def answers(steps: int) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def test_a_search_records_its_findings_also_when_the_process_dies(
     done = CliRunner().invoke(cli, ["doctor", str(finding.recording), "--brief"])
     assert done.exit_code == 1
     assert done.stdout.splitlines()[0] == "!! engine  progress  nothing was scheduled"
-    opened: list[Session] = []
+    opened: list[TargetSession] = []
     monkeypatch.setattr(output, "require_terminal", lambda *_: None)
     monkeypatch.setattr(app, "run_console", lambda session, **_: opened.append(session))
     assert CliRunner().invoke(cli, ["replay", str(finding.recording)]).exit_code == 0

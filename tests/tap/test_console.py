@@ -16,7 +16,7 @@ from tests.tui.desks import desk_of, everything
 from tests.tui.script import Mono, ScriptedFeed, connected
 from tui.app import ConsoleApp
 from tui.desk import SLOTS, TIERS, WARNINGS
-from tui.source import Session
+from tui.source import TargetSession
 
 COST = {"calls": 2_000, "dropped": 0, "errors": 0, "call_ns": 3_000_000, "steps": 100, "step_ns": 1_000_000_000}
 
@@ -138,7 +138,7 @@ class TellingFeed(ScriptedFeed):
 async def test_a_live_console_asks_for_the_costs(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.source.ACCOUNTS_EVERY_S", 0.01)
     feed = TellingFeed(events)
-    app = ConsoleApp(Session(feed, mono=Mono()))
+    app = ConsoleApp(TargetSession(feed, mono=Mono()))
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("6")
         while 1 not in app.session.mirror.sources.told:

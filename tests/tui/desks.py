@@ -14,7 +14,7 @@ from tui.desk import Desk
 from tui.draw.glyphs import ASCII, UNICODE
 from tui.keys import press
 from tui.model.mirror import Mirror
-from tui.model.places import Hits
+from tui.model.places import TapeHits
 from tui.source import Kept
 from tui.views import all_views
 
@@ -68,7 +68,7 @@ class FakeActions:
         self.buffered = 0
         self.playback = playback
         self.control = True
-        self.hits = Hits()
+        self.hits = TapeHits()
         self.explained = None
         self.kept: Kept | None = None
         self.unexplained = ""

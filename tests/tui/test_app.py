@@ -19,7 +19,7 @@ from kvbm_console.stream.verbs import ContinueHold, Verb
 from tests.tui.script import Mono, RecordedControls, S, Script, ScriptedFeed, connected, opening, story
 from tui import source
 from tui.app import ConsoleApp, choose_ascii, choose_theme, key_name
-from tui.source import Session
+from tui.source import TargetSession
 
 
 class Console:
@@ -30,7 +30,7 @@ class Console:
         self.mono = Mono()
         self.feed = ScriptedFeed(items if items is not None else opening(script))
         self.controls = RecordedControls()
-        self.session = Session(self.feed, self.controls, mono=self.mono)
+        self.session = TargetSession(self.feed, self.controls, mono=self.mono)
         self.app = ConsoleApp(self.session)
         self.pilot: Pilot[int]
 
@@ -300,7 +300,7 @@ async def test_a_broken_feed_ends_the_console_with_an_error() -> None:
             yield SnapshotTaken(CacheState())
             raise RuntimeError("a bug")
 
-    app = ConsoleApp(Session(Broken()))
+    app = ConsoleApp(TargetSession(Broken()))
     with pytest.raises(RuntimeError, match="a bug"):
         async with app.run_test() as pilot:
             await pilot.pause()

@@ -1,6 +1,6 @@
 """Ages: from the target's clock, advanced locally only while there is news; lag from heartbeats not applied yet."""
 
-from tui.model.clock import AHEAD_MAX_NS, Progress, TargetClock
+from tui.model.clock import AHEAD_MAX_NS, FeedProgress, TargetClock
 
 S = 1_000_000_000
 
@@ -62,7 +62,7 @@ def test_on_a_recording_local_time_means_nothing() -> None:
 
 
 def test_lag_is_the_age_of_the_oldest_head_that_is_not_applied() -> None:
-    progress = Progress()
+    progress = FeedProgress()
     progress.beat(9, 0)
     progress.applied(10)
     progress.beat(100, S)
@@ -78,14 +78,14 @@ def test_lag_is_the_age_of_the_oldest_head_that_is_not_applied() -> None:
 
 
 def test_rate_counts_the_last_two_seconds() -> None:
-    progress = Progress()
+    progress = FeedProgress()
     progress.arrived(1_000, S)
     progress.arrived(3_000, 3 * S)
     assert progress.rate(4 * S) == 1_500
 
 
 def test_a_target_that_stops_before_its_first_heartbeat_is_silent() -> None:
-    progress = Progress()
+    progress = FeedProgress()
     assert progress.silence_ns(5 * S) is None
     progress.reset(5 * S)
     assert progress.silence_ns(8 * S) == 3 * S

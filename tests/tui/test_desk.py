@@ -28,7 +28,7 @@ SIZES = [(60, 16), (80, 24), (99, 30), (110, 36), (120, 40), (160, 45), (200, 50
 
 
 def test_the_status_row_is_the_mock_up() -> None:
-    status = frame.Status(
+    status = frame.StatusRow(
         pill="LIVE", pill_role="pill.ok", target="chat-prod", note="", run=7, iteration=18_204, clock="14:03:07",
         socket="unix:/run/user/1000/kvbm/chat-prod.sock", rate=1_921, lag=38, lost=921, lost_age_ns=130 * S,
         recorder="recording", synced_age_ns=400 * MS, not_recorded=0, buffered=0, faults=1, cautions=2, holds=1,
@@ -49,7 +49,7 @@ def test_a_long_name_swallows_nothing(width: int, size: int) -> None:
     """Law: rate, lag, losses, recorder and badges stand on the row whatever the name, two cells behind it."""
     name = "".join(chr(ord("a") + i % 26) for i in range(size))
     for pill, note, recorder in (("LIVE", "", "recording"), ("LIVE −2.1s", "observe", "degraded"), ("LIVE", "", None)):
-        text = frame.status_line(frame.Status(
+        text = frame.status_line(frame.StatusRow(
             pill=pill, pill_role="pill.ok", target=name, note=note, run=7, iteration=18_204, clock="14:03:07",
             socket="unix:/run/user/1000/kvbm/chat-prod.sock", rate=1_921, lag=38, lost=921, lost_age_ns=130 * S,
             recorder=recorder, synced_age_ns=400 * MS, not_recorded=12_204, buffered=0, faults=1, cautions=2, holds=1,

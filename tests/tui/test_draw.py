@@ -246,7 +246,7 @@ def test_a_row_that_is_kept_is_the_row_that_would_be_drawn() -> None:
         name="AGE", width=5, cell=lambda item, size, glyphs: [Span(item[2], "fault")], right=True, ages=True)
     for columns in ([value(0, False), age, value(1, True)], [age, value(0, True)], [value(0, False), age], [age, age]):
         places = table.layout(columns, 40)
-        rows: table.Kept[list[str]] = table.Kept()
+        rows: table.KeptRows[list[str]] = table.KeptRows()
         for item in (["a", "bcd", "1s"], ["a", "bcd", "22.2s"], ["a", "bcd", "123456"], ["long", "", "9"]):
             kept = rows.cells(places, item, UNICODE, Row().put("|", "muted"), (item[0], item[1]))
             assert kept.line() == table.cells(places, item, UNICODE, Row().put("|", "muted")).line()

@@ -31,7 +31,7 @@ from tui.desk import Desk
 from tui.draw.frame import NAMES
 from tui.draw.table import MOVES
 from tui.model.places import Mark
-from tui.source import Session
+from tui.source import TargetSession
 
 ROOT: Final = Path(__file__).resolve().parents[2] / "tui"
 RECORDINGS: Final = ROOT.parent / "recordings"
@@ -140,7 +140,7 @@ class Silent:
 
 @asynccontextmanager
 async def headless() -> AsyncIterator["Pilot[int]"]:
-    app = ConsoleApp(Session(Silent()))
+    app = ConsoleApp(TargetSession(Silent()))
     async with app.run_test(size=SIZE) as pilot:
         yield pilot
 

@@ -26,7 +26,7 @@ from tests.tui.script import S, ScriptedFeed, connected
 from tui import source
 from tui.model.history import take_past
 from tui.model.mirror import Mirror
-from tui.source import Session
+from tui.source import TargetSession
 
 
 @cache
@@ -122,7 +122,7 @@ async def test_a_session_folds_the_past_before_its_first_snapshot() -> None:
     events = tape()[1]
     state = tape()[0].state_at(events[9_999].seq)
     feed = ScriptedFeed([connected(), PastSeen(events[6_000:10_000], state), SnapshotTaken(state)])
-    session = Session(feed, mono=lambda: S)
+    session = TargetSession(feed, mono=lambda: S)
 
     async def breathe() -> None:
         await asyncio.sleep(0)
@@ -180,7 +180,7 @@ async def test_a_session_asks_about_the_recorder_only_when_somebody_looks(monkey
 
     answered, tasks = asyncio.Event(), []
     feed = Asked([connected(), SnapshotTaken(tape()[0].state_at(tape()[1][99].seq))])
-    session = Session(feed, mono=lambda: S)
+    session = TargetSession(feed, mono=lambda: S)
 
     async def breathe() -> None:
         await asyncio.sleep(0)

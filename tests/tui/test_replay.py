@@ -19,7 +19,7 @@ from tests.tui.desks import run_command
 from tests.tui.script import Mono
 from tui.app import ConsoleApp
 from tui.keys import press
-from tui.source import Session
+from tui.source import TargetSession
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 
@@ -33,7 +33,7 @@ class Replay:
         self.clock_ns = 0
         self.tick = asyncio.Event()
         feed = RecordingFeed(self.playback, clock=lambda: self.clock_ns, sleep=self._sleep)
-        self.session = Session(
+        self.session = TargetSession(
             feed, None, self.playback, mono=Mono(),
             find_hits=hit_finder(RECORDINGS / name, self.recording.incarnation),
         )

@@ -21,9 +21,9 @@ from tests.tui.desks import Desk, FakeActions
 from tests.tui.script import Mono, connected
 from tui.keys import press
 from tui.model import coverage as pace
-from tui.model.coverage import Pace
+from tui.model.coverage import SamplingPace
 from tui.model.mirror import Mirror
-from tui.source import Session
+from tui.source import TargetSession
 from tui.views import all_views
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
@@ -240,7 +240,7 @@ def test_a_snapshot_that_comes_twice_keeps_the_history() -> None:
 
 
 def test_pace_samples_above_its_share_and_folds_again_well_below() -> None:
-    one, now = Pace(), 0
+    one, now = SamplingPace(), 0
     def second(events: int, each_ns: int) -> bool:
         nonlocal now
         for _ in range(20):
@@ -259,7 +259,7 @@ def test_pace_samples_above_its_share_and_folds_again_well_below() -> None:
 
 
 def test_snapshots_come_less_often_the_more_they_cost() -> None:
-    cheap, dear = Pace(), Pace()
+    cheap, dear = SamplingPace(), SamplingPace()
     cheap.snapshot(1_000_000, 0)
     dear.snapshot(12_500_000, 0)
     assert not cheap.due(pace.REFRESH_NS - 1)
@@ -271,7 +271,7 @@ def test_snapshots_come_less_often_the_more_they_cost() -> None:
 
 
 def test_a_hold_does_not_wait_for_the_next_snapshot_but_holds_do_not_make_a_flood_of_them() -> None:
-    one = Pace()
+    one = SamplingPace()
     one.snapshot(1_000_000, 0)
     assert not one.due(pace.URGENT_NS, urgent=False)
     assert not one.due(pace.URGENT_NS - 1, urgent=True)
@@ -339,7 +339,7 @@ async def test_a_session_that_is_flooded_asks_for_facts_and_loses_nothing(
         mono.at_ns += S // 20
         return mono.at_ns
 
-    session = Session(feed, mono=tick, keeper=Keeper() if kept else None)
+    session = TargetSession(feed, mono=tick, keeper=Keeper() if kept else None)
     await session.run(breathe)
     mirror = session.mirror
     assert (mirror.broken, mirror.lost_events) == (None, 0)
@@ -368,7 +368,7 @@ async def test_a_hold_that_is_passed_over_is_asked_for_at_once(monkeypatch: pyte
         mono.at_ns += S // 20
         return mono.at_ns
 
-    session = Session(Tape(tape), mono=tick)
+    session = TargetSession(Tape(tape), mono=tick)
     seen: list[tuple[int, int]] = []
 
     async def look() -> None:

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from tests.tui.script import Mono, ScriptedFeed, opening, story
 from tui.app import ConsoleApp
-from tui.source import Session
+from tui.source import TargetSession
 
 PICTURES = [
     ("overview-80", "1", (80, 24), "dark"), ("overview-120", "1", (120, 40), "dark"),
@@ -28,7 +28,7 @@ def test_picture(
     snap_compare: Callable[..., bool], keys: str, size: tuple[int, int], theme: str
 ) -> None:
     mono = Mono()
-    app = ConsoleApp(Session(_Later(), mono=mono), theme=theme)
+    app = ConsoleApp(TargetSession(_Later(), mono=mono), theme=theme)
 
     async def settle(pilot: Pilot[Any]) -> None:
         feed = app.session.feed

@@ -23,7 +23,7 @@ NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why")
 """Names of all views, for files and help."""
 
 
-class Status(msgspec.Struct):
+class StatusRow(msgspec.Struct):
     """The contents of the status row."""
 
     pill: str
@@ -61,7 +61,7 @@ NAME_MIN: Final = 5
 NAME_MAX: Final = 40
 
 
-def status_line(status: Status, width: int) -> Line:
+def status_line(status: StatusRow, width: int) -> Line:
     """Row 1. A long name is cut in its middle, so that what tells whether the screen can be believed stays."""
     name = plain(status.target)
     size = min(len(name), width // NAME_SHARE)
@@ -76,7 +76,7 @@ def status_line(status: Status, width: int) -> Line:
     return row.to(max(row.x + 2, width - 1 - right.x)).add(right.line()).line("bar", width)
 
 
-def _left(status: Status, name: str, keep: set[str]) -> Row:
+def _left(status: StatusRow, name: str, keep: set[str]) -> Row:
     row = Row().put(f" {status.pill} ", status.pill_role).put(" ").put(name, "strong")
     if status.note and "note" in keep:
         row.put(f" {status.note}", "muted")
@@ -91,7 +91,7 @@ def _left(status: Status, name: str, keep: set[str]) -> Row:
     return row
 
 
-def _right(status: Status, keep: set[str]) -> Row:
+def _right(status: StatusRow, keep: set[str]) -> Row:
     row = Row()
     if status.buffered:
         row.put(f"+{count(status.buffered)}", "caution").put(" buffered  ", "muted")
@@ -117,7 +117,7 @@ def _right(status: Status, keep: set[str]) -> Row:
     return row
 
 
-def _recorder(row: Row, status: Status, keep: set[str]) -> None:
+def _recorder(row: Row, status: StatusRow, keep: set[str]) -> None:
     row.put("  rec ", "muted")
     if status.recorder is None:
         row.put("off", "muted")

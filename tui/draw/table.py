@@ -160,7 +160,7 @@ class Order(Generic[T]):
         return True
 
 
-class Kept(Generic[T]):
+class KeptRows(Generic[T]):
     """Rows whose items do not change any more: only what ages is drawn anew."""
 
     def __init__(self) -> None:

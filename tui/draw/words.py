@@ -9,7 +9,7 @@ from kvbm_console.analysis.lints import Level
 from kvbm_console.core.ids import Route, SlotState
 
 from ..model.numbers import cut_middle, plain
-from ..model.slots import Prompt
+from ..model.slots import PromptShares
 from .bars import divide
 from .glyphs import Glyphs, state_role
 from .spans import Span
@@ -43,7 +43,7 @@ def route(value: Route, glyphs: Glyphs) -> Span:
     return Span(glyphs.route(value), "load" if value.is_load else "text")
 
 
-def prompt_bar(prompt: Prompt, cells: int, glyphs: Glyphs) -> list[Span]:
+def prompt_bar(prompt: PromptShares, cells: int, glyphs: Glyphs) -> list[Span]:
     """The bar in ``cells``."""
     widths = divide([*prompt.found, prompt.computed, prompt.to_do], cells)
     spans = [

@@ -70,7 +70,7 @@ class TargetClock:
         return max(self._at + int(ahead * self._pace), self._floor)
 
 
-class Progress:
+class FeedProgress:
     """Events per second of local time, and the lag behind the head that heartbeats tell of."""
 
     __slots__ = ("_batches", "_beats", "_recent", "_since")

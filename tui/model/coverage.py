@@ -6,8 +6,8 @@ Behind each snapshot the console reads events until a share of its time is used 
 next snapshot: it counts them from the heads of their batches and decodes none. History has no holes but these
 stretches, and each of them ends with facts.
 
-Example: at 100,000 events a second, folding all of them would take 40 % of a core. ``Pace`` turns sampling on, a
-snapshot arrives every 250 ms, and the console reads events for 8 ms behind it. ``Coverage.one_in`` then returns 12,
+Example: at 100,000 events a second, folding all of them would take 40 % of a core. ``SamplingPace`` turns sampling on,
+a snapshot arrives every 250 ms, and the console reads events for 8 ms behind it. ``Coverage.one_in`` then returns 12,
 because 1 in 12 events was read.
 
 Law of this file: a stretch without events is shown with its numbers and times, and nothing is made up for it.
@@ -23,7 +23,7 @@ import msgspec
 from .numbers import S
 
 
-class Gap(msgspec.Struct):
+class SeenGap(msgspec.Struct):
     """Events that were not delivered: from the last applied event before to the snapshot after."""
 
     first: int
@@ -141,7 +141,7 @@ URGENT_NS: Final = S // 16
 URGENT_FACTOR: Final = 30
 
 
-class Pace:
+class SamplingPace:
     """The decision, from what work took. Times are ns: ``cpu_ns`` of this thread, ``mono_ns`` of the local clock."""
 
     __slots__ = ("_began", "_cost_ns", "_cpu", "_events", "_left_ns", "_next", "_snapshot_mono", "_soon", "sampling")

@@ -24,8 +24,8 @@ from kvbm_console.stream.feed import (
 )
 from kvbm_console.wire.batches import MalformedBatch, UnreadBatch
 
-from .clock import Progress
-from .coverage import Coverage, Gap
+from .clock import FeedProgress
+from .coverage import Coverage, SeenGap
 from .history import HISTORY, SKIMMED, History, adopt, urgent
 from .numbers import S
 from .trail import Trail
@@ -42,7 +42,7 @@ class Mirror(History):
         self.disconnected: Disconnected | None = None
         self.disconnected_mono_ns = 0
         self.heartbeat: Heartbeat | None = None
-        self.progress = Progress()
+        self.progress = FeedProgress()
         self.version = 0
         """Grows with every item: what is drawn is compared with it."""
         self.sampling = False
@@ -54,7 +54,7 @@ class Mirror(History):
         self.places = 0
         """Places of a recording that were reached: after each of them another past is known."""
         self.lost_events = 0
-        self.gaps: deque[Gap] = deque(maxlen=GAPS_MAX)
+        self.gaps: deque[SeenGap] = deque(maxlen=GAPS_MAX)
         self.broken: str | None = None
         """Why the last events did not fit; the session then asks for a new snapshot."""
 
@@ -234,7 +234,7 @@ class Mirror(History):
         self.progress.reset(mono_ns)
 
     def _gap(self, first: int, last: int, reason: str, mono_ns: int) -> None:
-        self.gaps.append(Gap(first, last, reason, self.seen_ns, None, mono_ns))
+        self.gaps.append(SeenGap(first, last, reason, self.seen_ns, None, mono_ns))
         self.lost_events += last - first + 1
 
     # --- snapshots ---------------------------------------------------------------------------------------------------

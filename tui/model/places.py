@@ -89,7 +89,7 @@ HITS_MAX: Final = 20_000
 """Hits kept of one tape; the rest is counted. No person looks at more hits of a breakpoint."""
 
 
-class Hits:
+class TapeHits:
     """The hits on one tape, in order. ``complete`` when they are known for the present specifications."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from .numbers import S
 from .waits import waits_for
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class PromptShares(msgspec.Struct, frozen=True):
     """Tokens of a prompt; ``found`` is by tier, G1 to G4. The parts add up to the prompt."""
 
     found: tuple[int, ...]
@@ -35,7 +35,7 @@ class Prompt(msgspec.Struct, frozen=True):
     block_tokens: int
 
 
-def prompt_of(state: CacheState, slot: SlotFacts) -> Prompt:
+def prompt_of(state: CacheState, slot: SlotFacts) -> PromptShares:
     """The shares of the prompt now."""
     pool = state.pools[slot.device_pool] if slot.device_pool is not None else state.pool_of(Tier.G1, slot.source)
     size = pool.info.block_tokens if pool is not None else state.pools[0].info.block_tokens if state.pools else 1
@@ -51,7 +51,7 @@ def prompt_of(state: CacheState, slot: SlotFacts) -> Prompt:
         found.append(min(amount, left))
         left -= found[-1]
     computed = min(left, max(0, reached - sum(found)))
-    return Prompt(tuple(found), computed, left - computed, reached, size)
+    return PromptShares(tuple(found), computed, left - computed, reached, size)
 
 
 SORT_EVERY_NS: Final = S
@@ -81,7 +81,7 @@ class SlotRow:
         return self.mirror.now_ns(self.mono_ns) - self.slot.since_ns
 
     @cached_property
-    def prompt(self) -> Prompt:
+    def prompt(self) -> PromptShares:
         """The shares of its prompt."""
         return prompt_of(self.state, self.slot)
 

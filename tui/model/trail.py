@@ -13,7 +13,7 @@ from typing import Final, Literal, overload
 
 from kvbm_console.core.events import Event
 
-from .coverage import Gap
+from .coverage import SeenGap
 from .events import nameless
 from .filters import Filter
 from .history import History
@@ -53,7 +53,7 @@ class Trail:
     """The events of one target that the log can show. ``look`` it before each use."""
 
     def __init__(self) -> None:
-        self.gaps: list[Gap] = []
+        self.gaps: list[SeenGap] = []
         """Older events that the recording does not have."""
         self.wanted: Filter | None = None
         self.oldest: int | None = None

@@ -19,7 +19,7 @@ from ..draw.frame import Hint
 from ..draw.spans import Line, Row, fit
 from ..draw.table import Table
 from ..draw.words import request
-from ..model.coverage import Gap, Stretch
+from ..model.coverage import SeenGap, Stretch
 from ..model.events import EVENTS, concerns, describe
 from ..model.numbers import count, cut, per_second, plain, plural, spoken
 from ..model.trail import Trail, backwards, index_at
@@ -177,7 +177,7 @@ class Log(View):
             del events[height - 2 - len(foot) :]
             self._found = _seqs(events)
         for item, more in events:
-            if isinstance(item, Gap | Passed):
+            if isinstance(item, SeenGap | Passed):
                 lines.append(_band(desk, item, width))
             else:
                 lines.append(event_line(desk, item, width, chosen=item.seq == desk.event, folded=more))
@@ -235,7 +235,7 @@ class Log(View):
             return 0
         return max(0, desk.mirror.log[-1].seq - self.last_seq)
 
-    def _shown(self, desk: Desk, rows: int, fold: bool) -> list[tuple[Event | Gap | Passed, int]]:
+    def _shown(self, desk: Desk, rows: int, fold: bool) -> list[tuple[Event | SeenGap | Passed, int]]:
         """The last ``rows`` events that match, each with how many like it were folded into it.
 
         Gaps, and what was passed over, stand at their place. Where too few stand before the place of the reader, the
@@ -252,15 +252,15 @@ class Log(View):
 
     def _before(
         self, desk: Desk, newest: int | None, rows: int, fold: bool
-    ) -> list[tuple[Event | Gap | Passed, int]]:
+    ) -> list[tuple[Event | SeenGap | Passed, int]]:
         """The last ``rows`` that match up to the event ``newest``."""
         trail = desk.mirror.trail
-        marks: list[Gap | Stretch] = [gap for gap in desk.mirror.gaps if newest is None or gap.last <= newest]
+        marks: list[SeenGap | Stretch] = [gap for gap in desk.mirror.gaps if newest is None or gap.last <= newest]
         marks += desk.mirror.coverage.before(newest, STRETCHES_LOOKED_AT)
         marks = [mark for mark in marks if not trail.covers(mark.first)]
         marks += [gap for gap in trail.gaps if trail.covers(gap.first) and (newest is None or gap.last <= newest)]
         marks.sort(key=lambda mark: mark.first)
-        found: list[tuple[Event | Gap | Passed, int]] = []
+        found: list[tuple[Event | SeenGap | Passed, int]] = []
         for event in backwards(trail.events(newest), newest):
             while marks and marks[-1].first > event.seq:
                 _add(found, marks.pop())
@@ -369,8 +369,8 @@ class Log(View):
         return event_table(desk, self._trail(desk).events(self.last_seq))
 
 
-def _seqs(rows: list[tuple[Event | Gap | Passed, int]]) -> list[int]:
-    return [item.seq for item, _ in rows if not isinstance(item, Gap | Passed)]
+def _seqs(rows: list[tuple[Event | SeenGap | Passed, int]]) -> list[int]:
+    return [item.seq for item, _ in rows if not isinstance(item, SeenGap | Passed)]
 
 
 def _end_text(desk: Desk, trail: Trail) -> str:
@@ -392,18 +392,18 @@ def _kept_text(desk: Desk) -> str:
     return f"{count(len(log))} kept, {spoken(log[-1].at_ns - log[0].at_ns)}"
 
 
-def _alike(desk: Desk, event: Event, other: Event | Gap | Passed) -> bool:
+def _alike(desk: Desk, event: Event, other: Event | SeenGap | Passed) -> bool:
     """True if two events differ in their numbers alone."""
-    return not isinstance(other, Gap | Passed) and type(event) is type(other) and (
+    return not isinstance(other, SeenGap | Passed) and type(event) is type(other) and (
         getattr(event, "pool", None) == getattr(other, "pool", None)
         and concerns(event, desk.mirror) == concerns(other, desk.mirror)
     )
 
 
-def _add(found: list[tuple[Event | Gap | Passed, int]], mark: Gap | Stretch) -> None:
+def _add(found: list[tuple[Event | SeenGap | Passed, int]], mark: SeenGap | Stretch) -> None:
     """One more mark, going back; stretches with nothing to show between them are one row."""
     last = found[-1][0] if found else None
-    if isinstance(mark, Gap):
+    if isinstance(mark, SeenGap):
         found.append((mark, 0))
     elif isinstance(last, Passed):
         found[-1] = Passed(mark.first, last.last, last.count + mark.count), 0
@@ -411,13 +411,13 @@ def _add(found: list[tuple[Event | Gap | Passed, int]], mark: Gap | Stretch) -> 
         found.append((Passed(mark.first, mark.last, mark.count), 0))
 
 
-def _mark_text(mark: Gap | Passed) -> str:
+def _mark_text(mark: SeenGap | Passed) -> str:
     span = f"{count(mark.count)}: {count(mark.first)} to {count(mark.last)}"
-    if isinstance(mark, Gap):
+    if isinstance(mark, SeenGap):
         return f"gap {span}, {mark.reason}; state from the snapshot "
     return f"passed over {span}; not lost: tail and recordings have them "
 
 
-def _band(desk: Desk, mark: Gap | Passed, width: int) -> Line:
+def _band(desk: Desk, mark: SeenGap | Passed, width: int) -> Line:
     text = f"{desk.glyphs.gap * 2} {_mark_text(mark)}"
     return Row().put(" ").put(text + desk.glyphs.gap * max(0, width - 2 - len(text)), "gap").line("", width)

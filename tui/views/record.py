@@ -14,7 +14,7 @@ from ..draw import bars, table
 from ..draw.frame import Hint, bar_at
 from ..draw.spans import BLANK, Line, Row
 from ..draw.table import MOVES, Table, moved
-from ..model.coverage import Gap
+from ..model.coverage import SeenGap
 from ..model.numbers import S, count, cut, cut_middle, duration, plain, plural, size
 from ..model.places import distance
 from ..model.series import resample
@@ -180,7 +180,7 @@ def _here(desk: Desk, width: int) -> list[Line]:
 def _gaps(desk: Desk, width: int) -> list[Line]:
     """On a recording those of the whole tape, live those that this console saw."""
     playback = desk.actions.playback
-    gaps: Sequence[Gap | MissingEvents] = desk.mirror.gaps if playback is None else [
+    gaps: Sequence[SeenGap | MissingEvents] = desk.mirror.gaps if playback is None else [
         gap for gap in playback.recording.gaps if gap.count]
     none = "none on this recording" if playback is not None else "none seen by this console"
     lines = [desk.title("GAPS", plural(len(gaps), "gap") if gaps else none)]

@@ -38,7 +38,7 @@ FAULT_NS: Final = 30 * S
 """A started copy of which a rank has been silent for so long is a fault."""
 
 
-class TransferRow(msgspec.Struct):
+class TransferLine(msgspec.Struct):
     """One line of the list."""
 
     mirror: Mirror
@@ -54,15 +54,15 @@ class TransferRow(msgspec.Struct):
 
 
 def transfer_rows(
-    desk: Desk, order: "table.Order[TransferRow]"
-) -> tuple[list[TransferRow], dict[str, int]]:
+    desk: Desk, order: "table.Order[TransferLine]"
+) -> tuple[list[TransferLine], dict[str, int]]:
     """The rows to show, and the number of skipped candidates of the last seconds by reason."""
     mirror, now = desk.mirror, desk.now_ns
     state = mirror.state
     assert state is not None
     wanted = desk.filters.get(TRANSFERS)
     before: dict[Route, int] = {}
-    rows: list[TransferRow] = []
+    rows: list[TransferLine] = []
     for transfer in mirror.transfers.values():
         ahead = before.get(transfer.route, 0)
         before[transfer.route] = ahead + 1
@@ -81,33 +81,33 @@ def transfer_rows(
         failed = transfer.status is CandidateStatus.FAILED
         word = "took" if transfer.status is CandidateStatus.COMPLETED else transfer.status.label + " after"
         reason = transfer.error or f"{word} {spoken(transfer.age(now))}"
-        rows.append(TransferRow(mirror, transfer, Level.FAULT if failed else None, now - transfer.ended_ns, reason))
+        rows.append(TransferLine(mirror, transfer, Level.FAULT if failed else None, now - transfer.ended_ns, reason))
     if wanted is not None:
         rows = [row for row in rows if wanted.matches(row, state)]
     order.sort(rows)
     return rows[:ROWS_MAX], skipped
 
 
-def _open_row(mirror: Mirror, state: CacheState, transfer: Transfer, now: int, ahead: int) -> TransferRow:
+def _open_row(mirror: Mirror, state: CacheState, transfer: Transfer, now: int, ahead: int) -> TransferLine:
     age = transfer.age(now)
     slot = state.slots.get(transfer.slot) if transfer.slot is not None else None
     level = copy_level(mirror, transfer, now)
     copy = state.operations.get(transfer.operation) if transfer.operation is not None else None
     if slot is not None and slot.hold is not None and transfer.started_ns is None:
         hold = state.holds[slot.hold]
-        return TransferRow(mirror, transfer, Level.HELD, now - transfer.planned_ns,
+        return TransferLine(mirror, transfer, Level.HELD, now - transfer.planned_ns,
                            f"parked, {breakpoints_text(hold.breakpoints)}")
     if copy is not None and copy.started:
         silent = silent_ranks(copy, mirror.ranks)
         if silent:
             level = Level.FAULT if age > FAULT_NS else level
-            return TransferRow(mirror, transfer, level, age,
+            return TransferLine(mirror, transfer, level, age,
                                f"no report from {ranks_text(silent)}, {len(copy.reported)} of {mirror.ranks}")
-        return TransferRow(mirror, transfer, level, age,
+        return TransferLine(mirror, transfer, level, age,
                            f"on the wire {duration(now - (transfer.started_ns or now))}")
     if transfer.enqueued_ns is None:
-        return TransferRow(mirror, transfer, level, age, "planned")
-    return TransferRow(mirror, transfer, level, age, f"{ahead} before it" if ahead else "next on its route")
+        return TransferLine(mirror, transfer, level, age, "planned")
+    return TransferLine(mirror, transfer, level, age, f"{ahead} before it" if ahead else "next on its route")
 
 
 _STATUS: Final = {
@@ -128,24 +128,24 @@ def since(at_ns: int | None, planned_ns: int) -> str:
     return f"+{duration(at_ns - planned_ns)}" if at_ns > planned_ns else "0"
 
 
-def _status(row: TransferRow, cells: int, glyphs: Glyphs) -> list[Span]:
+def _status(row: TransferLine, cells: int, glyphs: Glyphs) -> list[Span]:
     status = row.transfer.status
     if row.level is Level.HELD:
         return [Span(glyphs.held, "heldbox"), Span(f" {_STATUS[status]}", "text")]
     return [Span(f"{glyphs.candidate[status]} {_STATUS[status]}", _STATUS_ROLE[status])]
 
 
-def _request(row: TransferRow, cells: int, glyphs: Glyphs) -> list[Span]:
+def _request(row: TransferLine, cells: int, glyphs: Glyphs) -> list[Span]:
     name = row.transfer.request
     return [words.request(name, cells, row.role) if name else Span("–", "faint")]
 
 
-def _bytes(row: TransferRow, cells: int, glyphs: Glyphs) -> list[Span]:
+def _bytes(row: TransferLine, cells: int, glyphs: Glyphs) -> list[Span]:
     each = row.mirror.block_bytes
     return [Span(size(row.transfer.blocks * each if each else None), "muted")]
 
 
-def _stamp(name: str) -> Column[TransferRow]:
+def _stamp(name: str) -> Column[TransferLine]:
     """A stamp behind ``planned``, as its distance from the plan."""
     return Column(
         name=name, width=9, right=True, from_width=180, title=f"{name}_ns",
@@ -158,50 +158,50 @@ def _stamp_ns(transfer: Transfer, name: str) -> int | None:
     return at_ns
 
 
-CANDIDATE: Final[Column[TransferRow]] = Column(
+CANDIDATE: Final[Column[TransferLine]] = Column(
     title="candidate", value=lambda row: row.transfer.candidate,
     field=Field("candidate", Kind.ID, lambda row, s, m: row.transfer.candidate, "Its candidate."))
-STATUS: Final[Column[TransferRow]] = Column(
+STATUS: Final[Column[TransferLine]] = Column(
     name="STATUS", width=11, gap=4, cell=_status, order="need", title="status",
     value=lambda row: row.transfer.status.label,
     field=Field("status", Kind.WORD, lambda row, s, m: row.transfer.status, "Its status.", words_of(CandidateStatus),
                 ordered=False))
-AGE: Final[Column[TransferRow]] = Column(
+AGE: Final[Column[TransferLine]] = Column(
     name="AGE", width=5, right=True, ages=True,
     cell=lambda row, cells, glyphs: [
         Span(duration(row.age_ns), words.LEVEL_ROLE[row.level] if row.transfer.open else "faint")],
     order="age", key=lambda row: (-row.age_ns,), title="age_ns", value=lambda row: row.age_ns,
     field=Field("age", Kind.DURATION, lambda row, s, m: row.age_ns, "Since it was planned, or since it ended."))
-OPERATION: Final[Column[TransferRow]] = Column(
+OPERATION: Final[Column[TransferLine]] = Column(
     name="OP", width=6, right=True, cell=lambda row, cells, glyphs: [Span(row.transfer.label[-cells:], row.role)],
     title="operation", value=lambda row: row.transfer.operation,
     field=Field("operation", Kind.ID, lambda row, s, m: row.transfer.operation, "Its operation.", optional=True))
-ROUTE: Final[Column[TransferRow]] = Column(
+ROUTE: Final[Column[TransferLine]] = Column(
     name="ROUTE", width=7, cell=lambda row, cells, glyphs: [words.route(row.transfer.route, glyphs)],
     order="route", key=lambda row: (row.transfer.route, -row.age_ns), title="route",
     value=lambda row: row.transfer.route.label,
     field=Field("route", Kind.WORD, lambda row, s, m: row.transfer.route, "From where to where.", words_of(Route),
                 ordered=False))
-BLOCKS: Final[Column[TransferRow]] = Column(
+BLOCKS: Final[Column[TransferLine]] = Column(
     name="BLOCKS", width=6, right=True, from_width=66,
     cell=lambda row, cells, glyphs: [Span(count(row.transfer.blocks), row.role)],
     order="blocks", key=lambda row: (-row.transfer.blocks, -row.age_ns), title="blocks",
     value=lambda row: row.transfer.blocks,
     field=Field("blocks", Kind.COUNT, lambda row, s, m: row.transfer.blocks, "Blocks that move."))
-BYTES: Final[Column[TransferRow]] = Column(
+BYTES: Final[Column[TransferLine]] = Column(
     name="BYTES", width=8, right=True, gap=2, from_width=120, cell=_bytes)
-RANKS: Final[Column[TransferRow]] = Column(
+RANKS: Final[Column[TransferLine]] = Column(
     name="RANKS", width=5, right=True, gap=2, from_width=120,
     cell=lambda row, cells, glyphs: [Span(f"{len(row.transfer.ranks)}/{row.mirror.ranks}", "muted")])
-REQUEST: Final[Column[TransferRow]] = Column(
+REQUEST: Final[Column[TransferLine]] = Column(
     name="REQUEST", width=lambda width: 13 if width < 140 else 22, from_width=74, cell=_request,
     order="request", key=lambda row: (row.transfer.request,), title="request",
     value=lambda row: row.transfer.request,
     field=Field("request", Kind.TEXT, lambda row, s, m: row.transfer.request, "The request whose blocks move.",
                 ordered=False))
-PLANNED: Final[Column[TransferRow]] = Column(title="planned_ns", value=lambda row: row.transfer.planned_ns)
+PLANNED: Final[Column[TransferLine]] = Column(title="planned_ns", value=lambda row: row.transfer.planned_ns)
 STAMPS: Final = tuple(map(_stamp, ("enqueued", "evaluated", "promoted", "started", "ended")))
-DETAIL: Final[Column[TransferRow]] = Column(
+DETAIL: Final[Column[TransferLine]] = Column(
     name="DETAIL", gap=2,
     cell=lambda row, cells, glyphs: [Span(cut(plain(row.reason), cells), "text" if row.level is not None else "muted")],
     title="reason", value=lambda row: row.reason,
@@ -221,7 +221,7 @@ SCHEMA: Final = Schema("a transfer", [
 ])
 
 
-def telling(rows: list[TransferRow]) -> frozenset[str]:
+def telling(rows: list[TransferLine]) -> frozenset[str]:
     """The headings of stamps that are later than the plan in some row: the others say nothing but 0."""
     return frozenset(
         column.name for column in STAMPS
@@ -254,7 +254,7 @@ class Transfers(View):
         self.order = Order(SHOWN)
         self._shape: tuple[int, str, frozenset[str]] = (0, "", frozenset())
         """The width, the incarnation and its stamps that tell something: stamps are added and do not go again."""
-        self._kept: table.Kept[TransferRow] = table.Kept()
+        self._kept: table.KeptRows[TransferLine] = table.KeptRows()
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Routes, the list, and the stamps of the chosen transfer."""
@@ -265,7 +265,7 @@ class Transfers(View):
         stamps = telling(rows) | (self._shape[2] if self._shape[1] == mirror.incarnation else frozenset())
         shape = width, mirror.incarnation, stamps
         if self._shape != shape:
-            self._shape, self._kept = shape, table.Kept()
+            self._shape, self._kept = shape, table.KeptRows()
         places = table.layout([c for c in SHOWN if c not in STAMPS or c.name in stamps], width)
         if desk.tall:
             lines.append(Line())
@@ -288,7 +288,7 @@ class Transfers(View):
             lines += [Line()] * (height - len(lines) - len(feet))
         return [*lines, *feet]
 
-    def _summary(self, desk: Desk, rows: list[TransferRow], width: int) -> Line:
+    def _summary(self, desk: Desk, rows: list[TransferLine], width: int) -> Line:
         open_ = len(desk.mirror.transfers)
         faults = sum(row.level is Level.FAULT for row in rows)
         slow = sum(row.level is Level.CAUTION for row in rows)
@@ -329,7 +329,7 @@ class Transfers(View):
         return lines
 
     def _line(
-        self, desk: Desk, number: int, row: TransferRow, places: list[table.Place[TransferRow]], width: int
+        self, desk: Desk, number: int, row: TransferLine, places: list[table.Place[TransferLine]], width: int
     ) -> Line:
         chosen = row.transfer.candidate == self.selected
         built = Row().put(desk.glyphs.select if chosen else " ", "selbar").spans(

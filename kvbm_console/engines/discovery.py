@@ -167,10 +167,7 @@ def _sglang(url: str, host: str, body: bytes) -> list[Publisher]:
     replay = None
     if events.replay_endpoint_port_base:
         replay = f"tcp://{events.replay_endpoint_host or '*'}:{events.replay_endpoint_port_base}"
-    return [
-        _publisher(host, _shift(base, rank), _shift(replay, rank), topic, rank)
-        for rank in range(min(max(1, events.dp_size), RANKS_MAX + 1))
-    ]
+    return _ranks(host, base, replay, topic, events.dp_size)
 
 
 def _sglang_config(url: str, host: str, info: _ServerInfo) -> list[Publisher]:
@@ -179,9 +176,13 @@ def _sglang_config(url: str, host: str, info: _ServerInfo) -> list[Publisher]:
     config: _SglangConfig = _decode(url, "/server_info", info.kv_events_config.encode(), _SglangConfig)
     if config.publisher != "zmq":
         return []
+    return _ranks(host, config.endpoint, config.replay_endpoint, config.topic, info.dp_size)
+
+
+def _ranks(host: str, endpoint: str, replay: str | None, topic: str, size: int) -> list[Publisher]:
     return [
-        _publisher(host, _shift(config.endpoint, rank), _shift(config.replay_endpoint, rank), config.topic, rank)
-        for rank in range(min(max(1, info.dp_size), RANKS_MAX + 1))
+        _publisher(host, _shift(endpoint, rank), _shift(replay, rank), topic, rank)
+        for rank in range(min(max(1, size), RANKS_MAX + 1))
     ]
 
 

@@ -127,7 +127,7 @@ class Contents:
     def _copy(self, sources: list[At], targets: list[At], failed: Any) -> None:
         pairs = [pair for at, pair in enumerate(zip(sources, targets, strict=True)) if at not in failed]
         for name in self.faults:
-            if name in COPY_FAULTS:
+            if name in COPY_FAULTS and pairs:
                 pairs = COPY_FAULTS[name][1](pairs)
         for source, target in pairs:
             self.lies[target] = self.lies.get(source, 0)

@@ -13,25 +13,13 @@ from kvbm_console.core.folding import APPLY
 from kvbm_console.core.ids import SkipReason
 from kvbm_console.core.leader import pipeline
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.explore.shadow import FAULTS as FAULTS_OF_WORKER
+from kvbm_console.explore.shadow import PAIR_FAULTS
 from kvbm_console.simulator.embedded import Rig
 from kvbm_console.simulator.link import Fault
 
-Pairs = list[tuple[tuple[int, int], tuple[int, int]]]
-
-
-def _swapped(pairs: Pairs) -> Pairs:
-    if len(pairs) < 2:
-        return pairs
-    (one, first), (two, second), *rest = pairs
-    return [(one, second), (two, first), *rest]
-
-
-COPY_FAULTS: dict[str, tuple[str, Callable[[Pairs], Pairs]]] = {
-    "swapped-blocks": ("the first two blocks of a copy change places", _swapped),
-    "torn-copy": ("the last block of a copy is not copied", lambda pairs: pairs[:-1]),
-    "first-source": ("all blocks of a copy are filled from its first one",
-                     lambda pairs: [(pairs[0][0], target) for _, target in pairs]),
-}
+COPY_FAULTS = {name: (FAULTS_OF_WORKER[name], PAIR_FAULTS[name])
+               for name in ("swapped-blocks", "torn-copy", "first-source")}
 
 
 def _at_once(stack: ExitStack) -> None:

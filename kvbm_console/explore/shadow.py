@@ -19,6 +19,7 @@ LATE = 12
 """Moments after its report at which a faulty load writes again: other requests have its places by then."""
 EMPTY = 0
 """The content of a place that was never written."""
+Pairs = list[tuple[Any, Any]]
 Writer = tuple[str, int, str, int]
 """(``step``, step, request, tokens), (``load``, job, request, host slot) or (``store``, job, request, place)."""
 NOBODY: Writer = ("nobody", 0, "", 0)
@@ -232,19 +233,11 @@ class ShadowWorker:
         self.jobs.append(job)
 
     def _spoil(self, job: Job) -> None:
-        pairs, faults = job.pairs, self.faults
-        if "swapped-blocks" in faults and len(pairs) > 1:
-            (one, first), (two, second), *rest = pairs
-            pairs[:] = [(one, second), (two, first), *rest]
-        if "torn-copy" in faults and len(pairs) > 1:
-            del pairs[-1]
-        if "first-source" in faults:
-            pairs[:] = [(pairs[0][0], target) for _, target in pairs]
-        if "shifted-target" in faults and len(pairs) > 1:
-            targets = [pairs[-1][1], *(target for _, target in pairs[:-1])]
-            pairs[:] = [(source, target) for (source, _), target in zip(pairs, targets, strict=True)]
-        if "wrong-slot" in faults and job.load:
-            pairs[:] = [(source ^ 1, target) for source, target in pairs]
+        for name, spoil in PAIR_FAULTS.items():
+            if name in self.faults and job.pairs:
+                job.pairs[:] = spoil(job.pairs)
+        if "wrong-slot" in self.faults and job.load:
+            job.pairs[:] = [(source ^ 1, target) for source, target in job.pairs]
 
     def _move(self) -> None:
         """One moment passes; the blocks that are due move."""
@@ -264,6 +257,18 @@ class ShadowWorker:
         self.moved_blocks += 1
 
 
+def _turned(first: Pairs, second: Pairs) -> Pairs:
+    """The sources of some blocks with the targets of others."""
+    return [(source, target) for (source, _), (_, target) in zip(first, second, strict=True)]
+
+
+PAIR_FAULTS: dict[str, Callable[[Pairs], Pairs]] = {
+    "swapped-blocks": lambda pairs: _turned(pairs, [*pairs[1::-1], *pairs[2:]]),
+    "torn-copy": lambda pairs: pairs[:-1] or pairs,
+    "first-source": lambda pairs: _turned([pairs[0]] * len(pairs), pairs),
+    "shifted-target": lambda pairs: _turned(pairs, [pairs[-1], *pairs[:-1]]),
+}
+"""Faults in the (source, target) of the blocks of a copy, which has at least one block."""
 FAULTS = {
     "ignored-flush": "the worker does not wait for the jobs that it is told to flush",
     "early-store": "a store reads the device before the forward pass that fills it",

@@ -12,6 +12,7 @@ requests are the tokens that all requests sampled in it. See ``equations_of``.
 Law of this file: it reads and counts. A missing value is refused by file, place and name.
 """
 
+import copy
 import csv
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -243,10 +244,8 @@ class _Life:
 
     def clone(self) -> "_Life":
         """A sequence that goes on from here."""
-        other = _Life(self.arrived_ns, self.prompt, self.hashes)
-        other.state, other.computed, other.cached, other.first_ns = (
-            self.state, self.computed, self.cached, self.first_ns
-        )
+        other = copy.copy(self)
+        other.filled = {}
         return other
 
 

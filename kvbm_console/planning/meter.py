@@ -429,18 +429,6 @@ _LOOK: Final[dict[type[ev.Event], Callable[[Meter, Any], None]]] = {
 _LOOK_AT: Final = _LOOK.get
 
 
-def percentile(ordered: "array[int]", share: float) -> int | None:
-    """The smallest value that at least this share of an ordered column does not exceed; None for an empty one.
-
-    >>> percentile(array("q", [1, 2, 3, 4]), 0.5)
-    2
-    """
-    if not ordered:
-        return None
-    rank = -(-len(ordered) * round(share * 1_000) // 1_000)
-    return ordered[max(0, rank - 1)]
-
-
 def per_token_ns(first_token_ns: int, finished_ns: int, tokens: int) -> int:
     """Nanoseconds for each token behind the first, rounded down; -1 of a request without a second token.
 

@@ -10,10 +10,10 @@ how long it took is told on stderr.
 import copy
 import csv
 import math
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Tier, age_within
 from kvbm_console.core.leader.foresight import PrefetchAids
 from kvbm_console.core.state import Totals
-from kvbm_console.planning.meter import COMPLETED, Meter, RequestRecord, Timings, percentile, spread_of
+from kvbm_console.planning.meter import COMPLETED, Meter, RequestRecord, Timings, spread_of
 from kvbm_console.planning.options import THRASH_STEPS, SimulateOptions
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig
@@ -203,7 +203,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "ttft_ms": _spread([part.times.ttft_ns for part in parts]),
         "latency_ms": _spread([part.times.latency_ns for part in parts]),
         "itl_ms": _milliseconds(spread_of(sum((Counter(part.times.gaps.counts) for part in parts), Counter()))),
-        "tpot_ms": _spread([array("q", filter(_is_time, part.times.per_token_ns)) for part in parts]),
+        "tpot_ms": _spread(filter(_is_time, part.times.per_token_ns) for part in parts),
         "goodput": _goodput(options, parts, arrived + cloned, duration_s),
         "prompt_blocks": prompt_blocks,
         "hit_blocks": {tier.name: hits[tier - 1] for tier in tiers},
@@ -321,13 +321,9 @@ def _rate(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _spread(columns: "Sequence[array[int]]") -> dict[str, float | None]:
+def _spread(columns: Iterable[Iterable[int]]) -> dict[str, float | None]:
     """Mean, percentiles and maximum in milliseconds."""
-    ordered = array("q", sorted(value for column in columns for value in column))
-    spread = {name: percentile(ordered, share) for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
-    return _milliseconds(
-        {"mean": sum(ordered) / len(ordered) if ordered else None, **spread, "max": percentile(ordered, 1.0)}
-    )
+    return _milliseconds(spread_of(Counter(chain.from_iterable(columns))))
 
 
 def _milliseconds(values: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -68,12 +68,15 @@ def simulate(
 
         tell = None if ended is None else partial(ended, index)
         if counts:
-            parts.append(_count_share(options, share, told, stats, windows=windows, ended=tell))
+            part = _count_share(build_ledger(options, share, stats, windows=windows, ended=tell), told)
         else:
-            parts.append(
-                _run_share(options, share, told, stats, keep_records=keep_records, windows=windows, ended=tell)
+            meter = Meter(
+                keep_records=keep_records or options.cleanup != "incremental", stats_every=options.stats_every,
+                stats=stats, ended=tell,
             )
-        done += parts[-1].measures.engine.finished
+            part = _run_share(options, build_rig(options, share, meter, windows=windows), meter, told, keep_records)
+        parts.append(part)
+        done += part.measures.engine.finished
         told(0, done)
     return SimulateRun(
         make_report(options, note_of(workload), [part.measures for part in parts]),
@@ -89,16 +92,8 @@ class _Part(msgspec.Struct, frozen=True):
     held_records: int = 0
 
 
-def _run_share(
-    options: SimulateOptions, share: Workload, told: Progress, stats: Callable[[StatsLine], None] | None, *,
-    keep_records: bool, windows: bool, ended: Callable[[RequestRecord], None] | None,
-) -> _Part:
+def _run_share(options: SimulateOptions, rig: Rig, meter: Meter, told: Progress, keep_records: bool) -> _Part:
     """One instance with its leader."""
-    meter = Meter(
-        keep_records=keep_records or options.cleanup != "incremental", stats_every=options.stats_every, stats=stats,
-        ended=ended,
-    )
-    rig = build_rig(options, share, meter, windows=windows)
     rig.run_to_end(progress=told)
     meter.point("decode")
     measures, held = measure(rig, meter), len(meter.records)
@@ -110,12 +105,8 @@ def _run_share(
     return _Part(measures, meter.records, held)
 
 
-def _count_share(
-    options: SimulateOptions, share: Workload, told: Progress, stats: Callable[[StatsLine], None] | None, *,
-    windows: bool, ended: Callable[[RequestRecord], None] | None,
-) -> _Part:
+def _count_share(ledger: Ledger, told: Progress) -> _Part:
     """One instance of options that are ``counted``."""
-    ledger = build_ledger(options, share, stats, windows=windows, ended=ended)
     ledger.run_to_end(told)
     ledger.point("decode")
     measures = ledger.measures()

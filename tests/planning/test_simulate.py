@@ -11,7 +11,7 @@ from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning import run as run_module
 from kvbm_console.planning.cache_only import KEYS as CACHE_ONLY_KEYS
-from kvbm_console.planning.meter import percentile
+from kvbm_console.planning.meter import spread_of
 from kvbm_console.planning.options import Geometry, SimulateOptions, blocks_of_size, parse_size
 from kvbm_console.planning.report import KEYS
 from kvbm_console.planning.run import simulate
@@ -349,11 +349,8 @@ def test_sizes_become_blocks() -> None:
 
 
 def test_percentiles_are_values_that_occurred() -> None:
-    from array import array
-
-    assert percentile(array("q"), 0.5) is None
-    column = array("q", range(1, 101))
-    assert [percentile(column, share) for share in (0.5, 0.9, 0.99, 1.0)] == [50, 90, 99, 100]
+    assert set(spread_of({}).values()) == {None}
+    assert spread_of(dict.fromkeys(range(1, 101), 1)) == {"mean": 50.5, "p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 def test_records_tell_why_a_request_found_no_more() -> None:

@@ -26,6 +26,7 @@ from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.capture import CaptureStreams, read_frames
+from kvbm_console.recording.format import FORMAT_MAJOR, FORMAT_MINOR
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from kvbm_console.recording.writer import Recorder
@@ -223,6 +224,10 @@ def main(arguments: list[str]) -> int:
             if not equal and not only_check:
                 kept.write_bytes(made.read_bytes())
             print(f"kv-events/{name}: {'unchanged' if equal else 'would change' if only_check else 'written'}, {shows}")
+    version = HERE / "versions" / f"{FORMAT_MAJOR}.{FORMAT_MINOR}.mcap"
+    if not version.exists() and not only_check:  # made once for each version of the format, and never again
+        version.write_bytes((HERE / f"{SCENARIOS[0].name}.mcap").read_bytes())
+        print(f"versions/{version.name}: written, the first recording of this format")
     return 1 if only_check and different else 0
 
 

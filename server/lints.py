@@ -14,7 +14,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from kvbm_console.analysis.lints import LINTS, Watch, current, stream_lints
+from kvbm_console.analysis.lints import LINTS, LintFold, current, stream_lints
 from kvbm_console.core.snapshots import decode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.service import LeaderService, Snapshot
@@ -46,7 +46,7 @@ class LintWatch:
 
     def _begin(self) -> None:
         snapshot = self._service.snapshot()
-        self._watch = Watch(stream_lints())
+        self._watch = LintFold(stream_lints())
         self._cursor = self._service.ring.cursor(snapshot.seq)
         self._state = CacheState()
         self._resume: tuple[Snapshot, GapSeen | None] | None = (snapshot, None)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kvbm_console.analysis.lints import LINTS, Finding, Level, all_lints
-from kvbm_console.analysis.lints.process import Lost, Unfinished, audited
+from kvbm_console.analysis.lints.process import LostEvents, Unfinished, audited
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.analysis.walk import Evidence, Progress, walk
 from kvbm_console.core.state import CacheState
@@ -89,7 +89,7 @@ def diagnose(evidence: Evidence, progress: Progress | None = None) -> Diagnosis:
             "recording", "has no end", "still being written, or its daemon was killed",
             seq=max(0, extent.next_seq - 1),
         ))
-    lost = next(lint.events for lint in lints if isinstance(lint, Lost))
+    lost = next(lint.events for lint in lints if isinstance(lint, LostEvents))
     return Diagnosis(
         evidence=evidence.name, ok=all(finding.level is Level.NOTE for finding in findings),
         events=max(0, extent.next_seq - extent.first_seq - lost), lost_events=lost, requests=extent.requests,

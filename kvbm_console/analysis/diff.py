@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.analysis.requests import Requests, Summary
+from kvbm_console.analysis.requests import Requests, RequestSummary
 from kvbm_console.analysis.walk import Evidence, Progress, walk
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.describe import describe, slot_of
@@ -38,7 +38,7 @@ class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
     b: str
 
 
-class Changed(msgspec.Struct, frozen=True):
+class ChangedField(msgspec.Struct, frozen=True):
     """A field of the configuration with both values, as text."""
 
     field: str
@@ -46,7 +46,7 @@ class Changed(msgspec.Struct, frozen=True):
     b: str
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class PairSide(msgspec.Struct, frozen=True, kw_only=True):
     """A request on one side."""
 
     request: str
@@ -72,8 +72,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """Whether states, hits and time are equal."""
     states_differ: str | None
     """The first difference of their states, in words."""
-    a: Side
-    b: Side
+    a: PairSide
+    b: PairSide
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     equal: bool
     """Whether all events are the same."""
     first: FirstDifference | None
-    config: list[Changed]
+    config: list[ChangedField]
     lost_events_a: int
     lost_events_b: int
     metrics: list[Metric]
@@ -201,12 +201,12 @@ def _text(event: Event | None, state: CacheState | None, field: str | None) -> s
 # --- the configuration -----------------------------------------------------------------------------------------------
 
 
-def _config(a: LeaderConfig | None, b: LeaderConfig | None) -> list[Changed]:
+def _config(a: LeaderConfig | None, b: LeaderConfig | None) -> list[ChangedField]:
     if a is None or b is None:
         return []
     mine, other = _flat(msgspec.to_builtins(a)), _flat(msgspec.to_builtins(b))
     return [
-        Changed(name, str(mine.get(name, "–")), str(other.get(name, "–"))) for name in {**mine, **other}
+        ChangedField(name, str(mine.get(name, "–")), str(other.get(name, "–"))) for name in {**mine, **other}
         if mine.get(name) != other.get(name)
     ]
 
@@ -221,8 +221,8 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _paired(a: Requests, b: Requests) -> tuple[list[Pair], list[Summary], list[Summary]]:
-    pairs: list[tuple[str, Summary, Summary]] = []
+def _paired(a: Requests, b: Requests) -> tuple[list[Pair], list[RequestSummary], list[RequestSummary]]:
+    pairs: list[tuple[str, RequestSummary, RequestSummary]] = []
     left_a, left_b = _match(a.all, b.all, "id", pairs)
     left_a, left_b = _match(left_a, left_b, "prompt", pairs)
     pairs.sort(key=lambda pair: pair[1].arrived_seq)
@@ -230,15 +230,15 @@ def _paired(a: Requests, b: Requests) -> tuple[list[Pair], list[Summary], list[S
 
 
 def _match(
-    a: list[Summary], b: list[Summary], by: str, pairs: list[tuple[str, Summary, Summary]]
-) -> tuple[list[Summary], list[Summary]]:
-    def key(summary: Summary) -> object:
+    a: list[RequestSummary], b: list[RequestSummary], by: str, pairs: list[tuple[str, RequestSummary, RequestSummary]]
+) -> tuple[list[RequestSummary], list[RequestSummary]]:
+    def key(summary: RequestSummary) -> object:
         return summary.request if by == "id" else summary.prompt
 
-    waiting: dict[object, list[Summary]] = {}
+    waiting: dict[object, list[RequestSummary]] = {}
     for other in reversed(b):
         waiting.setdefault(key(other), []).append(other)
-    left: list[Summary] = []
+    left: list[RequestSummary] = []
     for one in a:
         found = waiting.get(key(one))
         if found:
@@ -249,16 +249,16 @@ def _match(
     return left, [other for other in b if id(other) in alone]
 
 
-def _pair(by: str, one: Summary, other: Summary, until_a: int, until_b: int) -> Pair:
+def _pair(by: str, one: RequestSummary, other: RequestSummary, until_a: int, until_b: int) -> Pair:
     a, b = _side(one, until_a), _side(other, until_b)
     part = _states_differ(a.states, b.states)
     same = part is None and (a.hits, a.time_ns, a.reason) == (b.hits, b.time_ns, b.reason)
     return Pair(by=by, same=same, states_differ=part, a=a, b=b)
 
 
-def _side(one: Summary, until_ns: int) -> Side:
+def _side(one: RequestSummary, until_ns: int) -> PairSide:
     first = None if one.first_token_ns is None else one.first_token_ns - one.arrived_ns
-    return Side(
+    return PairSide(
         request=one.request, states=one.states, hits=one.hits, scored_blocks=one.scored_blocks,
         preemptions=one.preemptions, lost_blocks=one.lost_blocks, time_ns=one.time_ns(until_ns),
         first_token_ns=first, reason=one.reason,

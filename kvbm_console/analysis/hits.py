@@ -45,7 +45,7 @@ class Hit(msgspec.Struct, frozen=True):
     """Which of the specifications it is a hit of."""
 
 
-class Hits(msgspec.Struct, frozen=True):
+class HitReport(msgspec.Struct, frozen=True):
     """All hits. ``matches`` counts also those that were ignored or left out by the hit condition."""
 
     hits: list[Hit]
@@ -107,7 +107,7 @@ class ProbedLeader(Leader):
 
 def find_hits(
     path: Path, specs: Sequence[BreakpointSpec], run: str | None = None, progress: Progress | None = None
-) -> Hits:
+) -> HitReport:
     """Every hit that breakpoints would have had in one run, in order; dependencies are those between them.
 
     ``run`` is its incarnation; without it, the last run of a directory is looked into.
@@ -130,7 +130,7 @@ def find_hits(
     if not stimuli:
         raise RecordingError(f"{path} holds no stimuli that can be rerun, so a breakpoint cannot be tried on it")
     failed = "; ".join(known.message for known in leader.probed.values() if known.message)
-    return Hits(
+    return HitReport(
         leader.hits, leader.seen.total(), stimuli, failed, recording.incarnation, len(recording.runs)
     )
 

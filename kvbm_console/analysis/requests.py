@@ -21,7 +21,7 @@ PATH_MAX: Final = 10_000
 """Moves kept of one request; a request that is left out of iterations in turn has thousands."""
 
 
-class Summary(msgspec.Struct):
+class RequestSummary(msgspec.Struct):
     """One request. Times are the engine's; ``ended_ns`` is None for a request that is live at the end of the
     evidence."""
 
@@ -72,14 +72,14 @@ class Requests(Visitor):
     With ``on_end`` each is told when it ends, or is found to have ended in a gap, and not kept: ``all`` stays empty.
     """
 
-    def __init__(self, on_end: Callable[[Summary, int], None] | None = None) -> None:
+    def __init__(self, on_end: Callable[[RequestSummary, int], None] | None = None) -> None:
         super().__init__()
-        self.all: list[Summary] = []
+        self.all: list[RequestSummary] = []
         self._on_end = on_end
         self.from_ns = self.until_ns = 0
         self.evicted_blocks: dict[str, int] = {}
         self.moved_blocks: dict[str, int] = {}
-        self._of: dict[int, Summary] = {}
+        self._of: dict[int, RequestSummary] = {}
         self._begun = False
         self.after = {
             ev.SlotOpened: self._opened, ev.SlotCloned: self._cloned, ev.SlotMoved: self._moved,
@@ -108,13 +108,13 @@ class Requests(Visitor):
         for live in self._of.values():
             self._tell(live, self.until_ns)
 
-    def _tell(self, summary: Summary, until_ns: int) -> None:
+    def _tell(self, summary: RequestSummary, until_ns: int) -> None:
         if self._on_end is not None:
             self._on_end(summary, until_ns)
 
     def _take(self, slot: SlotFacts, seq: int, *, complete: bool) -> None:
         prompt = pack_hashes(slot.hashes[: slot.prompt_blocks])
-        summary = Summary(
+        summary = RequestSummary(
             slot.slot, slot.request, slot.session, slot.opened_ns, seq, complete,
             prompt_digest(prompt, slot.prompt_tokens), slot.prompt_tokens, slot.prompt_blocks,
             [(slot.state, slot.since_ns)], [0, 0, 0, 0],

@@ -37,7 +37,7 @@ from kvbm_console.core.ids import (
 from kvbm_console.stream.verbs import EnableBreakpoint, RemoveBreakpoint, SetBreakpoint
 
 if TYPE_CHECKING:
-    from kvbm_console.analysis.hits import Hit, Hits
+    from kvbm_console.analysis.hits import Hit, HitReport
     from kvbm_console.client import Client, ControlSession
     from kvbm_console.core.instructions import BreakpointVerdict
 
@@ -318,7 +318,7 @@ def _hit_document(hit: "Hit") -> dict[str, Any]:
     }
 
 
-def _hit_lines(found: "Hits", show: int) -> list[str]:
+def _hit_lines(found: "HitReport", show: int) -> list[str]:
     from kvbm_console.cli.output import number, table
 
     lines = [f"{number(len(found.hits))} hits, {number(found.matches)} matches in {number(found.stimuli)} stimuli"]

@@ -98,7 +98,7 @@ def _happened(source: int, recording: Recording) -> Iterator[Happened]:
 # --- a source inside a merged recording -------------------------------------------------------------------------------
 
 
-class Numbers:
+class SharedNumbers:
     """The counters that the sources share: the next slot and pool, the iterations of all engines."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Numbers:
 class MergedSource:
     """Source ``index`` of ``of``, whose time 0 is ``shift_ns`` of the merged recording's."""
 
-    def __init__(self, index: int, of: int, name: str, shift_ns: int, shared: Numbers) -> None:
+    def __init__(self, index: int, of: int, name: str, shift_ns: int, shared: SharedNumbers) -> None:
         self.index, self.of, self.name, self.shift_ns = index, of, name, shift_ns
         self.shared = shared
         self.state: CacheState | None = None
@@ -218,7 +218,7 @@ TRANSLATED: Final[dict[str, Callable[[MergedSource, Any], Any]]] = {
 # --- facts -----------------------------------------------------------------------------------------------------------
 
 
-def side_by_side(parts: Sequence[MergedSource], shared: Numbers) -> CacheState:
+def side_by_side(parts: Sequence[MergedSource], shared: SharedNumbers) -> CacheState:
     """The facts of all sources as one; ``seq`` and ``n`` are the caller's to say."""
     whole = CacheState()
     begun = [(part, part.state) for part in parts if part.state is not None]
@@ -371,7 +371,7 @@ def merge(sources: Sequence[Source], target: Path, program: str = "") -> Made:
         program=program, incarnation="+".join(one.incarnation[:8] for one in abouts)[:200], first_seq=0,
         clock_anchor_ns=base_ns, config=abouts[0].config, labels=labels,
     )
-    shared = Numbers()
+    shared = SharedNumbers()
     parts = [
         MergedSource(index, len(sources), source.name.removesuffix(".mcap"), one.clock_anchor_ns - base_ns, shared)
         for index, (source, one) in enumerate(zip(sources, abouts, strict=True))
@@ -380,7 +380,9 @@ def merge(sources: Sequence[Source], target: Path, program: str = "") -> Made:
 
 
 class _Merge:
-    def __init__(self, about: About, sources: Sequence[Source], parts: list[MergedSource], shared: Numbers) -> None:
+    def __init__(
+        self, about: About, sources: Sequence[Source], parts: list[MergedSource], shared: SharedNumbers
+    ) -> None:
         self.about, self.sources, self.parts, self.shared = about, sources, parts, shared
         self.whole = CacheState()
         self.begun = False

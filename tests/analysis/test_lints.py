@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from kvbm_console.analysis.diagnosis import Diagnosis, diagnose, document
-from kvbm_console.analysis.lints import LINTS, Finding, Level, Lint, Watch, all_lints
+from kvbm_console.analysis.lints import LINTS, Finding, Level, Lint, LintFold, all_lints
 from kvbm_console.analysis.lints.lint import FEW, Histogram, limit_of
 from kvbm_console.analysis.lints.process import audited
-from kvbm_console.analysis.lints.tiers import Thrash
+from kvbm_console.analysis.lints.tiers import Thrashing
 from kvbm_console.analysis.walk import Evidence, evidence_of
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import ID_BYTES, pack_hashes, pack_ids
@@ -352,7 +352,7 @@ def test_a_lint_without_a_text_cannot_be_defined(missing: str) -> None:
     texts = {"name": "torn", "threshold": "any", "bad": "it is torn", "do": "mend it"}
     with pytest.raises(TypeError, match=f"lint Torn has no {missing}"):
         type("Torn", (Lint,), {name: text for name, text in texts.items() if name != missing})
-    with pytest.raises(TypeError, match="lint Torn has the name of Thrash: thrash"):
+    with pytest.raises(TypeError, match="lint Torn has the name of Thrashing: thrash"):
         type("Torn", (Lint,), {**texts, "name": "thrash"})
     assert "torn" not in LINTS
 
@@ -518,7 +518,7 @@ def test_a_live_target_that_stands_still_grows_older() -> None:
 
 
 def test_a_watch_on_a_stream_finds_what_a_diagnosis_finds() -> None:
-    watch, state = Watch(all_lints()), CacheState()
+    watch, state = LintFold(all_lints()), CacheState()
     watch.resumed(state)
     events = [event for batch in Recording.open(RECORDINGS / "stuck-slot.mcap").events() for event in batch]
     half = len(events) // 2
@@ -550,7 +550,7 @@ def test_lints_do_not_share_anything() -> None:
 def test_a_tier_that_thrashes_is_told_with_the_figure_of_the_screens() -> None:
     """The worst moment of a run's beginning is no figure of now: it is told when the thrashing has ended."""
     state: Any = SimpleNamespace(pools=[SimpleNamespace(info=SimpleNamespace(tier=Tier.G2))])
-    lint = Thrash()
+    lint = Thrashing()
 
     def evicted(blocks: int, at_ns: int) -> None:
         event: Any = SimpleNamespace(pool=0, ids=bytes(ID_BYTES * blocks), at_ns=at_ns)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvbm_console.analysis.lints import Watch, stream_lints
+from kvbm_console.analysis.lints import LintFold, stream_lints
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, UsageError
 from kvbm_console.core.state import CacheState
@@ -158,7 +158,7 @@ def test_a_queue_in_the_engine_that_may_hold_it_up_is_said_in_one_sentence(
 ])
 def test_the_queue_of_a_publisher_is_on_the_record_and_a_finding(size: int | None, found: str | None) -> None:
     service = LeaderService(LeaderConfig(), lambda: 0, check=True)
-    watch, state = Watch(stream_lints()), CacheState()
+    watch, state = LintFold(stream_lints()), CacheState()
     publisher = Publisher(endpoint="tcp://127.0.0.1:9", queue_batches_max=size)
     (source,) = Streams([publisher], service.dispatcher, service.new_source).sources
     (taker,) = source.takers

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kvbm_console.analysis.lints import Watch
+from kvbm_console.analysis.lints import LintFold
 from kvbm_console.analysis.lints.copies import SILENT_LEAST_NS, Slow
 from kvbm_console.analysis.lints.lint import Finding, Level
 from kvbm_console.core import events as ev
@@ -111,7 +111,7 @@ def test_f24_a_copy_that_ends_twice_changes_nothing_the_second_time() -> None:
 
 def silent(script: Script, after_ns: int) -> list[Finding]:
     """What the lint of copies says about a script's stream when this time has passed since its last event."""
-    watch, state = Watch([Slow()]), CacheState()
+    watch, state = LintFold([Slow()]), CacheState()
     watch.resumed(state)
     for event in script.events:
         watch.apply(state, event)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvbm_console.analysis.lints import LINTS, Watch, current, stream_lints
+from kvbm_console.analysis.lints import LINTS, LintFold, current, stream_lints
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Note
 from kvbm_console.core.state import CacheState
@@ -96,7 +96,7 @@ async def test_a_daemon_with_metrics_finds_what_a_watch_on_its_whole_stream_find
         lints = daemon.lints
         assert lints is not None
         await lints.turn()
-        watch, state = Watch(stream_lints()), CacheState()
+        watch, state = LintFold(stream_lints()), CacheState()
         assert daemon.service.ring.first_seq == 0
         for data in daemon.service.ring.data_since(0):
             for event in unpack_events(data):

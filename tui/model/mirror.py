@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final
 
-from kvbm_console.analysis.lints import Pending, Slow, Stuck, Watch, stream_lints
+from kvbm_console.analysis.lints import LintFold, Pending, Slow, Stuck, stream_lints
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
@@ -62,7 +62,7 @@ class Mirror(History):
         """Forget everything that events told, and what was derived from them."""
         super().clear()
         lints = stream_lints()
-        self.watch = Watch(lints)
+        self.watch = LintFold(lints)
         """The library's lints, which see every event that is folded."""
         self.stuck = next(lint for lint in lints if isinstance(lint, Stuck))
         """The usual stay in each state, and the level of a slot's stay."""

@@ -55,7 +55,7 @@ def _room_below(state: CacheState, pool: int) -> tuple[Tier, int] | None:
     return None if lower is None else (lower.info.tier, available(lower))
 
 
-class Ledger(Visitor):
+class BlockLedger(Visitor):
     """Entries of ``wanted`` hashes, and the names of all slots."""
 
     def __init__(self, wanted: set[int]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvbm_console.analysis.explain.course import Looked, Stood
-from kvbm_console.analysis.explain.ledger import GONE, STORED, Entry, Ledger
+from kvbm_console.analysis.explain.ledger import GONE, STORED, BlockLedger, Entry
 from kvbm_console.analysis.explain.model import Missed, MissedRun
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import EvictRule, MissReason, SkipReason, Tier
@@ -37,7 +37,7 @@ class Judge:
     """
 
     def __init__(
-        self, ledger: Ledger, hashes: Sequence[int], prompt_tokens: int, block_tokens: int, lower: Sequence[Tier],
+        self, ledger: BlockLedger, hashes: Sequence[int], prompt_tokens: int, block_tokens: int, lower: Sequence[Tier],
         config: LeaderConfig | None, remembered: Sequence[tuple[int, Mapping[int, int]]],
     ) -> None:
         self.ledger = ledger
@@ -268,7 +268,7 @@ def _copy_down(
     return Missed.NOT_OFFLOADED, None, tried.candidate, tried.operation, words[tried.what]
 
 
-def _told(entry: Entry, ledger: Ledger) -> str:
+def _told(entry: Entry, ledger: BlockLedger) -> str:
     """An entry in a few words, for the list of what else happened."""
     tier = _name(entry.tier)
     who = ledger.name(entry.slot)

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.explain.course import Course, Looked
-from kvbm_console.analysis.explain.ledger import Ledger
+from kvbm_console.analysis.explain.ledger import BlockLedger
 from kvbm_console.analysis.explain.misses import Judge
 from kvbm_console.analysis.explain.model import Admission, Explanation, Missed, MissedRun
 from kvbm_console.analysis.visitor import Visitor
@@ -84,7 +84,7 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
         raise UsageError(f"{request} is {len(found.named)} requests: name one of {', '.join(names)}")
     slots, hashes = found.named[request if request in found.named else next(iter(found.named))]
     wanted = set(hashes)
-    ledger, lower = Ledger(wanted), _Lower(evidence, wanted)
+    ledger, lower = BlockLedger(wanted), _Lower(evidence, wanted)
     course = Course(slots[-1], evidence.now_ns)
     walk(evidence, (ledger, course, lower), progress=progress, what="explain")
     slot = course.slot

@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from kvbm_console.analysis.export.pictures import Lanes, hold_args, state_args, transfer_args, transfer_name
-from kvbm_console.analysis.export.rows import Consumer, EngineRow, HoldRow, StateRow, TierRow, TransferRow
+from kvbm_console.analysis.export.rows import Consumer, EngineSample, HoldSpan, StateSpan, TierSample, TransferSpan
 from kvbm_console.stream.feed import GapSeen
 
 SLOTS, HOLDS, TRANSFERS, COUNTERS = 1, 2, 3, 4
@@ -50,17 +50,17 @@ class ChromeTrace(Consumer):
             "dur": (end_ns - begin_ns) / 1e3, "args": args,
         })
 
-    def state(self, row: StateRow) -> None:
+    def state(self, row: StateSpan) -> None:
         """A slice on the slot's thread."""
         self._name(SLOTS, row.slot, row.request)
         self._slice(SLOTS, row.slot, row.state, row.begin_ns, row.end_ns, state_args(row))
 
-    def hold(self, row: HoldRow) -> None:
+    def hold(self, row: HoldSpan) -> None:
         """A slice on a thread of its own: a hold may begin in one state and end in another."""
         self._name(HOLDS, row.slot, row.request)
         self._slice(HOLDS, row.slot, f"held at {row.site}", row.begin_ns, row.end_ns, hold_args(row))
 
-    def transfer(self, row: TransferRow) -> None:
+    def transfer(self, row: TransferSpan) -> None:
         """Two slices, queued and on the wire, and a flow from the slot through them and back."""
         route, lanes = self._routes.setdefault(row.route, (len(self._routes) + 1, Lanes()))
         lane = lanes.take(row.planned_ns, row.until_ns)
@@ -85,7 +85,7 @@ class ChromeTrace(Consumer):
             event["bp"] = "e"
         self._put(event)
 
-    def tier(self, row: TierRow) -> None:
+    def tier(self, row: TierSample) -> None:
         """A stacked counter of the pool's places."""
         self._put({
             "ph": "C", "pid": COUNTERS, "tid": 0, "name": f"{row.tier} places (pool {row.pool})",
@@ -95,7 +95,7 @@ class ChromeTrace(Consumer):
             },
         })
 
-    def engine(self, row: EngineRow) -> None:
+    def engine(self, row: EngineSample) -> None:
         """Requests that run and wait."""
         self._put({
             "ph": "C", "pid": COUNTERS, "tid": 0, "name": "requests", "ts": row.at_ns / 1e3,

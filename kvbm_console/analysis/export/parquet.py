@@ -13,8 +13,16 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.analysis.export.rows import Consumer, EngineRow, EventRow, HoldRow, StateRow, TierRow, TransferRow
-from kvbm_console.analysis.requests import Summary
+from kvbm_console.analysis.export.rows import (
+    Consumer,
+    EngineSample,
+    EventRow,
+    HoldSpan,
+    StateSpan,
+    TierSample,
+    TransferSpan,
+)
+from kvbm_console.analysis.requests import RequestSummary
 from kvbm_console.extras import need
 from kvbm_console.stream.feed import GapSeen
 
@@ -48,7 +56,7 @@ class RequestRow(msgspec.Struct, frozen=True):
     states: str
 
 
-class GapRow(msgspec.Struct, frozen=True):
+class _GapRow(msgspec.Struct, frozen=True):
     """Missing events."""
 
     at_ns: int
@@ -58,8 +66,8 @@ class GapRow(msgspec.Struct, frozen=True):
 
 
 TABLES: Final[dict[str, type[msgspec.Struct]]] = {
-    "requests": RequestRow, "states": StateRow, "holds": HoldRow, "transfers": TransferRow, "tiers": TierRow,
-    "engine": EngineRow, "events": EventRow, "gaps": GapRow,
+    "requests": RequestRow, "states": StateSpan, "holds": HoldSpan, "transfers": TransferSpan, "tiers": TierSample,
+    "engine": EngineSample, "events": EventRow, "gaps": _GapRow,
 }
 """Every table is written, the empty ones too: a query finds a table without rows and not none."""
 
@@ -105,23 +113,23 @@ class ParquetTables(Consumer):
             arrays = [self._arrow.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
             self._writers[table].write_table(self._arrow.Table.from_arrays(arrays, schema=schema))
 
-    def state(self, row: StateRow) -> None:
+    def state(self, row: StateSpan) -> None:
         """Into ``states``."""
         self._put("states", row)
 
-    def hold(self, row: HoldRow) -> None:
+    def hold(self, row: HoldSpan) -> None:
         """Into ``holds``."""
         self._put("holds", row)
 
-    def transfer(self, row: TransferRow) -> None:
+    def transfer(self, row: TransferSpan) -> None:
         """Into ``transfers``."""
         self._put("transfers", row)
 
-    def tier(self, row: TierRow) -> None:
+    def tier(self, row: TierSample) -> None:
         """Into ``tiers``."""
         self._put("tiers", row)
 
-    def engine(self, row: EngineRow) -> None:
+    def engine(self, row: EngineSample) -> None:
         """Into ``engine``."""
         self._put("engine", row)
 
@@ -131,9 +139,9 @@ class ParquetTables(Consumer):
 
     def gap(self, gap: GapSeen, at_ns: int) -> None:
         """Into ``gaps``."""
-        self._put("gaps", GapRow(at_ns, gap.first, gap.last, gap.reason))
+        self._put("gaps", _GapRow(at_ns, gap.first, gap.last, gap.reason))
 
-    def request(self, summary: Summary, until_ns: int) -> None:
+    def request(self, summary: RequestSummary, until_ns: int) -> None:
         """Into ``requests``."""
         one = summary
         self._put("requests", RequestRow(

@@ -7,7 +7,7 @@ Law of this file: the library is imported when a trace begins, and a track is de
 from typing import IO, Any, Final
 
 from kvbm_console.analysis.export.pictures import Lanes, hold_args, state_args, transfer_args, transfer_name
-from kvbm_console.analysis.export.rows import Consumer, EngineRow, HoldRow, StateRow, TierRow, TransferRow
+from kvbm_console.analysis.export.rows import Consumer, EngineSample, HoldSpan, StateSpan, TierSample, TransferSpan
 from kvbm_console.extras import need
 from kvbm_console.stream.feed import GapSeen
 
@@ -106,17 +106,17 @@ class PerfettoTrace(Consumer):
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
-    def state(self, row: StateRow) -> None:
+    def state(self, row: StateSpan) -> None:
         """A slice on the slot's track."""
         track = self._track("slots", row.slot, row.request)
         self._slice(track, row.state, row.begin_ns, row.end_ns, state_args(row))
 
-    def hold(self, row: HoldRow) -> None:
+    def hold(self, row: HoldSpan) -> None:
         """A slice on a track of its own."""
         track = self._track("holds", row.slot, row.request)
         self._slice(track, f"held at {row.site}", row.begin_ns, row.end_ns, hold_args(row))
 
-    def transfer(self, row: TransferRow) -> None:
+    def transfer(self, row: TransferSpan) -> None:
         """Queued and on the wire, with a flow from the slot's track through both and back."""
         lane = self._routes.setdefault(row.route, Lanes()).take(row.planned_ns, row.until_ns)
         track = self._track("transfers", (row.route, lane), row.route if not lane else f"{row.route} ({lane + 1})")
@@ -132,13 +132,13 @@ class PerfettoTrace(Consumer):
         if row.ended_ns is not None and slot is not None:
             self._instant(slot, f"{row.status} {row.route}", row.ended_ns, args, flow, ends=True)
 
-    def tier(self, row: TierRow) -> None:
+    def tier(self, row: TierSample) -> None:
         """A counter for each condition."""
         for condition in ("referenced", "writing", "cached", "empty"):
             self._counter("tiers", (row.pool, condition), f"{row.tier} {condition}", "blocks", row.at_ns,
                           getattr(row, condition))
 
-    def engine(self, row: EngineRow) -> None:
+    def engine(self, row: EngineSample) -> None:
         """Requests that run and wait."""
         self._counter("engine", "running", "running", "requests", row.at_ns, row.running)
         self._counter("engine", "waiting", "waiting", "requests", row.at_ns, row.waiting)

@@ -5,7 +5,7 @@ Law of this file: slices of one track never overlap, so copies that run side by 
 
 from typing import Any
 
-from kvbm_console.analysis.export.rows import HoldRow, StateRow, TransferRow
+from kvbm_console.analysis.export.rows import HoldSpan, StateSpan, TransferSpan
 
 
 class Lanes:
@@ -30,7 +30,7 @@ class Lanes:
         return len(self._ends) - 1
 
 
-def state_args(row: StateRow) -> dict[str, Any]:
+def state_args(row: StateSpan) -> dict[str, Any]:
     """The details of a state's slice, shown when it is clicked."""
     return {
         "request": row.request, "slot": row.slot, "seq": row.seq, "cause": row.cause, "iteration": row.iteration,
@@ -38,12 +38,12 @@ def state_args(row: StateRow) -> dict[str, Any]:
     }
 
 
-def hold_args(row: HoldRow) -> dict[str, Any]:
+def hold_args(row: HoldSpan) -> dict[str, Any]:
     """The same for a hold."""
     return {"request": row.request, "hold": row.hold, "site": row.site, "seq": row.seq, "why": row.why or "lasts"}
 
 
-def transfer_args(row: TransferRow) -> dict[str, Any]:
+def transfer_args(row: TransferSpan) -> dict[str, Any]:
     """The same for a copy."""
     known = {
         "request": row.request, "candidate": row.candidate, "operation": row.operation, "batch": row.batch,
@@ -53,7 +53,7 @@ def transfer_args(row: TransferRow) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def transfer_name(row: TransferRow) -> str:
+def transfer_name(row: TransferSpan) -> str:
     """The label of a copy: ``op 12, 64 blocks``."""
     which = f"candidate {row.candidate}" if row.operation is None else f"op {row.operation}"
     return f"{which}, {row.blocks} blocks" + ("" if row.status == "completed" else f", {row.reason or row.status}")

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.lives import FOLD, Life, Lives, Move, Stay, Transfer
-from kvbm_console.analysis.requests import Requests, Summary
+from kvbm_console.analysis.requests import Requests, RequestSummary
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
 from kvbm_console.core.describe import describe, slot_of
@@ -21,7 +21,7 @@ SAMPLE_NS: Final = 1_000_000
 """Tiers and the engine are sampled at most this often: a picture has fewer points than that."""
 
 
-class StateRow(msgspec.Struct, frozen=True):
+class StateSpan(msgspec.Struct, frozen=True):
     """A slot was in a state. ``open``: it still is."""
 
     slot: int
@@ -36,7 +36,7 @@ class StateRow(msgspec.Struct, frozen=True):
     open: bool
 
 
-class HoldRow(msgspec.Struct, frozen=True):
+class HoldSpan(msgspec.Struct, frozen=True):
     """A slot was held."""
 
     hold: int
@@ -50,7 +50,7 @@ class HoldRow(msgspec.Struct, frozen=True):
     """The reason of its end; None while it lasts."""
 
 
-class TransferRow(msgspec.Struct, frozen=True):
+class TransferSpan(msgspec.Struct, frozen=True):
     """A candidate with its six stamps; ``ended_ns`` is None while it is open."""
 
     candidate: int
@@ -74,7 +74,7 @@ class TransferRow(msgspec.Struct, frozen=True):
     """Its end, or how far the evidence knows of it."""
 
 
-class TierRow(msgspec.Struct, frozen=True):
+class TierSample(msgspec.Struct, frozen=True):
     """The places of a pool by condition."""
 
     at_ns: int
@@ -87,7 +87,7 @@ class TierRow(msgspec.Struct, frozen=True):
     quarantined: int
 
 
-class EngineRow(msgspec.Struct, frozen=True):
+class EngineSample(msgspec.Struct, frozen=True):
     """The engine's own figures of an iteration."""
 
     at_ns: int
@@ -118,19 +118,19 @@ class Consumer:
     def opened(self, slot: int, request: str, at_ns: int) -> None:
         """A slot is there since ``at_ns``, and has not been told before, unless behind a gap."""
 
-    def state(self, row: StateRow) -> None:
+    def state(self, row: StateSpan) -> None:
         """A state ended."""
 
-    def hold(self, row: HoldRow) -> None:
+    def hold(self, row: HoldSpan) -> None:
         """A hold ended."""
 
-    def transfer(self, row: TransferRow) -> None:
+    def transfer(self, row: TransferSpan) -> None:
         """A candidate ended."""
 
-    def tier(self, row: TierRow) -> None:
+    def tier(self, row: TierSample) -> None:
         """A sample of a pool."""
 
-    def engine(self, row: EngineRow) -> None:
+    def engine(self, row: EngineSample) -> None:
         """A sample of the engine."""
 
     def event(self, row: EventRow) -> None:
@@ -139,7 +139,7 @@ class Consumer:
     def gap(self, gap: GapSeen, at_ns: int) -> None:
         """Events are missing; what was open has been told before."""
 
-    def request(self, summary: Summary, until_ns: int) -> None:
+    def request(self, summary: RequestSummary, until_ns: int) -> None:
         """All requests, at the end, in the order of arrival."""
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class Rows(Visitor):
 
     def _tell_state(self, life: Life, end_ns: int, *, still: bool) -> None:
         move = life.moves[-1]
-        self.consumer.state(StateRow(
+        self.consumer.state(StateSpan(
             life.slot, life.request, move.state.label, move.start_ns, end_ns, move.seq or 0, move.cause or 0,
             move.iteration, move.computed_tokens, still,
         ))
@@ -267,7 +267,7 @@ class Rows(Visitor):
         self._folded(e, state)
 
     def _tell_hold(self, life: Life, stay: Stay, state: CacheState, end_ns: int, why: str | None) -> None:
-        self.consumer.hold(HoldRow(
+        self.consumer.hold(HoldSpan(
             stay.hold, life.slot, life.request, state.holds[stay.hold].site.label, stay.start_ns, end_ns,
             stay.seq or 0, why,
         ))
@@ -284,7 +284,7 @@ class Rows(Visitor):
         candidate = state.candidates[transfer.candidate]
         slot = None if candidate.slot is None else state.slots.get(candidate.slot)
         status = candidate.status if ended_ns is None else transfer.status
-        self.consumer.transfer(TransferRow(
+        self.consumer.transfer(TransferSpan(
             transfer.candidate, candidate.operation, transfer.batch, candidate.slot,
             None if slot is None else slot.request, candidate.route.label, transfer.blocks, candidate.planned_ns,
             candidate.enqueued_ns, candidate.evaluated_ns, candidate.promoted_ns, candidate.started_ns, ended_ns,
@@ -295,7 +295,7 @@ class Rows(Visitor):
     # --- samples -----------------------------------------------------------------------------------------------------
 
     def _advanced(self, e: ev.IterationAdvanced, state: CacheState) -> None:
-        self.consumer.engine(EngineRow(e.at_ns, e.iteration, e.running, e.waiting))
+        self.consumer.engine(EngineSample(e.at_ns, e.iteration, e.running, e.waiting))
 
     def _sample(self, e: ev.Event, state: CacheState) -> None:
         for pool in state.pools:
@@ -307,7 +307,7 @@ class Rows(Visitor):
         pool = state.pools[index]
         counts = list(pool.counts)
         self._sampled[index] = (at_ns, counts)
-        self.consumer.tier(TierRow(
+        self.consumer.tier(TierSample(
             at_ns, index, pool.info.tier.name, counts[Condition.EMPTY], counts[Condition.CACHED],
             counts[Condition.REFERENCED], counts[Condition.WRITING], counts[Condition.QUARANTINED],
         ))

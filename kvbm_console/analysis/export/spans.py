@@ -15,8 +15,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, StatusCode, Tracer
 
-from kvbm_console.analysis.export.rows import Consumer, HoldRow, StateRow, TransferRow
-from kvbm_console.analysis.requests import Summary
+from kvbm_console.analysis.export.rows import Consumer, HoldSpan, StateSpan, TransferSpan
+from kvbm_console.analysis.requests import RequestSummary
 from kvbm_console.core.ids import FinishReason
 from kvbm_console.stream.feed import GapSeen
 
@@ -58,20 +58,20 @@ class SpanConsumer(Consumer):
                 start_time=self._wall_ns + at_ns,
             ))
 
-    def state(self, row: StateRow) -> None:
+    def state(self, row: StateSpan) -> None:
         """A span of the state, below the request's."""
         self._child(self._live[row.slot], row.state, row.begin_ns, row.end_ns, {
             "kvbm.seq": row.seq, "kvbm.cause": row.cause, "kvbm.iteration": row.iteration,
             "kvbm.computed_tokens": row.computed_tokens, **_open(row.open),
         })
 
-    def hold(self, row: HoldRow) -> None:
+    def hold(self, row: HoldSpan) -> None:
         """A span of the hold."""
         self._child(self._live[row.slot], f"held at {row.site}", row.begin_ns, row.end_ns, {
             "kvbm.hold": row.hold, "kvbm.seq": row.seq, "kvbm.why": row.why or "not ended",
         })
 
-    def transfer(self, row: TransferRow) -> None:
+    def transfer(self, row: TransferSpan) -> None:
         """A span of the copy, with its stamps as events."""
         if row.slot is None or row.slot not in self._live:
             return
@@ -98,7 +98,7 @@ class SpanConsumer(Consumer):
                 "events lost", {"first": gap.first, "last": gap.last, "reason": gap.reason}, self._wall_ns + at_ns
             )
 
-    def request(self, summary: Summary, until_ns: int) -> None:
+    def request(self, summary: RequestSummary, until_ns: int) -> None:
         """The request ended: its span has the summary."""
         live = self._live.pop(summary.slot)
         root = live.root
@@ -134,7 +134,7 @@ def _open(still: bool) -> dict[str, Value]:
     return {"kvbm.open": True} if still else {}
 
 
-def _attributes(summary: Summary) -> dict[str, Value]:
+def _attributes(summary: RequestSummary) -> dict[str, Value]:
     attributes: dict[str, Value] = {
         "kvbm.complete": summary.complete, "kvbm.prompt_tokens": summary.prompt_tokens,
         "kvbm.prompt_blocks": summary.prompt_blocks, "kvbm.scored_blocks": summary.scored_blocks,

@@ -9,12 +9,23 @@ Law of this package: a healthy run has no finding, and a finding names its evide
 
 from kvbm_console.analysis.lints import process, streams, tiers, worth  # noqa: F401
 from kvbm_console.analysis.lints.copies import Pending, Slow
-from kvbm_console.analysis.lints.lint import LINTS, Finding, Level, Lint, Watch, current
+from kvbm_console.analysis.lints.lint import LINTS, Finding, Level, Lint, LintFold, current
 from kvbm_console.analysis.lints.slots import WATCHED, Stuck, fault_after
 
 __all__ = [
-    "LINTS", "WATCHED", "Finding", "Level", "Lint", "Pending", "Slow", "Stuck", "Watch", "all_lints", "current",
-    "fault_after", "stream_lints",
+    "LINTS",
+    "WATCHED",
+    "Finding",
+    "Level",
+    "Lint",
+    "LintFold",
+    "Pending",
+    "Slow",
+    "Stuck",
+    "all_lints",
+    "current",
+    "fault_after",
+    "stream_lints",
 ]
 
 

@@ -140,7 +140,7 @@ LINTS: Final[dict[str, type[Lint]]] = {}
 """Every lint by its name. ``kvbm_console.analysis.lints`` imports all files that define one."""
 
 
-class Watch:
+class LintFold:
     """Folds a stream of events and shows it to lints, so that each sees the facts before and after in the same order.
 
     ``walk`` does the same with whole evidence, but needs the file layer.

@@ -22,7 +22,7 @@ VERDICT_WEIGHT: Final = 2**62
 """In front of all others of its level, which are durations and counts."""
 
 
-class Lost(Lint):
+class LostEvents(Lint):
     """Events that are missing."""
 
     name = "lost"
@@ -193,7 +193,7 @@ class WrongBytes(Lint):
             )
 
 
-class Violation(Lint):
+class BrokenInvariant(Lint):
     """Broken invariants that the core caught. Of a whole recording, ``audited`` finds more of them."""
 
     name = "violation"
@@ -217,7 +217,7 @@ class Violation(Lint):
 def audited(state: CacheState, at_ns: int) -> Iterator[Finding]:
     """Invariants that these facts break. It walks all places, so no stream is watched with it."""
     for broken in audit(state):
-        lint: type[Lint] = PinLeak if broken.rule == "I2" else Violation
+        lint: type[Lint] = PinLeak if broken.rule == "I2" else BrokenInvariant
         finding = lint.finding(
             "facts" if broken.slot is None else f"slot {broken.slot}", f"{broken.rule} broken", broken.detail,
             seq=state.seq - 1, since_ns=at_ns,

@@ -281,7 +281,7 @@ class Polled(Lint):
                 )
 
 
-class Held(Lint):
+class HeldSlots(Lint):
     """Slots that stand still because a person wants it so."""
 
     name = "held"

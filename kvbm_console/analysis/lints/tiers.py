@@ -110,7 +110,7 @@ class _Window(msgspec.Struct):
         return self.evicted >= THRASH_BLOCKS and 100 * self.returned > THRASH_PERCENT * self.evicted
 
 
-class Thrash(Lint):
+class Thrashing(Lint):
     """Blocks that come back right after they were evicted."""
 
     name = "thrash"

@@ -44,7 +44,7 @@ from .guard import END, Malformed, parse, refuse, require_text
 log = logging.getLogger("kvbm_console.server")
 
 OUTBOX_MAX: Final = 65_536
-"""Messages an engine may leave unread: minutes of an ordinary one, and at most some tens of megabytes."""
+"""Messages that an engine may leave unread: minutes of an ordinary engine, and at most some tens of megabytes."""
 
 
 class FeedSink:

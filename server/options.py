@@ -39,7 +39,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
 
     config: LeaderConfig
     listen: str
-    """``unix:PATH`` or ``HOST:PORT`` of the loopback; port 0 takes a free one."""
+    """``unix:PATH`` or ``HOST:PORT`` of the loopback; port 0 takes a free port."""
     workload: Workload | None = None
     engine: EngineConfig | None = None
     """The simulated engine; needed with a workload."""
@@ -68,7 +68,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     block_bytes: int | None = None
     program: str = "0+unknown"
     handle_signals: bool = True
-    """Whether SIGTERM and SIGINT end the daemon in order, and a second one at once."""
+    """Whether SIGTERM and SIGINT end the daemon in order, and a second signal at once."""
     lease_ttl_ns: int = LEASE_TTL_NS
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -111,7 +111,7 @@ class Endpoint:
     ) -> None:
         self._credentials = credentials
         self.address = listen
-        """As clients write it; with port 0 the real one after ``bind``."""
+        """As clients write it; with port 0 the real port after ``bind``."""
         self._lock: int | None = None
         self._path: Path | None = None
         if listen.startswith("unix:"):

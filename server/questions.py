@@ -35,7 +35,7 @@ CALLER_NS: Final = 50_000_000
 CALLER_SHARE: Final = 200
 """The part of the wall's time by which that is forgotten, 0.5 %: a caller that asks once a second stays below."""
 CALLERS_MAX: Final = 1_024
-"""Callers whose questions are remembered; beyond, the one that asked longest ago is forgotten."""
+"""Callers whose questions are remembered. Beyond it, the caller that asked longest ago is forgotten."""
 CALL_NS: Final = 300_000
 """Cost of a call in the RPC library beside our own work: 0.25 to 0.35 ms of the daemon's processor, measured with
 ``Hello``."""

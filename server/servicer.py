@@ -271,9 +271,9 @@ class ConsoleServicer:
         return written
 
     def _heartbeat(self, subscriber: Subscriber, digests: Turn | None) -> list[bytes]:
-        """The heartbeat; one with a digest stands directly behind the last event that the digest covers.
+        """The heartbeat. A heartbeat with a digest stands directly behind the last event that the digest covers.
 
-        Where too much was asked lately, the digest is left out.
+        The digest is left out if too much was asked lately.
         """
         service = self._service
         ring, cursor = service.ring, subscriber.cursor

@@ -51,7 +51,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def alone(error: BaseException) -> BaseException:
-    """The error inside groups that hold only that one, else the group."""
+    """The error inside groups that hold a single error, else the group."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -113,7 +113,8 @@ def carry_out(target: str, verb: "Verb[T]") -> T:
 
 
 async def standing_still(client: "Client", breakpoint_id: int | None = None) -> list[dict[str, Any]]:
-    """Wait until a slot stands still, for this breakpoint where one is named; the rows of those that do."""
+    """Wait until a slot stands still, for this breakpoint if it is named. Returns the rows of the holds that stand
+    still."""
     from kvbm_console.client import Ended
     from kvbm_console.core.errors import ConnectionLost
     from kvbm_console.core.events import HoldParked
@@ -179,7 +180,7 @@ def wait(target: str, seconds: float, work: "Callable[[Client], Awaitable[T]]") 
 
 
 async def follow(target: str, after_seq: int | None, incarnation: str) -> AsyncIterator[FeedItem]:
-    """The items of a subscription behind ``after_seq``; the last one tells why it ended.
+    """The items of a subscription behind ``after_seq``; the last item says why it ended.
 
     None begins with a snapshot, which may be some thousand events old.
     """

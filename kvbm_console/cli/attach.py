@@ -49,7 +49,7 @@ RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
                    "socket.")
 @click.option("--read-only", is_flag=True, help="Never set a breakpoint or continue a hold from this console.")
 @click.option("--record", type=click.Path(path_type=Path), metavar="PLACE",
-              help="Record what the console sees into this new file (*.mcap) or directory; one for each target.")
+              help="Record what the console sees into this new file (*.mcap) or directory, each target on its own.")
 @click.option("--serve-web", is_flag=False, flag_value=8000, default=None, type=click.IntRange(1, 65_535),
               metavar="[PORT]", help="Offer the console to a browser on this machine instead; needs the extra `web`.")
 @click.option("--seconds", type=click.FloatRange(0, 1e6, min_open=True), metavar="N",
@@ -174,7 +174,7 @@ async def _with_console(options: "DaemonOptions", seconds: float | None, look: d
 
 
 def addresses_of(named: Sequence[str]) -> list[str]:
-    """The addresses, each once, in order; the default one when none is named."""
+    """The addresses, each once, in order; the default address when none is named."""
     found = list(dict.fromkeys(resolve_target(name, None) for name in named)) or [resolve_target(None, None)]
     if len(found) > TARGETS_MAX:
         raise UsageError(f"attach takes at most {TARGETS_MAX} targets, got {len(found)}")

@@ -85,7 +85,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option("--cache-only", is_flag=True, help="Leave the engine out: one pool, in the trace's own blocks.")
 @policy_options
 @engine_options
-@click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: one per core]")
+@click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: as many as cores]")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Draw hit rate against capacity as .svg or .png; needs the extra 'plot'.")
 @click.option("--per-request", nargs=2, metavar="A B",
@@ -216,7 +216,7 @@ def _named(cell: "Cell") -> str:
     return f"{cell.label}@{cell.total_kv_blocks + cell.kv_cpu_blocks}"
 
 
-def _requests(one: "Cell", other: "Cell") -> list[dict[str, Any]]:
+def _requests(cell: "Cell", other: "Cell") -> list[dict[str, Any]]:
     """The requests whose hits differ most, with the keys of ``REQUEST_KEYS``."""
     from kvbm_console.planning.compare import differences
 
@@ -224,7 +224,7 @@ def _requests(one: "Cell", other: "Cell") -> list[dict[str, Any]]:
         dict(zip(
             REQUEST_KEYS, (mine.request, mine.blocks, mine.hits, theirs.hits, mine.why, theirs.why), strict=True
         ))
-        for mine, theirs in differences(one, other, SHOWN_REQUESTS)
+        for mine, theirs in differences(cell, other, SHOWN_REQUESTS)
     ]
 
 

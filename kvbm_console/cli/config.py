@@ -83,7 +83,7 @@ def template() -> str:
 
 
 def _example(option: click.Option) -> str:
-    """A value of the right kind: the default where there is one."""
+    """A value of the right kind, which is the default if there is a default."""
     default: Any = option.default
     if option.is_flag:
         return _toml(default is True)

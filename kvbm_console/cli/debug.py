@@ -98,7 +98,7 @@ def print_part(target: str | None, form: str, part: str, lines: Any, nothing: st
 def continue_command(
     hold: int | None, everything: bool, until: SlotState | Site | None, target: str | None, form: str
 ) -> None:
-    """Let a held slot go on; without HOLD the only one there is."""
+    """Let a held slot go on; without HOLD the only hold there is."""
     if hold is not None and everything:
         raise click.UsageError(f"continue takes HOLD or --all, got both {hold} and --all")
     address = resolve_target(None, target)
@@ -123,7 +123,7 @@ def _carry_out(address: str, verb: Verb[str], form: str) -> None:
 
 
 def _only_hold(address: str, hold: int | None, needs: str) -> int | None:
-    """The hold that was named, else the only one there is; None when there is none."""
+    """The hold that was named, else the only hold; None when there is none."""
     from kvbm_console.cli.ask import fetch_status
 
     if hold is not None:
@@ -140,7 +140,7 @@ def _only_hold(address: str, hold: int | None, needs: str) -> int | None:
 @target_option
 @format_option("text", "json")
 def step(hold: int | None, pipeline: bool, target: str | None, form: str) -> None:
-    """Let a held slot go on to its next site, and stop it there again; without HOLD the only one there is."""
+    """Let a held slot go on to its next site, and stop it there again; without HOLD the only hold there is."""
     address = resolve_target(None, target)
     if pipeline:
         if hold is not None:

@@ -47,10 +47,10 @@ def doctor(
     ctx.exit(0 if diagnosis.ok else 1)
 
 
-def _lines(one: "Diagnosis", *, brief: bool) -> list[str]:
+def _lines(diagnosis: "Diagnosis", *, brief: bool) -> list[str]:
     lines: list[str] = []
     by_lint: dict[str, list[list[Finding]]] = {}
-    for alike in problems(one):
+    for alike in problems(diagnosis):
         by_lint.setdefault(alike[0].lint, []).append(alike)
     for lint, found in by_lint.items():
         rows = [_row(alike) for alike in found]
@@ -58,22 +58,22 @@ def _lines(one: "Diagnosis", *, brief: bool) -> list[str]:
         for alike, row in zip(found, rows, strict=True):
             lines.append(f"{MARKS[alike[0].level]} {row[0]:<{who}}  {row[1]:<{what}}  {row[2]}")
             if not brief:
-                lines += _wrapped("seen", _seen(alike[0], one.until_ns))
+                lines += _wrapped("seen", _seen(alike[0], diagnosis.until_ns))
                 lines += _wrapped("also", _others(alike[1:])) if len(alike) > 1 else []
         if not brief:
             lines += [*_explained(lint), ""]
     if brief and lines:
         lines.append("")
-    return [*lines, _summary(one)]
+    return [*lines, _summary(diagnosis)]
 
 
-def problems(one: "Diagnosis") -> list[list["Finding"]]:
+def problems(diagnosis: "Diagnosis") -> list[list["Finding"]]:
     """Findings by problem, each problem's worst first: requests with the same lint and level are one problem.
 
     Each hold stays a problem of its own, because each waits for a person; so does what is not about a request.
     """
     groups: dict[tuple[str, int, int], list[Finding]] = {}
-    for at, finding in enumerate(one.findings):
+    for at, finding in enumerate(diagnosis.findings):
         alike = finding.request is not None and finding.lint != "held"
         groups.setdefault((finding.lint, finding.level, -1 if alike else at), []).append(finding)
     return list(groups.values())
@@ -117,13 +117,13 @@ def _wrapped(name: str, text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=f"   {name:<5} ", subsequent_indent=" " * 9)
 
 
-def _summary(one: "Diagnosis") -> str:
-    looked = f"{number(one.events)} events of {number(one.requests)} requests, " \
-             f"{duration(one.until_ns - one.from_ns)} of the engine"
-    levels = [alike[0].level for alike in problems(one)]
+def _summary(diagnosis: "Diagnosis") -> str:
+    looked = f"{number(diagnosis.events)} events of {number(diagnosis.requests)} requests, " \
+             f"{duration(diagnosis.until_ns - diagnosis.from_ns)} of the engine"
+    levels = [alike[0].level for alike in problems(diagnosis)]
     counts = [levels.count(level) for level in range(len(WORDS))]  # type: ignore[arg-type]
     found = [f"{count} {word}{'s' if count > 1 else ''}" for count, word in zip(counts, WORDS, strict=True) if count]
-    if one.evicted_blocks:
-        thrash = share(one.thrash_blocks, one.evicted_blocks)
-        looked += f", thrash {thrash} of {number(one.evicted_blocks)} evicted blocks"
+    if diagnosis.evicted_blocks:
+        thrash = share(diagnosis.thrash_blocks, diagnosis.evicted_blocks)
+        looked += f", thrash {thrash} of {number(diagnosis.evicted_blocks)} evicted blocks"
     return f"{', '.join(found) if found else 'nothing wrong'} in {looked}"

@@ -72,7 +72,7 @@ search_options = options(
 @click.option("--fault", "faults", multiple=True, type=click.Choice([*FAULTS, *CONNECTOR_FAULTS]), metavar="NAME",
               help="Plant this fault, to see that it is found; repeat for more.")
 @click.option("--python", default=None, metavar="FILE",
-              help="The interpreter in whose environment vLLM is installed; this one without.")
+              help="The interpreter in whose environment vLLM is installed; this interpreter without it.")
 @search_options
 def explore_vllm(connector: str, faults: tuple[str, ...], python: str | None, **options: Any) -> int:
     """Drive vLLM's scheduler and connector through random work, without GPU and weights.

@@ -27,7 +27,7 @@ class SeenKeeper:
     def __init__(self, place: Path, program: str = "") -> None:
         self.place = RecordingPath(place)
         self.made: list[Path] = []
-        """Files that are complete: one for each incarnation of the target."""
+        """Files that are complete, a file for each incarnation of the target."""
         self.program = program
         self.recorder: Recorder | None = None
         self._events = self._bytes = self._missing = 0

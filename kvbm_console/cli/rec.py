@@ -57,7 +57,7 @@ rec.add_command(capture)
 
 @rec.command()
 @RECORDING
-@click.option("--run", metavar="ID", help="The run to look at, by its incarnation; without it the last one.")
+@click.option("--run", metavar="ID", help="The run to look at, by its incarnation; without it the last run.")
 @format_option("text", "json")
 def info(path: Path, run: str | None, form: str) -> None:
     """Show what is in a recording: events, requests, engines, gaps, versions, time, sizes."""
@@ -112,7 +112,7 @@ def recover(directory: Path, salvage: bool, form: str) -> None:
 @DIRECTORY
 @format_option("text", "json")
 def index(directory: Path, form: str) -> None:
-    """Seal segments that were left active, and give sealed ones their missing or damaged index again.
+    """Seal segments that were left active, and give sealed segments their missing or damaged index again.
 
     A sealed file is compared with its source before the source is removed. A file that could not be kept whole
     stays beside its successor as .damaged.
@@ -152,7 +152,7 @@ def index(directory: Path, form: str) -> None:
 @click.option("--to", "end", metavar="PLACE", default="end", show_default=True, help="End here.")
 @click.option("--request", metavar="GLOB", help="The stretch that holds everything about these requests.")
 @click.option("--where", metavar="EXPRESSION", help="The stretch that holds all events this is true of.")
-@click.option("--run", metavar="ID", help="The run to cut, by its incarnation; without it the last one.")
+@click.option("--run", metavar="ID", help="The run to cut, by its incarnation; without it the last run.")
 @format_option("text", "json")
 def cut(
     path: Path, target: Path, begin: str | None, end: str, request: str | None, where: str | None, run: str | None,
@@ -241,11 +241,11 @@ def _info_lines(found: "RecordingInfo") -> list[str]:
     return lines
 
 
-def _engine_words(one: "EngineInfo") -> str:
-    blocks = "blocks of" if one.capacity_blocks is None else f"{number(one.capacity_blocks)} blocks of"
-    ranks = f", {one.dp_ranks} data-parallel ranks" if one.dp_ranks > 1 else ""
-    stream = "" if one.authority == "engine" else ", its event stream"
-    return f"{one.source}: {blocks} {one.block_tokens} tokens{ranks}{stream}"
+def _engine_words(engine: "EngineInfo") -> str:
+    blocks = "blocks of" if engine.capacity_blocks is None else f"{number(engine.capacity_blocks)} blocks of"
+    ranks = f", {engine.dp_ranks} data-parallel ranks" if engine.dp_ranks > 1 else ""
+    stream = "" if engine.authority == "engine" else ", its event stream"
+    return f"{engine.source}: {blocks} {engine.block_tokens} tokens{ranks}{stream}"
 
 
 def _report_lines(report: "VerifyReport") -> list[str]:
@@ -272,23 +272,24 @@ def _report_lines(report: "VerifyReport") -> list[str]:
     return lines
 
 
-def _recovered_line(one: "Recovered") -> str:
+def _recovered_line(segment: "Recovered") -> str:
     what = {
         "whole": "is whole",
-        "truncated": f"ends behind event {number(one.next_seq - 1)}; {number(one.torn_bytes)} torn bytes were cut off",
+        "truncated": f"ends behind event {number(segment.next_seq - 1)}; {number(segment.torn_bytes)} torn bytes were "
+        "cut off",
         "removed": "was empty, or sealed already, and is gone",
         "busy": "is being written or sealed",
         "set_aside": "says nothing about itself any more; it stays beside the recording as .damaged",
-        "salvaged": f"was salvaged up to event {number(one.next_seq - 1)} with {len(one.gaps)} gaps: "
-        + ", ".join(f"{number(gap.count)} events, {number(gap.bytes)} bytes" for gap in one.gaps),
+        "salvaged": f"was salvaged up to event {number(segment.next_seq - 1)} with {len(segment.gaps)} gaps: "
+        + ", ".join(f"{number(gap.count)} events, {number(gap.bytes)} bytes" for gap in segment.gaps),
     }
-    return f"{one.path.name}  {what.get(one.outcome, one.outcome)}"
+    return f"{segment.path.name}  {what.get(segment.outcome, segment.outcome)}"
 
 
-def _recovered_document(one: "Recovered") -> dict[str, object]:
+def _recovered_document(segment: "Recovered") -> dict[str, object]:
     return {
-        "segment": one.path.name, "outcome": one.outcome, "torn_bytes": one.torn_bytes, "first_seq": one.first_seq,
-        "last_seq": one.next_seq - 1, "gaps": list(one.gaps),
+        "segment": segment.path.name, "outcome": segment.outcome, "torn_bytes": segment.torn_bytes,
+        "first_seq": segment.first_seq, "last_seq": segment.next_seq - 1, "gaps": list(segment.gaps),
     }
 
 

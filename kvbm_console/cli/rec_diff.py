@@ -38,16 +38,17 @@ def diff_command(ctx: click.Context, a: Path, b: Path, top: int, form: str) -> N
     ctx.exit(0 if result.equal else 1)
 
 
-def difference_lines(one: "Difference", top: int) -> list[str]:
+def difference_lines(difference: "Difference", top: int) -> list[str]:
     """The lines that the command prints, with at most ``top`` requests."""
-    lines = [f"A  {one.a}" + _lost(one.lost_events_a), f"B  {one.b}" + _lost(one.lost_events_b)]
-    lines += [f"   {change.field}  {change.a} → {change.b}" for change in one.config]
-    if one.equal:
-        return [*lines, f"equal: every event of {number(len(one.pairs))} requests"]
-    if one.first is not None:
-        lines += ["", *_first(one.first)]
-    lines += ["", *_metrics(one.metrics), "", *_winners(one)]
-    changed = sorted((pair for pair in one.pairs if not pair.same), key=lambda pair: -abs(_delta(pair)))
+    lines = [f"A  {difference.a}" + _lost(difference.lost_events_a),
+             f"B  {difference.b}" + _lost(difference.lost_events_b)]
+    lines += [f"   {change.field}  {change.a} → {change.b}" for change in difference.config]
+    if difference.equal:
+        return [*lines, f"equal: every event of {number(len(difference.pairs))} requests"]
+    if difference.first is not None:
+        lines += ["", *_first(difference.first)]
+    lines += ["", *_metrics(difference.metrics), "", *_winners(difference)]
+    changed = sorted((pair for pair in difference.pairs if not pair.same), key=lambda pair: -abs(_delta(pair)))
     if changed and top:
         lines += ["", *_pairs(changed[:top])]
         if len(changed) > top:
@@ -84,13 +85,13 @@ def _figure(value: float | None, unit: str) -> str:
     return f"{100 * value:.1f} %" if unit == "share" else number(int(value))
 
 
-def _change(one: "Metric") -> str:
-    if one.a is None or one.b is None or one.a == one.b:
+def _change(metric: "Metric") -> str:
+    if metric.a is None or metric.b is None or metric.a == metric.b:
         return ""
-    change = one.b - one.a
-    if one.unit == "share":
+    change = metric.b - metric.a
+    if metric.unit == "share":
         return f"{100 * change:+.1f}".replace("-", "−")
-    if one.unit == "ns":
+    if metric.unit == "ns":
         return _signed(int(change))
     return f"{int(change):+,}".replace("-", "−")
 
@@ -103,18 +104,18 @@ def _delta(pair: "Pair") -> int:
     return pair.b.time_ns - pair.a.time_ns
 
 
-def _winners(one: "Difference") -> list[str]:
-    faster = sum(_delta(pair) < 0 for pair in one.pairs)
-    slower = sum(_delta(pair) > 0 for pair in one.pairs)
-    more = sum(sum(pair.b.hits) > sum(pair.a.hits) for pair in one.pairs)
-    fewer = sum(sum(pair.b.hits) < sum(pair.a.hits) for pair in one.pairs)
+def _winners(difference: "Difference") -> list[str]:
+    faster = sum(_delta(pair) < 0 for pair in difference.pairs)
+    slower = sum(_delta(pair) > 0 for pair in difference.pairs)
+    more = sum(sum(pair.b.hits) > sum(pair.a.hits) for pair in difference.pairs)
+    fewer = sum(sum(pair.b.hits) < sum(pair.a.hits) for pair in difference.pairs)
     lines = [
-        f"requests  {number(len(one.pairs))} in both: B faster for {faster}, slower for {slower}; "
+        f"requests  {number(len(difference.pairs))} in both: B faster for {faster}, slower for {slower}; "
         f"more hits for {more}, fewer for {fewer}"
     ]
     lines += [
         f"          only in {side}: {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        for side, names in (("A", one.only_a), ("B", one.only_b)) if names
+        for side, names in (("A", difference.only_a), ("B", difference.only_b)) if names
     ]
     return lines
 

@@ -57,7 +57,7 @@ def _verb(name: str, text: str, request: "Callable[[Client], Awaitable[RecorderS
 
 stop = _verb("stop", "End the recording: everything that was published until now is in it, written and synced.",
              lambda client: client.record_stop())
-rotate = _verb("rotate", "Begin a new segment; the old one is sealed.", lambda client: client.record_rotate())
+rotate = _verb("rotate", "Begin a new segment; the old segment is sealed.", lambda client: client.record_rotate())
 status = _verb("status", "The daemon's recording: its place, its progress, and the events that it had to drop.",
                lambda client: client.record_status())
 

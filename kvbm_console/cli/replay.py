@@ -27,7 +27,7 @@ HITS_MAX: Final = 20_000
 @click.option("--speed", type=click.FloatRange(0.001, 1e6), metavar="FACTOR",
               help="Play from there at once, so many times as fast.")
 @click.option("--follow", is_flag=True, help="The recording is still being written: begin at its end, go on with it.")
-@click.option("--run", metavar="ID", help="The run to show, by its incarnation; without it the last one.")
+@click.option("--run", metavar="ID", help="The run to show, by its incarnation; without it the last run.")
 @format_option("console", "json")
 @look_options
 def replay(
@@ -94,7 +94,7 @@ def hit_finder(path: Path, run: str) -> "Callable[[Sequence[BreakpointSpec]], Aw
 
 
 def state_document(recording: "Recording", at_seq: int | None) -> dict[str, object]:
-    """The ``status`` document of the facts behind this event, by default the last one. Raises ``RecordingError``."""
+    """The ``status`` document of the facts behind this event, by default the last event. Raises ``RecordingError``."""
     from kvbm_console.stream.document import status_document
 
     state = recording.state_at(recording.last_seq if at_seq is None else at_seq)

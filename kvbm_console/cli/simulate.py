@@ -60,7 +60,7 @@ SLO_NS_MAX: Final = 86_400 * SECOND_NS
 @click.option("--cache-only", is_flag=True,
               help="Leave the engine out: lookups and inserts in one pool, in the trace's own blocks.")
 @click.option("--vectors", type=click.Path(path_type=Path), metavar="FILE",
-              help="Replay a file of scenarios of a tiered cache instead; exit 1 when one differs.")
+              help="Replay a file of scenarios of a tiered cache instead; exit 1 when a scenario differs.")
 @format_option("text", "json")
 def simulate(
     trace: str | None, checked: bool, cache_only: bool, vectors: Path | None, form: str,

@@ -121,7 +121,7 @@ def _captured(listener: "Listener") -> Captured:
 
 
 def find_publishers(address: str, *, wait: bool = False, seconds: float | None = None) -> "list[Publisher]":
-    """The publishers of a ``zmq://`` address, or of the engine at an ``http://`` one. Raises ``UsageError``.
+    """The publishers of a ``zmq://`` address, or of the engine at an ``http://`` address. Raises ``UsageError``.
 
     With ``wait`` an engine that does not answer yet is asked again until it does, or for so many seconds.
     """
@@ -335,11 +335,11 @@ def dynamo(path: Path, out: Path, block_tokens: int | None, g2_blocks: int, g3_b
     print_result(form, imported, lambda: _lines(imported))
 
 
-def _lines(one: "DynamoImported") -> list[str]:
-    report = one.report
+def _lines(imported: "DynamoImported") -> list[str]:
+    report = imported.report
     lines = [
-        f"{one.made.path}  {number(one.made.events)} events from {number(report.lines)} calls of "
-        f"{number(report.requests)} requests, blocks of {one.block_tokens}",
+        f"{imported.made.path}  {number(imported.made.events)} events from {number(report.lines)} calls of "
+        f"{number(report.requests)} requests, blocks of {imported.block_tokens}",
         f"look-ups  {number(report.lookups_equal)} of {number(report.lookups)} answered alike "
         f"({share(report.lookups_equal, report.lookups)}); matched {number(report.theirs_matched_tokens)} tokens "
         f"there, {number(report.ours_matched_tokens)} here",

@@ -29,7 +29,7 @@ from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapS
 def tail(
     positional: str | None, target: str | None, form: str, since: int | None, count: int | None, expression: str
 ) -> None:
-    """Follow the events of a daemon on stdout, one a line."""
+    """Follow the events of a daemon on stdout, an event a line."""
     from kvbm_console.cli.ask import fetch_status, follow, run
 
     wanted = None

@@ -41,38 +41,40 @@ def why(
     print_result(form, explanation, lambda: _lines(explanation, block))
 
 
-def _lines(one: "Explanation", block: int | None) -> list[str]:
-    tail = one.prompt_tokens - one.prompt_blocks * one.block_tokens
-    size = f"{number(one.prompt_blocks)} full blocks of {one.block_tokens}" + (f" and {tail} tokens" if tail else "")
-    lines = [f"{one.request}   slot {one.slot}, {one.state}; prompt of {number(one.prompt_tokens)} tokens: {size}"]
-    if one.occurrences > 1:
-        lines.append(f"{one.occurrences} slots had this name; this is the last one")
-    lines += one.remarks
-    if not one.admissions and one.clone is None:
+def _lines(explanation: "Explanation", block: int | None) -> list[str]:
+    tail = explanation.prompt_tokens - explanation.prompt_blocks * explanation.block_tokens
+    size = f"{number(explanation.prompt_blocks)} full blocks of {explanation.block_tokens}"
+    size += f" and {tail} tokens" if tail else ""
+    lines = [f"{explanation.request}   slot {explanation.slot}, {explanation.state}; prompt of "
+             f"{number(explanation.prompt_tokens)} tokens: {size}"]
+    if explanation.occurrences > 1:
+        lines.append(f"{explanation.occurrences} slots had this name; this is the last one")
+    lines += explanation.remarks
+    if not explanation.admissions and explanation.clone is None:
         lines.append("no look-up and no admission is in the evidence")
-    for admission in one.admissions:
+    for admission in explanation.admissions:
         lines += ["", *_admission(admission, block)]
-    return [*lines, "", *_spent(one.spent)]
+    return [*lines, "", *_spent(explanation.spent)]
 
 
-def _admission(one: "Admission", block: int | None) -> list[str]:
+def _admission(admission: "Admission", block: int | None) -> list[str]:
     in_full = block is not None
-    found = ", ".join(f"G{at + 1} {number(count)}" for at, count in enumerate(one.hits) if count) or "nothing"
-    total = sum(one.hits) + one.missed
-    what = "admitted again after a preemption" if one.after_preemption else "admitted"
-    if not one.admitted:
+    found = ", ".join(f"G{at + 1} {number(count)}" for at, count in enumerate(admission.hits) if count) or "nothing"
+    total = sum(admission.hits) + admission.missed
+    what = "admitted again after a preemption" if admission.after_preemption else "admitted"
+    if not admission.admitted:
         what = "not admitted yet; looked up"
-    lines = [f"{what} at event {number(one.seq)}, {_at(one.at_ns)}: found {found}; "
-             f"{number(one.missed)} of {number(total)} blocks missed"]
-    if one.asked_again:
-        lines.append(f"  the look-up answered \"ask again\" {one.asked_again} times before")
-    if block is not None and block < sum(one.hits):
-        lines.append(f"  {f'block {block}':<18} {'found':<14} it is one of the first {number(sum(one.hits))}")
-    for run in one.misses if in_full else one.misses[:RUNS_SHOWN]:
+    lines = [f"{what} at event {number(admission.seq)}, {_at(admission.at_ns)}: found {found}; "
+             f"{number(admission.missed)} of {number(total)} blocks missed"]
+    if admission.asked_again:
+        lines.append(f"  the look-up answered \"ask again\" {admission.asked_again} times before")
+    if block is not None and block < sum(admission.hits):
+        lines.append(f"  {f'block {block}':<18} {'found':<14} it is one of the first {number(sum(admission.hits))}")
+    for run in admission.misses if in_full else admission.misses[:RUNS_SHOWN]:
         lines += _run(run, in_full=in_full)
-    hidden = len(one.misses) - RUNS_SHOWN
+    hidden = len(admission.misses) - RUNS_SHOWN
     if hidden > 0 and not in_full:
-        lines.append(f"  {hidden} more; --block I tells one, --format json all")
+        lines.append(f"  {hidden} more; --block I tells admission, --format json all")
     return lines
 
 

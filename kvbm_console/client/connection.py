@@ -199,9 +199,9 @@ class Client:
     ) -> Subscription:
         """The event stream, as an asynchronous iterator and context manager.
 
-        Without ``after_seq`` it begins with a snapshot of now, with ``history`` the oldest one from which the daemon
-        still has every event; with it, behind that event (-1: with the first), or
-        with a gap and a snapshot when the daemon does not have it any more or ``incarnation`` is not its own.
+        Without ``after_seq`` it begins with a snapshot of now, with ``history`` the oldest snapshot from which
+        the daemon still has every event; with it, behind that event (-1: with the first), or with a gap and a
+        snapshot when the daemon does not have it any more or ``incarnation`` is not its own.
         """
         if after_seq is not None and after_seq < -1:
             raise UsageError(f"after_seq must be at least -1, got {after_seq}")
@@ -214,7 +214,7 @@ class Client:
         return Subscription(self._channel, self.target, request)
 
     def control(self, name: str | None = None, *, lease: bool = True, owner: str = "") -> ControlSession:
-        """A debugger session, as an asynchronous context manager. ``owner`` takes up an earlier one that was lost.
+        """A debugger session, as an asynchronous context manager. ``owner`` takes up an earlier session that was lost.
 
         With ``lease`` its holds last as long as the session lives and shows it; without, its breakpoints belong to the
         daemon and outlive it.

@@ -44,7 +44,7 @@ from kvbm_console.wire.batches import MSGPACK
 
 BACK_OFF_S_MIN: Final = 0.1
 BACK_OFF_S_MAX: Final = 5.0
-"""A daemon that comes back is found within five seconds; one that does not costs a try in that time."""
+"""A daemon that comes back is found within five seconds; a daemon that does not costs a try in that time."""
 JITTER: Final = 0.25
 """Share by which each wait varies, so that fifty consoles do not come back in one instant."""
 QUEUE_ITEMS_MAX: Final = 64
@@ -55,7 +55,7 @@ NO_SLOT: Final = "tokens.computed < 0"
 
 
 class LiveFeed:
-    """A ``stream.feed.Feed`` on a live target. One iteration at a time; a new one begins with a snapshot.
+    """A ``stream.feed.Feed`` on a live target. One iteration at a time; a new iteration begins with a snapshot.
 
     ``rng`` only spreads the waits between tries. With ``past`` the first snapshot of a target comes behind that many
     events before it, as far as the daemon still has them.
@@ -170,7 +170,7 @@ class LiveFeed:
     async def _pump(
         self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem | None]"
     ) -> Subscription | str:
-        """Read a stream until it ends, and say why, or until another one takes its place at the same event."""
+        """Read a stream until it ends, and say why, or until another stream takes its place at the same event."""
         async for item in stream:
             self._failures = 0
             if isinstance(item, Ended):
@@ -191,7 +191,7 @@ class LiveFeed:
     async def _renew(
         self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem | None]"
     ) -> Subscription | str:
-        """A new subscription whose snapshot stands exactly where the old one was left."""
+        """A new subscription whose snapshot stands exactly where the old subscription was left."""
         fresh = client.subscribe(incarnation=self._incarnation, encoding=self._encoding)
         try:
             taken = await anext(fresh)

@@ -17,7 +17,7 @@ from kvbm_console.wire.protocol import ROLE_OF, method_path, version
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 ANSWER_S: Final = 10.0
-"""A daemon answers within milliseconds; one that is busy with a snapshot of a million blocks within a second."""
+"""A daemon answers within milliseconds, or within a second while it is busy with a snapshot of a million blocks."""
 M = TypeVar("M", bound=Message)
 
 

@@ -26,7 +26,7 @@ _RUNTIME: Final = frozenset({"owner", "description", "hits", "message"})
 """Keys of the ``status`` document that do not state a breakpoint."""
 
 
-def spec_document(spec: BreakpointSpec) -> dict[str, Any]:
+def spec_entry(spec: BreakpointSpec) -> dict[str, Any]:
     """A breakpoint as an entry of a file: what differs from the default, and its id."""
     plain = BreakpointSpec()
     document: dict[str, Any] = {"id": spec.id}
@@ -116,13 +116,13 @@ def _ordered(path: Path, specs: list[BreakpointSpec]) -> list[BreakpointSpec]:
 
 
 def renumbered(spec: BreakpointSpec, numbers: dict[int, int]) -> BreakpointSpec:
-    """The breakpoint of a file as a new one; ``numbers`` maps ids of the file to those given out before."""
+    """The breakpoint of a file as a new breakpoint; ``numbers`` maps ids of the file to those given out before."""
     return msgspec.structs.replace(spec, id=0, depends_on=numbers.get(spec.depends_on, 0))
 
 
 def write_specs(path: Path, specs: Sequence[BreakpointSpec]) -> None:
     """Write a file that ``read_specs`` reads. A reader sees the old file or the new file, never half of it."""
-    document = {"breakpoints": [spec_document(spec) for spec in specs]}
+    document = {"breakpoints": [spec_entry(spec) for spec in specs]}
     temporary = path.with_name(path.name + ".part")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     os.replace(temporary, path)

@@ -86,7 +86,7 @@ class WallDeadlines:
         self._timers[deadline] = self._later(after_ns / 1e9, lambda: self._fire(deadline))
 
     def clear(self, deadline: int) -> None:
-        """Forget a deadline; an unknown one is fine."""
+        """Forget a deadline; an unknown deadline is no error."""
         timer = self._timers.pop(deadline, None)
         if timer is not None:
             timer.cancel()

@@ -44,7 +44,7 @@ DAEMON_OWNER: Final = "daemon"
 SESSION_NAME_BYTES_MAX: Final = 64
 """A name is for people, in lists and in the record."""
 BREAKPOINTS_MAX: Final = 256
-"""More breakpoints than anybody reads; the gate's index stays small and a replacement stays one small stimulus."""
+"""More breakpoints than a person reads. The gate's index stays small, and a replacement stays a small stimulus."""
 
 
 class Session:
@@ -75,7 +75,7 @@ class Sessions:
         return self._dispatcher.leader.state
 
     def open(self, name: str, *, lease: bool, owner: str = "") -> Session:
-        """A new session. A lease keeps its holds while it renews; without one its breakpoints are the daemon's.
+        """A new session. A lease keeps its holds while it renews; without a lease its breakpoints are the daemon's.
 
         ``owner`` is that of an earlier session of the same name: with its lease gone it is taken up again, and
         what that disabled is armed again unless another session has muted it meanwhile. Otherwise the session

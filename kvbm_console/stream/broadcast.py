@@ -22,7 +22,7 @@ from kvbm_console.stream.ring import Cursor, Lost, Ring
 from kvbm_console.wire.batches import MSGPACK, EventChunk, StimulusChunk, pack_events, pack_stimuli
 
 FLUSH_EVENTS_MAX: Final = 4_096
-"""A chunk of this size has long paid for its fixed cost; a larger one only adds delay."""
+"""A chunk of this size has long paid for its fixed cost; a larger chunk only adds delay."""
 GAP_NS_MIN: Final = 500_000
 """Half the distance of a thousand evenly spaced events a second, so that jitter does not make them wait."""
 GAP_NS_BUSY: Final = 1_000_000

@@ -121,36 +121,21 @@ def _transfer(candidate: CandidateFacts) -> Document:
     }
 
 
+_BREAKPOINT: Final = (
+    "id", "owner", "description", "enabled", "site", "request", "from_state", "to_state", "tier", "route", "action",
+    "one_shot", "hits", "max_hold_ns", "name", "status", "condition", "ignore_count", "hit_condition", "log", "suspend",
+    "depends_on", "on_timeout", "expires_ns", "persist", "message",
+)
+"""Keys of a breakpoint, in their order."""
+
+
 def _breakpoint(known: BreakpointFacts) -> Document:
     spec = known.spec
-    return {
-        "id": str(spec.id),
-        "owner": known.owner,
-        "description": spec.describe(),
-        "enabled": known.enabled,
-        "site": spec.site.label,
-        "request": spec.request,
-        "from_state": _label(spec.from_state),
-        "to_state": _label(spec.to_state),
-        "tier": _label(spec.tier),
-        "route": _label(spec.route),
-        "action": spec.action.label,
-        "one_shot": spec.one_shot,
-        "hits": known.hits,
-        "max_hold_ns": spec.max_hold_ns,
-        "name": spec.name,
-        "status": _label(spec.status),
-        "condition": spec.condition,
-        "ignore_count": spec.ignore_count,
-        "hit_condition": spec.hit_condition,
-        "log": spec.log,
-        "suspend": spec.suspend.label,
-        "depends_on": _id(spec.depends_on or None),
-        "on_timeout": spec.on_timeout.label,
-        "expires_ns": spec.expires_ns,
-        "persist": spec.persist,
-        "message": known.message,
+    values = {
+        **spec_document(spec), "owner": known.owner, "description": spec.describe(), "enabled": known.enabled,
+        "hits": known.hits, "depends_on": _id(spec.depends_on or None), "message": known.message,
     }
+    return {key: values[key] for key in _BREAKPOINT}
 
 
 def _hold(state: CacheState, hold: HoldFacts, at_ns: int) -> Document:
@@ -193,6 +178,7 @@ def _id(number: int | None) -> str | None:
 
 def _label(word: Word | None) -> str | None:
     return None if word is None else word.label
+
 
 # --- events ---
 

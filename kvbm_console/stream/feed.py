@@ -127,7 +127,7 @@ class Refreshing(Protocol):
     """A feed that can send the facts again, for a receiver that cannot afford to fold every event."""
 
     unread: bool
-    """Whether events come as ``BatchArrived``, for a receiver that cannot even afford to decode every one."""
+    """Whether events come as ``BatchArrived``, for a receiver that cannot even afford to decode every event."""
 
     def refresh(self) -> None:
         """Yield a ``SnapshotTaken`` soon, in its place among the events: none is left out and none comes twice."""

@@ -22,7 +22,7 @@ def queue_note(source: int, batches_max: int | None) -> str:
 
 
 def queue_of(detail: str) -> tuple[int, int | None] | None:
-    """(source, batches or None for unknown) of such a detail; None for another one.
+    """(source, batches or None for unknown) of such a detail; None for another text.
 
     >>> queue_of("engine 2: max_queue_size unknown"), queue_of("hello")
     ((2, None), None)

@@ -20,7 +20,7 @@ RING_EVENTS_MAX: Final = 262_144
 RING_BYTES_MAX: Final = 32 * 1024 * 1024
 """Bytes that a daemon may spend on history. At 40 bytes an event this is above the bound in events."""
 CHUNKS_PER_RING: Final = 4
-"""A chunk holds at most this part of the ring, so that forgetting one never forgets nearly everything."""
+"""A chunk holds at most this part of the ring, so that forgetting a chunk never forgets nearly everything."""
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class Ring:
             self.first_seq = self._entries[0].first_seq
 
     def cursor(self, position: int, encoding: int = MSGPACK) -> Cursor:
-        """A reader that starts at ``position``, at most ``next_seq``; an older one starts with a loss."""
+        """A reader that starts at ``position``, at most ``next_seq``; an older position starts with a loss."""
         if not 0 <= position <= self.next_seq:
             raise ValueError(f"position must be from 0 to {self.next_seq}, got {position}")
         return Cursor(position, encoding, self._find(position))
@@ -154,7 +154,7 @@ class Ring:
         return [batch_of(entry.frame) for entry in self._entries if entry.first_seq + entry.count > position]
 
     def _find(self, position: int) -> int:
-        """Absolute number of the chunk that holds ``position``; the next one to come when there is none yet."""
+        """Absolute number of the chunk that holds ``position``; the next chunk when there is none yet."""
         low, high = 0, len(self._entries)
         while low < high:
             middle = (low + high) // 2

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbm_console.core.errors import UsageError
-from kvbm_console.planning.ledger import Ledger
+from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.measured import Device, Equation, Measured, Served
 from kvbm_console.planning.meter import RequestRecord
 from kvbm_console.simulator.config import EngineConfig
@@ -293,7 +293,7 @@ def serve(
     def ended(record: RequestRecord) -> None:
         found[int(record.request)] = record
 
-    Ledger(engine, workload, workload.capacities.block_tokens, ended=ended).run_to_end()
+    MachineLedger(engine, workload, workload.capacities.block_tokens, ended=ended).run_to_end()
     return [(requests[at], found[at]) for at in sorted(found) if found[at].first_token_ns is not None]
 
 

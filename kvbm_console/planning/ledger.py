@@ -1,8 +1,8 @@
 """The figures of a machine with device memory alone, counted where a leader would decide nothing.
 
 Without a lower tier no lookup finds more, nothing is withheld and no copy is made. So the leader adds only counts to
-the engine. ``Ledger`` makes the same counts at the same moments, from the calls of the engine and from its pool. It
-halves the time of ``simulate`` on the shared trace.
+the engine. ``MachineLedger`` makes the same counts at the same moments, from the calls of the engine and from its
+pool. It halves the time of ``simulate`` on the shared trace.
 
 Law of this file: the report and the stats lines are those of a leader. ``tests/planning/test_ledger.py`` compares them
 over hundreds of machines. Records, audits and several hosts need the leader.
@@ -33,7 +33,7 @@ _ALWAYS_CALM: Final = 2**31
 """More blocks than any pool has: nothing is copied down when one becomes full."""
 
 
-class Ledger:
+class MachineLedger:
     """A machine without lower tiers and without a leader: the ``EnginePort`` of its engine.
 
     ``stats`` is called as in ``Timings``, and ``ended`` with the record of every request that has ended.

@@ -1,7 +1,7 @@
 """Measures of a simulated machine: its requests, its device blocks over time, and the times between tokens.
 
 ``Timings`` has the figures over virtual time. ``Meter`` tells it the begin and end of iterations from the events of a
-leader. ``ledger.Ledger`` does the same from the calls of an engine without a leader.
+leader. ``ledger.MachineLedger`` does the same from the calls of an engine without a leader.
 
 An engine samples one token of each decoding request at the end of an iteration, so nearly all gaps of an iteration are
 equal. ``TokenGaps`` therefore counts requests instead of visiting them. It keeps the time of the last token only for

@@ -14,7 +14,7 @@ import msgspec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import ResetMode
 from kvbm_console.core.stimuli import ResetRequested
-from kvbm_console.planning.ledger import Ledger
+from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.meter import Meter, RequestRecord, StatsLine
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.report import InstanceMeasures, make_report, measure
@@ -105,7 +105,7 @@ def _run_share(options: SimulateOptions, rig: Rig, meter: Meter, told: Progress,
     return _Part(measures, meter.records, held)
 
 
-def _count_share(ledger: Ledger, told: Progress) -> _Part:
+def _count_share(ledger: MachineLedger, told: Progress) -> _Part:
     """One instance of options that are ``counted``."""
     ledger.run_to_end(told)
     ledger.point("decode")
@@ -153,9 +153,9 @@ def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, win
 def build_ledger(
     options: SimulateOptions, workload: Workload, stats: Callable[[StatsLine], None] | None = None, *,
     windows: bool = True, ended: Callable[[RequestRecord], None] | None = None,
-) -> Ledger:
+) -> MachineLedger:
     """As ``build_rig``, of options that are ``counted``."""
-    return Ledger(
+    return MachineLedger(
         engine_config(options), workload, options.block_size, stats_every=options.stats_every, stats=stats,
         windows=windows, ended=ended,
     )

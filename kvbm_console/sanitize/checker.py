@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from kvbm_console.sanitize.fingerprint import Array, Side, Values
+from kvbm_console.sanitize.fingerprint import Array, PageSide, Values
 from kvbm_console.sanitize.ledger import Content, Copy, CopyLedger, Mismatch, Orders, Pair
 from kvbm_console.sanitize.verdict import Case, judge, missing
 
@@ -41,7 +41,7 @@ class Checker:
     """One rank. ``findings`` are for the caller to take, ``invalid`` the device places that must be recomputed."""
 
     def __init__(
-        self, device: Side, host: Side, *, rank: int = 0, action: str = "report", stores_here: bool = True,
+        self, device: PageSide, host: PageSide, *, rank: int = 0, action: str = "report", stores_here: bool = True,
         ledger: CopyLedger | None = None,
     ) -> None:
         """``stores_here`` is false for a rank without stores; a single rank stores replicated blocks."""

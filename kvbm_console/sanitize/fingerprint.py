@@ -131,7 +131,7 @@ class Values:
         return self._found  # type: ignore[no-any-return]
 
 
-class Side:
+class PageSide:
     """All layers of all groups on one side: the device's blocks or the host's."""
 
     def __init__(self, groups: Sequence[Sequence[Region]]) -> None:

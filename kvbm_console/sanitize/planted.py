@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvbm_console.sanitize.checker import Checker
-from kvbm_console.sanitize.fingerprint import Region, Side
+from kvbm_console.sanitize.fingerprint import PageSide, Region
 from kvbm_console.sanitize.ledger import Mismatch, Orders, short
 
 LAYERS: Final = 8
@@ -45,8 +45,8 @@ class Rank:
         self.fault = fault
         forced = {"on_device": True} if options.pop("on_device", False) else {}
         self.checker = Checker(
-            Side([[Region(make(layer), **forced) for layer in self.device]]),
-            Side([[Region(make(layer)) for layer in self.host]]), rank=rank, **options,
+            PageSide([[Region(make(layer), **forced) for layer in self.device]]),
+            PageSide([[Region(make(layer)) for layer in self.host]]), rank=rank, **options,
         )
 
     def move(self, store: bool, pairs: list[tuple[int, int]]) -> None:

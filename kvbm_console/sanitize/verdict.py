@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbm_console.sanitize.fingerprint import Array, Region, Side, join
+from kvbm_console.sanitize.fingerprint import Array, PageSide, Region, join
 from kvbm_console.sanitize.ledger import Content, Copy, CopyLedger, Mismatch, short
 
 KINDS: Final = {
@@ -52,8 +52,8 @@ class Case:
     """One mismatch with both sides at hand. ``content`` is the content that should lie there."""
 
     ledger: CopyLedger
-    device: Side
-    host: Side
+    device: PageSide
+    host: PageSide
     copy: Copy
     place: int
     slot: int
@@ -73,7 +73,7 @@ class Case:
         same: Array = self.found == self.content.parts
         return same
 
-    def here(self, side: Side, place: int) -> Array:
+    def here(self, side: PageSide, place: int) -> Array:
         """The fingerprints of a block as it is now."""
         found: Array = side.fingerprints(self.content.group, [place]).get()[0]
         return found
@@ -361,7 +361,7 @@ def _same(one: Array, other: Array) -> bool:
     return len(one) == len(other) > 0 and bool((probe != probe[0]).any()) and bool((one == other).all())
 
 
-def _truncated(case: Case, source: Side, target: Side, at: int, to: int) -> Cause | None:
+def _truncated(case: Case, source: PageSide, target: PageSide, at: int, to: int) -> Cause | None:
     group = case.content.group
     least, size = None, 0
     for layer in np.flatnonzero(~case.right):

@@ -199,13 +199,13 @@ def _sanitizer(options: Options, connector: Any) -> Sanitizer:
     get_worker = spec.get_worker
 
     def checked(kv_caches: Any) -> Any:
-        from kvbm_console.sanitize.fingerprint import Region, Side
+        from kvbm_console.sanitize.fingerprint import PageSide, Region
 
         worker = get_worker(kv_caches)
         on_host = host_tensors(worker)
         tensors = [one.tensor.view(_torch().int8).view((-1, one.page_size_bytes)) for one in kv_caches.tensors]
         device, host = (
-            Side([[Region(side[ref.tensor_idx], per_row=pages, used=ref.page_size_bytes) for ref in refs]
+            PageSide([[Region(side[ref.tensor_idx], per_row=pages, used=ref.page_size_bytes) for ref in refs]
                   for refs in kv_caches.group_data_refs])
             for side, pages in ((tensors, 1), (on_host, spec.blocks_per_chunk))
         )

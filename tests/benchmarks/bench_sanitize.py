@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from kvbm_console.sanitize.checker import Checker
-from kvbm_console.sanitize.fingerprint import Region, Side, fold_page
+from kvbm_console.sanitize.fingerprint import PageSide, Region, fold_page
 from kvbm_console.sanitize.ledger import Orders
 from tests.benchmarks.harness import Figure, Target, measure
 
@@ -32,7 +32,7 @@ class Copies:
         sample = [(at, 1_000 + at) for at in range(0, BLOCKS, max(1, BLOCKS // sampled))][:sampled]
         self.orders = Orders(1, {1: sample, 2: sample})
         self.checker = Checker(
-            Side([[Region(layer) for layer in self.device]]), Side([[Region(layer) for layer in self.host]]))
+            PageSide([[Region(layer) for layer in self.device]]), PageSide([[Region(layer) for layer in self.host]]))
 
     def copy(self) -> None:
         """Both ways."""

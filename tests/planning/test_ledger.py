@@ -15,7 +15,7 @@ import pytest
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InternalError
 from kvbm_console.planning import run as run_module
-from kvbm_console.planning.ledger import Ledger
+from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.meter import Meter, StatsLine
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.report import InstanceMeasures, make_report, measure, row_of
@@ -64,7 +64,7 @@ def with_ledger(engine: EngineConfig, load: Workload, block: int, every: int, *,
     """The same without one."""
     lines: list[StatsLine] = []
     rows: list[dict[str, Any]] = []
-    ledger = Ledger(
+    ledger = MachineLedger(
         engine, load, block, stats_every=every, stats=lines.append, windows=windows,
         ended=lambda record: rows.append(row_of(0, record, block)),
     )
@@ -166,7 +166,7 @@ def test_simulate_says_the_same_without_a_leader(changes: dict[str, Any]) -> Non
 def test_whoever_looks_at_more_than_the_report_gets_a_leader(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], keep_records: bool
 ) -> None:
-    def nobody(*args: Any, **named: Any) -> Ledger:
+    def nobody(*args: Any, **named: Any) -> MachineLedger:
         raise AssertionError("a ledger was made")
 
     monkeypatch.setattr(run_module, "build_ledger", nobody)
@@ -209,6 +209,6 @@ def test_a_pool_that_loses_a_block_is_found_out(monkeypatch: pytest.MonkeyPatch)
         release(pool, ids[1:])
 
     monkeypatch.setattr(DevicePool, "release", forgetful)
-    ledger = Ledger(EngineConfig(g1_blocks=200), load_of(random.Random(3), 16), 16)
+    ledger = MachineLedger(EngineConfig(g1_blocks=200), load_of(random.Random(3), 16), 16)
     with pytest.raises(InternalError, match=r"holds device blocks|is stuck"):
         ledger.run_to_end()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kvbm_console.sanitize.checker import sampled
-from kvbm_console.sanitize.fingerprint import Region, Side, fold, fold_page, join, keys
+from kvbm_console.sanitize.fingerprint import PageSide, Region, fold, fold_page, join, keys
 
 pages = some.binary(min_size=16, max_size=400)
 
@@ -58,7 +58,7 @@ def test_torch_and_numpy_agree_on_every_layout(used: int, per_row: int) -> None:
     tensor = torch.from_numpy(wide)[:, : 64 * per_row]
     places = [0, 7, 3, 10 * per_row - 1]
     found = [
-        Side([[Region(array, per_row=per_row, used=used, on_device=apart)] * 2]).fingerprints(0, places).get()
+        PageSide([[Region(array, per_row=per_row, used=used, on_device=apart)] * 2]).fingerprints(0, places).get()
         for array, apart in ((rows, False), (tensor, False), (tensor, True))
     ]
     assert (found[0] == found[1]).all()

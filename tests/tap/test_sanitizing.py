@@ -15,7 +15,7 @@ from kvbm_console.core.leader import Leader
 from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.sanitize.checker import Corrupt
-from kvbm_console.sanitize.fingerprint import Side
+from kvbm_console.sanitize.fingerprint import PageSide
 from kvbm_console.sanitize.planted import FAULTS, play
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import TapRecorder
@@ -148,7 +148,7 @@ def test_an_error_of_ours_never_reaches_the_engine_and_a_stop_always_does() -> N
 
     inner = Worker()
     sanitizer = Sanitizer("stop")
-    side = Side([])
+    side = PageSide([])
     worker = sanitizer.attach(inner, side, side, rank=0, per_chunk=1)
     checker: Any = sanitizer.checker
     checker.end = broken

@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="make test-vllm runs these")
 
 import torch
 
-from kvbm_console.sanitize.fingerprint import Region, Side
+from kvbm_console.sanitize.fingerprint import PageSide, Region
 from tests.vllm.engine import named
 
 pytestmark = [
@@ -36,8 +36,8 @@ def test_a_device_and_the_host_agree(used: int) -> None:
     host = np.random.default_rng(used).integers(-128, 127, (64, 4_096), dtype=np.int8)
     device = torch.from_numpy(host).cuda()
     places = list(range(0, 64, 3))
-    wanted = Side([[Region(host, used=used)]]).fingerprints(0, places).get()
-    side = Side([[Region(device, used=used)]])
+    wanted = PageSide([[Region(host, used=used)]]).fingerprints(0, places).get()
+    side = PageSide([[Region(device, used=used)]])
     for apart in (False, True):
         assert (side.fingerprints(0, places, apart=apart).get() == wanted).all()
 

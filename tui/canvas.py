@@ -20,8 +20,6 @@ from .model.numbers import plain
 from .theme import Theme
 
 PLAIN = "\x1b[0m"
-STRIPS_MAX = 512
-"""Strips kept for what the framework draws itself; a few screens."""
 
 
 class Canvas(Widget):
@@ -40,7 +38,6 @@ class Canvas(Widget):
         self.rows_drawn = 0
         """Rows that were sent so far, for tests and benchmarks."""
         self._width = 0
-        self._strips: dict[tuple[Line, int], Strip] = {}
         self._codes: dict[tuple[str, str], str] = {}
 
     def draw(self, lines: Sequence[Line], width: int) -> None:
@@ -103,14 +100,6 @@ class Canvas(Widget):
         return found
 
     def _strip(self, line: Line, width: int) -> Strip:
-        found = self._strips.get((line, width))
-        if found is None:
-            if len(self._strips) >= STRIPS_MAX:
-                self._strips.clear()
-            found = self._strips[line, width] = self._make(line, width)
-        return found
-
-    def _make(self, line: Line, width: int) -> Strip:
         style = self.theme.style
         segments: list[Segment] = []
         x = 0

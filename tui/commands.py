@@ -52,10 +52,10 @@ def commands(desk: Desk, press: Press) -> list[Command]:
             press(desk, key)
         return run
 
-    found = [Command(f"view {name.lower()}", "show this view", _goes(desk, index), str(index + 1))
+    found = [Command(f"view {name.lower()}", "show this view", _does(desk.go, index), str(index + 1))
              for index, (name, _) in enumerate(TABS)]
     found += [
-        Command("warnings", "what needs a person, with evidence", lambda text: desk.go(len(TABS)), "!"),
+        Command("warnings", "what needs a person, with evidence", _does(desk.go, len(TABS)), "!"),
         Command("filter", "narrow the list", presses("/"), "/",
                 why_not="" if desk.view.schema is not None else "nothing to filter in this view"),
         Command("export", "text, picture and CSV of what is shown", presses("e"), "e"),
@@ -64,10 +64,6 @@ def commands(desk: Desk, press: Press) -> list[Command]:
     ]
     return [*found, *_debugger(desk), *_recording(desk), *_targets(desk),
             Command("quit", "leave the console", lambda text: actions.quit(), "q")]
-
-
-def _goes(desk: Desk, index: int) -> Callable[[str], None]:
-    return lambda text: desk.go(index)
 
 
 def _debugger(desk: Desk) -> list[Command]:

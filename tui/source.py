@@ -36,9 +36,8 @@ from kvbm_console.stream.verbs import Verb
 from kvbm_console.wire.batches import MalformedBatch
 
 from .draw.table import Table
-from .model.archive import Names
 from .model.coverage import SamplingPace, SeenGap
-from .model.history import take_past
+from .model.history import Names, take_past
 from .model.mirror import Mirror
 from .model.numbers import count, plural
 from .model.places import TapeHits, recorded_hits

@@ -13,7 +13,7 @@ from tui.draw.glyphs import ASCII, UNICODE
 from tui.draw.lifeline import HELD, LATE, VERY_LATE, Lifelines, Window, busy_cells, runs, transfer_codes
 from tui.draw.spans import Line, Row, Span, beside, crop
 from tui.draw.table import Column
-from tui.model.archive import PAST_MAX
+from tui.model.history import PAST_MAX
 from tui.model.mirror import Mirror
 from tui.model.series import Density, Gauge, Sums, known_seconds, percentile, resample
 from tui.model.timeline import LifeOrder

@@ -13,8 +13,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Disconnected, EventsArrived, GapSeen, SnapshotTaken
 from tests.tui.script import BLOCK, MS, S, Script, connected, opening, story
-from tui.model.archive import PAST_MAX
-from tui.model.history import HISTORY, LOG_MAX
+from tui.model.history import HISTORY, LOG_MAX, PAST_MAX
 from tui.model.mirror import Mirror
 from tui.model.waits import sentences, waits_for
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.ids import CandidateStatus, Route, SlotState, Tier
+from kvbm_console.core.ids import CandidateStatus, SlotState, Tier
 
 _S = SlotState
 _C = CandidateStatus
@@ -50,10 +50,6 @@ class Glyphs(msgspec.Struct, frozen=True):
     knob: str
     map: tuple[str, str, str, str, str]
     """Empty, cached, referenced, writing, quarantined."""
-
-    def route(self, route: Route) -> str:
-        """``↑ G2→G1``: the arrow tells up (onboard) from down (offload)."""
-        return f"{'↑' if route.is_load else '↓'} {route.source.name}→{route.target.name}"
 
     def keys(self, text: str) -> str:
         """Cursor keys in a text: arrows, and by name where there are none (``<`` and ``>`` are other keys)."""

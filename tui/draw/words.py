@@ -8,7 +8,7 @@ from typing import Final
 from kvbm_console.analysis.lints import Level
 from kvbm_console.core.ids import Route, SlotState
 
-from ..model.numbers import cut_middle, plain
+from ..model.numbers import cut_middle, plain, route_text
 from ..model.slots import PromptShares
 from .bars import divide
 from .glyphs import Glyphs, state_role
@@ -38,9 +38,9 @@ def request(name: str, width: int, role: str = "text") -> Span:
     return Span(cut_middle(plain(name), width), role)
 
 
-def route(value: Route, glyphs: Glyphs) -> Span:
+def route(value: Route) -> Span:
     """Arrow and tiers; loads stand out, as they are what a request waits for."""
-    return Span(glyphs.route(value), "load" if value.is_load else "text")
+    return Span(route_text(value), "load" if value.is_load else "text")
 
 
 def prompt_bar(prompt: PromptShares, cells: int, glyphs: Glyphs) -> list[Span]:

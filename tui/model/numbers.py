@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+from kvbm_console.core.ids import Route
+
 UNKNOWN: Final = "–"
 US: Final = 1_000
 MS: Final = 1_000_000
@@ -268,3 +270,8 @@ def wrap(text: str, width: int) -> list[str]:
         else:
             lines.append(word[: max(1, width)])
     return lines
+
+
+def route_text(route: Route) -> str:
+    """``↑ G2→G1``: the arrow distinguishes loads (up) from offloads (down)."""
+    return f"{'↑' if route.is_load else '↓'} {route.source.name}→{route.target.name}"

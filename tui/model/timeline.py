@@ -13,8 +13,8 @@ from kvbm_console.core.expression.fields import words
 from kvbm_console.core.expression.schema import YES_NO, Kind
 from kvbm_console.core.ids import SlotState
 
-from .archive import Archive
 from .filters import Filter
+from .history import Archive
 from .lints import slot_level
 from .mirror import Mirror
 from .slots import SORT_EVERY_NS

@@ -123,7 +123,7 @@ def flows_section(
         queued, moving = route_numbers(desk, route)
         p50, p99 = known.times(now) if known is not None else (None, None)
         slow = any(t.route is route and copy_level(mirror, t, now) is not None for t in mirror.transfers.values())
-        row = Row().put(" ").spans([words.route(route, desk.glyphs)])
+        row = Row().put(" ").spans([words.route(route)])
         row.right(flow(known.blocks.rate(now) if known else 0, mirror.block_bytes), 21)
         row.right(str(queued), 29, "caution" if slow else "text").right(str(moving), 37)
         row.right(duration(p50), 45).right(duration(p99), 53, "caution" if slow else "text")

@@ -71,7 +71,7 @@ class Record(View):
             ("not recorded", plural(beat.not_recorded, "event"), "fault" if beat.not_recorded else "text"),
             ("subscribers", count(beat.subscribers), "text"),
         ]
-        return [*lines, *[Row().put(f" {name}", "muted").to(16).put(text, role).line() for name, text, role in facts]]
+        return [*lines, *_facts(facts)]
 
     def _file(self, desk: Desk, width: int) -> list[tuple[str, str, str]]:
         """The path of the recording, its size and its growth; nothing until the target has answered."""
@@ -104,7 +104,7 @@ class Record(View):
                                                      f"{count(transport.last_seq)}"),
             ("clock", desk.times.whole(playback.at_ns)), ("speed", f"{playback.speed:g}×"),
         ]
-        return [*lines, *[Row().put(f" {name}", "muted").to(16).put(text, "text").line() for name, text in facts]]
+        return [*lines, *_facts([(name, text, "text") for name, text in facts])]
 
     def _places(self, desk: Desk, width: int) -> list[Line]:
         """Bookmarks, and the hits around the position."""
@@ -173,8 +173,7 @@ def _here(desk: Desk, width: int) -> list[Line]:
              ("events", f"{count(kept.events)}, {size(kept.size_bytes)}", "text")]
     if kept.missing:
         facts.append(("not recorded", plural(kept.missing, "event"), "fault"))
-    lines = [Row().put(f" {name}", "muted").to(16).put(text, role).line() for name, text, role in facts]
-    return [desk.title("THIS CONSOLE", "records what it sees"), *lines, *([BLANK] if desk.tall else [])]
+    return [desk.title("THIS CONSOLE", "records what it sees"), *_facts(facts), *([BLANK] if desk.tall else [])]
 
 
 def _gaps(desk: Desk, width: int) -> list[Line]:
@@ -214,3 +213,8 @@ def _totals(desk: Desk, width: int) -> list[Line]:
             row.to(1 + index * 30).put(name, "muted").right(value, index * 30 + 27, "text")
         lines.append(row.line("", width - 1))
     return lines
+
+
+def _facts(facts: list[tuple[str, str, str]]) -> list[Line]:
+    """(name, value, role) in two columns."""
+    return [Row().put(f" {name}", "muted").to(16).put(text, role).line() for name, text, role in facts]

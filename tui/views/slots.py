@@ -14,7 +14,7 @@ from ..desk import SLOT, SLOTS, Desk, View
 from ..draw import table, words
 from ..draw.frame import Hint
 from ..draw.glyphs import Glyphs
-from ..draw.spans import Line, Row, Span
+from ..draw.spans import Line, Row, Span, beside, fit
 from ..draw.table import MOVES, Column, Order, Table, as_table, fields_of, moved
 from ..draw.words import LIFE_WORDS, prompt_bar
 from ..model.filters import with_fields
@@ -130,27 +130,15 @@ class Slots(View):
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The list, and where there is room the story of the selected slot."""
-        beside = width >= BESIDE_WIDTH and desk.tall
-        below = not beside and width >= SPLIT_WIDTH and desk.height >= SPLIT_HEIGHT
+        wide = width >= BESIDE_WIDTH and desk.tall
+        below = not wide and width >= SPLIT_WIDTH and desk.height >= SPLIT_HEIGHT
         chosen = desk.selected if desk.selected else self._first(desk)
-        if beside and chosen is not None:
-            left = self._list(desk, width - PANEL_WIDTH, height)
-            right = slot_panel(desk, chosen, PANEL_WIDTH, height)
-            rows = []
-            for index in range(height):
-                row = Row().add(left[index] if index < len(left) else Line())
-                ground = left[index].ground if index < len(left) else ""
-                if ground:
-                    row.to(width - PANEL_WIDTH - 1)
-                    rows.append(_with_panel(row, ground, right[index] if index < len(right) else Line(),
-                                            width - PANEL_WIDTH))
-                    continue
-                row.to(width - PANEL_WIDTH)
-                rows.append(row.add(right[index] if index < len(right) else Line()).line())
-            return rows
+        if wide and chosen is not None:
+            at = width - PANEL_WIDTH
+            rows = [_tinted(line, at - 1) for line in self._list(desk, at, height)]
+            return beside(fit(rows, height), slot_panel(desk, chosen, PANEL_WIDTH, height), at)
         if below and chosen is not None and height > PANEL_ROWS + 6:
-            listed = self._list(desk, width, height - PANEL_ROWS - 1)
-            listed += [Line()] * (height - PANEL_ROWS - 1 - len(listed))
+            listed = fit(self._list(desk, width, height - PANEL_ROWS - 1), height - PANEL_ROWS - 1)
             rule = Line((Span(desk.glyphs.rule * width, "rule"),))
             return [*listed, rule, *slot_panel(desk, chosen, width, PANEL_ROWS)]
         return self._list(desk, width, height)
@@ -286,9 +274,9 @@ def _gone(desk: Desk, number: int, width: int) -> Line:
     return row.spans([words.request(life.request, 13, "faint")]).line("", width)
 
 
-def _with_panel(row: Row, ground: str, panel: Line, x: int) -> Line:
-    """A row whose selection ends where the panel begins: the tint is a role there, not a ground."""
-    tinted = Row()
-    for span in row.line().spans:
-        tinted.put(span.text, f"{span.role}@{ground}")
-    return Row().add(Line(tinted.line().spans, "", row.line().zones)).to(x).add(panel).line()
+def _tinted(line: Line, width: int) -> Line:
+    """A row whose selection ends at ``width``: the tint is a part of its roles, and no ground of the whole row."""
+    if not line.ground:
+        return line
+    row = Row().add(line).to(width).line()
+    return Line(tuple(Span(text, f"{role}@{line.ground}") for text, role in row.spans), "", row.zones, row.cells)

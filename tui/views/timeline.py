@@ -456,7 +456,7 @@ class Timeline(View):
             chosen = transfer.candidate == self.inside
             row = Row().put(desk.glyphs.select if chosen else " ", "selbar").put("    ")
             row.put(f"{desk.glyphs.branch} ", "rule").put(f"{transfer.label} ", "strong" if chosen else "muted")
-            row.spans([words.route(transfer.route, desk.glyphs)])
+            row.spans([words.route(transfer.route)])
             if left >= 26:
                 row.put(f" {transfer.blocks}", "muted")
             row.to(left)

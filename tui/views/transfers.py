@@ -177,7 +177,7 @@ OPERATION: Final[Column[TransferLine]] = Column(
     title="operation", value=lambda row: row.transfer.operation,
     field=Field("operation", Kind.ID, lambda row, s, m: row.transfer.operation, "Its operation.", optional=True))
 ROUTE: Final[Column[TransferLine]] = Column(
-    name="ROUTE", width=7, cell=lambda row, cells, glyphs: [words.route(row.transfer.route, glyphs)],
+    name="ROUTE", width=7, cell=lambda row, cells, glyphs: [words.route(row.transfer.route)],
     order="route", key=lambda row: (row.transfer.route, -row.age_ns), title="route",
     value=lambda row: row.transfer.route.label,
     field=Field("route", Kind.WORD, lambda row, s, m: row.transfer.route, "From where to where.", words_of(Route),
@@ -319,7 +319,7 @@ class Transfers(View):
             known = mirror.flows.routes.get(route)
             queued, moving = route_numbers(desk, route)
             p50, p99 = known.times(now) if known is not None else (None, None)
-            row = Row().put(" ").spans([words.route(route, desk.glyphs)]).right(str(queued), 16).right(str(moving), 23)
+            row = Row().put(" ").spans([words.route(route)]).right(str(queued), 16).right(str(moving), 23)
             rate = flow(known.blocks.rate(now) if known is not None else 0, each, " " if wide else "")
             row.right(rate, rate_end).right(duration(p50), rate_end + 6).right(duration(p99), rate_end + 12)
             if known is not None:

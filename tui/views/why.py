@@ -9,7 +9,7 @@ from ..desk import LOG, SLOT, Desk, View
 from ..draw import bars
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
-from ..draw.table import MOVES, Table, moved
+from ..draw.table import MOVES, Table, moved, text_of
 from ..model.numbers import count, cut, duration, plain, plural, tenth, wrap
 
 if TYPE_CHECKING:
@@ -103,13 +103,9 @@ class Why(View):
             return None
         names = ["first", "last", "blocks", "tokens", "reason", "seq", "event", "tier", "for_request", "text"]
         return names, [[
-            _text(run.first), _text(run.last), str(run.blocks), str(run.tokens), run.reason.value, _text(run.seq),
+            text_of(run.first), text_of(run.last), str(run.blocks), str(run.tokens), run.reason.value, text_of(run.seq),
             run.event or "", run.tier or "", run.for_request or "", run.text,
         ] for run in _runs(told)]
-
-
-def _text(value: int | None) -> str:
-    return "" if value is None else str(value)
 
 
 def _runs(told: "Explanation") -> "list[MissedRun]":

@@ -218,7 +218,7 @@ class LeaderService:
 
     @property
     def knows_digest(self) -> bool:
-        """Whether the digest of the facts now is known already."""
+        """True if the digest of the facts now is known already."""
         return self._digest[0] == self.state.seq
 
     def snapshot(self) -> Snapshot:

@@ -57,7 +57,7 @@ class FeedSink:
         self._service = service
         self._source = source
         self.pausable = pausable
-        """Whether the engine can be paused as a whole."""
+        """True if the engine can be paused as a whole."""
         self.points = points
         """The points at which the engine can let a request stand still."""
         self._outbox: deque[bytes] = deque()
@@ -390,7 +390,7 @@ class RequestNames:
 
     @property
     def differ(self) -> bool:
-        """Whether any request has another name here."""
+        """True if any request has another name here."""
         return bool(self._here)
 
     def translated(self, stimulus: st.Stimulus, state: CacheState) -> st.Stimulus:

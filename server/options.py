@@ -58,7 +58,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     """How it is recorded, now or when ``rec start`` asks for it."""
     exit_when_done: bool = False
     healthy_without_recorder: bool = False
-    """Whether the health service says SERVING while a recorder that was asked for is dead."""
+    """True if the health service says SERVING while a recorder that was asked for is dead."""
     check: bool = False
     """Verify the invariants after every stimulus and raise on a bug instead of undoing it."""
     target: str = ""
@@ -68,7 +68,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     block_bytes: int | None = None
     program: str = "0+unknown"
     handle_signals: bool = True
-    """Whether SIGTERM and SIGINT end the daemon in order, and a second signal at once."""
+    """True if SIGTERM and SIGINT end the daemon in order, and a second signal at once."""
     lease_ttl_ns: int = LEASE_TTL_NS
     tls_cert: Path | None = None
     tls_key: Path | None = None

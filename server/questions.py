@@ -70,7 +70,7 @@ class Lane:
 
     @property
     def has_savings(self) -> bool:
-        """Whether a question may be answered now."""
+        """True if a question may be answered now."""
         self._save()
         return self._savings_ns > 0 and not self._count
 
@@ -150,7 +150,7 @@ class Turn:
 
     @property
     def has_savings(self) -> bool:
-        """Whether further work, which can be left out, may be done now."""
+        """True if further work, which can be left out, may be done now."""
         return self._lane.has_savings
 
 

@@ -36,7 +36,7 @@ class Hello(msgspec.Struct, frozen=True):
     incarnation: str
     run: int
     control: bool
-    """Whether this connection may debug and feed."""
+    """True if this connection may debug and feed."""
     target: str
     """A name for people."""
     clock_at_ns: int

@@ -53,7 +53,7 @@ class ControlSession:
 
     @property
     def alive(self) -> bool:
-        """Whether requests can be made."""
+        """True if requests can be made."""
         return self._call is not None and self._ended is None
 
     async def open(self) -> None:

@@ -31,7 +31,7 @@ class DrainReport(msgspec.Struct, frozen=True):
     """How a drain ended."""
 
     drained: bool
-    """Whether nothing was in flight any more when it ended."""
+    """True if nothing was in flight any more when it ended."""
     epoch: int
     """That of the reset at its end."""
     live_requests: int

@@ -65,7 +65,7 @@ class FeedClient:
         self.lookups: tuple[str, ...] = ()
         """Globs of requests whose lookup may be held; a watched engine asks before it."""
         self.paused = False
-        """Whether the leader asks for no iteration to be formed."""
+        """True if the leader asks for no iteration to be formed."""
         self.computed_tokens: dict[str, int] = {}
         self._channel = channel
         self._target = target
@@ -249,7 +249,7 @@ class FeedClient:
 
     @property
     def alive(self) -> bool:
-        """Whether calls can be made."""
+        """True if calls can be made."""
         return self._ended is None
 
     async def changed(self) -> None:

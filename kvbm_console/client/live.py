@@ -78,7 +78,7 @@ class LiveFeed:
         self._failures = 0
         self._refresh = False
         self.unread = False
-        """Whether batches come undecoded, as ``BatchArrived``; may be changed at any time."""
+        """True if batches come undecoded, as ``BatchArrived``; may be changed at any time."""
         self._connection: Client | None = None
 
     async def accounts(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def translated(target: str, code: grpc.StatusCode | None, details: str | None) -
 
 
 def _is_ours(text: str) -> bool:
-    """Whether a text comes from a daemon and not from the transport."""
+    """True if a text comes from a daemon and not from the transport."""
     return text.startswith("the daemon") or text.endswith("says why")
 
 

@@ -187,7 +187,7 @@ class Sessions:
 
     @property
     def can_freeze(self) -> bool:
-        """Whether an engine is attached that can be paused."""
+        """True if an engine is attached that can be paused."""
         return any(getattr(engine, "pausable", True) for engine in self._dispatcher.engines.values())
 
     def remove(self, session: Session, breakpoint_id: int | None) -> str:

@@ -27,7 +27,7 @@ class Connected(msgspec.Struct, frozen=True):
     run: int
     """Number of this run as people count them; 0 when unknown."""
     control: bool
-    """Whether this session may set breakpoints and continue holds."""
+    """True if this session may set breakpoints and continue holds."""
     block_bytes: int | None
     """Bytes of one block by the configured geometry, None when unknown."""
     recording: bool = False
@@ -127,7 +127,7 @@ class Refreshing(Protocol):
     """A feed that can send the facts again, for a receiver that cannot afford to fold every event."""
 
     unread: bool
-    """Whether events come as ``BatchArrived``, for a receiver that cannot even afford to decode every event."""
+    """True if events come as ``BatchArrived``, for a receiver that cannot even afford to decode every event."""
 
     def refresh(self) -> None:
         """Yield a ``SnapshotTaken`` soon, in its place among the events: none is left out and none comes twice."""

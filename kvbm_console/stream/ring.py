@@ -119,7 +119,7 @@ class Ring:
         return Cursor(position, encoding, self._find(position))
 
     def pending(self, cursor: Cursor) -> bool:
-        """Whether there is something to read."""
+        """True if there is something to read."""
         return cursor.position < self.next_seq
 
     def read(self, cursor: Cursor) -> bytes | Lost | None:

@@ -54,7 +54,7 @@ class OpenSession(Verb[Any], tag=2):
     name: str
     """The name of the session for people: who stopped, who continued. At most 64 bytes."""
     lease: bool
-    """Whether the session holds slots itself and keeps them with its lease. Otherwise its breakpoints belong to the
+    """True if the session holds slots itself and keeps them with its lease. Otherwise its breakpoints belong to the
     daemon, outlive the session, and only ``max_hold_ns`` ends their holds."""
     owner: str
     """The owner of an earlier session of this client whose stream was lost. The session takes it up again if its lease
@@ -77,7 +77,7 @@ class SetBreakpoint(Verb[BreakpointVerdict], tag=4):
     spec: BreakpointSpec
 
     def told(self, answer: BreakpointVerdict) -> str:
-        """Whether the breakpoint can work."""
+        """The breakpoint and its description, or the reason why it cannot work."""
         if answer.verified:
             return f"breakpoint {answer.id} set: {self.spec.describe()}"
         return f"breakpoint {answer.id} cannot work: {answer.message}"
@@ -113,7 +113,7 @@ class EnableBreakpoint(Verb[str], tag=6):
     enabled: bool
 
     def told(self, answer: str) -> str:
-        """Whether it is armed now."""
+        """The breakpoint and its new state."""
         return f"breakpoint {self.breakpoint} {'armed' if self.enabled else 'muted'}"
 
 

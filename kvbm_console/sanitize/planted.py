@@ -92,6 +92,13 @@ class Play:
         """A new content hash."""
         return self.dice.getrandbits(64)
 
+    def blocks(self, count: int) -> tuple[list[int], list[int]]:
+        """New content hashes, and the first places, filled with them."""
+        hashes = [self.block() for _ in range(count)]
+        for place in self.places[:count]:
+            self.compute(place)
+        return hashes, self.places[:count]
+
     def compute(self, place: int) -> None:
         """The model fills a place."""
         for rank in self.ranks:
@@ -146,9 +153,8 @@ class Play:
 
 def _spoiled(play: Play) -> list[tuple[int, int, int]]:
     """A store of three blocks through the spoiled copier: hash, place and slot of each."""
-    hashes, ways = [play.block() for _ in range(3)], list(zip(play.places, play.slots[:3], strict=False))
-    for place, _ in ways:
-        play.compute(place)
+    hashes, places = play.blocks(3)
+    ways = list(zip(places, play.slots[:3], strict=True))
     play.store(1, "a", hashes, ways)
     return [(key, *way) for key, way in zip(hashes, ways, strict=True)]
 
@@ -164,10 +170,8 @@ def torn_copy(play: Play) -> Wanted:
 
 def late_copy(play: Play) -> Wanted:
     """Load 3 of a request that was aborted lands in a place that load 4 got meanwhile."""
-    one, two = play.block(), play.block()
-    (here, there, place), (first, second) = play.places[:3], play.slots[:2]
-    for source in (here, there):
-        play.compute(source)
+    (one, two), (here, there) = play.blocks(2)
+    place, (first, second) = play.places[2], play.slots[:2]
     play.store(1, "a", [one], [(here, first)])
     play.store(2, "b", [two], [(there, second)])
     play.load(3, "a", [one], [(place, first)], move=not play.planted, end=not play.planted)
@@ -186,10 +190,8 @@ def wrong_layer_offset(play: Play) -> Wanted:
 
 def stale_content(play: Play) -> Wanted:
     """The slot's content of before is evicted; the next store into it is reported and copies nothing."""
-    old, new = play.block(), play.block()
-    (here, there), slot = play.places[:2], play.slots[0]
-    for source in (here, there):
-        play.compute(source)
+    (old, new), (here, there) = play.blocks(2)
+    slot = play.slots[0]
     play.store(1, "a", [old], [(here, slot)])
     play.store(2, "b", [new], [(there, slot)], move=not play.planted)
     return Wanted(new, there, slot, 2, f"store 1 of request a with block {short(old)}",
@@ -198,12 +200,9 @@ def stale_content(play: Play) -> Wanted:
 
 def two_writers(play: Play) -> Wanted:
     """A slot is given to two stores at once; their layers interleave."""
-    one, two = play.block(), play.block()
-    (here, there), (first, second) = play.places[:2], play.slots[:2]
-    if play.planted:
-        second = first
-    for source in (here, there):
-        play.compute(source)
+    (one, two), (here, there) = play.blocks(2)
+    first = play.slots[0]
+    second = first if play.planted else play.slots[1]
     play.store(1, "a", [one], [(here, first)], end=False)
     play.store(2, "b", [two], [(there, second)], move=not play.planted, end=False)
     for rank in play.ranks:
@@ -218,8 +217,8 @@ def two_writers(play: Play) -> Wanted:
 
 def early_read(play: Play) -> Wanted:
     """A load that the step waits for is handed over before it has moved."""
-    key, (here, place), slot = play.block(), play.places[:2], play.slots[0]
-    play.compute(here)
+    (key,), (here,) = play.blocks(1)
+    place, slot = play.places[1], play.slots[0]
     play.store(1, "a", [key], [(here, slot)])
     play.load(2, "b", [key], [(place, slot)], move=not play.planted, end=False)
     for rank in play.ranks:
@@ -232,8 +231,8 @@ def early_read(play: Play) -> Wanted:
 
 def rank_missing(play: Play) -> Wanted:
     """Rank 1 takes no part in a store whose end is reported."""
-    key, (here, place), slot = play.block(), play.places[:2], play.slots[0]
-    play.compute(here)
+    (key,), (here,) = play.blocks(1)
+    place, slot = play.places[1], play.slots[0]
     play.store(1, "a", [key], [(here, slot)], absent=(1,) if play.planted else ())
     play.load(2, "b", [key], [(place, slot)])
     return Wanted(key, place, slot, 2, "no store of this rank", "the end of store 1 on rank 1")
@@ -244,8 +243,7 @@ def truncated(play: Play) -> Wanted:
 
 
 def wrong_stride(play: Play) -> Wanted:
-    key, (here, *_), slot = play.block(), play.places, play.slots[0]
-    play.compute(here)
+    ((key,), (here,)), slot = play.blocks(1), play.slots[0]
     play.store(1, "a", [key], [(here, slot)])
     return Wanted(key, here, slot, 1, f"store 1 with 1/2 of the stride: its bytes lie at {slot * PAGE_BYTES // 2:,}",
                   "store 1 must step by 4,096 bytes")
@@ -253,8 +251,7 @@ def wrong_stride(play: Play) -> Wanted:
 
 def lost_flush(play: Play) -> Wanted:
     """The worker ignores a flush: a step overwrites the source before the store has read it."""
-    key, here, slot = play.block(), play.places[0], play.slots[0]
-    play.compute(here)
+    ((key,), (here,)), slot = play.blocks(1), play.slots[0]
     play.store(1, "a", [key], [(here, slot)], move=not play.planted, end=not play.planted)
     play.begin({}, given=[(here, "b")], flush=[1])
     play.compute(here)
@@ -268,10 +265,8 @@ def lost_flush(play: Play) -> Wanted:
 
 def slot_given_twice(play: Play) -> Wanted:
     """A double free: a slot goes to a second store while the first content is still listed, and then loaded."""
-    one, two = play.block(), play.block()
-    (here, there, place), (slot, free) = play.places[:3], play.slots[:2]
-    for source in (here, there):
-        play.compute(source)
+    (one, two), (here, there) = play.blocks(2)
+    place, (slot, free) = play.places[2], play.slots[:2]
     play.store(1, "a", [one], [(here, slot)])
     play.store(2, "b", [two], [(there, slot if play.planted else free)])
     play.load(3, "c", [one], [(place, slot)])

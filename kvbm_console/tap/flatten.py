@@ -125,8 +125,9 @@ class Flattener:
         """Places that hold cached blocks of groups that are not told, to group and hash."""
 
     def messages(self, record: Record) -> list[Any]:
-        """The messages of a record, a list for each."""
-        return getattr(self, f"_{record[0]}")(*record[1:])  # type: ignore[no-any-return]
+        """The messages of a record, a list for each; a record without a method here is a message as it is."""
+        method = getattr(self, f"_{record[0]}", None)
+        return [list(record)] if method is None else method(*record[1:])
 
     # --- one method for each kind ---
 
@@ -151,9 +152,6 @@ class Flattener:
         own = getattr(request, "block_hashes", None) or ()
         end = min(end, len(own) // stride)
         return [hash_of(own[(at + 1) * stride - 1]) for at in range(first, end)]
-
-    def _will(self, now: int, request: str, computed: int) -> list[Any]:
-        return [["will", now, request, computed]]
 
     def _lookup(self, now: int, request: str, computed: int, tokens: int | None, asynchronous: Any) -> list[Any]:
         return [["lookup", now, request, computed, tokens, bool(asynchronous)]]
@@ -251,11 +249,6 @@ class Flattener:
         self._active = set(names)
         return sorted(skipped), sorted(unskipped)
 
-    def _copies(
-        self, now: int, loaded: Any, sent: Any, failed: Any, invalid: Any
-    ) -> list[Any]:
-        return [["copies", now, list(loaded), list(sent), list(failed), list(invalid)]]
-
     def _finish(self, now: int, request: Any, delayed: bool, named: tuple[int, ...]) -> list[Any]:
         name = request.request_id
         fills: list[Any] = []
@@ -350,9 +343,6 @@ class Flattener:
 
     def _sanitized(self, now: int, row: list[Any]) -> list[Any]:
         return [["sanitized", now, *row]]
-
-    def _reset(self, now: int) -> list[Any]:
-        return [["reset", now]]
 
 
 def drain(recorder: TapRecorder, flattener: Flattener, most: int) -> list[Any]:

@@ -72,9 +72,11 @@ def problems(diagnosis: "Diagnosis") -> list[list["Finding"]]:
 
     Each hold stays a problem of its own, because each waits for a person; so does what is not about a request.
     """
+    from kvbm_console.analysis.lints import LINTS
+
     groups: dict[tuple[str, int, int], list[Finding]] = {}
     for at, finding in enumerate(diagnosis.findings):
-        alike = finding.request is not None and finding.lint != "held"
+        alike = finding.request is not None and not LINTS[finding.lint].one_by_one
         groups.setdefault((finding.lint, finding.level, -1 if alike else at), []).append(finding)
     return list(groups.values())
 

@@ -140,10 +140,6 @@ class Playback:
         self._tape_ns = self._state.at_ns
         self.on_change()
 
-    def step_back(self, n: int = 1) -> None:
-        """Move back by so many events."""
-        self.step(-n)
-
     def seek(self, seq: int) -> None:
         """Stand behind event ``seq``."""
         seq = max(min(seq, self.last_seq), min(self.first_seq, self.last_seq))

@@ -133,12 +133,6 @@ class Recording:
         end = _end_of(self.segments[-1])
         return end is not None and end.more
 
-    def time_of(self, seq: int) -> int:
-        """Engine time near this event, from the index: never later than the event itself."""
-        if not self._places:
-            return 0
-        return self._places[max(0, bisect_right(self._starts, seq) - 1)][1].first_ns
-
     def density(self, cells: int) -> list[int]:
         """Events in each of ``cells`` equal parts of the engine's time, from heads of frames: no event is decoded."""
         counts = [0] * cells

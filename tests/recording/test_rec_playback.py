@@ -87,7 +87,7 @@ def test_whatever_keys_are_pressed_the_receiver_has_the_fold(
             playback.step(value)
             position = min(position + value, recorded.last_seq)
         elif action == "back":
-            playback.step_back(value)
+            playback.step(-value)
             position = max(position - value, 0)
         elif action == "seek":
             playback.seek(value)

@@ -90,6 +90,8 @@ class Lint(Visitor):
     """The console's view of a finding that is not about one request."""
     of_engine: ClassVar[bool] = False
     """Whether ``who`` is an engine: the console calls it as its daemon does."""
+    one_by_one: ClassVar[bool] = False
+    """Whether each finding is a problem of its own, because each waits for a person; else requests fold into one."""
 
     def __init_subclass__(cls) -> None:
         for attribute in ("name", "threshold", "bad", "do"):
@@ -102,7 +104,6 @@ class Lint(Visitor):
     def __init__(self) -> None:
         super().__init__()
         self.past: list[Finding] = []
-        self.not_kept = 0
 
     @classmethod
     def finding(
@@ -122,8 +123,6 @@ class Lint(Visitor):
         """Keep a finding about a problem that has ended."""
         if len(self.past) < PAST_MAX:
             self.past.append(finding)
-        else:
-            self.not_kept += 1
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
         """The problems of these facts at this time."""

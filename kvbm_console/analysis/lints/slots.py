@@ -290,6 +290,7 @@ class HeldSlots(Lint):
     bad = "it keeps its blocks while it waits"
     do = "continue it; it goes on by itself when its time is over"
     on_stream = False
+    one_by_one = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,7 +37,6 @@ class Duplicate(Lint):
         self._copied: dict[Route, int] = {}
         self._twice: dict[Route, int] = {}
         self._evidence: dict[Route, list[int]] = {}
-        self._routes: dict[int, Route] = {}
         self.before = {ev.BlocksReserved: self._reserved}
         self.after = {ev.CandidatePromoted: self._promoted}
         self._waiting: tuple[int, int] = (-1, 0)

@@ -104,7 +104,7 @@ class ConsoleApp(App[int]):
         for session, desk in zip(self.sessions, self.desks, strict=True):
             session.attach(
                 self._spawn, desk.tell, self._leave, self.copy_to_clipboard, self._export, self._show_target)
-            self._spawn(session.run(_breathe), "feed")
+            self._spawn(session.run(), "feed")
         self.set_interval(FRAME_S, self.frame)
         self._watch_signals()
         self.frame()
@@ -287,10 +287,6 @@ class ConsoleApp(App[int]):
             for _ in range(3):
                 self.desk.view.press(self.desk, key)
             self.draw()
-
-
-async def _breathe() -> None:
-    await asyncio.sleep(0)
 
 
 def key_name(event: events.Key) -> str:

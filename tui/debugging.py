@@ -85,7 +85,7 @@ def refusal(desk: Desk) -> str:
 
 def _on_recording(desk: Desk, key: str) -> None:
     if key in ("c", "C"):
-        to_hit(desk, back=key == "C")
+        desk.actions.seek_hit(key == "C")
     elif key in ("s", "S"):
         along_slot(desk, back=key == "S")
     elif key == "b":
@@ -315,12 +315,6 @@ def along_slot(desk: Desk, *, back: bool) -> None:
         desk.tell(f"nothing of this request is kept in front of seq {count(here)}", "muted")
     else:
         playback.seek(before)
-
-
-def to_hit(desk: Desk, *, back: bool) -> None:
-    """Continue to the next hit of a breakpoint, or back to the previous hit."""
-    if desk.actions.playback is not None:
-        desk.actions.seek_hit(back)
 
 
 def run_to_cursor(desk: Desk) -> None:

@@ -67,6 +67,10 @@ BACKFILL_EVENTS: Final = 6_000
 """Events before a place on a recording that are folded for its history: a tenth of a second of work for a seek."""
 
 
+async def _yield() -> None:
+    await asyncio.sleep(0)
+
+
 class Kept(msgspec.Struct, frozen=True):
     """The part of a session that this console has recorded."""
 
@@ -164,7 +168,7 @@ class TargetSession:
 
     # --- the feed ----------------------------------------------------------------------------------------------------
 
-    async def run(self, breathe: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, breathe: Callable[[], Awaitable[None]] = _yield) -> None:
         """Fold the feed until it ends. ``breathe`` lets the application answer keys between slices."""
         if isinstance(self.feed, Accounting) and self._spawn is not None:
             self._spawn(self._account(self.feed), "accounts")
@@ -500,7 +504,3 @@ def events_in(item: FeedItem) -> int:
     if isinstance(item, EventsArrived):
         return len(item.events)
     return item.batch.count if isinstance(item, BatchArrived) else 0
-
-
-async def _yield() -> None:
-    await asyncio.sleep(0)

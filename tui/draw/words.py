@@ -8,7 +8,7 @@ from typing import Final
 from kvbm_console.analysis.lints import Level
 from kvbm_console.core.ids import Route, SlotState
 
-from ..model.numbers import cut_middle, plain, route_text
+from ..model.numbers import cut_middle, plain, route_arrow
 from ..model.slots import PromptShares
 from .bars import divide
 from .glyphs import Glyphs, state_role
@@ -40,7 +40,7 @@ def request(name: str, width: int, role: str = "text") -> Span:
 
 def route(value: Route) -> Span:
     """Arrow and tiers; loads stand out, as they are what a request waits for."""
-    return Span(route_text(value), "load" if value.is_load else "text")
+    return Span(route_arrow(value), "load" if value.is_load else "text")
 
 
 def prompt_bar(prompt: PromptShares, cells: int, glyphs: Glyphs) -> list[Span]:

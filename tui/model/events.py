@@ -27,7 +27,7 @@ from kvbm_console.core.stimuli import ENTRY_NAMES
 
 from .filters import with_fields
 from .history import History
-from .numbers import count, duration, plural, route_text
+from .numbers import count, duration, plural, route_arrow
 
 
 def concerns(event: ev.Event, history: History) -> str:
@@ -99,7 +99,7 @@ def _ended(e: ev.CandidateEnded, history: History) -> str:
     if transfer is None:
         return core_describe(e, history.state)
     took = duration(transfer.age(e.at_ns))
-    what = f"op {transfer.label} {route_text(transfer.route)}, {plural(transfer.blocks, 'block')}"
+    what = f"op {transfer.label} {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
     return f"{what}, {took}" if e.status is CandidateStatus.COMPLETED else f"{what}, {e.status.label}, {took}"
 
 
@@ -107,14 +107,14 @@ def _skipped(e: ev.CandidateSkipped, history: History) -> str:
     transfer = history.transfer_of(candidate=e.candidate)
     if transfer is None:
         return core_describe(e, history.state)
-    return f"{e.reason.label}, {route_text(transfer.route)}, {plural(transfer.blocks, 'block')}"
+    return f"{e.reason.label}, {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
 
 
 def _started(e: ev.OperationStarted, history: History) -> str:
     transfer = history.transfer_of(operation=e.operation)
     if transfer is None:
         return core_describe(e, history.state)
-    return f"op {e.operation} {route_text(transfer.route)}, {plural(transfer.blocks, 'block')}"
+    return f"op {e.operation} {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
 
 
 PHRASES: Final[dict[type[ev.Event], Callable[[Any, History], str]]] = {

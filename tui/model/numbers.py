@@ -272,6 +272,6 @@ def wrap(text: str, width: int) -> list[str]:
     return lines
 
 
-def route_text(route: Route) -> str:
+def route_arrow(route: Route) -> str:
     """``↑ G2→G1``: the arrow distinguishes loads (up) from offloads (down)."""
     return f"{'↑' if route.is_load else '↓'} {route.source.name}→{route.target.name}"

@@ -126,14 +126,9 @@ def watched(state: CacheState) -> list[int]:
     return sorted(found | {source for source in state.lost_sources if source})
 
 
-def ended(state: CacheState, source: int) -> bool:
-    """True if a source has ended."""
-    return state.has_ended(source)
-
-
 def uncertain(state: CacheState, source: int) -> bool:
     """True if reports of a source were lost, so that its counts may be wrong until it clears or restarts."""
-    return source in state.lost_sources and not ended(state, source)
+    return source in state.lost_sources and not state.has_ended(source)
 
 
 def blocks_only(state: CacheState) -> bool:

@@ -15,7 +15,7 @@ from ..draw import bars
 from ..draw.spans import Line, Row
 from ..model.numbers import UNKNOWN, count, cut, cut_middle, per_second, percent, plain, plural, spoken, tenth
 from ..model.series import Sums, resample
-from ..model.sources import TapCost, ended, pools_of, uncertain, watched
+from ..model.sources import TapCost, pools_of, uncertain, watched
 
 NAME_WIDTH = 32
 TREND_CELLS = 12
@@ -58,7 +58,7 @@ def rank_of(state: CacheState, source: int) -> int | None:
 
 
 def _engine(desk: Desk, state: CacheState, source: int, width: int) -> list[Line]:
-    over = ended(state, source)
+    over = state.has_ended(source)
     pieces = [Piece(cut_middle(engine_name(desk, source), NAME_WIDTH), "strong")]
     rank = rank_of(state, source)
     if rank is not None:
@@ -76,7 +76,7 @@ def _history(desk: Desk, state: CacheState, source: int) -> list[Piece]:
     seen, told = desk.mirror.sources.of(source), desk.mirror.sources.told.get(source)
     following = told.following if told is not None else None
     pieces = []
-    if ended(state, source):
+    if state.has_ended(source):
         pieces.append(Piece("ended, nothing more is heard of it"))
     elif uncertain(state, source):
         pieces.append(Piece("? reports were lost: doubtful until it clears or restarts", "caution"))
@@ -160,7 +160,7 @@ def medium_name(pool: PoolFacts, *, rank: bool) -> str:
 
 def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: bool) -> Line:
     flows, now, source = desk.mirror.flows, desk.now_ns, pool.info.source
-    over, doubt = ended(state, source), uncertain(state, source)
+    over, doubt = state.has_ended(source), uncertain(state, source)
     role = "stale" if over else "caution" if doubt else "text"
     row = Row().put("   ").put(cut(medium_name(pool, rank=told), 20), "stale" if over else "text")
     mark = "?" if doubt else ""

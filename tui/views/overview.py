@@ -22,10 +22,10 @@ from ..model.lints import Warning, copy_level, ended_text, tally
 from ..model.numbers import S, count, cut, duration, flow, per_second, percent, plain, shares, spoken, tenth
 from ..model.series import resample
 from ..model.slots import SlotRow
-from ..model.sources import blocks_only, ended
+from ..model.sources import blocks_only, uncertain
 from .engines import engines_section
 from .log import event_line
-from .tiers import doubtful, occupancy_charts, pool_name, used_role
+from .tiers import occupancy_charts, pool_name, used_role
 from .transfers import known_routes, route_numbers
 from .warnings import open_warning
 
@@ -76,27 +76,25 @@ def tiers_section(desk: Desk, state: CacheState, width: int, *, trends: bool = T
         head.to(end + 40).put("60 s", "faint")
     lines = [head.line("" if desk.tall else "bar")]
     for pool in sorted(state.pools, key=lambda pool: (pool.info.tier, pool.info.pool)):
-        lines.append(_tier_line(desk, pool, bar, spark if trends else 0))
+        lines.append(_tier_line(desk, state, pool, bar, spark if trends else 0))
     return lines
 
 
-def _tier_line(desk: Desk, pool: PoolFacts, bar: int, spark: int) -> Line:
+def _tier_line(desk: Desk, state: CacheState, pool: PoolFacts, bar: int, spark: int) -> Line:
     flows, now, tier = desk.mirror.flows, desk.now_ns, pool.info.tier
     capacity, resident = pool.info.capacity_blocks, pool.resident_blocks
     end = 11 + bar
-    state = desk.mirror.state
-    over = state is not None and ended(state, pool.info.source)
-    row = Row().put(" ").put(pool_name(pool, state or CacheState()), "stale" if over else "text").to(11)
+    over, doubt = state.has_ended(pool.info.source), uncertain(state, pool.info.source)
+    row = Row().put(" ").put(pool_name(pool, state), "stale" if over else "text").to(11)
     row.spans(bars.level(resident / capacity if capacity else None, bar, desk.glyphs, tier.name.lower()))
     row.right(percent(resident, capacity), end + 6, used_role(pool))
-    doubt = doubtful(desk, pool)
     row.right(f"{count(resident)}{'?' if doubt else ''}/{count(capacity)}", end + 21,
               "stale" if over else "caution" if doubt else "text")
     if over:
         return row.to(end + 23).put("its engine ended", "stale").line()
     evicted = flows.evicted.get(pool.info.pool)
     row.right(per_second(evicted.rate(now)) if evicted is not None else "0", end + 30, "text")
-    back, gone = flows.thrash_share(state, tier, now) if state is not None else (0, 0)
+    back, gone = flows.thrash_share(state, tier, now)
     share = f"{flows.about(now, 60)}{tenth(back, gone)} %" if gone else "–"
     row.right(share, end + 38, "text" if gone else "muted")
     gauge = flows.occupancy.get(pool.info.pool)

@@ -17,7 +17,7 @@ from ..draw.words import TIER_WORDS
 from ..model.flows import TIERS as ALL_TIERS
 from ..model.numbers import brief, count, cut, duration, per_second, percent, plain, plural, tenth
 from ..model.series import known_seconds, resample, window_text
-from ..model.sources import WATCHED, ended, uncertain, watched
+from ..model.sources import WATCHED, uncertain, watched
 from .engines import engines_section, legend
 
 _ROLES = {
@@ -104,7 +104,7 @@ class Tiers(View):
         places = max(1, len(pool))
         cells = (width - 2) * rows
         per_cell = max(1, -(-places // cells))
-        doubt, over = doubtful(desk, pool), ended(state, pool.info.source)
+        doubt, over = uncertain(state, pool.info.source), state.has_ended(pool.info.source)
         head = Row().put(" ").put(pool_name(pool, state), "stale" if over else "strong").to(11)
         head.put(f" {percent(pool.resident_blocks, capacity)}", "stale" if over else used_role(pool))
         head.put(f"  {count(pool.resident_blocks)}{'?' if doubt else ''}/{count(capacity)}",
@@ -303,9 +303,3 @@ def used_role(pool: PoolFacts) -> str:
     capacity = pool.info.capacity_blocks
     free = pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED]
     return "caution" if capacity and free * 50 < capacity else "text"
-
-
-def doubtful(desk: Desk, pool: PoolFacts) -> bool:
-    """True if reports of the pool's source were lost, so that its counts may be wrong until it clears or restarts."""
-    state = desk.mirror.state
-    return state is not None and uncertain(state, pool.info.source)

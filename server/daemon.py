@@ -356,7 +356,7 @@ class Daemon:
         if self.streams is not None:
             await self.streams.run(self.service.keep)
         if self.rig is not None:
-            await drive(self.rig, speed=self.options.speed, changed=self.service.changed)
+            await drive(self.rig, speed=self.options.speed, changed=self.service.changed.wait)
             self.service.broadcaster.flush()
             if self.options.exit_when_done:
                 return

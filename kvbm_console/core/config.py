@@ -32,7 +32,7 @@ MAX_HOLD_NS_MAX: Final = 120 * SECOND_NS
 """No debugger may keep a request longer than this, whatever it asks for (safety rule 2 of the breakpoints)."""
 EXPIRES_DEFAULT_NS: Final = 3_600 * SECOND_NS
 EXPIRES_MAX_NS: Final = 24 * 3_600 * SECOND_NS
-"""A breakpoint that somebody forgot does not outlive a day (safety rule 8)."""
+"""A forgotten breakpoint does not outlive a day (safety rule 8)."""
 NAME_BYTES_MAX: Final = 64
 EXPRESSION_CHARS_MAX: Final = 1_024
 """Of a condition; the language has the same limit."""
@@ -42,7 +42,7 @@ HIT_CONDITION: Final = re.compile(r"(==|>=|%)\s*([1-9][0-9]{0,8})")
 """Which of the matches take effect: the n-th, all from the n-th on, every n-th."""
 RANKS_MAX: Final = 1024
 PREFETCH_TIMEOUT_MAX_NS: Final = 3_600 * SECOND_NS
-"""Nobody waits an hour for a cache."""
+"""An hour is more than any wait for a cache."""
 Prefetch = Literal["chain", "ngram", "session", "none"]
 PrefetchStop = Literal["best_effort", "wait_complete", "timeout"]
 OffloadLaw = Literal["total", "order"]

@@ -114,7 +114,8 @@ class BreakpointFacts(msgspec.Struct, array_like=True):
     message: str = ""
     """Why it was disabled without being asked to, or who else has muted it; empty when neither."""
     away: bool = False
-    """Whether its owner's lease is lost, and nobody has touched it since: it is as before when the owner comes back."""
+    """Whether its owner's lease is lost and no client has changed it since. It is as before when the owner comes
+    back."""
 
     @property
     def armed_at_home(self) -> bool:

@@ -355,7 +355,7 @@ def request_match(pattern: str) -> Callable[[str], object]:
 
 
 AGE_BOUNDS_NS: Final[tuple[int, ...]] = (*(step * 10**power for power in range(6, 13) for step in (1, 2, 5)), 10**15)
-"""1, 2, 5 ms up to 5,000 s, and eleven days for all that is older: nobody remembers evictions for so long."""
+"""1, 2, 5 ms up to 5,000 s, and eleven days for all older evictions, which no pool remembers."""
 
 
 def age_class(age_ns: int) -> int:

@@ -325,7 +325,8 @@ class Disarmed(Stimulus, tag=28):
 class LeaseGranted(Stimulus, tag=30):
     """``owner`` is alive; its holds are kept.
 
-    ``back``: it has lost its lease and is here again, so what that disabled, and nobody touched since, is armed.
+    ``back``: the owner lost its lease and is here again. Breakpoints that this disabled, and no client changed since,
+    are armed.
     """
 
     owner: str

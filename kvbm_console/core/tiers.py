@@ -47,7 +47,7 @@ READY: Final = 2
 CAPACITY_MAX: Final = 2**31 - 1
 """Block ids are int32 on the wire."""
 GROWN_MAX: Final = 2**24
-"""Places of a pool whose capacity nobody told: it grows to the highest id that is named, by 21 bytes a place. One event
+"""Places of a pool of unknown capacity, which grows to the highest id that is named, by 21 bytes a place. One event
 with an id of 2**31 - 1 would take 45 GB."""
 GONE: Final = -1
 """Of ``CacheState.lost_sources``: the source ended."""
@@ -81,13 +81,11 @@ class PoolFacts:
 
     __slots__ = (
         "by_hash", "content", "copies", "counts", "hash_of", "info", "quarantined", "refs", "spare", "spare_from",
-        "stored_at", "tier",
+        "stored_at",
     )
 
     def __init__(self, info: PoolInfo) -> None:
         self.info = info
-        self.tier = info.tier
-        """That of ``info``, for those who look for the pools of a tier often."""
         places = info.capacity_blocks or 0
         self.hash_of = array("Q", bytes(8 * places))
         self.content = bytearray(places)

@@ -13,7 +13,7 @@ from kvbm_console.core.stimuli import DeadlinePassed
 from kvbm_console.dispatch import Dispatcher
 
 
-class Pace(Protocol):
+class CalendarPace(Protocol):
     """Tells which virtual time corresponds to the wall's time now."""
 
     def __call__(self) -> int:
@@ -35,7 +35,7 @@ class Calendar:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.pace: Pace | None = None
+        self.pace: CalendarPace | None = None
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._felt: list[tuple[int, int]] = []
         self._live: set[int] = set()

@@ -5,8 +5,8 @@ Law of this file: speed only decides how long to sleep. The rig alone moves virt
 """
 
 import time
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -26,14 +26,6 @@ BUSY_FACTOR: Final = 3
 LAG_NS_MAX: Final = SECOND_NS
 """When virtual time is further behind than this (a suspended laptop), the lag is forgotten instead of caught up."""
 SPEED_MAX: Final = 1_000_000.0
-
-
-class Changed(Protocol):
-    """Tells that something was submitted from outside."""
-
-    async def wait(self) -> None:
-        """Until the next time."""
-        ...
 
 
 class Pacer:
@@ -87,7 +79,8 @@ class Turns:
 
 
 async def drive(
-    rig: Rig, *, speed: float | None = 1.0, until_ns: int | None = None, changed: Changed | None = None,
+    rig: Rig, *, speed: float | None = 1.0, until_ns: int | None = None,
+    changed: Callable[[], Awaitable[None]] | None = None,
     monotonic_ns: Callable[[], int] = time.monotonic_ns,
 ) -> None:
     """Run the rig until every request has ended or ``until_ns`` of virtual time has passed.
@@ -111,7 +104,7 @@ async def drive(
             if changed is None:
                 return
             if not rig.touched:
-                await changed.wait()
+                await changed()
             if pacer is not None:
                 pacer.anchor(rig.now_ns)
         elif pacer is None or coming_ns <= pacer():
@@ -120,7 +113,7 @@ async def drive(
             await _sleep_until(rig, pacer, coming_ns, changed)
 
 
-async def _sleep_until(rig: Rig, pacer: Pacer, at_ns: int, changed: Changed | None) -> None:
+async def _sleep_until(rig: Rig, pacer: Pacer, at_ns: int, changed: Callable[[], Awaitable[None]] | None) -> None:
     """Sleep until the wall has come to ``at_ns``, or something happened outside; stamps follow the wall meanwhile."""
     seconds = max(0.0, (at_ns - pacer()) / pacer.speed / SECOND_NS)  # the moment may have passed since it was asked for
     rig.calendar.pace = pacer
@@ -131,6 +124,6 @@ async def _sleep_until(rig: Rig, pacer: Pacer, at_ns: int, changed: Changed | No
             await anyio.lowlevel.checkpoint()
         else:
             with anyio.move_on_after(seconds):
-                await changed.wait()
+                await changed()
     finally:
         rig.calendar.pace = None

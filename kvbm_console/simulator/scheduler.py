@@ -28,7 +28,7 @@ from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.device_pool import DevicePool
 from kvbm_console.simulator.port import EnginePort
-from kvbm_console.simulator.work import Family, Plan, Work
+from kvbm_console.simulator.work import CloneFamily, Plan, Work
 
 LOOKUPS_MAX: Final = 64
 """Lookups in one iteration; requests that must ask again are passed over, and a long queue of them must stay cheap."""
@@ -257,7 +257,7 @@ class Scheduler:
             return False
         count, work.due = work.due, 0
         self._due -= count
-        work.family = Family(work.request, count + 1)
+        work.family = CloneFamily(work.request, count + 1)
         clones = []
         for index in range(count):
             self.pool.touch(shared)
@@ -393,8 +393,8 @@ class Scheduler:
     def _owed(self) -> int:
         """Blocks that requests whose loads run or have ended still need for their prompts.
 
-        Without this reservation loads are admitted by their prefixes alone, and their prompts then preempt others.
-        Held requests are left out, because nobody knows when they go on.
+        Without this reservation loads are admitted by their prefixes alone, and their prompts then preempt others. Held
+        requests are left out, because the time when they go on is not known.
         """
         held = self.port.held
         return sum(

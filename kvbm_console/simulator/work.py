@@ -6,7 +6,7 @@ Law of this file: plain values that the scheduler and the engine change and all 
 from kvbm_console.simulator.workloads import Request
 
 
-class Family:
+class CloneFamily:
     """The sequences of one request: what follows its end follows the end of the last of them."""
 
     __slots__ = ("left", "request")
@@ -55,7 +55,7 @@ class Work:
         """Since when it is left out because it found no block."""
         self.due = len(request.clone_hashes)
         """Clones that are opened when all tokens of the prompt have been computed."""
-        self.family: Family | None = None
+        self.family: CloneFamily | None = None
         """Once they are open."""
 
     def clone(self, index: int, blocks: list[int]) -> "Work":
@@ -86,7 +86,7 @@ class Plan:
 
     def __init__(self) -> None:
         self.steps = 1
-        """Iterations that are taken together (``windows``), in which everybody decodes."""
+        """Iterations that are taken together (``windows``), in which every request decodes."""
         self.steady = 0
         """So many of the requests that run, the first ones, compute one token more in each iteration."""
         self.tokens: list[tuple[Work, int]] = []

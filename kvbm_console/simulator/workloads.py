@@ -74,7 +74,7 @@ class Workload(Protocol):
 
     @property
     def endless(self) -> bool:
-        """Whether it goes on until somebody stops it."""
+        """Whether it goes on until it is stopped."""
         ...
 
     def begin(self, block_tokens: int) -> None:

@@ -112,7 +112,7 @@ class Script:
             if self.checks:
                 self.staging.see(event)
                 self.statuses.see(event)
-                self.fates.see(event, max(self.state.pools, key=lambda pool: pool.tier).info.pool)
+                self.fates.see(event, max(self.state.pools, key=lambda pool: pool.info.tier).info.pool)
                 if isinstance(event, (ev.BlocksEvicted, ev.BlocksDropped)):
                     self.ever_lost.update(self._hashes_lost(event))
         assert digest(self.mirror) == self.leader.digest(), f"the mirror differs after {stimulus}"

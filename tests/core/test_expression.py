@@ -32,7 +32,7 @@ from kvbm_console.core.expression import (
 )
 from kvbm_console.core.expression.closures import compile_tree
 from kvbm_console.core.expression.schema import CHARS_MAX, DEPTH_MAX, TERMS_MAX, Field, Kind
-from kvbm_console.core.expression.tree import And, Comparison, Flag, Literal, Node, Not, Or, Other
+from kvbm_console.core.expression.tree import And, Flag, Literal, Node, Not, Or, Other, Relation
 from kvbm_console.core.ids import Authority, CandidateStatus, EvictRule, Route, Site, SkipReason, SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
@@ -261,14 +261,14 @@ def comparisons(schema: Schema) -> some.SearchStrategy[Node]:
         if field.kind is not Kind.TEXT and field.ordered:
             signs += ["<", "<=", ">", ">="]
         made: some.SearchStrategy[Node] = some.builds(
-            Comparison, some.just(field.name), some.sampled_from(signs), literals(field)
+            Relation, some.just(field.name), some.sampled_from(signs), literals(field)
         )
         if field.kind in (Kind.TEXT, Kind.WORD):
             globs = some.builds(Literal, some.just(Kind.TEXT), TEXTS)
-            made |= some.builds(Comparison, some.just(field.name), some.just("~"), globs)
+            made |= some.builds(Relation, some.just(field.name), some.just("~"), globs)
         if field.optional:
             none = some.just(Literal(field.kind, None))
-            made |= some.builds(Comparison, some.just(field.name), some.sampled_from(["=", "!="]), none)
+            made |= some.builds(Relation, some.just(field.name), some.sampled_from(["=", "!="]), none)
         if field.flag:
             made |= some.just(Flag(field.name))
         others = [
@@ -278,7 +278,7 @@ def comparisons(schema: Schema) -> some.SearchStrategy[Node]:
         ]
         if others and not field.many:
             other = some.builds(Other, some.sampled_from(others))
-            made |= some.builds(Comparison, some.just(field.name), some.sampled_from(signs), other)
+            made |= some.builds(Relation, some.just(field.name), some.sampled_from(signs), other)
         return made
 
     # One field of every kind, rather than all tiers: the strategy is built anew for every example.
@@ -332,7 +332,7 @@ def walk(node: Node, *facts: Any) -> bool:
             return any(walk(part, *facts) for part in node.parts)
         case Flag():
             return bool(CONDITION.fields[node.field].get(*facts))
-        case Comparison():
+        case Relation():
             field = CONDITION.fields[node.field]
             left = field.get(*facts)
             if isinstance(node.value, Other):
@@ -440,6 +440,6 @@ def test_a_field_with_tests_of_its_own_compares_as_its_value_does(sign: str, off
     for field in CONDITION.fields.values():
         if field.less is not None:
             value = field.get(slot, state, A_MOMENT)
-            node = Comparison(field.name, sign, Literal(field.kind, value + off))
+            node = Relation(field.name, sign, Literal(field.kind, value + off))
             want = {"<": off > 0, "<=": off >= 0, ">": off < 0, ">=": off <= 0}[sign]
             assert compile_tree(node, CONDITION)(slot, state, A_MOMENT) is want

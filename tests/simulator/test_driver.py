@@ -47,7 +47,7 @@ async def test_the_events_are_the_same_at_any_speed() -> None:
     logs: list[Log] = []
     for speed in (3.0, 10.0, None):
         log = Log()
-        await drive(rig_of(SHORT, log), speed=speed, changed=log)
+        await drive(rig_of(SHORT, log), speed=speed, changed=log.wait)
         logs.append(log)
     paced, faster, fastest = logs
     assert paced.stimuli == faster.stimuli == fastest.stimuli
@@ -100,7 +100,7 @@ async def test_a_held_rig_waits_for_the_release(speed: float | None) -> None:
     rig = rig_of("multiturn:sessions=1,turns=1,requests=1", log)
     rig.dispatcher.submit(BreakpointsReplaced, "me", (BreakpointSpec(to_state=SlotState.DECODING, one_shot=True),))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: drive(rig, speed=speed, changed=log))
+        tasks.start_soon(lambda: drive(rig, speed=speed, changed=log.wait))
         while not rig.only_held:
             await log.wait()
             await anyio.lowlevel.checkpoint()
@@ -135,7 +135,7 @@ async def test_what_comes_from_outside_while_it_sleeps_is_stamped_with_the_time_
     log = Log()
     rig = rig_of("multiturn:sessions=2,turns=1,ramp=3600,output=1,requests=2", log)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: drive(rig, speed=1_000.0, changed=log))
+        tasks.start_soon(lambda: drive(rig, speed=1_000.0, changed=log.wait))
         while rig.engine.totals.finished < 1:
             await log.wait()
         last_ns = rig.now_ns
@@ -164,7 +164,7 @@ async def test_a_long_lag_is_forgotten_instead_of_caught_up() -> None:
         return wall[0]
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: drive(rig, speed=1.0, changed=log, monotonic_ns=monotonic_ns))
+        tasks.start_soon(lambda: drive(rig, speed=1.0, changed=log.wait, monotonic_ns=monotonic_ns))
         while rig.engine.totals.finished < 1:
             await log.wait()
         before_ns = rig.now_ns

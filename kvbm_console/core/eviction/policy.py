@@ -65,7 +65,7 @@ class EvictionPolicy(Protocol):
     ) -> list[int] | None:
         """The ``count`` keys to evict, first one first, none of them protected; None when there are fewer.
 
-        Choosing changes nothing that a later choice could see; whoever evicts them says so with ``forget``.
+        Choosing changes nothing that a later choice could see. The caller evicts the keys with ``forget``.
         """
         ...
 

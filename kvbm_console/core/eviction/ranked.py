@@ -233,7 +233,7 @@ class Ranked:
     def export(self) -> Any:
         """Every known key by stamp, as columns: keys, stamps, values, whether it is resident.
 
-        There may be hundreds of thousands, and whoever asks stands still meanwhile: no object is made for a key.
+        There may be hundreds of thousands, and the caller waits, so no object is made for a key.
         """
         stamps = self._stamp
         keys = [key for _, key in sorted(zip(stamps.values(), stamps, strict=True))]

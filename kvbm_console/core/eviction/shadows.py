@@ -30,7 +30,7 @@ class Shadow(Protocol):
         ...
 
     def forget(self, key: int) -> None:
-        """Nobody knows this key any more."""
+        """Forget this key, which the policy has forgotten."""
         ...
 
     def export(self) -> Any:

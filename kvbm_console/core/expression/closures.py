@@ -12,14 +12,14 @@ from fnmatch import translate
 from typing import Any, Final
 
 from kvbm_console.core.expression.schema import ExpressionError, Field, Getter, Kind, Schema, Test, short
-from kvbm_console.core.expression.tree import And, Comparison, Flag, Literal, Node, Not, Or, Other
+from kvbm_console.core.expression.tree import And, Flag, Literal, Node, Not, Or, Other, Relation
 from kvbm_console.core.ids import is_called
 
 
 def compile_tree(node: Node, schema: Schema) -> Test:
     """The closure of a tree that was parsed with this schema."""
     match node:
-        case Comparison():
+        case Relation():
             return _comparison(schema.fields[node.field], node, schema)
         case Flag():
             return _truth(schema.fields[node.field].get)
@@ -72,7 +72,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _comparison(field: Field, node: Comparison, schema: Schema) -> Test:
+def _comparison(field: Field, node: Relation, schema: Schema) -> Test:
     if isinstance(node.value, Other):
         return _with_other(field.get, node.operator, schema.fields[node.value.field].get)
     if node.operator == "~":

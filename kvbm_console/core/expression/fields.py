@@ -29,7 +29,7 @@ def _available(name: str, tier: Tier) -> Field:
     def get(_item: Any, state: Any, _moment: Any) -> int:
         found = 0
         for pool in state.pools:
-            if pool.tier is tier:
+            if pool.info.tier is tier:
                 counts = pool.counts
                 found += counts[0] + counts[1]
         return found
@@ -38,7 +38,7 @@ def _available(name: str, tier: Tier) -> Field:
         def test(_item: Any, state: Any, _moment: Any) -> bool:
             found = 0
             for pool in state.pools:
-                if pool.tier is tier:
+                if pool.info.tier is tier:
                     counts = pool.counts
                     found += counts[0] + counts[1]
             return found < value
@@ -49,7 +49,7 @@ def _available(name: str, tier: Tier) -> Field:
         def test(_item: Any, state: Any, _moment: Any) -> bool:
             found = 0
             for pool in state.pools:
-                if pool.tier is tier:
+                if pool.info.tier is tier:
                     counts = pool.counts
                     found += counts[0] + counts[1]
             return found > value
@@ -91,13 +91,13 @@ def _tier_counts(tier: Tier) -> list[Field]:
     def total(*conditions: int) -> Getter:
         def get(_item: Any, state: Any, _moment: Any) -> int:
             return sum(
-                pool.counts[condition] for pool in state.pools if pool.tier is tier for condition in conditions
+                pool.counts[condition] for pool in state.pools if pool.info.tier is tier for condition in conditions
             )
 
         return get
 
     def capacity(_item: Any, state: Any, _moment: Any) -> int:
-        return sum(len(pool) for pool in state.pools if pool.tier is tier)
+        return sum(len(pool) for pool in state.pools if pool.info.tier is tier)
 
     label = tier.name
     return [

@@ -25,7 +25,7 @@ from kvbm_console.core.expression.schema import (
     nearest,
     short,
 )
-from kvbm_console.core.expression.tree import And, Comparison, Flag, Literal, Node, Not, Or, Other
+from kvbm_console.core.expression.tree import And, Flag, Literal, Node, Not, Or, Other, Relation
 
 KEYWORDS: Final = frozenset({"and", "or", "not"})
 OPERATORS: Final = ("=", "!=", "<", "<=", ">", ">=", "~")
@@ -102,7 +102,7 @@ def parse(text: str, schema: Schema) -> Node:
 
     >>> from kvbm_console.core.expression.fields import SLOT
     >>> parse("state = onboarding", SLOT)
-    Comparison(field='state', operator='=', value=Literal(kind=<Kind.WORD: 'a word'>, value='onboarding'))
+    Relation(field='state', operator='=', value=Literal(kind=<Kind.WORD: 'a word'>, value='onboarding'))
     """
     return _Parser(scan(text), schema).read()
 
@@ -200,7 +200,7 @@ class _Parser:
             hint = "; write `=`" if both == "==" else ""
             raise ExpressionError(operator.column, f"`{both}` is not an operator{hint}")
         self._check_operator(field, operator)
-        return Comparison(field.name, operator.text, self._value(field, operator.text, self._take()))
+        return Relation(field.name, operator.text, self._value(field, operator.text, self._take()))
 
     def _check_operator(self, field: Field, operator: Token) -> None:
         if operator.text in ("=", "!="):

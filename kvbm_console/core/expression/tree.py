@@ -23,7 +23,7 @@ class Other(msgspec.Struct, frozen=True):
     field: str
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Relation(msgspec.Struct, frozen=True):
     """``field operator value``."""
 
     field: str
@@ -55,17 +55,17 @@ class Or(msgspec.Struct, frozen=True):
     parts: tuple["Node", ...]
 
 
-Node = Comparison | Flag | Not | And | Or
+Node = Relation | Flag | Not | And | Or
 
 
 def show(node: Node) -> str:
     """The canonical spelling.
 
-    >>> show(Not(Or((Flag("held"), Comparison("age", ">=", Literal(Kind.DURATION, 1_500_000))))))
+    >>> show(Not(Or((Flag("held"), Relation("age", ">=", Literal(Kind.DURATION, 1_500_000))))))
     'not (held or age >= 1500 us)'
     """
     match node:
-        case Comparison():
+        case Relation():
             return f"{node.field} {node.operator} {_show_value(node.value)}"
         case Flag():
             return node.field

@@ -1,6 +1,7 @@
 """The debugger (breakpoints, holds, leases, freezes) and events of the whole cache (reset, drain, notes).
 
-Law of this file: a hold and its slot name each other, and whoever stands at the schedule point is in ``standing``.
+Law of this file: a hold and its slot name each other, and requests that stand at the schedule point are in
+``standing``.
 """
 
 from collections.abc import Callable

@@ -51,7 +51,7 @@ class PoolAids(msgspec.Struct):
     """Full places of a pool that the leader decides whose copy below was evicted there: copied again when they are to
     be evicted here."""
     covered: dict[int, None] = {}
-    """Full places without a copy below that somebody holds, in the order in which they were filled."""
+    """Full places without a copy below that have a holder, in the order in which they were filled."""
     planned: dict[int, int] = {}
     """Place to the open candidate that will copy it down."""
     owner: dict[int, int] = {}
@@ -62,7 +62,7 @@ class PoolAids(msgspec.Struct):
     ordered: bool = False
     """Whether ``loose`` is kept: of an engine's pool with a tier below, where the order of eviction rules offloads."""
     loose: dict[int, None] = {}
-    """Full places that nobody holds, in the order in which the engine reuses them."""
+    """Full places without a holder, in the order in which the engine reuses them."""
     given: int = 0
     """Places that were given away so far."""
     behind: int = 0
@@ -295,7 +295,7 @@ class Aids(msgspec.Struct):
         return MissReason.NEVER_STORED
 
     def taken(self, pool: PoolFacts, places: list[int]) -> None:
-        """Somebody holds these places now: those without a copy below are ``covered``."""
+        """These places have a holder now. Those without a copy below become ``covered``."""
         mine = self.pools[pool.info.pool]
         if mine.ordered:
             _drop(mine.loose, places)
@@ -323,7 +323,7 @@ class Aids(msgspec.Struct):
                 mine.exposed[place] = None
 
     def filled(self, pool: PoolFacts, places: list[int]) -> None:
-        """These places, which somebody holds, are full and have no copy below."""
+        """These places have a holder, are full and have no copy below."""
         self.pools[pool.info.pool].covered.update(dict.fromkeys(places))
 
     def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
@@ -340,7 +340,7 @@ class Aids(msgspec.Struct):
         _drop(mine.bereft, places)
 
     def evicted(self, pool: PoolFacts, places: list[int]) -> None:
-        """These places, which nobody held, lost their content."""
+        """These places, which had no holder, lost their content."""
         mine = self.pools[pool.info.pool]
         _drop(mine.exposed, places)
         _drop(mine.planned, places)

@@ -35,10 +35,10 @@ from kvbm_console.core.leader.resets import reset
 from kvbm_console.core.leader.slots import move
 
 BREAKPOINTS_MAX = 256
-"""All owners together; each costs one comparison at its site, and nobody reads a longer list."""
+"""Breakpoints of all owners together. Each costs a comparison at its site, and a person does not read a longer list."""
 OWNER_BYTES_MAX = 128
 RUN_FOR_MAX_NS: Final = 3_600 * 10**9
-"""Engine time of one run; whoever wants more continues."""
+"""Engine time of a run. A client that wants more time continues."""
 
 
 def breakpoints_replaced(decider: Decider, s: st.BreakpointsReplaced) -> tuple[BreakpointVerdict, ...]:
@@ -259,7 +259,7 @@ def lease_granted(decider: Decider, s: st.LeaseGranted) -> None:
 
 
 def lease_lost(decider: Decider, s: st.LeaseLost) -> None:
-    """The owner is gone: its breakpoints are disabled, not deleted, and what nobody else holds goes on."""
+    """The owner is gone. Its breakpoints are disabled, not deleted, and slots that no other owner holds go on."""
     if not decider.state.leases.get(s.owner):
         return
     known = decider.state.breakpoints

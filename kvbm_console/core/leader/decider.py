@@ -308,7 +308,7 @@ class Decider:
         self.gate = gate if gate.sites else None
 
     def stops(self) -> frozenset[Site]:
-        """Sites at which somebody asked a slot to stop."""
+        """Sites at which a client asked a slot to stop."""
         sites = {site for site, _ in self.aids.until_site.values()}
         if self.aids.until:
             sites.add(Site.TRANSITION_DID)

@@ -35,7 +35,7 @@ GAP_WEIGHT: Final = 8
 """The mean time until a session comes back moves by one part in so many towards each new one."""
 
 
-class Session(msgspec.Struct):
+class EndedTurn(msgspec.Struct):
     """The end of a session's last turn."""
 
     number: int
@@ -56,7 +56,7 @@ class PrefetchAids(msgspec.Struct):
     """When the slots of ``waits`` arrived."""
     successors: dict[int, dict[int, int]] = {}
     """Hash to what followed it in prompts and how often, the last seen ones last."""
-    sessions: dict[str, Session] = {}
+    sessions: dict[str, EndedTurn] = {}
     next_session: int = 1
     gap_ns: int = 0
     """Mean time from the end of a session's turn to its next request, 0 before a session came back."""
@@ -105,7 +105,7 @@ class PrefetchAids(msgspec.Struct):
     # --- what became of a guess ---
 
     def ended(self, candidate: int, hashes: Iterable[int], arrived: Sequence[int]) -> None:
-        """A candidate is over, and these of its blocks have arrived; whoever waited for it waits no longer."""
+        """A candidate ended, and these of its blocks have arrived. Slots that waited for it wait no longer."""
         for key in hashes:
             if self.asked.get(key) == candidate:
                 del self.asked[key]

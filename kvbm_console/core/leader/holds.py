@@ -52,7 +52,7 @@ from kvbm_console.core.tiers import PoolFacts
 MAX_HOLD_NS: Final = 30 * SECOND_NS
 """Of a hold that no breakpoint asked for: a step, or an until."""
 LOGS_PER_SECOND_MAX: Final = 1_000
-"""Messages of one breakpoint in one second of engine time; nobody reads more, and every one is recorded."""
+"""Messages of a breakpoint in a second of engine time. A person does not read more, and each message is recorded."""
 PRESSURE_WINDOW_NS: Final = 2 * SECOND_NS
 """An unheld request that suffers twice within this time makes the oldest hold go on (safety rule 7)."""
 _SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
@@ -74,7 +74,7 @@ def strike(
     decider: Decider, site: Site, slot: SlotFacts, old: SlotState, new: SlotState,
     candidate: CandidateFacts | None = None, since_ns: int | None = None,
 ) -> None:
-    """A site is passed: if a breakpoint watches it, or somebody asked this slot to stop, see what follows.
+    """A site is passed. If a breakpoint watches it, or a client asked a slot to stop there, carry out the effects.
 
     At a move, ``since_ns`` tells since when the slot was in ``old``.
     """
@@ -87,7 +87,7 @@ def strike(
 
 
 def pass_site(decider: Decider, slot: SlotFacts, moment: Moment) -> None:
-    """A site that somebody watches is passed: carry out what the breakpoints ask for."""
+    """A watched site is passed. Carry out the actions of the breakpoints that match."""
     assert decider.gate is not None
     matched, failed = decider.gate.ask(moment, slot, decider.state)
     for number, message in failed:

@@ -126,7 +126,7 @@ def _match(
 
 
 def _stands_still(decider: Decider, key: int) -> bool:
-    """Whether this block is being written for a slot that is held: nobody else waits for that (I12)."""
+    """Whether this block is being written for a held slot. No other slot waits for that (I12)."""
     for operation in decider.state.operations.values() if decider.state.holds else ():
         number = decider.state.candidates[operation.candidate].slot
         if number is None or decider.state.slots[number].hold is None:

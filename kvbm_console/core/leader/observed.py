@@ -46,7 +46,7 @@ _BEGINS: Final = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED
 _SKIPPED_OF: Final = {_S.PREFILLING: _S.SKIPPED_PREFILL, _S.DECODING: _S.SKIPPED_DECODE}
 _BACK_OF: Final = {skipped: back for back, skipped in _SKIPPED_OF.items()}
 TOLD: Final = -1
-"""The operation of blocks that an engine says to hold and that nobody has seen it write."""
+"""The operation number of blocks that an engine reports without a report of their writing."""
 
 
 def not_watched(decider: Decider, s: st.LookupObserved | st.CopiesObserved) -> None:
@@ -472,7 +472,8 @@ def check_ids(pool: PoolFacts, slot: SlotFacts, ids: list[int]) -> None:
 
 
 def give_up(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: Sequence[int]) -> None:
-    """These places are the slot's now: whoever still lists them has lost them, and their content is evicted for it."""
+    """These places are the slot's now. Other slots that still list them have lost them, and their content is evicted
+    for this slot."""
     known = len(pool)
     held = {place for place in ids if place < known and pool.refs[place]}
     if held:
@@ -607,7 +608,7 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
 
 
 def fill_for(decider: Decider, pool: PoolFacts, ids: list[int], hashes: list[int]) -> None:
-    """These blocks are used again as the prefix with these hashes: so whoever fills them has been scheduled to.
+    """These blocks are used again as the prefix with these hashes, so the slots that fill them were scheduled to.
 
     An engine names a block when it gives it out, and a request of the same step may already use it.
     """

@@ -241,7 +241,8 @@ def calm_blocks(decider: Decider, source: int) -> int | None:
     """Blocks that decoding requests may be given before a block that becomes full makes the leader copy down.
 
     Each block that is given away makes at most one place less safe, and nothing else that decoding does changes the
-    answer. None when somebody watches, holds or waits: then every iteration is a chance to act.
+    answer. None when a breakpoint is armed, a slot is held or a copy waits, because then every iteration is a chance to
+    act.
     """
     state, aids = decider.state, decider.aids
     if decider.gate is not None or state.holds or state.frozen is not None or state.draining or state.breakpoints:

@@ -239,7 +239,7 @@ def admitted(decider: Decider, pool: PoolFacts, key: int) -> bool:
 
 
 def _filters(decider: Decider, pool: PoolFacts) -> bool:
-    return decider.config.eviction.disk_admission > 1 and pool.tier is Tier.G3
+    return decider.config.eviction.disk_admission > 1 and pool.info.tier is Tier.G3
 
 
 # --- reports of the mover, rank by rank ---

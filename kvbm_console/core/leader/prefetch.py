@@ -19,7 +19,7 @@ from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Clock, Route, SlotState, Tier
 from kvbm_console.core.instructions import SetDeadline
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.core.leader.foresight import GAP_WEIGHT, SESSION_BLOCKS_MAX, SESSIONS_MAX, Session
+from kvbm_console.core.leader.foresight import GAP_WEIGHT, SESSION_BLOCKS_MAX, SESSIONS_MAX, EndedTurn
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import PoolFacts
@@ -61,7 +61,7 @@ def ended(decider: Decider, slot: SlotFacts) -> None:
     if known is not None:
         decider.clear_deadline("prefetch", known.number)
     number, memory.next_session = memory.next_session, memory.next_session + 1
-    memory.sessions[slot.session] = Session(number, slot.hashes[-SESSION_BLOCKS_MAX:], decider.at_ns)
+    memory.sessions[slot.session] = EndedTurn(number, slot.hashes[-SESSION_BLOCKS_MAX:], decider.at_ns)
     for name in list(islice(memory.sessions, max(0, len(memory.sessions) - SESSIONS_MAX))):
         decider.clear_deadline("prefetch", memory.sessions.pop(name).number)
     if memory.gap_ns:

@@ -65,7 +65,7 @@ def _stop_candidates(decider: Decider, slot: SlotFacts, *, cancel_stores: bool) 
     """Skip the slot's candidates that are pending and not held; cancel its loads, and its stores if asked, that have
     not started.
 
-    Nobody waits for the load any more: its end wakes nobody.
+    No request waits for the load any more, so its end wakes none.
     """
     held = slot.hold is not None and decider.state.holds[slot.hold].point in (WaitPoint.EVALUATE, WaitPoint.PROMOTE)
     decider.aids.loads.pop(slot.slot, None)

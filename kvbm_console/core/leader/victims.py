@@ -1,9 +1,9 @@
 """Room in a pool that the leader decides: what is evicted for a copy into it, and when that copy waits instead.
 
 Law of this file: by the offload law ``order``, a block that would be lost is not evicted while it can still be copied
-down. Blocks with a copy below go first; if there are not enough of them, those in front are copied and whoever wants
-their places waits. They are evicted all the same when the pool below is full, or when its link was busy for nearly all
-of the last second. Waiting would then only lose warmer blocks above.
+down. Blocks with a copy below go first. If there are not enough of them, the blocks in front are copied, and the copy
+that wants their places waits. They are evicted all the same when the pool below is full, or when its link was busy for
+nearly all of the last second. Waiting would then only lose warmer blocks above.
 
 The pool below evicts the copies of blocks that are evicted next here only when it has nothing else. A block whose copy
 was evicted there is copied again once until it is used, or all else here has gone. Else tiers of like size would copy
@@ -28,8 +28,8 @@ _FURTHER: Final = 4
 def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[int]) -> tuple[list[int], EvictRule]:
     """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too.
 
-    A block that waits for its own copy down stays until that has ended: what was about to be saved is not given up.
-    So does what these hashes continue; with it all of its prefix, and that of what somebody holds (I13).
+    A block that waits for its own copy down stays until that has ended: what was about to be saved is not given up. So
+    do the blocks that these hashes continue, with all of their prefix, and the prefixes of held blocks (I13).
     """
     mine, policy = decider.aids.pools[pool.info.pool], decider.box.policies[pool.info.pool]
     protected = {pool.hash_of[place] for place in mine.planned}

@@ -70,6 +70,8 @@ def main(settings: dict[str, Any]) -> None:
             step()
         while "gated" in order and not recorder.gated:
             step()
+        while "held_back" in order and not recorder.held_back:
+            step()
         while "drained" in order and recorder.queue:
             time.sleep(0.001)
         print(json.dumps({

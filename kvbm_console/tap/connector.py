@@ -133,13 +133,9 @@ def bind_kv_cache_manager(self: Any, kv_cache_manager: Any) -> Any:
 
 def on_new_request(self: Any, request: Any) -> Any:
     """A request arrived."""
-    began = _now()
     recorder = self._recorder
-    try:
+    with recorder.part:
         _arrived(recorder, request)
-    except Exception:
-        recorder.failed()
-    recorder.spent(_now() - began)
     return self._tapped.on_new_request(request)
 
 
@@ -181,26 +177,21 @@ def get_num_new_matched_tokens(self: Any, request: Any, num_computed_tokens: int
 
 def update_state_after_alloc(self: Any, request: Any, blocks: Any, num_external_tokens: int) -> Any:
     """Device blocks were allocated."""
-    began = _now()
     recorder = self._recorder
-    try:
+    with recorder.part as began:
         if recorder.on:
             recorder.forget(request.request_id)
             # The lists are the engine's own and go on growing: how long they are now is what is told.
             groups = getattr(blocks, "blocks", None)
             told = blocks.get_block_ids() if groups is None else tuple((group, len(group)) for group in groups)
             recorder.put(("alloc", began, request.request_id, told, num_external_tokens))
-    except Exception:
-        recorder.failed()
-    recorder.spent(_now() - began)
     return self._tapped.update_state_after_alloc(request, blocks, num_external_tokens)
 
 
 def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
     """A step was formed."""
-    began = _now()
     recorder = self._recorder
-    try:
+    with recorder.part as began:
         if scheduler_output.num_scheduled_tokens:
             recorder.stepped(began)
         if recorder.on:
@@ -212,9 +203,6 @@ def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
                     "step", began, scheduler_output, tuple(preempted) if preempted else (),
                     _lengths(recorder, scheduler_output),
                 ))
-    except Exception:
-        recorder.failed()
-    recorder.spent(_now() - began)
     metadata = self._tapped.build_connector_meta(scheduler_output)
     if self._marker is not None:
         _mark(self, scheduler_output, metadata)
@@ -223,14 +211,10 @@ def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
 
 def _mark(self: Any, scheduler_output: Any, metadata: Any) -> None:
     """``sanitize``: name the blocks of the copies that the connector ordered."""
-    began = _now()
     recorder = self._recorder
-    try:
+    with recorder.part:
         self._marker.mark(recorder.live, self._kv_cache_manager.block_pool.blocks, scheduler_output, metadata)
         _tell_findings(self)
-    except Exception:
-        recorder.failed()
-    recorder.spent(_now() - began)
 
 
 def _tell_findings(self: Any) -> None:
@@ -289,15 +273,11 @@ def update_connector_output(self: Any, connector_output: Any) -> Any:
         except Exception:
             recorder.failed()
     answer = self._tapped.update_connector_output(connector_output)
-    began = _now()
-    try:
+    with recorder.part as began:
         if recorder.on:
             told = tuple(tuple(getattr(connector_output, field, None) or ()) for field in _COPIES)
             if any(told):
                 recorder.put(("copies", began, *told))
-    except Exception:
-        recorder.failed()
-    recorder.spent(_now() - began)
     return answer
 
 
@@ -323,17 +303,13 @@ _EARLY: Final = ("FINISHED_ABORTED", "FINISHED_ERROR")
 
 
 def _finished(self: Any, request: Any, groups: Any, answer: Any) -> None:
-    began = _now()
     recorder = self._recorder
-    try:
+    with recorder.part as began:
         recorder.live.pop(request.request_id, None)
         recorder.forget(request.request_id)
         if recorder.on:
             early = getattr(request.status, "name", "") in _EARLY
             recorder.put(("finish", began, request, bool(answer[0]), _named(self, groups) if early else ()))
-    except Exception:
-        recorder.failed()
-    recorder.spent(_now() - began)
 
 
 def _named(self: Any, groups: Any) -> tuple[int, ...]:
@@ -353,15 +329,11 @@ def take_events(self: Any) -> Any:
     recorder = self._recorder
     if recorder.on or self._events_are_ours:
         events = tuple(events or ())  # it may be a generator, which can be read once
-    began = _now()
-    try:
+    with recorder.part as began:
         if events and recorder.below is not None:
             recorder.stored_below(events)
         if recorder.on and events:
             recorder.put(("events", began, events))
-    except Exception:
-        recorder.failed()
-    recorder.spent(_now() - began)
     return () if self._events_are_ours else events
 
 

@@ -23,17 +23,38 @@ Record = tuple[Any, ...]
 """(what, nanoseconds on the monotonic clock, fields...), see ``flatten``."""
 
 
+class _OurPart:
+    """Around our part of a call: its time is counted, and an error of ours is counted and swallowed."""
+
+    __slots__ = ("_began", "_recorder")
+
+    def __init__(self, recorder: "TapRecorder") -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> int:
+        self._began = time.monotonic_ns()
+        return self._began
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        ours = isinstance(error, Exception)
+        if ours:
+            self._recorder.failed()
+        self._recorder.spent(time.monotonic_ns() - self._began)
+        return ours
+
+
 class TapRecorder:
     """The queue of one engine and the daemon's word. ``on`` is true while a daemon listens."""
 
     __slots__ = (
         "_ask_ns", "_pattern", "allocating", "answers", "asked", "below", "by_place", "call_ns", "calls",
         "checks", "cleared", "dropped", "ending", "errors", "gated", "held", "held_back", "live", "on",
-        "places_known", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full",
+        "part", "places_known", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full",
     )
 
     def __init__(self, *, ask_ns: int = ASK_NS, by_place: bool = False) -> None:
         self._ask_ns = ask_ns
+        self.part = _OurPart(self)
         self.queue: deque[Record] = deque()
         self.on = False
         self.ending = False

@@ -39,6 +39,8 @@ from .prompts import Prompt
 KEYS: Final = frozenset("bcCsSuXDF")
 VERDICT_NS: Final = 60 * S
 """How far back the editor of a breakpoint counts what it would have hit."""
+SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 100.0)
+"""Steps of the speed of a recording."""
 
 
 def press(desk: Desk, key: str) -> None:
@@ -277,10 +279,6 @@ def _until(desk: Desk) -> None:
         "continue until ", first, submit, check, desk.histories.setdefault("until", []),
         complete=lambda typed: [label for label in labels if label.startswith(typed.strip())],
     )
-
-
-SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 100.0)
-"""Steps of the speed of a recording."""
 
 
 def transport_key(desk: Desk, key: str) -> None:

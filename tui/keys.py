@@ -266,4 +266,3 @@ def act(desk: Desk, action: Action, x: int) -> None:
             desk.view.press(desk, f"sort:{name}")
         case ("target", int(number)):
             desk.actions.show_target(number)
-

@@ -21,6 +21,11 @@ TABS: Final = (
 """Names of the views, and the short form below 100 columns."""
 NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why")
 """Names of all views, for files and help."""
+NAME_SHARE: Final = 4
+"""A name takes this part of the row before anything else is dropped for it: 20 cells of 80, 30 of 120."""
+NAME_MIN: Final = 5
+"""Cells of a name that still tells two targets apart."""
+NAME_MAX: Final = 40
 
 
 class StatusRow(msgspec.Struct):
@@ -54,11 +59,6 @@ class StatusRow(msgspec.Struct):
 _DROPS: Final = ("socket", "clock", "iteration", "age", "synced", "run", "rate", "lag", "note")
 _LAST: Final = 3
 """So many of those at the end go only when a name of ``NAME_MIN`` cells leaves no room for them: below 80 columns."""
-NAME_SHARE: Final = 4
-"""A name takes this part of the row before anything else is dropped for it: 20 cells of 80, 30 of 120."""
-NAME_MIN: Final = 5
-"""Cells of a name that still tells two targets apart."""
-NAME_MAX: Final = 40
 
 
 def status_line(status: StatusRow, width: int) -> Line:

@@ -12,6 +12,24 @@ from kvbm_console.core.ids import CandidateStatus, SlotState, Tier
 
 _S = SlotState
 _C = CandidateStatus
+TRANSLATE: Final = str.maketrans({
+    "→": ">", "←": "<", "↑": "^", "↓": "v", "–": "-", "−": "-", "…": "~", "×": "x", "·": ".", "µ": "u", "‖": "#",
+    "Δ": "d", "≥": ">", "◊": "*", "±": "~",
+    "●": "*", "○": "o",
+})
+"""Characters of sentences, for terminals that have only ASCII."""
+ORDER: Final = (
+    _S.PREFILLING, _S.DECODING, _S.ONBOARDING, _S.ONBOARD_STAGED, _S.SKIPPED_DECODE, _S.SKIPPED_PREFILL, _S.PREEMPTED,
+    _S.FINISHING, _S.INITIALIZED,
+)
+"""The order of states in counts and bars: work first."""
+FILL: Final = {
+    _S.INITIALIZED: "state.initialized", _S.ONBOARD_STAGED: "fill.onboard", _S.ONBOARDING: "fill.onboard",
+    _S.SKIPPED_PREFILL: "fill.prefill", _S.PREFILLING: "fill.prefill", _S.SKIPPED_DECODE: "fill.decode",
+    _S.DECODING: "fill.decode", _S.PREEMPTED: "state.preempted", _S.FINISHING: "state.finishing",
+    _S.FINISHED: "state.finished",
+}
+"""Role of a state's texture: fills are quieter than glyphs and text."""
 
 
 class Glyphs(msgspec.Struct, frozen=True):
@@ -100,27 +118,6 @@ ASCII: Final = Glyphs(
     trend="_.-=+*", eighths="_.-=+*##", full="=", half="=", track="-", select=">", cursor="|", cursor_top="|",
     mark="*", branch="`", window=("[", "]"), rule="-", miss="-", knob="o", map=(".", "c", "R", "w", "q"),
 )
-
-TRANSLATE: Final = str.maketrans({
-    "→": ">", "←": "<", "↑": "^", "↓": "v", "–": "-", "−": "-", "…": "~", "×": "x", "·": ".", "µ": "u", "‖": "#",
-    "Δ": "d", "≥": ">", "◊": "*", "±": "~",
-    "●": "*", "○": "o",
-})
-"""Characters of sentences, for terminals that have only ASCII."""
-
-ORDER: Final = (
-    _S.PREFILLING, _S.DECODING, _S.ONBOARDING, _S.ONBOARD_STAGED, _S.SKIPPED_DECODE, _S.SKIPPED_PREFILL, _S.PREEMPTED,
-    _S.FINISHING, _S.INITIALIZED,
-)
-"""The order of states in counts and bars: work first."""
-
-FILL: Final = {
-    _S.INITIALIZED: "state.initialized", _S.ONBOARD_STAGED: "fill.onboard", _S.ONBOARDING: "fill.onboard",
-    _S.SKIPPED_PREFILL: "fill.prefill", _S.PREFILLING: "fill.prefill", _S.SKIPPED_DECODE: "fill.decode",
-    _S.DECODING: "fill.decode", _S.PREEMPTED: "state.preempted", _S.FINISHING: "state.finishing",
-    _S.FINISHED: "state.finished",
-}
-"""Role of a state's texture: fills are quieter than glyphs and text."""
 
 
 def state_role(state: SlotState) -> str:

@@ -35,6 +35,12 @@ CACHE_MAX: Final = 512
 Limits = dict[SlotState, int]
 Ink = tuple[int, tuple[Span, ...]]
 """The first cell that is not blank, and the spans from there to the last such cell."""
+BUSY: Final = 0x80
+STEPS_NS: Final = tuple(
+    factor * unit for unit in (1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
+    for factor in (1, 2, 5)
+) + tuple(value * 60_000_000_000 for value in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600))
+"""Distances of ticks on an axis, and of the zoom."""
 
 
 class Window:
@@ -267,16 +273,8 @@ def runs(codes: bytearray, busy: set[int], glyphs: Glyphs, wire_role: str = "tex
     return spans
 
 
-BUSY: Final = 0x80
 _RUN: Final = re.compile(rb"(.)\1*", re.DOTALL)
 """A run of equal cells: found without a step of ours for each of them."""
-
-
-STEPS_NS: Final = tuple(
-    factor * unit for unit in (1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
-    for factor in (1, 2, 5)
-) + tuple(value * 60_000_000_000 for value in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600))
-"""Distances of ticks on an axis, and of the zoom."""
 
 
 def tick_ns(cell_ns: int, apart: int = 10) -> int:

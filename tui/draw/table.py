@@ -18,6 +18,7 @@ Table = tuple[list[str], list[list[str]]]
 """Names of columns, and rows of text: the form that is exported as CSV."""
 KEPT_MAX: Final = 512
 """Rows kept of one table; some screens of them."""
+MOVES = frozenset({"up", "down", "k", "j", "pageup", "pagedown", "g", "G", "home", "end"})
 
 
 class Column(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -211,9 +212,6 @@ def window(total: int, selected: int | None, top: int, height: int) -> int:
     if selected is not None:
         top = min(max(top, selected - height + 1), selected)
     return max(0, min(top, max(0, total - height)))
-
-
-MOVES = frozenset({"up", "down", "k", "j", "pageup", "pagedown", "g", "G", "home", "end"})
 
 
 def moved(at: int | None, key: str, total: int, page: int) -> int:

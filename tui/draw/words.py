@@ -15,6 +15,14 @@ from .glyphs import Glyphs, state_role
 from .spans import Span
 
 LEVEL_ROLE = {None: "text", Level.FAULT: "fault", Level.HELD: "caution", Level.CAUTION: "caution"}
+TIER_WORDS: Final = ("G1 G2 G3", "device memory, host memory, disk: a cached block lies in one or several")
+LIFE_WORDS: Final = (
+    ("staged", "found below the device; its places are kept until it is admitted"),
+    ("onboarding", "its blocks are copied up to the device"),
+    ("preempted", "it lost its device blocks to others and begins again"),
+    ("skipped", "alive, and without a token in this iteration"),
+)
+"""Words of several views, with their meanings, for the help."""
 
 
 def mark(level: Level | None, glyphs: Glyphs) -> list[Span]:
@@ -55,12 +63,3 @@ def prompt_bar(prompt: PromptShares, cells: int, glyphs: Glyphs) -> list[Span]:
     if widths[5]:
         spans.append(Span(glyphs.todo * widths[5], "todo"))
     return spans
-
-TIER_WORDS: Final = ("G1 G2 G3", "device memory, host memory, disk: a cached block lies in one or several")
-LIFE_WORDS: Final = (
-    ("staged", "found below the device; its places are kept until it is admitted"),
-    ("onboarding", "its blocks are copied up to the device"),
-    ("preempted", "it lost its device blocks to others and begins again"),
-    ("skipped", "alive, and without a token in this iteration"),
-)
-"""Words of several views, with their meanings, for the help."""

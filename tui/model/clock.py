@@ -26,6 +26,11 @@ RATE_WINDOW_NS: Final = 2 * S
 RATE_STEP_NS: Final = RATE_WINDOW_NS // 200
 """Batches within this time count as one."""
 BATCHES_MAX: Final = 512
+APART_NS: Final = 5 * S
+"""Between this wall and the target's: machines whose logs are compared are less apart, and a simulated engine on a busy
+machine soon is more."""
+DRIFT_NS: Final = 2 * S
+"""The same apart, since the first heartbeat: heartbeats come late by less."""
 
 
 class TargetClock:
@@ -136,13 +141,6 @@ class FeedProgress:
         """
         since = self._beats[-1][0] if self._beats else self._since
         return None if since is None else mono_ns - since
-
-
-APART_NS: Final = 5 * S
-"""Between this wall and the target's: machines whose logs are compared are less apart, and a simulated engine on a busy
-machine soon is more."""
-DRIFT_NS: Final = 2 * S
-"""The same apart, since the first heartbeat: heartbeats come late by less."""
 
 
 class Times:

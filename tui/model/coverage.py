@@ -22,6 +22,30 @@ import msgspec
 
 from .numbers import S
 
+STRETCHES_MAX: Final = 4_096
+"""Stretches remembered for log and timeline: some minutes of a flood."""
+RECENT: Final = 8
+"""Snapshots over which the share that is looked at is told: about two seconds."""
+WINDOW_NS: Final = S // 2
+"""Over this time the share is measured: shorter than an eye waits, longer than a burst after a pause."""
+SHARE_MAX: Final = 0.12
+"""Share of a core above which facts are sampled: drawing takes as much again, both together less than a quarter."""
+SHARE_BACK: Final = 0.07
+"""Share that folding every event may cost at the present rate before sampling ends; well below, or it would flap."""
+RATE_MIN: Final = 5_000
+"""Events a second below which the console folds all of them. Batches are then so small that sampling would save
+nothing, and every event looks expensive on a crowded machine."""
+REFRESH_NS: Final = S // 4
+"""Facts are at most about this old while they are sampled."""
+LOOK_SHARE: Final = 1 / 30
+"""Share of a core for looking at events while facts are sampled."""
+SNAPSHOT_FACTOR: Final = 120
+"""After a snapshot that took t to fold, the console waits this many times t, so facts of large pools come less often.
+Before that its bytes were read and decoded, for about three times t: all of it is a thirtieth of a core."""
+URGENT_NS: Final = S // 16
+"""Least time between two snapshots when a slot is held or released."""
+URGENT_FACTOR: Final = 30
+
 
 class SeenGap(msgspec.Struct):
     """Events that were not delivered: from the last applied event before to the snapshot after."""
@@ -38,11 +62,6 @@ class SeenGap(msgspec.Struct):
     def count(self) -> int:
         """How many were lost."""
         return self.last - self.first + 1
-
-STRETCHES_MAX: Final = 4_096
-"""Stretches remembered for log and timeline: some minutes of a flood."""
-RECENT: Final = 8
-"""Snapshots over which the share that is looked at is told: about two seconds."""
 
 
 class Stretch(msgspec.Struct):
@@ -118,27 +137,6 @@ class Coverage:
         if self.passing:
             taken, passed = taken + self._taken, passed + self.stretches[-1].count
         return None if not passed else max(2, round((taken + passed) / max(1, taken)))
-
-
-WINDOW_NS: Final = S // 2
-"""Over this time the share is measured: shorter than an eye waits, longer than a burst after a pause."""
-SHARE_MAX: Final = 0.12
-"""Share of a core above which facts are sampled: drawing takes as much again, both together less than a quarter."""
-SHARE_BACK: Final = 0.07
-"""Share that folding every event may cost at the present rate before sampling ends; well below, or it would flap."""
-RATE_MIN: Final = 5_000
-"""Events a second below which the console folds all of them. Batches are then so small that sampling would save
-nothing, and every event looks expensive on a crowded machine."""
-REFRESH_NS: Final = S // 4
-"""Facts are at most about this old while they are sampled."""
-LOOK_SHARE: Final = 1 / 30
-"""Share of a core for looking at events while facts are sampled."""
-SNAPSHOT_FACTOR: Final = 120
-"""After a snapshot that took t to fold, the console waits this many times t, so facts of large pools come less often.
-Before that its bytes were read and decoded, for about three times t: all of it is a thirtieth of a core."""
-URGENT_NS: Final = S // 16
-"""Least time between two snapshots when a slot is held or released."""
-URGENT_FACTOR: Final = 30
 
 
 class SamplingPace:

@@ -29,6 +29,11 @@ from .filters import with_fields
 from .history import History
 from .numbers import count, duration, plural, route_arrow
 
+SCANNED_MAX: Final = 10_000
+"""Events looked at for one step; half of what the log keeps."""
+TRIED_MAX: Final = 64
+"""Later events whose cause is asked for when an effect is looked for."""
+
 
 def concerns(event: ev.Event, history: History) -> str:
     """The request that the event is about; empty when it is about none or several."""
@@ -127,11 +132,6 @@ PHRASES: Final[dict[type[ev.Event], Callable[[Any, History], str]]] = {
 """Kinds that this console tells differently."""
 
 
-SCANNED_MAX: Final = 10_000
-"""Events looked at for one step; half of what the log keeps."""
-TRIED_MAX: Final = 64
-"""Later events whose cause is asked for when an effect is looked for."""
-
 Link = tuple[str, int]
 _S = SlotState
 _OPENS: Final[dict[SlotState, tuple[type[Event], ...]]] = {
@@ -229,7 +229,6 @@ def _after(event: Event, log: "deque[Event]") -> Iterator[Event]:
 
 
 # --- the filter of the log --------------------------------------------------------------------------------------------
-
 
 
 def _event_slot(event: Any, state: Any, history: History) -> tuple[int, ...]:

@@ -352,6 +352,7 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
 }
 """Event type to what it adds to the history; kinds that are not here change facts only."""
 
+
 def urgent(state: CacheState) -> tuple[type[ev.Event], ...]:
     """The kinds of event after which the console wants a new snapshot at once, even when it passes over them.
 

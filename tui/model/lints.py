@@ -32,6 +32,10 @@ LOG: Final = ("9", "the log")
 COPIES: Final = ("enter", "show them")
 ACTIONS: Final = {"log": LOG, "slots": ("2", "the slots"), "tiers": ("6", "the tiers"), "transfers": COPIES}
 """The action of a finding that is not about one request, by the view of its lint."""
+DRAWN: Final[dict[str, type[Lint]]] = {
+    name: lint for name, lint in LINTS.items() if lint.on_stream and lint.drawn and lint.level is not Level.NOTE
+}
+"""Lints of the library whose findings are drawn."""
 
 
 class SessionLint(msgspec.Struct, frozen=True):
@@ -78,10 +82,6 @@ RECORDER: Final = SessionLint(
 )
 AT_ONCE: Final = ("verdict", *(one.name for one in (HELD, ALL_HELD, FROZEN, LOST, PART, RECORDER)))
 """Warnings that show as soon as they are true."""
-DRAWN: Final[dict[str, type[Lint]]] = {
-    name: lint for name, lint in LINTS.items() if lint.on_stream and lint.drawn and lint.level is not Level.NOTE
-}
-"""Lints of the library whose findings are drawn."""
 TEXTS: Final[dict[str, SessionLint | type[Lint]]] = {
     **{one.name: one for one in (HELD, ALL_HELD, FROZEN, LOST, PART, RECORDER)}, **DRAWN,
 }

@@ -19,6 +19,8 @@ MINUTE: Final = 60 * S
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
 CUT: Final = "…"
+CELLS_MAX: Final = 4_096
+"""More kinds of characters than any set of names has."""
 
 
 def _three(value: int, unit: int) -> str:
@@ -247,8 +249,6 @@ class _Cells(dict[int, str]):
         return shown
 
 
-CELLS_MAX: Final = 4_096
-"""More kinds of characters than any set of names has."""
 _CELLS: Final = _Cells()
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MARKS_MAX: Final = 64
 """Bookmarks of one console; the oldest goes."""
+HITS_MAX: Final = 20_000
+"""Hits kept of one tape; the rest is counted. No person looks at more hits of a breakpoint."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -83,10 +85,6 @@ def distance(mark: Mark, seq: int | None, at_ns: int) -> str:
         return text
     events = abs(seq - mark.seq)
     return f"{text}, {count(events)} {'event' if events == 1 else 'events'}"
-
-
-HITS_MAX: Final = 20_000
-"""Hits kept of one tape; the rest is counted. No person looks at more hits of a breakpoint."""
 
 
 class TapeHits:

@@ -20,6 +20,9 @@ WINDOW_S: Final = 60
 """The window of rates, hit rates and percentiles."""
 SAMPLES_MAX: Final = 1_024
 """Latencies kept for one route; enough for a p99, and 100 routes would still be small."""
+WINDOWS_S: Final = (60, 120, 300, 600)
+"""Windows of the long charts. A chart has the shortest window that holds all known values, so a young run is not mostly
+blank."""
 
 
 class Seconds:
@@ -187,11 +190,6 @@ def _resampled(values: tuple[float | None, ...], cells: int, mean: bool) -> tupl
         known = [value for value in values[low:high] if value is not None]
         result.append(None if not known else sum(known) / len(known) if mean else max(known))
     return tuple(result)
-
-
-WINDOWS_S: Final = (60, 120, 300, 600)
-"""Windows of the long charts. A chart has the shortest window that holds all known values, so a young run is not mostly
-blank."""
 
 
 def known_seconds(values: list[float | None]) -> int:

@@ -23,6 +23,9 @@ from .mirror import Mirror
 from .numbers import S
 from .waits import waits_for
 
+SORT_EVERY_NS: Final = S
+"""Rows may move only this often."""
+
 
 class PromptShares(msgspec.Struct, frozen=True):
     """Tokens of a prompt; ``found`` is by tier, G1 to G4. The parts add up to the prompt."""
@@ -52,10 +55,6 @@ def prompt_of(state: CacheState, slot: SlotFacts) -> PromptShares:
         left -= found[-1]
     computed = min(left, max(0, reached - sum(found)))
     return PromptShares(tuple(found), computed, left - computed, reached, size)
-
-
-SORT_EVERY_NS: Final = S
-"""Rows may move only this often."""
 
 
 class SlotRow:

@@ -306,7 +306,6 @@ class Breaks(View):
             return False
         return True
 
-
     def _move_hold(self, desk: Desk, state: CacheState, key: str) -> None:
         holds = list(state.holds.values())
         if holds:

@@ -19,6 +19,8 @@ from ..model.sources import TapCost, pools_of, uncertain, watched
 
 NAME_WIDTH = 32
 TREND_CELLS = 12
+
+
 class Piece(NamedTuple):
     """A few words of a row that may move to the next row."""
 

@@ -30,6 +30,12 @@ FIELDS_FROM = 180
 """Columns from which a row has its fields, too."""
 _TOLD = frozenset({"seq", "at_ns", "cause"})
 """Fields that have a place of their own."""
+STRETCHES_LOOKED_AT = 512
+"""Stretches that were passed over, looked at for one screen."""
+FOLD_RATE = 200
+"""Events a second above which equal events in a row fold while following, because no person reads so many."""
+FOOT_ROWS = 5
+"""Rows of the chosen event below the list, at most."""
 
 
 def event_table(desk: Desk, events: Iterable[Event]) -> Table:
@@ -109,14 +115,6 @@ def event_foot(desk: Desk, event: Event, width: int, rows: int) -> list[Line]:
             row = Row().put(" ")
         row.put(f"{name} ", "faint").put(value, "text").put("  ")
     return [*lines, row.line()][:rows]
-
-
-STRETCHES_LOOKED_AT = 512
-"""Stretches that were passed over, looked at for one screen."""
-FOLD_RATE = 200
-"""Events a second above which equal events in a row fold while following, because no person reads so many."""
-FOOT_ROWS = 5
-"""Rows of the chosen event below the list, at most."""
 
 
 class Passed(msgspec.Struct, frozen=True):

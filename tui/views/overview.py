@@ -31,6 +31,17 @@ from .warnings import open_warning
 
 WINDOW_S = 60
 """Over this time the hit rate is taken."""
+NEEDS_SHORT = 4
+"""Rows of warnings below 36 rows of screen."""
+NEEDS_TALL = 8
+FAST_RATE = 1_000
+"""Events a second above which a person cannot read each of them; their rows then change FAST_HZ times a second."""
+FAST_HZ = 8
+EVENTS_MIN = 3
+"""Fewer rows of events say nothing."""
+SIDE = 76
+"""The start of the second column."""
+THIRD = 131
 
 
 def known_window_s(desk: Desk) -> int:
@@ -243,19 +254,6 @@ def nothing_yet(desk: Desk, state: CacheState) -> list[Line]:
         Row().put(" Waiting for the first request. To see a working one: ", "muted").put("kvbm-console demo", "key")
         .line(),
     ]
-
-
-NEEDS_SHORT = 4
-"""Rows of warnings below 36 rows of screen."""
-NEEDS_TALL = 8
-FAST_RATE = 1_000
-"""Events a second above which a person cannot read each of them; their rows then change FAST_HZ times a second."""
-FAST_HZ = 8
-EVENTS_MIN = 3
-"""Fewer rows of events say nothing."""
-SIDE = 76
-"""The start of the second column."""
-THIRD = 131
 
 
 class Overview(View):

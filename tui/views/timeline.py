@@ -34,6 +34,25 @@ from ..model.series import Density, resample
 from ..model.slots import limits
 from ..model.timeline import LIVES, LifeOrder
 
+PASSED_TEXT_MIN: Final = 16
+"""Cells of a run that has room to say what it is."""
+RETRY_NS: Final = S
+"""How often an effect that is not there yet is looked for again."""
+CELL_MAX_NS: Final = 60 * 60 * S
+CELL_MIN_NS: Final = 1_000_000
+FIT_LIVES: Final = 40
+"""The first window covers about as much as the newest lives that fit on a screen."""
+SPAN_MIN_NS: Final = S // 5
+"""The first window is never shorter than this."""
+FINE_NS: Final = tuple(
+    tenth * unit // 20 for unit in (10**power for power in range(6, 13))
+    for tenth in (20, 25, 30, 40, 50, 60, 80, 100, 120, 150)
+)
+"""Cell widths that fill a window; zooming goes by the coarser 1-2-5 steps."""
+OPERATIONS_MAX: Final = 6
+HEADS_MAX: Final = 1_024
+"""Heads of rows kept; some screens of them."""
+
 
 def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line:
     """Event density of all that is known with the window in brackets; on a recording a click seeks."""
@@ -134,10 +153,6 @@ def over_line(
     return row.line("", width)
 
 
-PASSED_TEXT_MIN: Final = 16
-"""Cells of a run that has room to say what it is."""
-
-
 def replace(spans: list[Span], first: int, last: int, make: Callable[[str], tuple[str, str]]) -> list[Span]:
     """Cells from ``first`` up to ``last``, replaced by the text and the role that ``make`` returns for them."""
     changed = [Span(*make(text)) for text, _ in part(spans, first, last)]
@@ -161,10 +176,6 @@ def legend(desk: Desk, width: int) -> Line:
     row.put(glyphs.hatch * 2, "hatch").put(" held  ", "muted").put(glyphs.gap * 2, "gap").put(" gap  ", "muted")
     row.put(glyphs.late * 2, "limit.fault").put(" past its limit", "muted")
     return row.line("", width - 1)
-
-
-RETRY_NS: Final = S
-"""How often an effect that is not there yet is looked for again."""
 
 
 def steps(life: Life) -> list[tuple[int, int]]:
@@ -266,22 +277,6 @@ def _mark(desk: Desk, row: Row, seq: int | None, at_ns: int) -> None:
     if mark is not None:
         here = seq if seq is not None else seq_at(desk.mirror, at_ns)
         row.put("   ").put(distance(mark, here, at_ns), "text")
-
-
-CELL_MAX_NS: Final = 60 * 60 * S
-CELL_MIN_NS: Final = 1_000_000
-FIT_LIVES: Final = 40
-"""The first window covers about as much as the newest lives that fit on a screen."""
-SPAN_MIN_NS: Final = S // 5
-"""The first window is never shorter than this."""
-FINE_NS: Final = tuple(
-    tenth * unit // 20 for unit in (10**power for power in range(6, 13))
-    for tenth in (20, 25, 30, 40, 50, 60, 80, 100, 120, 150)
-)
-"""Cell widths that fill a window; zooming goes by the coarser 1-2-5 steps."""
-OPERATIONS_MAX: Final = 6
-HEADS_MAX: Final = 1_024
-"""Heads of rows kept; some screens of them."""
 
 
 class Timeline(View):

@@ -36,6 +36,8 @@ ENDED_ROWS_MAX: Final = 60
 """Ended transfers shown behind the open ones; a screen has no more."""
 FAULT_NS: Final = 30 * S
 """A started copy of which a rank has been silent for so long is a fault."""
+HISTOGRAM_LOW_NS: Final = 100_000
+HISTOGRAM_HIGH_NS: Final = 1_000_000_000
 
 
 class TransferLine(msgspec.Struct):
@@ -227,10 +229,6 @@ def telling(rows: list[TransferLine]) -> frozenset[str]:
         column.name for column in STAMPS
         if any((_stamp_ns(row.transfer, column.name) or 0) > row.transfer.planned_ns for row in rows)
     )
-
-
-HISTOGRAM_LOW_NS: Final = 100_000
-HISTOGRAM_HIGH_NS: Final = 1_000_000_000
 
 
 class Transfers(View):

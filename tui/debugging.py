@@ -299,7 +299,7 @@ def along_slot(desk: Desk, *, back: bool) -> None:
     playback = desk.actions.playback
     if playback is None:
         return
-    life = desk.mirror.life_of(desk.selected) if desk.selected else None
+    life = desk.life
     if life is None:
         playback.step(-1 if back else 1)
         return

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvbm_console.analysis.lints import Level
+from kvbm_console.analysis.lives import Life
 from kvbm_console.core.events import Event
 from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import Suspend
@@ -194,6 +195,11 @@ class Desk:
         """Choose a request for all views."""
         self.selected = request
 
+    @property
+    def life(self) -> Life | None:
+        """The life of the selected request; None when it is not known, or without a selection."""
+        return self.mirror.life_of(self.selected) if self.selected else None
+
     def shown_request(self) -> str | None:
         """The selected request, else the first of the list."""
         state = self.mirror.state
@@ -209,7 +215,7 @@ class Desk:
         event = self.mirror.event(self.event) if self.event is not None else None
         if event is not None:
             return event
-        life = self.mirror.life_of(self.selected) if self.selected else None
+        life = self.life
         return life.story[-1] if life is not None and life.story else None
 
     def reveal(self, event: Event) -> None:

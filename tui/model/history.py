@@ -171,6 +171,12 @@ class History(Lives):
         """Keep a transfer that ended."""
         self.archive.keep(transfer)
 
+    @property
+    def facts(self) -> CacheState:
+        """The facts, for callers that run only when there are some."""
+        assert self.state is not None
+        return self.state
+
     def life_of(self, request: str) -> Life | None:
         """The life of a request: the live slot, else the last finished slot."""
         if self.state is not None:

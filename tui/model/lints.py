@@ -245,10 +245,9 @@ def _feed(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
     for at, sentence in enumerate(() if beat is None else beat.warnings):
         who, _, what = sentence.partition(" ended")
         yield _of_session(PART, plain(who), "ended", plain(what.lstrip(": ")), f"part {at}")
-    assert mirror.state is not None
-    if mirror.state.all_held:
-        yield _of_session(ALL_HELD, "everything", "held", f"{len(mirror.state.holds)} slots; nothing else moves")
-    frozen = mirror.state.frozen
+    if mirror.facts.all_held:
+        yield _of_session(ALL_HELD, "everything", "held", f"{len(mirror.facts.holds)} slots; nothing else moves")
+    frozen = mirror.facts.frozen
     if frozen is not None:
         left = max(0, mirror.frozen_left_ns(mono_ns) or 0)
         by = plain(frozen.by) or "a breakpoint"
@@ -256,8 +255,7 @@ def _feed(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
 
 
 def _holds(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
-    state = mirror.state
-    assert state is not None
+    state = mirror.facts
     for hold in state.holds.values():
         slot = state.slots[hold.slot]
         left = max(0, mirror.hold_left_ns(hold.hold, mono_ns) or 0)

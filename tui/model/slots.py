@@ -61,9 +61,8 @@ class SlotRow:
     """One line of the slot list; each fact of it is computed when it is first asked for."""
 
     def __init__(self, mirror: Mirror, slot: SlotFacts, mono_ns: int) -> None:
-        assert mirror.state is not None
         self.mirror = mirror
-        self.state: CacheState = mirror.state
+        self.state = mirror.facts
         self.slot = slot
         self.mono_ns = mono_ns
 

@@ -38,8 +38,7 @@ class LifeOrder:
 
     def update(self, mirror: Mirror, mono_ns: int, selected: str | None, wanted: Filter | None) -> list[Life]:
         """Live and recently finished lives from the first row to the last."""
-        state = mirror.state
-        assert state is not None
+        state = mirror.facts
         now = mirror.now_ns(mono_ns)
 
         def key(life: Life) -> tuple[int, int]:

@@ -150,8 +150,7 @@ class Breaks(View):
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Breakpoints, holds, and the chosen hold from inside."""
-        state = desk.mirror.state
-        assert state is not None
+        state = desk.mirror.facts
         gap = [BLANK] if desk.tall else []
         lines = [self._head(desk, state, width), *self._breakpoints(desk, state, width), *gap]
         lines += [self._budget(desk, state), *self._holds(desk, state, width)]

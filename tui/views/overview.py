@@ -277,8 +277,7 @@ class Overview(View):
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Sections from top to bottom, in one, two or three columns."""
-        state = desk.mirror.state
-        assert state is not None
+        state = desk.mirror.facts
         if not state.slots and not state.totals.slots_opened:
             if blocks_only(state):
                 needs = self._needs(desk, width)

@@ -192,8 +192,7 @@ def _gaps(desk: Desk, width: int) -> list[Line]:
 
 def _totals(desk: Desk, width: int) -> list[Line]:
     """Counts since the incarnation began, as the facts keep them."""
-    state = desk.mirror.state
-    assert state is not None
+    state = desk.mirror.facts
     totals: Totals = state.totals
     lines = [desk.title("TOTALS", "since the incarnation began")]
     pairs = [

@@ -163,8 +163,7 @@ class Slots(View):
         return state.slot_of.get(desk.selected) if state is not None and desk.selected else None
 
     def _list(self, desk: Desk, width: int, height: int) -> list[Line]:
-        state, mono = desk.mirror.state, desk.mono()
-        assert state is not None
+        state, mono = desk.mirror.facts, desk.mono()
         numbers = self._numbers(desk)
         lines = [self._summary(desk, width, desk.order.matched)]
         places = table.layout(SHOWN, width)
@@ -194,8 +193,7 @@ class Slots(View):
         return text.line("sel" if chosen else "", width)
 
     def _summary(self, desk: Desk, width: int, matched: int) -> Line:
-        state = desk.mirror.state
-        assert state is not None
+        state = desk.mirror.facts
         row = Row().put(" ").put(f"{count(len(state.slots))} live", "strong")
         if state.holds:
             row.put(f"  {len(state.holds)} held", "caution")

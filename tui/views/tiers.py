@@ -55,8 +55,7 @@ class Tiers(View):
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Real engines, then one block for each pool with places of its own; scrolled where that is too much."""
-        state = desk.mirror.state
-        assert state is not None
+        state = desk.mirror.facts
         if not state.pools:
             return [Row().put(" No pool is known yet.", "muted").line()]
         lines = engines_section(desk, state, width)
@@ -208,8 +207,7 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
     if evicted is not None:
         row.spans(bars.trend(resample(evicted.last(60, now), cells), desk.glyphs))
     row.to(19 + cells)
-    state = desk.mirror.state
-    assert state is not None
+    state = desk.mirror.facts
     back, gone = flows.thrash_share(state, tier, now)
     share = f"{flows.about(now, 60)}{tenth(back, gone)} % of {brief(gone)}" if gone else "–"
     row.put("thrash ", "muted").put(share, "text")

@@ -65,9 +65,6 @@ def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line
         return row.zone(left, ("seek", left, cells)).line("", width)
     start = density.start_ns if density.start_ns is not None else now
     span = max(1, now - start)
-    state = desk.mirror.state
-    assert state is not None
-
     named = "whole run" if start < S else "last"  # the daemon remembers no more of what was before this console
     row = Row().put(f" {named} {duration(span)}", "muted").to(left)
     known: list[float | None] = [float(value) for value in density.counts]
@@ -216,7 +213,7 @@ class EventFeet:
 
     def lines(self, desk: Desk, cursor_ns: int | None, width: int) -> list[Line]:
         """The event under the cursor, then its cause and effect."""
-        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        life = desk.life
         if life is None or cursor_ns is None:
             hint = "choose a row with ↑ ↓, then n for its next event" if life is None else "n N walk its events"
             row = Row().put(f" {desk.glyphs.keys(hint)}", "faint")
@@ -407,8 +404,7 @@ class Timeline(View):
         return over_line(labels, passed_cells(desk, window), left, width, desk.glyphs.gap)
 
     def _row(self, desk: Desk, life: Life, window: Window, left: int, width: int, bounds: Limits) -> Line:
-        state = desk.mirror.state
-        assert state is not None
+        state = desk.mirror.facts
         slot = state.slots.get(life.slot)
         level = slot_level(desk.mirror, slot, desk.now_ns) if slot is not None else None
         now = None if life.closed_ns is not None else life.state
@@ -532,7 +528,7 @@ class Timeline(View):
 
     def _enter_transfers(self, desk: Desk) -> None:
         """Into the transfers of the selected row, or out again."""
-        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        life = desk.life
         known = self._shown_transfers(life, self.window) if life is not None else []
         self.inside = known[0].candidate if known and self.inside is None else None
         if not known:
@@ -548,7 +544,7 @@ class Timeline(View):
 
     def reveal(self, desk: Desk, event: Event) -> bool:
         """The cursor on an event of the selected request."""
-        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        life = desk.life
         if life is None or find(desk, life, event.seq) is None:
             return False
         self.cursor_ns = event.at_ns
@@ -595,7 +591,7 @@ class Timeline(View):
 
     def _fit(self, desk: Desk) -> None:
         """The selected life, or everything, fills the window."""
-        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        life = desk.life
         if life is None:
             self.cell_ns, self.end_ns = None, None
             return
@@ -605,7 +601,7 @@ class Timeline(View):
         self.end_ns = None if life.closed_ns is None else end
 
     def _walk(self, desk: Desk, key: str) -> None:
-        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        life = desk.life
         if self.inside is not None and life is not None:
             known = [transfer.candidate for transfer in self._shown_transfers(life, self.window)]
             if known:
@@ -619,7 +615,7 @@ class Timeline(View):
 
     def _event(self, desk: Desk, step: int) -> None:
         """Snap the cursor to the next or previous event of the selected life."""
-        life = desk.mirror.life_of(desk.selected) if desk.selected else None
+        life = desk.life
         known = steps(life) if life is not None else []
         if not known:
             desk.tell("choose a request first", "muted")

@@ -60,8 +60,7 @@ def transfer_rows(
 ) -> tuple[list[TransferLine], dict[str, int]]:
     """The rows to show, and the number of skipped candidates of the last seconds by reason."""
     mirror, now = desk.mirror, desk.now_ns
-    state = mirror.state
-    assert state is not None
+    state = mirror.facts
     wanted = desk.filters.get(TRANSFERS)
     before: dict[Route, int] = {}
     rows: list[TransferLine] = []

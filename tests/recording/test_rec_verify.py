@@ -242,6 +242,7 @@ def test_the_two_hosts_part_at_the_step_at_which_one_was_altered() -> None:
 
 def test_what_would_change_is_shown_readably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """A kept file that today's code makes otherwise: the first event that differs, then the figures."""
+    (tmp_path / "versions").mkdir()
     (tmp_path / "two-hosts.mcap").write_bytes((RECORDINGS / "offload-pressure.mcap").read_bytes())
     monkeypatch.setattr(regenerate, "HERE", tmp_path)
     monkeypatch.setattr(regenerate, "SCENARIOS", [one for one in regenerate.SCENARIOS if one.name == "two-hosts"])

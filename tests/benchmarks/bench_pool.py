@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.columns import gather, pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.ids import Authority, EvictRule, ReleaseReason, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts, PoolInfo
@@ -57,9 +57,10 @@ class Evented:
         facts = self.state.pools[0]
         parts = [self.pool.allocate(count) or [] for count in counts]
         ids = [block for part in parts for block in part] if len(parts) > 1 else parts[0]
-        lost, hashes = facts.contents_of(ids)
+        lost = facts.filled(ids)
         if lost:
-            self.emit(ev.BlocksEvicted, 0, pack_ids(lost), pack_hashes(hashes), 0, EvictRule.REASSIGNED)
+            hashes = pack_hashes(gather(facts.hash_of, lost))
+            self.emit(ev.BlocksEvicted, 0, pack_ids(lost), hashes, 0, EvictRule.REASSIGNED)
         self.emit(ev.DeviceBlocksAssigned, 0, tuple(range(len(counts))), tuple(counts), pack_ids(ids), 0, 0)
         return parts
 

@@ -1,6 +1,5 @@
 """What it costs to name what is copied down: bounds on what is looked at, in keys and not in time."""
 
-import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -45,42 +44,6 @@ def test_a_backlog_of_copies_is_looked_at_once(policy: str, monkeypatch: pytest.
     given_away = sum(one.given for one in rig.leader.aids.pools)
     assert given_away > 20_000
     assert named["keys"] <= 3 * given_away
-
-
-@given(some.integers(0, 2**32))
-@settings(max_examples=60)
-def test_the_nearest_resident_ancestor_is_found_however_it_is_remembered(seed: int) -> None:
-    dice = random.Random(seed)
-    parent_of: dict[int, int] = {}
-    chains = []
-    key = 1
-    for at in range(4):
-        above = dice.choice(chains)[: dice.randrange(1, 80)] if at else []
-        chain = [*above, *range(key, key + 80)]
-        parent_of.update(zip(chain[1:], chain, strict=False))
-        chains.append(chain)
-        key += 80
-    whole, policy = dict(parent_of), PoolPolicy(PolicyConfig(), 4_096, parent_of)
-    for at_ns in range(60):
-        chain = dice.choice(chains)
-        first = dice.randrange(len(chain))
-        part = [one for one in chain[first : first + 8] if one not in policy.policy.resident]
-        turn = dice.random()
-        if turn < 0.4 and part:
-            policy.insert(part, at_ns)
-        elif turn < 0.6:
-            policy.forget([one for one in chain[first : first + 30] if one in policy.policy.resident])
-        elif turn < 0.7:
-            gone = dice.choice(chain)
-            parent_of.pop(gone, None)
-            policy.unknown([gone])
-        elif turn < 0.8:
-            parent_of.update((one, whole[one]) for one in chain[first : first + 30] if one in whole)
-        asked = dice.choice(chain)
-        above = parent_of.get(asked)
-        while above is not None and above not in policy.policy.resident:
-            above = parent_of.get(above)
-        assert policy.ancestor(asked) == above
 
 
 @given(some.lists(some.integers(0, 6) | some.none(), max_size=900))

@@ -17,8 +17,6 @@ from kvbm_console.core.eviction.simple_lru import SimpleLru
 
 GUARDED_SHARE: Final = 0.5
 """More pins than half of a pool would leave the policy nothing to decide."""
-_WAY_LEAST: Final = 32
-"""Ways that are shorter are gone again."""
 PIN: Final = 2**31
 """The level of a pin, above every priority."""
 
@@ -51,14 +49,6 @@ class PoolPolicy:
         """Key to one of its resident children: most have one alone."""
         self._siblings: dict[int, set[int]] = {}
         """Key to its further children. Together with ``_child`` the inverse of ``_parent``."""
-        self._steps: dict[int, int] = {}
-        """The last long way from a key to its nearest resident ancestor, that one left out: each key with its step."""
-        self._last = 0
-        """The last of these keys."""
-        self._reached: int | None = None
-        """The ancestor at the end, if any."""
-        self._fresh_from = 0
-        """From this step on nothing has become resident on the way."""
 
     def use(self, keys: Sequence[int], at_ns: int) -> None:
         """A request asks for these blocks, its prompt in order, whether they are resident or not."""
@@ -83,37 +73,15 @@ class PoolPolicy:
         self.policy.insert(keys, beside, at_ns)
         if self._recency is not None:
             self._recency.insert(keys, beside, at_ns)
-        if not self._steps.keys().isdisjoint(keys):  # what stands behind these blocks reaches them now
-            on_the_way = filter(self._steps.__contains__, keys)
-            self._fresh_from = max(self._fresh_from, *map(self._steps.__getitem__, on_the_way))
         self._link(keys)
 
     def ancestor(self, key: int) -> int | None:
-        """The nearest resident block in front of this one, as far as its prefix is known.
-
-        The end of a prefix is stored first, so the same way is gone again and again: the last one is remembered.
-        """
-        at = self._steps.get(key)
-        if at is not None and at >= self._fresh_from and self._leads_there():
-            return self._reached
-        resident, parent_of, way = self.policy.resident, self._parent_of.get, [key]
+        """The nearest resident block in front of this one, as far as its prefix is known."""
+        resident, parent_of = self.policy.resident, self._parent_of.get
         above = parent_of(key)
         while above is not None and above not in resident:
-            way.append(above)
             above = parent_of(above)
-        if len(way) >= _WAY_LEAST:
-            self._last, self._reached, self._fresh_from = way[-1], above, 0
-            self._steps = dict(zip(way, range(len(way)), strict=True))
         return above
-
-    def _leads_there(self) -> bool:
-        """True if the remembered way still ends where it ended; nothing on it is resident."""
-        return self._last not in self._parent_of if self._reached is None else self._reached in self.policy.resident
-
-    def unknown(self, keys: Collection[int]) -> None:
-        """The parents of these keys are not known any more."""
-        if self._steps and not self._steps.keys().isdisjoint(keys):
-            self._steps = {}
 
     def forget(self, keys: Collection[int]) -> None:
         """These blocks are not resident any more; guards stay until their time is over."""

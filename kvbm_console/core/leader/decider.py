@@ -268,8 +268,6 @@ class Decider:
         if gone:
             lowest = self.below(pool) is None
             self.aids.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)
-            for other in self._lower:
-                self.box.policies[other.info.pool].unknown(gone)
 
     def _bereave_above(self, pool: PoolFacts, hashes: list[int]) -> None:
         """Pools of ours may hold blocks whose copy in ``pool`` was given up; see ``PoolAids.again``."""

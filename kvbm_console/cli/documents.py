@@ -89,7 +89,7 @@ class PrefetchRow(msgspec.Struct):
     limited: bool
 
 
-class Transfer(msgspec.Struct):
+class OpenTransfer(msgspec.Struct):
     """A candidate that is not terminal."""
 
     operation: str | None
@@ -248,7 +248,7 @@ class Status(msgspec.Struct):
     """By `g1` to `g4`."""
     thrash: Thrash
     prefetch: PrefetchRow
-    transfers: list[Transfer]
+    transfers: list[OpenTransfer]
     breakpoints: list[BreakpointRow]
     holds: list[HoldRow]
     ended_holds: list[EndedHoldRow]

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHELL: Final = "shell"
-"""Name of the clients that ask one question."""
+"""The name of clients that ask a single question."""
 WHO_CHARS_MAX: Final = 48
-"""Of the name on the record; the daemon takes 64 bytes, and a console's has a number behind it."""
+"""Bytes of a client's name on the record. The daemon takes 64, and a console appends a number."""
 
 
 def who() -> str:
-    """``user@host``: who stopped and who continued, on the record of the target."""
+    """``user@host``: the name under which the target records this user's verbs."""
     import getpass
     import socket
 
@@ -70,7 +70,7 @@ def access() -> "Access":
 
 
 def access_flags() -> list[str]:
-    """The same flags again, for a command that this one starts."""
+    """The same flags again, for a command that this command starts."""
     import click
 
     from kvbm_console.cli.params import TLS_CA, TOKEN_FILE
@@ -82,7 +82,7 @@ def access_flags() -> list[str]:
 
 
 def ask(target: str, question: "Callable[[Client], Awaitable[T]]") -> T:
-    """One question on one connection."""
+    """Open a connection, ask one question, close."""
     from kvbm_console.client import Client
 
     async def work() -> T:
@@ -147,11 +147,11 @@ async def standing_still(client: "Client", breakpoint_id: int | None = None) -> 
 
 
 RETRY_S: Final = 0.1
-"""Between two looks whether a daemon listens that has just been started: a person does not notice it."""
+"""Pause between two attempts to reach a daemon that has just been started; a person does not notice the delay."""
 
 
 def wait(target: str, seconds: float, work: "Callable[[Client], Awaitable[T]]") -> T | None:
-    """One piece of work on one connection, which may take so long; None when the time is over.
+    """Run ``work`` on a connection for at most ``seconds``; None when the time is over.
 
     A daemon that does not listen yet has the same time to begin; then ``ConnectionLost`` says that there is none.
     """
@@ -228,7 +228,7 @@ def evidence_from(path: Path | None, target: str | None, run: str | None = None)
 
 
 def live_evidence(target: str) -> "Evidence":
-    """The part of its past that a daemon still holds, as of now."""
+    """The part of a daemon's past that its ring still holds."""
     from kvbm_console.analysis.walk import Evidence
 
     items, config, now_ns = ask(target, _collect)
@@ -251,7 +251,7 @@ def _copies(items: "list[Item]") -> "Callable[[], Iterator[Item]]":
 
 
 async def _collect(client: "Client") -> "tuple[list[Item], LeaderConfig | None, int]":
-    """From the oldest facts that the daemon still has up to its next heartbeat, and the engine's time then."""
+    """The items from the daemon's oldest facts up to its next heartbeat, and the engine's time of that heartbeat."""
     from kvbm_console.core.errors import ConnectionLost
     from kvbm_console.stream.feed import EventsArrived, GapSeen, Heartbeat, SnapshotTaken
 

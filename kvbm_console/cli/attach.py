@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 TARGETS_MAX: Final = 16
 """Targets of one console: each costs a connection and the folding of its events."""
 ENGINES: Final = ("http://", "https://", "zmq:", "tcp://")
-"""How the address of a real engine's event stream begins."""
+"""Prefixes of the address of a real engine's event stream."""
 UNATTENDED_SECONDS: Final = 30.0
-"""How long a demo without a terminal runs by default, because no person is there to stop it."""
+"""Default run time of a demo without a terminal, because no person is there to stop the demo."""
 LINE_EVERY_S: Final = 1.0
 RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
 
@@ -160,7 +160,7 @@ async def _with_console(options: "DaemonOptions", seconds: float | None, look: d
     serving = asyncio.create_task(run_daemon(options, on_ready=ready.set_result))
     await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
-        await serving  # raises why it could not start
+        await serving  # raises the reason why the daemon could not start
         return 0
     daemon = ready.result()
     try:
@@ -210,7 +210,7 @@ async def console(
     )
     if seconds is not None:
         asyncio.get_running_loop().call_later(seconds, app.exit, 0)
-    gc.freeze()  # what was loaded by now stays: no collection needs to walk it again
+    gc.freeze()  # loaded modules stay, so no collection needs to walk them again
     try:
         result = await app.run_async()
     finally:
@@ -240,7 +240,7 @@ def live_session(address: str, *, keeper: "object | None" = None) -> "TargetSess
 
 
 def explainer(*flags: str, path: Path | None = None) -> "Callable[[str], Awaitable[Explanation]]":
-    """Asks ``why`` in a process of its own: walking the evidence must not stop the screen."""
+    """Runs ``why`` in a process of its own, because walking the evidence must not stop the screen."""
     async def explain(request: str) -> "Explanation":
         import msgspec
 
@@ -300,7 +300,7 @@ def serve(port: int, arguments: Sequence[str]) -> None:
         origin = request.headers.get("Origin")
         if request.headers.get("Host") not in ours or origin not in (None, *(f"http://{host}" for host in ours)):
             raise web.HTTPForbidden(text="only pages of this server are answered\n")
-        if _is_key(request.query.get("key"), key):  # once: the address that the browser remembers is without it
+        if _is_key(request.query.get("key"), key):  # redirect: the browser then remembers the address without key
             reply = web.Response(status=303, headers={"Location": "/"})
             reply.set_cookie(cookie, key, httponly=True, samesite="Strict")
             return reply
@@ -316,7 +316,7 @@ def serve(port: int, arguments: Sequence[str]) -> None:
             app.middlewares.append(only_ours)
             return app
 
-    # -P: without it Python looks for modules in the working directory first, and runs what it finds there.
+    # -P: otherwise Python looks for modules in the working directory first, and runs the files of that directory.
     command = shlex.join([sys.executable, "-P", "-c", RUN_MAIN, "attach", *arguments])
     warn(f"the console is on http://{HOST}:{port}/?key={key}; ctrl-c ends it")
     Local(command, host=HOST, port=port, title="kvbm-console").serve()

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _STATE: Final = Labelled(SlotState, "state")
 _FLAGS: Final = {"condition": "--when", "hit_condition": "--hits", "ignore_count": "--ignore", "log": "--log",
                  "name": "--name", "request": "--request", "depends_on": "--after"}
-"""Fields whose bounds are those of the specification, by the flags that state them."""
+"""Field to flag, for fields whose bounds the specification checks."""
 SILENT: Final = "\x00"
 """The value of ``--log`` without a template."""
 SHOWN_HITS: Final = 20
@@ -54,9 +54,9 @@ SHOWN_HITS: Final = 20
 spec_options = options(
     click.option("--to", "to_state", type=_STATE, metavar="STATE", help="The state that the slot enters."),
     click.option("--from", "from_state", type=_STATE, metavar="STATE", help="The state that it leaves."),
-    click.option("--request", metavar="GLOB", default="*", show_default=True, help="Which requests, by id."),
+    click.option("--request", metavar="GLOB", default="*", show_default=True, help="Only these requests, by id."),
     click.option("--site", type=Labelled(Site, "site"), metavar="SITE", default=Site.TRANSITION_DID,
-                 show_default="transition.did", help="Where to look."),
+                 show_default="transition.did", help="Only at this site."),
     click.option("--tier", type=Labelled(Tier, "tier"), metavar="TIER", help="Only for this tier."),
     click.option("--route", type=Labelled(Route, "route"), metavar="ROUTE",
                  help="Only copies along this route, as G2>G1."),
@@ -65,7 +65,7 @@ spec_options = options(
     click.option("--when", "condition", metavar="EXPR", default="",
                  help="Only when this holds, as 'tokens.computed > 4096 and tiers.g1.available < 16'."),
     click.option("--hits", "hit_condition", metavar="N", default="",
-                 help="Which matches count: ==N, >=N or every %N-th."),
+                 help="Matches that count: ==N, >=N or every %N-th."),
     click.option("--ignore", "ignore_count", type=click.IntRange(0, NUMBER_MAX), default=0, metavar="N",
                  help="Let the first N matches through; --hits counts from there."),
     click.option("--action", type=Labelled(BreakpointAction, "action"), metavar="ACTION",
@@ -74,10 +74,10 @@ spec_options = options(
                  metavar="WHAT", help="The part that stands still with a hold: slot, pipeline or all."),
     click.option("--log", is_flag=False, flag_value=SILENT, metavar="[TEMPLATE]",
                  help="The text of a hit, as 'preempted {request} after {age}'; without --action it holds nothing."),
-    click.option("--once", is_flag=True, help="Disable it by its first hit."),
+    click.option("--once", is_flag=True, help="Disable the breakpoint at its first hit."),
     click.option("--name", default="", metavar="TEXT", help="A name, for lists and files."),
 )
-"""The flags that state a breakpoint; ``spec_of`` makes it of them."""
+"""The flags that state a breakpoint; ``spec_of`` reads them."""
 
 
 def spec_of(given: dict[str, Any]) -> BreakpointSpec:
@@ -115,20 +115,20 @@ def break_group() -> None:
 @break_group.command(name="set")
 @spec_options
 @click.option("--after", "depends_on", type=NUMBER, default=None, metavar="BREAKPOINT",
-              help="Only once that one has taken effect.")
+              help="Only after that breakpoint has hit.")
 @click.option("--max-hold", "max_hold_ns", type=Duration(1, MAX_HOLD_NS_MAX, "above 0 and at most 120s"),
               default="30s", show_default=True, metavar="DURATION", help="Longest hold, at most 120s.")
 @click.option("--on-timeout", type=Labelled(OnTimeout, "on-timeout"), default=OnTimeout.CONTINUE,
               show_default="continue", metavar="WHAT", help="When a hold expires: continue or skip-candidate.")
 @click.option("--expires", "expires_ns", type=Duration(1, EXPIRES_MAX_NS, "above 0 and at most 24h"), default="1h",
-              show_default=True, metavar="DURATION", help="When it is disabled, at most 24h.")
-@click.option("--persist", is_flag=True, help="Keep it in the daemon's file of breakpoints (serve --breakpoints).")
+              show_default=True, metavar="DURATION", help="Time until the breakpoint is disabled, at most 24h.")
+@click.option("--persist", is_flag=True, help="Keep the breakpoint in the daemon's file (serve --breakpoints).")
 @click.option("--wait", "wait_ns", type=WAIT, metavar="DURATION",
-              help="Block until it has stopped something, as 10s; exit 1 when the time is over.")
+              help="Block until the breakpoint has stopped a slot, as 10s; exit 1 when the time is over.")
 @target_option
 @format_option("text", "json")
 def break_set(target: str | None, form: str, depends_on: int | None, wait_ns: int | None, **given: Any) -> None:
-    """Stop a slot when it gets somewhere.
+    """Set a breakpoint on a state, a site or a condition.
 
     A slot that is stopped stands still at its next waitable point; everything else goes on. With --wait a daemon that
     was started just before has the same time to listen.
@@ -167,7 +167,7 @@ def break_set(target: str | None, form: str, depends_on: int | None, wait_ns: in
 async def _set_and_wait(
     client: "Client", by: str, spec: BreakpointSpec, told: "list[BreakpointVerdict]"
 ) -> list[dict[str, Any]]:
-    """Set the breakpoint, tell its verdict at once, and wait until it has stopped something."""
+    """Set the breakpoint, print the verdict at once, and wait for the first slot that stands still."""
     from kvbm_console.cli.ask import standing_still
 
     async with client.control(by, lease=False) as session:
@@ -191,7 +191,7 @@ def break_list(target: str | None, form: str) -> None:
 @target_option
 @format_option("text", "json")
 def break_clear(ids: tuple[int, ...], target: str | None, form: str) -> None:
-    """Remove breakpoints: these, or all of all owners."""
+    """Remove the named breakpoints, or without an id those of all owners."""
     from kvbm_console.cli.ask import control
 
     async def clear(session: "ControlSession") -> str:
@@ -243,7 +243,7 @@ def break_save(file: Path, target: str | None, form: str) -> None:
 @target_option
 @format_option("text", "json")
 def break_load(file: Path, target: str | None, form: str) -> None:
-    """Set the breakpoints of a file, beside those that there are."""
+    """Add the breakpoints of a file to those of the daemon."""
     from kvbm_console.cli.ask import control
     from kvbm_console.debug.files import read_specs, renumbered
 
@@ -277,7 +277,7 @@ def break_load(file: Path, target: str | None, form: str) -> None:
 @click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="Try the breakpoints of a file that `break save` wrote, all at once.")
 @click.option("--run", metavar="ID",
-              help="The run to try it on, by its incarnation; without it the last one of a directory.")
+              help="Incarnation of the run to try the breakpoint on.  [default: the last run]")
 @click.option("--show", type=click.IntRange(0), default=SHOWN_HITS, show_default=True, metavar="N",
               help="Print the first N hits.")
 @spec_options
@@ -286,7 +286,7 @@ def break_test(
     expression: str, recording: Path, file: Path | None, run: str | None, show: int, form: str, condition: str,
     **given: Any,
 ) -> None:
-    """Count how often a breakpoint would have hit in one run of a recording, and where. Exit 1 when it never would."""
+    """Count and locate the hits that a breakpoint would have had in a run of a recording. Exit 1 without a hit."""
     if expression and condition:
         raise click.UsageError("break test takes EXPR or --when, got both")
     from kvbm_console.analysis.hits import find_hits

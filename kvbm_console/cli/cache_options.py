@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LINES_CHUNK: Final = 1 << 20
 STEP_NS_MAX: Final = 2 * SECOND_NS
-"""Of each part of a step: the engine keeps it in 31 bits."""
+"""Bound of each part of a step, because the engine keeps the part in 31 bits."""
 
 
 trace_options = options(
@@ -57,7 +57,7 @@ policy_options = options(
     click.option("--half-life-s", type=float, metavar="S",
                  help="lrfu: a touch counts half after this.  [default: 300]"),
     click.option("--pin-tail-tokens", type=int, metavar="N",
-                 help="Pin N more tokens of each sequence that finishes, behind what is pinned of it.  "
+                 help="Pin N more tokens of each sequence that finishes, behind its pinned prefix.  "
                       "[default: 0]"),
     click.option("--pin-ttl-s", type=float, metavar="S", help="How long a pin lasts.  [default: 60]"),
     click.option("--priority-ttl-s", type=float, metavar="S",
@@ -78,7 +78,7 @@ _ENGINE: Final = EngineConfig(g1_blocks=1)
 _PART: Final = Duration(0, STEP_NS_MAX, "from 0ns to 2s")
 engine_options = options(
     click.option("--step-base", metavar="TIME", type=Duration(1, STEP_NS_MAX, "from 1ns to 2s"),
-                 help="An iteration takes this and what its requests add; calibrate fits it.  "
+                 help="Time of an iteration before its requests add theirs; calibrate fits it.  "
                       f"[default: {duration(_ENGINE.step_base_ns)}]"),
     click.option("--step-prefill-token", metavar="TIME", type=_PART,
                  help="Time that each prompt token adds to an iteration.  "
@@ -124,7 +124,7 @@ cache_options = options(
     click.option("--prefetch", type=click.Choice(get_args(Prefetch)),
                  help="Predictor that stages blocks of the disk tier in the host tier.  [default: chain]"),
     click.option("--prefetch-stop", type=click.Choice(get_args(PrefetchStop)),
-                 help="Whether a lookup waits for what is being fetched for it.  [default: best_effort]"),
+                 help="Let a lookup wait for blocks that are being fetched for it, or not.  [default: best_effort]"),
     click.option("--prefetch-timeout-s", type=float, metavar="S",
                  help="With --prefetch-stop timeout: seconds from the arrival.  [default: 1]"),
     click.option("--thrash-window", metavar="TIME",
@@ -139,9 +139,9 @@ flag."""
 
 
 def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``CacheOptions`` that these flags say, parsed; ``kv_cpu_size`` stays bytes (``sized``).
+    """The fields of ``CacheOptions`` that these flags set, parsed; ``kv_cpu_size`` stays bytes (``sized``).
 
-    Raises ``UsageError`` naming the flag. ``policy`` is there when it, a preset or one of its parameters was said.
+    Raises ``UsageError`` naming the flag. ``policy`` is present when a flag sets the policy, a preset or a parameter.
     """
     said = {name: value for name, value in flags.items() if value is not None}
     said |= offload_settings(said.pop("kv_offload_threshold", None), said.pop("offload_preset", None))
@@ -195,7 +195,7 @@ CACHE_FLAGS: Final[tuple[str, ...]] = (
 
 
 def policy_config(policy: str | None, preset: str | None, **parameters: Any) -> PolicyConfig:
-    """The configuration of a preset with what was said on the command line in its place."""
+    """The configuration of a preset, with the flags of the command line taking precedence."""
     said = {"policy": DEFAULT_POLICY} if preset is None else dict(PRESETS[preset])
     if policy is not None:
         said["policy"] = policy
@@ -217,7 +217,7 @@ def require_trace(trace: str | None) -> str:
 
 
 def device_blocks(options: SimulateOptions, *, cache_only: bool) -> int:
-    """The capacity of the device where no flag says it: that of the workload, in blocks of this run."""
+    """The device capacity when no flag sets it: that of the workload, in blocks of this run."""
     from kvbm_console.planning.run import open_trace
 
     own = open_trace(options).capacities
@@ -225,7 +225,7 @@ def device_blocks(options: SimulateOptions, *, cache_only: bool) -> int:
 
 
 def taken(trace: str | None, options: SimulateOptions, *, sized: bool, cache_only: bool) -> list[str]:
-    """One line that states what was taken because no flag says it, for the text on stdout; none without a default.
+    """The line for stdout that names the values taken by default; no line when flags set all of them.
 
     ``trace`` is the given trace, and ``sized`` says that the capacity was given.
     """
@@ -238,7 +238,7 @@ def taken(trace: str | None, options: SimulateOptions, *, sized: bool, cache_onl
 
 
 def expected_requests(workload: "Workload", limit: int | None) -> int | None:
-    """How many requests a run will see, for the progress bar; None when only running it can tell."""
+    """The number of requests of a run, for the progress bar; None when only the run itself can tell."""
     from kvbm_console.simulator.multiturn import Multiturn
 
     if isinstance(workload, Multiturn):
@@ -254,14 +254,14 @@ def expected_requests(workload: "Workload", limit: int | None) -> int | None:
 
 
 class Progress:
-    """Told how much is done in all, and what to say beside it. Without a terminal, lines stand on stderr as they
-    come. On a terminal a passing line stands in front of the bar until the next passing line."""
+    """Shows progress and messages on stderr. Without a terminal it prints each line. On a terminal a passing line
+    stands in front of the bar until the next passing line."""
 
     def __init__(self, bar: Any = None) -> None:
         self._bar = bar
 
     def __call__(self, done: int) -> None:
-        """So much is done in all."""
+        """Report ``done`` items since the start."""
         if self._bar is not None:
             self._bar.update(max(0, done - self._bar.pos))
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from kvbm_console.planning.calibrate import Calibration, Compared, Errors
 
 SECTIONS: Final = ("simulate", "compare", "serve", "demo")
-"""Commands that take the flags."""
+"""Commands that take the fitted flags."""
 TABLE_TOKENS: Final = 8_192
 TABLE_REQUESTS: Final = 256
-"""Limits of an iteration that the simulated engine has, too."""
+"""Limits of an iteration that the simulated engine shares."""
 
 
 @click.command()
@@ -29,7 +29,7 @@ TABLE_REQUESTS: Final = 256
               help="Most tokens of one iteration of the engine that was measured.  [default: the most that a recording "
                    f"has, {TABLE_TOKENS} for a table]")
 @click.option("--max-num-seqs", type=click.IntRange(1, 2**20), metavar="N",
-              help="Most requests that it ran at once.  [default: the most that a recording has, "
+              help="Most requests that the engine ran at once.  [default: the most that a recording has, "
                    f"{TABLE_REQUESTS} for a table]")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the times as a configuration file, for KVBM_CONSOLE_CONFIG; the file must not exist.")
@@ -37,7 +37,7 @@ TABLE_REQUESTS: Final = 256
 def calibrate(
     path: Path, max_num_batched_tokens: int | None, max_num_seqs: int | None, out: Path | None, form: str
 ) -> None:
-    """Fit --step-base, --step-prefill-token and --step-decode-request to what was measured of an engine.
+    """Fit --step-base, --step-prefill-token and --step-decode-request to measurements of an engine.
 
     RUN is a recording, as the tap of a real engine makes it. FILE is a table in CSV, JSON or JSON lines. A table of
     steps has the columns prefill_tokens, decode_requests and duration_ns. A table of requests has arrived_ns,

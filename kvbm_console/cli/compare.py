@@ -164,7 +164,7 @@ def _wanted(named: tuple[str, str] | None, settings: "list[Setting]") -> tuple[i
 def _print(
     cells: "list[Cell]", pair: "tuple[Cell, Cell] | None", options: SimulateOptions, cache_only: bool, form: str
 ) -> None:
-    """The grid and, of two of its settings, the requests: one JSON document, or CSV with an empty line between."""
+    """Print the grid, then the requests of ``pair``: as one JSON document, or as CSV with an empty line between."""
     from kvbm_console.planning.compare import rows_of
 
     rows = rows_of(cells)

@@ -5,7 +5,7 @@ section ``console`` says how every console looks. There is no other schema: a fl
 The command line wins over the file.
 
 Law of this file: a key that is no flag is refused by name, with the nearest flag, and no key is ever ignored. ``show``
-prints what the other commands take, and a file is never overwritten unasked.
+prints the values that the other commands take, and a file is overwritten only with --force.
 """
 
 import json
@@ -69,7 +69,7 @@ def show(form: str) -> None:
 
 
 def template() -> str:
-    """The file that ``init`` writes."""
+    """The content of the file that ``init`` writes."""
     lines = [HEADER]
     for name, options in sections().items():
         lines.append(f"[{name}]")
@@ -103,7 +103,7 @@ def _toml(value: Any) -> str:
 
 PATH_VARIABLE: Final = "KVBM_CONSOLE_CONFIG"
 FILE_BYTES_MAX: Final = 1 << 20
-"""Far more than every flag of every command takes."""
+"""Far above the size of a file with every flag of every command."""
 SECTIONS: Final = ("demo", "serve", "attach", "status", "tail", "replay", "simulate", "compare", "why", "doctor")
 """Commands that take defaults: those without further commands below them."""
 WITH_CONSOLE: Final = ("demo", "attach", "replay")
@@ -185,7 +185,7 @@ def _section(path: Path, name: str, values: Any) -> dict[str, Any]:
 
 
 def _check_together(command: str, values: dict[str, Any]) -> None:
-    """Check bounds, and values that contradict each other, as the cache's own options do when a command runs."""
+    """Check bounds and contradictions between values, as the cache's own options do when a command runs."""
     from kvbm_console.cli.cache_options import CACHE_FLAGS, cache_settings, sized
     from kvbm_console.planning.options import SimulateOptions
 
@@ -204,7 +204,7 @@ def _nearest(word: str, known: Any) -> str:
 
 
 def _check(where: str, option: click.Option, value: Any) -> None:
-    """Refuse what the flag itself would refuse, and a value of another kind."""
+    """Refuse a value of another kind, and a value that the flag itself would refuse."""
     if option.is_flag:
         if not isinstance(value, bool):
             raise UsageError(f"{where} must be true or false, got {value!r}")

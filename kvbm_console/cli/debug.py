@@ -76,7 +76,7 @@ def holds(ended: bool, wait_ns: int | None, target: str | None, form: str) -> No
 
 
 def time_is_over(wait_ns: int) -> NoReturn:
-    """Nothing stood still in this time: exit 1."""
+    """Warn that no slot stood still in this time, and exit 1."""
     warn(f"nothing stood still within {wait_ns / 1e9:g} s")
     raise click.exceptions.Exit(1)
 
@@ -112,7 +112,7 @@ def continue_command(
 
 
 def _carry_out(address: str, verb: Verb[str], form: str) -> None:
-    """Carry out a verb and print the answer; for a hold that has ended already, also why."""
+    """Carry out a verb and print the answer; for a hold that has ended already, also the reason."""
     from kvbm_console.cli.ask import carry_out, fetch_status
 
     done, hold, reason = carry_out(address, verb).partition(",")[0], getattr(verb, "hold", None), ""
@@ -136,7 +136,7 @@ def _only_hold(address: str, hold: int | None, needs: str) -> int | None:
 
 @click.command()
 @click.argument("hold", required=False, type=NUMBER)
-@click.option("--pipeline", is_flag=True, help="Instead let one candidate through its evaluation, while it is closed.")
+@click.option("--pipeline", is_flag=True, help="Evaluate one candidate instead, while the pipeline is closed.")
 @target_option
 @format_option("text", "json")
 def step(hold: int | None, pipeline: bool, target: str | None, form: str) -> None:
@@ -161,7 +161,7 @@ _PARAMETERS: Final[dict[str, Callable[[Any], Any]]] = {
         "--max-hold", "max_hold_ns", type=Duration(1, MAX_HOLD_NS_MAX, "above 0 and at most 120s"), default="30s",
         show_default=True, metavar="DURATION", help="Longest freeze, at most 120s."),
 }
-"""How the shell states a field of a verb."""
+"""The option with which the shell states a field of a verb."""
 
 
 def _command(verb: type[Verb[str]]) -> click.Command:

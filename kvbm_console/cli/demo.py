@@ -17,7 +17,7 @@ from kvbm_console.cli.params import DEMO_SOCKET, format_option, look_options, so
 @click.option("--workload", metavar="SPEC", default="multiturn", show_default=True,
               help="mooncake:FILE or multiturn[:key=value,...].")
 @click.option("--seconds", type=click.FloatRange(0, 1e6, min_open=True), metavar="N",
-              help="End by itself after N seconds; without a terminal 30 by default.")
+              help="End after N seconds.  [default: 30 without a terminal]")
 @format_option("text", "json")
 @workload_options
 @look_options

@@ -1,6 +1,6 @@
-"""``kvbm-console doctor``: what needs a person, in a recording or on a live target.
+"""``kvbm-console doctor``: findings that need a person, in a recording or on a live target.
 
-Law of this file: it exits 1 when something is wrong, which a note alone is not.
+Law of this file: a finding exits 1, and a note alone exits 0.
 """
 
 from pathlib import Path
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from kvbm_console.analysis.lints import Finding
 
 MARKS: Final = ("!!", " ‖", " !", " ·")
-"""By level, as on the console's screens."""
+"""Level to the mark that the console's screens show, too."""
 WORDS: Final = ("fault", "hold", "caution", "note")
 SHOWN: Final = 5
 """Findings of one problem that the text names beside the worst; the others are counted."""
 WIDTH: Final = 100
-"""Of explanations: what people read with comfort."""
+"""Columns of an explanation, for comfortable reading."""
 
 
 @click.command()
@@ -35,10 +35,10 @@ WIDTH: Final = 100
 def doctor(
     ctx: click.Context, path: Path | None, run: str | None, target: str | None, brief: bool, form: str
 ) -> None:
-    """Find what needs a person: stuck requests, silent copies, full tiers, thrash, lost events and more.
+    """Find problems that need a person: stuck requests, silent copies, full tiers, thrash, lost events and more.
 
-    Looks at a whole recording, or at what a live daemon still holds. Worst first, each with its event, why it is bad
-    and what to do. Exit 0 when nothing is wrong, 1 otherwise.
+    Reads a whole recording, or the events that a live daemon still holds. Findings are listed worst first, each with
+    its event, its meaning and a remedy. Exit 0 without a finding, 1 otherwise.
     """
     from kvbm_console.analysis.diagnosis import diagnose, document
 
@@ -70,7 +70,7 @@ def _lines(diagnosis: "Diagnosis", *, brief: bool) -> list[str]:
 def problems(diagnosis: "Diagnosis") -> list[list["Finding"]]:
     """Findings by problem, each problem's worst first: requests with the same lint and level are one problem.
 
-    Each hold stays a problem of its own, because each waits for a person; so does what is not about a request.
+    Each hold stays a problem of its own, because each waits for a person. So does a finding that names no request.
     """
     from kvbm_console.analysis.lints import LINTS
 

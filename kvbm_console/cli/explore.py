@@ -36,7 +36,7 @@ class Seeds(click.ParamType):  # type: ignore[type-arg]
     name = "seeds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        """The range. Fails with one sentence on anything else."""
+        """The range. Any other text fails with one sentence."""
         first, colon, last = str(value).partition(":")
         digits = first.isascii() and first.isdigit() and last.isascii() and last.isdigit()
         if not colon or not digits or not int(first) < int(last) <= SEEDS_MAX:
@@ -55,9 +55,9 @@ search_options = options(
     click.option("--for", "for_ns", type=FOR, default="60s", show_default=True, metavar="DURATION",
                  help="How long to search without --seeds."),
     click.option("--profile", "profiles", multiple=True, type=click.Choice(list(PROFILES)),
-                 help="The kind of load; repeat for more. All of them without."),
+                 help="The kind of load; repeat for more.  [default: all]"),
     click.option("--workers", type=int, default=None, metavar="N",
-                 help="Processes; as many as there are cores without."),
+                 help="Processes.  [default: as many as cores]"),
     click.option("--first", "first_only", is_flag=True, help="End with the first finding."),
     click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
                  help="Write a scenario, a pytest file, an issue text and a recording for each finding."),
@@ -72,7 +72,7 @@ search_options = options(
 @click.option("--fault", "faults", multiple=True, type=click.Choice([*FAULTS, *CONNECTOR_FAULTS]), metavar="NAME",
               help="Plant this fault, to see that it is found; repeat for more.")
 @click.option("--python", default=None, metavar="FILE",
-              help="The interpreter in whose environment vLLM is installed; this interpreter without it.")
+              help="The interpreter in whose environment vLLM is installed.  [default: this interpreter]")
 @search_options
 def explore_vllm(connector: str, faults: tuple[str, ...], python: str | None, **options: Any) -> int:
     """Drive vLLM's scheduler and connector through random work, without GPU and weights.
@@ -139,7 +139,7 @@ def _connector(text: str) -> dict[str, Any]:
 
 
 def _progress() -> "Callable[[SearchReport], None]":
-    """Shows on stderr how far a search has come."""
+    """Shows the progress of a search on stderr."""
     say = progress_line()
 
     def line(report: "SearchReport") -> str:
@@ -160,7 +160,7 @@ def lines(report: "SearchReport", places: dict[str, Path]) -> list[str]:
         f"{len(report.pairs)} (state, event) pairs seen",
     ]
     if report.interrupted:
-        told.append("interrupted; this is what was found until then")
+        told.append("interrupted; these are the findings until then")
     if not report.findings:
         told.append("nothing found")
     for finding in report.findings.values():

@@ -1,4 +1,4 @@
-"""``attach --record FILE.mcap`` or ``DIR``: records what a console sees, as a daemon records what it publishes.
+"""``attach --record FILE.mcap`` or ``DIR``: records the events that a console receives.
 
 Law of this file: events that the console did not see are a stated gap of the recording. Stimuli are not sent to
 consoles, so such a recording can be replayed and explained, and not decided again.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SeenKeeper:
-    """Records what one session folds. One per place; ``close`` it when the console is left."""
+    """Records the events that a session folds. Each place has a keeper of its own; ``close`` ends the recording."""
 
     def __init__(self, place: Path, program: str = "") -> None:
         self.place = RecordingPath(place)
@@ -31,7 +31,7 @@ class SeenKeeper:
         self.program = program
         self.recorder: Recorder | None = None
         self._events = self._bytes = self._missing = 0
-        """Of recordings that are complete; events are those that were handed over."""
+        """Sums over complete recordings; events are those handed to the recorder."""
         self._begun = False
         self._before: set[Path] = set()
         """Segments of other runs in the directory."""
@@ -41,7 +41,7 @@ class SeenKeeper:
         self._state: CacheState | None = None
 
     def take(self, item: FeedItem, mirror: "Mirror") -> None:
-        """An item that was folded just now; the facts are those after it."""
+        """Record ``item``, which has just been folded; the session's facts already contain it."""
         self._state = mirror.state
         if self._state is None or mirror.connected is None:
             return
@@ -121,7 +121,7 @@ def config_of(state: CacheState) -> LeaderConfig:
 
 
 def require_place(path: Path) -> Path:
-    """Refuse early what the recorder would refuse after the console has drawn."""
+    """Refuse a place early that the recorder would refuse after the console has drawn."""
     if path.suffix == FILE_SUFFIX or not path.is_dir():
         require_new(path, "--record")
     return path

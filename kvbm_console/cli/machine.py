@@ -1,4 +1,4 @@
-"""From flags to the options of a daemon: workload, capacities, speed, address, recording.
+"""Turns flags into the options of a daemon: workload, capacities, speed, address, recording.
 
 Law of this file: everything is checked here or by the part that owns it, before a daemon starts. A flag that is not
 given takes the workload's own default, which is sized so that tiers fill.
@@ -43,7 +43,7 @@ recording_flags = options(
     click.option("--keep", metavar="SIZE|TIME", help="Remove the oldest sealed segments when the directory is "
                  "larger (20GB) or they are older (7d); without it nothing is removed."),
     click.option("--sync", type=click.Choice(["1s", "always", "never"]), default="1s", show_default=True,
-                 help="How often what was written is made to survive a power loss: every second, after every "
+                 help="How often the file is synced, so that it survives a power loss: every second, after every "
                       "flush, or only at the end of a segment."),
 )
 """The flags of ``serve`` and ``rec start``: how a run is recorded."""
@@ -72,7 +72,7 @@ def daemon_options(
         _only_with_workload({"--limit": limit} | {
             f"--{name.replace('_', '-')}": flags_said.get(name) for name in ("total_kv_blocks", *ENGINE_FLAGS)
         })
-        # Of real engines every tier is their own.
+        # Real engines own every tier.
         sizes = {} if publishers else {"kv_cpu_blocks": 8_192, "kv_disk_blocks": 32_768}
         cache = CacheOptions(**sized(said, total_kv_blocks=1, **sizes))
         block_bytes = cache.block_bytes if "kv_geometry" in said else None
@@ -96,7 +96,7 @@ def daemon_options(
 
 
 def _links(cache: CacheOptions, said: dict[str, Any]) -> "Sequence[LinkSpec]":
-    """Links as a machine has them, unless their bandwidth or latency was said: then as in ``simulate``."""
+    """Links of a real machine, unless flags set bandwidth or latency: then those of ``simulate``."""
     from kvbm_console.simulator.link import DEFAULT_LINKS
 
     named = "kv_transfer_bandwidth" in said or "kv_transfer_base_latency" in said

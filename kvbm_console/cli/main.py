@@ -1,4 +1,4 @@
-"""The program ``kvbm-console``: its list of commands, and what becomes of their errors.
+"""The program ``kvbm-console``: its list of commands, and the exit status of each error.
 
 Law of this file: a mistake on the command line or in a file ends as one sentence on stderr and exit 2. A daemon that
 does not listen or refuses, and a thing that does not exist, end as one sentence and exit 3. Ctrl-c ends with 130, a
@@ -31,7 +31,7 @@ class LazyGroup(click.Group):
     """A group that imports a command's module only when that command, or the list of all, is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands, in the order in which they are met."""
+        """All commands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -39,7 +39,7 @@ class LazyGroup(click.Group):
         return command_named(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a reader that went away comes out before click can make an exit status of its own of it."""
+        """Run the command; a closed pipe raises before click can turn it into an exit status of its own."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -120,6 +120,6 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> NoReturn:
     """Entry point of the console script."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is told by us, in one sentence
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report errors ourselves, in one sentence
     cli.main()
     raise AssertionError("unreachable")

@@ -27,7 +27,7 @@ NAMED_MAX: Final = 10
 @target_option
 @format_option("text", "json")
 def reset(physical: bool, target: str | None, form: str) -> None:
-    """Forget at once what all tiers hold, and end every request.
+    """Forget the content of all tiers at once, and end every request.
 
     The epoch rises by 1. Places that a running copy touches stay quarantined until the copy has ended. New requests
     are taken again at once. A drain that is under way ends with this, too.
@@ -93,7 +93,7 @@ class _Told:
 def _sentence(report: "DrainReport") -> str:
     begun = f"after {duration(report.waited_ns)}, epoch {report.epoch}"
     if report.remaining is None or report.remaining_copies is None:
-        return f"the drain ended {begun}: events were lost, so what remained is not known"
+        return f"the drain ended {begun}: events were lost, so the remaining requests are not known"
     if report.drained:
         return f"drained {begun}: {_requests(report.live_requests)} ended by themselves"
     names = [f"{row.request} ({row.state})" for row in report.remaining]

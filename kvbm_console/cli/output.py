@@ -26,13 +26,13 @@ def print_json(document: Any) -> None:
 
 
 def json_text(document: Any) -> str:
-    """A JSON value on one line, in which nothing moves a cursor or turns text around."""
+    """A JSON value on one line, without characters that move a cursor or turn text around."""
     text = msgspec.json.encode(document).decode()
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
 def _escaped(character: str) -> str:
-    """As JSON may write it; what is not printable stands inside of a string."""
+    """The character as a JSON escape, valid because unprintable characters stand only inside of strings."""
     if character.isprintable():
         return character
     code = ord(character)
@@ -42,7 +42,7 @@ def _escaped(character: str) -> str:
 
 
 def safe(text: str) -> str:
-    """One line of text that may hold names from outside: ``?`` for what moves a cursor or turns text around.
+    """A line that may hold names from outside, with ``?`` for characters that move a cursor or turn text around.
 
     >>> safe("r\\x1b[2J\\n\\u202ename")
     'r?[2J??name'
@@ -57,7 +57,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_result(form: str, document: Any, lines: Callable[[], Iterable[str]]) -> None:
-    """A result as one JSON value, or as the lines that people read."""
+    """Print a result as one JSON value, or as the lines that people read."""
     if form == "json":
         print_json(document)
     else:
@@ -65,7 +65,7 @@ def print_result(form: str, document: Any, lines: Callable[[], Iterable[str]]) -
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The document of a verb: what the command did."""
+    """The JSON document that reports the outcome of a verb."""
 
     done: str
     """One word, as ``continued``, ``frozen``, ``removed`` or ``nothing``; ``already_continued`` is a lost race."""
@@ -80,7 +80,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def answer(form: str, done: str, text: str = "", **more: Any) -> None:
-    """Print what a verb did; ``done`` may end in a count, as ``removed 3``."""
+    """Print the outcome of a verb; ``done`` may end in a count, as ``removed 3``."""
     word, _, rest = done.partition(" ")
     if rest.isdigit():
         more.setdefault("count", int(rest))
@@ -89,7 +89,7 @@ def answer(form: str, done: str, text: str = "", **more: Any) -> None:
 
 
 def warn(message: str) -> None:
-    """A message that is not the result: on stderr."""
+    """Print a message, which is no result, on stderr."""
     click.echo("\n".join(map(safe, message.split("\n"))), err=True)
 
 
@@ -175,7 +175,7 @@ EVERY_S: Final = 0.2
 
 
 def progress() -> Callable[[str, int, int], None]:
-    """Tells how far something has come: rewritten in place on a terminal, else a line a second."""
+    """Shows the progress of long work: a line rewritten in place on a terminal, else a line a second."""
     say = progress_line()
 
     def tell(what: str, done: int, total: int) -> None:

@@ -29,14 +29,14 @@ _UNITS_NS: Final = {
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|h)")
 
 NUMBER: Final = click.IntRange(1, NUMBER_MAX)
-"""Of a hold, a breakpoint: what is above it cannot be said to a daemon."""
+"""Highest id of a hold or breakpoint that the protocol can carry."""
 
 NAME_MAX: Final = 64
 """Characters of a name: the console shows about 40 of them, cut in the middle."""
 
 
 def options(*flags: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Several flags as one decorator, in the order of the help."""
+    """A decorator that applies several flags, in the order of the help."""
     def add(command: F) -> F:
         for flag in reversed(flags):
             command = flag(command)
@@ -56,7 +56,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         self.bound = bound
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Nanoseconds; refuses what has no unit or lies out of bounds."""
+        """Nanoseconds; refuses a number without a unit or out of bounds."""
         if isinstance(value, int):
             return value
         match = _DURATION.fullmatch(str(value).strip())
@@ -89,7 +89,7 @@ class Speed(click.ParamType):  # type: ignore[type-arg]
 
 
 class Labelled(click.ParamType):  # type: ignore[type-arg]
-    """A word of the core by its label."""
+    """An enum member of the core, given by its label."""
 
     def __init__(self, kind: type[Word], name: str) -> None:
         self.kind = kind
@@ -107,7 +107,7 @@ class Labelled(click.ParamType):  # type: ignore[type-arg]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter,
                        incomplete: str) -> list[CompletionItem]:
-        """The labels that begin with what was typed."""
+        """The labels that begin with ``incomplete``."""
         return [CompletionItem(member.label) for member in self.kind if member.label.startswith(incomplete)]
 
 
@@ -127,7 +127,7 @@ class Name(click.ParamType):  # type: ignore[type-arg]
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name as it was said."""
+        """The name, unchanged."""
         text = str(value)
         if not text.isprintable() or len(text) > NAME_MAX:
             self.fail(f"must be at most {NAME_MAX} printable characters, got {text!r}", param, ctx)
@@ -148,7 +148,7 @@ def parse_address(text: str, refuse: Callable[[str], Any]) -> str:
 
 
 def runtime_directory() -> Path:
-    """The directory of our sockets, which is this user's alone."""
+    """The directory of our sockets, readable by this user alone."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return Path(runtime) / "kvbm-console"
@@ -156,7 +156,7 @@ def runtime_directory() -> Path:
 
 
 def socket_address(name: str) -> str:
-    """The address of one of our own sockets."""
+    """The address of the socket ``name`` in our runtime directory."""
     return f"unix:{runtime_directory() / name}"
 
 
@@ -179,7 +179,7 @@ def resolve_target(positional: str | None, flag: str | None) -> str:
 
 TLS_CA: Final = "kvbm_console.tls_ca"
 TOKEN_FILE: Final = "kvbm_console.token_file"
-"""Under which keys of click's context the access options are found."""
+"""Keys of click's context under which the access options are stored."""
 
 
 def _remembered(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -236,7 +236,7 @@ THEMES: Final = ("dark", "light", "ansi", "ansi-light", "none")
 
 
 look_options = options(
-    click.option("--theme", type=click.Choice(THEMES), help="Colours; without it what the terminal can show."),
+    click.option("--theme", type=click.Choice(THEMES), help="Colours.  [default: the most that the terminal can show]"),
     click.option("--ascii", is_flag=True, help="Only ASCII characters."),
     click.option("--no-color", is_flag=True, help="No colour at all; NO_COLOR in the environment says the same."),
     click.option("--utc", is_flag=True, help="Times of day in UTC, with a Z, instead of this machine's zone."),

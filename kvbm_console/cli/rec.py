@@ -30,7 +30,7 @@ DIRECTORY: Final = click.argument("directory", metavar="DIR", type=click.Path(pa
 
 
 class Indexed(msgspec.Struct, frozen=True):
-    """One file that ``rec index`` made whole."""
+    """A file that ``rec index`` made whole."""
 
     segment: str
     done: str
@@ -60,7 +60,7 @@ rec.add_command(capture)
 @click.option("--run", metavar="ID", help="The run to look at, by its incarnation; without it the last run.")
 @format_option("text", "json")
 def info(path: Path, run: str | None, form: str) -> None:
-    """Show what is in a recording: events, requests, engines, gaps, versions, time, sizes."""
+    """Show the content of a recording: events, requests, engines, gaps, versions, time, sizes."""
     from kvbm_console.recording.info import info_of
     from kvbm_console.recording.reader import Recording
 
@@ -98,7 +98,7 @@ def verify(ctx: click.Context, path: Path, form: str) -> None:
                    "file stays beside it as .damaged.")
 @format_option("text", "json")
 def recover(directory: Path, salvage: bool, form: str) -> None:
-    """Make a recording whole that its daemon left behind: cut torn tails off, refuse damage."""
+    """Make a recording whole after its daemon was killed: cut torn tails off, refuse damage."""
     from kvbm_console.recording.recover import recover_directory
 
     with _locked(directory):
@@ -151,7 +151,7 @@ def index(directory: Path, form: str) -> None:
               "time of day such as 15:00:03 or 2026-11-21T15:00:00.")
 @click.option("--to", "end", metavar="PLACE", default="end", show_default=True, help="End here.")
 @click.option("--request", metavar="GLOB", help="The stretch that holds everything about these requests.")
-@click.option("--where", metavar="EXPRESSION", help="The stretch that holds all events this is true of.")
+@click.option("--where", metavar="EXPRESSION", help="The stretch that holds all events for which this holds.")
 @click.option("--run", metavar="ID", help="The run to cut, by its incarnation; without it the last run.")
 @format_option("text", "json")
 def cut(
@@ -160,7 +160,7 @@ def cut(
 ) -> None:
     """Write a stretch of a recording to a new file or directory, with the keyframe that it needs.
 
-    --request and --where choose the shortest stretch that holds all events they are true of, within --from and
+    --request and --where choose the shortest stretch that holds all matching events, within --from and
     --to. Events between them stay, because a recording with holes does not fold.
     """
     from kvbm_console.recording import cut as cutting
@@ -268,7 +268,7 @@ def _report_lines(report: "VerifyReport") -> list[str]:
     if report.first_difference is not None:
         lines.append(f"first difference: {report.first_difference}")
     else:
-        lines.append("what is there is equal" if report.findings else "equal")
+        lines.append("the present events are equal" if report.findings else "equal")
     return lines
 
 
@@ -279,7 +279,7 @@ def _recovered_line(segment: "Recovered") -> str:
         "cut off",
         "removed": "was empty, or sealed already, and is gone",
         "busy": "is being written or sealed",
-        "set_aside": "says nothing about itself any more; it stays beside the recording as .damaged",
+        "set_aside": "has a damaged header; it stays beside the recording as .damaged",
         "salvaged": f"was salvaged up to event {number(segment.next_seq - 1)} with {len(segment.gaps)} gaps: "
         + ", ".join(f"{number(gap.count)} events, {number(gap.bytes)} bytes" for gap in segment.gaps),
     }
@@ -310,7 +310,7 @@ def export_command(path: Path, to: str, out: Path | None, run: str | None, expre
 
     perfetto opens in ui.perfetto.dev: a track for each slot with its states, lanes for copies, flows from plan to
     copy to end, counters for tiers. parquet is a directory of tables: requests, states, holds, transfers, tiers,
-    engine, events, gaps. Both need an extra of the package, chrome and jsonl need none.
+    engine, events, gaps. Both need an extra of the package; chrome and jsonl need no extra.
     """
     from kvbm_console.analysis.export import export, write_lines
     from kvbm_console.analysis.walk import evidence_of
@@ -339,9 +339,9 @@ def export_command(path: Path, to: str, out: Path | None, run: str | None, expre
 @click.argument("paths", metavar="DIR-or-FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", metavar="FILE.mcap|DIR", type=click.Path(path_type=Path),
               help="Write one recording instead of lines: the facts of all side by side, for every other command.")
-@click.option("--where", metavar="EXPRESSION", help="Only lines of events this is true of; gaps are always told.")
+@click.option("--where", metavar="EXPRESSION", help="Only events for which this holds; gaps are always printed.")
 @click.option("--format", "form", type=click.Choice(["text", "jsonl", "json"]), default="text", show_default=True,
-              help="How to print an event; json is for what --out has written.")
+              help="Form of the events; json describes the file of --out.")
 def merge(paths: tuple[Path, ...], out: Path | None, where: str | None, form: str) -> None:
     """Put several recordings into one order, by the wall's clock: as lines, or with --out as one recording.
 

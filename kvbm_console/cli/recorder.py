@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvbm_console.recording.output import Made
 
 LAST_NS_MAX = 24 * 3_600 * 10**9
-"""A daemon remembers minutes; a day is never what it still has."""
+"""Longest past to ask for. A daemon's ring covers minutes, so a day is ample."""
 
 
 @click.command()
@@ -69,10 +69,10 @@ status = _verb("status", "The daemon's recording: its place, its progress, and t
 @target_option
 @format_option("text", "json")
 def dump(path: Path, last: int, target: str | None, form: str) -> None:
-    """Write what a daemon still remembers to a new file or directory, without having recorded.
+    """Write the events that a daemon still holds to a new file or directory; it need not have recorded.
 
-    Facts and events only: the state replays, decisions do not. A busy daemon remembers less than was asked for; what
-    was written is printed.
+    The file has facts and events only, so the state replays and decisions do not. A busy daemon may hold less than
+    --last asks for; the command prints the range that it wrote.
     """
     from kvbm_console.cli.ask import ask
     from kvbm_console.recording.output import require_new
@@ -111,7 +111,7 @@ async def _dump(client: "Client", path: Path, last_ns: int) -> "Made":
             elif isinstance(item, EventsArrived):
                 batches.append(item.events)
             elif isinstance(item, GapSeen):
-                state = None  # forgotten while we read: a newer snapshot follows
+                state = None  # the ring dropped these events while we read, so a newer snapshot follows
             reached = state.seq if state is not None else 0
             if state is not None and (batches[-1][-1].seq + 1 if batches else reached) >= next_seq:
                 break

@@ -1,4 +1,4 @@
-"""``kvbm-console replay``: the console on a recording, or the state at one place of it."""
+"""``kvbm-console replay``: the console on a recording, or the state at one of its events."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 HITS_MAX: Final = 20_000
-"""Hits that are asked for, more than a person visits one by one."""
+"""Hits to ask for, more than a person visits."""
 
 
 @click.command()
@@ -25,9 +25,9 @@ HITS_MAX: Final = 20_000
 @click.option("--at", "place", metavar="PLACE", help="Begin here: an event, 90s or -60s of the engine's time, end, a "
               "time of day such as 15:00:03 or 2026-11-21T15:00:00.")
 @click.option("--speed", type=click.FloatRange(0.001, 1e6), metavar="FACTOR",
-              help="Play from there at once, so many times as fast.")
+              help="Play from there at once, N times as fast.")
 @click.option("--follow", is_flag=True, help="The recording is still being written: begin at its end, go on with it.")
-@click.option("--run", metavar="ID", help="The run to show, by its incarnation; without it the last run.")
+@click.option("--run", metavar="ID", help="Incarnation of the run to show.  [default: the last run]")
 @format_option("console", "json")
 @look_options
 def replay(
@@ -94,7 +94,7 @@ def hit_finder(path: Path, run: str) -> "Callable[[Sequence[BreakpointSpec]], Aw
 
 
 def state_document(recording: "Recording", at_seq: int | None) -> dict[str, object]:
-    """The ``status`` document of the facts behind this event, by default the last event. Raises ``RecordingError``."""
+    """The ``status`` document of the facts after event ``at``, by default the last. Raises ``RecordingError``."""
     from kvbm_console.stream.document import status_document
 
     state = recording.state_at(recording.last_seq if at_seq is None else at_seq)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
               help="Its private key, readable by its owner alone.")
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE",
               help="Holds the token that grants control over TCP, readable by its owner alone.")
-@click.option("--read-only", is_flag=True, help="Nobody may set breakpoints, continue, feed or record.")
+@click.option("--read-only", is_flag=True, help="No client may set breakpoints, continue, feed or record.")
 @click.option("--breakpoints", type=click.Path(path_type=Path), metavar="FILE",
               help="Set the breakpoints of this file at the start, and keep those set with --persist in it.")
 @click.option("--healthy-without-recorder", is_flag=True,
@@ -61,12 +61,12 @@ def serve(
 
     A recording loses nothing up to its written watermark when the process is killed, and nothing up to its synced
     watermark when the power fails. An end in order seals the last segment. The first SIGTERM or ctrl-c ends in order,
-    within five seconds; the second one at once.
+    within five seconds; the second ends at once.
     """
     if exit_when_done and workload is None:
-        raise click.UsageError("--exit-when-done needs --workload: without one the daemon serves engines until stopped")
+        raise click.UsageError("--exit-when-done needs --workload: otherwise the daemon serves engines until stopped")
     if engines and workload is not None:
-        raise click.UsageError("--engine follows a real engine, --workload runs a simulated one: give one of them")
+        raise click.UsageError("--engine follows a real engine, --workload runs a simulated engine: give only one flag")
     from kvbm_console.cli.streams import find_publishers
     from kvbm_console.recording.options import recording_options
 

@@ -66,7 +66,7 @@ def simulate(
     trace: str | None, checked: bool, cache_only: bool, vectors: Path | None, form: str,
     requests_out: Path | None, **flags: Any,
 ) -> int:
-    """Run a trace through engine and tiers in virtual time and report what the cache did.
+    """Run a trace through engine and tiers in virtual time and report the cache's work.
 
     The time that the run took goes to stderr, and so do the stats lines, so the same options give the same bytes on
     stdout. The keys of --format json and their formulas are listed in kvbm_console/planning/REFERENCE.md.
@@ -167,7 +167,7 @@ def replay_vectors(path: Path, form: str) -> int:
 
 
 def _refusal(arguments: str) -> str:
-    """Empty when the command line is refused with one sentence that names its flag, before any work."""
+    """Run a command line that must be refused. Empty when the refusal is one sentence that names the flag, else why."""
 
     words = shlex.split(arguments)
     try:

@@ -1,4 +1,4 @@
-"""``kvbm-console status``: what is true of a daemon right now, once.
+"""``kvbm-console status``: the state of a daemon now, printed once.
 
 Law of this file: the JSON is the daemon's own document, passed on as it is (its keys are listed
 in JSON.md); the text has the console's overview in front, and then the same values.
@@ -72,7 +72,7 @@ def _stream(document: dict[str, Any]) -> list[str]:
 
 
 def _engine(row: dict[str, Any]) -> str:
-    """The cost of a tap to its engine, by call and as a share of steps, and its losses."""
+    """A tap's row: its cost to the engine by call and as a share of steps, and its losses."""
     call = row["call_ns"] / row["calls"] / 1_000 if row["calls"] else 0.0
     part = 100 * row["call_ns"] / row["step_ns"] if row["step_ns"] else 0.0
     return (f"tap       {row['name']}  {number(row['steps'])} steps  {call:.1f} µs a call, {part:.2f} % of a step  "
@@ -133,7 +133,7 @@ def breakpoint_lines(breakpoints: list[dict[str, Any]]) -> list[str]:
 
 
 def _when(entry: dict[str, Any]) -> Iterator[str]:
-    """The other fields of the breakpoint that differ from the default."""
+    """The remaining fields of the breakpoint that differ from the default."""
     yield entry["message"]
     yield entry["name"]
     yield entry["condition"]
@@ -173,11 +173,11 @@ def ended_lines(ended: list[dict[str, Any]]) -> list[str]:
 
 WIDTH: Final = 100
 ROWS: Final = 44
-"""More than the sections take: the last rows are the newest events."""
+"""Height of the overview, above the need of its sections: the newest events fill the last rows."""
 
 
 PAST: Final = 32_768
-"""Events before now that are looked at: a minute of a busy engine, for a tenth of a second of work."""
+"""Events of the past that the overview reads: a minute of a busy engine, for a tenth of a second of work."""
 
 
 class _Told:
@@ -197,7 +197,7 @@ def overview(target: str) -> list[str]:
 
 
 async def fold(client: "Client") -> "Mirror":
-    """The daemon's facts as of now behind the last of its past, and its next heartbeat.
+    """The daemon's current facts after the last events of its past, and its next heartbeat.
 
     Its snapshot may have been made a little earlier: the events up to now are folded, those behind them not decoded.
     """
@@ -248,7 +248,7 @@ def drawn(mirror: "Mirror") -> list[str]:
     mirror.clock.live = False
     desk = Desk(mirror, session, lambda: 0, all_views(), glyphs=UNICODE if unicode else ASCII, read_only=True)
     desk.draw(WIDTH, ROWS)
-    for after_ns in (0, SHOW_AFTER_NS):  # what is true now is told now, not in two seconds
+    for after_ns in (0, SHOW_AFTER_NS):  # the second time shows findings that the screen delays by two seconds
         desk.lints.check(mirror, after_ns)
     desk.warnings = desk.lints.warnings(SHOW_AFTER_NS)
     return printable(line.text.rstrip() for line in desk.view.body(desk, WIDTH, ROWS))

@@ -1,6 +1,6 @@
 """``rec capture`` and ``rec import``: event streams to files, and files to recordings.
 
-Law of this file: an import says what it could not read or found missing, and writes only into an empty directory.
+Law of this file: an import reports unreadable and missing data, and writes only into an empty directory.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from kvbm_console.service import LeaderService
 
 SETTLE_BYTES: Final = 8 * 2**20
-"""How much of a capture is handed to the recorder before it is waited for: an eighth of its queue."""
+"""Bytes handed to the recorder between two waits: an eighth of its queue."""
 LINE_EVERY_S: Final = 1.0
 ASK_AGAIN_S: Final = 0.5
-"""Between two questions to an engine that is not up yet: it takes a minute to load a model."""
+"""Pause between two attempts to reach an engine, which takes a minute to load a model."""
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -259,7 +259,7 @@ async def _tell(
     listeners: "list[Listener]", sources: "list[ZmqSource]", stopped: asyncio.Event, seconds: float | None,
     batches: int | None,
 ) -> None:
-    """A line on stderr each second until it is time to end."""
+    """Print a line on stderr each second until ``seconds`` or ``batches`` are over."""
     ends = None if seconds is None else time.monotonic() + seconds
     told = time.monotonic()
     while not stopped.is_set():
@@ -287,7 +287,7 @@ def _unread(listener: "Listener") -> int:
 
 
 def _blocks(listener: "Listener") -> str:
-    """Residency by medium, and what makes it doubtful."""
+    """Residency by medium, and the reasons to doubt the counts."""
     media = listener.resident_blocks()
     resident = ", ".join(f"{medium} {number(count)}" for medium, count in media.items()) or "no block"
     counts, unreadable = listener.counts, _unread(listener)

@@ -36,9 +36,9 @@ def summary_text(document: Mapping[str, Any]) -> str:
 
 
 def live_line(state: CacheState) -> str:
-    """One line about now."""
+    """A line about the current state."""
     told = any(pool.info.authority is Authority.STREAM for pool in state.pools) or state.lost_sources
-    if told and not state.totals.slots_opened:  # a tap tells of requests as well
+    if told and not state.totals.slots_opened:  # a tap reports requests, too
         return _stream_line(state)
     totals = state.totals
     live: dict[str, int] = {}
@@ -55,7 +55,7 @@ def live_line(state: CacheState) -> str:
 
 
 def _stream_line(state: CacheState) -> str:
-    """One line about engines whose event streams we follow: a ``?`` marks what a loss has made doubtful."""
+    """The line for followed event streams: a ``?`` marks counts that a loss has made doubtful."""
     media: dict[str, tuple[int, bool]] = {}
     for pool in state.pools:
         blocks, doubt = media.get(pool.info.medium, (0, False))
@@ -70,7 +70,7 @@ def _stream_line(state: CacheState) -> str:
 
 
 def counts(values: Mapping[str, int]) -> str:
-    """``3 decoding, 1 onboarding``: what is not zero, in the order given."""
+    """``3 decoding, 1 onboarding``: the counts above zero, in the order given."""
     return ", ".join(f"{number(count)} {label}" for label, count in values.items() if count)
 
 

@@ -45,21 +45,21 @@ def tail(
             raise UsageError(f"--since must be at most {first}, the number of the next event, got {since}")
         first = since
     # A mirror gives slots their names, in text and for a filter; it needs a snapshot, and the daemon's may be older
-    # than what is asked.
+    # than --since.
     mirrored = (form == "text" or wanted is not None) and since is None
     printer = Printer(form, count, first, wanted)
     run(printer.consume(follow(address, None if mirrored else first - 1, stream["incarnation"])))
 
 
 class Printer:
-    """Prints what a feed yields until ``count`` events are out or the daemon ends."""
+    """Prints the items of a feed until ``count`` events are out or the daemon ends."""
 
     def __init__(
         self, form: str, count: int | None, first: int, matches: Callable[[Event, CacheState | None], bool] | None
     ) -> None:
         self.form = form
         self.first = first
-        """Events before this one are folded and not printed."""
+        """Events before ``first`` are folded and not printed."""
         self.left = count
         self.matches = matches
         """The filter; None prints all."""
@@ -84,7 +84,7 @@ class Printer:
                     pass
 
     def _print(self, events: list[Event]) -> bool:
-        """Print these events; whether that was the last of them."""
+        """Print these events; True when ``count`` events are out."""
         for event in events:
             wanted = event.seq >= self.first and (self.matches is None or self.matches(event, self.state))
             if wanted:

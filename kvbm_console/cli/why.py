@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Admission, Explanation, MissedRun, Spent
 
 RUNS_SHOWN: Final = 24
-"""Runs of blocks in the text of one admission; ``--block`` and the JSON tell them all."""
+"""Runs of blocks that the text of an admission shows; ``--block`` and the JSON show all."""
 
 
 @click.command()
@@ -31,7 +31,7 @@ def why(
 ) -> None:
     """Why REQUEST missed each block of its prompt, and where its time went.
 
-    Looks at a recording, or at what a live daemon still holds. Names the deciding event, or says that it cannot be
+    Reads a recording, or the events that a live daemon still holds. Names the deciding event, or says that it cannot be
     known.
     """
     from kvbm_console.analysis.explain import explain, grouped, only_block
@@ -48,7 +48,7 @@ def _lines(explanation: "Explanation", block: int | None) -> list[str]:
     lines = [f"{explanation.request}   slot {explanation.slot}, {explanation.state}; prompt of "
              f"{number(explanation.prompt_tokens)} tokens: {size}"]
     if explanation.occurrences > 1:
-        lines.append(f"{explanation.occurrences} slots had this name; this is the last one")
+        lines.append(f"{explanation.occurrences} slots had this name; this is the last slot")
     lines += explanation.remarks
     if not explanation.admissions and explanation.clone is None:
         lines.append("no look-up and no admission is in the evidence")

@@ -84,7 +84,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=DEADLINE_S)
-    assert "interrupted; this is what was found until then" in out
+    assert "interrupted; these are the findings until then" in out
     assert process.returncode in (1, 130)
 
 

@@ -111,7 +111,7 @@ def test_a_segment_of_the_last_run_that_is_gone_is_no_whole_recording(run: Path,
     status, output = exit_status(run)
     assert status == 1
     assert sentence in output
-    assert output.rstrip().endswith("what is there is equal")
+    assert output.rstrip().endswith("the present events are equal")
 
 
 @pytest.mark.parametrize(("gone", "sentence"), [

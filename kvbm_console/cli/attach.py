@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kvbm_console.addresses import socket_address
 from kvbm_console.cli.machine import machine_line
 from kvbm_console.cli.output import on_terminal, print_result, require_terminal, warn
-from kvbm_console.cli.params import LOOK, access_options, look_options, resolve_target, socket_address
+from kvbm_console.cli.params import LOOK, access_options, look_options, resolve_target
 from kvbm_console.cli.summary import live_line, recorder_text, summary_text
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
 from kvbm_console.extras import missing

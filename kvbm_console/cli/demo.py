@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from kvbm_console.addresses import socket_address
 from kvbm_console.cli.attach import show
 from kvbm_console.cli.machine import daemon_options, workload_options
-from kvbm_console.cli.params import DEMO_SOCKET, format_option, look_options, socket_address
+from kvbm_console.cli.params import DEMO_SOCKET, format_option, look_options
 
 
 @click.command()

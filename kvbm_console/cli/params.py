@@ -4,9 +4,7 @@ Law of this file: a refused value is named with its bound, and every flag that a
 here once.
 """
 
-import os
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -14,13 +12,12 @@ from typing import Any, Final, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from kvbm_console.addresses import TARGET_VARIABLE, default_target, parse_address
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import NUMBER_MAX, Word
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-TARGET_VARIABLE: Final = "KVBM_CONSOLE_TARGET"
-DEFAULT_SOCKET: Final = "default.sock"
 DEMO_SOCKET: Final = "demo.sock"
 """``demo`` listens on a socket of its own name, so that it never stands in the way of a daemon."""
 _UNITS_NS: Final = {
@@ -134,42 +131,14 @@ class Name(click.ParamType):  # type: ignore[type-arg]
         return text
 
 
-def parse_address(text: str, refuse: Callable[[str], Any]) -> str:
-    """``unix:PATH`` (also written as a bare path with a slash) or ``HOST:PORT``; anything else is refused."""
-    if text.startswith("unix:") and len(text) > len("unix:"):
-        return text
-    if "/" in text and "://" not in text:
-        return f"unix:{text}"
-    host, _, port = text.rpartition(":")
-    if host and port.isascii() and port.isdigit() and 0 <= int(port) <= 65_535:
-        return text
-    refuse(f"must be unix:PATH or HOST:PORT with a port up to 65535, got {text!r}")
-    raise AssertionError("refuse did not raise")
-
-
-def runtime_directory() -> Path:
-    """The directory of our sockets, readable by this user alone."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        return Path(runtime) / "kvbm-console"
-    return Path(tempfile.gettempdir()) / f"kvbm-console-{os.getuid()}"
-
-
-def socket_address(name: str) -> str:
-    """The address of the socket ``name`` in our runtime directory."""
-    return f"unix:{runtime_directory() / name}"
-
-
 def resolve_target(positional: str | None, flag: str | None) -> str:
     """The address to talk to: the argument, the flag, the environment, else the default socket."""
     if positional is not None and flag is not None and positional != flag:
         raise click.UsageError(f"TARGET and --target name two addresses, {positional!r} and {flag!r}")
     text = positional or flag
     where = "TARGET" if positional is not None else "--target"
-    if text is None:
-        text, where = os.environ.get(TARGET_VARIABLE), TARGET_VARIABLE
     if not text:
-        return socket_address(DEFAULT_SOCKET)
+        text, where = default_target(), TARGET_VARIABLE
 
     def refuse(why: str) -> None:
         raise click.UsageError(f"{where} {why}")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvbm_console.addresses import DEFAULT_SOCKET, socket_address
 from kvbm_console.cli.machine import daemon_options, machine_line, recording_flags, workload_options
 from kvbm_console.cli.output import print_result, warn
-from kvbm_console.cli.params import DEFAULT_SOCKET, Listen, Name, format_option, socket_address
+from kvbm_console.cli.params import Listen, Name, format_option
 from kvbm_console.cli.summary import summary_text
 
 if TYPE_CHECKING:

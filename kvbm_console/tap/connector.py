@@ -1,4 +1,4 @@
-"""A connector class around another one, made from the engine's own base class at run time.
+"""A connector class around another connector class, made from the engine's own base class at run time.
 
 The base class changes with every release of the engine, so only the recorded calls are written down here. Every other
 public method, property, class method and static method is found at run time and forwarded unchanged to the connector
@@ -58,17 +58,18 @@ def make_tap(name: str, bases: tuple[type, ...], engine: Any) -> type:
         return getattr(self._tapped, attribute)
 
     members.update(__init__=__init__, __getattr__=__getattr__)
-    made = type(name, bases, members)
-    made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
-    return made
+    tap = type(name, bases, members)
+    tap.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    return tap
 
 
 def arguments_of(kind: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """As many of a constructor's arguments as it takes: engines of before gave no ``kv_cache_config``."""
-    parameters = inspect.signature(kind.__init__).parameters.values()
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+    """As many of the arguments as the constructor takes: older engines gave no ``kv_cache_config``."""
+    kinds = [parameter.kind for parameter in inspect.signature(kind.__init__).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
         return arguments
-    return arguments[: sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) - 1]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return arguments[: sum(kind in positional for kind in kinds) - 1]
 
 
 _OURS: Final = ("_tapped", "_recorder", "_events_are_ours", "_sanitizer", "_marker")
@@ -119,7 +120,7 @@ def _forwarding(base: type, attribute: str, engine: Any) -> Any:
 
 
 def bind_kv_cache_manager(self: Any, kv_cache_manager: Any) -> Any:
-    """Kept, so that all blocks can be told when a daemon begins to listen; what no call tells is recorded from now."""
+    """Keep the manager to report all blocks to a new daemon, and record the facts that no connector call carries."""
     self._kv_cache_manager = kv_cache_manager
     recorder = self._recorder
     try:
@@ -149,12 +150,12 @@ def _arrived(recorder: TapRecorder, request: Any) -> None:
 
 
 def get_num_new_matched_tokens(self: Any, request: Any, num_computed_tokens: int) -> Any:
-    """A lookup: held ones are asked for again, the others' answers are recorded when they change."""
+    """A lookup. A held request gets "ask again"; other answers are recorded when they change."""
     began = _now()
     recorder = self._recorder
     try:
         if request.request_id not in recorder.live:
-            _arrived(recorder, request)  # engines of before told of no arrival
+            _arrived(recorder, request)  # older engines report no arrival
         if recorder.gated and recorder.must_wait(request.request_id, num_computed_tokens):
             recorder.spent(_now() - began)
             return None, False
@@ -165,10 +166,10 @@ def get_num_new_matched_tokens(self: Any, request: Any, num_computed_tokens: int
     ended = _now()
     try:
         if recorder.on:
-            name, told = request.request_id, (num_computed_tokens, *answer)
-            if recorder.answers.get(name) != told:
-                recorder.answers[name] = told
-                recorder.put(("lookup", ended, name, *told))
+            name, fields = request.request_id, (num_computed_tokens, *answer)
+            if recorder.answers.get(name) != fields:
+                recorder.answers[name] = fields
+                recorder.put(("lookup", ended, name, *fields))
     except Exception:
         recorder.failed()
     recorder.spent(_now() - ended + called - began)
@@ -181,10 +182,10 @@ def update_state_after_alloc(self: Any, request: Any, blocks: Any, num_external_
     with recorder.part as began:
         if recorder.on:
             recorder.forget(request.request_id)
-            # The lists are the engine's own and go on growing: how long they are now is what is told.
+            # The record carries the present length of each list, because the engine's own lists go on growing.
             groups = getattr(blocks, "blocks", None)
-            told = blocks.get_block_ids() if groups is None else tuple((group, len(group)) for group in groups)
-            recorder.put(("alloc", began, request.request_id, told, num_external_tokens))
+            ids = blocks.get_block_ids() if groups is None else tuple((group, len(group)) for group in groups)
+            recorder.put(("alloc", began, request.request_id, ids, num_external_tokens))
     return self._tapped.update_state_after_alloc(request, blocks, num_external_tokens)
 
 
@@ -218,7 +219,6 @@ def _mark(self: Any, scheduler_output: Any, metadata: Any) -> None:
 
 
 def _tell_findings(self: Any) -> None:
-    """Findings wait until a daemon listens."""
     recorder, waiting = self._recorder, self._marker.waiting
     while recorder.on and waiting:
         recorder.put(("sanitized", _now(), waiting.popleft()))
@@ -228,7 +228,7 @@ _NONE: Final[dict[str, int]] = {}
 
 
 def _lengths(recorder: TapRecorder, scheduler_output: Any) -> dict[str, int]:
-    """Tokens of the requests that start in this step: they grow before the sender looks."""
+    """Tokens of the requests that start in this step, read now because they grow before the sender's turn."""
     if not scheduler_output.scheduled_new_reqs and not getattr(
         scheduler_output.scheduled_cached_reqs, "resumed_req_ids", None
     ):
@@ -261,13 +261,13 @@ def _tell_all(self: Any, recorder: TapRecorder, scheduler_output: Any, now: int)
 
 
 def update_connector_output(self: Any, connector_output: Any) -> Any:
-    """Copies ended. The connector inside may be the one that says so: it adds to what the workers told."""
+    """Copies ended. The connector inside may add to the workers' reports, so its call comes first."""
     recorder = self._recorder
-    told = getattr(connector_output, "kv_connector_worker_meta", None)
-    if isinstance(told, WorkerMeta):
-        connector_output.kv_connector_worker_meta = told.inner
+    worker_meta = getattr(connector_output, "kv_connector_worker_meta", None)
+    if isinstance(worker_meta, WorkerMeta):
+        connector_output.kv_connector_worker_meta = worker_meta.inner
         try:
-            self._marker.heard(told)
+            self._marker.heard(worker_meta)
             recorder.checks = self._marker.totals
             _tell_findings(self)
         except Exception:
@@ -275,9 +275,9 @@ def update_connector_output(self: Any, connector_output: Any) -> Any:
     answer = self._tapped.update_connector_output(connector_output)
     with recorder.part as began:
         if recorder.on:
-            told = tuple(tuple(getattr(connector_output, field, None) or ()) for field in _COPIES)
-            if any(told):
-                recorder.put(("copies", began, *told))
+            copies = tuple(tuple(getattr(connector_output, field, None) or ()) for field in _COPIES)
+            if any(copies):
+                recorder.put(("copies", began, *copies))
     return answer
 
 
@@ -285,14 +285,14 @@ _COPIES: Final = ("finished_recving", "finished_sending", "failed_recving", "inv
 
 
 def request_finished(self: Any, request: Any, block_ids: Any) -> Any:
-    """The end, in engines without hybrid memory."""
+    """A request ended, in an engine without hybrid memory."""
     answer = self._tapped.request_finished(request, block_ids)
     _finished(self, request, (block_ids,), answer)
     return answer
 
 
 def request_finished_all_groups(self: Any, request: Any, block_ids: Any) -> Any:
-    """The end. An inner connector that knows one group of blocks is told of the first, as the engine would."""
+    """A request ended. An inner connector that knows one group of blocks gets the first group, as from the engine."""
     inside = getattr(self._tapped, "request_finished_all_groups", None)
     answer = self._tapped.request_finished(request, block_ids[0]) if inside is None else inside(request, block_ids)
     _finished(self, request, block_ids, answer)
@@ -313,7 +313,7 @@ def _finished(self: Any, request: Any, groups: Any, answer: Any) -> None:
 
 
 def _named(self: Any, groups: Any) -> tuple[int, ...]:
-    """Of each group of blocks how many at the beginning carry a hash; nothing from an engine that does not say so."""
+    """Number of leading blocks with a hash in each group; empty if the engine does not give its blocks."""
     pool = getattr(getattr(self, "_kv_cache_manager", None), "block_pool", None)
     blocks = getattr(pool, "blocks", None)
     if blocks is None:
@@ -328,7 +328,7 @@ def take_events(self: Any) -> Any:
     events = self._tapped.take_events()
     recorder = self._recorder
     if recorder.on or self._events_are_ours:
-        events = tuple(events or ())  # it may be a generator, which can be read once
+        events = tuple(events or ())  # a generator can be read only once
     with recorder.part as began:
         if events and recorder.below is not None:
             recorder.stored_below(events)
@@ -355,51 +355,53 @@ def shutdown(self: Any) -> Any:
     return self._tapped.shutdown()
 
 
-# --- facts that no call tells: methods of the engine's own cache manager and block pool are wrapped, each on the single
-# object that the engine has; the wrapped method runs first, and its result goes back unchanged ---
+# --- facts that no connector call carries: we wrap methods of the engine's own cache manager and block pool, on the
+# objects that the engine has; the wrapped method runs first, and its result goes back unchanged ---
 
 
 def record_resets(recorder: TapRecorder, manager: Any) -> None:
-    """Tell when the engine forgets its prefix cache, and the requests that it preempts for that."""
+    """Record each time that the engine forgets its prefix cache, with the requests that it preempts for that."""
     def forgot(done: Any, *_: Any, **__: Any) -> None:
         if done is not False:
-            preempted = [name for name, one in recorder.live.items() if getattr(one.status, "name", "") == "PREEMPTED"]
-            recorder.put(("cleared", _now(), preempted))
+            recorder.put(("cleared", _now(), [
+                name for name, request in recorder.live.items() if getattr(request.status, "name", "") == "PREEMPTED"
+            ]))
 
     if hasattr(manager, "reset_prefix_cache"):
         _after(recorder, manager, "reset_prefix_cache", forgot)
 
 
 def record_places(recorder: TapRecorder, manager: Any) -> bool:
-    """Tell which places of the pool are given out, for whom, and under which hash they are cached. False: it has other
-    methods than those that are known."""
+    """Record each place of the pool that is allocated or cached, with its request and hash.
+
+    Returns False if the manager or its pool lacks the methods that this needs."""
     pool = getattr(manager, "block_pool", None)
     if not all(hasattr(manager, name) for name in _CALLS) or not all(hasattr(pool, name) for name in _POOL_CALLS):
         return False
     blocks = pool.blocks  # type: ignore[union-attr]
 
-    def told(changed: Iterable[Any]) -> None:
-        recorder.put(("pool", _now(), recorder.allocating, [(one.block_id, one.block_hash) for one in changed]))
+    def report(changed: Iterable[Any]) -> None:
+        recorder.put(("pool", _now(), recorder.allocating, [(block.block_id, block.block_hash) for block in changed]))
 
-    def given(new: Any, *_: Any, **__: Any) -> None:
-        told(new)
+    def allocated(new: Any, *_: Any, **__: Any) -> None:
+        report(new)
 
     def cached(_: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *__: Any,
                **___: Any) -> None:
         if num_cached_blocks < num_full_blocks:
-            told([one for one in blocks[num_cached_blocks:num_full_blocks] if one.block_hash is not None])
+            report([block for block in blocks[num_cached_blocks:num_full_blocks] if block.block_hash is not None])
 
     def evicted(_: Any, block_ids: Any) -> None:
-        told([blocks[place] for place in block_ids])
+        report([blocks[place] for place in block_ids])
 
     def partly(_: Any, request: Any, block: Any, *__: Any, **___: Any) -> None:
-        told([] if block.is_null else [block])
+        report([] if block.is_null else [block])
 
     def moved(_: Any, src_block: Any, dst_block: Any) -> None:
-        told([src_block, dst_block])
+        report([src_block, dst_block])
 
     _around_allocations(recorder, manager)
-    for name, tell in (("get_new_blocks", given), ("cache_full_blocks", cached), ("evict_blocks", evicted),
+    for name, tell in (("get_new_blocks", allocated), ("cache_full_blocks", cached), ("evict_blocks", evicted),
                        ("cache_partial_block", partly), ("move_block_hashes", moved)):
         if hasattr(pool, name):
             _after(recorder, pool, name, tell)
@@ -407,7 +409,7 @@ def record_places(recorder: TapRecorder, manager: Any) -> bool:
 
 
 def _after(recorder: TapRecorder, owner: Any, name: str, tell: Callable[..., None]) -> None:
-    """``owner.name`` goes on as it is; while a daemon listens, ``tell`` gets its result and its arguments."""
+    """Wrap ``owner.name``: while a daemon listens, ``tell`` gets its result and its arguments."""
     inside = getattr(owner, name)
 
     @functools.wraps(inside)
@@ -438,11 +440,11 @@ def _around_allocations(recorder: TapRecorder, manager: Any) -> None:
 
 
 def places_of(manager: Any) -> list[tuple[int, Any]] | None:
-    """Every place of the pool that is in the prefix cache, with its hash; None when the engine does not say."""
+    """Every place of the pool that is in the prefix cache, with its hash; None if the engine does not give them."""
     blocks = getattr(getattr(manager, "block_pool", None), "blocks", None)
     if blocks is None:
         return None
-    return [(one.block_id, one.block_hash) for one in blocks if one.block_hash is not None]
+    return [(block.block_id, block.block_hash) for block in blocks if block.block_hash is not None]
 
 
 TAPPED: Final[dict[str, Callable[..., Any]]] = {

@@ -1,7 +1,7 @@
 """From queued records, which hold the engine's own objects, to plain values that can be sent.
 
-A step of an engine names every request, and a message only those whose course changes. A decoding request that goes on
-by one token is left out. Run by the sender's thread, never by the scheduler's.
+A step of an engine names every request, and a message only the requests whose course changes. A decoding request that
+goes on by one token is left out. The sender's thread runs this code, never the scheduler's thread.
 
 Messages, each a list (times in nanoseconds on the monotonic clock of the machine):
 ``new``     time, request, hashes, prompt tokens, output limit, priority, session
@@ -15,11 +15,11 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``finish``  time, request, status, delayed, leading blocks with a hash if it ended before its time
 ``events``  time, [[kind, hashes, medium, group]]
 ``all``     time, [[request..., as in new], [block ids, computed, status, tokens, scheduled,
-            hashes of full blocks]], whether it has ever formed a step, records dropped so far,
-            cached places or null: [[ids, hashes] of the group that is told, [[group, hashes]] of the others],
-            what stands below the device or null: [[medium, hashes]]
+            hashes of full blocks]], 1 if the engine has formed a step, records dropped so far,
+            cached places or null: [[ids, hashes] of the reported group, [[group, hashes]] of the others],
+            blocks below the device or null: [[medium, hashes]]
 ``pool``    time, request that got places, their ids, [[group, hashes stored, hashes removed]] of the other groups,
-            places and hashes of the told group that became known
+            places and hashes of the reported group that became known
 ``reset``   time
 ``sanitized`` time, the fields of a finding of ``sanitize``
 ``cleared`` time, requests that are preempted: the engine forgot its prefix cache
@@ -34,7 +34,7 @@ from kvbm_console.tap.recorder import LIVE_MAX, Record, TapRecorder
 
 SESSION_CHARS_MAX: Final = 256
 GROUP_BYTES: Final = 4
-"""An engine names a cached block by its hash with the number of its group behind it."""
+"""An engine names a cached block by its hash, followed by the number of its group."""
 _MASK: Final = 2**64 - 1
 
 
@@ -64,7 +64,7 @@ def group_and_hash(key: Any) -> tuple[int, int]:
 
 
 class _Nulls:
-    """Numbers beyond the pool for the null blocks of each request: a place is listed once."""
+    """Numbers beyond the pool for the null blocks of each request, because a place may be listed only once."""
 
     def __init__(self, first: int) -> None:
         self._used: dict[str, list[int]] = {}
@@ -72,32 +72,33 @@ class _Nulls:
         self._next = first
 
     def named(self, request: str, ids: Any) -> list[int]:
-        """These blocks with a number of its own for each null block, the same ones whenever they are asked for."""
-        mine = self._used.setdefault(request, [])
-        found, at = [], 0
+        """These blocks with a distinct number for each null block; the numbers of a request stay the same."""
+        numbers = self._used.setdefault(request, [])
+        places, at = [], 0
         for place in ids:
             if place:
-                found.append(place)
+                places.append(place)
                 continue
-            if at == len(mine):
-                mine.append(self._free.pop() if self._free else self._next)
-                self._next = max(self._next, mine[-1] + 1)
-            found.append(mine[at])
+            if at == len(numbers):
+                numbers.append(self._free.pop() if self._free else self._next)
+                self._next = max(self._next, numbers[-1] + 1)
+            places.append(numbers[at])
             at += 1
-        return found
+        return places
 
     def forget(self, request: str) -> None:
-        """Its numbers may be given again."""
+        """Free the numbers of a request."""
         self._free += self._used.pop(request, ())
 
 
 class Flattener:
-    """Keeps of every live request what the next step is compared with. ``group`` is the group of blocks that is told.
+    """Keeps the state of every live request that the next step is compared with.
 
-    ``block_tokens`` is the size of that group's blocks, ``hash_tokens`` what one hash of a request covers. ``nulls`` is
-    set when the group keeps a window: the engine's null block stands for each one before it, here a number from there.
-    Without ``caching`` no block of the device is found by a later request, so none is told to be full.
-    ``beside`` others, the connector does not hear which blocks those load; the pool says when they are there.
+    ``group`` is the group of blocks that is reported, ``block_tokens`` the size of its blocks. ``hash_tokens`` is the
+    number of tokens in a request's hash. ``nulls`` is set when the group keeps a window: the engine's null block stands
+    for each block before the window, and numbers from ``nulls`` on replace it. Without ``caching`` no later request
+    finds a block of the device, so none is reported full. ``beside`` is true when other connectors load blocks: the
+    connector does not hear of these blocks, so the pool reports them.
     """
 
     def __init__(
@@ -114,18 +115,18 @@ class Flattener:
         self._next: dict[str, int] = {}
         """Position at which a request goes on by one token without being named."""
         self._target: dict[str, int] = {}
-        """Position from which a request produces tokens: what it had when it was scheduled first, or again."""
+        """Position from which a request produces tokens: its tokens when it was scheduled first or again."""
         self._filled: dict[str, int] = {}
-        """Leading blocks whose hashes were told."""
+        """Leading blocks whose hashes were reported."""
         self._due: dict[str, int] = {}
-        """Leading blocks that are full as soon as their hashes are there."""
+        """Leading blocks that are full once the engine has their hashes."""
         self._active: set[str] = set()
         self._skipped: set[str] = set()
         self._others: dict[int, tuple[int, int]] = {}
-        """Places that hold cached blocks of groups that are not told, to group and hash."""
+        """Places that hold cached blocks of groups that are not reported, to group and hash."""
 
     def messages(self, record: Record) -> list[Any]:
-        """The messages of a record, a list for each; a record without a method here is a message as it is."""
+        """The messages of a record, a list for each; a record without a method here is already a message."""
         method = getattr(self, f"_{record[0]}", None)
         return [list(record)] if method is None else method(*record[1:])
 
@@ -147,7 +148,7 @@ class Flattener:
         ]
 
     def _hashes(self, request: Any, first: int, end: int) -> list[int]:
-        """Of the request's full blocks from ``first`` on, as far as the engine has made them."""
+        """Hashes of the request's full blocks from ``first`` to ``end``, as far as the engine has made them."""
         stride = self.stride
         own = getattr(request, "block_hashes", None) or ()
         end = min(end, len(own) // stride)
@@ -163,7 +164,7 @@ class Flattener:
         return [["alloc", now, request, self._ids(ids, request), external]]
 
     def _ids(self, ids: Any, request: str) -> list[int]:
-        """Of the group that is told; engines of before had one group and no tuple."""
+        """Block ids of the reported group; older engines had one group and no tuple."""
         if ids and not isinstance(ids[0], int):
             ids = ids[self.group]
         return list(ids or ()) if self._nulls is None else self._nulls.named(request, ids or ())
@@ -178,15 +179,15 @@ class Flattener:
         for name in preempted:
             self._forget(name)
         self._fill(fills)
-        for one in output.scheduled_new_reqs:
-            name, computed = one.req_id, one.num_computed_tokens
-            new.append(self._start(name, one.block_ids, computed, scheduled[name], lengths.get(name, 0)))
+        for request in output.scheduled_new_reqs:
+            name, computed = request.req_id, request.num_computed_tokens
+            new.append(self._start(name, request.block_ids, computed, scheduled[name], lengths.get(name, 0)))
         cached = output.scheduled_cached_reqs
         again = getattr(cached, "resumed_req_ids", None) or ()
         expected, due, next_of = self._next, self._due, self._next.get
         size = self.block_tokens
         for name, ids, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
-            if ids is None and next_of(name) == computed and scheduled[name] == 1:  # most, nearly always
+            if ids is None and next_of(name) == computed and scheduled[name] == 1:  # most requests of most steps
                 expected[name] = computed = computed + 1
                 if not computed % size:
                     due[name] = computed // size
@@ -208,7 +209,7 @@ class Flattener:
             self._nulls.forget(name)
 
     def _start(self, name: str, ids: Any, computed: int, count: int, tokens: int) -> list[Any]:
-        """A request is scheduled for the first time, or again after it was preempted."""
+        """The row of a request that is scheduled for the first time, or again after a preemption."""
         self._target[name] = tokens
         self._filled[name] = computed // self.block_tokens
         self._go_on(name, computed, count)
@@ -217,14 +218,14 @@ class Flattener:
     def _go_on(self, name: str, computed: int, count: int) -> None:
         after = computed + count
         if count == 1 and computed >= self._target.get(name, after):
-            self._next[name] = after  # it decodes, and was named once as doing so
+            self._next[name] = after  # the request decodes, and this step names it as decoding
         else:
             self._next.pop(name, None)
         if after // self.block_tokens > self._filled.get(name, 0):
             self._due[name] = after // self.block_tokens
 
     def _fill(self, fills: list[Any]) -> None:
-        """Blocks that are full: told as soon as the engine has their hashes."""
+        """Add the full blocks whose hashes the engine has made since the last step."""
         if not self._caching:
             self._due.clear()
         for name, end in list(self._due.items()):
@@ -260,53 +261,52 @@ class Flattener:
         if known is None:
             return []
         status = getattr(request.status, "name", str(request.status))
-        told: list[Any] = [["fill", now, fills]] if fills else []
-        return [*told, ["finish", now, name, status, delayed, named[self.group] if named else 0]]
+        messages: list[Any] = [["fill", now, fills]] if fills else []
+        return [*messages, ["finish", now, name, status, delayed, named[self.group] if named else 0]]
 
     def _events(self, now: int, events: Any) -> list[Any]:
         rows = []
         for event in events:
-            hashes = [hash_of(one) for one in getattr(event, "block_hashes", None) or ()]
+            hashes = [hash_of(key) for key in getattr(event, "block_hashes", None) or ()]
             medium = getattr(event, "medium", None) or ""
             rows.append([type(event).__name__, hashes, medium, getattr(event, "group_idx", None) or 0])
         return [["events", now, rows]]
 
     def _pool(self, now: int, request: str, rows: list[tuple[int, Any]]) -> list[Any]:
-        """Places were given out (no hash), or are cached under a hash from now on."""
+        """Places were allocated (no hash), or are cached under a hash from now on."""
         changes: dict[int, tuple[list[int], list[int]]] = {}
         taken: list[int] = []
         named: list[int] = []
         hashes: list[int] = []
         for place, key in rows:
             if place in self._others:
-                group, before = self._others.pop(place)
-                changes.setdefault(group, ([], []))[1].append(before)
+                group, removed = self._others.pop(place)
+                changes.setdefault(group, ([], []))[1].append(removed)
             if key is None:
                 taken.append(place)
                 continue
-            group, now_there = group_and_hash(key)
+            group, stored = group_and_hash(key)
             if group != self.group:
-                self._others[place] = group, now_there
-                changes.setdefault(group, ([], []))[0].append(now_there)
+                self._others[place] = group, stored
+                changes.setdefault(group, ([], []))[0].append(stored)
             elif self._beside:
                 named.append(place)
-                hashes.append(now_there)
+                hashes.append(stored)
         return [["pool", now, request, taken, [[group, *both] for group, both in changes.items()], named, hashes]]
 
     def _places(self, rows: list[tuple[int, Any]]) -> list[Any]:
-        """Every cached place."""
         ids: list[int] = []
         hashes: list[int] = []
         others: dict[int, list[int]] = {}
         for place, key in rows:
-            group, there = group_and_hash(key)
+            group, content = group_and_hash(key)
             if group == self.group:
                 ids.append(place)
-                hashes.append(there)
+                hashes.append(content)
             else:
-                self._others[place] = group, there
-                others.setdefault(group, []).append(there)
-        return [[ids, hashes], [[group, there] for group, there in others.items()]]
+                self._others[place] = group, content
+                others.setdefault(group, []).append(content)
+        return [[ids, hashes], [[group, stored] for group, stored in others.items()]]
 
     def _all(
         self, now: int, rows: Any, steps: int, dropped: int, places: list[tuple[int, Any]] | None = None,
@@ -315,7 +315,7 @@ class Flattener:
         for memory in (self._requests, self._next, self._target, self._filled, self._due, self._active, self._skipped,
                        self._others):
             memory.clear()
-        told = []
+        live = []
         for request, ids, computed, scheduled, state, tokens in rows[:LIVE_MAX]:
             name = request.request_id
             self._requests[name] = request
@@ -331,11 +331,11 @@ class Flattener:
                 self._active.add(name)
             elif status == "RUNNING":
                 self._skipped.add(name)
-            told.append([self._about(request), [blocks, computed, status, tokens, scheduled, hashes]])
+            live.append([self._about(request), [blocks, computed, status, tokens, scheduled, hashes]])
         lower = None if below is None else [
             [medium, [hash_of(key) for key, times in held.items() for _ in range(times)]] for medium, held in below
         ]
-        return [["all", now, told, steps, dropped, None if places is None else self._places(places), lower]]
+        return [["all", now, live, steps, dropped, None if places is None else self._places(places), lower]]
 
     def _cleared(self, now: int, preempted: list[str]) -> list[Any]:
         self._others.clear()
@@ -347,15 +347,15 @@ class Flattener:
 
 def drain(recorder: TapRecorder, flattener: Flattener, most: int) -> list[Any]:
     """The messages of at most ``most`` records."""
-    found: list[Any] = []
+    messages: list[Any] = []
     queue = recorder.queue
     for _ in range(min(most, len(queue))):
         try:
             record = queue.popleft()
         except IndexError:
-            break  # it was cleared meanwhile
+            break  # the scheduler's thread cleared the queue meanwhile
         try:
-            found += flattener.messages(record)
+            messages += flattener.messages(record)
         except Exception:
             recorder.failed()
-    return found
+    return messages

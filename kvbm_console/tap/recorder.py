@@ -1,4 +1,4 @@
-"""The part in the scheduler's own thread: calls go into a bounded queue, and lookups are asked for.
+"""The part in the scheduler's own thread: calls go into a bounded queue, and lookups wait for verdicts.
 
 Law of this file: nothing here waits, allocates without bound or raises into the engine. Only the standard library is
 imported. Other threads replace whole objects (``held``, ``globs``) or add to sets, so no lock is needed.
@@ -13,18 +13,18 @@ from typing import Any, Final
 QUEUE_MAX: Final = 16_384
 """Records that wait for the sender: minutes of steps, and at most some tens of megabytes of references."""
 ASK_NS: Final = 100_000_000
-"""How long a lookup that a breakpoint may match is put off without a verdict; then the request goes on."""
+"""Time that a lookup which a breakpoint may match waits for a verdict; then the request goes on."""
 ERRORS_MAX: Final = 100
-"""Errors of our own that are swallowed; then the tap is off for good, since something does not fit this engine."""
+"""Our own errors that are swallowed; then the tap is off for good, because it does not fit this engine."""
 LIVE_MAX: Final = 65_536
-"""Requests that are remembered; beyond it new ones are not reported."""
+"""Requests that are remembered; beyond this, new requests are not reported."""
 
 Record = tuple[Any, ...]
-"""(what, nanoseconds on the monotonic clock, fields...), see ``flatten``."""
+"""(kind, nanoseconds on the monotonic clock, fields...), see ``flatten``."""
 
 
 class _OurPart:
-    """Around our part of a call: its time is counted, and an error of ours is counted and swallowed."""
+    """A context around our part of a call: it counts the time, and counts and swallows our own errors."""
 
     __slots__ = ("_began", "_recorder")
 
@@ -44,7 +44,7 @@ class _OurPart:
 
 
 class TapRecorder:
-    """The queue of one engine and the daemon's word. ``on`` is true while a daemon listens."""
+    """The queue of one engine and the daemon's verdicts. ``on`` is true while a daemon listens."""
 
     __slots__ = (
         "_ask_ns", "_pattern", "allocating", "answers", "asked", "below", "by_place", "call_ns", "calls",
@@ -58,31 +58,31 @@ class TapRecorder:
         self.queue: deque[Record] = deque()
         self.on = False
         self.ending = False
-        """The engine shuts down: what is queued is sent, and nothing more comes."""
+        """True once the engine shuts down: the queue is sent, and no record follows."""
         self.want_full = False
-        """A daemon began to listen, or records were dropped: tell everything once, at the next step."""
+        """True after a daemon began to listen or records were dropped: the next step reports everything once."""
         self.unheard = False
-        """True if a request arrived that no daemon heard of; then everything is told at the next step."""
+        """True if a request arrived that no daemon heard of; then the next step reports everything."""
         self.by_place = by_place
-        """True if its places must be followed: it has several groups of blocks in one pool, or other connectors."""
+        """True if the engine's places must be followed: several groups share one pool, or it has other connectors."""
         self.places_known = False
-        """True if they are followed."""
+        """True if the places are followed."""
         self.below: dict[str, dict[Any, int]] | None = None
-        """Medium to the hashes that stand there and how often, of a connector that tells all of them from the start."""
+        """Medium to its hashes with their counts, for a connector that reports all of them from the start."""
         self.allocating = ""
-        """The request that blocks are given to at this moment."""
+        """The request that the engine allocates blocks for at this moment."""
         self.live: dict[str, Any] = {}
         """Requests by id, from arrival to end."""
         self.answers: dict[str, Any] = {}
-        """The last answer of each lookup: schedulers ask at every step."""
+        """The last answer of each lookup, because schedulers repeat a lookup at every step."""
         self.gated = False
         self.held: dict[str, int] = {}
-        """Requests that a daemon holds, to the moment when they go on whatever it says."""
+        """Requests that a daemon holds, to the moment when they go on even without its release."""
         self._pattern: re.Pattern[str] | None = None
         self.asked: dict[str, int] = {}
-        """Requests whose verdict is awaited, to when it was asked for."""
+        """Requests that wait for a verdict, to the moment of their first lookup."""
         self.cleared: set[str] = set()
-        """Requests that have their verdict: they go on until their next lookup."""
+        """Requests with a verdict: they go on until their next lookup."""
         self.checks: tuple[int, ...] = ()
         """``sanitize``: blocks checked, mismatches, blocks without a known store, nanoseconds of all workers."""
         self.calls = self.dropped = self.errors = self.held_back = 0
@@ -91,7 +91,7 @@ class TapRecorder:
     # --- the scheduler's thread ---
 
     def put(self, record: Record) -> None:
-        """Queue a record; when there is no room it is dropped, and everything is told anew later."""
+        """Queue a record. Without room the record is dropped, and a later step reports everything again."""
         if len(self.queue) < QUEUE_MAX:
             self.queue.append(record)
         else:
@@ -99,19 +99,19 @@ class TapRecorder:
             self.want_full = True
 
     def spent(self, ns: int) -> None:
-        """A call has cost the engine this much."""
+        """Count a call that cost the engine this much."""
         self.calls += 1
         self.call_ns += ns
 
     def stepped(self, now: int) -> None:
-        """A step was formed."""
+        """Count a step that the engine formed."""
         if self.stepped_ns:
             self.steps += 1
             self.step_ns += now - self.stepped_ns
         self.stepped_ns = now
 
     def failed(self) -> None:
-        """An error of ours was swallowed."""
+        """Count an error of our own, which was swallowed."""
         self.errors += 1
         self.want_full = True
         if self.errors >= ERRORS_MAX:
@@ -126,14 +126,14 @@ class TapRecorder:
             return now < until
         if request in self.cleared:
             return False
-        asked = self.asked.get(request)
-        if asked is None:
+        asked_ns = self.asked.get(request)
+        if asked_ns is None:
             if self._pattern is None or self._pattern.match(request) is None:
                 return False
             self.asked[request] = now
             self.put(("will", now, request, computed))
             return True
-        if now - asked < self._ask_ns:
+        if now - asked_ns < self._ask_ns:
             return True
         self.cleared.add(request)  # no answer came in time
         return False
@@ -156,7 +156,7 @@ class TapRecorder:
                     held.pop(key, None)
 
     def forget(self, request: str) -> None:
-        """Its lookup is over, or the request is."""
+        """Forget a request whose lookup is over, or which has ended."""
         self.answers.pop(request, None)
         self.asked.pop(request, None)
         self.cleared.discard(request)
@@ -164,19 +164,19 @@ class TapRecorder:
     # --- the sender's thread ---
 
     def listen(self) -> None:
-        """A daemon listens from now on."""
+        """Begin to report, because a daemon listens."""
         if self.errors >= ERRORS_MAX:
             return
         self.unheard = False
         fresh = not self.live and not self.stepped_ns
-        if fresh:  # an engine that has done nothing yet: who arrives from now on stands behind this in the queue
+        if fresh:  # the engine has done nothing yet, so requests that arrive from now on follow this record
             places: list[Any] | None = None if self.by_place and not self.places_known else []
             self.queue.appendleft(("all", time.monotonic_ns(), [], 0, 0, places, None if self.below is None else []))
         self.want_full = not fresh
         self.on = True
 
     def off(self) -> None:
-        """No daemon listens any more, and held requests go on."""
+        """Stop reporting and release held requests, because no daemon listens any more."""
         self.on = False
         self.gated = False
         self.held = {}
@@ -186,8 +186,8 @@ class TapRecorder:
         self.answers = {}
         self.queue.clear()
 
-    def told(self, held: dict[str, int], globs: list[str], go: list[str]) -> None:
-        """The daemon's word: what it holds (to when), what it may hold, and who may go on."""
+    def obey(self, held: dict[str, int], globs: list[str], go: list[str]) -> None:
+        """Take the daemon's verdicts: requests that it holds and until when, names that it may hold, and releases."""
         self.cleared.update(go)
         self.cleared.update(request for request in self.held if request not in held)
         self.held = held

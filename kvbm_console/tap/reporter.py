@@ -1,7 +1,7 @@
 """The process beside the engine: messages of its tap go to a daemon, and the daemon's holds go back.
 
-It looks for the daemon again and again, and tells the tap when the daemon comes and goes. It ends with the engine. With
-``serve`` it starts a daemon where none listens.
+The process looks for the daemon again and again, and tells the tap when the daemon comes and goes. It ends with the
+engine. With ``serve`` it starts a daemon if none listens.
 
 Law of this file: it reads on only after it has delivered, so a slow daemon fills the tap's queue and nothing else.
 """
@@ -11,11 +11,13 @@ import contextlib
 import socket
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from kvbm_console.addresses import default_target
 from kvbm_console.client import Access, Client
 from kvbm_console.client.feeder import FeedClient
 from kvbm_console.core import stimuli as st
@@ -29,9 +31,9 @@ FRAME_MAX: Final = 64 * 2**20
 """One burst of the tap: the hashes of a few prompts of a million tokens."""
 BATCH_CALLS: Final = 512
 LOOK_AGAIN_S: Final = 1.0
-"""How often a daemon is looked for."""
+"""Interval between two attempts to reach a daemon."""
 SLACK_NS: Final = 1_000_000_000
-"""How much longer than its longest time a hold may last on the engine's side when the daemon freezes."""
+"""Time that a hold may last beyond its limit on the engine's side when the daemon freezes."""
 
 
 class Reporter:
@@ -50,16 +52,16 @@ class Reporter:
         self.sessions = 0
 
     async def run(self) -> None:
-        """Until the engine ends."""
+        """Report to daemons until the engine ends."""
         while not self.ended:
             try:
                 await self._session()
             except KvbmConsoleError:
-                await self._say(TapAnswer(listens=False))
+                await self._send(TapAnswer(listens=False))
                 self._serve()
-                await self._pass_over(LOOK_AGAIN_S)
+                await self._discard(LOOK_AGAIN_S)
 
-    async def _say(self, answer: TapAnswer) -> None:
+    async def _send(self, answer: TapAnswer) -> None:
         data = msgspec.msgpack.encode(answer)
         with contextlib.suppress(ConnectionError):
             self._writer.write(LENGTH.pack(len(data)) + data)
@@ -76,32 +78,31 @@ class Reporter:
             return None
 
     def _reading(self) -> "asyncio.Task[list[Any] | None]":
-        """The read that is under way: it is never cancelled, since a frame must not be read in halves."""
+        # The read is never cancelled, because a frame must not be read in halves.
         if self._task is None:
             self._task = asyncio.create_task(self._read(), name="kvbm-tap-read")
         return self._task
 
-    def _taken(self) -> list[Any] | None:
-        """The messages of the read; None at the tap's end."""
+    def _take_read(self) -> list[Any] | None:
         assert self._task is not None
         messages = self._task.result()
         self._task = None
         self.ended = messages is None
         return messages
 
-    async def _pass_over(self, seconds: float) -> None:
-        """While no daemon listens, the tap says little, and its messages are void."""
+    async def _discard(self, seconds: float) -> None:
+        """Read and drop the tap's messages for this long, because no daemon listens."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while not self.ended and (left := until - loop.time()) > 0:
             done, _ = await asyncio.wait((self._reading(),), timeout=left)
             if done:
-                self._taken()
+                self._take_read()
 
     # --- a daemon ---
 
     def _serve(self) -> None:
-        """Start a daemon of our own, once, if that was asked for; it ends with us."""
+        """Start our own daemon, once, if the settings ask for it. The daemon ends with this process."""
         if not self._settings.serve or (self._served is not None and self._served.poll() is None):
             return
         self._served = subprocess.Popen(
@@ -112,7 +113,7 @@ class Reporter:
         )
 
     def close(self) -> None:
-        """The engine ended."""
+        """Stop our own daemon, because the engine ended."""
         if self._served is not None:
             self._served.terminate()
             self._served.wait()
@@ -131,7 +132,7 @@ class Reporter:
             self._waiting.clear()
             self._translator.begin()
             await self._submit(feed)
-            await self._say(TapAnswer(listens=True))
+            await self._send(TapAnswer(listens=True))
             watching = asyncio.ensure_future(self._watch(feed))
             try:
                 while (messages := await self._read_while(feed)) is not None:
@@ -152,33 +153,27 @@ class Reporter:
             await asyncio.wait((reading, ended), return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 raise ConnectionLost(f"{self._settings.target} ended the feed")
-            return self._taken()
+            return self._take_read()
         finally:
             ended.cancel()
             await asyncio.gather(ended, return_exceptions=True)
 
     async def _submit(self, feed: FeedClient) -> None:
-        """Deliver what has come together; verdicts go back at once."""
+        """Deliver the translated calls; verdicts go back at once."""
         translator = self._translator
-        calls = translator.take_calls()
         go: list[str] = []
-        at = 0
-        while at < len(calls):
-            end = at + 1
-            if not _declares(calls[at]):
-                while end < len(calls) and not _declares(calls[end]):
-                    end += 1
-            part = calls[at:end]
+        # A declaration is submitted alone, because later calls need the pool's index from its answer.
+        for _, group in groupby(enumerate(translator.take_calls()), lambda row: _declares(row[1]) and row[0] + 1):
+            part = [call for _, call in group]
             results = await feed.submit_all([translator.placed(call) for call in part])
             for call, result in zip(part, results, strict=True):
                 self._answered(call, result, go)
-            at = end
         if translator.cost is not None:
             cost, translator.cost = translator.cost, None
             await feed.tell_cost(*cost)
         if translator.wants_all:
             translator.wants_all = False
-            await self._say(TapAnswer(full=True))
+            await self._send(TapAnswer(full=True))
         if go:
             await self._tell(feed, go)
 
@@ -195,7 +190,7 @@ class Reporter:
                 go.append(call.asks)
 
     async def _watch(self, feed: FeedClient) -> None:
-        """Whenever holds or breakpoints change, the tap hears it."""
+        """Tell the tap each change of holds or breakpoints."""
         while feed.alive:
             changed = asyncio.ensure_future(feed.changed())
             await self._tell(feed, [])
@@ -205,7 +200,7 @@ class Reporter:
         held = {name: hold.max_hold_ns + SLACK_NS for name, hold in feed.held.items()}
         released = [name for name in self._waiting if name not in held]
         self._waiting.difference_update(released)
-        await self._say(TapAnswer(held=held, globs=list(feed.lookups), go=[*go, *released]))
+        await self._send(TapAnswer(held=held, globs=list(feed.lookups), go=[*go, *released]))
 
 
 async def _end_of(feed: FeedClient) -> None:
@@ -215,15 +210,6 @@ async def _end_of(feed: FeedClient) -> None:
 
 def _declares(call: Call) -> bool:
     return isinstance(call.stimulus, st.PoolDeclared)
-
-
-def default_target() -> str:
-    """The socket where a daemon of this user listens."""
-    import os
-
-    from platformdirs import user_runtime_path
-
-    return os.environ.get("KVBM_CONSOLE_TARGET") or f"unix:{user_runtime_path('kvbm-console') / 'default.sock'}"
 
 
 async def main(number: int, settings: TapSettings) -> None:

@@ -1,8 +1,8 @@
 """``sanitize`` around a connector: the scheduler's half names blocks, the worker's half fingerprints them.
 
 A worker knows places and slots, and no content hash. So the scheduler's half attaches ``Orders`` to the metadata that
-the connector sends to its workers. A worker's findings come back beside the connector's own worker metadata, which is
-how the engine brings both through every executor and rank.
+the connector sends to its workers. A worker's findings come back beside the connector's own worker metadata, so the
+engine carries both through every executor and rank.
 
 The engine's binding gives the connector's ``register_kv_caches`` a worker that is a ``CheckedWorker``.
 
@@ -27,9 +27,9 @@ ACTIONS: Final = ("report", "recompute", "stop")
 ATTACHED: Final = "kvbm_orders"
 """The attribute of the connector's metadata that carries ours."""
 WATCHED_MAX: Final = 4_096
-"""Source places of stores that are remembered, to say which request got them next."""
+"""Source places of stores that are remembered, to name the request that got them next."""
 KNOWN_MAX: Final = 32_768
-"""Stores that are remembered: half of what a worker's ledger keeps, so that a worker never forgets first."""
+"""Stores that are remembered: half the size of a worker's ledger, so a worker never forgets first."""
 WAITING_MAX: Final = 256
 """Findings that wait until a daemon listens."""
 TELL_EVERY_NS: Final = 1_000_000_000
@@ -49,12 +49,12 @@ class Options:
 
 def options_of(extra: dict[str, Any]) -> Options | None:
     """The settings in the configuration, None without any. Raises ``ValueError`` with one sentence."""
-    told = extra.get("sanitize")
-    if told is None:
+    settings = extra.get("sanitize")
+    if settings is None:
         return None
-    if not isinstance(told, dict) or not told.keys() <= {"sample", "action"}:
-        raise ValueError(f'"sanitize" takes an object with "sample" and "action", and not {told!r}.')
-    sample, action = told.get("sample", 0.01), told.get("action", "report")
+    if not isinstance(settings, dict) or not settings.keys() <= {"sample", "action"}:
+        raise ValueError(f'"sanitize" takes an object with "sample" and "action", and not {settings!r}.')
+    sample, action = settings.get("sample", 0.01), settings.get("action", "report")
     if isinstance(sample, bool) or not isinstance(sample, (int, float)) or not 0 < sample <= 1:
         raise ValueError(f'"sample" of "sanitize" must be above 0 and at most 1, and not {sample!r}.')
     if action not in ACTIONS:
@@ -65,12 +65,12 @@ def options_of(extra: dict[str, Any]) -> Options | None:
 def pairs_of(places: Any, chunks: Any, sizes: Any, firsts: Any, per_chunk: int) -> list[tuple[int, int, int]]:
     """(device place, host slot, group) of each block of a copy. A slot is a page of a chunk of ``per_chunk`` pages.
 
-    Of each group the first block may begin inside its chunk.
+    The first block of a group may begin inside its chunk.
 
     >>> pairs_of([7, 8, 9, 4], [20, 21, 5], [3, 1], [1, 0], 2)
     [(7, 41, 0), (8, 42, 0), (9, 43, 0), (4, 10, 1)]
     """
-    found = []
+    pairs = []
     places, chunks = [int(place) for place in places], [int(chunk) for chunk in chunks]
     at = chunk = 0
     for group, (size, first) in enumerate(zip(sizes, firsts, strict=True)):
@@ -79,10 +79,10 @@ def pairs_of(places: Any, chunks: Any, sizes: Any, firsts: Any, per_chunk: int) 
         skipped = first % per_chunk
         for index in range(size):
             row, page = divmod(index + skipped, per_chunk)
-            found.append((places[at + index], chunks[chunk + row] * per_chunk + page, group))
+            pairs.append((places[at + index], chunks[chunk + row] * per_chunk + page, group))
         at += size
         chunk += -(-(size + skipped) // per_chunk)
-    return found
+    return pairs
 
 
 # --- the scheduler's half ---
@@ -107,14 +107,14 @@ class Marker:
         self._known: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._watched: OrderedDict[int, None] = OrderedDict()
         self.waiting: deque[list[Any]] = deque(maxlen=WAITING_MAX)
-        """Findings that no daemon has heard of."""
+        """Findings that no daemon has received."""
         self.counts: dict[int, tuple[int, int, int, int]] = {}
         """Rank to the blocks that it checked, its mismatches, blocks without a known store, and nanoseconds spent."""
 
     def mark(self, live: dict[str, Any], blocks: Any, output: Any, metadata: Any) -> None:
         """Attach the orders of a step to the metadata of the connector. ``blocks`` are those of the engine's pool."""
         self._steps += 1
-        given = list(self._given(output, metadata)) if self._watched else []
+        given = list(self._reallocated(output, metadata)) if self._watched else []
         orders = self._orders(self._steps, given=given, flush=[int(job) for job in metadata.jobs_to_flush or ()])
         for number, job in metadata.load_jobs.items():
             request = live.get(job.req_id)
@@ -154,33 +154,29 @@ class Marker:
         if rows:
             orders.blocks[number] = rows
 
-    def _given(self, output: Any, metadata: Any) -> Iterator[tuple[int, str]]:
-        """Watched places that requests got in this step, but for those of a prefix that was found."""
-        watched = self._watched
-        for one in output.scheduled_new_reqs:
-            for group, size in zip(one.block_ids, self._sizes, strict=False):
-                for place in group[one.num_computed_tokens // size :]:
-                    if place in watched:
-                        yield place, one.req_id
+    def _reallocated(self, output: Any, metadata: Any) -> Iterator[tuple[int, str]]:
+        """Watched places that requests got in this step, except the places of a prefix that was hit."""
+        places: list[tuple[Any, str]] = []
+        for request in output.scheduled_new_reqs:
+            for group, size in zip(request.block_ids, self._sizes, strict=False):
+                places.append((group[request.num_computed_tokens // size :], request.req_id))
         cached = output.scheduled_cached_reqs
         for name, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            for group in groups or ():
-                for place in group:
-                    if place in watched:
-                        yield place, name
-        for job in metadata.load_jobs.values():
-            for place in job.dst_spec.block_ids.tolist():
-                if place in watched:
-                    yield place, job.req_id
+            places += ((group, name) for group in groups or ())
+        places += ((job.dst_spec.block_ids.tolist(), job.req_id) for job in metadata.load_jobs.values())
+        for group, name in places:
+            for place in group:
+                if place in self._watched:
+                    yield place, name
 
     def forget(self) -> None:
         """The connector's cache was reset."""
         self._known.clear()
 
-    def heard(self, told: "WorkerMeta") -> None:
-        """Findings and counters of workers."""
-        self.counts.update(told.counts)
-        for row in told.findings:
+    def heard(self, meta: "WorkerMeta") -> None:
+        """Take findings and counters of workers."""
+        self.counts.update(meta.counts)
+        for row in meta.findings:
             self.waiting.append(row)
             _log.error("%s", row[-1])
 
@@ -206,7 +202,7 @@ class WorkerMeta:
         self.counts = counts
 
     def aggregate(self, other: Any) -> "WorkerMeta":
-        """Of two ranks."""
+        """The metadata of two ranks together."""
         theirs = other if isinstance(other, WorkerMeta) else WorkerMeta(other, [], {})
         both = self.inner is not None and theirs.inner is not None
         inner = self.inner.aggregate(theirs.inner) if both else self.inner or theirs.inner
@@ -217,7 +213,7 @@ class WorkerMeta:
 
 
 class CheckedWorker:
-    """The engine's worker of one connector, and the checker that is told of its copies."""
+    """The engine's worker of a connector, which reports its copies to the checker."""
 
     def __init__(self, inner: Any, sanitizer: "Sanitizer") -> None:
         self._inner = inner
@@ -253,8 +249,8 @@ class Sanitizer:
         self._seen: Any = None
         """The metadata of this step."""
         self._requests: dict[int, str] = {}
-        self._told_ns = 0
-        self._told: tuple[int, int, int, int] | None = None
+        self._sent_ns = 0
+        self._sent: tuple[int, int, int, int] | None = None
 
     def attach(self, inner: Any, device: Any, host: Any, *, rank: int, per_chunk: int) -> CheckedWorker:
         """The engine's worker with a checker around it. ``device`` and ``host`` are sides of pages."""
@@ -270,7 +266,7 @@ class Sanitizer:
                         self.per_chunk)
 
     def guard(self, call: str, *args: Any) -> None:
-        """Call the checker; an error of ours is counted, a finding that stops the engine is not ours."""
+        """Call the checker. Its own errors are counted and swallowed; ``Corrupt`` is raised to stop the engine."""
         if self.checker is None or self.errors >= ERRORS_MAX:
             return
         if call in ("submit_store", "submit_load", "order"):
@@ -292,7 +288,7 @@ class Sanitizer:
             return None
 
     def begin(self, metadata: Any) -> None:
-        """A step with this metadata begins; the engine may say so twice."""
+        """A step with this metadata begins; the engine may report a step twice."""
         if metadata is self._seen or self.checker is None:
             return
         from kvbm_console.sanitize.ledger import Orders
@@ -304,14 +300,14 @@ class Sanitizer:
         self.guard("begin", getattr(metadata, ATTACHED, None) or Orders())
 
     def ordered(self, metadata: Any) -> None:
-        """The forward pass is queued: what this step's stores will read is fingerprinted behind it."""
+        """The forward pass is queued; the pages that this step's stores read are fingerprinted after it."""
         if not self.stores_here:
             return
         for number, job in getattr(metadata, "store_jobs", {}).items():
             self.guard("order", number, self.pairs(job.src_spec, job.dst_spec))
 
     def handed(self, metadata: Any) -> None:
-        """The loads that this step waited for are read from now on."""
+        """Requests read from now on the loads that this step waited for."""
         for number, job in getattr(metadata, "load_jobs", {}).items():
             if getattr(job, "sync", False):
                 self.guard("hand", number)
@@ -331,18 +327,18 @@ class Sanitizer:
         return set() if self.checker is None else self.checker.take_invalid()
 
     def tell(self, inner: Any) -> Any:
-        """The connector's worker metadata with ours, None when there is neither."""
+        """The connector's worker metadata with ours, None when both are empty."""
         checker = self.checker
         if checker is None:
             return inner
         counts = checker.checked, checker.mismatches, checker.unknown, checker.spent_ns
         now = time.monotonic_ns()
-        fresh = counts[:3] != (self._told or ())[:3] and now - self._told_ns >= TELL_EVERY_NS
+        fresh = counts[:3] != (self._sent or ())[:3] and now - self._sent_ns >= TELL_EVERY_NS
         findings = [list(astuple(finding)) for finding in checker.findings]
         if inner is None and not findings and not fresh:
             return None
         checker.findings.clear()
-        self._told, self._told_ns = counts, now
+        self._sent, self._sent_ns = counts, now
         return WorkerMeta(inner, findings, {checker.ledger.rank: counts})
 
 
@@ -359,7 +355,7 @@ def _before(call: Callable[[Sanitizer, Any], None], attribute: str) -> Callable[
 
 
 def start_load_kv(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Loads begin; those that this step reads have ended when it returns."""
+    """Loads begin; the loads that this step reads have ended when the call returns."""
     answer = self._tapped.start_load_kv(*args, **kwargs)
     sanitizer = self._sanitizer
     if sanitizer is not None:
@@ -368,7 +364,7 @@ def start_load_kv(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def get_block_ids_with_load_errors(self: Any) -> Any:
-    """Blocks that could not be loaded, and blocks that were loaded wrong."""
+    """Blocks whose load failed, and blocks that were loaded with wrong bytes."""
     answer = self._tapped.get_block_ids_with_load_errors()
     if self._sanitizer is None:
         return answer

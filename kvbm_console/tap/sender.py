@@ -1,7 +1,7 @@
-"""The thread between the engine and our own process: it empties the queue and hears what may go on.
+"""The thread between the engine and our own process: it empties the queue and takes verdicts on held requests.
 
-Its process speaks to the daemon, so that neither gRPC nor anything that it needs is ever imported into the engine. When
-that process ends it is started again, later each time.
+The process speaks to the daemon, so gRPC and its dependencies are never imported into the engine. When the process
+ends, the thread starts it again after a pause, which doubles each time.
 
 Law of this file: the thread holds no lock that the scheduler could want, and works in short bursts. ``TapRecorder.off``
 follows whenever no daemon listens.
@@ -24,11 +24,11 @@ from kvbm_console.tap.recorder import TapRecorder
 
 LENGTH: Final = struct.Struct(">I")
 BURST: Final = 64
-"""Records that are turned into messages in one go: some tens of microseconds each, with the engine's lock held."""
+"""Records that are turned into messages at once: some tens of microseconds each, with the interpreter lock held."""
 PAUSE_S: Final = 0.002
 """How long the thread sleeps when there is nothing to do; a verdict takes at most this much longer."""
 UNSENT_MAX: Final = 8 * 2**20
-"""Bytes that wait for the socket; beyond them the queue fills, and then records are dropped."""
+"""Bytes that wait for the socket; beyond this the queue fills, and then records are dropped."""
 ANSWER_MAX: Final = 4 * 2**20
 RESTART_FIRST_S: Final = 1.0
 RESTART_MOST_S: Final = 60.0
@@ -40,9 +40,9 @@ class TapSettings(msgspec.Struct, frozen=True):
     """The settings of our own process, on its command line."""
 
     target: str
-    """The daemon; the default socket when empty."""
+    """The daemon's address; the default socket when empty."""
     name: str
-    """For people."""
+    """The engine's name on screens."""
     block_tokens: int
     capacity_blocks: int | None
     dp_rank: int = 0
@@ -53,7 +53,7 @@ class TapSettings(msgspec.Struct, frozen=True):
     token_file: str = ""
     tls_ca: str = ""
     group: int = 0
-    """The group of blocks that requests are told with."""
+    """The group whose blocks are reported with each request."""
     others: dict[int, int] = {}
     """The engine's other groups, to the tokens in a block of each. All share the places of one pool, so no group has a
     capacity of its own."""
@@ -65,7 +65,7 @@ class TapSettings(msgspec.Struct, frozen=True):
 
 
 class Sender:
-    """Owns the thread and the process. ``start`` returns at once."""
+    """Owner of the thread and the process. ``start`` returns at once."""
 
     def __init__(
         self, recorder: TapRecorder, flattener: Flattener, settings: TapSettings, *, python: str = ""
@@ -78,13 +78,13 @@ class Sender:
         self.restarts = 0
         self._socket: socket.socket | None = None
         self._unsent = bytearray()
-        self._heard = bytearray()
-        self._told = 0.0
+        self._received = bytearray()
+        self._cost_sent_s = 0.0
         self._wait_s = RESTART_FIRST_S
         self._thread = threading.Thread(target=self._run, name="kvbm-tap", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
@@ -125,7 +125,7 @@ class Sender:
     def _end(self) -> None:
         self.recorder.off()
         self._unsent.clear()
-        self._heard.clear()
+        self._received.clear()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -143,8 +143,8 @@ class Sender:
         while not recorder.ending or recorder.queue or self._unsent:
             if len(self._unsent) < UNSENT_MAX:
                 self._pack(drain(recorder, self.flattener, BURST))
-                if time.monotonic() - self._told >= COST_EVERY_S:
-                    self._told = time.monotonic()
+                if time.monotonic() - self._cost_sent_s >= COST_EVERY_S:
+                    self._cost_sent_s = time.monotonic()
                     self._pack([self._cost()])
             busy = bool(recorder.queue)
             wanted = [self._socket] if self._unsent else []
@@ -152,7 +152,7 @@ class Sender:
             if writable:
                 sent = self._socket.send(self._unsent)
                 del self._unsent[:sent]
-            if readable and not self._hear():
+            if readable and not self._receive():
                 return
             if recorder.ending and not wanted and not readable and not recorder.queue:
                 return
@@ -168,21 +168,22 @@ class Sender:
             self._unsent += LENGTH.pack(len(data))
             self._unsent += data
 
-    def _hear(self) -> bool:
-        """Take what the process says; False when it has ended."""
+    def _receive(self) -> bool:
+        """Take the process's answers; False when it has ended."""
         assert self._socket is not None
         data = self._socket.recv(65_536)
         if not data:
             return False
-        self._heard += data
-        while len(self._heard) >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(self._heard)
+        buffer = self._received
+        buffer += data
+        while len(buffer) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(buffer)
             if size > ANSWER_MAX:
                 return False
-            if len(self._heard) < LENGTH.size + size:
+            if len(buffer) < LENGTH.size + size:
                 break
-            answer = msgspec.msgpack.decode(bytes(self._heard[LENGTH.size : LENGTH.size + size]), type=TapAnswer)
-            del self._heard[: LENGTH.size + size]
+            answer = msgspec.msgpack.decode(bytes(buffer[LENGTH.size : LENGTH.size + size]), type=TapAnswer)
+            del buffer[: LENGTH.size + size]
             self._obey(answer)
         return True
 
@@ -196,17 +197,16 @@ class Sender:
             recorder.want_full = True
         else:
             now = time.monotonic_ns()
-            recorder.told({name: now + left for name, left in answer.held.items()}, answer.globs, answer.go)
+            recorder.obey({name: now + left for name, left in answer.held.items()}, answer.globs, answer.go)
 
 
 class TapAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message of the process to the engine: whether a daemon listens, that everything is wanted anew, or the held
-    requests."""
+    """A message of the process to the engine: a daemon comes or goes, a full report is wanted, or requests are held."""
 
     listens: bool | None = None
     full: bool = False
     held: dict[str, int] = {}
-    """Requests that stand still, to the nanoseconds after which they go on whatever else is said."""
+    """Held requests, to the nanoseconds after which they go on even without a further answer."""
     globs: list[str] = []
     go: list[str] = []
-    """Requests that were asked for and may go on."""
+    """Requests that have their verdict and may go on."""

@@ -1,7 +1,7 @@
 """From the tap's messages to stimuli of a leader that only watches.
 
-A session begins with ``all``, the engine as it is; what came before it is passed over. Requests that were live before
-it are told as they are. After dropped records all requests are, and the source is marked as lossy.
+A session begins with ``all``, the engine as it is; earlier messages are ignored. Requests that were live before the
+session are reported as they are. After dropped records all requests are reported, and the source is marked as lossy.
 
 Law of this file: nothing here waits or knows a socket. It keeps of each live request only the facts that the next
 message needs.
@@ -27,13 +27,13 @@ REASONS: Final = {
     "FINISHED_LENGTH_CAPPED": FinishReason.LENGTH, "FINISHED_ABORTED": FinishReason.ABORTED,
     "FINISHED_IGNORED": FinishReason.TOO_LARGE, "FINISHED_ERROR": FinishReason.ERROR,
 }
-"""vLLM's words for the end of a request; another one counts as an error."""
+"""vLLM's names for the end of a request; an unknown name counts as an error."""
 POOLS_MAX: Final = 16
 """Media that one connector may name."""
 DEVICE: Final = ""
 """The device's pool, among the pools by medium."""
 GROUP: Final = "#"
-"""Behind it the number of a group of blocks that is not told with requests: its pool, among the pools by medium."""
+"""Prefix of the pool, among the pools by medium, of a group whose blocks are not reported with requests."""
 _RUNS: Final = "RUNNING"
 
 
@@ -42,14 +42,14 @@ class _Request(msgspec.Struct):
 
     prompt: int
     target: int = 0
-    """Position from which it produces tokens."""
+    """Position from which the request produces tokens."""
     blocks: list[int] = []
     filled: int = 0
-    """Leading blocks whose content was told."""
+    """Leading blocks whose content was reported."""
     local: int = 0
     prefilling: bool = False
     allocated: tuple[list[int], int] | None = None
-    """Blocks and external tokens of an allocation that is told with the next step."""
+    """Blocks and external tokens of an allocation that is reported with the next step."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -67,24 +67,24 @@ class Translator:
         self._settings = settings
         self._requests: dict[str, _Request] = {}
         self._allocated: list[str] = []
-        """Requests whose blocks are told with the next step, in the order in which they got them. A request may share
-        blocks that a running, resumed or new request got just before it in the same step."""
+        """Requests whose blocks are reported with the next step, in the order of their allocations. A request may share
+        blocks that a running, resumed or new request got just before in the same step."""
         self._taken: list[tuple[str, list[int]]] = []
-        """(request, places) that were given out in this step."""
+        """(request, places) that were allocated in this step."""
         self._named: dict[int, int] = {}
-        """Places that are cached since this step, with their hashes. Places that no request fills in it were loaded."""
+        """Places that are cached since this step, with their hashes. A place that no request fills was loaded."""
         self.pools: dict[str, int] = {}
         """Index of the pool of each medium below the device, and of ``DEVICE``, as the leader has answered."""
         self.started = False
         self.wants_all = False
-        """True if a message did not fit, so that everything should be told anew."""
+        """True if a message did not fit, so the engine should report everything again."""
         self._dropped = 0
         self._at = 0
         self.calls: list[Call] = []
         self.cost: tuple[int, ...] | None = None
 
     def begin(self) -> None:
-        """A new session with a daemon: declare the pools."""
+        """Begin a session with a daemon: declare the pools."""
         self._requests.clear()
         self._allocated.clear()
         self._taken.clear()
@@ -106,7 +106,7 @@ class Translator:
             self.declare(settings.medium)
 
     def declare(self, medium: str) -> None:
-        """A medium below the device, where the connector inside keeps blocks."""
+        """Declare the pool of a medium below the device, where the connector inside keeps blocks."""
         self.calls.append(Call(self._stimulus(
             st.PoolDeclared, self._settings.dp_rank, 0, tier_of(medium), medium, None, self._settings.block_tokens,
             Authority.STREAM,
@@ -114,7 +114,7 @@ class Translator:
         self.pools[medium] = -1
 
     def take(self, message: list[Any]) -> None:
-        """One message. One that does not fit raises nothing: everything is asked for anew."""
+        """Translate a message. A malformed message raises nothing and sets ``wants_all``."""
         if message[0] == "cost":
             self.cost = tuple(message[1:])
             return
@@ -127,18 +127,18 @@ class Translator:
             self.wants_all = True
 
     def take_calls(self) -> list[Call]:
-        """The calls since the last time."""
+        """The calls since the last call of this method."""
         calls, self.calls = self.calls, []
         return calls
 
     def placed(self, call: Call) -> st.Stimulus:
-        """The stimulus of a call, with the index of its pool; the calls before it have been answered."""
+        """The stimulus of a call, with the index of its pool; earlier calls must have their answers."""
         if isinstance(call.stimulus, st.BlocksReported):
             call.stimulus.pool = self.pools[call.medium]
         return call.stimulus
 
     def answered(self, call: Call, result: Any) -> None:
-        """The leader's result of a call."""
+        """Take the leader's result of a call."""
         if isinstance(result, PoolAnswer):
             self.pools[call.medium] = result.pool
 
@@ -191,9 +191,9 @@ class Translator:
         starting = {row[0]: row for row in (*new, *resumed)}
         in_order = dict.fromkeys([*self._allocated, *starting])
         self._allocated.clear()
-        # A reset preempts all, and some get blocks again in the same step: their lookups have told the preemption.
+        # A reset preempts all requests. Those that get blocks again in this step have reported it by their lookups.
         preempted = [name for name in preempted if name not in in_order]
-        told = self._tell_shared(in_order, starting, going)
+        reported = self._report_shared(in_order, starting, going)
         for name in in_order:
             self._admit(name, starting.get(name))
         for name, _, computed, count, tokens in starting.values():
@@ -205,7 +205,7 @@ class Translator:
         appended: dict[str, list[int]] = {}
         for name, ids, computed, count, _ in going:
             request = self._requests[name]
-            if ids and name not in told:
+            if ids and name not in reported:
                 appended[name] = ids
                 request.blocks += ids
             progressed[name] = computed + count
@@ -229,23 +229,24 @@ class Translator:
         self._taken.clear()
 
     def _admit(self, name: str, row: list[Any] | None) -> None:
-        """Tell the blocks that a request got in this step; ``row`` is None when it does not compute in it."""
+        """Report the blocks that a request got in this step; ``row`` is None when the request does not compute."""
         request = self._requests.get(name)
         if request is None:
             return
         ids, external = request.allocated or (request.blocks, 0)
         if not self._settings.medium:
             if row is None:
-                return  # another connector loads: its share is known when the request computes
+                return  # another connector loads blocks, and their number is known when the request computes
             external = max(0, row[2] - request.local)
         if row is not None and len(row[1]) >= len(ids):
             ids = row[1]
         if request.allocated is not None or ids != request.blocks:
             self._allocate(name, request, ids, external)
 
-    def _tell_shared(self, admitted: Iterable[str], starting: dict[str, Any], going: list[Any]) -> set[str]:
-        """Running requests get their blocks first, and a request that is admitted in the same step may share them.
-        Then this tells their blocks before it. Returns the names of these running requests."""
+    def _report_shared(self, admitted: Iterable[str], starting: dict[str, Any], going: list[Any]) -> set[str]:
+        """Report new blocks of running requests that a request admitted in the same step shares.
+
+        Returns the names of these running requests, whose blocks must precede the admitted request's."""
         taken = {place for row in starting.values() for place in row[1]}
         for name in admitted:
             request = self._requests.get(name)
@@ -253,14 +254,14 @@ class Translator:
                 taken.update(request.allocated[0])
         if not taken:
             return set()
-        told: set[str] = set()
+        sharing: set[str] = set()
         for name, ids, *_ in going:
             if ids and not taken.isdisjoint(ids):
                 request = self._requests[name]
                 request.blocks += ids
                 self._call(st.BlocksAllocated, name, pack_ids(request.blocks), 0)
-                told.add(name)
-        return told
+                sharing.add(name)
+        return sharing
 
     def _fill(self, fills: list[Any]) -> None:
         rows = [(name, self._requests[name].blocks[first : first + len(hashes)], hashes)
@@ -294,7 +295,7 @@ class Translator:
                     self._report(medium, (), hashes)
 
     def _has(self, medium: str) -> bool:
-        """True if this medium below the device has a pool; it gets one if there is room."""
+        """True if this medium is below the device and has a pool; a new medium gets a pool while there is room."""
         if medium in ("", "GPU") or not self._settings.caching:
             return False
         if medium not in self.pools and len(self.pools) < POOLS_MAX:
@@ -318,7 +319,7 @@ class Translator:
         self, request: str, taken: list[int], changes: list[Any], named: Iterable[int] = (),
         hashes: Iterable[int] = (),
     ) -> None:
-        """Places were given out; what stood there in the group that is told is gone when the step is told."""
+        """Places were allocated. Their former content in the reported group is gone once the step is reported."""
         if taken:
             self._taken.append((request, taken))
             for place in taken:
@@ -351,13 +352,13 @@ class Translator:
         )
 
     def _reset(self) -> None:
-        """The connector's cache; what it then removes it tells by its own events, if it has any."""
+        """Nothing: a connector whose cache is reset reports the removed blocks by its own events, if it has any."""
 
     def _all(
         self, rows: list[Any], steps: int, dropped: int, places: list[Any] | None = None,
         below: list[Any] | None = None,
     ) -> None:
-        """Everything as it is. Live requests that are not in it have ended unseen."""
+        """The whole state of the engine. Known requests that it does not contain ended unseen."""
         settings = self._settings
         unseen = self.started or ((rows or steps) and (places is None or (settings.medium and below is None)))
         lost = max(0, dropped - self._dropped - 1)
@@ -367,7 +368,7 @@ class Translator:
         self.started, self.wants_all = True, False
         for name in self._allocated:
             if name in self._requests:
-                self._requests[name].allocated = None  # its step was lost; what it holds now is told here
+                self._requests[name].allocated = None  # the step was lost, and this message reports the present blocks
         self._allocated.clear()
         if places is not None:
             own = {place for about, row in rows for place in row[0][min(len(about[1]), len(row[5])) :]}
@@ -404,9 +405,9 @@ class Translator:
         if unseen or settings.uncertain or (places is None and settings.others):
             self._call(st.SourceGapped, 0, lost)
 
-    def _know_places(self, told: list[Any], others: list[Any], own: set[int]) -> None:
-        """The whole prefix cache, as it is now, but for what requests fill themselves and tell with their blocks."""
-        known = {place: key for place, key in zip(*told, strict=True) if place not in own}
+    def _know_places(self, cached: list[Any], others: list[Any], own: set[int]) -> None:
+        """The whole prefix cache, as it is now, except the places in ``own``, which requests report themselves."""
+        known = {place: key for place, key in zip(*cached, strict=True) if place not in own}
         if known:
             self._report(DEVICE, known.values(), cleared=True, places=known)
         stored = dict(others)
@@ -414,7 +415,7 @@ class Translator:
             self._report(f"{GROUP}{group}", stored.get(group, ()), cleared=True)
 
     def _at_work(self, computed: dict[str, int], running: int, live: int) -> None:
-        """Two steps that tell where these requests are: in the first they prefill, in the second some produce."""
+        """Two steps that give the positions of these requests: all prefill in the first, some produce in the second."""
         prompts = {name: min(at, self._requests[name].prompt) for name, at in computed.items()}
         begun = tuple(name for name, at in computed.items() if at > prompts[name])
         for new, first, positions in ((tuple(computed), (), prompts), ((), begun, computed)):
@@ -434,7 +435,7 @@ _TAKERS: Final[dict[str, Callable[..., None]]] = {
 
 
 class Watching:
-    """A checked leader in this process that watches one engine, without a thread or a socket. ``now`` is its clock."""
+    """A checked leader in this process that watches an engine, without a thread or a socket. ``now`` is its clock."""
 
     def __init__(self, settings: TapSettings, config: LeaderConfig | None = None) -> None:
         self.translator = Translator(settings)
@@ -448,13 +449,13 @@ class Watching:
         self._submit()
 
     def take(self, messages: list[Any]) -> None:
-        """Messages as the process beside the engine gets them."""
+        """Submit messages, as the process beside the engine gets them."""
         for message in messages:
             self.translator.take(message)
         self._submit()
 
     def note(self, note: Note, detail: str) -> None:
-        """A note of the program that watches."""
+        """Submit a note of the watching program."""
         self.dispatcher.submit(st.Noted, note, detail)
 
     def _submit(self) -> None:

@@ -3,16 +3,16 @@
     {"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kvbm_console.tap.vllm", "kv_role": "kv_both",
      "kv_connector_extra_config": {"cpu_bytes_to_use": 8e9, "kvbm": {"daemon": "unix:/run/kvbm.sock"}}}
 
-is a tap around that connector: vLLM goes on knowing its name, and whether it supports hybrid memory. ``KvbmTap`` as the
-name stands alone, or beside others in vLLM's MultiConnector. ``kvbm`` takes ``daemon`` (``unix:PATH`` or ``HOST:PORT``;
-the default socket without it), ``token_file``, ``tls_ca`` and ``name``. ``serve`` starts a daemon if none listens,
-``medium`` names the medium of the connector inside, and ``python`` an interpreter that has kvbm-console. ``send`` is
-false if a program in this process reads the tap. ``sanitize`` checks the bytes of OffloadingConnector's copies.
-``KvbmTap`` has them without ``kvbm``, and takes a connector that vLLM has no name for as ``connector``: its entry in
-the same form.
+is a tap around that connector: vLLM still knows the connector's name and its support for hybrid memory. ``KvbmTap`` as
+the name stands alone, or beside others in vLLM's MultiConnector. ``kvbm`` takes ``daemon`` (``unix:PATH`` or
+``HOST:PORT``; without it the default socket), ``token_file``, ``tls_ca`` and ``name``. ``serve`` starts a daemon if
+none listens, ``medium`` names the medium of the connector inside, and ``python`` an interpreter that has kvbm-console.
+``send`` is false if a program in this process reads the tap. ``sanitize`` checks the bytes of OffloadingConnector's
+copies. ``KvbmTap`` has these settings without ``kvbm``. It takes a connector that vLLM has no name for as
+``connector``, an entry in the same form.
 
-Law of this file: importing it needs vLLM, so nothing else of this program imports it. It has nothing that does not need
-vLLM.
+Law of this file: importing it needs vLLM, so nothing else of this program imports it. Code that does not need vLLM
+stands elsewhere.
 """
 
 import copy
@@ -39,13 +39,13 @@ _OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
 OURS: Final = "kvbm"
 """Our settings among those of a connector."""
 _TELL_ALL: Final = ("OffloadingConnector", "SimpleCPUOffloadConnector")
-"""Connectors that tell every block they store and remove, if events are switched on."""
+"""Connectors that report every block they store and remove, if events are switched on."""
 _WHOLE: Final = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec", "HiddenStateCacheSpec")
-"""Groups of blocks that keep a whole prefix: the first of them is told."""
+"""Specifications of groups that keep a whole prefix. The tap reports the first such group."""
 
 
 class _Nothing(*_BASES):  # type: ignore[misc]
-    """A connector that finds, loads and stores nothing: what the tap is around when no other is named."""
+    """A connector that finds, loads and stores nothing: the tap's inner connector when none is named."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         return 0, False
@@ -60,7 +60,7 @@ class _Nothing(*_BASES):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Nothing is handed off, so nothing is recomputed because of it."""
+        """False: no request is handed off, so none is recomputed because of a hand-off."""
         return False
 
     def _nothing(self, *_: Any, **__: Any) -> None:
@@ -75,7 +75,7 @@ _Nothing.__abstractmethods__ = frozenset()
 class _Vllm:
     """The binding of vLLM: it makes the connector inside and describes the engine to the daemon.
 
-    ``around`` is the class of the connector inside; with None the configuration names it.
+    ``around`` is the class of the connector inside; with None the configuration names the class.
     """
 
     def __init__(self, around: type | None = None) -> None:
@@ -94,7 +94,7 @@ class _Vllm:
             )
         if role is _base.KVConnectorRole.SCHEDULER and kind.__name__ in _TELL_ALL:
             config, tap._events_are_ours = _with_events(config)
-        options = self._options(vllm_config)
+        options = options_of(self._ours(vllm_config))
         if options is not None:
             _check_sanitize(options, kind, vllm_config.kv_transfer_config)
         inside = kind(*arguments_of(kind, (config, role, kv_cache_config)))
@@ -106,18 +106,15 @@ class _Vllm:
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         return extra if self._around is None else extra.get(OURS) or {}
 
-    def _options(self, vllm_config: Any) -> Options | None:
-        return options_of(self._ours(vllm_config))
-
     def inner_class(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-        changed = tuple(self._inside(one) for one in args)
-        named = {key: self._inside(one) for key, one in kwargs.items()}
+        changed = tuple(map(self._inside, args))
+        named = {key: self._inside(argument) for key, argument in kwargs.items()}
         return self._last, changed, named
 
     def _inside(self, argument: Any) -> Any:
-        """An argument that carries our configuration, as the connector inside shall see it; the class is noted."""
+        """An argument that carries our configuration, as the connector inside sees it; ``_last`` keeps the class."""
         if self._around is not None:
             return _without_ours(argument)
         if isinstance(argument, dict) and isinstance(argument.get("connector"), dict):
@@ -143,7 +140,7 @@ class _Vllm:
         if self._around is not None:
             inside = vllm_config.kv_transfer_config.kv_connector
         group, sizes, whole = _groups(kv_cache_config, vllm_config)
-        # Beside another connector nothing is told of the blocks that one loads into, until their request computes.
+        # Beside another connector, no call reports the blocks that the other loads into until their request computes.
         recorder = TapRecorder(by_place=len(sizes) > 1 or inside is None)
         if inside in _TELL_ALL:
             recorder.below = {}
@@ -169,7 +166,7 @@ class _Vllm:
             group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, nulls=0 if whole else capacity or 0,
             caching=settings.caching, beside=inside is None,
         )
-        options = self._options(vllm_config)
+        options = options_of(extra)
         if options is not None:
             groups = import_module(f"{_OFFLOADING}.config").get_offloading_group_ids(kv_cache_config)
             tap._marker = Marker(options.sample, sizes, hash_tokens, list(groups))
@@ -180,7 +177,7 @@ class _Vllm:
 
 
 def _check_sanitize(options: Options, kind: type, transfer: Any) -> None:
-    """Raises ``ValueError`` where ``sanitize`` cannot work, with one sentence."""
+    """Raises ``ValueError``, with one sentence, if ``sanitize`` cannot work."""
     if kind.__name__ != "OffloadingConnector":
         raise ValueError(f'"sanitize" knows the workers of OffloadingConnector, and not those of {kind.__name__}.')
     if lacking := list(missing_calls(_base.KVConnectorBase_V1)):
@@ -195,7 +192,7 @@ def _sanitizer(options: Options, connector: Any) -> Sanitizer:
     spec = half.spec
     if spec.config.canonical_layout:
         raise ValueError('"sanitize" needs host pages that look like device pages, which "canonical_layout" changes.')
-    made = Sanitizer(options.action, stores_here=getattr(half, "_is_store_writer", True))
+    sanitizer = Sanitizer(options.action, stores_here=getattr(half, "_is_store_writer", True))
     get_worker = spec.get_worker
 
     def checked(kv_caches: Any) -> Any:
@@ -203,16 +200,17 @@ def _sanitizer(options: Options, connector: Any) -> Sanitizer:
 
         worker = get_worker(kv_caches)
         on_host = host_tensors(worker)
-        tensors = [one.tensor.view(_torch().int8).view((-1, one.page_size_bytes)) for one in kv_caches.tensors]
+        int8 = import_module("torch").int8
+        tensors = [cache.tensor.view(int8).view((-1, cache.page_size_bytes)) for cache in kv_caches.tensors]
         device, host = (
             PageSide([[Region(side[ref.tensor_idx], per_row=pages, used=ref.page_size_bytes) for ref in refs]
                   for refs in kv_caches.group_data_refs])
             for side, pages in ((tensors, 1), (on_host, spec.blocks_per_chunk))
         )
-        return made.attach(worker, device, host, rank=spec.config.parallel.rank, per_chunk=spec.blocks_per_chunk)
+        return sanitizer.attach(worker, device, host, rank=spec.config.parallel.rank, per_chunk=spec.blocks_per_chunk)
 
     spec.get_worker = checked
-    return made
+    return sanitizer
 
 
 def host_tensors(worker: Any) -> list[Any]:
@@ -223,12 +221,8 @@ def host_tensors(worker: Any) -> list[Any]:
     raise ValueError(f'"sanitize" does not know where {type(worker).__name__} of this release keeps its host tensors.')
 
 
-def _torch() -> Any:
-    return import_module("torch")
-
-
 def _replaced(owner: Any, field: str, change: Callable[[Any], Any]) -> Any:
-    """A copy of ``owner`` with this field changed, when it has one."""
+    """A copy of ``owner`` with this field changed; ``owner`` itself without the field."""
     if getattr(owner, field, None) is None:
         return owner
     changed = copy.copy(owner)
@@ -237,7 +231,7 @@ def _replaced(owner: Any, field: str, change: Callable[[Any], Any]) -> Any:
 
 
 def _without_ours(argument: Any) -> Any:
-    """A configuration that names a connector with our path, as that connector shall see it."""
+    """A configuration that names a connector with our path, as that connector sees it."""
     if isinstance(argument, dict):
         return {key: value for key, value in argument.items() if key != OURS}
     if hasattr(argument, "kv_connector_extra_config"):
@@ -248,7 +242,7 @@ def _without_ours(argument: Any) -> Any:
 
 
 def _with_events(config: Any) -> tuple[Any, bool]:
-    """The configuration for a connector that shall tell what it stores, and whether only we asked for that."""
+    """The configuration of a connector with events of its blocks, and True if only the tap asked for these events."""
     if getattr(getattr(config, "kv_events_config", None), "enable_kv_cache_events", False):
         return config, False
     changed = copy.copy(config)
@@ -256,14 +250,14 @@ def _with_events(config: Any) -> tuple[Any, bool]:
         enable_kv_cache_events=True, publisher="null"
     )
     transfer = copy.copy(config.kv_transfer_config)
-    # Of a chunk of several blocks each one is told.
+    # With this setting a chunk of several blocks reports each block.
     transfer.kv_connector_extra_config = {"self_describing_kv_events": True, **transfer.kv_connector_extra_config}
     changed.kv_transfer_config = transfer
     return changed, True
 
 
 def _transfer_config(spec: dict[str, Any], outer: Any) -> Any:
-    """The configuration of the connector inside; what it does not say is that of the tap."""
+    """The configuration of the connector inside; the tap's own values fill its gaps."""
     kind = import_module("vllm.config.kv_transfer").KVTransferConfig if outer is None else type(outer)
     common = {} if outer is None else {
         field: getattr(outer, field) for field in ("kv_role", "engine_id") if getattr(outer, field, None) is not None
@@ -272,8 +266,9 @@ def _transfer_config(spec: dict[str, Any], outer: Any) -> Any:
 
 
 def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], bool]:
-    """The told group of blocks, the tokens in a block of each group, and whether the told group keeps a whole prefix. A
-    window's group gives blocks back while the request runs, and no call tells it."""
+    """The reported group, the tokens in a block of each group, and True if the reported group keeps a whole prefix.
+
+    A window's group gives blocks back while the request runs, and no call reports that."""
     groups = getattr(kv_cache_config, "kv_cache_groups", None) or ()
     sizes = [int(group.kv_cache_spec.block_size) for group in groups] or [int(vllm_config.cache_config.block_size)]
     whole = [at for at, group in enumerate(groups) if _keeps_all(group.kv_cache_spec)]
@@ -281,9 +276,9 @@ def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], boo
 
 
 def _keeps_all(spec: Any) -> bool:
-    """True if a request keeps its blocks until it ends; layers of one kind may have a specification each."""
+    """True if a request keeps its blocks to its end; layers of one kind may have a specification each."""
     layers = getattr(spec, "kv_cache_specs", None) or {"": spec}
-    return all(type(one).__name__ in _WHOLE for one in layers.values())
+    return all(type(layer).__name__ in _WHOLE for layer in layers.values())
 
 
 KvbmTap = make_tap("KvbmTap", _BASES, _Vllm())
@@ -291,7 +286,7 @@ _around: Final[dict[str, type]] = {}
 
 
 def __getattr__(name: str) -> Any:
-    """A tap around vLLM's own connector of this name, called as that is."""
+    """A tap around vLLM's own connector of this name, under the same name."""
     if name.startswith("_"):
         raise AttributeError(name)
     if name not in _around:

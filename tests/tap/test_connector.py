@@ -170,16 +170,16 @@ def test_a_held_lookup_asks_again_until_released_or_its_own_deadline(monkeypatch
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
     recorder.on = True
     one, other = Request("one", [1] * 9, 1), Request("other", [2] * 9, 1)
-    recorder.told({}, ["on*"], [])
+    recorder.obey({}, ["on*"], [])
     assert tap.get_num_new_matched_tokens(one, 0) == (None, False)  # asked for
     assert tap.get_num_new_matched_tokens(other, 0) == (0, False)
     assert [record[2] for record in recorder.queue if record[0] == "will"] == ["one"]
-    recorder.told({"one": now[0] + 500}, ["on*"], [])
+    recorder.obey({"one": now[0] + 500}, ["on*"], [])
     assert tap.get_num_new_matched_tokens(one, 0) == (None, False)
     now[0] += 500
     assert tap.get_num_new_matched_tokens(one, 0) == (0, False)  # the daemon is dead: its time is over
-    recorder.told({"one": now[0] + 500}, ["on*"], [])
-    recorder.told({}, ["on*"], [])
+    recorder.obey({"one": now[0] + 500}, ["on*"], [])
+    recorder.obey({}, ["on*"], [])
     assert tap.get_num_new_matched_tokens(one, 0) == (0, False)  # released: this lookup is not asked for again
     assert not any(call[1] == "one" for call in tap._tapped.calls[:1])
 
@@ -189,7 +189,7 @@ def test_without_a_verdict_a_lookup_goes_on_after_a_tenth_of_a_second(monkeypatc
     now = [10**12]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
     recorder.on = True
-    recorder.told({}, ["*"], [])
+    recorder.obey({}, ["*"], [])
     request = Request("one", [1] * 9, 1)
     assert tap.get_num_new_matched_tokens(request, 0) == (None, False)
     now[0] += ASK_NS - 1

@@ -33,7 +33,7 @@ class WrongToken(Exception):
     """Raised for a caller that shows a token which is not ours; it is refused rather than let in with less."""
 
 
-class Access:
+class AccessRules:
     """The roles that an endpoint grants. With ``read_only`` no caller controls, whatever token it shows."""
 
     def __init__(self, token: str = "", *, read_only: bool = False) -> None:

@@ -39,7 +39,7 @@ from kvbm_console.simulator.embedded import SOURCE, Rig, embed
 from kvbm_console.simulator.link import TOKEN_BYTES, LinkMover
 from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
-from .access import Access, read_token, server_credentials
+from .access import AccessRules, read_token, server_credentials
 from .control import KeptBreakpoints
 from .lints import LintWatch
 from .options import DaemonOptions, Endpoint
@@ -97,7 +97,7 @@ class Daemon:
         if options.tls_cert is not None and options.tls_key is not None:
             credentials = server_credentials(options.tls_cert, options.tls_key)
         token = "" if options.token_file is None else read_token(options.token_file)
-        self._access = Access(token, read_only=options.read_only)
+        self._access = AccessRules(token, read_only=options.read_only)
         self.endpoint = Endpoint(
             options.listen, credentials=credentials, remote=credentials is not None and bool(token)
         )

@@ -17,7 +17,7 @@ from kvbm_console.core.errors import Refused, UsageError
 from kvbm_console.wire.protocol import CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, ROLE_OF
 from kvbm_console.wire.v1 import console_pb2 as pb
 
-from .access import Access, Context, WrongToken
+from .access import AccessRules, Context, WrongToken
 from .questions import Questions, Role, TooMany, Turn
 
 END: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -41,7 +41,7 @@ async def refuse(context: Context, code: grpc.StatusCode, sentence: str) -> NoRe
     raise AssertionError("abort did not raise")
 
 
-async def admit(method: str, context: Context, access: Access, questions: Questions) -> Turn | None:
+async def admit(method: str, context: Context, access: AccessRules, questions: Questions) -> Turn | None:
     """Refuse a caller whose role does not suffice, and every caller where the contract declares no role.
 
     Questions and refusals wait for their turn, which is returned; verbs and feeds have none.
@@ -100,7 +100,7 @@ def require_text(field: str, text: str, most: int) -> None:
 
 
 def guarded(
-    method: str, handle: Callable[..., Awaitable[Any]], access: Access, questions: Questions
+    method: str, handle: Callable[..., Awaitable[Any]], access: AccessRules, questions: Questions
 ) -> Callable[[Any, Context], Awaitable[Any]]:
     """The handler behind the door. The first argument is passed on as it comes (bytes, or the request iterator).
 

@@ -33,7 +33,7 @@ from kvbm_console.wire.protocol import (
 )
 from kvbm_console.wire.v1 import console_pb2 as pb
 
-from .access import Access, Context
+from .access import AccessRules, Context
 from .control import ControlMethod
 from .feeding import FeedMethod
 from .guard import Malformed, guarded, parse, refuse, require_text
@@ -62,12 +62,12 @@ class ConsoleServicer:
     """The methods of ``Console`` on one service."""
 
     def __init__(
-        self, service: LeaderService, identity: Identity, access: Access | None = None,
+        self, service: LeaderService, identity: Identity, access: AccessRules | None = None,
         questions: Questions | None = None,
     ) -> None:
         self._service = service
         self._questions = questions or Questions()
-        self._access = access or Access()
+        self._access = access or AccessRules()
         self._identity = identity
         self._control = ControlMethod(service)
         self._feed = FeedMethod(service)

@@ -166,7 +166,7 @@ class EndedHoldRow(msgspec.Struct):
     times: int
 
 
-class Frozen(msgspec.Struct):
+class FreezeState(msgspec.Struct):
     """A freeze."""
 
     by: str
@@ -253,7 +253,7 @@ class Status(msgspec.Struct):
     holds: list[HoldRow]
     ended_holds: list[EndedHoldRow]
     """The last 64, the newest last."""
-    frozen: Frozen | None
+    frozen: FreezeState | None
     stream: Stream
     recorder: RecorderRow | None
     engines: list[EngineRow]
@@ -420,7 +420,7 @@ class Configuration(msgspec.Struct):
     """Section to key to value."""
 
 
-class Reset(msgspec.Struct):
+class ResetReport(msgspec.Struct):
     """A reset."""
 
     mode: str
@@ -494,7 +494,7 @@ def documents() -> dict[str, Any]:
     return {
         "demo": Summary, "serve": Summary, "status": Status, "replay": Status, "holds": list[HoldRow],
         "break list": list[BreakpointRow], "break set": Verdict, "break test": Tried, **dict.fromkeys(verbs, Answer),
-        "reset": Reset, "drain": DrainReport, **recorder, "rec status": RecorderStatus | None, "rec dump": Made,
+        "reset": ResetReport, "drain": DrainReport, **recorder, "rec status": RecorderStatus | None, "rec dump": Made,
         "rec cut": Made, "rec merge": Made, "rec info": RecordingInfo, "rec verify": VerifyReport,
         "rec recover": list[RecoveredRow], "rec index": list[Indexed], "rec diff": Difference, "rec export": Exported,
         "rec import dynamo": DynamoImported, "rec import kv-events": Imported, "rec capture": list[Captured],

@@ -26,7 +26,7 @@ from kvbm_console.stream.feed import (
 )
 from kvbm_console.stream.ring import Ring
 from kvbm_console.stream.verbs import ContinueHold, Disarm, EnableBreakpoint, RemoveBreakpoint, SetBreakpoint, StepSlot
-from server.access import Access
+from server.access import AccessRules
 from server.daemon import Daemon
 from server.guard import guarded
 from server.questions import Questions
@@ -257,5 +257,5 @@ async def test_who_leaves_while_he_is_told_something_is_no_failure(caplog: pytes
         raise grpc.aio.InternalError('Failed "execute_batch"')
 
     with pytest.raises(grpc.aio.InternalError):
-        await guarded("Subscribe", follow, Access(), Questions())(b"", Caller())  # type: ignore[arg-type]
+        await guarded("Subscribe", follow, AccessRules(), Questions())(b"", Caller())  # type: ignore[arg-type]
     assert not caplog.records

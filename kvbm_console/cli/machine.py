@@ -79,8 +79,7 @@ def daemon_options(
         return DaemonOptions(
             config=cache.leader_config(), links=_links(cache, said), block_bytes=block_bytes, **common
         )
-    from kvbm_console.simulator.embedded import default_engine_config
-    from kvbm_console.simulator.workloads import parse_workload
+    from kvbm_console.simulator.embedded import default_engine_config, parse_workload
 
     requests = parse_workload(workload, limit)
     own = requests.capacities

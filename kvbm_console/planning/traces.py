@@ -19,9 +19,10 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
+from kvbm_console.simulator.embedded import parse_workload
 from kvbm_console.simulator.hashing import generated_hashes
 from kvbm_console.simulator.traces import LINE_BYTES_MAX, TOKENS_MAX, TraceFile
-from kvbm_console.simulator.workloads import Capacities, Request, Workload, parse_workload
+from kvbm_console.simulator.workloads import Capacities, Request, Workload
 
 KINDS: Final = ("FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "multiturn[:key=value,...]")
 NO_REUSE: Final = "the trace has lengths only, so no block is ever used again"

@@ -147,22 +147,19 @@ class Recorder:
         try:
             seq, first_facts, aids = keyframe()
             anchor = time.time_ns() if clock_anchor_ns is None else clock_anchor_ns
-            about = About(
+            self._segment = SegmentWriter(directory, About(
                 program=program, incarnation=incarnation, segment=left.next_segment, first_seq=seq,
                 clock_anchor_ns=anchor, config=config, labels=dict(labels or {}),
-            )
-            self._segment = SegmentWriter(directory, about, open_file)
-        except OSError as error:
+            ), open_file)
+        except BaseException as error:
             self._lock.release()
-            raise UsageError(f"cannot record to {directory}: {error.strerror}") from None
-        except BaseException:
-            self._lock.release()
+            if isinstance(error, OSError):
+                raise UsageError(f"cannot record to {directory}: {error.strerror}") from None
             raise
         # Of the service's thread.
         self._head = seq
         self._last_ns = 0
-        self._dropped = self._since_keyframe = self._since_complete = self._keys_sent_bytes = 0
-        self._healed_loss = 0
+        self._dropped = self._since_keyframe = self._since_complete = self._keys_sent_bytes = self._healed_loss = 0
         self._overflowing = False
         self._rotating = False
         """A rotation was asked for and is neither done nor refused; the writing thread clears it."""
@@ -185,10 +182,8 @@ class Recorder:
         self._keys_done_bytes = 0
         self._asked_ns: int | None = None
         """Time of the request that the disk has not answered yet."""
-        self._loss = self._healable_loss = 0
+        self._loss = self._healable_loss = self._lost = self._tried_ns = 0
         self._down = False
-        self._lost = 0
-        self._tried_ns = 0
         self._patience_s = RETRY_S
         self._reason: str | None = None
         self._begin(first_facts, aids, left.to_seal)

@@ -5,6 +5,7 @@ run the same machine.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -16,8 +17,10 @@ from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.simulator.calendar import Calendar, EngineDeadlines
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.link import DEFAULT_LINKS, LinkMover, LinkSpec
+from kvbm_console.simulator.multiturn import Multiturn, parse_settings
 from kvbm_console.simulator.port import StimulusPort
 from kvbm_console.simulator.simulated import SimulatedEngine
+from kvbm_console.simulator.traces import MooncakeTrace
 from kvbm_console.simulator.workloads import Workload
 
 SOURCE = 1
@@ -153,3 +156,21 @@ def embed(
     )
     dispatcher.engines[SOURCE] = simulated
     return Rig(dispatcher, calendar, simulated, mover, workload)
+
+
+def parse_workload(text: str, limit: int | None = None) -> Workload:
+    """The workload named ``mooncake:FILE`` or ``multiturn[:key=value,...]``; ``limit`` is the most requests.
+
+    Raises ``UsageError`` with one sentence that names what is wrong.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit must be at least 1, got {limit}")
+    kind, _, rest = text.partition(":")
+    if kind == "mooncake":
+        if not rest:
+            raise UsageError("--workload mooncake: must name a file, as in mooncake:trace.jsonl")
+        return MooncakeTrace(Path(rest), limit)
+    if kind == "multiturn":
+        settings = parse_settings(rest)
+        return Multiturn(settings if limit is None else msgspec.structs.replace(settings, requests=limit))
+    raise UsageError(f"--workload must be mooncake:FILE or multiturn[:key=value,...], got {text!r}")

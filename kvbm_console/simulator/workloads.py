@@ -5,12 +5,9 @@ over hashes and lengths; tokens and text stay inside it.
 """
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
-
-from kvbm_console.core.errors import UsageError
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -110,24 +107,3 @@ class GivenRequests:
     def finished(self, request: Request, at_ns: int) -> Request | None:
         """None."""
         return None
-
-
-def parse_workload(text: str, limit: int | None = None) -> Workload:
-    """The workload named ``mooncake:FILE`` or ``multiturn[:key=value,...]``; ``limit`` is the most requests.
-
-    Raises ``UsageError`` with one sentence that names what is wrong.
-    """
-    from kvbm_console.simulator.multiturn import Multiturn, parse_settings
-    from kvbm_console.simulator.traces import MooncakeTrace
-
-    if limit is not None and limit < 1:
-        raise UsageError(f"--limit must be at least 1, got {limit}")
-    kind, _, rest = text.partition(":")
-    if kind == "mooncake":
-        if not rest:
-            raise UsageError("--workload mooncake: must name a file, as in mooncake:trace.jsonl")
-        return MooncakeTrace(Path(rest), limit)
-    if kind == "multiturn":
-        settings = parse_settings(rest)
-        return Multiturn(settings if limit is None else msgspec.structs.replace(settings, requests=limit))
-    raise UsageError(f"--workload must be mooncake:FILE or multiturn[:key=value,...], got {text!r}")

@@ -22,8 +22,7 @@ from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import BreakpointsReplaced, HoldContinued, Stimulus
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.writer import Recorder
-from kvbm_console.simulator.embedded import build, default_engine_config, default_leader_config
-from kvbm_console.simulator.workloads import parse_workload
+from kvbm_console.simulator.embedded import build, default_engine_config, default_leader_config, parse_workload
 from kvbm_console.stream.feed import Connected, EventsArrived, FeedItem, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import pack_events, pack_stimuli
 

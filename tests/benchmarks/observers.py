@@ -33,8 +33,7 @@ import msgspec
 from kvbm_console.client import Client
 from kvbm_console.client.access import Access
 from kvbm_console.service import LeaderService
-from kvbm_console.simulator.embedded import Rig, default_engine_config, default_leader_config
-from kvbm_console.simulator.workloads import parse_workload
+from kvbm_console.simulator.embedded import Rig, default_engine_config, default_leader_config, parse_workload
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.verbs import RenewLease
 from kvbm_console.wire.protocol import method_path

@@ -4,8 +4,7 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.ids import CandidateStatus
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.dispatch import Dispatcher
-from kvbm_console.simulator.embedded import build, default_engine_config, default_leader_config
-from kvbm_console.simulator.workloads import parse_workload
+from kvbm_console.simulator.embedded import build, default_engine_config, default_leader_config, parse_workload
 
 
 class DeadDisk:

@@ -12,8 +12,7 @@ from kvbm_console.core.ids import HoldEnd, Site, SlotState, WaitPoint
 from kvbm_console.core.leader import Leader
 from kvbm_console.debug.testing import breakpoint as stop_at
 from kvbm_console.service import LeaderService
-from kvbm_console.simulator.embedded import build, default_engine_config, default_leader_config
-from kvbm_console.simulator.workloads import parse_workload
+from kvbm_console.simulator.embedded import build, default_engine_config, default_leader_config, parse_workload
 
 from .house import House
 

@@ -38,9 +38,8 @@ from kvbm_console.metrics.http import CONNECTIONS_MAX, MetricsServer
 from kvbm_console.metrics.texts import HELP
 from kvbm_console.recording.reader import Recording
 from kvbm_console.service import LeaderService
-from kvbm_console.simulator.embedded import default_engine_config, default_leader_config
+from kvbm_console.simulator.embedded import default_engine_config, default_leader_config, parse_workload
 from kvbm_console.simulator.link import TOKEN_BYTES
-from kvbm_console.simulator.workloads import parse_workload
 from server.daemon import Daemon
 from server.options import DaemonOptions
 from server.questions import CALL_NS, SAVINGS_NS, SHARE, Role

@@ -22,8 +22,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import FinishReason
 from kvbm_console.core.stimuli import RequestArrived, RequestFinished
 from kvbm_console.service import LeaderService
-from kvbm_console.simulator.embedded import default_engine_config, default_leader_config
-from kvbm_console.simulator.workloads import parse_workload
+from kvbm_console.simulator.embedded import default_engine_config, default_leader_config, parse_workload
 from kvbm_console.stream.ring import Ring
 from server.daemon import Daemon, run_daemon
 from server.options import DaemonOptions

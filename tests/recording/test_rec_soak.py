@@ -23,8 +23,7 @@ from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.simulator.calendar import Calendar
-from kvbm_console.simulator.embedded import default_engine_config, default_leader_config, embed
-from kvbm_console.simulator.workloads import parse_workload
+from kvbm_console.simulator.embedded import default_engine_config, default_leader_config, embed, parse_workload
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.ring import Lost, Ring
 from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_events

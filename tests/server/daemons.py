@@ -21,8 +21,8 @@ from kvbm_console.client import Client, Subscription
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
-from kvbm_console.simulator.embedded import default_engine_config, default_leader_config
-from kvbm_console.simulator.workloads import Workload, parse_workload
+from kvbm_console.simulator.embedded import default_engine_config, default_leader_config, parse_workload
+from kvbm_console.simulator.workloads import Workload
 from kvbm_console.stream.feed import EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from server.daemon import Daemon
 from server.options import DaemonOptions

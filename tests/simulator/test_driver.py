@@ -13,8 +13,7 @@ from kvbm_console.core.leader import Outcome
 from kvbm_console.core.stimuli import BreakpointsReplaced, HoldContinued, Stimulus
 from kvbm_console.simulator import driver
 from kvbm_console.simulator.driver import Pacer, drive
-from kvbm_console.simulator.embedded import Rig, build, default_engine_config, default_leader_config
-from kvbm_console.simulator.workloads import parse_workload
+from kvbm_console.simulator.embedded import Rig, build, default_engine_config, default_leader_config, parse_workload
 
 SHORT = "multiturn:sessions=3,turns=2,think=0.05,ramp=0.01,output=12,requests=6"
 

@@ -18,9 +18,9 @@ from kvbm_console.core.leader import Outcome
 from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
 from kvbm_console.dispatch import HostsDiverged
-from kvbm_console.simulator.embedded import Rig, build, default_engine_config, default_leader_config
+from kvbm_console.simulator.embedded import Rig, build, default_engine_config, default_leader_config, parse_workload
 from kvbm_console.simulator.link import Fault
-from kvbm_console.simulator.workloads import Workload, parse_workload
+from kvbm_console.simulator.workloads import Workload
 
 TIGHT = "multiturn:sessions=10,turns=3,think=0.1,ramp=0.02,user=120,output=40,requests=40"
 """More than its pools of ``TIGHT_BLOCKS`` can hold: every kind of pressure within a second or two of virtual time."""

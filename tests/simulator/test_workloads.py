@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from kvbm_console.core.errors import UsageError
+from kvbm_console.simulator.embedded import parse_workload
 from kvbm_console.simulator.multiturn import Multiturn, Settings, parse_settings
 from kvbm_console.simulator.traces import LINE_BYTES_MAX, MooncakeTrace
-from kvbm_console.simulator.workloads import Request, Workload, parse_workload
+from kvbm_console.simulator.workloads import Request, Workload
 
 GOOD = '{"timestamp": 5, "input_length": 600, "output_length": 30, "hash_ids": [4, 9]}\n'
 

@@ -100,14 +100,12 @@ class Engine:
             ),
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, **published) if events else None,
         )
-        kv_cache = KVCacheConfig(
-            num_blocks=blocks, kv_cache_tensors=[],
-            kv_cache_groups=[
+        self.kv_cache = kv_cache = KVCacheConfig(
+            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[
                 KVCacheGroupSpec([f"layer{at}.{layer}" for layer in range(layers)], spec_of(kind))
                 for at, kind in enumerate(groups)
             ],
         )
-        self.kv_cache = kv_cache
         size, unit = resolve_kv_cache_block_sizes(kv_cache, config)
         kv_cache.hash_block_size = unit  # as vLLM's engine does it
         self.config = config

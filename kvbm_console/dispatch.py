@@ -149,7 +149,7 @@ class Dispatcher:
 
     ``clock`` tells the engine's time in nanoseconds. ``publish`` gets every stimulus with its outcome before any of
     its instructions runs; it must not submit. ``more_hosts`` are further leaders fed the same log. With
-    ``check_hosts`` their digests of facts and aids are compared after every stimulus, and ``HostsDiverged`` is
+    ``check_hosts`` their digests of facts and memory are compared after every stimulus, and ``HostsDiverged`` is
     raised at the first difference. The assembling code sets mover, engines and deadlines. An instruction without a
     receiver is counted in ``undelivered``. Not thread-safe: all calls come from one thread.
     """
@@ -349,15 +349,15 @@ def start_leader(dispatcher: Dispatcher) -> None:
 
 
 def compare_hosts(n: int, leader: "Leader", others: "Sequence[Leader]") -> None:
-    """Raise ``HostsDiverged`` for the first host whose facts or aids have another digest than host 0's."""
-    facts, aids = leader.digest(), leader.aids_digest()
+    """Raise ``HostsDiverged`` for the first host whose facts or memory has another digest than host 0's."""
+    facts, memory = leader.digest(), leader.memory_digest()
     for host, other in enumerate(others, start=1):
         if other.digest() != facts:
             found = differences(facts_tree(leader.state), facts_tree(other.state))
             raise HostsDiverged(host, n, "facts", (facts, other.digest()), found)
-        if other.aids_digest() != aids:
+        if other.memory_digest() != memory:
             ours, theirs = (msgspec.msgpack.decode(one.export()) for one in (leader, other))
-            raise HostsDiverged(host, n, "aids", (aids, other.aids_digest()), differences(ours, theirs))
+            raise HostsDiverged(host, n, "memory", (memory, other.memory_digest()), differences(ours, theirs))
 
 
 # --- where two hosts, or a leader and its restored twin, disagree ---

@@ -164,7 +164,7 @@ class LeaderService:
         """The state from which the next reader begins."""
         self._shown_bytes = 0
         self._bases: deque[Snapshot] = deque()
-        self._aids = b""
+        self._memory = b""
         self._digest = -1, 0
         self._take_base()
 
@@ -243,12 +243,12 @@ class LeaderService:
         return self.snapshot()
 
     def keyframe(self) -> tuple[int, bytes, bytes]:
-        """(number of the next event, facts, aids), for the recorder. It is the next base, too: aids take long to
+        """(number of the next event, facts, memory), for the recorder. It is the next base, too: memory takes long to
         export, and the daemon stands still meanwhile."""
         if self.broadcaster.pending_stimuli:  # between two flushes
             return self.state.seq, encode_facts(self.state), self.leader.export()
         self._take_base()
-        return self._base.seq, self._base.facts, self._aids
+        return self._base.seq, self._base.facts, self._memory
 
     def facts(self) -> tuple[int, bytes]:
         """(number of the next event, facts), for keyframes between those that decisions can be replayed from."""
@@ -314,17 +314,17 @@ class LeaderService:
                 recorder.offer(stimuli, events)
 
     def _take_base(self) -> None:
-        """A new base to rerun from: facts and aids after everything that was published so far."""
+        """A new base to rerun from: facts and memory after everything that was published so far."""
         self._show()
         self._base = self._shown
-        self._aids = self.leader.export()
+        self._memory = self.leader.export()
         self._evictions = self.leader.evictions.copy()
         self._since_base.clear()
         self._stimulus_bytes = 0
 
     def _show(self) -> None:
-        """The next reader begins with the facts now. Without the leader's aids: those take hundreds of times as long,
-        and no reader needs them."""
+        """The next reader begins with the facts now. No reader needs the leader's memory, whose export takes
+        hundreds of times as long."""
         self.broadcaster.flush()
         state = self.state
         self._shown = Snapshot(state.seq, self.dispatcher.n, state.at_ns, encode_facts(state))
@@ -343,7 +343,7 @@ class LeaderService:
 
     def _recover(self, stimulus: Stimulus, error: Exception) -> Outcome:
         """Undo a stimulus whose handler raised: rerun all since the base snapshot but this one, and say so."""
-        leader = Leader.restore(self.config, self._base.facts, self._aids)
+        leader = Leader.restore(self.config, self._base.facts, self._memory)
         leader.evictions += self._evictions
         for earlier in self._stimuli_since_base():
             leader.handle(earlier)

@@ -107,9 +107,9 @@ class SecondHost(Tape):
         if evicted and not self.altered:
             self.altered = True
             prefix = unpack_hashes(evicted[0].hashes)[:1]
-            while prefix[-1] in self.host.aids.parent_of:
-                prefix.append(self.host.aids.parent_of[prefix[-1]])
-            self.host.box.policies[0].use(prefix[::-1], stimulus.at_ns)
+            while prefix[-1] in self.host.memory.parent_of:
+                prefix.append(self.host.memory.parent_of[prefix[-1]])
+            self.host.live_memory.policies[0].use(prefix[::-1], stimulus.at_ns)
         super().publish(stimulus, self.host.handle(stimulus))
 
 

@@ -18,8 +18,8 @@ from kvbm_console.core.errors import InternalError, RecordingError
 from kvbm_console.core.holds import BreakpointFacts
 from kvbm_console.core.ids import Site, SlotState
 from kvbm_console.core.leader import Leader
-from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.leader.debugger import check_spec
+from kvbm_console.core.leader.memory import LiveMemory
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
@@ -143,7 +143,7 @@ def _stretches(recording: Recording, leader: ProbedLeader) -> Iterator[list[Stim
             keyframe = fmt.decode_keyframe(frame.data)
             if keyframe.complete and (not restored or leader.state.seq != keyframe.seq):
                 leader.state = decode_state(keyframe, recording.path)
-                leader.box = AidsBox.restore(keyframe.aids, leader.state.pools)
+                leader.live_memory = LiveMemory.restore(keyframe.memory, leader.state.pools)
                 leader.rearm()
                 restored = True
         elif frame.channel == fmt.STIMULI and restored:

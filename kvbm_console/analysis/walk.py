@@ -16,7 +16,7 @@ from kvbm_console.analysis.visitor import Handler, Visitor, merged
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import CorruptRecording
 from kvbm_console.core.events import Event, PoolKnown
-from kvbm_console.core.leader.aids import AidsBox
+from kvbm_console.core.leader.memory import LiveMemory
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.decode import FOLD_ERRORS, check_size
 from kvbm_console.recording.reader import Item, Recording, items_of
@@ -51,8 +51,8 @@ def evidence_of(recording: Recording) -> Evidence:
         if keyframe is None or keyframe.seq != seq:
             return {}
         try:
-            aids = AidsBox.restore(keyframe.aids).aids
-            return ChainMap(aids.history, *aids.older)
+            memory = LiveMemory.restore(keyframe.memory).memory
+            return ChainMap(memory.history, *memory.older)
         except (*FOLD_ERRORS, msgspec.MsgspecError):
             return {}  # written by a leader that remembered otherwise
 

@@ -29,14 +29,14 @@ def _at_once(stack: ExitStack) -> None:
         promote(leader, candidate, *rest)
         number = leader.state.next_operation - 1
         leader.emit(ev.OperationReported, number, 0, True, "", b"")
-        leader.aids.complete.append(number)
+        leader.memory.complete.append(number)
 
     stack.enter_context(patch.object(pipeline, "_promote", done))
 
 
 def _never_closes(stack: ExitStack) -> None:
     def forgets(leader: Decider, candidate: Any, reason: SkipReason) -> None:
-        leader.aids.pending.remove(candidate.candidate)
+        leader.memory.pending.remove(candidate.candidate)
 
     stack.enter_context(patch.object(pipeline, "skip", forgets))
 

@@ -30,7 +30,7 @@ from kvbm_console.core.ids import (
     Tier,
 )
 from kvbm_console.core.leader import Leader
-from kvbm_console.core.leader.foresight import PrefetchAids
+from kvbm_console.core.leader.foresight import PrefetchMemory
 from kvbm_console.core.leader.prefetch import prefetches
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -74,7 +74,7 @@ class Scrape(msgspec.Struct):
     parts: Sequence[Mapping[str, Any]] = ()
     """Tasks and threads of the daemon (``Parts.rows``)."""
     prefetch: Mapping[str, int] = {}
-    """Counts of prefetched blocks (``PrefetchAids.gauges``); empty when nothing is prefetched."""
+    """Counts of prefetched blocks (``PrefetchMemory.gauges``); empty when nothing is prefetched."""
 
 
 def scrape_of(leader: Leader, **others: Any) -> Scrape:
@@ -83,9 +83,9 @@ def scrape_of(leader: Leader, **others: Any) -> Scrape:
     return Scrape(
         state=leader.state, config=config, evictions=leader.evictions,
         policies={
-            pool.info.tier: leader.box.policies[pool.info.pool].gauges() for pool in leader.lower_pools()
+            pool.info.tier: leader.live_memory.policies[pool.info.pool].gauges() for pool in leader.lower_pools()
         },
-        prefetch=leader.aids.prefetch.gauges() if prefetches(leader) else {}, **others,
+        prefetch=leader.memory.prefetch.gauges() if prefetches(leader) else {}, **others,
     )
 
 
@@ -175,7 +175,7 @@ def _prefetch(scrape: Scrape) -> Iterator[Sample]:
     labels = {"predictor": scrape.config.prefetch}
     for name, count in _PREFETCH_COUNTERS:
         yield name, scrape.prefetch.get(count), labels
-    for share, value in PrefetchAids.shares(scrape.prefetch).items():
+    for share, value in PrefetchMemory.shares(scrape.prefetch).items():
         yield f"kvbm_prefetch_{share}_ratio", value, labels
     yield "kvbm_prefetch_wasted_bytes_total", _bytes(scrape, scrape.prefetch["evicted_unused"]), labels
 

@@ -22,7 +22,7 @@ import msgspec
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Tier, age_within
-from kvbm_console.core.leader.foresight import PrefetchAids
+from kvbm_console.core.leader.foresight import PrefetchMemory
 from kvbm_console.core.state import Totals
 from kvbm_console.planning.meter import COMPLETED, Meter, RequestRecord, Timings, spread_of
 from kvbm_console.planning.options import THRASH_STEPS, SimulateOptions
@@ -165,8 +165,8 @@ def measure(rig: Rig, meter: Meter) -> InstanceMeasures:
     leader = rig.leader
     return InstanceMeasures(
         rig.engine.totals, meter.times, copy.deepcopy(leader.state.totals),
-        {pool.info.tier.name: leader.box.policies[pool.info.pool].gauges() for pool in leader.lower_pools()},
-        leader.aids.prefetch.gauges(),
+        {pool.info.tier.name: leader.live_memory.policies[pool.info.pool].gauges() for pool in leader.lower_pools()},
+        leader.memory.prefetch.gauges(),
     )
 
 
@@ -299,7 +299,7 @@ def _prefetch(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> di
     fetched, used, late, disk = (total[name] for name in ("fetched", "used", "late", "from_disk"))
     return {
         "predictor": options.prefetch, "stop": options.prefetch_stop, "fetched_blocks": fetched, "used_blocks": used,
-        "late_blocks": late, "disk_blocks": disk, **PrefetchAids.shares(total),
+        "late_blocks": late, "disk_blocks": disk, **PrefetchMemory.shares(total),
         "limits": total["limits"], "limited": total["limited"],
         "wasted_bytes": (fetched - used) * options.block_bytes,
     }

@@ -51,12 +51,12 @@ def cut(recording: Recording, first: int, last: int, target: Path) -> Made:
         )
     begin = _begin_of_stimulus(recording, first)
     state = recording.state_at(begin.seq - 1)
-    aids = _aids_before(recording, begin, state)
+    memory = _memory_before(recording, begin, state)
     about = msgspec.structs.replace(
         recording.segments[0].about, segment=1, first_seq=begin.seq,
         labels={**recording.segments[0].about.labels, "cut_from": recording.path.name},
     )
-    keyframe = Keyframe(begin.seq, aids is not None, encode_facts(state), aids or b"")
+    keyframe = Keyframe(begin.seq, memory is not None, encode_facts(state), memory or b"")
     first_ns = min(state.at_ns, begin.at_ns)
     return write_recording(target, about, _frames(recording, about, keyframe, begin, last, first_ns))
 
@@ -112,13 +112,13 @@ def _begin_of_stimulus(recording: Recording, seq: int) -> Event:
     raise RecordingError(f"event {seq} of {recording.path} lies in a gap")
 
 
-def _aids_before(recording: Recording, begin: Event, state: CacheState) -> bytes | None:
-    """The leader's aids before this event, None when it cannot be rerun to the very facts that the events give."""
+def _memory_before(recording: Recording, begin: Event, state: CacheState) -> bytes | None:
+    """The leader's memory before this event, None when it cannot be rerun to the very facts that the events give."""
     keyframe = recording.keyframe(begin.seq, complete=True)
     if keyframe is None or any(gap.count and keyframe.seq <= gap.first < begin.seq for gap in recording.gaps):
         return None
     try:
-        leader = Leader.restore(recording.config, keyframe.facts, keyframe.aids)
+        leader = Leader.restore(recording.config, keyframe.facts, keyframe.memory)
         undone = _undone(recording, keyframe.seq, begin.seq)
         for stimulus in _stimuli(recording, keyframe.seq, begin.seq):
             if stimulus.n >= begin.cause:

@@ -16,7 +16,7 @@ frame before it ended (``Frame.end_seq``), and a missing frame is found without 
 ``log_time`` is the wall clock at the engine's time 0 plus the time of the first item, ``publish_time`` plus that of the
 last item. Neither ever decreases.
 
-A keyframe of more than ``PACKED_FROM_BYTES`` is packed: facts and aids as one zstd body, cut into parts that each fit
+A keyframe of more than ``PACKED_FROM_BYTES`` is packed: facts and memory as one zstd body, cut into parts that each fit
 into a frame. The parts are marks, which a reader of format 1.2 passes over, directly in front of the keyframe's frame.
 That frame has ``parts`` and, as its facts, a snapshot of a version that a reader of 1.2 refuses by its number.
 
@@ -54,12 +54,12 @@ FRAME_BYTES_MAX: Final = 48 * 1024 * 1024
 """Largest frame, and largest chunk when decompressed. A hostile file that claims more is refused before anything is
 allocated for it (F22)."""
 PACKED_FROM_BYTES: Final = 4 * 1024 * 1024
-"""From this many bytes of facts and aids on a keyframe is packed. Hashes do not compress, all else does: a keyframe of
-28 MB takes 14."""
+"""From this many bytes of facts and memory on a keyframe is packed. Hashes do not compress, everything else does, so a
+keyframe of 28 MB takes 14."""
 PART_BYTES: Final = 16 * 1024 * 1024
 """Bytes of a part of a packed keyframe."""
 KEYFRAME_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Largest facts and aids of a keyframe together, unpacked: facts of ``POOLS_BLOCKS_MAX`` places are 0.7 GB."""
+"""Largest facts and memory of a keyframe together, unpacked: facts of ``POOLS_BLOCKS_MAX`` places are 0.7 GB."""
 PREAMBLE_BYTES_MAX: Final = 1024 * 1024
 """A preamble has about 4 KB, half of it the schema."""
 SUMMARY_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -110,17 +110,17 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keyframe(msgspec.Struct, frozen=True):
-    """Full facts before event ``seq``; ``complete`` ones carry the leader's aids too, so decisions replay from here."""
+    """Full facts before event ``seq``. A complete keyframe has the leader's memory too, so decisions replay from it."""
 
     seq: int
     complete: bool
     facts: bytes
-    aids: bytes
+    memory: bytes = msgspec.field(name="aids")
     about: About | None = None
     parts: int = 0
-    """Packed: so many marks ``KeyframePart`` in front of this frame hold facts and aids."""
+    """Packed: so many marks ``KeyframePart`` in front of this frame hold facts and memory."""
     facts_bytes: int = 0
-    aids_bytes: int = 0
+    memory_bytes: int = msgspec.field(name="aids_bytes", default=0)
     """Unpacked sizes of a packed keyframe."""
 
 
@@ -182,7 +182,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 class IndexEntry(msgspec.Struct, frozen=True, array_like=True):
     """A run of frames that is read together: one chunk of a sealed segment, about as much of an active one.
 
-    A keyframe that can be started from is an entry of its own (``keyframe``; ``complete`` ones carry aids). Times are
+    A keyframe that can be started from is an entry of its own (``keyframe``; ``complete`` ones carry memory). Times are
     the engine's clock, those of an entry without items are those of the entry before it.
     """
 
@@ -217,15 +217,15 @@ def encode_item(item: Keyframe | Mark) -> bytes:
 
 def encode_keyframe(keyframe: Keyframe) -> list[tuple[int, bytes]]:
     """The frames of a keyframe as (channel, data), its parts first; ``unpack_keyframe`` is the inverse."""
-    size = len(keyframe.facts) + len(keyframe.aids)
+    size = len(keyframe.facts) + len(keyframe.memory)
     if size < PACKED_FROM_BYTES:
         return [(KEYFRAMES, encode_item(keyframe))]
     packer = zstandard.ZstdCompressor(level=1).compressobj(size=size)
-    body = memoryview(packer.compress(keyframe.facts) + packer.compress(keyframe.aids) + packer.flush())
+    body = memoryview(packer.compress(keyframe.facts) + packer.compress(keyframe.memory) + packer.flush())
     parts = [bytes(body[at : at + PART_BYTES]) for at in range(0, len(body), PART_BYTES)]
     head = msgspec.structs.replace(
-        keyframe, facts=packed_elsewhere(), aids=b"", parts=len(parts), facts_bytes=len(keyframe.facts),
-        aids_bytes=len(keyframe.aids),
+        keyframe, facts=packed_elsewhere(), memory=b"", parts=len(parts), facts_bytes=len(keyframe.facts),
+        memory_bytes=len(keyframe.memory),
     )
     return [*((MARKS, encode_item(KeyframePart(part))) for part in parts), (KEYFRAMES, encode_item(head))]
 
@@ -361,8 +361,8 @@ def decode_keyframe(data: bytes) -> Keyframe:
 
 def unpack_keyframe(keyframe: Keyframe, parts: Sequence[bytes]) -> Keyframe:
     """The whole keyframe, given the parts in front of it. Raises ``msgspec.DecodeError`` when they do not fit."""
-    size = keyframe.facts_bytes + keyframe.aids_bytes
-    if min(keyframe.facts_bytes, keyframe.aids_bytes) < 0 or size > KEYFRAME_BYTES_MAX:
+    size = keyframe.facts_bytes + keyframe.memory_bytes
+    if min(keyframe.facts_bytes, keyframe.memory_bytes) < 0 or size > KEYFRAME_BYTES_MAX:
         raise msgspec.DecodeError(f"it claims {size} bytes, above the limit of {KEYFRAME_BYTES_MAX}")
     if len(parts) != keyframe.parts:
         raise msgspec.DecodeError(f"it has {len(parts)} of its {keyframe.parts} parts")
@@ -374,8 +374,8 @@ def unpack_keyframe(keyframe: Keyframe, parts: Sequence[bytes]) -> Keyframe:
     except zstandard.ZstdError as error:
         raise msgspec.DecodeError(f"its parts cannot be unpacked: {error}") from None
     return msgspec.structs.replace(
-        keyframe, facts=whole[: keyframe.facts_bytes], aids=whole[keyframe.facts_bytes :], parts=0, facts_bytes=0,
-        aids_bytes=0,
+        keyframe, facts=whole[: keyframe.facts_bytes], memory=whole[keyframe.facts_bytes :], parts=0, facts_bytes=0,
+        memory_bytes=0,
     )
 
 

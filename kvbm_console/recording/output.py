@@ -223,7 +223,7 @@ class Tape:
     def __init__(self, leader: Leader) -> None:
         self.config: LeaderConfig = leader.config
         self.begin = encode_facts(leader.state)
-        self.aids = leader.export()
+        self.memory = leader.export()
         self.stimuli: list[Stimulus] = []
         self.outcomes: list[list[Event]] = []
         """The events of each stimulus."""
@@ -257,7 +257,7 @@ class Tape:
         return path
 
     def _frames(self, about: About, first_seq: int) -> Iterator[Frame]:
-        yield keyframe_frame(about, Keyframe(first_seq, True, self.begin, self.aids), self.stimuli[0].at_ns)
+        yield keyframe_frame(about, Keyframe(first_seq, True, self.begin, self.memory), self.stimuli[0].at_ns)
         next_seq = first_seq
         for at in range(0, len(self.stimuli), FLUSH_STIMULI):
             yield stimulus_frame(about, self.stimuli[at : at + FLUSH_STIMULI], next_seq)

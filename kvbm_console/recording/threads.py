@@ -88,14 +88,14 @@ class Key(msgspec.Struct, frozen=True, gc=False):
     seq: int
     at_ns: int
     facts: bytes
-    aids: bytes
+    memory: bytes
     loss: int
     rotate: bool
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return len(self.facts) + len(self.aids)
+        return len(self.facts) + len(self.memory)
 
 
 Item = Chunks | Key | threading.Event | None

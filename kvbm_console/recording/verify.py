@@ -2,7 +2,7 @@
 
 *State replay* folds the recorded events from each keyframe on, audits the invariants on the way and compares the facts
 with every later keyframe. *Decision replay* feeds the recorded stimuli to a leader restored from a complete keyframe
-and compares what it decides event for event, its aids included.
+and compares what it decides event for event, its memory included.
 
 Law of this file: a replay stops at the first difference and names it. A stretch that could not be compared never counts
 as equal.
@@ -19,7 +19,7 @@ from kvbm_console.core.audit import Lineage, Violation, audit, quick_audit
 from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError
 from kvbm_console.core.events import Event, InvariantViolated, UnknownKind
 from kvbm_console.core.leader import Leader
-from kvbm_console.core.leader.aids import AidsBox
+from kvbm_console.core.leader.memory import LiveMemory
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
@@ -187,19 +187,19 @@ class _Verification:
         self._rerun([])
         if self.decided:
             raise self._surplus(self.decided[0], "a keyframe")
-        if self.leader.export() != self._aids(keyframe):
-            raise _Difference(f"event {frame.first_seq - 1}: the leader's aids differ from the keyframe behind it")
+        if self.leader.export() != self._memory(keyframe):
+            raise _Difference(f"event {frame.first_seq - 1}: the leader's memory differ from the keyframe behind it")
 
-    def _aids(self, keyframe: fmt.Keyframe) -> bytes:
-        """The aids of a keyframe as today's code writes them: it may know more fields."""
+    def _memory(self, keyframe: fmt.Keyframe) -> bytes:
+        """The memory of a keyframe as today's code writes it: it may know more fields."""
         try:
-            return AidsBox.restore(keyframe.aids, decode_state(keyframe, self.path).pools).export()
+            return LiveMemory.restore(keyframe.memory, decode_state(keyframe, self.path).pools).export()
         except msgspec.DecodeError as error:
-            raise CorruptRecording(f"{self.path}: the aids at event {keyframe.seq} cannot be read: {error}") from None
+            raise CorruptRecording(f"{self.path}: the memory at event {keyframe.seq} cannot be read: {error}") from None
 
     def _restored(self, keyframe: Keyframe) -> Leader:
         try:
-            return Leader.restore(self.recording.config, keyframe.facts, keyframe.aids)
+            return Leader.restore(self.recording.config, keyframe.facts, keyframe.memory)
         except (*FOLD_ERRORS, msgspec.MsgspecError) as error:
             raise CorruptRecording(
                 f"{self.path}: the leader cannot go on from the keyframe at event {keyframe.seq}: {error}"

@@ -52,7 +52,7 @@ KEYFRAME_EVENTS_MIN: Final = 50_000
 KEYFRAME_EVENTS_MAX: Final = 150_000
 """Bounds of the spacing of keyframes. With a fold of a million events a second the longest seek stays near 150 ms."""
 KEYFRAME_BYTES_PER_EVENT: Final = 8
-"""Compressed bytes that keyframes may add to an event. Facts may add more where the longest seek needs that. Aids,
+"""Compressed bytes that keyframes may add to an event. Facts may add more where the longest seek needs that. Memory,
 which only a rerun needs, may add more where complete keyframes would be further apart than ``COMPLETE_EVENTS_MAX``. The
 keyframes in between have facts only."""
 COMPLETE_EVENTS_MAX: Final = 600_000
@@ -75,9 +75,9 @@ CLOSE_TIMEOUT_S: Final = 3.0
 """A disk that hangs must not keep the daemon from ending; what is not written by then is as after a kill."""
 
 TakeKeyframe = Callable[[], tuple[int, bytes, bytes]]
-"""(number of the next event, facts, aids) of the leader, as of now. A mirror of a leader has no aids."""
+"""(number of the next event, facts, memory) of the leader, as of now. A mirror of a leader has no memory."""
 TakeFacts = Callable[[], tuple[int, bytes]]
-"""(number of the next event, facts), as of now: aids take a hundred times as long to export."""
+"""(number of the next event, facts), as of now: memory takes a hundred times as long to export."""
 
 
 _Entry = tuple[int, int, int, int, bytes]
@@ -140,12 +140,11 @@ class Recorder:
         self._segment_bytes, self._segment_ns = segment_bytes, segment_ns
         self._queue_bytes = queue_bytes
         self._fixed_spacing = keyframe_events
-        self._open_file, self._clock, self._seal = open_file, clock, seal
-        self._sync_interval_s = sync_interval_s
+        self._open_file, self._clock, self._seal, self._sync_interval_s = open_file, clock, seal, sync_interval_s
         ready = prepare(directory) if prepared is None else prepared
         self._lock, left = ready.lock, ready.left
         try:
-            seq, first_facts, aids = keyframe()
+            seq, first_facts, memory = keyframe()
             anchor = time.time_ns() if clock_anchor_ns is None else clock_anchor_ns
             self._segment = SegmentWriter(directory, About(
                 program=program, incarnation=incarnation, segment=left.next_segment, first_seq=seq,
@@ -160,16 +159,14 @@ class Recorder:
         self._head = seq
         self._last_ns = 0
         self._dropped = self._since_keyframe = self._since_complete = self._keys_sent_bytes = self._healed_loss = 0
-        self._overflowing = False
-        self._rotating = False
+        self._overflowing = self._rotating = False
         """A rotation was asked for and is neither done nor refused; the writing thread clears it."""
-        self._segment_began_ns = self._rotation_failed_ns = clock()
+        self._segment_began_ns = self._rotation_failed_ns = self._refused_ns = clock()
         self._rotation_patience_ns = 0
         self._rotation_refused: str | None = None
         """Why the last rotation failed; the old segment goes on meanwhile."""
         self._keyframe_refused: str | None = None
         """Why the last keyframe was left out; what comes is written behind the one before it."""
-        self._refused_ns = clock()
         self._closed = self._durable = self._sealed = self._released = False
         self.unsealed: list[Path] = []
         """Segments that ``close`` left active."""
@@ -186,13 +183,13 @@ class Recorder:
         self._down = False
         self._patience_s = RETRY_S
         self._reason: str | None = None
-        self._begin(first_facts, aids, left.to_seal)
+        self._begin(first_facts, memory, left.to_seal)
 
-    def _begin(self, facts: bytes, aids: bytes, to_seal: list[Path]) -> None:
+    def _begin(self, facts: bytes, memory: bytes, to_seal: list[Path]) -> None:
         self._granted = 0
         """Up to this size of the segment retention has made room."""
-        self._written_keyframes = self._keyframe_bytes = self._first_bytes = self._aids_bytes = 0
-        """Keyframes of this run; bytes of the last and of the last complete one, and of the last aids, compressed."""
+        self._written_keyframes = self._keyframe_bytes = self._first_bytes = self._memory_bytes = 0
+        """Keyframes of this run; compressed bytes of the last, of the last complete, and of the last memory."""
         self._sealer = BackgroundSealer(
             self.directory, self.retention, to_seal if self._seal else [],
             lambda: max(0, self._segment_limit - self._segment.size),
@@ -203,7 +200,7 @@ class Recorder:
             self.directory, self._segment.file, lambda: self.written_seq, self._clock,
             interval_s=self._sync_interval_s, retired=self._sealer.add if self._seal else lambda path: None,
         )
-        self._put_key(Key(self._head, 0, facts, aids, 0, False))
+        self._put_key(Key(self._head, 0, facts, memory, 0, False))
         self._taken: list[Item] = []
         """The work of the writing thread."""
         self._worker = Worker("recorder", self._run)
@@ -390,18 +387,18 @@ class Recorder:
 
     def _send_keyframe(self, loss: int, rotate: bool, *, complete: bool = True) -> bool:
         if complete or self._take_facts is None:
-            seq, facts, aids = self._take_keyframe()
+            seq, facts, memory = self._take_keyframe()
         else:
             seq, facts = self._take_facts()
-            aids = b""
+            memory = b""
         if seq != self._head:
             return False  # taken between two flushes: the next one will fit
         self._rotating |= rotate
-        self._put_key(Key(seq, self._last_ns, facts, aids, loss, rotate))
+        self._put_key(Key(seq, self._last_ns, facts, memory, loss, rotate))
         self._healed_loss = loss
         self._overflowing = False
         self._since_keyframe = 0
-        if aids:
+        if memory:
             self._since_complete = 0
         return True
 
@@ -481,18 +478,18 @@ class Recorder:
         if self._fixed_spacing is not None:
             return
         compress = zstandard.ZstdCompressor(level=1).compress
-        if item.aids:
-            self._aids_bytes = len(compress(item.aids))
-            wanted = self._aids_bytes // KEYFRAME_BYTES_PER_EVENT
+        if item.memory:
+            self._memory_bytes = len(compress(item.memory))
+            wanted = self._memory_bytes // KEYFRAME_BYTES_PER_EVENT
             self._complete_spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, COMPLETE_EVENTS_MAX))
-        wanted = (len(compress(item.facts)) + self._aids_bytes) // KEYFRAME_BYTES_PER_EVENT
+        wanted = (len(compress(item.facts)) + self._memory_bytes) // KEYFRAME_BYTES_PER_EVENT
         self._spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, KEYFRAME_EVENTS_MAX))
 
     def _frames_of(self, item: Key, about: About | None) -> list[_Entry]:
         """A keyframe as what is written. Raises ``FrameTooLarge``."""
         if item.size > fmt.KEYFRAME_BYTES_MAX:
             raise FrameTooLarge(0, f"a keyframe of {item.size} bytes is above the limit of {fmt.KEYFRAME_BYTES_MAX}")
-        keyframe = Keyframe(item.seq, bool(item.aids), item.facts, item.aids, about)
+        keyframe = Keyframe(item.seq, bool(item.memory), item.facts, item.memory, about)
         return [(channel, 0, item.at_ns, item.at_ns, data) for channel, data in fmt.encode_keyframe(keyframe)]
 
     def _append_keyframe(self, segment: SegmentWriter, item: Key, frames: list[_Entry]) -> None:
@@ -502,7 +499,7 @@ class Recorder:
         self._append(frames, segment)
         self._written_keyframes += 1
         self._keyframe_bytes = sum(len(data) for *_, data in frames)
-        if item.aids or not self._first_bytes:
+        if item.memory or not self._first_bytes:
             self._first_bytes = self._keyframe_bytes
 
     def _append_gap(self, segment: SegmentWriter, last: int) -> None:

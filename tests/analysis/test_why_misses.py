@@ -263,7 +263,7 @@ def test_before_the_evidence_begins_only_the_leaders_memory_is_quoted() -> None:
     opened = next(event.seq for event in s.events if isinstance(event, ev.SlotOpened) and event.request == "c")
     unknown = miss(s, "c", 0, begin=opened)
     assert (unknown.reason, unknown.remembered) == (Missed.LOST_TO_A_GAP, None)
-    memory = dict(s.leader.aids.history)
+    memory = dict(s.leader.memory.history)
     assert memory[hash_of("w")] == MissReason.EVICTED
     told = miss(s, "c", 0, begin=opened, memory=memory)
     assert (told.reason, told.remembered) == (Missed.LOST_TO_A_GAP, "evicted")

@@ -48,12 +48,12 @@ def recorder_on() -> Figure:
     leader = Leader(samples.CONFIG)
     outcomes = [(stimulus, leader.handle(stimulus).events) for stimulus in script]
     count = sum(len(events) for _, events in outcomes)
-    facts, aids = encode_facts(leader.state), leader.export()
+    facts, memory = encode_facts(leader.state), leader.export()
     with tempfile.TemporaryDirectory() as directory:
         restamped: _Restamped | None = None
 
         def keyframe() -> tuple[int, bytes, bytes]:
-            return (restamped.seq if restamped is not None else 0), facts, aids
+            return (restamped.seq if restamped is not None else 0), facts, memory
 
         recorder = Recorder(Path(directory) / "run", config=samples.CONFIG, incarnation="bench", keyframe=keyframe)
         restamped = _Restamped(recorder)

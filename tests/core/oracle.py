@@ -19,7 +19,7 @@ from kvbm_console.core.ids import (
     WaitPoint,
 )
 from kvbm_console.core.instructions import Instruction, StartTransfer
-from kvbm_console.core.leader import Leader, aids
+from kvbm_console.core.leader import Leader, memory
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY
 
@@ -130,10 +130,10 @@ class Fates:
 
     def check(self, leader: Leader) -> None:
         """What it remembers is right; it may have forgotten when its memory is full."""
-        full = len(leader.aids.older) >= aids.HISTORY_PARTS - 1
+        full = len(leader.memory.older) >= memory.HISTORY_PARTS - 1
         for key in PARENT.keys() | self.of.keys():
             if not any(key in pool.by_hash for pool in leader.state.pools):
-                told, why = leader.aids.why_gone(key), self.of.get(key, MissReason.NEVER_STORED)
+                told, why = leader.memory.why_gone(key), self.of.get(key, MissReason.NEVER_STORED)
                 forgotten = full and told is MissReason.NEVER_STORED
                 assert told is why or forgotten, f"{WORD.get(key)!r} is missing because {why.name}, not {told.name}"
 
@@ -222,13 +222,13 @@ def check_freeze(before: CacheState, after: CacheState, events: list[ev.Event]) 
         assert not [event for event in events if isinstance(event, ev.CandidatePromoted)], "promoted while frozen"
 
 
-def check_aids(leader: Leader, ever_lost: set[int]) -> None:
-    """Aids that summarise facts agree with them: unsaved places, staged counts, free places, eviction order.
+def check_memory(leader: Leader, ever_lost: set[int]) -> None:
+    """The memory that summarises facts agrees with them: unsaved places, staged counts, free places, eviction order.
 
     ``ever_lost`` are hashes that a tier below G1 has evicted at some time.
     """
-    state, aids = leader.state, leader.aids
-    for pool, mine, policy in zip(state.pools, aids.pools, leader.box.policies, strict=True):
+    state, memory = leader.state, leader.memory
+    for pool, mine, policy in zip(state.pools, memory.pools, leader.live_memory.policies, strict=True):
         lower = leader.below(pool)
         exposed, covered = set(), set()
         if lower is not None:
@@ -256,14 +256,14 @@ def check_aids(leader: Leader, ever_lost: set[int]) -> None:
             full = {pool.hash_of[place] for place in range(len(pool)) if pool.content[place]}
             assert set(policy.policy.resident) == full, f"{pool.info.tier.name} {policy.export()}, facts {full}"
     open_ones = set(state.candidates)
-    assert set(aids.pending) == {one for one in open_ones if state.candidates[one].operation is None}
-    assert set(aids.undispatched) <= set(state.operations)
-    assert set(aids.complete) <= set(state.operations)
-    assert set(aids.fences) <= set(state.operations)
-    assert {slot.slot for slot in state.slots.values() if slot.state is SlotState.FINISHING} == set(aids.ending)
-    for memory in (aids.evaluated, aids.place_limit, aids.loads, aids.lost_at, aids.stepping, aids.until):
-        assert set(memory) <= set(state.slots), f"aids of a slot that is gone: {memory}"
-    for kind, key in aids.deadlines.values():
+    assert set(memory.pending) == {one for one in open_ones if state.candidates[one].operation is None}
+    assert set(memory.undispatched) <= set(state.operations)
+    assert set(memory.complete) <= set(state.operations)
+    assert set(memory.fences) <= set(state.operations)
+    assert {slot.slot for slot in state.slots.values() if slot.state is SlotState.FINISHING} == set(memory.ending)
+    for table in (memory.evaluated, memory.place_limit, memory.loads, memory.lost_at, memory.stepping, memory.until):
+        assert set(table) <= set(state.slots), f"memory of a slot that is gone: {table}"
+    for kind, key in memory.deadlines.values():
         gone = {
             "staging": key not in state.slots or not state.slots[key].staged, "wait": key not in state.slots,
             "hold": key not in state.holds, "expiry": key not in state.breakpoints,

@@ -136,11 +136,11 @@ class Script:
     def _check(self) -> None:
         assert audit(self.state) == []
         assert self.engine.pool.audit(self.engine.holders()) == []
-        oracle.check_aids(self.leader, self.ever_lost)
+        oracle.check_memory(self.leader, self.ever_lost)
         self.fates.check(self.leader)
         self.bytes.check(self.state)
         self.holders.check(self.state, self.engine, self.device, self.mover.orders, self.staging.of,
-                           self.leader.aids.undispatched)
+                           self.leader.memory.undispatched)
         self.statuses.check(self.state)
         assert self.lineage.saw(self.last, self.state) == []
         oracle.check_holds(self._before, self.state, self.last, self.asked)

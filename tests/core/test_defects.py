@@ -20,7 +20,8 @@ from kvbm_console.core.ids import (
     WaitPoint,
 )
 from kvbm_console.core.instructions import FinishAnswer
-from kvbm_console.core.leader import aids, pipeline, requests
+from kvbm_console.core.leader import memory as memory_module
+from kvbm_console.core.leader import pipeline, requests
 from kvbm_console.core.leader.decider import Decider
 
 from .engine_model import BLOCK
@@ -125,12 +126,12 @@ def test_d6_every_event_has_seq_time_and_cause_and_every_move_its_iteration() ->
 
 
 def test_d7_what_the_leader_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aids, "HISTORY_PART", 2)
-    monkeypatch.setattr(aids, "HISTORY_PARTS", 3)
+    monkeypatch.setattr(memory_module, "HISTORY_PART", 2)
+    monkeypatch.setattr(memory_module, "HISTORY_PARTS", 3)
     script = Script(g1=6, g2=2, offload_threshold=0.0)
     for number, word in enumerate(("abcd", "efgh", "ijkl", "mnop")):
         serve(script, f"r{number}", word, steps=1)
-    memory = script.leader.aids
+    memory = script.leader.memory
     parts = [memory.history, *memory.older]
     assert len(parts) == 3
     assert all(len(part) <= 4 for part in parts), "one call of four blocks closes a part"

@@ -251,13 +251,13 @@ def test_a_refused_stimulus_changes_nothing_but_the_count(kind: type[st.Stimulus
     script.admit("b")
     before = script.state.totals.rejected
     facts = neutral(script)
-    aids = script.leader.export()
+    memory = script.leader.export()
     script.tell(kind, *fields)
     assert script.rejected
     assert why in script.why
     assert script.state.totals.rejected == before + 1
     assert neutral(script) == facts
-    assert script.leader.export() == aids
+    assert script.leader.export() == memory
     assert [type(event) for event in script.last] == [ev.StimulusRejected]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
-from kvbm_console.core.leader.aids import PoolAids
+from kvbm_console.core.leader.memory import PoolMemory
 from kvbm_console.core.leader.offloads import HELD_LEAST, owners_of
 from kvbm_console.planning.options import CacheOptions
 from kvbm_console.simulator.config import EngineConfig
@@ -41,7 +41,7 @@ def test_a_backlog_of_copies_is_looked_at_once(policy: str, monkeypatch: pytest.
         links=CacheOptions(total_kv_blocks=2_200, kv_transfer_bandwidth=10.0).links(),
     )
     rig.run_to_end()
-    given_away = sum(one.given for one in rig.leader.aids.pools)
+    given_away = sum(one.given for one in rig.leader.memory.pools)
     assert given_away > 20_000
     assert named["keys"] <= 3 * given_away
 
@@ -49,7 +49,7 @@ def test_a_backlog_of_copies_is_looked_at_once(policy: str, monkeypatch: pytest.
 @given(some.lists(some.integers(0, 6) | some.none(), max_size=900))
 @settings(max_examples=60)
 def test_owners_come_in_the_order_of_their_first_places(owners: list[int | None]) -> None:
-    mine = PoolAids(covered=dict.fromkeys(range(len(owners))))
+    mine = PoolMemory(covered=dict.fromkeys(range(len(owners))))
     mine.owner = {place: owner for place, owner in enumerate(owners) if owner is not None}
     counts = Counter(owners)
     assert list(owners_of(mine)) == [

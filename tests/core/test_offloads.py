@@ -266,7 +266,7 @@ def test_after_a_copy_that_failed_only_its_failed_blocks_are_given_up() -> None:
     assert script.mover.queued[operation].blocks == 3
     script.start(operation)
     script.fail(operation, [1])
-    mine = script.leader.aids.pools[script.device]
+    mine = script.leader.memory.pools[script.device]
     given_up = script.slot("a").device_blocks[1]
     assert given_up not in (*mine.covered, *mine.planned)
     tried = {WORD[key] for event in script.ever(ev.CandidatePlanned)[1:] for key in unpack_hashes(event.hashes)}

@@ -101,9 +101,9 @@ def test_allocate_decode_reset_decode_is_the_same_in_both_modes(hosts: int) -> N
             assert script.admit(name)
             script.step(6)
             script.move_all()
-            digests.append((script.leader.digest(), script.leader.aids_digest()))
+            digests.append((script.leader.digest(), script.leader.memory_digest()))
             script.reset(mode)
-            digests.append((script.leader.digest(), script.leader.aids_digest()))
+            digests.append((script.leader.digest(), script.leader.memory_digest()))
         seen.append((digests, [type(event) for event in script.events], script.zeroed))
     (logical, told, zeroed), (physical, told_too, zeroed_too) = seen
     assert [one[1] for one in logical] == [one[1] for one in physical]

@@ -72,7 +72,7 @@ class House(Script):
 
     def expire(self, kind: str, key: int = 0) -> None:
         """The deadline of this purpose comes."""
-        (number,) = [number for number, purpose in self.leader.aids.deadlines.items() if purpose == (kind, key)]
+        (number,) = [number for number, purpose in self.leader.memory.deadlines.items() if purpose == (kind, key)]
         self.pass_deadline(number)
 
     def lose(self, owner: str) -> None:

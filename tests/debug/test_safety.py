@@ -45,7 +45,7 @@ def test_rule_2_a_hold_ends_by_its_own_deadline_of_30_seconds_by_default() -> No
     house.stop_at(to=SlotState.INITIALIZED, one_shot=True)
     house.arrive("r", "ab")
     (due,) = [(clock, due - house.now) for number, (clock, due) in house.deadlines.items()
-              if house.leader.aids.deadlines[number][0] == "hold"]
+              if house.leader.memory.deadlines[number][0] == "hold"]
     assert due == (Clock.WALL, 30 * SECOND)
     house.expire("hold", house.hold.hold)
     assert house.ended == [HoldEnd.EXPIRED]
@@ -72,7 +72,7 @@ def test_rule_3_a_lost_lease_ends_what_its_owner_holds_freezes_and_asked_for() -
     house.lose("me")
     assert {house.state.slots[hold.slot].request for hold in house.state.holds.values()} == {"you-1", "you-2"}
     assert house.state.frozen is None
-    assert house.leader.aids.stepping == {}
+    assert house.leader.memory.stepping == {}
     enabled = {known.owner: known.enabled for known in house.state.breakpoints.values()}
     assert enabled == {"me": False, "you": True}, "disabled, not deleted"
     assert [event.why for event in house.last if isinstance(event, ev.HoldReleased)] == [HoldEnd.LEASE_LOST]
@@ -205,7 +205,7 @@ def test_rule_5_every_host_reaches_the_same_hold_by_itself() -> None:
     house.command(st.HoldContinued, 1, "me", None, Site.COMPLETE_WILL)
     house.move_all()
     assert [host.digest() for host in house.hosts] == [house.leader.digest()] * 3
-    assert [host.aids_digest() for host in house.hosts] == [house.leader.aids_digest()] * 3
+    assert [host.memory_digest() for host in house.hosts] == [house.leader.memory_digest()] * 3
     assert house.state.holds
 
 

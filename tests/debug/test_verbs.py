@@ -224,7 +224,7 @@ def test_a_freeze_ends_a_run() -> None:
     house = House()
     house.command(st.RunForRequested, SECOND, "me", SECOND)
     house.command(st.Frozen, "me", SECOND)
-    assert [purpose for purpose, _ in house.leader.aids.deadlines.values()] == ["freeze"]
+    assert [purpose for purpose, _ in house.leader.memory.deadlines.values()] == ["freeze"]
 
 
 def test_a_breakpoint_can_freeze() -> None:
@@ -243,7 +243,7 @@ def test_a_second_engine_is_paused_too_when_it_declares_itself() -> None:
     house.command(st.Frozen, "me", SECOND)
     house.tell(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 8, BLOCK, Authority.ENGINE, source=2)
     assert house.asked == [PauseEngine(2)]
-    assert house.leader.aids.paused == [1, 2]
+    assert house.leader.memory.paused == [1, 2]
 
 
 # --- disarm, expiry ---
@@ -285,7 +285,7 @@ def test_a_removed_breakpoint_leaves_no_deadline() -> None:
     house.stop_at(to=SlotState.INITIALIZED)
     house.breaks()
     assert not house.deadlines
-    assert not house.leader.aids.deadlines
+    assert not house.leader.memory.deadlines
 
 
 def test_an_expiry_survives_a_reset() -> None:

@@ -30,7 +30,7 @@ class Altered(Leader):
     def handle(self, stimulus: st.Stimulus) -> Outcome:
         outcome = super().handle(stimulus)
         if stimulus.n == self.at_n:
-            state, aids = self.state, self.aids
+            state, memory = self.state, self.memory
             if self.what == "refs":
                 state.pools[0].refs[0] += 1
             elif self.what == "hash":
@@ -38,9 +38,9 @@ class Altered(Leader):
             elif self.what == "totals":
                 state.totals.preemptions += 1
             elif self.what == "order":
-                aids.pools[0].free.append(10**6)
+                memory.pools[0].free.append(10**6)
             else:
-                aids.next_deadline += 1
+                memory.next_deadline += 1
         return outcome
 
 
@@ -98,11 +98,11 @@ def test_f24_a_copy_that_ends_twice_changes_nothing_the_second_time() -> None:
     script, operation = loading(ranks=2)
     script.done(operation, 0)
     for rank, why in ((0, "reported twice"), (1, ""), (0, "not open"), (1, "not open")):
-        before = script.leader.aids_digest(), script.state.totals.moved_blocks.copy(), tuple(script.slot("b").hits)
+        before = script.leader.memory_digest(), script.state.totals.moved_blocks.copy(), tuple(script.slot("b").hits)
         if why:
             script.tell(st.TransferFinished, operation, 0, rank)
             assert [event.why for event in script.told(ev.CompletionRefused)] == [why]
-            after = script.leader.aids_digest(), script.state.totals.moved_blocks, tuple(script.slot("b").hits)
+            after = script.leader.memory_digest(), script.state.totals.moved_blocks, tuple(script.slot("b").hits)
             assert after == before
         else:
             script.done(operation, rank)

@@ -119,7 +119,7 @@ async def real_page(tmp_path: Path) -> str:
     def enough(daemon: Daemon) -> bool:
         totals = daemon.service.state.totals
         return bool(sum(totals.finished) and totals.moved_blocks and totals.preemptions) and (
-            daemon.service.leader.aids.prefetch.gauges()["used"] > 0
+            daemon.service.leader.memory.prefetch.gauges()["used"] > 0
         )
 
     return await run_and_scrape(
@@ -224,7 +224,7 @@ async def test_policy_copy_and_prefetch_figures_are_those_of_the_recording(
     tmp_path: Path, policy: str, rules: set[str]
 ) -> None:
     def enough(daemon: Daemon) -> bool:
-        counts = daemon.service.leader.aids.prefetch.gauges()
+        counts = daemon.service.leader.memory.prefetch.gauges()
         return min(counts["evicted_unused"], counts["used"], daemon.service.state.totals.evicted_blocks[2]) > 0
 
     text = await run_and_scrape(
@@ -259,7 +259,7 @@ async def test_policy_copy_and_prefetch_figures_are_those_of_the_recording(
         if policy == "lfu":
             assert "kvbm_policy_ghosts" not in found
             continue
-        ranks: Any = other.box.policies[pool.info.pool].export()["policy"]
+        ranks: Any = other.live_memory.policies[pool.info.pool].export()["policy"]
         known = set(unpacked(ranks["keys"]))
         assert known >= account.stored[tier], "and prompts that were never stored there"
         assert value("kvbm_policy_ghosts", tier=tier) == len(known - pool.by_hash.keys())
@@ -269,7 +269,7 @@ async def test_policy_copy_and_prefetch_figures_are_those_of_the_recording(
         rule = RULES[ranks["current"]]
         assert shown == ([] if rule.half_life_s is None else [rule.half_life_s])
 
-    guesses = other.aids.prefetch
+    guesses = other.memory.prefetch
     fetched, used = value("kvbm_prefetch_fetched_blocks_total"), value("kvbm_prefetch_used_blocks_total")
     assert fetched == account.prefetched
     assert used == fetched - len(guesses.unused) - guesses.evicted
@@ -297,7 +297,7 @@ def test_a_scrape_does_the_same_work_however_many_blocks_there_are() -> None:
     def calls(blocks: int) -> int:
         leader = Leader(LeaderConfig(g2_blocks=20_000, eviction=PolicyConfig(policy="lrfu_auto")))
         leader.handle(PoolDeclared(0, 0, 0, None, 0, 0, Tier.G2, "CPU", 20_000, 16, Authority.LEADER))
-        policy = leader.box.policies[0]
+        policy = leader.live_memory.policies[0]
         policy.use(list(range(1, blocks)), 0)
         policy.insert(list(range(1, blocks)), 0)
         policy.guard(range(1, blocks // 2), 1, 10**18)
@@ -327,7 +327,7 @@ def test_a_scrape_does_the_same_work_however_many_blocks_there_are() -> None:
 def test_hits_in_pinned_blocks_are_a_count_of_their_tier() -> None:
     leader = Leader(LeaderConfig(g2_blocks=64))
     leader.handle(PoolDeclared(0, 0, 0, None, 0, 0, Tier.G2, "CPU", 64, 16, Authority.LEADER))
-    policy = leader.box.policies[0]
+    policy = leader.live_memory.policies[0]
     policy.pin([1, 2, 3], 2, 0, 10)
     policy.found([1, 2, 3], 5)
     page = render(collect(scrape_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))

@@ -19,7 +19,7 @@ from kvbm_console.core.events import BlocksReady, BlocksStaged, CandidatePlanned
 from kvbm_console.core.ids import Route, Tier
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader import Leader, Outcome, foresight
-from kvbm_console.core.leader.foresight import PrefetchAids
+from kvbm_console.core.leader.foresight import PrefetchMemory
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.planning.options import SimulateOptions
@@ -55,7 +55,7 @@ class Watch:
         leader = self.leader
         if leader is None:
             return
-        memory = leader.aids.prefetch
+        memory = leader.memory.prefetch
         host = next(pool for pool in leader.state.pools if pool.info.tier is Tier.G2)
         assert len(memory.asked) + len(memory.unused) <= int(leader.config.staging_share * len(host))
         assert memory.unused.keys() <= host.by_hash.keys()
@@ -98,9 +98,9 @@ def run(
     return rig, watch
 
 
-def counts(rig: Rig) -> PrefetchAids:
+def counts(rig: Rig) -> PrefetchMemory:
     """What became of the guesses, after everything fetched was accounted for."""
-    memory = rig.leader.aids.prefetch
+    memory = rig.leader.memory.prefetch
     assert memory.fetched == memory.used + memory.evicted + len(memory.unused)
     assert not memory.asked
     assert not memory.waits
@@ -138,7 +138,7 @@ def test_every_stop_rule_acts_where_the_disk_is_slower_than_the_queue() -> None:
 def test_nothing_is_fetched_and_nothing_remembered_without_a_predictor() -> None:
     rig, _ = run("none")
     memory = counts(rig)
-    assert msgspec.structs.replace(memory, from_disk=0) == PrefetchAids()
+    assert msgspec.structs.replace(memory, from_disk=0) == PrefetchMemory()
     assert memory.from_disk > 0
     assert Route.G3_G2.label not in rig.leader.state.totals.moved_blocks
 
@@ -168,7 +168,7 @@ def test_failed_copies_are_not_counted_as_fetched_and_nobody_waits_for_them() ->
 
 @pytest.mark.parametrize("prefetch", PREDICTORS)
 def test_hosts_agree_on_what_they_guess(prefetch: str) -> None:
-    """Digests of facts and aids are compared after every stimulus."""
+    """Digests of facts and memory are compared after every stimulus."""
     rig, _ = run(prefetch, "timeout", hosts=2, requests=12)
     assert rig.engine.totals.finished == 12
 
@@ -185,7 +185,7 @@ def test_a_leader_restored_from_its_keyframe_guesses_the_same(prefetch: str) -> 
         if number in (len(watch.log) // 3, len(watch.log) * 2 // 3):
             restored = Leader.restore(config, encode_facts(whole.state), whole.export())
     assert restored is not None
-    assert restored.aids_digest() == whole.aids_digest()
+    assert restored.memory_digest() == whole.memory_digest()
 
 
 # --- what each predictor is for ---
@@ -208,7 +208,7 @@ def test_session_fetches_for_those_who_will_be_back() -> None:
 
 
 def test_ngram_knows_what_followed_before() -> None:
-    memory = PrefetchAids()
+    memory = PrefetchMemory()
     assert list(memory.likely([1])) == []
     for prompt in ([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 5], [1, 6], [1, 7, 8], [1, 7]):
         memory.learn(prompt)
@@ -221,7 +221,7 @@ def test_ngram_knows_what_followed_before() -> None:
 
 @given(prompts=some.lists(some.lists(some.integers(0, 30), max_size=8), max_size=60))
 def test_what_ngram_remembers_is_bounded(prompts: list[list[int]]) -> None:
-    memory = PrefetchAids()
+    memory = PrefetchMemory()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(foresight, "CONTEXTS_MAX", 16)
         for prompt in prompts:
@@ -237,10 +237,10 @@ def test_sessions_are_bounded_and_their_deadlines_go_with_them(monkeypatch: pyte
 
     monkeypatch.setattr(occasions, "SESSIONS_MAX", 3)
     rig, _ = run("session", g1=90)
-    memory, aids = counts(rig), rig.leader.aids
+    memory = counts(rig)
     assert 0 < len(memory.sessions) <= 3
     known = {session.number for session in memory.sessions.values()}
-    assert {key for kind, key in aids.deadlines.values() if kind == "prefetch"} <= known
+    assert {key for kind, key in rig.leader.memory.deadlines.values() if kind == "prefetch"} <= known
 
 
 # --- as a user sees it ---

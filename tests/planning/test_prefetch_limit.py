@@ -7,7 +7,7 @@ from hypothesis import strategies as some
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.leader import Leader, Outcome, foresight
-from kvbm_console.core.leader.foresight import JUDGED_LEAST, PROBE_BLOCKS, PROBE_EVERY, PrefetchAids
+from kvbm_console.core.leader.foresight import JUDGED_LEAST, PROBE_BLOCKS, PROBE_EVERY, PrefetchMemory
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.metrics.collect import collect, scrape_of
@@ -58,17 +58,17 @@ def hit_rate(leader: Leader) -> float:
 def test_on_a_tight_load_little_is_fetched_and_no_hits_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     before = unlimited(monkeypatch, TIGHT)
     leader, told = run(TIGHT)
-    wasted = before.aids.prefetch
+    wasted = before.memory.prefetch
     assert wasted.used < 0.25 * wasted.fetched
     assert told[0].limited
     assert told[0].used < 0.25 * told[0].judged
-    assert leader.aids.prefetch.fetched < 0.7 * wasted.fetched
+    assert leader.memory.prefetch.fetched < 0.7 * wasted.fetched
     assert hit_rate(leader) >= hit_rate(before) - 0.01
 
 
 def test_on_a_load_where_it_pays_nothing_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     leader, told = run(ROOMY)
-    memory = leader.aids.prefetch
+    memory = leader.memory.prefetch
     assert memory.fetched > 0
     assert memory.used > 0.5 * memory.fetched
     assert not told
@@ -77,7 +77,7 @@ def test_on_a_load_where_it_pays_nothing_is_limited(monkeypatch: pytest.MonkeyPa
 
 def test_every_place_tells_the_same() -> None:
     leader, told = run(TIGHT)
-    memory, totals = leader.aids.prefetch, leader.state.totals
+    memory, totals = leader.memory.prefetch, leader.state.totals
     assert [event.limited for event in told] == [at % 2 == 0 for at in range(len(told))]
     assert (memory.used, memory.limits, memory.limited) == (
         totals.prefetch_used_blocks, totals.prefetch_limits, totals.prefetch_limited
@@ -98,7 +98,7 @@ def test_every_place_tells_the_same() -> None:
 
 
 def test_hosts_agree_on_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digests of facts and aids are compared after every stimulus; with a stricter limit few requests are enough."""
+    """Digests of facts and memory are compared after every stimulus; with a stricter limit few requests are enough."""
     monkeypatch.setattr(foresight, "JUDGED_LEAST", 8)
     monkeypatch.setattr(foresight, "LIMIT_BELOW", 0.9)
     short = msgspec.structs.replace(TIGHT, trace=TIGHT.trace.replace("requests=60", "requests=30"))
@@ -113,7 +113,7 @@ def test_the_shared_trace_is_not_limited(mooncake_trace: object) -> None:
         kv_disk_blocks=20_000, kv_offload_threshold=0.0, stats_every=0,
     ))
     assert not told
-    assert leader.aids.prefetch.used >= 0.8 * leader.aids.prefetch.fetched
+    assert leader.memory.prefetch.used >= 0.8 * leader.memory.prefetch.fetched
 
 
 # --- hysteresis ---
@@ -123,7 +123,7 @@ def test_the_shared_trace_is_not_limited(mooncake_trace: object) -> None:
 def test_the_limit_changes_on_evidence_alone_and_stands_between_its_two_bounds(
     rounds: list[tuple[int, int]]
 ) -> None:
-    memory = PrefetchAids()
+    memory = PrefetchMemory()
     for used, wasted in rounds:
         memory.recent_used += used
         memory.recent_wasted += wasted
@@ -139,7 +139,7 @@ def test_the_limit_changes_on_evidence_alone_and_stands_between_its_two_bounds(
 
 
 def test_probes_are_few_and_bring_it_back() -> None:
-    memory = PrefetchAids()
+    memory = PrefetchMemory()
     memory.recent_wasted = JUDGED_LEAST
     assert memory.judge()
     assert memory.limited

@@ -21,7 +21,7 @@ from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import AGE_BOUNDS_NS, Tier, age_class, age_within
 from kvbm_console.core.leader import Outcome
-from kvbm_console.core.leader.aids import LEFT_MAX, PoolAids
+from kvbm_console.core.leader.memory import LEFT_MAX, PoolMemory
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.metrics.collect import Scrape, collect
@@ -215,7 +215,7 @@ def test_the_share_of_ages_within_a_bound_is_that_share(ages: list[int], share: 
 
 
 def test_the_memory_of_evictions_is_bounded_and_the_oldest_half_is_forgotten() -> None:
-    memory = PoolAids()
+    memory = PoolMemory()
     for at in range(0, 4 * LEFT_MAX, 1_000):
         memory.leave(range(at, at + 1_000), at)
         assert len(memory.left) + len(memory.left_before) <= 2 * LEFT_MAX + 1_000

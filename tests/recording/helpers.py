@@ -112,13 +112,13 @@ class Log:
 
     def __init__(self) -> None:
         self.state = CacheState()
-        self.aids = Leader(LeaderConfig()).export()
+        self.memory = Leader(LeaderConfig()).export()
         self.n = 0
         self.events: list[Event] = []
 
     def keyframe(self) -> tuple[int, bytes, bytes]:
         """As ``LeaderService.keyframe``."""
-        return self.state.seq, encode_facts(self.state), self.aids
+        return self.state.seq, encode_facts(self.state), self.memory
 
     def flush(self, count: int, text: str = "note") -> tuple[StimulusChunk, EventChunk]:
         """The chunks of ``count`` more stimuli with one event each."""
@@ -148,12 +148,12 @@ def write_active(directory: Path, log: Log, sizes: Sequence[int], *, end: bool =
     directory.mkdir(exist_ok=True)
     about = fmt.About(incarnation="run", clock_anchor_ns=10**18)
     segment = SegmentWriter(directory, about)
-    seq, facts, aids = log.keyframe()
+    seq, facts, memory = log.keyframe()
 
     def put(channel: int, first_seq: int, count: int, ns: int, data: bytes) -> None:
         segment.append(Frame(channel, first_seq, count, about.clock_anchor_ns + ns, about.clock_anchor_ns + ns, data))
 
-    put(fmt.KEYFRAMES, seq, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, aids, about)))
+    put(fmt.KEYFRAMES, seq, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, memory, about)))
     for size in sizes:
         stimuli, events = log.flush(size)
         put(fmt.STIMULI, events.first_seq, stimuli.count, stimuli.base_ns, stimuli.data)

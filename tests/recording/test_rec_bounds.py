@@ -92,9 +92,9 @@ def test_keep_is_a_bound_and_keeps_a_past_whatever_a_keyframe_takes(tmp_path: Pa
     """Segments outgrew their limit by the keyframes inside them. Then two did not fit, and each rotation removed all
     but the newest segment."""
     log, keep = Log(), 400_000
-    aids = b"\xc4" + os.urandom(keyframe_bytes)
+    memory = b"\xc4" + os.urandom(keyframe_bytes)
     recorder = recorder_of(
-        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], aids), segment_bytes=100_000, keyframe_events=1_000,
+        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], memory), segment_bytes=100_000, keyframe_events=1_000,
         retention=Retention(keep_bytes=keep, segment_bytes=100_000),
     )
     highest, past = 0, []
@@ -154,15 +154,15 @@ def test_a_keyframe_as_large_as_all_that_may_wait_loses_nothing(tmp_path: Path) 
     accounted(recorder, tmp_path, log)
 
 
-def test_keyframes_between_have_facts_only_where_aids_are_large(tmp_path: Path) -> None:
-    """Aids take a hundred times as long to export as facts, and are needed where a rerun begins alone."""
+def test_keyframes_between_have_facts_only_where_memory_are_large(tmp_path: Path) -> None:
+    """Memory takes a hundred times as long to export as facts, and only a rerun needs it."""
     log, exports, shown = Log(), 0, 0
-    aids = os.urandom(2_390_000)
+    memory = os.urandom(2_390_000)
 
     def keyframe() -> tuple[int, bytes, bytes]:
         nonlocal exports
         exports += 1
-        return *log.keyframe()[:2], aids
+        return *log.keyframe()[:2], memory
 
     def facts() -> tuple[int, bytes]:
         nonlocal shown
@@ -369,8 +369,8 @@ def test_events_go_on_behind_the_last_keyframe_when_no_frame_can_hold_another(
     def keyframe() -> tuple[int, bytes, bytes]:
         nonlocal taken
         taken += 1
-        seq, facts, aids = log.keyframe()
-        return seq, facts, b"\xc4" * 200_000 if grown else aids
+        seq, facts, memory = log.keyframe()
+        return seq, facts, b"\xc4" * 200_000 if grown else memory
 
     recorder = recorder_of(
         log, tmp_path, keyframe=keyframe, clock=clock, keyframe_events=50, segment_bytes=20_000, segment_ns=10**15,

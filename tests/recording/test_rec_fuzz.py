@@ -241,8 +241,8 @@ def written(place: Path, *frames: Frame) -> Path:
     """An active segment of a keyframe of nothing and these frames."""
     log = Log()
     segment = SegmentWriter(place, fmt.About())
-    seq, facts, aids = log.keyframe()
-    segment.append(Frame(fmt.KEYFRAMES, seq, 0, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, aids))))
+    seq, facts, memory = log.keyframe()
+    segment.append(Frame(fmt.KEYFRAMES, seq, 0, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, memory))))
     for frame in frames:
         segment.append(frame)
     segment.file.close()

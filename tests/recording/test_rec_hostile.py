@@ -143,8 +143,8 @@ def test_f22_an_event_may_not_ask_for_a_pool_of_any_size(tmp_path: Path) -> None
     path = write_active(tmp_path, Log(), [], end=False)
     path.unlink()
     segment = SegmentWriter(tmp_path, fmt.About())
-    seq, facts, aids = Log().keyframe()
-    segment.append(fmt.Frame(fmt.KEYFRAMES, seq, 0, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, aids))))
+    seq, facts, memory = Log().keyframe()
+    segment.append(fmt.Frame(fmt.KEYFRAMES, seq, 0, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, memory))))
     pool = PoolKnown(0, 0, 0, 0, 0, 0, 0, Tier.G2, "CPU", 2**31 - 1, 16, Authority.LEADER)
     segment.append(fmt.Frame(fmt.EVENTS, 0, 1, 0, 0, pack_events([pool]).data))
     segment.file.close()
@@ -159,8 +159,8 @@ def test_f22_events_may_not_ask_for_pools_of_any_size_together(
 ) -> None:
     monkeypatch.setattr(fmt, "POOLS_BLOCKS_MAX", 1_000)
     segment = SegmentWriter(tmp_path, fmt.About())
-    seq, facts, aids = Log().keyframe()
-    segment.append(fmt.Frame(fmt.KEYFRAMES, seq, 0, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, aids))))
+    seq, facts, memory = Log().keyframe()
+    segment.append(fmt.Frame(fmt.KEYFRAMES, seq, 0, 0, 0, fmt.encode_item(fmt.Keyframe(seq, True, facts, memory))))
     pools = [PoolKnown(at, 0, 0, at, at, at, 0, Tier.G1, "GPU", 400, 16, Authority.OBSERVED) for at in range(3)]
     segment.append(fmt.Frame(fmt.EVENTS, 0, 3, 0, 0, pack_events(pools).data))
     segment.file.close()

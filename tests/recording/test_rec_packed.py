@@ -45,8 +45,8 @@ def a_run(directory: Path, log: Log) -> Path:
 
 
 @given(some.binary(max_size=3_000), some.binary(max_size=3_000))
-def test_a_divided_keyframe_is_put_together_as_it_was(facts: bytes, aids: bytes) -> None:
-    whole = Keyframe(7, bool(aids), facts, aids, fmt.About(incarnation="run"))
+def test_a_divided_keyframe_is_put_together_as_it_was(facts: bytes, memory: bytes) -> None:
+    whole = Keyframe(7, bool(memory), facts, memory, fmt.About(incarnation="run"))
     frames = fmt.divided(Frame(fmt.KEYFRAMES, 7, 0, 1, 2, fmt.encode_item(whole)))
     assert all(len(frame.data) < fmt.PART_BYTES + 1_500 for frame in frames)
     (joined,) = unpacked_frames(frames, Path("x"))
@@ -71,7 +71,7 @@ def test_packed_keyframes_are_sought_verified_cut_and_played(tmp_path: Path, sea
         assert keyframe is not None
         assert not keyframe.parts
         assert decode_facts(keyframe.facts).seq == seq
-        assert keyframe.aids == log.aids
+        assert keyframe.memory == log.memory
     assert encode_facts(recording.state_at(recording.last_seq)) == encode_facts(log.state)
     report = verify(tmp_path / "run")
     assert (report.ok, report.events, report.stimuli) == (True, 90, 90)
@@ -116,8 +116,8 @@ def test_a_salvage_leaves_out_the_packed_keyframe_that_lost_a_part(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
-    [({"facts_bytes": 2**40}, "above the limit of"), ({"aids_bytes": -1}, "above the limit of"),
-     ({"aids_bytes": 0}, "not as large as it claims"), ({"parts": 2**31}, "of its 2147483648 parts")],
+    [({"facts_bytes": 2**40}, "above the limit of"), ({"memory_bytes": -1}, "above the limit of"),
+     ({"memory_bytes": 0}, "not as large as it claims"), ({"parts": 2**31}, "of its 2147483648 parts")],
 )
 def test_a_packed_keyframe_that_lies_is_refused_before_it_is_unpacked(change: dict[str, int], sentence: str) -> None:
     whole = Keyframe(7, True, b"f" * 900, b"a" * 900)

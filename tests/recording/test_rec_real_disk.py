@@ -75,10 +75,10 @@ def test_f5_a_disk_that_is_really_full_is_survived_counted_and_left_readable(sma
 def test_f1_a_segment_of_256_mb_is_recovered_within_a_second_of_work(tmp_path: Path) -> None:
     log = Log()
     about = fmt.About(incarnation="run")
-    _, facts, aids = log.keyframe()
+    _, facts, memory = log.keyframe()
     stimuli, events = log.flush(100, "n" * 8)
     segment = SegmentWriter(tmp_path, about)
-    keyframe = fmt.encode_item(fmt.Keyframe(0, True, facts, aids, about))
+    keyframe = fmt.encode_item(fmt.Keyframe(0, True, facts, memory, about))
     segment.append(Frame(fmt.KEYFRAMES, 0, 0, 0, 0, keyframe))
     first_seq = 0
     while segment.size < SEGMENT_BYTES:  # scanning verifies frames and decodes none, so the same bytes will do

@@ -47,7 +47,7 @@ def test_what_was_seen_replays_with_the_daemons_configuration_and_clock(tmp_path
     assert recording.first_seq == 100
     assert encode_facts(recording.state_at(recording.last_seq)) == encode_facts(
         run.state_after(len(run.all_events) - 1))
-    assert recording.keyframe(recording.last_seq, complete=True) is None, "a mirror has no aids to go on from"
+    assert recording.keyframe(recording.last_seq, complete=True) is None, "a mirror has no memory to go on from"
     report = verify(tmp_path)
     assert (report.first_difference, report.decisions) == (None, False)
     assert sum(gap.count for gap in recording.gaps) >= 50

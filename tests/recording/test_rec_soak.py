@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.leader import aids
+from kvbm_console.core.leader import memory
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.options import Retention
@@ -77,8 +77,8 @@ class Meter:
 def test_f30_the_whole_machine_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What the leader remembers of blocks that are gone has a bound that this run would reach only near its end: with a
     # tenth of it, every memory is at its bound before the first quarter is over.
-    monkeypatch.setattr(aids, "HISTORY_PART", aids.HISTORY_PART // 10)
-    monkeypatch.setattr(aids, "LEFT_MAX", aids.LEFT_MAX // 10)
+    monkeypatch.setattr(memory, "HISTORY_PART", memory.HISTORY_PART // 10)
+    monkeypatch.setattr(memory, "LEFT_MAX", memory.LEFT_MAX // 10)
     events = EVENTS // MACHINE_PART
     workload = parse_workload("multiturn:seed=11")
     calendar = Calendar()
@@ -111,10 +111,10 @@ def test_f30_the_whole_machine_does_not_grow(tmp_path: Path, monkeypatch: pytest
 def test_f30_ring_and_recorder_do_not_grow(tmp_path: Path) -> None:
     log = Log()
     flushes = [log.flush(1_000, "x" * 30) for _ in range(20)]
-    facts, aids = encode_facts(log.state), log.aids
+    facts, memory = encode_facts(log.state), log.memory
     head = 0
     recorder = Recorder(
-        tmp_path, config=LeaderConfig(), incarnation="soak", keyframe=lambda: (head, facts, aids),
+        tmp_path, config=LeaderConfig(), incarnation="soak", keyframe=lambda: (head, facts, memory),
         segment_bytes=50_000_000, retention=Retention(keep_bytes=400_000_000, segment_bytes=50_000_000),
     )
     ring, meter = Ring(), Meter(EVENTS)

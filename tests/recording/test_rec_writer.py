@@ -116,7 +116,7 @@ def test_beside_a_thread_that_never_rests_the_recorder_keeps_up(tmp_path: Path) 
     chunks = [log.flush(1_000) for _ in range(400)]
     end = log.keyframe()
     recorder = Recorder(
-        tmp_path, config=LeaderConfig(), incarnation="run", keyframe=iter([(0, b"", log.aids)]).__next__,
+        tmp_path, config=LeaderConfig(), incarnation="run", keyframe=iter([(0, b"", log.memory)]).__next__,
         sync_interval_s=None, keyframe_events=10**9, queue_bytes=2 * 1024 * 1024, seal=False,
     )
     due = time.perf_counter()

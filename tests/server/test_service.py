@@ -174,7 +174,7 @@ def test_a_bug_of_the_core_is_undone_published_and_counted(
     assert digest(folded(service)) == service.digest()[1]
 
 
-def test_a_keyframe_is_a_base_so_aids_are_exported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_keyframe_is_a_base_so_memory_are_exported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     service, rig = machine(Ring(1_000))
     exports: list[int] = []
     export = Leader.export

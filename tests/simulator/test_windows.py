@@ -101,7 +101,7 @@ class Machine:
 def facts_of(rig: Rig) -> dict[str, Any]:
     """All that the end of a run leaves, under names; only when device blocks became full is not told so finely."""
     pool, leader = rig.engine.scheduler.pool, rig.leader
-    state, box = leader.state, leader.box
+    state, live = leader.state, leader.live_memory
     facts: dict[str, Any] = {
         "free order": pool.free_order(), "hashes": list(pool.hash_of), "references": pool.refs,
         "places of a hash": {key: pool.match([key]) for key in pool.hash_of if key},
@@ -109,19 +109,20 @@ def facts_of(rig: Rig) -> dict[str, Any]:
         "totals": msgspec.to_builtins(state.totals), "epoch": state.epoch, "iteration": state.iteration,
         "next": (state.next_slot, state.next_candidate, state.next_operation), "late": state.late,
         "open": (state.slots, state.candidates, state.operations, state.batches),
-        "history": [list(part.items()) for part in (box.aids.history, *box.aids.older)], "parents": box.aids.parent_of,
-        "prefetch": msgspec.to_builtins(box.aids.prefetch), "named": box.aids.named,
+        "history": [list(part.items()) for part in (live.memory.history, *live.memory.older)],
+        "parents": live.memory.parent_of,
+        "prefetch": msgspec.to_builtins(live.memory.prefetch), "named": live.memory.named,
     }
-    for at, (here, mine) in enumerate(zip(state.pools, box.aids.pools, strict=True)):
+    for at, (here, mine) in enumerate(zip(state.pools, live.memory.pools, strict=True)):
         lower = here.info.source == 0
         facts[f"pool {at}"] = (
             list(here.hash_of), bytes(here.content), list(here.refs), here.by_hash, here.copies, here.counts,
             list(here.stored_at) if lower else None,
         )
-        facts[f"aids {at}"] = (
+        facts[f"memory {at}"] = (
             mine.free, mine.unused, list(mine.exposed), list(mine.covered), mine.planned, mine.staged_blocks,
             list(mine.loose), mine.given, mine.most_given, mine.wanted,
-            mine.blocked, box.policies[at].export(),
+            mine.blocked, live.policies[at].export(),
         )
     return facts
 

@@ -108,8 +108,7 @@ class Engine:
         )
         size, unit = resolve_kv_cache_block_sizes(kv_cache, config)
         kv_cache.hash_block_size = unit  # as vLLM's engine does it
-        self.config = config
-        self._drafts = drafts
+        self.config, self._drafts = config, drafts
         self.extra: dict[str, Any] | None = None
         """Further arguments of each request."""
         self.scheduled_drafts: dict[str, int] = {}
@@ -120,7 +119,7 @@ class Engine:
         )
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(unit, sha256)
-        self.batches: list[Any] = []
+        self.batches, self.finished = list[Any](), list[str]()
         publisher = self.scheduler.kv_event_publisher
         send = publisher.publish
 
@@ -131,7 +130,6 @@ class Engine:
         publisher.publish = publish_and_keep
         self.copies: Any = Copies(load_steps, fail_every)
         """The executor's copies: has ``step`` and ``jobs``."""
-        self.finished: list[str] = []
         self.cached: dict[str, tuple[int, int]] = {}
         """Request to the prompt tokens that the engine says it found: in device memory, and below."""
         self.steps = 0

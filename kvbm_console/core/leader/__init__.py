@@ -18,9 +18,9 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InvariantViolation, Refused
 from kvbm_console.core.ids import Site
 from kvbm_console.core.leader import debugger, iterations, lookups, observed, pipeline, pools, requests, resets
-from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.leader.decider import Decider, Outcome
 from kvbm_console.core.leader.holds import pause_engines, strike
+from kvbm_console.core.leader.memory import LiveMemory
 from kvbm_console.core.leader.offloads import calm_blocks, plan_offloads
 from kvbm_console.core.leader.pipeline import advance, dispatch, end_operation
 from kvbm_console.core.leader.slots import close_slot
@@ -118,7 +118,7 @@ class Leader(Decider):
             if any(type(event) not in _OF_THE_GATE for event in self.events):
                 raise self.bug(f"{type(stimulus).__name__} was refused after its first event: {error}") from error
             self.emit(ev.StimulusRejected, self.entry, request, str(error))
-        if request is not None and (self.gate is not None or self.aids.announced):
+        if request is not None and (self.gate is not None or self.memory.announced):
             self._call_did(stimulus, request)
         settle(self)
         if self.state.draining:
@@ -144,14 +144,14 @@ class Leader(Decider):
         if slot is None or isinstance(stimulus, st.CallAnnounced):
             return
         announced = self._announced(slot.slot)
-        self.aids.announced.pop(slot.slot, None)
+        self.memory.announced.pop(slot.slot, None)
         if not announced and not isinstance(stimulus, st.MatchRequested):
             strike(self, Site.CALL_WILL, slot, slot.state, slot.state)
         strike(self, Site.CALL_DID, slot, slot.state, slot.state)
 
     def _announced(self, slot: int) -> bool:
         """Whether this very call has passed its ``call.will`` in the caller's task."""
-        return self.aids.announced.get(slot) == self.entry
+        return self.memory.announced.get(slot) == self.entry
 
     def _verify(self, *, full: bool = True) -> None:
         self._handled += 1
@@ -172,20 +172,20 @@ class Leader(Decider):
         """Digest of the facts."""
         return digest(self.state)
 
-    def aids_digest(self) -> int:
-        """Digest of the aids."""
-        return self.box.digest()
+    def memory_digest(self) -> int:
+        """Digest of the memory."""
+        return self.live_memory.digest()
 
     def export(self) -> bytes:
-        """The aids, for a complete keyframe."""
-        return self.box.export()
+        """The memory, for a complete keyframe."""
+        return self.live_memory.export()
 
     @classmethod
-    def restore(cls, config: LeaderConfig, facts: bytes, aids: bytes) -> "Leader":
+    def restore(cls, config: LeaderConfig, facts: bytes, memory: bytes) -> "Leader":
         """The leader of a complete keyframe; it goes on exactly as the one that wrote it."""
         leader = cls(config)
         leader.state = decode_facts(facts)
-        leader.box = AidsBox.restore(aids, leader.state.pools)
+        leader.live_memory = LiveMemory.restore(memory, leader.state.pools)
         leader.look_at_pools()
         leader.rearm()
         return leader
@@ -193,26 +193,26 @@ class Leader(Decider):
 
 def settle(decider: Decider) -> None:
     """Run everything that can run now: ended operations, candidates, copies, closing slots, new offloads."""
-    aids = decider.aids
+    memory = decider.memory
     rounds = 0 if decider.config.by_order else _ROUNDS - 1
-    while aids.complete or aids.pending or aids.undispatched or aids.ending or aids.dirty:
+    while memory.complete or memory.pending or memory.undispatched or memory.ending or memory.dirty:
         before = decider.state.seq
-        for number in aids.complete[:]:
+        for number in memory.complete[:]:
             end_operation(decider, decider.state.operations[number])
-        for number in aids.pending[:]:
+        for number in memory.pending[:]:
             if decider.state.pipeline_closed:
                 break
             advance(decider, decider.state.candidates[number])
-        for number in aids.undispatched[:]:
+        for number in memory.undispatched[:]:
             dispatch(decider, decider.state.operations[number])
-        for number in aids.ending[:]:
+        for number in memory.ending[:]:
             close_slot(decider, decider.state.slots[number])
-        if aids.dirty and rounds < _ROUNDS:
+        if memory.dirty and rounds < _ROUNDS:
             rounds += 1
-            dirty, aids.dirty = aids.dirty, []
+            dirty, memory.dirty = memory.dirty, []
             for index in dirty:
                 plan_offloads(decider, decider.state.pools[index])
         if decider.state.seq == before:
             break
-    if aids.paused or decider.state.engines_paused:
+    if memory.paused or decider.state.engines_paused:
         pause_engines(decider)

@@ -64,14 +64,14 @@ def breakpoints_replaced(decider: Decider, s: st.BreakpointsReplaced) -> tuple[B
     before = dict(decider.state.breakpoints)
     decider.emit(ev.BreakpointsChanged, s.owner, tuple(specs), s.by)
     kept = set(decider.state.breakpoints)
-    decider.aids.matches = {known: seen for known, seen in decider.aids.matches.items() if known in kept}
-    decider.aids.logged = {known: rate for known, rate in decider.aids.logged.items() if known in kept}
+    decider.memory.matches = {known: seen for known, seen in decider.memory.matches.items() if known in kept}
+    decider.memory.logged = {known: rate for known, rate in decider.memory.logged.items() if known in kept}
     for spec in specs:
         earlier_one = before.pop(spec.id, None)
         if earlier_one is None or earlier_one.spec != spec:
             decider.clear_deadline("expiry", spec.id)
             if spec.enabled:
-                decider.ask(SetDeadline(decider.aids.deadline("expiry", spec.id), spec.expires_ns, Clock.WALL))
+                decider.ask(SetDeadline(decider.memory.deadline("expiry", spec.id), spec.expires_ns, Clock.WALL))
     for gone in before.keys() - kept:
         decider.clear_deadline("expiry", gone)
     decider.rearm()
@@ -139,9 +139,9 @@ def expire_hold(decider: Decider, hold: HoldFacts) -> None:
 
 def _arm_until(decider: Decider, slot: int, s: st.HoldContinued) -> None:
     if s.until is not None:
-        decider.aids.until[slot] = (s.until, s.by)
+        decider.memory.until[slot] = (s.until, s.by)
     if s.until_site is not None:
-        decider.aids.until_site[slot] = (s.until_site, s.by)
+        decider.memory.until_site[slot] = (s.until_site, s.by)
 
 
 def slot_stepped(decider: Decider, s: st.SlotStepped) -> None:
@@ -149,7 +149,7 @@ def slot_stepped(decider: Decider, s: st.SlotStepped) -> None:
     hold = decider.state.holds.get(s.hold)
     if hold is None:
         raise Refused("already_continued")
-    decider.aids.stepping[hold.slot] = s.by
+    decider.memory.stepping[hold.slot] = s.by
     end_hold(decider, hold, HoldEnd.STEPPED, s.by)
     decider.rearm()
 
@@ -170,7 +170,7 @@ def pipeline_stepped(decider: Decider, s: st.PipelineStepped) -> None:
     """Let the first candidate that can go on through its evaluation, while the pipeline is closed."""
     if not decider.state.pipeline_closed:
         raise Refused("the pipeline is not closed: nothing is frozen and no hold suspends it")
-    for number in decider.aids.pending:
+    for number in decider.memory.pending:
         candidate = decider.state.candidates[number]
         slot = None if candidate.slot is None else decider.state.slots.get(candidate.slot)
         if slot is None or slot.hold is None or decider.state.holds[slot.hold].point not in _OF_THE_PIPELINE:
@@ -205,8 +205,8 @@ def run_for_requested(decider: Decider, s: st.RunForRequested) -> None:
     if not 0 < s.duration_ns <= RUN_FOR_MAX_NS:
         raise Refused(f"duration_ns must be above 0 and at most {RUN_FOR_MAX_NS}, got {s.duration_ns}")
     thaw(decider, HoldEnd.CONTINUED, s.by)
-    decider.aids.run_for = (s.by, s.max_hold_ns)
-    decider.ask(SetDeadline(decider.aids.deadline("run_for", 0), s.duration_ns, Clock.ENGINE))
+    decider.memory.run_for = (s.by, s.max_hold_ns)
+    decider.ask(SetDeadline(decider.memory.deadline("run_for", 0), s.duration_ns, Clock.ENGINE))
 
 
 def _check_max_hold(max_hold_ns: int) -> None:
@@ -228,9 +228,9 @@ def _mute(decider: Decider, by: str) -> None:
             for known in decider.state.breakpoints.values() if known.owner == owner
         )
         decider.emit(ev.BreakpointsChanged, owner, specs, by)
-    decider.aids.stepping.clear()
-    decider.aids.until.clear()
-    decider.aids.until_site.clear()
+    decider.memory.stepping.clear()
+    decider.memory.until.clear()
+    decider.memory.until_site.clear()
     decider.rearm()
 
 
@@ -245,7 +245,7 @@ def call_announced(decider: Decider, s: st.CallAnnounced) -> None:
     slot = decider.live(s.request)
     if s.entry not in st.ENTRY_NAMES:
         raise Refused(f"entry {s.entry} is not an entry point")
-    decider.aids.announced[slot.slot] = s.entry
+    decider.memory.announced[slot.slot] = s.entry
     if decider.gate is not None:
         strike(decider, Site.CALL_WILL, slot, slot.state, slot.state)
         held_at(decider, slot, WaitPoint.CALL)
@@ -273,10 +273,10 @@ def lease_lost(decider: Decider, s: st.LeaseLost) -> None:
             end_hold(decider, hold, HoldEnd.LEASE_LOST, s.owner)
     if decider.state.frozen is not None and decider.state.frozen.by == s.owner:
         thaw(decider, HoldEnd.LEASE_LOST, s.owner)
-    aids = decider.aids
-    aids.stepping = {slot: by for slot, by in aids.stepping.items() if by != s.owner}
-    aids.until = {slot: asked for slot, asked in aids.until.items() if asked[1] != s.owner}
-    aids.until_site = {slot: asked for slot, asked in aids.until_site.items() if asked[1] != s.owner}
+    memory = decider.memory
+    memory.stepping = {slot: by for slot, by in memory.stepping.items() if by != s.owner}
+    memory.until = {slot: asked for slot, asked in memory.until.items() if asked[1] != s.owner}
+    memory.until_site = {slot: asked for slot, asked in memory.until_site.items() if asked[1] != s.owner}
     decider.rearm()
 
 
@@ -285,7 +285,7 @@ def deadline_passed(decider: Decider, s: st.DeadlinePassed) -> None:
 
     An unknown deadline came too late and is ignored.
     """
-    kind, key = decider.aids.take_deadline(s.deadline)
+    kind, key = decider.memory.take_deadline(s.deadline)
     if kind == "hold" and key in decider.state.holds:
         expire_hold(decider, decider.state.holds[key])
     elif kind == "expiry":
@@ -295,7 +295,7 @@ def deadline_passed(decider: Decider, s: st.DeadlinePassed) -> None:
     elif kind == "freeze":
         thaw(decider, HoldEnd.EXPIRED, "")
     elif kind == "run_for":
-        freeze(decider, *decider.aids.run_for)
+        freeze(decider, *decider.memory.run_for)
     elif kind == "staging" and key in decider.state.slots:
         slot = decider.state.slots[key]
         if slot.device_blocks or not slot.staged:

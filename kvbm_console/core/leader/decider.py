@@ -1,4 +1,4 @@
-"""The decider that handlers write with: facts, aids, the gate, and the two verbs ``emit`` and ``ask``.
+"""The decider that handlers write with: facts, memory, the gate, and the two verbs ``emit`` and ``ask``.
 
 Law of this file: a handler checks everything and then emits, so ``Refused`` is raised only before the first event. An
 event is applied to the facts the moment it is emitted, so later decisions of the same stimulus see it.
@@ -30,7 +30,7 @@ from kvbm_console.core.ids import (
     age_class,
 )
 from kvbm_console.core.instructions import ClearDeadline, Instruction, Result, SetDeadline
-from kvbm_console.core.leader.aids import Aids, AidsBox
+from kvbm_console.core.leader.memory import LeaderMemory, LiveMemory
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -51,16 +51,16 @@ class Outcome(msgspec.Struct):
 
 
 class Decider:
-    """Facts, aids and gate of one host, with the verbs that handlers are written in."""
+    """Facts, memory and gate of one host, with the verbs that handlers are written in."""
 
-    def __init__(self, config: LeaderConfig, state: CacheState | None = None, box: AidsBox | None = None) -> None:
+    def __init__(self, config: LeaderConfig, state: CacheState | None = None, live: LiveMemory | None = None) -> None:
         self.config = config
         self.state = state or CacheState()
-        self.aids: Aids
-        """The leader's memory beside the facts, that of ``box``."""
-        self.box = box or AidsBox(config.eviction)
+        self.memory: LeaderMemory
+        """The leader's memory beside the facts, that of ``live_memory``."""
+        self.live_memory = live or LiveMemory(config.eviction)
         self.least_limit = 0
-        """At most the smallest ``aids.place_limit``: derived, and put right when an iteration reaches it."""
+        """At most the smallest ``memory.place_limit``: derived, and put right when an iteration reaches it."""
         self._below_of: list[PoolFacts] = []
         self._below: list[PoolFacts | None] = []
         self._lower: list[PoolFacts] = []
@@ -86,14 +86,14 @@ class Decider:
         self.rearm()
 
     @property
-    def box(self) -> AidsBox:
-        """The aids with the live policies."""
-        return self._box
+    def live_memory(self) -> LiveMemory:
+        """The memory with its eviction policies, ready to decide."""
+        return self._live_memory
 
-    @box.setter
-    def box(self, box: AidsBox) -> None:
-        self._box = box
-        self.aids = box.aids  # asked for some hundred times per request
+    @live_memory.setter
+    def live_memory(self, live: LiveMemory) -> None:
+        self._live_memory = live
+        self.memory = live.memory  # asked for some hundred times per request
 
     # --- the two verbs ---------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Decider:
             for pool in pools
         ]
         if self.config.by_order:
-            for pool, mine, lower in zip(pools, self.aids.pools, self._below, strict=False):
+            for pool, mine, lower in zip(pools, self.memory.pools, self._below, strict=False):
                 mine.ordered = pool.info.authority is Authority.ENGINE and lower is not None
 
     # --- look-ups that refuse --------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Decider:
 
     def last_iteration(self, source: int) -> int:
         """The last iteration that this engine formed, as it numbers them."""
-        own = self.aids.iterations
+        own = self.memory.iterations
         return own.get(source, 0) if own else self.state.iteration
 
     # --- slots -----------------------------------------------------------------------------------
@@ -170,11 +170,11 @@ class Decider:
             if slot.output_limit and slot.prompt_tokens + slot.output_limit < room:
                 room = slot.prompt_tokens + slot.output_limit
             limit = slot.anchor_iteration + room - slot.anchor_tokens
-            self.aids.place_limit[slot.slot] = limit
+            self.memory.place_limit[slot.slot] = limit
             if limit < self.least_limit:
                 self.least_limit = limit
         else:
-            self.aids.place_limit.pop(slot.slot, None)
+            self.memory.place_limit.pop(slot.slot, None)
 
     def release_device_blocks(self, slot: SlotFacts, why: ReleaseReason) -> None:
         """The slot gives up all device blocks, deepest first."""
@@ -184,8 +184,8 @@ class Decider:
         pool = self.state.pools[slot.device_pool]
         places = list(slot.device_blocks)
         self.emit(ev.DeviceBlocksReleased, slot.slot, pack_ids(places), why)
-        self.aids.let_go(pool, places)
-        if self.aids.pools[pool.info.pool].ordered:
+        self.memory.let_go(pool, places)
+        if self.memory.pools[pool.info.pool].ordered:
             self.mark_dirty(pool)  # what was held by its request can be evicted now
 
     def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:
@@ -194,13 +194,13 @@ class Decider:
             return
         self.clear_deadline("staging", slot.slot)
         for index, places in slot.staged:
-            mine = self.aids.pools[index]
+            mine = self.memory.pools[index]
             mine.staged_blocks -= len(places)
             mine.blocked = False
         staged = slot.staged
         self.emit(ev.StagingReleased, slot.slot, why)
         for index, places in staged:
-            self.aids.let_go(self.state.pools[index], places)
+            self.memory.let_go(self.state.pools[index], places)
             self.unblock_above(self.state.pools[index])
 
     # --- places ----------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Decider:
         self.emit(ev.BlocksEvicted, pool.info.pool, pack_ids(places), pack_hashes(hashes), for_slot, rule)
         self.evictions[pool.info.tier, rule] += len(places)
         if self.lower_pools() or pool.info.source in self.watched:
-            self.aids.pools[pool.info.pool].leave(hashes, self.at_ns)
+            self.memory.pools[pool.info.pool].leave(hashes, self.at_ns)
         self.gave_up(pool, places, hashes)
 
     def returned(self, hashes: Sequence[int], source: PoolFacts, target: PoolFacts) -> tuple[int, int, int, int]:
@@ -223,7 +223,7 @@ class Decider:
         since_ns = self.at_ns - self.config.thrash_window_ns
         for pool in self.state.pools:
             if target.info.tier <= pool.info.tier < source.info.tier and pool.info.source in (0, target.info.source):
-                counts[pool.info.tier - 1] += self.aids.pools[pool.info.pool].came_back(hashes, since_ns)
+                counts[pool.info.tier - 1] += self.memory.pools[pool.info.pool].came_back(hashes, since_ns)
         return counts[0], counts[1], counts[2], counts[3]
 
     def asked_again(self, hashes: Sequence[int], device: PoolFacts) -> dict[tuple[int, int], int]:
@@ -233,7 +233,7 @@ class Decider:
         """
         counts: dict[tuple[int, int], int] = {}
         for pool in (device, *self.lower_pools()):
-            resident, left = pool.by_hash, self.aids.pools[pool.info.pool].left_at(hashes)
+            resident, left = pool.by_hash, self.memory.pools[pool.info.pool].left_at(hashes)
             for at_ns, count in Counter(at_ns for key, at_ns in left if key not in resident).items():
                 of = int(pool.info.tier), age_class(self.at_ns - at_ns)
                 counts[of] = counts.get(of, 0) + count
@@ -248,14 +248,14 @@ class Decider:
         )
 
     def gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int]) -> None:
-        """Aids after places lost their content: free places, order, what is unsaved above, why it will be missed."""
-        self.aids.saved(pool, places)
-        self.aids.evicted(pool, places)
+        """Memory after places lost their content: free places, order, what is unsaved above, why it will be missed."""
+        self.memory.saved(pool, places)
+        self.memory.evicted(pool, places)
         index = pool.info.pool
         if pool.info.authority is Authority.LEADER:
-            self.box.policies[index].forget(hashes)
+            self.live_memory.policies[index].forget(hashes)
             if pool.info.tier is Tier.G2:
-                self.aids.prefetch.gave_up(hashes)
+                self.memory.prefetch.gave_up(hashes)
             self.free_places(pool, [place for place in places if place not in pool.quarantined])
         # A copy that was evicted below is not made again: the block is as cold above. It counts as given up, until it
         # is used again (``lookups.assign``) or, in a pool of ours, to be evicted there too (``room``).
@@ -267,15 +267,15 @@ class Decider:
         gone = list(dict.fromkeys(reversed(gone)))[::-1]
         if gone:
             lowest = self.below(pool) is None
-            self.aids.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)
+            self.memory.remember(gone, MissReason.EVICTED if lowest else MissReason.NOT_OFFLOADED)
 
     def _bereave_above(self, pool: PoolFacts, hashes: list[int]) -> None:
-        """Pools of ours may hold blocks whose copy in ``pool`` was given up; see ``PoolAids.again``."""
+        """Pools of ours may hold blocks whose copy in ``pool`` was given up; see ``PoolMemory.again``."""
         if not self.config.by_order:
             return
         for other in self._lower:
             if self.below(other) is pool and not other.by_hash.keys().isdisjoint(hashes):
-                mine, place_of = self.aids.pools[other.info.pool], other.by_hash
+                mine, place_of = self.memory.pools[other.info.pool], other.by_hash
                 places = [place_of[key] for key in hashes if key in place_of]
                 turn = mine.given - len(other)
                 fresh = [place for place in places if mine.again.get(place, turn) <= turn]
@@ -284,19 +284,19 @@ class Decider:
 
     def free_places(self, pool: PoolFacts, places: list[int]) -> None:
         """Places of a pool that the leader decides may be used again."""
-        self.aids.pools[pool.info.pool].give_back(places)
+        self.memory.pools[pool.info.pool].give_back(places)
 
     def unblock_above(self, pool: PoolFacts) -> None:
         """Room may have come up in ``pool``: pools that are copied down to it are looked at again."""
         for other in self.state.pools:
             if self.below(other) is pool:
-                self.aids.pools[other.info.pool].blocked = False
+                self.memory.pools[other.info.pool].blocked = False
                 self.mark_dirty(other)
 
     def mark_dirty(self, pool: PoolFacts) -> None:
         """Look at this pool for offloads at the end of the stimulus."""
-        if pool.info.pool not in self.aids.dirty:
-            self.aids.dirty.append(pool.info.pool)
+        if pool.info.pool not in self.memory.dirty:
+            self.memory.dirty.append(pool.info.pool)
 
     # --- the gate and holds ----------------------------------------------------------------------
 
@@ -307,22 +307,22 @@ class Decider:
 
     def stops(self) -> frozenset[Site]:
         """Sites at which a client asked a slot to stop."""
-        sites = {site for site, _ in self.aids.until_site.values()}
-        if self.aids.until:
+        sites = {site for site, _ in self.memory.until_site.values()}
+        if self.memory.until:
             sites.add(Site.TRANSITION_DID)
-        return STEPPED | sites if self.aids.stepping else frozenset(sites)
+        return STEPPED | sites if self.memory.stepping else frozenset(sites)
 
     def set_staging_deadline(self, slot: SlotFacts) -> None:
         """Start (again) the time that a match may stay staged."""
         self.clear_deadline("staging", slot.slot)
         if slot.hold is not None:
             return  # it does not run while the slot is held
-        number = self.aids.deadline("staging", slot.slot)
+        number = self.memory.deadline("staging", slot.slot)
         self.ask(SetDeadline(number, self.config.staging_deadline_ns, Clock.ENGINE))
 
     def clear_deadline(self, kind: str, key: int) -> None:
         """Drop the deadline of this purpose, if there is one."""
-        number = self.aids.drop_deadline(kind, key)
+        number = self.memory.drop_deadline(kind, key)
         if number is not None:
             self.ask(ClearDeadline(number))
 

@@ -43,7 +43,7 @@ class EndedTurn(msgspec.Struct):
     ended_ns: int
 
 
-class PrefetchAids(msgspec.Struct):
+class PrefetchMemory(msgspec.Struct):
     """The memory of predictors and the fate of their guesses. Counts are blocks."""
 
     asked: dict[int, int] = {}

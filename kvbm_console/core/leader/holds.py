@@ -132,24 +132,24 @@ def _messages(
 
 def _counts(decider: Decider, armed: Armed) -> bool:
     """One more match: whether it takes effect by the ignored ones and the hit condition."""
-    seen = decider.aids.matches.get(armed.number, 0) + 1
-    decider.aids.matches[armed.number] = seen
+    seen = decider.memory.matches.get(armed.number, 0) + 1
+    decider.memory.matches[armed.number] = seen
     seen -= armed.spec.ignore_count
     return seen > 0 and (armed.counts is None or armed.counts(seen))
 
 
 def _asked(decider: Decider, moment: Moment) -> str | None:
     """The client that asked for this slot to stop here by a step or an until, or None."""
-    aids, slot = decider.aids, moment.slot
-    if slot in aids.stepping and moment.site in STEPPED:
-        return aids.stepping.pop(slot)
-    at_site = aids.until_site.get(slot)
+    memory, slot = decider.memory, moment.slot
+    if slot in memory.stepping and moment.site in STEPPED:
+        return memory.stepping.pop(slot)
+    at_site = memory.until_site.get(slot)
     if at_site is not None and at_site[0] is moment.site:
-        del aids.until_site[slot]
+        del memory.until_site[slot]
         return at_site[1]
-    at_state = aids.until.get(slot)
+    at_state = memory.until.get(slot)
     if at_state is not None and moment.site is Site.TRANSITION_DID and at_state[0] is moment.new:
-        del aids.until[slot]
+        del memory.until[slot]
         return at_state[1]
     return None
 
@@ -178,10 +178,10 @@ def _log(decider: Decider, slot: SlotFacts, moment: Moment, logs: list[Armed]) -
 
 
 def _within_rate(decider: Decider, number: int) -> bool:
-    since, count = decider.aids.logged.get(number, (decider.at_ns, 0))
+    since, count = decider.memory.logged.get(number, (decider.at_ns, 0))
     if decider.at_ns - since >= SECOND_NS:
         since, count = decider.at_ns, 0
-    decider.aids.logged[number] = (since, count + 1)
+    decider.memory.logged[number] = (since, count + 1)
     return count < LOGS_PER_SECOND_MAX
 
 
@@ -268,7 +268,7 @@ def _begin_hold(
         max((armed.spec.suspend for armed in holders), default=Suspend.SLOT),
         max((armed.spec.on_timeout for armed in holders), default=OnTimeout.CONTINUE),
     )
-    decider.ask(SetDeadline(decider.aids.deadline("hold", number), max_hold_ns, Clock.WALL))
+    decider.ask(SetDeadline(decider.memory.deadline("hold", number), max_hold_ns, Clock.WALL))
     decider.clear_deadline("staging", slot.slot)
     if moment.new in _SKIPPED and point is WaitPoint.SCHEDULE:
         park(decider, slot)
@@ -295,10 +295,10 @@ def end_hold(decider: Decider, hold: HoldFacts, why: HoldEnd, by: str) -> None:
     decider.emit(ev.HoldReleased, hold.hold, hold.slot, why, by, decider.at_ns - hold.since_ns)
     decider.clear_deadline("hold", hold.hold)
     if hold.point is WaitPoint.SCHEDULE and slot.state in _SKIPPED:
-        decider.aids.returning[slot.slot] = True
+        decider.memory.returning[slot.slot] = True
     elif hold.site is Site.CALL_WILL and hold.point is WaitPoint.LOOKUP and hold.parked:
         # The engine asks again; that is the same call, which has stood still long enough.
-        decider.aids.announced[slot.slot] = ENTRY_TAGS[MatchRequested]
+        decider.memory.announced[slot.slot] = ENTRY_TAGS[MatchRequested]
     if slot.staged and slot.state is SlotState.ONBOARD_STAGED and not slot.device_blocks:
         decider.set_staging_deadline(slot)
 
@@ -317,7 +317,7 @@ def freeze(decider: Decider, by: str, max_hold_ns: int) -> None:
     decider.clear_deadline("run_for", 0)
     if decider.state.frozen is None:
         decider.emit(ev.Frozen, by, max_hold_ns)
-        decider.ask(SetDeadline(decider.aids.deadline("freeze", 0), max_hold_ns, Clock.WALL))
+        decider.ask(SetDeadline(decider.memory.deadline("freeze", 0), max_hold_ns, Clock.WALL))
 
 
 def thaw(decider: Decider, why: HoldEnd, by: str) -> bool:
@@ -338,14 +338,14 @@ def pause_engines(decider: Decider) -> None:
         wanted = sorted({
             pool.info.source for pool in decider.state.pools if pool.info.authority is Authority.ENGINE
         })
-    paused = decider.aids.paused
+    paused = decider.memory.paused
     for source in wanted:
         if source not in paused:
             decider.ask(PauseEngine(source))
     for source in paused:
         if source not in wanted:
             decider.ask(ResumeEngine(source))
-    decider.aids.paused = wanted
+    decider.memory.paused = wanted
 
 
 # --- pressure (safety rule 7) ---
@@ -362,10 +362,10 @@ def felt_pressure(decider: Decider, slot: SlotFacts) -> None:
     pool = decider.state.pool_of(Tier.G1, slot.source)
     if pool is None or not _fits_only_without_holds(decider, slot, pool):
         return
-    before = decider.aids.pressed.get(slot.slot)
-    decider.aids.pressed[slot.slot] = decider.at_ns
+    before = decider.memory.pressed.get(slot.slot)
+    decider.memory.pressed[slot.slot] = decider.at_ns
     if before is not None and decider.at_ns - before <= PRESSURE_WINDOW_NS:
-        decider.aids.pressed.clear()
+        decider.memory.pressed.clear()
         oldest = min(
             number for number, hold in decider.state.holds.items()
             if _places_of(decider, decider.state.slots[hold.slot], pool)

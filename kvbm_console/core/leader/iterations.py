@@ -39,7 +39,7 @@ class _Appended(msgspec.Struct):
 def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> IterationMetadata:
     """``build_connector_metadata``: move slots, append blocks, advance positions."""
     state = decider.state
-    several = bool(decider.aids.iterations)
+    several = bool(decider.memory.iterations)
     before = decider.last_iteration(s.source)
     if s.count < 1 or (s.iteration != before + 1 and before and _has_slots(decider, s.source)):
         raise Refused(f"iteration {s.iteration} (count {s.count}) does not follow iteration {before}")
@@ -74,15 +74,15 @@ def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> Iteration
     for number in slots:
         if state.slots[number].state is _S.DECODING:
             decider.note_place(state.slots[number])
-    issued = decider.aids.issued
+    issued = decider.memory.issued
     if issued:
-        decider.aids.issued = []
+        decider.memory.issued = []
     return IterationMetadata(s.iteration + s.count - 1, tuple(issued))
 
 
 def _has_slots(decider: Decider, source: int) -> bool:
     slots = decider.state.slots
-    return any(slot.source == source for slot in slots.values()) if decider.aids.iterations else bool(slots)
+    return any(slot.source == source for slot in slots.values()) if decider.memory.iterations else bool(slots)
 
 
 def _advance_beside_others(
@@ -102,7 +102,7 @@ def _advance_beside_others(
         ev.IterationAdvanced, last, s.count, s.running + len(others) - waiting, s.waiting + waiting, slots,
         s.positions + positions,
     )
-    decider.aids.iterations[s.source] = s.iteration + s.count - 1
+    decider.memory.iterations[s.source] = s.iteration + s.count - 1
     return slots
 
 
@@ -133,7 +133,7 @@ def _check_moves(decider: Decider, s: st.IterationScheduled) -> list[tuple[SlotF
         slot = decider.live(request)
         if slot.state is _S.PREFILLING:
             continue
-        loading = slot.state is _S.ONBOARDING and slot.slot in decider.aids.loads
+        loading = slot.state is _S.ONBOARDING and slot.slot in decider.memory.loads
         if slot.state not in _MAY_START or loading or not slot.device_blocks:
             raise Refused(f"request {request!r} is {slot.state.label} and cannot start to prefill")
         moves.append((slot, _S.PREFILLING))
@@ -211,7 +211,7 @@ def _check_places(decider: Decider, s: st.IterationScheduled, appended: _Appende
         return
     size, more = decider.config.block_tokens, appended.more
     out = {decider.live(request).slot for request in (*s.skipped, *s.preempted)}
-    limits = decider.aids.place_limit
+    limits = decider.memory.place_limit
     if last > decider.least_limit:
         for number, limit in limits.items():
             if limit < last and number not in out:
@@ -257,17 +257,17 @@ def _remember_early(
             later[place] = block[slot.slot] * size - slot.computed_tokens(before)
             block[slot.slot] += 1
     hashes = zip(unpack_ids(lost.ids), unpack_hashes(lost.hashes), strict=True)
-    decider.aids.early = [decider.at_ns, count, pool.info.pool]
-    decider.aids.early_of = {key: later[place] for place, key in hashes if later[place]}
+    decider.memory.early = [decider.at_ns, count, pool.info.pool]
+    decider.memory.early_of = {key: later[place] for place, key in hashes if later[place]}
 
 
 def _date_early(decider: Decider) -> None:
     """The iterations have ended, all equally long: date what their later ones evicted."""
-    (since_ns, count, pool), early = decider.aids.early, decider.aids.early_of
+    (since_ns, count, pool), early = decider.memory.early, decider.memory.early_of
     lasts_ns = (decider.at_ns - since_ns) // count
     for key, later in early.items():
-        decider.aids.pools[pool].left_later(key, since_ns + later * lasts_ns)
-    decider.aids.early, decider.aids.early_of = [], {}
+        decider.memory.pools[pool].left_later(key, since_ns + later * lasts_ns)
+    decider.memory.early, decider.memory.early_of = [], {}
 
 
 def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
@@ -276,7 +276,7 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     In the order in which they became full: after several iterations a request may stand there several times.
     """
     formed = decider.last_iteration(s.source)
-    if decider.aids.early:
+    if decider.memory.early:
         _date_early(decider)
     if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= formed:
         return
@@ -298,14 +298,14 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     lower = decider.below(pool)
     if decider.config.eviction.disk_admission > 1:  # prompts were counted when they arrived
         for slot, first, end in spans:
-            decider.aids.name(slot.hashes[max(first, slot.prompt_blocks) : end])
+            decider.memory.name(slot.hashes[max(first, slot.prompt_blocks) : end])
     if lower is not None:
         for slot, first, end in spans:
             link_chain(decider, slot, first, end)
         below = lower.by_hash
         if not below.keys().isdisjoint(hashes):
             ids = [place for place, key in zip(ids, hashes, strict=True) if key not in below]
-        decider.aids.filled(pool, ids)
+        decider.memory.filled(pool, ids)
         decider.mark_dirty(pool)
 
 
@@ -339,4 +339,4 @@ def link_chain(decider: Decider, slot: SlotFacts, first: int, end: int) -> None:
     """Remember the parent of each of these blocks, so that a prefix is touched with its continuation."""
     hashes = slot.hashes
     first = max(first, 1)
-    decider.aids.parent_of.update(zip(hashes[first:end], hashes[first - 1 : end - 1], strict=True))
+    decider.memory.parent_of.update(zip(hashes[first:end], hashes[first - 1 : end - 1], strict=True))

@@ -14,9 +14,9 @@ from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, EvictRule, MissReason, ReleaseReason, Route, Site, SlotState, WaitPoint
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.core.leader import prefetch
-from kvbm_console.core.leader.aids import LoadPart
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.holds import felt_pressure, held_at, strike
+from kvbm_console.core.leader.memory import LoadPart
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
@@ -47,7 +47,7 @@ def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
     slot = decider.state.slots[number]
     strike(decider, Site.TRANSITION_DID, slot, slot.state, slot.state)
     if decider.config.eviction.disk_admission > 1:
-        decider.aids.name(hashes)
+        decider.memory.name(hashes)
     prefetch.arrived(decider, slot)
 
 
@@ -104,7 +104,7 @@ def _match(
     found: list[tuple[PoolFacts, list[int]]] = []
     why = MissReason.NONE
     for pool in decider.lower_pools():
-        room = int(decider.config.staging_share * len(pool)) - decider.aids.pools[pool.info.pool].staged_blocks
+        room = int(decider.config.staging_share * len(pool)) - decider.memory.pools[pool.info.pool].staged_blocks
         wanted = min(limit, at + max(0, room))
         places = pool.ready_prefix(slot.hashes[at:wanted])
         at += len(places)
@@ -122,7 +122,7 @@ def _match(
         return found, at, MissReason.BOUNDARY
     if any(pool.ready_place(slot.hashes[at]) is not None for pool in decider.lower_pools()):
         return found, at, MissReason.FILTERED  # it is there, but staging may hold no more of its pool
-    return found, at, decider.aids.why_gone(slot.hashes[at])
+    return found, at, decider.memory.why_gone(slot.hashes[at])
 
 
 def _stands_still(decider: Decider, key: int) -> bool:
@@ -159,11 +159,11 @@ def _stage(
         decider.emit(
             ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places), prefetch.found(decider, pool, used)
         )
-        mine = decider.aids.pools[pool.info.pool]
+        mine = decider.memory.pools[pool.info.pool]
         mine.staged_blocks += len(places)
         # Used again, a block may be copied down again: one that was used too rarely, or whose copies were given up.
         anew = decider.config.eviction.disk_admission > 1 or not mine.again.keys().isdisjoint(places)
-        decider.aids.taken(pool, places)
+        decider.memory.taken(pool, places)
         if anew:
             _offer_again(decider, pool, places)
     decider.set_staging_deadline(slot)
@@ -175,8 +175,8 @@ def _offer_again(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
     """Those of these blocks that have no copy below, and none planned, may be copied down."""
     lower = decider.below(pool)
     if lower is not None:
-        planned = decider.aids.pools[pool.info.pool].planned
-        decider.aids.unsaved(
+        planned = decider.memory.pools[pool.info.pool].planned
+        decider.memory.unsaved(
             pool, [place for place in places if pool.hash_of[place] not in lower.by_hash and place not in planned]
         )
 
@@ -205,7 +205,7 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
     assign(decider, pool, [slot], [len(ids)], ids, reused, s.external_tokens)
     if not first:
         return
-    decider.aids.pools[pool.info.pool].gave(len(ids) - reused, len(pool))
+    decider.memory.pools[pool.info.pool].gave(len(ids) - reused, len(pool))
     _score(decider, slot, reused, external)
     if external:
         _load(decider, pool, slot, reused, external, s.external_tokens)
@@ -254,12 +254,12 @@ def assign(
         pack_ids(ids), reused, external_tokens,
     )
     if reused:
-        decider.aids.taken(pool, ids[:reused])
+        decider.memory.taken(pool, ids[:reused])
     lower = decider.below(pool)
     if lower is not None and reused:
         # A block that is used again deserves a copy again.
-        planned, below, again = decider.aids.pools[pool.info.pool].planned, lower.by_hash, ids[:reused]
-        decider.aids.unsaved(
+        planned, below, again = decider.memory.pools[pool.info.pool].planned, lower.by_hash, ids[:reused]
+        decider.memory.unsaved(
             pool,
             [
                 place for place, key in zip(again, gather(pool.hash_of, again), strict=True)
@@ -267,7 +267,7 @@ def assign(
             ],
         )
     if lower is not None:
-        mine = decider.aids.pools[pool.info.pool]
+        mine = decider.memory.pools[pool.info.pool]
         mine.gave(len(ids) - reused, len(pool), at_once=at_once)
         if mine.ordered and lost:
             decider.mark_dirty(pool)  # what is evicted next has changed
@@ -286,7 +286,7 @@ def _score(decider: Decider, slot: SlotFacts, reused: int, external: int) -> Non
     for index, places in slot.staged:
         used = min(left, len(places))
         hits[decider.state.pools[index].info.tier - 1] += used
-        decider.box.policies[index].found(slot.hashes[at : min(at + used, slot.prompt_blocks)], decider.at_ns)
+        decider.live_memory.policies[index].found(slot.hashes[at : min(at + used, slot.prompt_blocks)], decider.at_ns)
         left, at = left - used, at + used
     left = slot.prompt_blocks
     scored = []
@@ -298,8 +298,8 @@ def _score(decider: Decider, slot: SlotFacts, reused: int, external: int) -> Non
         decider.device_pool(slot.source),
     )
     for pool in decider.lower_pools():
-        decider.box.policies[pool.info.pool].use(slot.hashes[: slot.prompt_blocks], decider.at_ns)
-        decider.aids.used(pool, slot.hashes)
+        decider.live_memory.policies[pool.info.pool].use(slot.hashes[: slot.prompt_blocks], decider.at_ns)
+        decider.memory.used(pool, slot.hashes)
 
 
 def _load(decider: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, external: int, tokens: int) -> None:
@@ -317,10 +317,10 @@ def _load(decider: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, exter
             ev.CandidatePlanned, number, slot.slot, Route.of(tier, pool.info.tier),
             pack_hashes(slot.hashes[at : at + count]), pack_ids(slot.device_blocks[at : at + count]), at,
         )
-        decider.aids.batch_of[number] = batch
+        decider.memory.batch_of[number] = batch
         parts.append(LoadPart(number, tier, at, count))
         at += count
-    decider.aids.loads[slot.slot] = parts
+    decider.memory.loads[slot.slot] = parts
     move(decider, slot, SlotState.ONBOARDING, detail=tokens)
     for part in parts:
         enqueue(decider, decider.state.candidates[part.candidate])

@@ -30,10 +30,10 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import FencedBlocks, FinishAnswer, IterationMetadata, MatchAnswer
 from kvbm_console.core.leader import lookups
-from kvbm_console.core.leader.aids import LoadPart
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.holds import cancel_hold, held_at
 from kvbm_console.core.leader.iterations import link_chain
+from kvbm_console.core.leader.memory import LoadPart
 from kvbm_console.core.leader.pipeline import drop, end_candidate, end_operation
 from kvbm_console.core.leader.requests import preempt
 from kvbm_console.core.leader.slots import finish, move
@@ -112,7 +112,7 @@ def _missed(decider: Decider, slot: SlotFacts, at: int, size: int) -> tuple[int 
         return at, MissReason.BOUNDARY
     if slot.source in decider.state.lost_sources:
         return at, MissReason.UNKNOWN_AFTER_GAP
-    return at, decider.aids.why_gone(slot.hashes[at])
+    return at, decider.memory.why_gone(slot.hashes[at])
 
 
 def _waiting(decider: Decider, request: str) -> SlotFacts:
@@ -244,7 +244,7 @@ def _finish(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAn
     cancel_hold(decider, slot, "aborted" if reason is FinishReason.ABORTED else "finished")
     if slot.outstanding:
         move(decider, slot, _S.FINISHING, reason=reason)
-        decider.aids.ending.append(slot.slot)
+        decider.memory.ending.append(slot.slot)
         return FinishAnswer(True)
     decider.release_device_blocks(slot, ReleaseReason.FINISHED)
     finish(decider, slot, reason)
@@ -257,8 +257,8 @@ def source_restarted(decider: Decider, s: st.SourceRestarted) -> None:
         close_copies(decider, slot)
         if slot.state not in ENDED:
             _finish(decider, slot, FinishReason.ABORTED)
-        elif slot.slot in decider.aids.ending:
-            decider.aids.ending.remove(slot.slot)
+        elif slot.slot in decider.memory.ending:
+            decider.memory.ending.remove(slot.slot)
             decider.release_device_blocks(slot, ReleaseReason.FINISHED)
             finish(decider, slot, slot.reason)
     decider.emit(ev.SourceLost, s.source, 0, 0, True, True, s.gone and s.replaceable)
@@ -343,7 +343,7 @@ def load(
     if lower is None or not hashes:
         move(decider, slot, SlotState.ONBOARDING, detail=tokens)
         return
-    decider.aids.loads[slot.slot] = [
+    decider.memory.loads[slot.slot] = [
         LoadPart(decider.state.next_candidate, int(lower.info.tier), reused, len(hashes))
     ]
     number = _plan(decider, slot, Route.of(lower.info.tier, pool.info.tier), hashes, targets, reused)
@@ -376,7 +376,7 @@ def _promote(
         pack_ids(targets), 0,
         decider.returned(candidate.hashes, source, target) if candidate.route.is_load else ev.NOTHING_RETURNED,
     )
-    decider.aids.batch_of[number] = number
+    decider.memory.batch_of[number] = number
     decider.emit(ev.OperationStarted, operation)
 
 
@@ -412,13 +412,13 @@ def copies_of(decider: Decider, request: str, *, loads: bool | None) -> list[Ope
 def report(decider: Decider, operation: OperationFacts, *, failed: bool, places: Sequence[int] = ()) -> None:
     error = "the connector could not load it" if failed else ""
     decider.emit(ev.OperationReported, operation.operation, 0, not failed, error, pack_ids(places))
-    if operation.operation not in decider.aids.complete:
-        decider.aids.complete.append(operation.operation)
+    if operation.operation not in decider.memory.complete:
+        decider.memory.complete.append(operation.operation)
 
 
 def discard(decider: Decider, operation: OperationFacts) -> None:
     """A load ended after its request: the engine never names what it brought."""
-    decider.aids.complete.remove(operation.operation)
+    decider.memory.complete.remove(operation.operation)
     drop(decider, decider.state.pools[operation.target_pool], operation, operation.targets)
     end_candidate(decider, operation, CandidateStatus.FAILED if operation.failed else CandidateStatus.COMPLETED)
 
@@ -427,11 +427,11 @@ def close_copies(decider: Decider, slot: SlotFacts) -> None:
     """Copies whose end was not seen: the engine does not wait for them any more."""
     for operation in copies_of(decider, slot.request, loads=None):
         target = decider.state.pools[operation.target_pool]
-        if operation.operation in decider.aids.complete:
-            decider.aids.complete.remove(operation.operation)
+        if operation.operation in decider.memory.complete:
+            decider.memory.complete.remove(operation.operation)
         if operation.targets:
             drop(decider, target, operation, operation.targets)
-        decider.aids.loads.pop(slot.slot, None)
+        decider.memory.loads.pop(slot.slot, None)
         end_candidate(decider, operation, CandidateStatus.CANCELLED)
 
 

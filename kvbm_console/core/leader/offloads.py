@@ -6,7 +6,7 @@ A copy down frees no place. It makes an eviction harmless, because the block can
 not how full a pool is, but which blocks the next evictions would lose.
 
 A pool gives away its empty places first, then the places at the cold end of its order of eviction. For a device pool
-this is the engine's order (``PoolAids.loose``), for a pool of ours the policy's (``PoolPolicy.coldest``). A place is
+this is the engine's order (``PoolMemory.loose``), for a pool of ours the policy's (``PoolPolicy.coldest``). A place is
 safe when it is empty or has a ready or in-flight copy below. The first ``reserve`` places of the order must be safe.
 ``plan_offloads`` copies the unsafe places among them, and unsafe places a little behind, so that the next look comes
 later.
@@ -39,8 +39,8 @@ from typing import Final
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import gather, pack_hashes
 from kvbm_console.core.ids import Authority, Condition, Route, SlotState
-from kvbm_console.core.leader.aids import PoolAids
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.memory import PoolMemory
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.leader.victims import evictable
 from kvbm_console.core.slots import SlotFacts
@@ -58,7 +58,7 @@ _FIRST: Final = 512
 def plan_offloads(decider: Decider, pool: PoolFacts) -> None:
     """Copy down under pressure (BC-2): what would be lost next, or the coldest unsaved blocks, by ``offload_law``."""
     lower = decider.below(pool)
-    mine = decider.aids.pools[pool.info.pool]
+    mine = decider.memory.pools[pool.info.pool]
     if lower is None or mine.blocked or not (mine.exposed or mine.covered):
         return
     batch = decider.config.offload_batch_blocks
@@ -85,7 +85,7 @@ def plan_offloads(decider: Decider, pool: PoolFacts) -> None:
 
 def reserve(decider: Decider, pool: PoolFacts) -> int:
     """How many of the places that are given away next must be safe."""
-    mine, capacity = decider.aids.pools[pool.info.pool], len(pool)
+    mine, capacity = decider.memory.pools[pool.info.pool], len(pool)
     if mine.ordered and mine.given < capacity:
         return capacity
     share = math.ceil((1.0 - decider.config.offload_threshold) * capacity)
@@ -99,7 +99,7 @@ def _further(decider: Decider, pool: PoolFacts) -> int:
 
 def _next_of_engine(decider: Decider, pool: PoolFacts, room: int) -> dict[int | None, list[int]]:
     """The blocks that a device pool would lose next, and blocks of requests if even all free places are no reserve."""
-    mine = decider.aids.pools[pool.info.pool]
+    mine = decider.memory.pools[pool.info.pool]
     ahead = reserve(decider, pool) - pool.counts[Condition.EMPTY]
     if ahead <= 0:
         return {}
@@ -119,7 +119,7 @@ def _next_of_engine(decider: Decider, pool: PoolFacts, room: int) -> dict[int | 
 
 
 def _add_held(
-    decider: Decider, pool: PoolFacts, mine: PoolAids, room: int, chosen: dict[int | None, list[int]]
+    decider: Decider, pool: PoolFacts, mine: PoolMemory, room: int, chosen: dict[int | None, list[int]]
 ) -> None:
     """Unsaved blocks of running requests that have a batch of them: to copy these takes no place from the engine."""
     covered, content = mine.covered, pool.content
@@ -136,7 +136,7 @@ def _add_held(
                 return
 
 
-def owners_of(mine: PoolAids) -> Iterator[int]:
+def owners_of(mine: PoolMemory) -> Iterator[int]:
     """Slots with ``HELD_LEAST`` covered places or more, in the order of their first place.
 
     The caller takes as many slots as it needs, and only their places are looked at.
@@ -161,7 +161,7 @@ def _next_of_policy(decider: Decider, pool: PoolFacts, lower: PoolFacts, room: i
 
     The policy is asked from time to time.
     """
-    mine = decider.aids.pools[pool.info.pool]
+    mine = decider.memory.pools[pool.info.pool]
     # More than half of what the pool below can give would be evicted there before it is needed.
     most = max(1, (lower.counts[Condition.EMPTY] + lower.counts[Condition.CACHED]) // 2)
     ahead, further = min(reserve(decider, pool), most) - pool.counts[Condition.EMPTY], _further(decider, pool)
@@ -175,7 +175,7 @@ def _next_of_policy(decider: Decider, pool: PoolFacts, lower: PoolFacts, room: i
     return {None: places} if places else {}
 
 
-def _unsafe(pool: PoolFacts, mine: PoolAids, room: int) -> list[int]:
+def _unsafe(pool: PoolFacts, mine: PoolMemory, room: int) -> list[int]:
     """The next places of the last look that are to be copied; what was used or evicted meanwhile is passed over."""
     places = list[int]()
     while mine.unsafe and len(places) < room:
@@ -191,7 +191,7 @@ def _look(decider: Decider, pool: PoolFacts, count: int) -> None:
 
     A look costs as much as it sees. Its finds are used up before the next look, unless the order has moved on.
     """
-    mine, policy = decider.aids.pools[pool.info.pool], decider.box.policies[pool.info.pool]
+    mine, policy = decider.memory.pools[pool.info.pool], decider.live_memory.policies[pool.info.pool]
     keys = policy.coldest(min(count, pool.counts[Condition.CACHED]), evictable(pool), decider.at_ns)
     mine.next = dict.fromkeys(keys)
     mine.unsafe = list(compress(keys, map(mine.exposed.__contains__, map(pool.by_hash.__getitem__, keys))))
@@ -203,7 +203,7 @@ def _look(decider: Decider, pool: PoolFacts, count: int) -> None:
 
 def pressure(decider: Decider, pool: PoolFacts) -> int:
     """How many blocks should be copied down now; 0 when enough places are empty or safely evictable."""
-    mine = decider.aids.pools[pool.info.pool]
+    mine = decider.memory.pools[pool.info.pool]
     threshold = decider.config.offload_threshold
     if threshold == 0.0:
         return len(mine.exposed) + len(mine.covered)
@@ -220,7 +220,7 @@ def pressure(decider: Decider, pool: PoolFacts) -> int:
 
 
 def _safe_places(decider: Decider, pool: PoolFacts) -> int:
-    mine = decider.aids.pools[pool.info.pool]
+    mine = decider.memory.pools[pool.info.pool]
     safe = pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED] - len(mine.exposed)
     return safe + _as_good_as_safe(decider, pool, mine.planned) if mine.planned else safe
 
@@ -244,14 +244,14 @@ def calm_blocks(decider: Decider, source: int) -> int | None:
     answer. None when a breakpoint is armed, a slot is held or a copy waits, because then every iteration is a chance to
     act.
     """
-    state, aids = decider.state, decider.aids
+    state, memory = decider.state, decider.memory
     if decider.gate is not None or state.holds or state.frozen is not None or state.draining or state.breakpoints:
         return None
-    if aids.dirty or aids.pending or aids.undispatched or aids.complete or aids.announced:
+    if memory.dirty or memory.pending or memory.undispatched or memory.complete or memory.announced:
         return None
     pool = decider.device_pool(source)
     lower = decider.below(pool)
-    mine = aids.pools[pool.info.pool]
+    mine = memory.pools[pool.info.pool]
     if lower is None or mine.blocked or 4 * decider.config.offload_batch_blocks <= len(mine.planned):
         return PLENTY
     if decider.config.by_order:
@@ -259,7 +259,7 @@ def calm_blocks(decider: Decider, source: int) -> int | None:
     return max(-1, _safe_places(decider, pool) - math.ceil((1.0 - decider.config.offload_threshold) * len(pool)))
 
 
-def _safe_in_order(pool: PoolFacts, mine: PoolAids) -> int:
+def _safe_in_order(pool: PoolFacts, mine: PoolMemory) -> int:
     """Places of a device pool that are given away before one that would be lost."""
     if not mine.exposed:
         return pool.counts[Condition.EMPTY] + len(mine.loose)
@@ -280,7 +280,7 @@ def _coldest(decider: Decider, pool: PoolFacts, count: int) -> dict[int | None, 
 
     They are grouped by the live slot that holds them, or None.
     """
-    mine = decider.aids.pools[pool.info.pool]
+    mine = decider.memory.pools[pool.info.pool]
     planned, content, refs = mine.planned, pool.content, pool.refs
     ours = pool.info.authority is Authority.LEADER
     chosen: dict[int | None, list[int]] = {}
@@ -301,7 +301,7 @@ def _coldest(decider: Decider, pool: PoolFacts, count: int) -> dict[int | None, 
 
 def _holder(decider: Decider, pool: PoolFacts, place: int, held: dict[int, set[int]]) -> int | None:
     """A live slot that holds this device place and is not about to lose it. ``held``: blocks of slots asked before."""
-    owner = decider.aids.pools[pool.info.pool].owner
+    owner = decider.memory.pools[pool.info.pool].owner
     number = owner.get(place)
     slot = None if number is None else decider.state.slots.get(number)
     if slot is not None and place in _blocks_of(pool, slot, held):
@@ -321,7 +321,7 @@ def _blocks_of(pool: PoolFacts, slot: SlotFacts, held: dict[int, set[int]]) -> s
 
 
 def _plan(decider: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None, places: list[int]) -> None:
-    mine = decider.aids.pools[pool.info.pool]
+    mine = decider.memory.pools[pool.info.pool]
     places = _one_of_each(pool, places)
     number = decider.state.next_candidate
     slot = None if owner is None else decider.state.slots[owner]
@@ -334,14 +334,14 @@ def _plan(decider: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None
             position = dict(zip(slot.device_blocks, range(len(slot.device_blocks)), strict=True))
             places = sorted(places, key=position.__getitem__)
             first, last = position[places[0]], position[places[-1]]
-        decider.aids.evaluated[slot.slot] = max(decider.aids.evaluated.get(slot.slot, 0), last + 1)
+        decider.memory.evaluated[slot.slot] = max(decider.memory.evaluated.get(slot.slot, 0), last + 1)
     decider.emit(
         ev.CandidatePlanned, number, owner, Route.of(pool.info.tier, lower.info.tier),
         pack_hashes(gather(pool.hash_of, places)), b"", first,
     )
-    decider.aids.drawn_from[number] = pool.info.pool
+    decider.memory.drawn_from[number] = pool.info.pool
     mine.planned.update(dict.fromkeys(places, number))
-    decider.aids.saved(pool, places)
+    decider.memory.saved(pool, places)
     enqueue(decider, decider.state.candidates[number])
 
 
@@ -361,7 +361,7 @@ def plan_last_offload(decider: Decider, slot: SlotFacts) -> None:
         return
     pool = decider.state.pools[slot.device_pool]
     lower = decider.below(pool)
-    mine = decider.aids.pools[pool.info.pool]
+    mine = decider.memory.pools[pool.info.pool]
     batch = decider.config.offload_batch_blocks
     room = 4 * batch - len(mine.planned)
     if lower is None or mine.blocked or not mine.covered or room <= 0:

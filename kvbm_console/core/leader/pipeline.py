@@ -35,9 +35,9 @@ def _strike(decider: Decider, site: Site, candidate: CandidateFacts) -> None:
     slot = _slot(decider, candidate)
     if slot is None:
         return
-    struck = decider.aids.struck.get(candidate.candidate, 0)
+    struck = decider.memory.struck.get(candidate.candidate, 0)
     if not struck >> site & 1:
-        decider.aids.struck[candidate.candidate] = struck | 1 << site
+        decider.memory.struck[candidate.candidate] = struck | 1 << site
         strike(decider, site, slot, slot.state, slot.state, candidate)
 
 
@@ -49,7 +49,7 @@ def _waits(decider: Decider, candidate: CandidateFacts, point: WaitPoint) -> boo
 def enqueue(decider: Decider, candidate: CandidateFacts) -> None:
     """A planned candidate waits for its evaluation, at the end of this stimulus."""
     decider.emit(ev.CandidateEnqueued, candidate.candidate)
-    decider.aids.pending.append(candidate.candidate)
+    decider.memory.pending.append(candidate.candidate)
     _strike(decider, Site.CANDIDATE_ENQUEUE, candidate)
 
 
@@ -87,7 +87,7 @@ def advance(decider: Decider, candidate: CandidateFacts) -> None:
 def _make_room_and_promote(decider: Decider, candidate: CandidateFacts, sources: list[int], hashes: list[int]) -> None:
     """Take free places of the target, evict for the others; what does not fit is left for another time."""
     source, target = pools_of(decider, candidate)
-    mine = decider.aids.pools[target.info.pool]
+    mine = decider.memory.pools[target.info.pool]
     missing = len(hashes) - mine.room
     if missing > 0:
         victims, rule = to_evict(decider, target, missing, hashes)
@@ -97,11 +97,11 @@ def _make_room_and_promote(decider: Decider, candidate: CandidateFacts, sources:
             _strike(decider, Site.EVICT_WILL, candidate)
             if _waits(decider, candidate, WaitPoint.PROMOTE):
                 return
-            decider.box.policies[target.info.pool].gave_up(len(victims))
+            decider.live_memory.policies[target.info.pool].gave_up(len(victims))
             decider.evict(target, victims, candidate.slot, rule)
     if not hashes:
         if not candidate.route.is_load:
-            decider.aids.pools[source.info.pool].blocked = True
+            decider.memory.pools[source.info.pool].blocked = True
         skip(decider, candidate, SkipReason.NO_CAPACITY)
         return
     targets = mine.take(len(hashes))
@@ -113,7 +113,7 @@ def _promote(
 ) -> None:
     source, target = pools_of(decider, candidate)
     number = decider.state.next_operation
-    batch = decider.aids.batch_of.setdefault(candidate.candidate, candidate.candidate)
+    batch = decider.memory.batch_of.setdefault(candidate.candidate, candidate.candidate)
     thrash = 0
     if candidate.route.is_load:
         since = decider.at_ns - decider.config.thrash_window_ns
@@ -124,18 +124,18 @@ def _promote(
         pack_ids(sources), pack_ids(targets), thrash,
         decider.returned(hashes, source, target) if candidate.route.is_load else ev.NOTHING_RETURNED,
     )
-    decider.aids.pending.remove(candidate.candidate)
-    decider.aids.undispatched.append(number)
-    decider.aids.taken(source, sources)
+    decider.memory.pending.remove(candidate.candidate)
+    decider.memory.undispatched.append(number)
+    decider.memory.taken(source, sources)
     if not candidate.route.is_load and source.info.authority is Authority.LEADER:
         copies_further(decider, source)
     if candidate.slot is None and source.info.authority is Authority.ENGINE:
         decider.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
-        decider.aids.fences[number] = (source.info.source, "", sources)
+        decider.memory.fences[number] = (source.info.source, "", sources)
     if target.info.authority is Authority.LEADER:
-        for chain in chains(decider.aids.parent_of, hashes):
-            decider.box.policies[target.info.pool].insert(chain, decider.at_ns)
-        decider.aids.saved(source, _all_places(source, sources, hashes))
+        for chain in chains(decider.memory.parent_of, hashes):
+            decider.live_memory.policies[target.info.pool].insert(chain, decider.at_ns)
+        decider.memory.saved(source, _all_places(source, sources, hashes))
     _strike(decider, Site.DISPATCH_WILL, decider.state.candidates[candidate.candidate])
 
 
@@ -150,8 +150,8 @@ def dispatch(decider: Decider, operation: OperationFacts) -> None:
     candidate = decider.state.candidates[operation.candidate]
     if _waits(decider, candidate, WaitPoint.DISPATCH):
         return
-    decider.aids.undispatched.remove(operation.operation)
-    decider.aids.issued.append(operation.operation)
+    decider.memory.undispatched.remove(operation.operation)
+    decider.memory.issued.append(operation.operation)
     decider.ask(
         StartTransfer(
             operation.operation, operation.epoch, candidate.route, pack_ids(operation.sources),
@@ -165,7 +165,7 @@ def dispatch(decider: Decider, operation: OperationFacts) -> None:
 
 def pools_of(decider: Decider, candidate: CandidateFacts) -> tuple[PoolFacts, PoolFacts]:
     """The source and the target pool of a candidate."""
-    drawn_from = decider.aids.drawn_from.get(candidate.candidate)
+    drawn_from = decider.memory.drawn_from.get(candidate.candidate)
     if drawn_from is not None:
         source_pool: PoolFacts | None = decider.state.pools[drawn_from]
         if candidate.route.is_load:
@@ -194,7 +194,7 @@ def choose(decider: Decider, candidate: CandidateFacts) -> tuple[list[int], list
     sources: list[int] = []
     hashes: list[int] = []
     filtered: SkipReason | None = None
-    planned, number = decider.aids.pools[source.info.pool].planned, candidate.candidate
+    planned, number = decider.memory.pools[source.info.pool].planned, candidate.candidate
     place_of, content, below = source.by_hash, source.content, target.by_hash
     for key in candidate.hashes:
         # A hash may stand in several places; only those of the plan are held by the slot, or known to be free.
@@ -207,7 +207,7 @@ def choose(decider: Decider, candidate: CandidateFacts) -> tuple[list[int], list
             filtered = SkipReason.SOURCE_EVICTED
         elif not admitted(decider, target, key):
             filtered = SkipReason.BELOW_FREQUENCY
-            decider.box.policies[target.info.pool].not_admitted += 1
+            decider.live_memory.policies[target.info.pool].not_admitted += 1
         else:
             sources.append(place)
             hashes.append(key)
@@ -235,7 +235,7 @@ def _prefetchable(
 
 def admitted(decider: Decider, pool: PoolFacts, key: int) -> bool:
     """Whether a block has been used often enough to be written to this pool: the disk tier may ask for several uses."""
-    return not _filters(decider, pool) or decider.aids.named.get(key, 0) >= decider.config.eviction.disk_admission
+    return not _filters(decider, pool) or decider.memory.named.get(key, 0) >= decider.config.eviction.disk_admission
 
 
 def _filters(decider: Decider, pool: PoolFacts) -> bool:
@@ -281,7 +281,7 @@ def _report(decider: Decider, number: int, epoch: int, rank: int, ok: bool, erro
         decider.emit(ev.OperationStarted, number)
     decider.emit(ev.OperationReported, number, rank, ok, error, failed)
     if len(operation.reported) == decider.config.ranks:
-        decider.aids.complete.append(number)
+        decider.memory.complete.append(number)
 
 
 def _current(decider: Decider, number: int, epoch: int, rank: int) -> OperationFacts | None:
@@ -321,13 +321,13 @@ def skip(decider: Decider, candidate: CandidateFacts, reason: SkipReason) -> Non
     """Resolve a pending candidate to no work; a slot that waited for it goes on without."""
     slot = _slot(decider, candidate)
     source, _ = pools_of(decider, candidate)
-    decider.aids.pending.remove(candidate.candidate)
+    decider.memory.pending.remove(candidate.candidate)
     decider.emit(ev.CandidateSkipped, candidate.candidate, reason)
     _forget_plan(decider, source, candidate)
     if decider.config.by_order and not candidate.route.is_load and source.info.authority is Authority.LEADER:
         decider.unblock_above(source)  # who waits for its copy waits no longer
     if candidate.slot is None and candidate.route.is_load:
-        decider.aids.prefetch.ended(candidate.candidate, candidate.hashes, ())
+        decider.memory.prefetch.ended(candidate.candidate, candidate.hashes, ())
     _strike(decider, Site.SKIP_DID, candidate)
     _end_batch(decider, candidate)
     if slot is not None and candidate.route.is_load:
@@ -358,7 +358,7 @@ def end_operation(decider: Decider, operation: OperationFacts) -> None:
     _strike(decider, Site.COMPLETE_WILL, candidate)
     if _waits(decider, candidate, WaitPoint.COMPLETION):
         return
-    decider.aids.complete.remove(operation.operation)
+    decider.memory.complete.remove(operation.operation)
     target = decider.state.pools[operation.target_pool]
     if candidate.route.is_load and slot is not None and candidate.first_block is not None:
         good = _good_prefix(decider, slot, candidate.first_block, operation)
@@ -373,7 +373,7 @@ def end_operation(decider: Decider, operation: OperationFacts) -> None:
     if lost:
         drop(decider, target, operation, lost)
     if candidate.slot is None and candidate.route.is_load:
-        decider.aids.prefetch.ended(candidate.candidate, candidate.hashes, [target.hash_of[place] for place in kept])
+        decider.memory.prefetch.ended(candidate.candidate, candidate.hashes, [target.hash_of[place] for place in kept])
     if slot is not None and candidate.route.is_load and operation.failed and candidate.first_block is not None:
         _lose(decider, slot, candidate.first_block + min(operation.failed))
     end_candidate(
@@ -388,13 +388,13 @@ def _save_ready(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
     lower = decider.below(pool)
     if lower is not None:
         below, hashes = lower.by_hash, gather(pool.hash_of, places)
-        decider.aids.unsaved(pool, [place for place, key in zip(places, hashes, strict=True) if key not in below])
+        decider.memory.unsaved(pool, [place for place, key in zip(places, hashes, strict=True) if key not in below])
 
 
 def _good_prefix(decider: Decider, slot: SlotFacts, first: int, operation: OperationFacts) -> int:
     """Leading blocks of a load that are usable: none behind the first block that failed in any part of the load."""
     good = min(operation.failed, default=len(operation.targets))
-    lost_at = decider.aids.lost_at.get(slot.slot)
+    lost_at = decider.memory.lost_at.get(slot.slot)
     return good if lost_at is None else max(0, min(good, lost_at - first))
 
 
@@ -414,8 +414,8 @@ def end_candidate(decider: Decider, operation: OperationFacts, status: Candidate
     decider.emit(ev.CandidateEnded, candidate.candidate, status)
     if not candidate.route.is_load:
         _ended_down(decider, source, target, operation)
-    decider.aids.let_go(source, operation.sources)
-    decider.aids.let_go(target, operation.targets)
+    decider.memory.let_go(source, operation.sources)
+    decider.memory.let_go(target, operation.targets)
     decider.unblock_above(source)
     decider.unblock_above(target)
     # A load of an engine that is watched may fail although its source places are not known.
@@ -424,19 +424,19 @@ def end_candidate(decider: Decider, operation: OperationFacts, status: Candidate
     _end_batch(decider, candidate)
     if slot is not None and candidate.route.is_load:
         _end_load(decider, slot)
-    fence = decider.aids.fences.pop(operation.operation, None)
+    fence = decider.memory.fences.pop(operation.operation, None)
     if fence is not None:
         decider.ask(ReleaseDeviceBlocks(fence[0], fence[1], pack_ids(fence[2])))
 
 
 def _ended_down(decider: Decider, source: PoolFacts, target: PoolFacts, operation: OperationFacts) -> None:
     """A copy down has ended: so many blocks are safe, and whether another one runs."""
-    aids, index = decider.aids, source.info.pool
-    aids.pools[index].copied(len(operation.sources))
-    if index in aids.busy and not any(
+    memory, index = decider.memory, source.info.pool
+    memory.pools[index].copied(len(operation.sources))
+    if index in memory.busy and not any(
         one.source_pool == index and one.target_pool == target.info.pool for one in decider.state.operations.values()
     ):
-        aids.busy[index][-1][1] = decider.at_ns
+        memory.busy[index][-1][1] = decider.at_ns
 
 
 def _forget_plan(
@@ -450,7 +450,7 @@ def _forget_plan(
     """
     if candidate.route.is_load:
         return
-    planned = decider.aids.pools[source.info.pool].planned
+    planned = decider.memory.pools[source.info.pool].planned
     number = candidate.candidate
     places = [place for place, other in planned.items() if other == number]
     for place in places:
@@ -458,7 +458,7 @@ def _forget_plan(
     lower = decider.below(source)
     if lower is not None:
         below, hashes = lower.by_hash, gather(source.hash_of, places)
-        decider.aids.unsaved(
+        decider.memory.unsaved(
             source,
             [
                 place for place, key in zip(places, hashes, strict=True)
@@ -470,28 +470,28 @@ def _forget_plan(
 
 
 def _end_batch(decider: Decider, candidate: CandidateFacts) -> None:
-    batch = decider.aids.batch_of.pop(candidate.candidate, candidate.candidate)
-    decider.aids.drawn_from.pop(candidate.candidate, None)
-    decider.aids.struck.pop(candidate.candidate, None)
-    if batch in decider.state.batches and batch not in decider.aids.batch_of.values():
+    batch = decider.memory.batch_of.pop(candidate.candidate, candidate.candidate)
+    decider.memory.drawn_from.pop(candidate.candidate, None)
+    decider.memory.struck.pop(candidate.candidate, None)
+    if batch in decider.state.batches and batch not in decider.memory.batch_of.values():
         decider.emit(ev.BatchEnded, batch)
 
 
 def _lose(decider: Decider, slot: SlotFacts, block: int) -> None:
     """Block ``block`` of a load is not coming: take back its hits and those behind it, and the computed position."""
-    if slot.slot not in decider.aids.loads:
+    if slot.slot not in decider.memory.loads:
         return
-    before = decider.aids.lost_at.get(slot.slot)
+    before = decider.memory.lost_at.get(slot.slot)
     if before is not None and before <= block:
         return
-    decider.aids.lost_at[slot.slot] = block
+    decider.memory.lost_at[slot.slot] = block
     pool = decider.state.pools[slot.device_pool if slot.device_pool is not None else -1]
     stale = [place for place in slot.device_blocks[block:before] if pool.content[place] == READY]
     if stale:
         hashes = [pool.hash_of[place] for place in stale]
         decider.emit(ev.BlocksDropped, pool.info.pool, -1, pack_ids(stale), ReleaseReason.FAILED)
         decider.gave_up(pool, stale, hashes)
-    for part in decider.aids.loads.get(slot.slot, ()):
+    for part in decider.memory.loads.get(slot.slot, ()):
         low = max(part.first, block)
         high = part.first + part.count if before is None else min(part.first + part.count, before)
         counted = min(high, slot.prompt_blocks) - min(low, slot.prompt_blocks)
@@ -502,11 +502,11 @@ def _lose(decider: Decider, slot: SlotFacts, block: int) -> None:
 
 def _end_load(decider: Decider, slot: SlotFacts) -> None:
     """When the last load that a slot waits for has ended, give back the staging and wake the engine."""
-    if slot.slot not in decider.aids.loads:
+    if slot.slot not in decider.memory.loads:
         return
     open_loads = [number for number in slot.outstanding if decider.state.candidates[number].route.is_load]
     if not open_loads:
-        decider.aids.loads.pop(slot.slot, None)
-        decider.aids.lost_at.pop(slot.slot, None)
+        decider.memory.loads.pop(slot.slot, None)
+        decider.memory.lost_at.pop(slot.slot, None)
         decider.release_staging(slot, ReleaseReason.LOADED)
         decider.ask(WakeRequest(slot.source, slot.request))

@@ -52,9 +52,9 @@ def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
         s.block_tokens, s.authority,
     )
     if replaced is None:
-        decider.box.add_pool(capacity or 0 if ours else 0)
+        decider.live_memory.add_pool(capacity or 0 if ours else 0)
     else:
-        decider.box.replace_pool(number)
+        decider.live_memory.replace_pool(number)
     if s.tier is Tier.G1 and s.authority is Authority.ENGINE:
         _count_iterations_apart(decider, s.source, replaced is not None)
     decider.look_at_pools()
@@ -66,7 +66,7 @@ def _replaceable(decider: Decider, s: st.PoolDeclared) -> int | None:
 
     Otherwise every life of an engine that crashes and reconnects would leave a pool in the facts for good.
     """
-    drawn_from = decider.aids.drawn_from.values()
+    drawn_from = decider.memory.drawn_from.values()
     found = [
         pool.info for pool in decider.state.pools
         if decider.state.lost_sources.get(pool.info.source) == REPLACEABLE
@@ -87,8 +87,8 @@ def _count_iterations_apart(decider: Decider, source: int, successor: bool) -> N
         if pool.info.tier is Tier.G1 and pool.info.authority is Authority.ENGINE
     }
     if len(engines) > 1 or successor:
-        own = decider.aids.iterations
-        decider.aids.iterations = {
+        own = decider.memory.iterations
+        decider.memory.iterations = {
             engine: own.get(engine, 0) if own or engine == source else decider.state.iteration
             for engine in sorted(engines)
         }

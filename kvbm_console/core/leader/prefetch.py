@@ -32,67 +32,67 @@ def arrived(decider: Decider, slot: SlotFacts) -> None:
     pools = _tiers(decider)
     if pools is None:
         return
-    memory, predictor = decider.aids.prefetch, decider.config.prefetch
+    ahead, predictor = decider.memory.prefetch, decider.config.prefetch
     if predictor == "chain":
         if _queues(decider, slot):
             # At least one token is computed, so the lookup never takes the last block of a prompt that ends with it.
             usable = (slot.prompt_tokens - 1) // decider.config.block_tokens
             numbers = _fetch(decider, *pools, [slot.hashes[:usable]])
             if numbers:
-                memory.waits[slot.slot] = numbers
-                memory.arrived_ns[slot.slot] = decider.at_ns
+                ahead.waits[slot.slot] = numbers
+                ahead.arrived_ns[slot.slot] = decider.at_ns
     elif predictor == "ngram":
-        _fetch(decider, *pools, memory.likely(slot.hashes))
-        memory.learn(slot.hashes)
+        _fetch(decider, *pools, ahead.likely(slot.hashes))
+        ahead.learn(slot.hashes)
     elif slot.session is not None:
-        before = memory.sessions.pop(slot.session, None)
+        before = ahead.sessions.pop(slot.session, None)
         if before is not None:
             decider.clear_deadline("prefetch", before.number)
             gap = decider.at_ns - before.ended_ns
-            memory.gap_ns = gap if not memory.gap_ns else memory.gap_ns + (gap - memory.gap_ns) // GAP_WEIGHT
+            ahead.gap_ns = gap if not ahead.gap_ns else ahead.gap_ns + (gap - ahead.gap_ns) // GAP_WEIGHT
 
 
 def ended(decider: Decider, slot: SlotFacts) -> None:
     """A request has ended well: its session may come back."""
     if decider.config.prefetch != "session" or slot.session is None or _tiers(decider) is None:
         return
-    memory = decider.aids.prefetch
-    known = memory.sessions.pop(slot.session, None)
+    ahead = decider.memory.prefetch
+    known = ahead.sessions.pop(slot.session, None)
     if known is not None:
         decider.clear_deadline("prefetch", known.number)
-    number, memory.next_session = memory.next_session, memory.next_session + 1
-    memory.sessions[slot.session] = EndedTurn(number, slot.hashes[-SESSION_BLOCKS_MAX:], decider.at_ns)
-    for name in list(islice(memory.sessions, max(0, len(memory.sessions) - SESSIONS_MAX))):
-        decider.clear_deadline("prefetch", memory.sessions.pop(name).number)
-    if memory.gap_ns:
-        decider.ask(SetDeadline(decider.aids.deadline("prefetch", number), max(1, memory.gap_ns // 2), Clock.ENGINE))
+    number, ahead.next_session = ahead.next_session, ahead.next_session + 1
+    ahead.sessions[slot.session] = EndedTurn(number, slot.hashes[-SESSION_BLOCKS_MAX:], decider.at_ns)
+    for name in list(islice(ahead.sessions, max(0, len(ahead.sessions) - SESSIONS_MAX))):
+        decider.clear_deadline("prefetch", ahead.sessions.pop(name).number)
+    if ahead.gap_ns:
+        decider.ask(SetDeadline(decider.memory.deadline("prefetch", number), max(1, ahead.gap_ns // 2), Clock.ENGINE))
 
 
 def due(decider: Decider, number: int) -> None:
     """A session that ended some time ago will probably be back soon."""
     pools = _tiers(decider)
-    session = next((one for one in decider.aids.prefetch.sessions.values() if one.number == number), None)
+    session = next((one for one in decider.memory.prefetch.sessions.values() if one.number == number), None)
     if pools is not None and session is not None:
         _fetch(decider, *pools, [session.hashes])
 
 
 def must_wait(decider: Decider, slot: SlotFacts) -> bool:
     """Whether a lookup of this slot is answered only later, by the stop rule of the configuration."""
-    memory, rule = decider.aids.prefetch, decider.config.prefetch_stop
-    if rule == "best_effort" or slot.slot not in memory.waits:
+    ahead, rule = decider.memory.prefetch, decider.config.prefetch_stop
+    if rule == "best_effort" or slot.slot not in ahead.waits:
         return False
     if rule == "wait_complete":
         return True
-    left_ns = memory.arrived_ns[slot.slot] + decider.config.prefetch_timeout_ns - decider.at_ns
-    if left_ns > 0 and f"wait {slot.slot}" not in decider.aids.deadline_of:
+    left_ns = ahead.arrived_ns[slot.slot] + decider.config.prefetch_timeout_ns - decider.at_ns
+    if left_ns > 0 and f"wait {slot.slot}" not in decider.memory.deadline_of:
         # Somebody has to look again when the time is over, also where nothing else happens until then.
-        decider.ask(SetDeadline(decider.aids.deadline("wait", slot.slot), left_ns, Clock.ENGINE))
+        decider.ask(SetDeadline(decider.memory.deadline("wait", slot.slot), left_ns, Clock.ENGINE))
     return left_ns > 0
 
 
 def on_its_way(decider: Decider, pool: PoolFacts, key: int) -> bool:
     """Whether this block is being fetched into this pool: a lookup takes it from below instead."""
-    if key not in decider.aids.prefetch.asked:
+    if key not in decider.memory.prefetch.asked:
         return False
     lower = decider.below(pool)
     return lower is not None and lower.ready_place(key) is not None
@@ -101,9 +101,9 @@ def on_its_way(decider: Decider, pool: PoolFacts, key: int) -> bool:
 def found(decider: Decider, pool: PoolFacts, hashes: Sequence[int]) -> int:
     """A lookup has found these blocks in a pool; how many of them stand there because they were fetched ahead."""
     if pool.info.tier is Tier.G3:
-        decider.aids.prefetch.found_below(hashes)
+        decider.memory.prefetch.found_below(hashes)
     elif pool.info.tier is Tier.G2:
-        return decider.aids.prefetch.found(hashes)
+        return decider.memory.prefetch.found(hashes)
     return 0
 
 
@@ -133,17 +133,17 @@ def _queues(decider: Decider, slot: SlotFacts) -> bool:
 
 def _fetch(decider: Decider, host: PoolFacts, disk: PoolFacts, ways: Iterable[Sequence[int]]) -> list[int]:
     """Plan to copy up what stands in the disk tier alone of these parts of prefixes; returns the candidates."""
-    memory, config = decider.aids.prefetch, decider.config
-    used, judged = memory.recent_used, memory.recent_used + memory.recent_wasted
-    if memory.judge():
-        decider.emit(ev.PrefetchLimited, memory.limited, used, judged)
-    room = memory.room(int(config.staging_share * len(host)) - len(memory.asked) - len(memory.unused))
+    ahead, config = decider.memory.prefetch, decider.config
+    used, judged = ahead.recent_used, ahead.recent_used + ahead.recent_wasted
+    if ahead.judge():
+        decider.emit(ev.PrefetchLimited, ahead.limited, used, judged)
+    room = ahead.room(int(config.staging_share * len(host)) - len(ahead.asked) - len(ahead.unused))
     wanted: dict[int, None] = {}
     for way in ways:
         for key in way:
             if len(wanted) >= room:
                 break
-            if key in host.by_hash or key in memory.asked or key in wanted or _on_device(decider, key):
+            if key in host.by_hash or key in ahead.asked or key in wanted or _on_device(decider, key):
                 continue
             if disk.ready_place(key) is None:
                 break  # what is behind a block that stands nowhere cannot be used
@@ -153,8 +153,8 @@ def _fetch(decider: Decider, host: PoolFacts, disk: PoolFacts, ways: Iterable[Se
         part = list(wanted)[at : at + config.offload_batch_blocks]
         number = decider.state.next_candidate
         decider.emit(ev.CandidatePlanned, number, None, Route.G3_G2, pack_hashes(part), b"", None)
-        decider.aids.drawn_from[number] = disk.info.pool
-        memory.asked.update(dict.fromkeys(part, number))
+        decider.memory.drawn_from[number] = disk.info.pool
+        ahead.asked.update(dict.fromkeys(part, number))
         enqueue(decider, decider.state.candidates[number])
         numbers.append(number)
     return numbers

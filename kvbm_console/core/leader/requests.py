@@ -68,8 +68,8 @@ def _stop_candidates(decider: Decider, slot: SlotFacts, *, cancel_stores: bool) 
     No request waits for the load any more, so its end wakes none.
     """
     held = slot.hold is not None and decider.state.holds[slot.hold].point in (WaitPoint.EVALUATE, WaitPoint.PROMOTE)
-    decider.aids.loads.pop(slot.slot, None)
-    decider.aids.lost_at.pop(slot.slot, None)
+    decider.memory.loads.pop(slot.slot, None)
+    decider.memory.lost_at.pop(slot.slot, None)
     for number in sorted(slot.outstanding):
         candidate = decider.state.candidates[number]
         if candidate.operation is None:
@@ -79,8 +79,8 @@ def _stop_candidates(decider: Decider, slot: SlotFacts, *, cancel_stores: bool) 
         operation = decider.state.operations[candidate.operation]
         if operation.started or operation.reported or not (cancel_stores or candidate.route.is_load):
             continue
-        if operation.operation in decider.aids.undispatched:
-            decider.aids.undispatched.remove(operation.operation)
+        if operation.operation in decider.memory.undispatched:
+            decider.memory.undispatched.remove(operation.operation)
         else:
             decider.ask(CancelTransfer(operation.operation))
         target = decider.state.pools[operation.target_pool]
@@ -96,7 +96,7 @@ def _fence(decider: Decider, slot: SlotFacts) -> list[int]:
         mine = operation.sources if operation.source_pool == slot.device_pool else operation.targets
         places = [place for place in mine if place in slot.device_blocks and place not in fenced]
         if places:
-            decider.aids.fences[operation.operation] = (slot.source, slot.request, places)
+            decider.memory.fences[operation.operation] = (slot.source, slot.request, places)
             fenced += places
     return fenced
 
@@ -120,7 +120,7 @@ def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
     strike(decider, Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
     if slot.outstanding or slot.hold is not None:
         move(decider, slot, SlotState.FINISHING, reason=s.reason)
-        decider.aids.ending.append(slot.slot)
+        decider.memory.ending.append(slot.slot)
         return FinishAnswer(True)
     decider.release_device_blocks(slot, ReleaseReason.FINISHED)
     finish(decider, slot, s.reason)
@@ -133,12 +133,12 @@ def _guard(decider: Decider, slot: SlotFacts) -> None:
     if slot.priority > 0:
         until_ns = decider.at_ns + round(eviction.priority_ttl_s * SECOND_NS)
         for pool in decider.lower_pools():
-            decider.box.policies[pool.info.pool].guard(slot.hashes, min(slot.priority, PIN - 1), until_ns)
+            decider.live_memory.policies[pool.info.pool].guard(slot.hashes, min(slot.priority, PIN - 1), until_ns)
     if eviction.pin_tail_tokens:
         until_ns = decider.at_ns + round(eviction.pin_ttl_s * SECOND_NS)
         budget = -(-eviction.pin_tail_tokens // decider.config.block_tokens)
         for pool in decider.lower_pools():
-            decider.box.policies[pool.info.pool].pin(slot.hashes, budget, decider.at_ns, until_ns)
+            decider.live_memory.policies[pool.info.pool].pin(slot.hashes, budget, decider.at_ns, until_ns)
 
 
 def request_cloned(decider: Decider, s: st.RequestCloned) -> CloneAnswer:
@@ -167,7 +167,7 @@ def request_cloned(decider: Decider, s: st.RequestCloned) -> CloneAnswer:
         number = decider.state.next_slot
         ids = [*shared, *partial[at * tail : (at + 1) * tail]]
         decider.emit(ev.SlotCloned, number, parent.slot, clone, pack_ids(ids))
-        decider.aids.taken(pool, shared)
+        decider.memory.taken(pool, shared)
         decider.note_place(decider.state.slots[number])
         opened.append(number)
     return CloneAnswer(tuple(opened))

@@ -27,9 +27,9 @@ from kvbm_console.core.instructions import (
     SetDeadline,
     ZeroBlocks,
 )
-from kvbm_console.core.leader.aids import AidsBox
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.holds import end_hold, thaw
+from kvbm_console.core.leader.memory import LiveMemory
 from kvbm_console.core.leader.pipeline import drop, end_candidate, skip
 from kvbm_console.core.leader.slots import finish
 
@@ -50,7 +50,7 @@ def drain_requested(decider: Decider, s: st.DrainRequested) -> DrainAnswer:
         raise Refused("the leader drains already")
     answer = DrainAnswer(decider.state.seq, len(decider.state.slots))
     decider.emit(ev.DrainBegun, s.deadline_ns, s.by)
-    decider.ask(SetDeadline(decider.aids.deadline("drain", 0), s.deadline_ns, Clock.ENGINE))
+    decider.ask(SetDeadline(decider.memory.deadline("drain", 0), s.deadline_ns, Clock.ENGINE))
     return answer
 
 
@@ -64,7 +64,7 @@ def reset(decider: Decider, mode: ResetMode, by: str = "") -> None:
     """Release holds, candidates, staging and slots, quarantine what copies still touch, clear the pools."""
     # No slot is stopped on the way: the gate is built again at the end.
     decider.gate = None
-    decider.aids.loads.clear()  # nobody is woken: the engine forgets its requests
+    decider.memory.loads.clear()  # nobody is woken: the engine forgets its requests
     decider.clear_deadline("drain", 0)
     decider.emit(ev.ResetBegun, mode, by)
     for hold in list(decider.state.holds.values()):
@@ -76,7 +76,7 @@ def reset(decider: Decider, mode: ResetMode, by: str = "") -> None:
         decider.release_device_blocks(slot, ReleaseReason.RESET)
         finish(decider, slot, FinishReason.ABORTED if slot.reason is None else slot.reason)
     decider.emit(ev.ResetDone, mode, decider.state.epoch + 1)
-    _start_aids_anew(decider)
+    _start_memory_anew(decider)
     for pool in decider.state.pools:
         if pool.info.authority is Authority.ENGINE:
             decider.ask(ClearDevicePool(pool.info.source, pack_ids(sorted(pool.quarantined))))
@@ -92,35 +92,35 @@ def _close_candidates(decider: Decider) -> None:
             skip(decider, candidate, SkipReason.SLOT_STOPPING)
             continue
         operation = decider.state.operations[candidate.operation]
-        running = operation.started and operation.operation not in decider.aids.complete
+        running = operation.started and operation.operation not in decider.memory.complete
         if running:
             told = tuple(sorted(operation.reported))
             for index, places in (
                 (operation.source_pool, operation.sources), (operation.target_pool, operation.targets),
             ):
                 decider.emit(ev.BlocksQuarantined, index, operation.operation, pack_ids(places), told)
-        elif not operation.started and operation.operation not in decider.aids.undispatched:
+        elif not operation.started and operation.operation not in decider.memory.undispatched:
             decider.ask(CancelTransfer(operation.operation))
         drop(decider, decider.state.pools[operation.target_pool], operation, operation.targets)
         end_candidate(decider, operation, CandidateStatus.CANCELLED)
 
 
-def _start_aids_anew(decider: Decider) -> None:
+def _start_memory_anew(decider: Decider) -> None:
     """Forget all policy state; breakpoint counts and deadlines' numbers go on."""
-    old = decider.aids
-    decider.box = AidsBox(decider.config.eviction)
+    old = decider.memory
+    decider.live_memory = LiveMemory(decider.config.eviction)
     for pool in decider.state.pools:
         ours = pool.info.authority is Authority.LEADER
-        decider.box.add_pool(len(pool) if ours else 0)
+        decider.live_memory.add_pool(len(pool) if ours else 0)
         if ours and pool.quarantined:
-            decider.aids.pools[pool.info.pool].unused = 0
+            decider.memory.pools[pool.info.pool].unused = 0
             decider.free_places(pool, [place for place in range(len(pool)) if place not in pool.quarantined])
     decider.look_at_pools()
-    decider.aids.matches = old.matches
-    decider.aids.logged = old.logged
-    decider.aids.paused = old.paused
-    decider.aids.iterations = old.iterations
-    decider.aids.next_deadline = old.next_deadline
-    decider.aids.deadlines = {number: what for number, what in old.deadlines.items() if what[0] == "expiry"}
-    decider.aids.deadline_of = {f"{kind} {key}": number for number, (kind, key) in decider.aids.deadlines.items()}
+    decider.memory.matches = old.matches
+    decider.memory.logged = old.logged
+    decider.memory.paused = old.paused
+    decider.memory.iterations = old.iterations
+    decider.memory.next_deadline = old.next_deadline
+    decider.memory.deadlines = {number: what for number, what in old.deadlines.items() if what[0] == "expiry"}
+    decider.memory.deadline_of = {f"{kind} {key}": number for number, (kind, key) in decider.memory.deadlines.items()}
     decider.rearm()

@@ -24,7 +24,7 @@ def move(
     """Move a slot, asking the gate before and after; the counts of the finish event are added here."""
     old, since_ns = slot.state, slot.since_ns
     # A slot that comes back after its own hold has left it out does not arrive anywhere: it was there before.
-    back = decider.aids.returning.pop(slot.slot, False) and new in _MOVING
+    back = decider.memory.returning.pop(slot.slot, False) and new in _MOVING
     if not back:
         strike(decider, Site.TRANSITION_WILL, slot, old, new, None, since_ns)
     now = decider.last_iteration(slot.source)
@@ -36,7 +36,7 @@ def move(
             skipped += now - slot.skipped_since + 1
     decider.emit(
         ev.SlotMoved, slot.slot, old, new, decider.entry, now if iteration is None else iteration,
-        slot.computed_tokens(decider.state.iteration), decider.aids.evaluated.get(slot.slot, 0),
+        slot.computed_tokens(decider.state.iteration), decider.memory.evaluated.get(slot.slot, 0),
         decider.state.found_tokens(slot), len(slot.outstanding), detail, first, skipped, reason,
     )
     if old is SlotState.DECODING or new is SlotState.DECODING:
@@ -55,7 +55,7 @@ def close_slot(decider: Decider, slot: SlotFacts) -> None:
     if slot.hold is not None:
         park(decider, slot)
         return
-    decider.aids.ending.remove(slot.slot)
+    decider.memory.ending.remove(slot.slot)
     places = list(slot.device_blocks)
     decider.release_device_blocks(slot, ReleaseReason.FINISHED)
     if places:
@@ -72,17 +72,17 @@ def finish(decider: Decider, slot: SlotFacts, reason: FinishReason | None) -> No
 
 
 def forget_slot(decider: Decider, slot: SlotFacts) -> None:
-    """Aids of a slot that is closed. Its staged blocks and their deadline are gone already."""
-    for memory in (decider.aids.evaluated, decider.aids.place_limit, decider.aids.loads, decider.aids.lost_at):
-        memory.pop(slot.slot, None)
-    aids = decider.aids
-    if aids.stepping or aids.until or aids.until_site:
-        wanted = [memory.pop(slot.slot, None) for memory in (aids.stepping, aids.until, aids.until_site)]
+    """Memory of a slot that is closed. Its staged blocks and their deadline are gone already."""
+    for table in (decider.memory.evaluated, decider.memory.place_limit, decider.memory.loads, decider.memory.lost_at):
+        table.pop(slot.slot, None)
+    memory = decider.memory
+    if memory.stepping or memory.until or memory.until_site:
+        wanted = [table.pop(slot.slot, None) for table in (memory.stepping, memory.until, memory.until_site)]
         if decider.gate is not None and wanted != [None, None, None]:
             decider.rearm()
-    decider.aids.announced.pop(slot.slot, None)
-    decider.aids.returning.pop(slot.slot, None)
-    decider.aids.pressed.pop(slot.slot, None)
-    decider.aids.prefetch.forget(slot.slot)
+    decider.memory.announced.pop(slot.slot, None)
+    decider.memory.returning.pop(slot.slot, None)
+    decider.memory.pressed.pop(slot.slot, None)
+    decider.memory.prefetch.forget(slot.slot)
     if decider.config.prefetch_stop == "timeout":
         decider.clear_deadline("wait", slot.slot)

@@ -15,8 +15,8 @@ from typing import Final
 
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import Condition, EvictRule
-from kvbm_console.core.leader.aids import PoolAids
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.memory import PoolMemory
 from kvbm_console.core.tiers import READY, PoolFacts
 
 SATURATED_NS: Final = 9 * SECOND_NS // 10
@@ -31,9 +31,9 @@ def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[i
     A block that waits for its own copy down stays until that has ended: what was about to be saved is not given up. So
     do the blocks that these hashes continue, with all of their prefix, and the prefixes of held blocks (I13).
     """
-    mine, policy = decider.aids.pools[pool.info.pool], decider.box.policies[pool.info.pool]
+    mine, policy = decider.memory.pools[pool.info.pool], decider.live_memory.policies[pool.info.pool]
     protected = {pool.hash_of[place] for place in mine.planned}
-    for chain in chains(decider.aids.parent_of, hashes):
+    for chain in chains(decider.memory.parent_of, hashes):
         ancestor = policy.ancestor(chain[0])
         if ancestor is not None:
             protected.add(ancestor)
@@ -56,13 +56,13 @@ def _may_go(decider: Decider, pool: PoolFacts) -> Callable[[int], bool]:
     may_go = evictable(pool)
     for above in decider.lower_pools():
         if decider.below(above) is pool:
-            resident, following = above.by_hash, decider.aids.pools[above.info.pool].next
+            resident, following = above.by_hash, decider.memory.pools[above.info.pool].next
             if following:
                 return lambda key: not (key in following and key in resident) and may_go(key)
     return may_go
 
 
-def _saved(mine: PoolAids, place: int) -> bool:
+def _saved(mine: PoolMemory, place: int) -> bool:
     return place not in mine.exposed and place not in mine.bereft
 
 
@@ -70,8 +70,8 @@ def may_save(decider: Decider, pool: PoolFacts) -> bool:
     """Whether blocks of this pool that have no copy below can still get one."""
     if decider.below(pool) is None or not decider.config.by_order:
         return False
-    busy = decider.aids.busy.get(pool.info.pool, ())
-    if decider.aids.pools[pool.info.pool].blocked and not (busy and busy[-1][1] < 0):
+    busy = decider.memory.busy.get(pool.info.pool, ())
+    if decider.memory.pools[pool.info.pool].blocked and not (busy and busy[-1][1] < 0):
         return False  # the pool below had no place to give, and no copy runs whose end may give one
     since, now = decider.at_ns - SECOND_NS, decider.at_ns
     return sum(max(0, (now if until < 0 else until) - max(first, since)) for first, until in busy) < SATURATED_NS
@@ -79,7 +79,7 @@ def may_save(decider: Decider, pool: PoolFacts) -> bool:
 
 def copies_further(decider: Decider, pool: PoolFacts) -> None:
     """Copies of this pool into the one below run from now on."""
-    busy = decider.aids.busy.setdefault(pool.info.pool, [])
+    busy = decider.memory.busy.setdefault(pool.info.pool, [])
     while busy and 0 <= busy[0][1] <= decider.at_ns - SECOND_NS:
         del busy[0]
     if not busy or 0 <= busy[-1][1] < decider.at_ns:
@@ -91,10 +91,10 @@ def copies_further(decider: Decider, pool: PoolFacts) -> None:
 def _safe(decider: Decider, pool: PoolFacts, keys: Sequence[int]) -> list[int]:
     """The places of those keys, in the order of eviction, that have a copy below; nothing that another one continues
     which stays (I13)."""
-    mine, place_of, parent_of = decider.aids.pools[pool.info.pool], pool.by_hash, decider.aids.parent_of.get
+    mine, place_of, parent_of = decider.memory.pools[pool.info.pool], pool.by_hash, decider.memory.parent_of.get
     again = list(filter(mine.bereft.__contains__, map(place_of.__getitem__, keys)))
-    decider.aids.saved(pool, again)
-    decider.aids.unsaved(pool, again)
+    decider.memory.saved(pool, again)
+    decider.memory.unsaved(pool, again)
     exposed = mine.exposed
     stay: set[int | None] = set()
     safe: list[int] = []

@@ -7,8 +7,9 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import BlocksReserved
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import SkipReason, Tier
-from kvbm_console.core.leader import Leader, Outcome, aids
-from kvbm_console.core.leader.aids import Aids
+from kvbm_console.core.leader import Leader, Outcome
+from kvbm_console.core.leader import memory as memory_module
+from kvbm_console.core.leader.memory import LeaderMemory
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.planning.traces import parse_trace
 from kvbm_console.simulator.config import EngineConfig
@@ -34,7 +35,7 @@ class Written:
                 hashes = unpack_hashes(event.hashes)
                 self.blocks += len(hashes)
                 least = self.leader.config.eviction.disk_admission
-                assert least <= 1 or all(self.leader.aids.named[key] >= least for key in hashes)
+                assert least <= 1 or all(self.leader.memory.named[key] >= least for key in hashes)
 
 
 def run(least: int, *, hosts: int = 1, requests: int = 36) -> tuple[Rig, Written]:
@@ -54,7 +55,7 @@ def run(least: int, *, hosts: int = 1, requests: int = 36) -> tuple[Rig, Written
 
 
 def refused(rig: Rig) -> int:
-    return sum(policy.not_admitted for policy in rig.leader.box.policies)
+    return sum(policy.not_admitted for policy in rig.leader.live_memory.policies)
 
 
 def test_only_what_was_used_often_enough_is_written() -> None:
@@ -72,7 +73,7 @@ def test_only_what_was_used_often_enough_is_written() -> None:
 def test_one_use_is_no_filter() -> None:
     (none, all_written), (one, as_many) = run(0), run(1)
     assert (one.leader.digest(), as_many.events) == (none.leader.digest(), all_written.events)
-    assert not one.leader.aids.named
+    assert not one.leader.memory.named
 
 
 def test_hosts_agree_on_what_is_admitted() -> None:
@@ -80,8 +81,8 @@ def test_hosts_agree_on_what_is_admitted() -> None:
 
 
 def test_counts_are_halved_at_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aids, "NAMED_MAX", 10)
-    memory = Aids()
+    monkeypatch.setattr(memory_module, "NAMED_MAX", 10)
+    memory = LeaderMemory()
     for key in range(100):
         memory.name([1, 2, 2 + key % 7, 1_000 + key])
         assert len(memory.named) <= 10

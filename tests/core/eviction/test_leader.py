@@ -43,11 +43,11 @@ class Watch:
 
     def _check(self, leader: Leader) -> None:
         """A policy knows what its pool holds; and I13: what stands beside its parent never stays without it."""
-        parent_of = leader.aids.parent_of
+        parent_of = leader.memory.parent_of
         for pool in leader.lower_pools():
             before = self.hashes.get(pool.info.pool, frozenset())
             now = frozenset(pool.by_hash)
-            assert leader.box.policies[pool.info.pool].policy.resident == now
+            assert leader.live_memory.policies[pool.info.pool].policy.resident == now
             for key in now & before:
                 parent = parent_of.get(key)
                 assert parent not in before or parent in now, f"{pool.info.tier.name} lost the parent of {key:016x}"
@@ -69,13 +69,13 @@ def run(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_keeps_facts_aids_and_chains(name: str) -> None:
+def test_every_policy_keeps_facts_memory_and_chains(name: str) -> None:
     rig, watch = run(PolicyConfig(policy=name))
     assert rig.engine.totals.finished == 26
     assert rig.leader.state.totals.evicted_blocks[Tier.G2 - 1] > 0
     decided_otherwise = EvictRule.FREQUENCY in watch.rules
     assert decided_otherwise == (name not in ("simple_lru", "lrfu_auto"))
-    gauges = rig.leader.box.policies[1 if rig.leader.state.pools[1].info.tier is Tier.G2 else 0].gauges()
+    gauges = rig.leader.live_memory.policies[1 if rig.leader.state.pools[1].info.tier is Tier.G2 else 0].gauges()
     assert gauges["evicted"] == rig.leader.state.totals.evicted_blocks[Tier.G2 - 1]
     assert (gauges["evicted_as_recency"] < gauges["evicted"]) == decided_otherwise
 
@@ -87,7 +87,7 @@ def test_a_policy_sees_each_prompt_once_per_admission(trace: str, threshold: flo
     rig, watch = run(PolicyConfig(policy="lrfu_auto"), g3=60, trace=trace, threshold=threshold)
     assert (rig.leader.state.totals.preemptions > 0) == (trace != CHATS)
     assert len(watch.scored) >= rig.engine.totals.finished == 26
-    policies = [rig.leader.box.policies[pool.info.pool] for pool in rig.leader.lower_pools()]
+    policies = [rig.leader.live_memory.policies[pool.info.pool] for pool in rig.leader.lower_pools()]
     asked = sum(event.prompt_blocks for event in watch.scored)
     assert [policy.gauges()["references"] for policy in policies] == [asked, asked]
 
@@ -116,7 +116,7 @@ def test_lrfu_auto_keeps_in_a_tier_what_a_scan_would_push_out(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["adaptive_lru", "lrfu_auto"])
 def test_hosts_agree_under_every_policy(name: str) -> None:
-    """Digests of facts and aids are compared after every stimulus."""
+    """Digests of facts and memory are compared after every stimulus."""
     rig, _ = run(PolicyConfig(policy=name, pin_tail_tokens=16, pin_ttl_s=0.5), hosts=2, g3=60,
                  trace=CHATS.replace("requests=26", "requests=9"))
     assert rig.engine.totals.finished == 9
@@ -136,7 +136,7 @@ def test_a_leader_restored_from_its_keyframe_goes_on_identically(name: str) -> N
             restored = Leader.restore(config, encode_facts(whole.state), whole.export())
             assert restored.export() == whole.export()
     assert restored is not None
-    assert restored.aids_digest() == whole.aids_digest()
+    assert restored.memory_digest() == whole.memory_digest()
 
 
 def test_a_configuration_from_before_there_were_policies_is_recency() -> None:

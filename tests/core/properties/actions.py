@@ -225,7 +225,7 @@ class Actions:
     # --- the end ---
 
     def end(self) -> None:
-        """Everybody stops; nothing is left behind, in the facts and in the aids."""
+        """Everybody stops; nothing is left behind, neither in the facts nor in the memory."""
         script = self.script
         self.complete()
         self._unheld_ones_end()
@@ -235,7 +235,7 @@ class Actions:
             script.finish(name)
         script.move_all()
         script.free_finished()
-        state, aids = script.state, script.leader.aids
+        state, memory = script.state, script.leader.memory
         for what in (state.slots, state.candidates, state.operations, state.batches, state.late, state.holds):
             assert not what
         assert not script.engine.withheld
@@ -243,10 +243,10 @@ class Actions:
             assert not any(pool.refs)
             assert not pool.quarantined
         left = {
-            name: getattr(aids, name) for name in (
+            name: getattr(memory, name) for name in (
                 "pending", "undispatched", "complete", "ending", "batch_of", "drawn_from", "loads", "lost_at", "fences",
                 "evaluated", "place_limit", "stepping", "until", "deadlines",
-            ) if getattr(aids, name)
+            ) if getattr(memory, name)
         }
         assert not left, left
         assert not [one for one, (clock, _) in script.deadlines.items() if clock is Clock.WALL]

@@ -104,7 +104,7 @@ def test_nondeterministic_allocation_is_caught() -> None:
     class Shuffled(Leader):
         def free_places(self, pool: PoolFacts, places: list[int]) -> None:
             super().free_places(pool, places)
-            self.aids.pools[pool.info.pool].free.sort(reverse=True)
+            self.memory.pools[pool.info.pool].free.sort(reverse=True)
 
     story(2)
     with pytest.raises(HostsDiverged, match="host 1 differs from host 0") as caught:
@@ -191,7 +191,7 @@ def test_queue_not_purged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def stays(leader: Decider, candidate: Any, reason: SkipReason) -> None:
         skip(leader, candidate, reason)
-        leader.aids.pending.append(candidate.candidate)
+        leader.memory.pending.append(candidate.candidate)
 
     tell()
     monkeypatch.setattr(requests, "skip", stays)
@@ -200,15 +200,15 @@ def test_queue_not_purged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reset_keeps_queue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    anew = resets._start_aids_anew
+    anew = resets._start_memory_anew
 
     def keeps(leader: Decider) -> None:
-        pending = [99, *leader.aids.pending]
+        pending = [99, *leader.memory.pending]
         anew(leader)
-        leader.aids.pending = pending
+        leader.memory.pending = pending
 
     story()
-    monkeypatch.setattr(resets, "_start_aids_anew", keeps)
+    monkeypatch.setattr(resets, "_start_memory_anew", keeps)
     with pytest.raises((*CAUGHT, KeyError)):
         story()
 

@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as hy
 
-from kvbm_console.core.leader.aids import PoolAids
+from kvbm_console.core.leader.memory import PoolMemory
 from kvbm_console.core.leader.victims import chains
 
 
 @given(hy.integers(1, 40), hy.booleans(), hy.lists(hy.tuples(hy.booleans(), hy.integers(0, 12)), max_size=30))
 def test_the_lowest_empty_places_are_taken(capacity: int, old: bool, steps: list[tuple[bool, int]]) -> None:
     """``old``: a keyframe from before unused places were counted names all of them."""
-    mine = PoolAids(capacity_blocks=capacity)
+    mine = PoolMemory(capacity_blocks=capacity)
     if old:
         mine.free = list(range(capacity))
     else:

@@ -1,6 +1,6 @@
-"""Decision aids: what the leader remembers in order to decide, beside the facts.
+"""The leader's memory: everything beside the facts that its decisions need.
 
-Law of this file: aids are rebuilt by rerunning stimuli, never folded, and no event tells them. They are plain
+Law of this file: memory is rebuilt by rerunning stimuli, never folded, and no event tells them. They are plain
 containers in deterministic order, so that a keyframe can carry them and a restored leader goes on identically.
 """
 
@@ -14,7 +14,7 @@ import xxhash
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.ids import Authority, MissReason, Site, SlotState
-from kvbm_console.core.leader.foresight import PrefetchAids
+from kvbm_console.core.leader.foresight import PrefetchMemory
 from kvbm_console.core.tiers import READY, PoolFacts
 
 HISTORY_PARTS: Final = 8
@@ -31,7 +31,7 @@ LEFT_MAX: Final = 65_536
 most and cover some seconds of a pool that thrashes. Halves are forgotten whole, as parts of the history are."""
 
 
-class PoolAids(msgspec.Struct):
+class PoolMemory(msgspec.Struct):
     """The leader's memory of one pool."""
 
     free: list[int] = []
@@ -44,7 +44,7 @@ class PoolAids(msgspec.Struct):
     capacity_blocks: int = 0
     """Places that the leader decides: what its policy counts with."""
     ranks: Any = None
-    """Export of the policy; live in ``AidsBox.policies``."""
+    """Export of the policy; live in ``LiveMemory.policies``."""
     exposed: dict[int, None] = {}
     """Full places without a copy below and without a holder, coldest first: the next eviction loses them."""
     bereft: dict[int, None] = {}
@@ -163,10 +163,10 @@ class LoadPart(msgspec.Struct):
     count: int
 
 
-class Aids(msgspec.Struct):
-    """All aids of one leader."""
+class LeaderMemory(msgspec.Struct):
+    """The whole memory of one leader."""
 
-    pools: list[PoolAids] = []
+    pools: list[PoolMemory] = []
     eviction: PolicyConfig = PolicyConfig()
     parent_of: dict[int, int] = {}
     """Sequence hash to the hash of its prefix without the last block, for every hash that is resident somewhere. Empty
@@ -232,7 +232,7 @@ class Aids(msgspec.Struct):
     iterations: dict[int, int] = {}
     """Engine to the last iteration that it formed, as it numbers them; empty while there is one engine, whose numbers
     are those of the facts."""
-    prefetch: PrefetchAids = msgspec.field(default_factory=PrefetchAids)
+    prefetch: PrefetchMemory = msgspec.field(default_factory=PrefetchMemory)
     named: dict[int, int] = {}
     """Sequence hash to how many requests have named or computed it; only with admission to the disk tier by count."""
     early: list[int] = []
@@ -350,59 +350,59 @@ class Aids(msgspec.Struct):
             _drop(mine.loose, places)
 
 
-def _drop(memory: dict[int, Any], keys: Sequence[int]) -> None:
+def _drop(table: dict[int, Any], keys: Sequence[int]) -> None:
     """Forget these keys, as far as they are known."""
-    for key in keys if memory else ():
-        memory.pop(key, None)
+    for key in keys if table else ():
+        table.pop(key, None)
 
 
-class AidsBox:
-    """The aids with the live eviction policies; exports to and restores from bytes."""
+class LiveMemory:
+    """The memory with its eviction policies, ready to decide. Exports to bytes and restores from them."""
 
-    def __init__(self, eviction: PolicyConfig | None = None, aids: Aids | None = None) -> None:
-        self.aids = aids or Aids(eviction=eviction or PolicyConfig())
+    def __init__(self, eviction: PolicyConfig | None = None, memory: LeaderMemory | None = None) -> None:
+        self.memory = memory or LeaderMemory(eviction=eviction or PolicyConfig())
         self.policies = [
-            PoolPolicy(self.aids.eviction, pool.capacity_blocks, self.aids.parent_of) for pool in self.aids.pools
+            PoolPolicy(self.memory.eviction, pool.capacity_blocks, self.memory.parent_of) for pool in self.memory.pools
         ]
-        for pool, policy in zip(self.aids.pools, self.policies, strict=True):
+        for pool, policy in zip(self.memory.pools, self.policies, strict=True):
             if pool.ranks is not None:
                 policy.restore(pool.ranks)
 
     def add_pool(self, places: int) -> None:
         """A pool was declared; ``places`` that the leader may fill (0 when it does not decide the pool)."""
-        self.aids.pools.append(PoolAids(unused=places, capacity_blocks=places))
-        self.policies.append(PoolPolicy(self.aids.eviction, places, self.aids.parent_of))
+        self.memory.pools.append(PoolMemory(unused=places, capacity_blocks=places))
+        self.policies.append(PoolPolicy(self.memory.eviction, places, self.memory.parent_of))
 
     def replace_pool(self, index: int) -> None:
         """An engine's pool took over the index of a pool that is forgotten."""
-        self.aids.pools[index] = PoolAids()
-        self.policies[index] = PoolPolicy(self.aids.eviction, 0, self.aids.parent_of)
+        self.memory.pools[index] = PoolMemory()
+        self.policies[index] = PoolPolicy(self.memory.eviction, 0, self.memory.parent_of)
 
     def export(self) -> bytes:
-        """Canonical bytes: equal aids, equal bytes."""
-        for pool, policy in zip(self.aids.pools, self.policies, strict=True):
+        """Canonical bytes: equal memory, equal bytes."""
+        for pool, policy in zip(self.memory.pools, self.policies, strict=True):
             pool.ranks = policy.export()
-        return msgspec.msgpack.encode(self.aids)
+        return msgspec.msgpack.encode(self.memory)
 
     @classmethod
-    def restore(cls, data: bytes, pools: Sequence[PoolFacts] = ()) -> "AidsBox":
-        """The aids of ``export``. Raises ``msgspec.DecodeError`` on anything else.
+    def restore(cls, data: bytes, pools: Sequence[PoolFacts] = ()) -> "LiveMemory":
+        """The memory of ``export``. Raises ``msgspec.DecodeError`` on anything else.
 
-        ``pools`` are those of the facts that belong to them; aids from before there were policies name places, which
+        ``pools`` are those of the facts that belong to them; memory from before there were policies names places, which
         only the facts can translate.
         """
-        aids = msgspec.msgpack.decode(data, type=Aids)
-        aids.deadline_of = {f"{kind} {key}": number for number, (kind, key) in aids.deadlines.items()}
-        box = cls(aids=aids)
-        for facts, pool in zip(pools, box.aids.pools, strict=False):
+        memory = msgspec.msgpack.decode(data, type=LeaderMemory)
+        memory.deadline_of = {f"{kind} {key}": number for number, (kind, key) in memory.deadlines.items()}
+        live = cls(memory=memory)
+        for facts, pool in zip(pools, live.memory.pools, strict=False):
             if pool.ranks is None and facts.info.authority is Authority.LEADER:
                 pool.capacity_blocks = len(facts)
-                policy = PoolPolicy(box.aids.eviction, pool.capacity_blocks, box.aids.parent_of)
+                policy = PoolPolicy(live.memory.eviction, pool.capacity_blocks, live.memory.parent_of)
                 if pool.order:
                     policy.insert([facts.hash_of[place] for place in reversed(pool.order)], 0)
-                box.policies[facts.info.pool] = policy
+                live.policies[facts.info.pool] = policy
             pool.order = []
-        return box
+        return live
 
     def digest(self) -> int:
         """xxh3_64 of the export."""

@@ -92,5 +92,5 @@ def test_a_row_of_the_console_is_text_whatever_a_view_put_there() -> None:
     assert "PWNED" in row
     for hostile in ("\x1b]", "\x07", "\x9b", "\u202e", "\n", "\r", "\0"):
         assert hostile not in row
-    strip = canvas._make(Row().put(HOSTILE, "text").line(), 80)
+    strip = canvas._strip(Row().put(HOSTILE, "text").line(), 80)
     assert all(segment.text.isprintable() for segment in strip)

@@ -1,7 +1,7 @@
-"""Policies without an engine: prefix lookups and inserts alone, as the literature on eviction measures them.
+"""Policies without an engine: prefix lookups and inserts alone, as the literature on eviction measures policies.
 
 A trace becomes ``References``: the blocks that each prompt names. ``replay`` (``--cache-only``) sends them through one
-pool. A request is atomic: it is looked up before any change, and then all of its blocks are inserted, tail first. After
+pool. A request is atomic: its lookup precedes any change, and then all of its blocks are inserted, tail first. After
 that the policy evicts down to the capacity. A hit is a block in the leading run of resident blocks. Unlike in an
 engine, a partial last block counts, and no last token is kept back for computing.
 
@@ -9,11 +9,11 @@ For example, a pool of 3 blocks sees the prompts ``[1, 2]``, ``[3]``, ``[4]`` an
 block 2, the tail of the oldest prompt, so the last prompt has one hit. ``Belady`` knows the last prompt: it gives up
 block 3, and the last prompt has two hits.
 
-``bound_of`` is the reference beside a simulated machine: ``Belady`` over one pool as large as all tiers together. It
-knows everything and pays for nothing: no time passes, and nothing is held or copied. The machine may still have more
-hits, because a preempted request finds its own blocks again and admissions have another order than arrivals. There a
-hit counts as in the machine: full blocks of the prompt, with one token left to compute. Generated blocks are stored
-too, and a request that the device can never hold is left out.
+``bound_of`` is the reference beside a simulated machine: ``Belady`` over one pool as large as all tiers together. This
+policy knows the whole trace, and costs nothing: no time passes, and no block is held or copied. The machine may still
+have more hits, because a preempted request finds its own blocks again and admissions have another order than arrivals.
+A hit of ``bound_of`` counts as in the machine: full blocks of the prompt, with one token left to compute. Generated
+blocks are stored too, and a request that the device can never hold is left out.
 
 Law of this file: the policy never gives up a block of the request that it serves.
 """
@@ -60,9 +60,9 @@ class References(msgspec.Struct, frozen=True):
 
 
 def references_of(workload: Workload, block_tokens: int | None = None) -> References:
-    """The references of a workload; ``block_tokens`` is the block of those that have no unit of their own.
+    """The references of a workload; ``block_tokens`` is the block of workloads without their own unit.
 
-    Raises ``UsageError`` naming file, line and what is wrong; and for a workload that never ends.
+    Raises ``UsageError`` with file, line and error, and for a workload that never ends.
     """
     if isinstance(workload, MooncakeTrace):
         return _mooncake(workload)
@@ -90,7 +90,7 @@ def _generated(workload: Workload, block_tokens: int) -> References:
 
 
 def in_order(workload: Workload, block_tokens: int) -> Iterator[Request]:
-    """The requests of a workload by arrival, when every answer takes no time."""
+    """The requests of a workload by arrival, as if answers took no time."""
     workload.begin(block_tokens)
     order = numbers()
     arrivals = workload.arrivals()
@@ -110,15 +110,15 @@ def in_order(workload: Workload, block_tokens: int) -> Iterator[Request]:
 # --- the optimal policy ---
 
 _DEPTH_BITS: Final = 24
-"""A rank is -(next use, depth) as one number, since comparing numbers is faster; 16 million blocks are no prompt."""
+"""A rank is -(next use, depth) as one number, because numbers compare faster. No prompt has 16 million blocks."""
 _SLACK: Final = 5_000
-"""Dead heap entries that are carried before the heap is built anew, beside three per resident block."""
+"""Dead heap entries that are kept before the heap is rebuilt, in addition to three for each resident block."""
 
 
 class Belady:
     """The optimal policy for a known sequence of touches.
 
-    ``future`` has the keys of every touch that will come, in order; ``touch`` must be called with exactly those.
+    ``future`` has the keys of every coming touch, in order; ``touch`` must be called with exactly these keys.
 
     >>> policy = Belady([[1, 2], [3], [1]])
     >>> policy.touch([1, 2], 0); policy.touch([3], 1)
@@ -144,7 +144,7 @@ class Belady:
         self._heap: list[tuple[int, int]] = []
         """(rank, key)"""
         self._offered: list[tuple[int, int]] = []
-        """Entries of the last victims: they go back into the heap unless these were forgotten meanwhile."""
+        """Entries of the last victims, which go back into the heap unless the victims were forgotten meanwhile."""
 
     @property
     def resident(self) -> KeysView[int]:
@@ -162,7 +162,7 @@ class Belady:
             self._rebuild()
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Blocks were given up."""
+        """Remove evicted keys."""
         for key in keys:
             self._rank.pop(key, None)
 
@@ -197,15 +197,15 @@ class Belady:
         return list(chosen) if len(chosen) >= count else None
 
     def gauges(self) -> dict[str, float]:
-        """Nothing beside what every policy tells."""
+        """Empty: the policy has no gauges of its own."""
         return {}
 
     def export(self) -> Any:
-        """Resident keys, the first victim first, and how many touches have been."""
+        """The number of touches so far, and the resident keys in the order of eviction."""
         return {"touches": self._touches, "resident": sorted([rank, key] for key, rank in self._rank.items())}
 
     def restore(self, exported: Any) -> None:
-        """Become what was exported, over the same future."""
+        """Restore an exported state over the same future."""
         self._touches = exported["touches"]
         self._rank = {key: rank for rank, key in exported["resident"]}
         self._rebuild()
@@ -224,19 +224,19 @@ class CacheOnlyResult(msgspec.Struct, frozen=True):
     hits: int
     evicted_blocks: int
     cut_requests: int
-    """Requests with more blocks than the pool: only as many leading blocks as it has places are inserted."""
+    """Requests with more blocks than the pool, of which only the leading blocks that fit are inserted."""
     gauges: dict[str, float]
     hits_of: list[int]
     """Hits of each request."""
 
     @property
     def hit_rate(self) -> float:
-        """Hits per reference, 0 when there are none."""
+        """Hits per reference, 0 without references."""
         return self.hits / self.references if self.references else 0.0
 
 
 def policy_named(name: str, parameters: PolicyConfig, capacity: int, references: References) -> EvictionPolicy:
-    """The policy of this name over these references; ``belady`` gets to know their future."""
+    """The policy of this name for these references; ``belady`` gets their future."""
     require(name in COMPARED, "policy", f"one of {', '.join(COMPARED)}", name)
     if name == "belady":
         return Belady([keys[:capacity] for keys in references.keys])
@@ -244,7 +244,7 @@ def policy_named(name: str, parameters: PolicyConfig, capacity: int, references:
 
 
 class Miss(msgspec.Struct, frozen=True):
-    """The first block of a request that was not found, and which request it had to make room for (None: never here)."""
+    """The first missed block of a request, and the request that it was evicted for (None: never stored)."""
 
     block: int
     evicted_for: int | None
@@ -254,7 +254,7 @@ def replay(
     references: References, policy: EvictionPolicy, capacity: int, *, progress: Callable[[int], None] | None = None,
     misses: list[Miss | None] | None = None, lookups: Sequence[Sequence[int]] | None = None,
 ) -> CacheOnlyResult:
-    """Replay all references through one pool of ``capacity`` blocks; ``progress`` is called with the requests done.
+    """Replay all references through a pool of ``capacity`` blocks; ``progress`` is called with the requests done.
 
     ``misses`` gets an entry for each request, None if every block was found. ``lookups`` are the keys that requests
     look up, if these are not all keys that they insert.
@@ -262,7 +262,7 @@ def replay(
     require(capacity >= 1, "--total-kv-blocks", "at least 1", capacity)
     hits_of: list[int] = []
     evicted = cut = 0
-    gone: dict[int, int] = {}
+    evicted_for: dict[int, int] = {}
     touch, victims_of, forget = policy.touch, policy.victims, policy.forget
     requests = zip(references.at_ns, references.keys, lookups or references.keys, strict=True)
     for number, (at_ns, keys, wanted) in enumerate(requests):
@@ -274,7 +274,7 @@ def replay(
             found += 1
         hits_of.append(found)
         if misses is not None:
-            misses.append(None if found == len(keys) else Miss(found, gone.get(keys[found])))
+            misses.append(None if found == len(keys) else Miss(found, evicted_for.get(keys[found])))
         if len(keys) > capacity:
             keys = keys[:capacity]
             cut += 1
@@ -286,7 +286,7 @@ def replay(
             evicted += excess
             forget(victims)
             if misses is not None:
-                gone.update(dict.fromkeys(victims, number))
+                evicted_for.update(dict.fromkeys(victims, number))
         if progress is not None and not number % PROGRESS_REQUESTS:
             progress(number)
     return CacheOnlyResult(
@@ -296,7 +296,7 @@ def replay(
 
 
 def request_blocks(prompt_tokens: int, output_tokens: int, block_tokens: int) -> int:
-    """Device blocks that a request needs in the end; the last token that it generates needs no place."""
+    """Device blocks that a request needs at its end; the last generated token needs no place."""
     return -(-(prompt_tokens + output_tokens - 1) // block_tokens)
 
 
@@ -324,8 +324,8 @@ SCHEMA: Final = "kvbm-console.cache-only/1"
 KEYS: Final[dict[str, str]] = {
     "schema": "name and version of this document",
     "trace": "the trace as named on the command line",
-    "note": "what the reader should know about the trace, else null",
-    "counting": "what counts as a reference and as a hit here",
+    "note": "limits of the trace that the reader should know, else null",
+    "counting": "the rule by which references and hits count here",
     "block_tokens": "tokens of a block, the trace's own unit",
     "policy": "policy and its gauges",
     "capacity_blocks": "places of the pool",
@@ -356,7 +356,7 @@ def document_of(references: References, result: CacheOnlyResult) -> dict[str, An
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """The document for people."""
+    """The document as aligned lines."""
     gauges = ", ".join(f"{name} {value:g}" for name, value in document["policy"]["gauges"].items())
     rate = document["prefix_hit_rate"]
     rows = [

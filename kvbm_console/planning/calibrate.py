@@ -1,15 +1,15 @@
-"""``calibrate``: the step model of a real engine from what was measured of it.
+"""``calibrate``: the step model of a real engine from measurements.
 
 An iteration takes base + prompt tokens x a + decoding requests x b. The three times are fitted by least squares of the
 relative error, none below 0, because a step of 100 ms may be off by more than a step of 5 ms. For each choice of times
 at 0 the best other times are found, and the best choice counts. With three times that is exact. For example, three
 steps of (0, 1) in 5 ms, (0, 3) in 7 ms and (1000, 3) in 12 ms give the times 4 ms, 5 us and 1 ms.
 
-Times far from the others (a step that compiled a kernel) are left out and counted. A time that the measurements do not
-determine is refused: with equal steps alone, base and requests cannot be told apart.
+Outliers (a step that compiled a kernel) are left out and counted. A time that the measurements do not determine is
+refused: with equal steps alone, base and requests cannot be told apart.
 
-Law of this file: every prediction has been tried. Errors of step times, first tokens and time per token come with the
-times. Errors of the second half come from times that were fitted to the first half alone.
+Law of this file: every prediction is compared with a measurement. Errors of step times, first tokens and time per token
+come with the times. Errors of the second half come from times that were fitted to the first half alone.
 """
 
 from collections.abc import Sequence
@@ -32,20 +32,20 @@ NAMES: Final = ("step-base", "step-prefill-token", "step-decode-request")
 """The flags, in the order of the coefficients."""
 COUNTED: Final = ("iterations", "prompt tokens", "decoding requests")
 ROWS_MIN: Final = 12
-"""Fewer measurements than four for each time say nothing about errors."""
+"""Four measurements for each time; fewer determine no errors."""
 ALIKE: Final = 1e-6
-"""A column of which less than this share is not explained by the others is the same measurement again."""
+"""A column is a copy of the others if they leave less than this share of it unexplained."""
 UNSURE: Final = 0.25
 """A time is refused when its standard error moves a step of the largest count by more than this share."""
 OUTLIER_MADS: Final = 8.0
 OUTLIER_MIN: Final = 0.05
-"""Left out: an error of more than so many median errors, and of more than this share."""
+"""An outlier has an error above ``OUTLIER_MADS`` median errors and above this share."""
 ROUNDS: Final = 4
-"""Of fit, weights and outliers; they settle in two or three."""
+"""Rounds of fit, weights and outliers; the results settle in two or three."""
 BLOCK_TOKENS: Final = 1_024
-"""Of the machine that serves the measured requests again: their blocks are counted, and shared by none."""
+"""Block size of the machine that serves the measured requests again. The blocks are counted and never shared."""
 SERVED_MAX: Final = 20_000
-"""Requests that are served again, the first ones: a minute of work at the most."""
+"""Requests that are served again, from the first on: a minute of work at most."""
 
 Matrix = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class Errors(msgspec.Struct, frozen=True):
 
 
 class Compared(Errors, frozen=True):
-    """Errors of single requests, and percentiles of all of them as they were and as they were predicted."""
+    """Errors of single requests, and measured and predicted percentiles of all requests."""
 
     measured_p50_ms: float
     predicted_p50_ms: float
@@ -71,14 +71,14 @@ class Prediction(msgspec.Struct, frozen=True):
     """The errors of predictions; null without measurements."""
 
     times: Errors | None
-    """Of steps; of a table of requests, of the time behind their first tokens."""
+    """Errors of step times; for a table of requests, of the times after their first tokens."""
     ttft: Compared | None
     tpot: Compared | None
-    """Of the time for each token behind the first."""
+    """Errors of the time for each token after the first."""
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """The times that fit, in nanoseconds, and how well they predict."""
+    """The fitted times, in nanoseconds, and the errors of their predictions."""
 
     schema: str
     source: str
@@ -86,26 +86,27 @@ class Calibration(msgspec.Struct, frozen=True):
     """recording, steps or requests."""
     measurements: int
     left_out: int
-    """Measurements that are far from all others."""
+    """Number of outliers."""
     requests: int
     max_num_batched_tokens: int
     max_num_seqs: int
-    """Limits with which the requests were served again: those said, else the largest that a recording has."""
+    """Limits with which the requests were served again: from the flags, else the largest of the recording."""
     device_blocks: int | None
-    """The same: of a recording without hits below the device. Null: as many as they need, and no block is shared."""
+    """Device blocks with which the requests were served again, from a recording without hits below the device. Null
+    stands for as many blocks as the requests need, and then no block is shared."""
     step_base_ns: int
     step_prefill_token_ns: int
     step_decode_request_ns: int
     standard_errors_ns: tuple[float, float, float]
-    """Of the three times."""
+    """Standard errors of the three times."""
     prefill_tokens_max: float
     decode_requests_max: float
-    """Of a step on average: beyond, the times are a guess."""
+    """Largest counts of an average step; beyond them the times are a guess."""
     fitted: Prediction
     second_half: Prediction
-    """Of times that were fitted to the first half alone."""
+    """Predictions by times that were fitted to the first half alone."""
     flags: str
-    """For the command line."""
+    """The times as flags of the command line."""
     written: str | None
     """The configuration file that was written."""
 
@@ -126,7 +127,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 def calibrate(source: str, measured: Measured, limits: EngineConfig) -> Calibration:
-    """Fit and try. ``limits`` are the most tokens and requests of an iteration of the engine that was measured.
+    """Fit the times and measure their errors. ``limits`` holds the most tokens and requests of a measured iteration.
 
     Raises ``UsageError`` when the measurements do not determine a time.
     """
@@ -164,7 +165,7 @@ def calibrate(source: str, measured: Measured, limits: EngineConfig) -> Calibrat
 
 
 def fit_times(source: str, equations: Sequence[Equation]) -> Fit:
-    """The three times. Raises ``UsageError`` naming the first that is not determined."""
+    """The three times. Raises ``UsageError`` with the first time that is not determined."""
     if len(equations) < ROWS_MIN:
         raise UsageError(f"{source} must have at least {ROWS_MIN} measurements of busy steps, got {len(equations)}")
     rows = np.array([equation[1:4] for equation in equations], dtype=np.float64)
@@ -174,27 +175,27 @@ def fit_times(source: str, equations: Sequence[Equation]) -> Fit:
     _require_determined(source, rows / times[:, None])
     kept = np.ones(len(times), dtype=bool)
     weights = 1 / times
-    found = np.zeros(3)
+    fitted = np.zeros(3)
     for _ in range(ROUNDS):
-        found = nonnegative(rows[kept] * weights[kept, None], times[kept] * weights[kept])
-        predicted = rows @ found
+        fitted = nonnegative(rows[kept] * weights[kept, None], times[kept] * weights[kept])
+        predicted = rows @ fitted
         off = np.abs(times / np.maximum(predicted, 1) - 1)
         kept = off <= max(OUTLIER_MIN, OUTLIER_MADS * float(np.median(off)))
-        weights = 1 / np.maximum(predicted, 1)  # by what is expected: a long time by chance would else count less
-    errors = _standard_errors(rows[kept] * weights[kept, None], times[kept] * weights[kept], found)
+        weights = 1 / np.maximum(predicted, 1)  # by the expected time, because a long time by chance would count less
+    errors = _standard_errors(rows[kept] * weights[kept, None], times[kept] * weights[kept], fitted)
     typical = float(np.median(times / rows[:, 0]))
     most = (rows / rows[:, :1]).max(axis=0)
-    for name, counted, error, count, time_ns in zip(NAMES, COUNTED, errors, most, found, strict=True):
+    for name, counted, error, count, time_ns in zip(NAMES, COUNTED, errors, most, fitted, strict=True):
         if not error * count <= UNSURE * (typical + time_ns * count):
             raise UsageError(
                 f"{source} cannot tell --{name}: its {counted} vary too little, the time would be wrong by "
                 f"{error:,.0f} ns"
             )
-    return Fit((float(found[0]), float(found[1]), float(found[2])), errors, int(len(times) - kept.sum()))
+    return Fit((float(fitted[0]), float(fitted[1]), float(fitted[2])), errors, int(len(times) - kept.sum()))
 
 
 def nonnegative(rows: Matrix, values: Matrix) -> Matrix:
-    """The least squares solution without negative parts: the best over all choices of parts that are 0."""
+    """The least squares solution without negative parts: the best of all choices of parts that are 0."""
     columns = rows.shape[1]
     best, least = np.zeros(columns), float(values @ values)
     for size in range(1, columns + 1):
@@ -219,8 +220,8 @@ def _require_determined(source: str, rows: Matrix) -> None:
             raise UsageError(f"{source} cannot tell --{NAMES[at]}: its {COUNTED[at]} are {why}")
 
 
-def _standard_errors(rows: Matrix, values: Matrix, found: Matrix) -> tuple[float, float, float]:
-    rest = values - rows @ found
+def _standard_errors(rows: Matrix, values: Matrix, fitted: Matrix) -> tuple[float, float, float]:
+    rest = values - rows @ fitted
     variance = float(rest @ rest) / max(1, len(values) - 3)
     spread = np.sqrt(np.maximum(0, np.diag(np.linalg.pinv(rows.T @ rows)) * variance))
     return float(spread[0]), float(spread[1]), float(spread[2])
@@ -232,7 +233,7 @@ def _standard_errors(rows: Matrix, values: Matrix, found: Matrix) -> tuple[float
 def _tried(
     config: EngineConfig, equations: Sequence[Equation], measured: Measured, since_ns: float | None
 ) -> Prediction:
-    """Errors of times, and of the requests that arrived from ``since_ns`` on (None: of all)."""
+    """Errors of times, and of the requests that arrived from ``since_ns`` on (None: of all requests)."""
     times = [
         abs(
             row.steps * config.step_base_ns + row.prefill_tokens * config.prefill_token_ns
@@ -263,7 +264,7 @@ def _errors(values: list[float]) -> Errors | None:
 
 
 def _compared(pairs: list[tuple[float, float]]) -> Compared | None:
-    """Of (measured, predicted) pairs. A pair without time has no relative error and is left out."""
+    """The errors of (measured, predicted) pairs. A pair without time has no relative error and is left out."""
     errors = _errors([abs(predicted - real) / real for real, predicted in pairs if real > 0])
     if errors is None:
         return None
@@ -275,45 +276,45 @@ def _compared(pairs: list[tuple[float, float]]) -> Compared | None:
 
 
 def _least(ordered: list[float], percent: int) -> float:
-    """The smallest value that so many percent do not exceed."""
+    """The smallest value that ``percent`` of the values do not exceed."""
     return ordered[-(-percent * len(ordered) // 100) - 1]
 
 
 def serve(
     config: EngineConfig, requests: Sequence[Served], device: Device | None = None
 ) -> list[tuple[Served, RequestRecord]]:
-    """The same requests on the simulated engine, at most ``SERVED_MAX`` of them, each with what became of it.
+    """Serve at most ``SERVED_MAX`` of the requests on the simulated engine. Returns each with its simulated record.
 
-    Without a device each computes the tokens that it had to compute, and there is room for all.
+    Without a device a request computes the tokens that it had to compute, and there is room for all requests.
     """
     workload = _again(requests[:SERVED_MAX], device)
     engine = msgspec.structs.replace(config, g1_blocks=workload.capacities.g1_blocks)
-    found: dict[int, RequestRecord] = {}
+    records: dict[int, RequestRecord] = {}
 
     def ended(record: RequestRecord) -> None:
-        found[int(record.request)] = record
+        records[int(record.request)] = record
 
     MachineLedger(engine, workload, workload.capacities.block_tokens, ended=ended).run_to_end()
-    return [(requests[at], found[at]) for at in sorted(found) if found[at].first_token_ns is not None]
+    return [(requests[at], records[at]) for at in sorted(records) if records[at].first_token_ns is not None]
 
 
 def _again(served: Sequence[Served], device: Device | None) -> GivenRequests:
     """Measured requests as a workload, at their times; without a device no block is shared."""
     blocks, size = device or (
-        sum(-(-(one.computed_tokens + one.output_tokens) // BLOCK_TOKENS) for one in served), BLOCK_TOKENS
+        sum(-(-(real.computed_tokens + real.output_tokens) // BLOCK_TOKENS) for real in served), BLOCK_TOKENS
     )
     requests: list[Request] = []
     key = 1
     since_ns = served[0].arrived_ns if served else 0
-    for at, one in enumerate(served):
-        hashes, output_hashes, prompt = one.hashes, one.output_hashes, one.prompt_tokens
+    for at, real in enumerate(served):
+        hashes, output_hashes, prompt = real.hashes, real.output_hashes, real.prompt_tokens
         if device is None:
-            prompt = one.computed_tokens
+            prompt = real.computed_tokens
             full = prompt // BLOCK_TOKENS
-            total = (prompt + one.output_tokens) // BLOCK_TOKENS
+            total = (prompt + real.output_tokens) // BLOCK_TOKENS
             hashes, output_hashes = tuple(range(key, key + full)), tuple(range(key + full, key + total))
             key += total
         requests.append(Request(
-            str(at), round(one.arrived_ns - since_ns), hashes, output_hashes, prompt, one.output_tokens
+            str(at), round(real.arrived_ns - since_ns), hashes, output_hashes, prompt, real.output_tokens
         ))
     return GivenRequests("measured", requests, Capacities(size, max(1, min(2**22, blocks)), 0, 0, 8_192))

@@ -1,6 +1,6 @@
 """``compare``: policies and capacities side by side on one trace, next to a policy that knows the future.
 
-Law of this file: every cell is a run of its own, a function of the settings alone. Cells run on all cores and are
+Law of this file: every cell is a separate run, a function of the settings alone. Cells run on all cores and are
 reported in the order of the grid.
 """
 
@@ -28,7 +28,7 @@ BELADY: Final = "belady"
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One cell of the grid. ``label`` is the policy or ``preset NAME``."""
+    """A cell of the grid. ``label`` is the policy or ``preset NAME``."""
 
     label: str
     policy: str
@@ -38,12 +38,12 @@ class Setting(msgspec.Struct, frozen=True):
 
     @property
     def capacity(self) -> tuple[int, int]:
-        """(device or only pool, host tier) in blocks."""
+        """Blocks of the device (or of the only pool) and of the host tier."""
         return self.options.total_kv_blocks, 0 if self.cache_only else self.options.kv_cpu_blocks
 
 
 class RequestOutcome(msgspec.Struct, frozen=True):
-    """One request in one cell; ``why`` is the reason of its first miss."""
+    """A request in a cell; ``why`` is the reason of its first miss."""
 
     request: str
     hits: int
@@ -52,7 +52,7 @@ class RequestOutcome(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """The outcome of one setting. Counts in blocks; ``gap_closed`` and ``best`` are filled in beside the others."""
+    """The outcome of a setting. Counts are in blocks; ``rows_of`` adds the figures that need the other cells."""
 
     label: str
     total_kv_blocks: int
@@ -64,16 +64,16 @@ class Cell(msgspec.Struct, frozen=True):
     evicted_blocks: int
     moved_bytes: int
     thrash_rate: float | None = None
-    """As in the report of ``simulate``."""
+    """The figure of ``simulate``'s report."""
     requests: list[RequestOutcome] = []
-    """Every request, where they were asked for."""
+    """Every request, if ``keep_requests`` was set."""
 
 
 def grid(
     options: SimulateOptions, policies: Sequence[str], presets: Sequence[str], totals: Sequence[int],
     hosts: Sequence[int], *, cache_only: bool,
 ) -> list[Setting]:
-    """All settings: capacities outside, policies inside. Raises ``UsageError`` for what cannot be run."""
+    """All settings: capacities outside, policies inside. Raises ``UsageError`` for an impossible setting."""
     for policy in policies:
         if policy not in COMPARED:
             raise UsageError(f"--policies must be of {', '.join(COMPARED)}, got {policy!r}")
@@ -117,23 +117,21 @@ def run_grid(
             if progress is not None:
                 progress(done)
         return cells
-    found: dict[int, Cell] = {}
+    cell_of: dict[int, Cell] = {}
     with _workers(count) as pool:
         with _interrupts_wait():  # the processes start here, and their signal mask is ours
             futures = {pool.submit(run_cell, setting, keep_requests): at for at, setting in enumerate(settings)}
         for future in as_completed(futures):
-            found[futures[future]] = future.result()
+            cell_of[futures[future]] = future.result()
             if progress is not None:
-                progress(len(found))
-    return [found[at] for at in range(len(settings))]
+                progress(len(cell_of))
+    return [cell_of[at] for at in range(len(settings))]
 
 
 @contextmanager
 def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes that ends at once when the block fails: a cell may take minutes.
-
-    Processes are started anew and not forked: the parent may have threads, and a fork would copy their locks.
-    """
+    """A pool of processes that ends at once when the block fails, because a cell may take minutes."""
+    # Processes are spawned, because a fork would copy the locks of the parent's threads.
     before = set(active_children())
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"))
     try:
@@ -148,7 +146,7 @@ def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-c reaches every process of a terminal: a worker that inherits this mask leaves the answer to its parent."""
+    """Block SIGINT: ctrl-c reaches every process of a terminal, and workers with this mask leave it to their parent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
         yield
@@ -157,7 +155,6 @@ def _interrupts_wait() -> Iterator[None]:
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
@@ -165,7 +162,7 @@ def _cores() -> int:
 
 
 _read: dict[tuple[str, int | None, int | None, int], References] = {}
-"""References that this process has read already, one trace at a time: cells of a grid share them."""
+"""The references of the last trace that this process read, which the cells of a grid share."""
 
 
 def _references(options: SimulateOptions) -> References:
@@ -177,7 +174,7 @@ def _references(options: SimulateOptions) -> References:
 
 
 def run_cell(setting: Setting, keep_requests: bool) -> Cell:
-    """Run one setting."""
+    """Run a setting."""
     if setting.cache_only:
         return _replayed(setting, keep_requests)
     if setting.policy == BELADY:
@@ -211,7 +208,6 @@ def _why(miss: Miss | None, names: Sequence[str]) -> str:
 
 
 def _bound(setting: Setting, keep_requests: bool) -> Cell:
-    """The reference: ``bound_of``."""
     options = setting.options
     names, hits_of, blocks_of, evicted = bound_of(open_trace(options), options)
     hits, lookups = sum(hits_of), sum(blocks_of)
@@ -244,15 +240,15 @@ def _why_of(record: RequestRecord) -> str:
     return "all found" if record.first_miss is None else f"block {record.first_miss} {record.why_missed}"
 
 
-# --- what a grid says ---
+# --- results of a grid ---
 
 
-def differences(one: Cell, other: Cell, most: int) -> list[tuple[RequestOutcome, RequestOutcome]]:
+def differences(cell: Cell, other: Cell, most: int) -> list[tuple[RequestOutcome, RequestOutcome]]:
     """The requests whose hits differ most between two cells, the largest difference first, then by name."""
-    theirs = {outcome.request: outcome for outcome in other.requests}
+    others = {outcome.request: outcome for outcome in other.requests}
     pairs = [
-        (mine, theirs[mine.request]) for mine in one.requests
-        if mine.request in theirs and mine.hits != theirs[mine.request].hits
+        (outcome, others[outcome.request]) for outcome in cell.requests
+        if outcome.request in others and outcome.hits != others[outcome.request].hits
     ]
     return sorted(pairs, key=lambda pair: (-abs(pair[0].hits - pair[1].hits), pair[0].request))[:most]
 
@@ -266,7 +262,7 @@ def by_capacity(cells: Sequence[Cell]) -> Iterator[tuple[tuple[int, int], list[C
 
 
 def rows_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """One row for each cell: its figures, whether it is the best policy of its capacity, and how far the bound is."""
+    """A row for each cell: its figures, ``best`` for the best policy of its capacity, and the distance to the bound."""
     rows = []
     for _, group in by_capacity(cells):
         rate_of = {cell.label: cell.hit_rate or 0.0 for cell in group}

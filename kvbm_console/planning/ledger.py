@@ -1,8 +1,8 @@
-"""The figures of a machine with device memory alone, counted where a leader would decide nothing.
+"""The figures of a machine with device memory alone, counted without a leader, because it would decide nothing.
 
-Without a lower tier no lookup finds more, nothing is withheld and no copy is made. So the leader adds only counts to
-the engine. ``MachineLedger`` makes the same counts at the same moments, from the calls of the engine and from its
-pool. It halves the time of ``simulate`` on the shared trace.
+Without a lower tier no lookup finds more blocks, no block is withheld and no copy is made. So the leader adds only
+counts to the engine. ``MachineLedger`` makes the same counts at the same moments, from the calls of the engine and from
+its pool. It halves the time of ``simulate`` on the shared trace.
 
 Law of this file: the report and the stats lines are those of a leader. ``tests/planning/test_ledger.py`` compares them
 over hundreds of machines. Records, audits and several hosts need the leader.
@@ -27,10 +27,10 @@ from kvbm_console.simulator.work import Plan, Work
 from kvbm_console.simulator.workloads import Request, Workload
 
 SLICE_NS: Final = 100_000_000
-"""Of the wall's time, between two reports of progress."""
+"""Wall time between two reports of progress."""
 _NOTHING_BELOW: Final = MatchAnswer(0, False)
 _ALWAYS_CALM: Final = 2**31
-"""More blocks than any pool has: nothing is copied down when one becomes full."""
+"""More blocks than any pool has, because a full pool copies nothing down."""
 
 
 class MachineLedger:
@@ -56,13 +56,13 @@ class MachineLedger:
         self._windows = windows
         self._ended = ended
         self._records: dict[str, RequestRecord] = {}
-        """Of the live requests, where ``ended`` is given."""
+        """Records of the live requests, if ``ended`` is given."""
         self._arrived_ns: dict[str, int] = {}
-        """Of the live requests."""
+        """Live requests to their arrival."""
         self._output_tokens: dict[str, int] = {}
         self._first_token_ns: dict[str, int] = {}
         self._prefilled: list[str] = []
-        """Requests whose prompt the iteration that runs computes to its end: it samples their first token."""
+        """Requests whose prompt the running iteration completes, so it samples their first token."""
         self._iteration = 0
         self._stored_blocks = 0
         self.engine = SimulatedEngine(config, self, self._calendar, workload, block_tokens)
@@ -72,7 +72,7 @@ class MachineLedger:
     # --- a run ---
 
     def run_to_end(self, progress: Callable[[int], None] | None = None) -> None:
-        """Run until every request has ended; ``progress`` is told the finished ones about ten times a second."""
+        """Run until every request has ended; ``progress`` gets the finished requests about ten times a second."""
         engine = self.engine
         while not engine.done:
             engine.run(None, SLICE_NS)
@@ -82,10 +82,10 @@ class MachineLedger:
             if progress is not None:
                 progress(engine.totals.finished)
         if self._pool.free_blocks != self._capacity or self._pool.most_holders or self._arrived_ns:
-            raise InternalError("every request has ended, and something holds device blocks", tuple(self._pool.audit()))
+            raise InternalError("every request has ended, and device blocks are still held", tuple(self._pool.audit()))
 
     def clear(self) -> None:
-        """Give up what the device pool holds, as a reset does."""
+        """Forget the content of the device pool, as a reset does."""
         self.engine.clear(b"")
 
     def point(self, name: str) -> None:
@@ -108,10 +108,10 @@ class MachineLedger:
     # --- the engine's side (EnginePort) ---
 
     def declared(self, blocks: int, block_tokens: int) -> None:
-        """Nothing: the ledger has built it."""
+        """Nothing: the ledger has built the pool."""
 
     def arrived(self, request: Request) -> bool:
-        """Refuse what a leader refuses."""
+        """True unless a leader would refuse this request."""
         self._pass()
         name, at_ns = request.request, self._calendar.now_ns
         if (
@@ -127,11 +127,11 @@ class MachineLedger:
         return True
 
     def looked_up(self, name: str, computed_tokens: int) -> MatchAnswer:
-        """There is nothing below."""
+        """No hit: there is no tier below."""
         return _NOTHING_BELOW
 
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
-        """Score it: only prompt blocks count."""
+        """Score the prefix of a request: only prompt blocks count."""
         blocks = len(work.request.hashes)
         self.totals.prompt_blocks += blocks
         self.totals.hit_blocks[0] += min(prefix, blocks)
@@ -139,10 +139,10 @@ class MachineLedger:
             self._records[work.name].hits = min(prefix, blocks), 0, 0, 0
 
     def appended(self, work: Work, ids: list[int]) -> None:
-        """Nothing: what is used is looked at when the iteration begins."""
+        """Nothing: the blocks in use are counted when the iteration begins."""
 
     def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
-        """Each counts as a request that arrived with the first sequence."""
+        """Count each clone as a request that arrived with the first sequence."""
         for known in (self._arrived_ns, self._output_tokens, self._first_token_ns):
             if work.name in known:
                 known.update({clone.name: known[work.name] for clone in clones})
@@ -154,7 +154,7 @@ class MachineLedger:
         self._look()
 
     def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
-        """First tokens, blocks in use, stats lines."""
+        """Count first tokens and blocks in use, and report stats lines."""
         before, last = self._iteration, iteration + plan.steps - 1
         self._iteration = last
         self._look()
@@ -168,7 +168,6 @@ class MachineLedger:
         self.times.tell(before, last, plan.early, lambda: self._line("decode", passing=True))
 
     def _begin(self, plan: Plan) -> None:
-        """The iterations of a plan begin; at their end these requests sample a token."""
         known = self._first_token_ns
         for name in plan.skipped:
             if name in known:
@@ -183,7 +182,7 @@ class MachineLedger:
     def filled(
         self, iteration: int, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
     ) -> None:
-        """The iterations of the last plan ended: where a prompt was computed to its end, there is a first token."""
+        """The iterations of the last plan ended, and each completed prompt has its first token."""
         self.times.end(self._calendar.now_ns)
         for name in self._prefilled:
             self._first_token_ns.setdefault(name, self._calendar.now_ns)
@@ -191,7 +190,7 @@ class MachineLedger:
         self._stored_blocks += len(ids)
 
     def preempted(self, work: Work) -> list[int]:
-        """Nothing is withheld."""
+        """Count a preemption; no block is withheld."""
         self._look()
         self.totals.preemptions += 1
         self.totals.requests_preempted += not work.preempted
@@ -202,7 +201,7 @@ class MachineLedger:
         return []
 
     def finished(self, name: str, ids: list[int], reason: FinishReason) -> bool:
-        """Times are counted of completed requests alone."""
+        """Count the end of a request; only completed requests count in the times."""
         arrived_ns, first_token_ns = self._arrived_ns.pop(name), self._first_token_ns.pop(name, None)
         tokens, now_ns = self._output_tokens.pop(name), self._calendar.now_ns
         self.times.gaps.gone(name)
@@ -221,17 +220,17 @@ class MachineLedger:
         raise InternalError(f"the load of {name} ended, and there is nothing to load from")
 
     def calm_blocks(self) -> int:
-        """Nothing is copied down."""
+        """More than the pool, because no block is copied down."""
         return _ALWAYS_CALM
 
     # --- device blocks over time ---
 
     def _look(self) -> None:
-        """Blocks were given since the last time, or are about to be taken back."""
+        """Update the peak of used blocks, after an allocation and before a release."""
         used = self._capacity - self._pool.free_blocks
         if used > self.times.peak_used:
             self.times.peak_used = used
 
     def _pass(self) -> None:
-        """Time has passed, and no block was given or taken back in this instant."""
+        """Add the time that has passed, before any allocation or release at this instant."""
         self.times.passed(self._calendar.now_ns, self._capacity - self._pool.free_blocks)

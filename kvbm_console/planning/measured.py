@@ -1,9 +1,9 @@
 """The work of a real engine, read from a recording or a table: its steps, and the times of its requests.
 
-A recording names every iteration. A step is the time from an iteration to the next, if a request of the first takes
-part in both. Without such a request the engine may have waited in between. Times are the engine's own where it tells
-them. For example, an iteration at 10 ms computes 512 prompt tokens, and three requests decode in it. The next iteration
-begins at 22 ms: a step of (512, 3) in 12 ms.
+A recording names every iteration. A step is the time from an iteration to the next, if a request takes part in both.
+Without such a request the engine may have waited in between. Times are the engine's own if the engine reports them.
+For example, an iteration at 10 ms computes 512 prompt tokens and three requests decode in this iteration. The next
+iteration begins at 22 ms: a step of (512, 3) in 12 ms.
 
 A table of requests names no steps. Between the first token of a request and its last there was a step for each of its
 tokens. The prompt tokens of these steps are those of requests whose first token fell into that time. Their decoding
@@ -29,7 +29,7 @@ from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.recording.reader import Recording
 
 ROWS_MAX: Final = 2_000_000
-"""Of a table: a day of steps of 50 ms, and below a gigabyte of memory."""
+"""Rows of a table: a day of steps of 50 ms, and below a gigabyte of memory."""
 UNITS_NS: Final = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 STEP_COLUMNS: Final = ("prefill_tokens", "decode_requests", "duration_ns")
 REQUEST_COLUMNS: Final = ("arrived_ns", "first_token_ns", "finished_ns", "prompt_tokens", "output_tokens")
@@ -40,7 +40,7 @@ class Equation(NamedTuple):
     """``steps`` iterations took ``time_ns`` together."""
 
     at_ns: float
-    """When they ended."""
+    """The end of the iterations."""
     steps: float
     prefill_tokens: float
     decode_requests: float
@@ -49,7 +49,7 @@ class Equation(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A request that was answered. Times of the engine, in nanoseconds."""
+    """An answered request. Times of the engine, in nanoseconds."""
 
     arrived_ns: float
     first_token_ns: float
@@ -59,9 +59,9 @@ class Served(NamedTuple):
     output_tokens: int
     prompt_tokens: int = 0
     hashes: tuple[int, ...] = ()
-    """Of its prompt's full blocks, where the source tells them."""
+    """Hashes of the prompt's full blocks, if the source has them."""
     output_hashes: tuple[int, ...] = ()
-    """Of the blocks behind them that became full."""
+    """Hashes of the later blocks that became full."""
 
 
 class Device(NamedTuple):
@@ -72,14 +72,14 @@ class Device(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The content of a source; one of both lists may be empty."""
+    """The content of a source; a source may lack equations or requests."""
 
     kind: str
     """recording, steps or requests."""
     equations: list[Equation]
     requests: list[Served]
     tokens_most: int | None = None
-    """Most tokens that a step computed, where the source tells."""
+    """Most tokens that a step computed, if the source reports them."""
     running_most: int | None = None
     """Most requests that took part in a step."""
     device: Device | None = None
@@ -87,7 +87,7 @@ class Measured(NamedTuple):
 
 
 def read_measured(path: Path, batch_tokens: int) -> Measured:
-    """A recording, or a table in CSV, JSON or JSON lines; ``batch_tokens`` are the most of a step, for a table.
+    """Read a recording, or a table in CSV, JSON or JSON lines. ``batch_tokens`` is the most of a table's step.
 
     Raises ``UsageError`` and ``RecordingError``.
     """
@@ -160,7 +160,7 @@ def _step(path: Path, number: int, row: Mapping[str, Any]) -> tuple[float, float
 
 
 def _served(path: Path, number: int, row: Mapping[str, Any]) -> Served | None:
-    """None of a request without a first token."""
+    """The request of a row, None without a first token."""
     if row.get("first_token_ns", 0) in (None, ""):
         return None
     arrived, first, finished = (_time(path, number, row, name) for name in REQUEST_COLUMNS[:3])
@@ -172,13 +172,13 @@ def _served(path: Path, number: int, row: Mapping[str, Any]) -> Served | None:
 
 
 def equations_of(requests: list[Served], batch_tokens: int) -> list[Equation]:
-    """An equation of the steps behind the first token of each request, and of the first token of each that came while
-    nothing else ran."""
+    """Equations of the steps after each request's first token, and of first tokens computed while no other request
+    ran."""
     by_first = sorted(requests, key=lambda served: served.first_token_ns)
     firsts = [served.first_token_ns for served in by_first]
     prefilled = [0, *accumulate(served.computed_tokens for served in by_first)]
     sampled = _Sampled(requests)
-    found: list[Equation] = []
+    equations: list[Equation] = []
     busy_ns = -1.0
     for at, served in enumerate(requests):
         _, first_ns, finished_ns, computed, output = served[:5]
@@ -187,20 +187,20 @@ def equations_of(requests: list[Served], batch_tokens: int) -> list[Equation]:
         )
         if alone:
             steps = -(-computed // batch_tokens)
-            found.append(Equation(first_ns, steps, computed, 0.0, first_ns - served.arrived_ns))
+            equations.append(Equation(first_ns, steps, computed, 0.0, first_ns - served.arrived_ns))
         busy_ns = max(busy_ns, finished_ns)
         if output > 1:
             low, high = bisect_right(firsts, first_ns), bisect_right(firsts, finished_ns)
-            found.append(Equation(
+            equations.append(Equation(
                 finished_ns, output - 1, prefilled[high] - prefilled[low],
                 sampled.until(finished_ns) - sampled.until(first_ns), finished_ns - first_ns,
             ))
-    found.sort()
-    return found
+    equations.sort()
+    return equations
 
 
 class _Sampled:
-    """Tokens behind a first token that all requests have sampled up to a moment, each at its own even pace."""
+    """Tokens after first tokens that all requests sampled up to a moment, each request at its own even pace."""
 
     def __init__(self, requests: list[Served]) -> None:
         changes: dict[float, list[float]] = {}
@@ -236,14 +236,14 @@ class _Life:
         self.prompt = prompt
         self.hashes = hashes
         self.filled: dict[int, None] = {}
-        """Hashes of blocks that it computed, behind its prompt."""
+        """Hashes of blocks that the slot computed after its prompt."""
         self.state = SlotState.INITIALIZED
         self.computed = 0
         self.cached: int | None = None
         self.first_ns: float | None = None
 
     def clone(self) -> "_Life":
-        """A sequence that goes on from here."""
+        """A copy for a sequence that goes on from here."""
         other = copy.copy(self)
         other.filled = {}
         return other
@@ -260,17 +260,16 @@ class _Reading:
         self._below = False
         """True if blocks were found below the device."""
         self._whole = True
-        """True if all requests are known from their beginning, each a sequence of its own: only then they can be
-        served again."""
+        """True if all requests are known from their beginning and none has clones; others cannot be served again."""
         self._lives: dict[int, _Life] = {}
         self._last: tuple[float, int, int, int, set[int]] | None = None
         """Begin, number, prompt tokens, decoding requests and slots of the last iterations."""
         self._ending: list[_Life] = []
-        """Those whose prompt the last iteration computes to its end."""
+        """Slots whose prompt the last iteration completes."""
         self.tokens_most = self.running_most = 1
 
     def take(self, event: ev.Event, at_ns: float) -> None:
-        """The next event, with the engine's time of it."""
+        """Fold the next event, with the engine's time of the event."""
         if isinstance(event, ev.SlotOpened):
             self._lives[event.slot] = _Life(at_ns, event.prompt_tokens, tuple(unpack_hashes(event.hashes)))
         elif isinstance(event, ev.SlotCloned) and event.parent in self._lives:
@@ -283,7 +282,7 @@ class _Reading:
         elif isinstance(event, ev.IterationAdvanced):
             self._iterated(event, at_ns)
         elif isinstance(event, ev.SourceLost):
-            self._whole = self._whole and event.gone  # an engine that ended told all before
+            self._whole = self._whole and event.gone  # an engine that ended reported everything before
             self._last = None
             self._ending = []
         elif isinstance(event, ev.BlocksFilled):
@@ -300,7 +299,7 @@ class _Reading:
                 self._device = Device(event.capacity_blocks, event.block_tokens)
 
     def gap(self) -> None:
-        """Events are missing here: what was under way is not known any more."""
+        """Forget the requests in flight, because events are missing here."""
         self._whole = False
         self._last = None
         self._ending = []
@@ -312,7 +311,7 @@ class _Reading:
             served for _, _, served in sorted(self._requests, key=lambda row: row[:2])
         ] if self._whole else []
         device = self._device if self._devices == 1 and not self._below else None
-        if device is not None and not all(_told(served, device.block_tokens) for served in requests):
+        if device is not None and not all(_has_hashes(served, device.block_tokens) for served in requests):
             device = None
         return Measured("recording", self.equations, requests, self.tokens_most, self.running_most, device)
 
@@ -333,20 +332,20 @@ class _Reading:
             life.cached = None
 
     def _iterated(self, event: ev.IterationAdvanced, at_ns: float) -> None:
-        for life in self._ending:  # whatever became of it, its first token came when that iteration ended
-            life.first_ns = at_ns if life.first_ns is None else life.first_ns
+        for ending in self._ending:  # the first token of every such slot came at the end of that iteration
+            ending.first_ns = at_ns if ending.first_ns is None else ending.first_ns
         self._ending = []
         taking = {slot for slot, life in self._lives.items() if life.state is SlotState.DECODING}
         decoding, prefill = len(taking), 0
         for slot, position in zip(event.slots, event.positions, strict=True):
-            one = self._lives.get(slot)
-            if one is None:  # it was there before the recording, or came in a gap
+            life = self._lives.get(slot)
+            if life is None:  # the slot was opened before the recording, or in a gap
                 self._whole, self._last = False, None
                 return
-            prefill += max(0, position - one.computed)
-            one.computed = position
-            if position >= one.prompt:
-                self._ending.append(one)
+            prefill += max(0, position - life.computed)
+            life.computed = position
+            if position >= life.prompt:
+                self._ending.append(life)
             taking.add(slot)
         self.tokens_most = max(self.tokens_most, prefill + decoding)
         self.running_most = max(self.running_most, len(taking))
@@ -370,15 +369,15 @@ def _of_recording(recording: Recording) -> Measured:
     return reading.measured()
 
 
-def _told(served: Served, block_tokens: int) -> bool:
-    """True if the hashes of all its full blocks are known."""
+def _has_hashes(served: Served, block_tokens: int) -> bool:
+    """True if the hashes of all full blocks of a request are known."""
     full = (served.prompt_tokens + served.output_tokens - 1) // block_tokens
     prompt = served.prompt_tokens // block_tokens
     return len(served.hashes) == prompt and len(served.output_hashes) >= full - prompt
 
 
 def _origins(recording: Recording) -> dict[int, int]:
-    """Stimulus to the engine's own time, of those that carry one."""
+    """Each stimulus that carries the engine's own time, to that time."""
     return {
         stimulus.n: stimulus.origin_ns for batch in recording.stimuli() for stimulus in batch
         if stimulus.origin_ns is not None

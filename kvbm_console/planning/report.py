@@ -35,8 +35,8 @@ SCHEMA: Final = "kvbm-console.simulate/2"
 KEYS: Final[dict[str, str]] = {
     "schema": "name and version of this document",
     "trace": "the trace as named on the command line",
-    "note": "what the reader should know about the trace, else null",
-    "settings": "what the run depends on, in blocks and tokens; about tiers only where there is a lower one",
+    "note": "limits of the trace that the reader should know, else null",
+    "settings": "the settings of the run, in blocks and tokens; settings of tiers only with a lower tier",
     "requests_arrived": "requests of the trace that arrived",
     "requests_cloned":
         "sequences beyond the first of requests of several, each of which counts as a request from here on",

@@ -1,11 +1,11 @@
-"""Traces that ``simulate`` and ``compare`` read beyond those of the daemon: Azure and BurstGPT, lengths only.
+"""Traces that ``simulate`` and ``compare`` read beside the daemon's traces: Azure and BurstGPT, lengths only.
 
 Law of this file: a line is used whole or refused with file, line number and error. The user is told the limits of a
 kind of trace (``note``).
 
 Azure (LLM inference traces): CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``, timestamps like
 ``2023-11-16 18:15:46.6805900``. BurstGPT: CSV with ``Timestamp,Model,Request tokens,Response tokens,...``, seconds.
-Without ids there is no content to find again, so every prompt is different and nothing is reused.
+Such a trace has no ids of blocks, so every prompt is different and no block is reused.
 """
 
 import csv
@@ -27,13 +27,13 @@ from kvbm_console.simulator.workloads import Capacities, Request, Workload
 KINDS: Final = ("FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "multiturn[:key=value,...]")
 NO_REUSE: Final = "the trace has lengths only, so no block is ever used again"
 _AT_NS_MAX: Final = 2**62
-"""A hundred years and more: keeps nanoseconds within 64 bits."""
+"""More than a hundred years; the limit keeps nanoseconds within 64 bits."""
 
 
 def named_trace(text: str) -> str:
     """``--trace`` with the format in front: a bare FILE gets the format that its first line shows.
 
-    Raises ``UsageError`` for a file whose format is unknown or of which two formats are possible.
+    Raises ``UsageError`` for a file whose format is unknown or ambiguous.
     """
     path = Path(text)
     if text.partition(":")[0] in (*_MARKS, "multiturn") or not (path.exists() or "/" in text or path.suffix):
@@ -43,11 +43,11 @@ def named_trace(text: str) -> str:
             line = next((line for line in iter(lambda: file.readline(LINE_BYTES_MAX), b"") if line.strip()), b"")
     except OSError as error:
         raise UsageError(f"trace {text} cannot be read: {error.strerror}") from None
-    found = [kind for kind, columns in _MARKS.items() if columns <= _columns_of(line)]
-    if len(found) == 1:
-        return f"{found[0]}:{text}"
-    what = f"fits {' and '.join(found)}" if found else "is of no known format"
-    raise UsageError(f"--trace {text}: the first line {what}; name the format as {', '.join(KINDS[1:4])}")
+    kinds = [kind for kind, columns in _MARKS.items() if columns <= _columns_of(line)]
+    if len(kinds) == 1:
+        return f"{kinds[0]}:{text}"
+    finding = f"fits {' and '.join(kinds)}" if kinds else "is of no known format"
+    raise UsageError(f"--trace {text}: the first line {finding}; name the format as {', '.join(KINDS[1:4])}")
 
 
 def _columns_of(line: bytes) -> set[str]:
@@ -81,19 +81,19 @@ def note_of(workload: Workload) -> str | None:
 
 
 class LengthsTrace(TraceFile):
-    """A ``Workload`` of recorded lengths and arrival times; every prompt has content of its own."""
+    """A ``Workload`` of recorded lengths and arrival times; every prompt has its own content."""
 
     capacities = Capacities(block_tokens=16, g1_blocks=16_384, g2_blocks=65_536, g3_blocks=0, batch_tokens=8_192)
 
     def __init__(self, kind: str, path: Path, limit: int | None = None) -> None:
         super().__init__(kind, path, limit)
         self.failed = 0
-        """Lines of requests without a token, which BurstGPT lists as failures and which are passed over."""
+        """Skipped lines of requests without a token, which BurstGPT lists as failures."""
         self._columns, self._nanoseconds = _FORMATS[kind]
         self._block_tokens = self.capacities.block_tokens
 
     def begin(self, block_tokens: int) -> None:
-        """Any block size will do."""
+        """Take any block size."""
         self._block_tokens = block_tokens
         self.failed = 0
 
@@ -104,18 +104,18 @@ class LengthsTrace(TraceFile):
         count = 0
         with self.path.open(encoding="utf-8", newline="") as lines:
             rows = csv.reader(lines)
-            where = self._header(next(rows, []))
+            time, prompt_tokens, output_tokens = columns = self._header(next(rows, []))
             for row in rows:
                 if self.limit is not None and count >= self.limit:
                     return
                 if not row:
                     continue
                 number = rows.line_num
-                if len(row) <= max(where):
-                    raise self.bad(number, f"must have {max(where) + 1} fields, got {len(row)}")
-                at_ns = self._time(row[where[0]], number)
-                prompt = self._tokens(row[where[1]], number, self._columns[1], 1)
-                output = self._tokens(row[where[2]], number, self._columns[2], 0)
+                if len(row) <= max(columns):
+                    raise self.bad(number, f"must have {max(columns) + 1} fields, got {len(row)}")
+                at_ns = self._time(row[time], number)
+                prompt = self._tokens(row[prompt_tokens], number, self._columns[1], 1)
+                output = self._tokens(row[output_tokens], number, self._columns[2], 0)
                 first = at_ns if first is None else first
                 if at_ns - first < latest:
                     raise self.bad(number, "timestamp is before that of the line above")
@@ -180,10 +180,10 @@ _FORMATS: Final[dict[str, tuple[tuple[str, str, str], Callable[[str], int]]]] = 
     "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_ns),
     "burstgpt": (("Timestamp", "Request tokens", "Response tokens"), _decimal_ns),
 }
-"""Kind of trace to its columns (time, prompt, output) and how its times are read."""
+"""Kind of trace to its columns (time, prompt, output) and the function that reads its times."""
 _MARKS: Final[dict[str, set[str]]] = {
     "mooncake": {"timestamp:", "input_length:", "output_length:", "hash_ids:"},
     **{kind: {column.lower() for column in columns} for kind, (columns, _) in _FORMATS.items()},
 }
-"""Format to the keys (with a colon) or columns by which its first line is known. Our own traces are Mooncake lines
-with more keys."""
+"""Format to the keys (with a colon) or columns that identify its first line. Our own traces are Mooncake lines with
+more keys."""

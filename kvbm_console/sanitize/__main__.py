@@ -1,6 +1,6 @@
 """``python -m kvbm_console.sanitize``: the planted faults on this machine, in an environment that has the engine.
 
-It needs numpy alone, because the environment of an engine has no command line of ours. With torch it uses its tensors.
+The program needs numpy alone, because the environment of an engine lacks our command line. With torch it uses tensors.
 
 Law of this file: exit 1 unless each fault is named and the same play without it is silent.
 """
@@ -16,7 +16,7 @@ from kvbm_console.sanitize.planted import FAULTS, named, play
 
 
 def tensors() -> dict[str, dict[str, Any]]:
-    """Ways to hold the bytes, by their name; torch both as the host's tensors and as those of a device."""
+    """Names of the ways to hold the bytes, each with the options of its plays. Torch counts as host and as device."""
     if find_spec("torch") is None:
         return {"numpy arrays": {}}
     make = import_module("torch").from_numpy
@@ -32,16 +32,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not 1 <= options.seeds <= 10_000:
         parser.error(f"--seeds must be from 1 to 10000, and not {options.seeds}.")
     wrong = 0
-    for way, given in tensors().items():
+    for way, library in tensors().items():
         print(f"{way}, {options.seeds} plays each")
         print(f"  {'fault':<20} {'named':>6} {'false':>6} {'ms':>6}")
         for fault in FAULTS:
             began = time.perf_counter()
             hits = false = 0
             for seed in range(options.seeds):
-                wanted, findings = play(fault, seed=seed, **given)
+                wanted, findings = play(fault, seed=seed, **library)
                 hits += bool(findings) and named(wanted, findings[0], fault)
-                false += bool(play(fault, seed=seed, planted=False, **given)[1])
+                false += bool(play(fault, seed=seed, planted=False, **library)[1])
             wrong += options.seeds - hits + false
             spent_ms = (time.perf_counter() - began) / options.seeds * 1_000
             print(f"  {fault:<20} {hits:>6} {false:>6} {spent_ms:>6.1f}")

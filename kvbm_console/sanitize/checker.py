@@ -1,8 +1,8 @@
 """The three points at which a block is fingerprinted, for one rank's worker.
 
-``order`` fingerprints the blocks of a store where the engine ordered it: behind the forward pass that filled them.
-``end`` fingerprints the host slots of a store and compares. ``hand`` fingerprints the device places of a load when the
-model may read them, and compares with what the store had taken. A mismatch of a load is looked at a second time when
+``order`` fingerprints the blocks of a store when the engine orders it, after the forward pass that filled them. ``end``
+fingerprints the host slots of a store and compares. ``hand`` fingerprints the device places of a load when the model
+may read them, and compares with the content that the store took. A mismatch of a load is checked a second time when
 the next step begins, because a late copy has landed by then. ``action: stop`` does not wait for that.
 
 Sampling goes by content hash, so the same block is chosen at all three points and on every rank.
@@ -20,7 +20,7 @@ from kvbm_console.sanitize.verdict import Case, judge, missing
 
 ACTIONS: Final = ("report", "recompute", "stop")
 FINDINGS_MAX: Final = 1_024
-"""Findings that wait to be told; beyond them they are counted only."""
+"""Findings that wait for the scheduler's half; further findings are only counted."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 
 
@@ -38,7 +38,7 @@ class Corrupt(RuntimeError):
 
 
 class Checker:
-    """One rank. ``findings`` are for the caller to take, ``invalid`` the device places that must be recomputed."""
+    """The checker of one rank. The caller takes ``findings`` and ``invalid``, the device places to recompute."""
 
     def __init__(
         self, device: PageSide, host: PageSide, *, rank: int = 0, action: str = "report", stores_here: bool = True,
@@ -62,9 +62,9 @@ class Checker:
         self._ordered: dict[int, Copy] = {}
         """Stores that were ordered and not submitted."""
         self._handed: list[tuple[Copy, int, list[int], Values]] = []
-        """Loads whose fingerprints are computed: copy, group, rows of its sample, values."""
+        """Loads whose fingerprints are being computed: copy, group, rows of its sample, values."""
         self._again: list[tuple[Copy, int, Content, Array]] = []
-        """Mismatches of loads that the next step looks at again: copy, row of its sample, wanted, found."""
+        """Mismatches of loads that the next step checks again: copy, row of its sample, wanted, found."""
 
     # --- the step's orders ---
 
@@ -92,7 +92,7 @@ class Checker:
     # --- stores ---
 
     def order(self, number: int, request: str, pairs: Sequence[Pair]) -> None:
-        """A store is ordered, and what it will read lies there as soon as the device has done what is queued."""
+        """A store is ordered; its source is complete once the device has done the work that is queued now."""
         began = time.monotonic_ns()
         copy = self._copy(number, True, request, pairs)
         for group, rows in _by_group(copy):
@@ -143,7 +143,7 @@ class Checker:
         self.ledger.submit(self._copy(number, False, request, pairs))
 
     def hand(self, number: int) -> None:
-        """The model may read what a load brought. At its end this does nothing again."""
+        """The model may read the blocks of a load. A second call for the same load does nothing."""
         copy = self.ledger.flying.get(number)
         if copy is None or copy.store or copy.handed:
             return
@@ -203,19 +203,19 @@ class Checker:
         return Case(self.ledger, self.device, self.host, copy, place, slot, content, found, again)
 
     def look_again(self) -> None:
-        """Judge the mismatches of the last step, after a second look at their places."""
+        """Judge the mismatches of the last step, with new fingerprints of their places."""
         waiting, self._again = self._again, []
         for copy, at, content, found in waiting:
             again = self.device.fingerprints(content.group, [copy.pairs[at][0]], apart=True).get()[0]
             self._found(judge(self._case(copy, at, content, found, again)))
 
     def finish(self) -> None:
-        """The engine ends: everything that waits is judged."""
+        """Judge all waiting mismatches, because the engine ends."""
         self.settle(wait=True)
         self.look_again()
 
     def take_invalid(self) -> set[int]:
-        """The device places whose content is wrong, since the last call; none unless ``action`` is recompute."""
+        """Device places with wrong content since the last call; none unless ``action`` is recompute."""
         invalid, self.invalid = self.invalid, set()
         return invalid if self.action == "recompute" else set()
 
@@ -230,7 +230,6 @@ class Checker:
 
 
 def _by_group(copy: Copy) -> list[tuple[int, list[int]]]:
-    """Rows of the sample of each group of blocks."""
     rows: dict[int, list[int]] = {}
     for row, (at, _) in enumerate(copy.sampled):
         rows.setdefault(copy.pairs[at][2], []).append(row)

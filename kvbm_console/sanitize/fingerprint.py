@@ -19,7 +19,7 @@ import numpy as np
 
 WORD: Final = 8
 BATCH_BYTES: Final = 64 * 2**20
-"""Bytes of blocks that a device gathers at once: three times as much is needed while they are folded."""
+"""Bytes of blocks that a device gathers at once. Folding them needs three times as much memory."""
 Array = np.ndarray[Any, Any]
 
 
@@ -54,7 +54,7 @@ def fold_page(page: Array) -> int:
 
 
 def join(parts: Array) -> Array:
-    """One fingerprint of each block (row) from those of its layers, as unsigned numbers. Layers do not commute."""
+    """A fingerprint of each block (row) from those of its layers, as unsigned numbers. Layers do not commute."""
     joined: Array = fold(parts, keys(parts.shape[1])).view(np.uint64)
     return joined
 
@@ -62,13 +62,13 @@ def join(parts: Array) -> Array:
 class Region:
     """The pages of one layer on one side: a 2-D tensor or array of bytes with ``per_row`` pages in each row.
 
-    ``used`` is how many bytes of a page belong to the layer. A page has the number ``row * per_row + index``.
+    ``used`` is the number of bytes of a page that belong to the layer. A page has the number ``row * per_row + index``.
     """
 
     def __init__(
         self, array: Any, *, per_row: int = 1, used: int | None = None, on_device: bool | None = None
     ) -> None:
-        """``on_device`` chooses torch for a tensor of the host too, which is how tests compare both."""
+        """``on_device`` chooses torch for a tensor of the host too, so that tests can compare both."""
         if on_device is None:
             on_device = getattr(getattr(array, "device", None), "type", "cpu") != "cpu"
         self.on_device = on_device
@@ -86,19 +86,19 @@ class Region:
 
     def at(self, offset: int, size: int) -> Array:
         """Bytes from an offset in the concatenation of all pages; fewer beyond its end."""
-        found: list[Array] = []
+        parts: list[Array] = []
         pages = len(self.array) * self.per_row
         while size > 0 and 0 <= offset < pages * self.page_bytes:
             place, begin = divmod(offset, self.page_bytes)
             row, index = divmod(place, self.per_row)
             first = index * self.page_bytes
             part = self.array[row, first + begin : first + min(self.page_bytes, begin + size)]
-            found.append((part.cpu().numpy() if self.on_device else part).view(np.uint8))
-            offset, size = offset + len(found[-1]), size - len(found[-1])
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.uint8)
+            parts.append((part.cpu().numpy() if self.on_device else part).view(np.uint8))
+            offset, size = offset + len(parts[-1]), size - len(parts[-1])
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint8)
 
     def words(self, places: Any) -> Any:
-        """On a device: the pages as rows of 64-bit words, gathered there."""
+        """The pages as rows of 64-bit words, gathered on the device."""
         array = self.array
         begin = (places % self.per_row) * self.page_bytes
         rows = array.index_select(0, places // self.per_row)
@@ -114,8 +114,8 @@ class Region:
 class Values:
     """Fingerprints of some blocks (rows) by layer (columns), which a device may still be computing."""
 
-    def __init__(self, found: Any, event: Any = None) -> None:
-        self._found = found
+    def __init__(self, values: Any, event: Any = None) -> None:
+        self._values = values
         self._event = event
 
     @property
@@ -127,8 +127,8 @@ class Values:
         """The numbers; waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-            self._found, self._event = self._found.numpy(), None
-        return self._found  # type: ignore[no-any-return]
+            self._values, self._event = self._values.numpy(), None
+        return self._values  # type: ignore[no-any-return]
 
 
 class PageSide:
@@ -138,20 +138,21 @@ class PageSide:
         self.groups = groups
         self.on_device = any(region.on_device for group in groups for region in group)
         self._keys: dict[int, Any] = {}
-        self._own: Any = None
+        self._own_stream: Any = None
 
     def fingerprints(self, group: int, places: Sequence[int], *, apart: bool = False) -> Values:
-        """Of the pages of each place, one for each layer. On a device: queued on its current stream, behind all that
-        is queued there, or ``apart`` on a stream of its own."""
+        """The fingerprints of the pages of each place (row), by layer (column).
+
+        On a device the work is queued on its current stream, after all earlier work, or ``apart`` on our own stream."""
         regions = self.groups[group]
         if self.on_device:
             with self._stream(regions[0].array.device) if apart else nullcontext():
                 return self._on_device(regions, places)
-        found = np.empty((len(places), len(regions)), dtype=np.int64)
+        values = np.empty((len(places), len(regions)), dtype=np.int64)
         for row, place in enumerate(places):
             for column, region in enumerate(regions):
-                found[row, column] = fold_page(region.page(place))
-        return Values(found)
+                values[row, column] = fold_page(region.page(place))
+        return Values(values)
 
     def _on_device(self, regions: Sequence[Region], places: Sequence[int]) -> Values:
         torch = _torch()
@@ -163,9 +164,9 @@ class PageSide:
             at = torch.tensor(places[first : first + batch], device=device)
             columns: list[Any] = [None] * len(regions)
             for used in {region.used for region in regions}:
-                mine = [column for column, region in enumerate(regions) if region.used == used]
-                words = torch.stack([regions[column].words(at) for column in mine])
-                for column, folded in zip(mine, fold(words, self._multipliers(words.shape[-1], device)), strict=True):
+                alike = [column for column, region in enumerate(regions) if region.used == used]
+                words = torch.stack([regions[column].words(at) for column in alike])
+                for column, folded in zip(alike, fold(words, self._multipliers(words.shape[-1], device)), strict=True):
                     columns[column] = folded
             parts.append(torch.stack(columns, dim=1))
         folded = torch.cat(parts)
@@ -181,9 +182,9 @@ class PageSide:
         if device.type != "cuda":
             return nullcontext()
         cuda = _torch().cuda
-        if self._own is None:
-            self._own = cuda.Stream(device=device)
-        stream: AbstractContextManager[Any] = cuda.stream(self._own)
+        if self._own_stream is None:
+            self._own_stream = cuda.Stream(device=device)
+        stream: AbstractContextManager[Any] = cuda.stream(self._own_stream)
         return stream
 
     def _multipliers(self, words: int, device: Any) -> Any:

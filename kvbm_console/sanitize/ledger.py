@@ -18,7 +18,7 @@ CONTENTS_MAX: Final = 65_536
 RECENT_MAX: Final = 1_024
 """Copies that are kept after their end, so that a late write is still known."""
 FLYING_MAX: Final = 16_384
-"""Copies whose end is awaited; beyond them the oldest one counts as lost."""
+"""Copies in flight; beyond this the oldest copy counts as lost."""
 Pair = tuple[int, int, int]
 """(device place, host slot, group) of one block of a copy."""
 
@@ -29,9 +29,9 @@ class Orders:
 
     step: int = 0
     blocks: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Of each ordered copy the sampled blocks: (index among its blocks, content hash)."""
+    """Each ordered copy to its sampled blocks: (index among its blocks, content hash)."""
     known: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Of each sampled (hash, group) that a load brings: the store that was ordered for it last."""
+    """Each sampled (hash, group) that a load brings, to the last store that was ordered for the hash."""
     given: list[tuple[int, str]] = field(default_factory=list)
     """(place, request): places that a store still reads, and that a request got in this step."""
     flush: list[int] = field(default_factory=list)
@@ -50,32 +50,32 @@ class Copy:
     sampled: list[tuple[int, int]] = field(default_factory=list)
     """(index into ``pairs``, content hash)"""
     taken: list[tuple[list[int], Values]] = field(default_factory=list)
-    """Of a store: rows of ``sampled``, and what their places held when it was ordered."""
+    """For a store, rows of ``sampled`` with the fingerprints of their places at the order."""
     submitted: int = 0
-    """The moment of the order to copy; 0 before it."""
+    """The moment of the order to copy; 0 before the order."""
     ended: int = 0
-    """The moment at which its end was reported; 0 before it."""
+    """The moment at which the end was reported; 0 before that report."""
     flushed: bool = False
-    """True if a step had to wait for it."""
+    """True if a step had to wait for the copy."""
     handed: bool = False
-    """Of a load: whether the model may read its blocks."""
+    """For a load, true if the model may read its blocks."""
     wanted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Of a load: ``Orders.known`` of its step."""
+    """For a load, ``Orders.known`` of its step."""
     given: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Of a store: source places that were given away before its end, to (step, request)."""
+    """For a store, source places that another request got before the copy's end, to (step, request)."""
 
     def __str__(self) -> str:
         return f"{'store' if self.store else 'load'} {self.number}"
 
     @property
-    def told(self) -> str:
-        """Its name with its request's."""
+    def text(self) -> str:
+        """The copy's name with its request's name."""
         return f"{self} of request {self.request}" if self.request else str(self)
 
 
 @dataclass(slots=True)
 class Content:
-    """One block as a store took it."""
+    """A block with the bytes that a store took."""
 
     hash: int
     group: int
@@ -87,16 +87,16 @@ class Content:
 
     @property
     def whole(self) -> int:
-        """One fingerprint of all layers."""
+        """A single fingerprint of all layers."""
         return int(join(self.parts[None])[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One mismatch, for people and for the daemon."""
+    """A difference of bytes with its cause, as the daemon and the screens show it."""
 
     kind: str
-    """A word of ``verdict.KINDS``."""
+    """A key of ``verdict.KINDS``."""
     stage: str
     """``copy``: at the end of a store. ``load``: when a load handed the block to the model."""
     request: str
@@ -109,14 +109,14 @@ class Mismatch:
     """The number of the store or load."""
     writer: str
     edge: str
-    """The order that was missing."""
+    """The missing order between two operations."""
     taken: str
-    """The store that the bytes should come from."""
+    """The store whose bytes should lie there."""
     sentence: str
 
 
 class CopyLedger:
-    """Of one rank."""
+    """The copies, contents and writers of one rank."""
 
     def __init__(self, rank: int = 0, contents_max: int = CONTENTS_MAX) -> None:
         self.rank = rank
@@ -126,11 +126,11 @@ class CopyLedger:
         self.flying: dict[int, Copy] = {}
         self.recent: deque[Copy] = deque(maxlen=RECENT_MAX)
         self.slot_store: dict[int, Copy] = {}
-        """Host slot to the store that was ordered into it last."""
+        """Host slot to the last store that was ordered into the slot."""
         self.slot_content: dict[int, Content] = {}
-        """Host slot to the sampled content that was found right there at last."""
+        """Host slot to the last sampled content that was found correct there."""
         self.place_load: dict[int, Copy] = {}
-        """Device place to the load that was ordered into it last."""
+        """Device place to the last load that was ordered into the place."""
         self.bad: dict[int, Mismatch] = {}
         """Host slot to the finding at the end of its last store."""
         self.moment = 0
@@ -140,7 +140,7 @@ class CopyLedger:
         return self.contents.get((key, self.rank, group))
 
     def keep(self, content: Content) -> None:
-        """A store took it; the oldest is forgotten."""
+        """Keep a content that a store took, and forget the oldest beyond the limit."""
         key = content.hash, self.rank, content.group
         self._forget(self.contents.pop(key, None))
         self.contents[key] = content
@@ -153,7 +153,7 @@ class CopyLedger:
             del self.by_whole[content.whole]
 
     def submit(self, copy: Copy) -> None:
-        """It begins to copy."""
+        """A copy begins to move bytes."""
         self.moment += 1
         copy.submitted = self.moment
         self.flying[copy.number] = copy
@@ -167,7 +167,7 @@ class CopyLedger:
                 self.place_load[place] = copy
 
     def end(self, number: int) -> Copy | None:
-        """Take the report of its end; None for an unknown copy."""
+        """Take the report of a copy's end; None for an unknown copy."""
         self.moment += 1
         copy = self.flying.pop(number, None)
         if copy is not None:
@@ -176,7 +176,7 @@ class CopyLedger:
         return copy
 
     def parts_in(self, copy: Copy, slot: int) -> Array | None:
-        """The fingerprints of the sampled block that a store took for a slot, whether the store has ended or not."""
+        """The fingerprints of the sampled block that a store took for a slot, before or after the store's end."""
         for rows, values in copy.taken:
             for row, parts in zip(rows, values.get(), strict=True):
                 if copy.pairs[copy.sampled[row][0]][1] == slot:
@@ -188,18 +188,18 @@ class CopyLedger:
         return None
 
     def stores_into(self, slot: int) -> list[Copy]:
-        """Stores that were ordered into a slot, as far as they are kept, the first one first."""
+        """Stores that were ordered into a slot, as far as they are kept, in their order."""
         return self._copies(lambda copy: copy.store and any(slot == other for _, other, _ in copy.pairs))
 
     def loads_into(self, place: int) -> list[Copy]:
-        """Loads that were ordered into a place, as far as they are kept, the first one first."""
+        """Loads that were ordered into a place, as far as they are kept, in their order."""
         return self._copies(lambda copy: not copy.store and any(place == other for other, _, _ in copy.pairs))
 
     def _copies(self, chosen: Callable[[Copy], bool]) -> list[Copy]:
-        found = filter(chosen, (*self.recent, *self.flying.values()))
-        return sorted(found, key=lambda copy: copy.submitted)
+        copies = filter(chosen, (*self.recent, *self.flying.values()))
+        return sorted(copies, key=lambda copy: copy.submitted)
 
 
 def short(key: int) -> str:
-    """A hash as people see it."""
+    """The first eight hexadecimal digits of a hash, as screens show it."""
     return f"{key:016x}"[:8]

@@ -3,7 +3,7 @@
 A play has ranks, each with the tensors of some layers on two sides, a copier between them and a checker. Without its
 fault the same play must stay silent.
 
-Law of this file: the copier and the checker share nothing but the tensors. The checker is told orders and ends only.
+Law of this file: the copier and the checker share only the tensors. The checker gets only orders and ends.
 """
 
 import random
@@ -26,7 +26,7 @@ Make = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Of a planted fault: what its finding must name."""
+    """The fields that the finding of a planted fault must name."""
 
     hash: int
     place: int
@@ -54,8 +54,8 @@ class Rank:
         sources, targets = (self.device, self.host) if store else (self.host, self.device)
         ways = [(place, slot) if store else (slot, place) for place, slot in pairs]
         if self.fault == "swapped-blocks":
-            (one, first), (two, second), *rest = ways
-            ways = [(one, second), (two, first), *rest]
+            (source_a, target_a), (source_b, target_b), *rest = ways
+            ways = [(source_a, target_b), (source_b, target_a), *rest]
         for at, (source, target) in enumerate(ways):
             for layer in range(LAYERS):
                 page = sources[layer][source].copy()
@@ -73,7 +73,7 @@ class Rank:
 
 
 class Play:
-    """Some ranks under one made-up scheduler. Places, slots and bytes come from a seed."""
+    """Some ranks under a made-up scheduler. Places, slots and bytes come from a seed."""
 
     def __init__(
         self, fault: str, *, planted: bool = True, seed: int = 0, make: Make = lambda array: array, ranks: int = 1,
@@ -89,11 +89,11 @@ class Play:
         self.known: dict[tuple[int, int], int] = {}
 
     def block(self) -> int:
-        """A new content hash."""
+        """Draw a new content hash."""
         return self.dice.getrandbits(64)
 
     def blocks(self, count: int) -> tuple[list[int], list[int]]:
-        """New content hashes, and the first places, filled with them."""
+        """New content hashes, and the first places, filled with new content."""
         hashes = [self.block() for _ in range(count)]
         for place in self.places[:count]:
             self.compute(place)
@@ -109,7 +109,7 @@ class Play:
         self, orders: dict[int, list[int]], *, given: list[tuple[int, str]] | None = None,
         flush: list[int] | None = None,
     ) -> None:
-        """A step: copies that it orders, to the hashes of their blocks."""
+        """Begin a step. ``orders`` maps each copy that the step orders to the hashes of its blocks."""
         self.steps += 1
         blocks = {number: list(enumerate(hashes)) for number, hashes in orders.items()}
         loaded = {(key, 0) for hashes in orders.values() for key in hashes}
@@ -119,7 +119,7 @@ class Play:
 
     def store(self, number: int, request: str, hashes: list[int], ways: list[tuple[int, int]], *,
               move: bool = True, end: bool = True, absent: tuple[int, ...] = ()) -> None:
-        """A step that orders a store; then it begins, moves and ends. ``absent`` ranks take no part."""
+        """Order a store in a new step, then begin, move and end it. ``absent`` ranks take no part."""
         self.begin({number: hashes})
         self.known.update(dict.fromkeys(((key, 0) for key in hashes), number))
         for at, rank in enumerate(self.ranks):
@@ -135,7 +135,7 @@ class Play:
 
     def load(self, number: int, request: str, hashes: list[int], ways: list[tuple[int, int]], *,
              move: bool = True, end: bool = True) -> None:
-        """A step that orders a load."""
+        """Order a load in a new step, then begin, move and end it."""
         self.begin({number: hashes})
         for rank in self.ranks:
             rank.checker.submit_load(number, request, [(place, slot, 0) for place, slot in ways])
@@ -145,14 +145,14 @@ class Play:
                 rank.checker.end(number)
 
     def findings(self) -> list[Mismatch]:
-        """Of all ranks, after the end."""
+        """The findings of all ranks, after the end of the play."""
         for rank in self.ranks:
             rank.checker.finish()
         return [finding for rank in self.ranks for finding in rank.checker.findings]
 
 
 def _spoiled(play: Play) -> list[tuple[int, int, int]]:
-    """A store of three blocks through the spoiled copier: hash, place and slot of each."""
+    """Store three blocks through the spoiled copier. Returns hash, place and slot of each block."""
     hashes, places = play.blocks(3)
     ways = list(zip(places, play.slots[:3], strict=True))
     play.store(1, "a", hashes, ways)
@@ -169,18 +169,18 @@ def torn_copy(play: Play) -> Wanted:
 
 
 def late_copy(play: Play) -> Wanted:
-    """Load 3 of a request that was aborted lands in a place that load 4 got meanwhile."""
-    (one, two), (here, there) = play.blocks(2)
+    """Load 3 of an aborted request lands in a place that load 4 got meanwhile."""
+    (key_a, key_b), (place_a, place_b) = play.blocks(2)
     place, (first, second) = play.places[2], play.slots[:2]
-    play.store(1, "a", [one], [(here, first)])
-    play.store(2, "b", [two], [(there, second)])
-    play.load(3, "a", [one], [(place, first)], move=not play.planted, end=not play.planted)
-    play.load(4, "b", [two], [(place, second)], end=False)
+    play.store(1, "a", [key_a], [(place_a, first)])
+    play.store(2, "b", [key_b], [(place_b, second)])
+    play.load(3, "a", [key_a], [(place, first)], move=not play.planted, end=not play.planted)
+    play.load(4, "b", [key_b], [(place, second)], end=False)
     for rank in play.ranks:
         if play.planted:
             rank.move(False, [(place, first)])
         rank.checker.end(4)
-    return Wanted(two, place, second, 4, f"load 3 of request a from host slot {first}",
+    return Wanted(key_b, place, second, 4, f"load 3 of request a from host slot {first}",
                   f"nothing waited for load 3 before place {place} was given to load 4")
 
 
@@ -189,37 +189,37 @@ def wrong_layer_offset(play: Play) -> Wanted:
 
 
 def stale_content(play: Play) -> Wanted:
-    """The slot's content of before is evicted; the next store into it is reported and copies nothing."""
-    (old, new), (here, there) = play.blocks(2)
+    """A slot's content is evicted; the next store into the slot is reported and copies nothing."""
+    (old, new), (place_a, place_b) = play.blocks(2)
     slot = play.slots[0]
-    play.store(1, "a", [old], [(here, slot)])
-    play.store(2, "b", [new], [(there, slot)], move=not play.planted)
-    return Wanted(new, there, slot, 2, f"store 1 of request a with block {short(old)}",
+    play.store(1, "a", [old], [(place_a, slot)])
+    play.store(2, "b", [new], [(place_b, slot)], move=not play.planted)
+    return Wanted(new, place_b, slot, 2, f"store 1 of request a with block {short(old)}",
                   "the report of store 2 did not wait for the end of its copy")
 
 
 def two_writers(play: Play) -> Wanted:
     """A slot is given to two stores at once; their layers interleave."""
-    (one, two), (here, there) = play.blocks(2)
+    (key_a, key_b), (place_a, place_b) = play.blocks(2)
     first = play.slots[0]
     second = first if play.planted else play.slots[1]
-    play.store(1, "a", [one], [(here, first)], end=False)
-    play.store(2, "b", [two], [(there, second)], move=not play.planted, end=False)
+    play.store(1, "a", [key_a], [(place_a, first)], end=False)
+    play.store(2, "b", [key_b], [(place_b, second)], move=not play.planted, end=False)
     for rank in play.ranks:
         if play.planted:
             for layer in range(0, LAYERS, 2):
-                rank.host[layer][first] = rank.device[layer][there]
+                rank.host[layer][first] = rank.device[layer][place_b]
         rank.checker.end(1)
         rank.checker.end(2)
-    return Wanted(one, here, first, 1, "store 1 and store 2 of request b at the same time",
+    return Wanted(key_a, place_a, first, 1, "store 1 and store 2 of request b at the same time",
                   f"store 2 did not wait for store 1, which writes slot {first} too")
 
 
 def early_read(play: Play) -> Wanted:
-    """A load that the step waits for is handed over before it has moved."""
-    (key,), (here,) = play.blocks(1)
+    """A load that the step waits for is handed to the model before its bytes have moved."""
+    (key,), (source,) = play.blocks(1)
     place, slot = play.places[1], play.slots[0]
-    play.store(1, "a", [key], [(here, slot)])
+    play.store(1, "a", [key], [(source, slot)])
     play.load(2, "b", [key], [(place, slot)], move=not play.planted, end=False)
     for rank in play.ranks:
         rank.checker.hand(2)
@@ -231,9 +231,9 @@ def early_read(play: Play) -> Wanted:
 
 def rank_missing(play: Play) -> Wanted:
     """Rank 1 takes no part in a store whose end is reported."""
-    (key,), (here,) = play.blocks(1)
+    (key,), (source,) = play.blocks(1)
     place, slot = play.places[1], play.slots[0]
-    play.store(1, "a", [key], [(here, slot)], absent=(1,) if play.planted else ())
+    play.store(1, "a", [key], [(source, slot)], absent=(1,) if play.planted else ())
     play.load(2, "b", [key], [(place, slot)])
     return Wanted(key, place, slot, 2, "no store of this rank", "the end of store 1 on rank 1")
 
@@ -243,34 +243,34 @@ def truncated(play: Play) -> Wanted:
 
 
 def wrong_stride(play: Play) -> Wanted:
-    ((key,), (here,)), slot = play.blocks(1), play.slots[0]
-    play.store(1, "a", [key], [(here, slot)])
-    return Wanted(key, here, slot, 1, f"store 1 with 1/2 of the stride: its bytes lie at {slot * PAGE_BYTES // 2:,}",
+    ((key,), (place,)), slot = play.blocks(1), play.slots[0]
+    play.store(1, "a", [key], [(place, slot)])
+    return Wanted(key, place, slot, 1, f"store 1 with 1/2 of the stride: its bytes lie at {slot * PAGE_BYTES // 2:,}",
                   "store 1 must step by 4,096 bytes")
 
 
 def lost_flush(play: Play) -> Wanted:
     """The worker ignores a flush: a step overwrites the source before the store has read it."""
-    ((key,), (here,)), slot = play.blocks(1), play.slots[0]
-    play.store(1, "a", [key], [(here, slot)], move=not play.planted, end=not play.planted)
-    play.begin({}, given=[(here, "b")], flush=[1])
-    play.compute(here)
+    ((key,), (place,)), slot = play.blocks(1), play.slots[0]
+    play.store(1, "a", [key], [(place, slot)], move=not play.planted, end=not play.planted)
+    play.begin({}, given=[(place, "b")], flush=[1])
+    play.compute(place)
     for rank in play.ranks:
         if play.planted:
-            rank.move(True, [(here, slot)])
+            rank.move(True, [(place, slot)])
         rank.checker.end(1)
-    return Wanted(key, here, slot, 1, f"step 2 of request b overwrote place {here}",
+    return Wanted(key, place, slot, 1, f"step 2 of request b overwrote place {place}",
                   "step 2 of request b did not wait for store 1, whose flush was ordered in step 2")
 
 
 def slot_given_twice(play: Play) -> Wanted:
-    """A double free: a slot goes to a second store while the first content is still listed, and then loaded."""
-    (one, two), (here, there) = play.blocks(2)
+    """A double free: a second store gets a slot whose first content is still listed, and is loaded afterwards."""
+    (key_a, key_b), (place_a, place_b) = play.blocks(2)
     place, (slot, free) = play.places[2], play.slots[:2]
-    play.store(1, "a", [one], [(here, slot)])
-    play.store(2, "b", [two], [(there, slot if play.planted else free)])
-    play.load(3, "c", [one], [(place, slot)])
-    return Wanted(one, place, slot, 3, "store 2 of request b", f"slot {slot} was given to store 2 while block")
+    play.store(1, "a", [key_a], [(place_a, slot)])
+    play.store(2, "b", [key_b], [(place_b, slot if play.planted else free)])
+    play.load(3, "c", [key_a], [(place, slot)])
+    return Wanted(key_a, place, slot, 3, "store 2 of request b", f"slot {slot} was given to store 2 while block")
 
 
 FAULTS: Final[dict[str, Callable[[Play], Wanted]]] = {
@@ -283,9 +283,9 @@ FAULTS: Final[dict[str, Callable[[Play], Wanted]]] = {
 
 
 def play(fault: str, **options: Any) -> tuple[Wanted, list[Mismatch]]:
-    """Run one. ``options`` are those of ``Play``."""
-    made = Play(fault, ranks=2 if fault == "rank-missing" else 1, **options)
-    return FAULTS[fault](made), made.findings()
+    """Run the play of a fault. ``options`` are those of ``Play``."""
+    plot = Play(fault, ranks=2 if fault == "rank-missing" else 1, **options)
+    return FAULTS[fault](plot), plot.findings()
 
 
 def named(wanted: Wanted, finding: Mismatch, fault: str) -> bool:

@@ -3,7 +3,7 @@
 Facts decide in this order: a known content that lies there, a changed source, another copy in flight, the layers that
 are right. At last come the bytes themselves, if one side still holds the right bytes.
 
-Law of this file: it only reads. A cause is named when its evidence was seen; otherwise the kind is ``other-bytes``.
+Law of this file: it only reads. A cause needs evidence that was seen; without evidence the kind is ``other-bytes``.
 """
 
 from collections.abc import Callable
@@ -30,12 +30,12 @@ KINDS: Final = {
     "slot-given-twice": "a slot was given to another store while its content was still listed",
     "other-bytes": "no copy that is known explains the bytes",
 }
-"""The verdicts."""
+"""Kind of a mismatch to its explanation."""
 TEXT_MAX: Final = 240
 """Characters of a finding's parts; a daemon takes 256 bytes."""
 _STRIDES: Final = ((1, 2), (2, 1), (1, 4), (4, 1))
 _PROBE_BYTES: Final = 64
-"""So many bytes must agree before a page counts as found elsewhere; they must not all be equal."""
+"""Bytes that must agree before a page counts as found elsewhere; they must not all be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Cause:
 
 @dataclass(slots=True)
 class Case:
-    """One mismatch with both sides at hand. ``content`` is the content that should lie there."""
+    """A mismatch with both sides at hand. ``content`` is the content that should lie there."""
 
     ledger: CopyLedger
     device: PageSide
@@ -59,9 +59,9 @@ class Case:
     slot: int
     content: Content
     found: Array
-    """Fingerprint of each layer as it was found."""
+    """Fingerprint of each layer at the check."""
     again: Array | None = None
-    """The same a step later, if it was looked at again."""
+    """Fingerprint of each layer a step later, if the block was checked again."""
 
     @property
     def whole(self) -> int:
@@ -69,14 +69,14 @@ class Case:
 
     @property
     def right(self) -> Array:
-        """For each layer, true if it is as it should be."""
+        """True for each layer whose bytes are right."""
         same: Array = self.found == self.content.parts
         return same
 
     def here(self, side: PageSide, place: int) -> Array:
-        """The fingerprints of a block as it is now."""
-        found: Array = side.fingerprints(self.content.group, [place]).get()[0]
-        return found
+        """The present fingerprints of a block."""
+        parts: Array = side.fingerprints(self.content.group, [place]).get()[0]
+        return parts
 
     @property
     def landed_later(self) -> bool:
@@ -85,14 +85,8 @@ class Case:
 
 def judge(case: Case) -> Mismatch:
     """The finding of a mismatch."""
-    looks = _STORE if case.copy.store else _LOAD
-    for look in looks:
-        cause = look(case)
-        if cause is not None:
-            break
-    else:
-        cause = Cause("other-bytes", str(case.copy), _unknown(case))
-    return finding(case, cause)
+    causes = (look(case) for look in (_STORE if case.copy.store else _LOAD))
+    return finding(case, next(filter(None, causes), None) or Cause("other-bytes", str(case.copy), _unknown(case)))
 
 
 def _unknown(case: Case) -> str:
@@ -121,7 +115,7 @@ def finding(case: Case, cause: Cause) -> Mismatch:
 
 
 def missing(ledger: CopyLedger, copy: Copy, row: int, key: int, store: int) -> Mismatch:
-    """A load brings a content that a store was ordered for, and this rank took none."""
+    """The finding of a load whose content a store was ordered for, while this rank stored nothing."""
     place, slot, group = copy.pairs[row]
     writer = "no store of this rank"
     edge = f"the end of store {store} on rank {ledger.rank}: its end was reported without this rank's part"
@@ -131,11 +125,11 @@ def missing(ledger: CopyLedger, copy: Copy, row: int, key: int, store: int) -> M
                    edge, f"store {store} should have taken", text)
 
 
-# --- whose content is it? ---
+# --- causes that another content explains ---
 
 
 def _known(case: Case) -> Cause | None:
-    """The store's own finding, when the load has brought the slot's bytes as they are."""
+    """The store's own finding, when the load copied the slot's bytes correctly."""
     bad = case.ledger.bad.get(case.slot)
     if bad is None or bad.hash != case.content.hash or not (case.here(case.host, case.slot) == case.found).all():
         return None
@@ -143,7 +137,7 @@ def _known(case: Case) -> Cause | None:
 
 
 def _swapped(case: Case) -> Cause | None:
-    """The content of another block of the same copy."""
+    """The place holds the content of another block of the same copy."""
     copy, ledger = case.copy, case.ledger
     other = _of_same_copy(case)
     if other is None:
@@ -162,8 +156,8 @@ def _of_same_copy(case: Case) -> Content | str | None:
             return other
     side = case.device if copy.store else case.host
     for place, slot, group in copy.pairs:
-        source, mine = (place, case.place) if copy.store else (slot, case.slot)
-        if source == mine or group != case.content.group:
+        source, own = (place, case.place) if copy.store else (slot, case.slot)
+        if source == own or group != case.content.group:
             continue
         if (side.fingerprints(group, [source]).get()[0] == case.found).all():
             return f"place {place}" if copy.store else f"slot {slot}"
@@ -171,7 +165,7 @@ def _of_same_copy(case: Case) -> Content | str | None:
 
 
 def _early(case: Case) -> Cause | None:
-    """It was right a step later: the copy ended after its end was reported."""
+    """The block was right a step later, so the copy ended after its end was reported."""
     if not case.landed_later:
         return None
     if case.copy.store:
@@ -182,16 +176,16 @@ def _early(case: Case) -> Cause | None:
 
 
 def _stale(case: Case) -> Cause | None:
-    """The slot's content of before."""
+    """The slot holds its earlier content."""
     before = case.ledger.slot_content.get(case.slot)
     if before is None or before.hash == case.content.hash or before.whole != case.whole:
         return None
-    return Cause("stale-content", f"{before.copy.told} with block {short(before.hash)}, which was evicted since",
+    return Cause("stale-content", f"{before.copy.text} with block {short(before.hash)}, which was evicted since",
                  f"the report of {case.copy} did not wait for the end of its copy")
 
 
 def _flush(case: Case) -> Cause | None:
-    """The source place was written between the order and the copy."""
+    """The source place was overwritten between the order and the copy."""
     now, copy = case.here(case.device, case.place), case.copy
     given = copy.given.get(case.place)
     if (now == case.content.parts).all() or not (given or (now == case.found).any()):
@@ -203,7 +197,7 @@ def _flush(case: Case) -> Cause | None:
 
 
 def _late_load(case: Case) -> Cause | None:
-    """An earlier load into the same place."""
+    """An earlier load into the same place landed late."""
     for other in case.ledger.loads_into(case.place):
         if other.number == case.copy.number or other.submitted > case.copy.submitted:
             continue
@@ -215,7 +209,7 @@ def _late_load(case: Case) -> Cause | None:
             held = None if content is None else content.parts
             for parts in (held, source):
                 if parts is not None and (parts == case.found).all():
-                    return Cause("late-copy", f"{other.told} from host slot {slot}, and not {case.copy}",
+                    return Cause("late-copy", f"{other.text} from host slot {slot}, and not {case.copy}",
                                  f"nothing waited for {other} before place {place} was given to {case.copy}")
     return None
 
@@ -228,33 +222,33 @@ def _content_in(copy: Copy, place: int, ledger: CopyLedger) -> Content | None:
 
 
 def _other_store(case: Case) -> Cause | None:
-    """Another store into the same slot: at the same time, later, or earlier and late."""
-    mine = case.content.copy
+    """Another store wrote into the same slot: at the same time, later, or earlier and late."""
+    store = case.content.copy
     for other in case.ledger.stores_into(case.slot):
-        if other.number == mine.number:
+        if other.number == store.number:
             continue
-        if case.copy.store and other.ended and other.ended < mine.submitted:
-            continue  # the slot's content of before: a store that was torn leaves some of it
-        theirs = case.ledger.parts_in(other, case.slot)
-        seen = theirs is not None and bool((theirs == case.found).any())
-        first, second = sorted((mine, other), key=lambda copy: copy.submitted)
-        if theirs is None and other is second and not case.copy.store:  # not sampled: the slot itself is asked
+        if case.copy.store and other.ended and other.ended < store.submitted:
+            continue  # the slot's earlier content, of which a torn store leaves a part
+        parts = case.ledger.parts_in(other, case.slot)
+        seen = parts is not None and bool((parts == case.found).any())
+        first, second = sorted((store, other), key=lambda copy: copy.submitted)
+        if parts is None and other is second and not case.copy.store:  # not sampled, so the slot itself decides
             seen = bool((case.here(case.host, case.slot) == case.found).all())
         if not seen:
             continue
         if not first.ended or first.ended > second.submitted:
-            return Cause("two-writers", f"{mine} and {other.told} at the same time",
+            return Cause("two-writers", f"{store} and {other.text} at the same time",
                          f"{second} did not wait for {first}, which writes slot {case.slot} too")
         if other is first:
-            return Cause("late-copy", f"{other.told}, after its end was reported",
-                         f"nothing waited for {other} before slot {case.slot} was given to {mine}")
-        return Cause("slot-given-twice", f"{other.told}",
-                     f"slot {case.slot} was given to {other} while block {short(case.content.hash)} of {mine} was "
+            return Cause("late-copy", f"{other.text}, after its end was reported",
+                         f"nothing waited for {other} before slot {case.slot} was given to {store}")
+        return Cause("slot-given-twice", other.text,
+                     f"slot {case.slot} was given to {other} while block {short(case.content.hash)} of {store} was "
                      f"still listed there: it was freed twice, or never taken from the list")
     return None
 
 
-# --- which layers, which bytes? ---
+# --- causes that layers and bytes explain ---
 
 
 def _offset(case: Case) -> Cause | None:
@@ -271,7 +265,7 @@ def _offset(case: Case) -> Cause | None:
 
 
 def _damaged(case: Case) -> Cause | None:
-    """A few bytes differ inside of layers, which no copy of whole pages does."""
+    """A few bytes differ inside layers, which no copy of whole pages can cause."""
     sides = [(case.device, case.place)]
     if not case.copy.store:
         sides = [(case.host, case.slot), (case.device, case.content.place)]
@@ -307,7 +301,7 @@ def _runs(rows: Array) -> str:
 
 
 def _bytes(case: Case) -> Cause | None:
-    """If one side still holds the right bytes: how far they agree, and whether they lie elsewhere."""
+    """If one side still holds the right bytes, compare how far they agree, and search for them elsewhere."""
     store = case.copy.store
     source, at = (case.device, case.place) if store else (case.host, case.slot)
     target, to = (case.host, case.slot) if store else (case.device, case.place)
@@ -322,16 +316,16 @@ def _stride(case: Case, source: Region, target: Region, at: int, to: int) -> Cau
     wanted, found = source.page(at), target.page(to)
     for top, bottom in _STRIDES:
         name = f"{top}/{bottom}" if bottom > 1 else str(top)
-        for region, place, page, what in ((target, to, wanted, "its bytes lie"), (source, at, found, "it read bytes")):
+        for region, place, page, verb in ((target, to, wanted, "its bytes lie"), (source, at, found, "it read bytes")):
             offset = place * region.page_bytes * top // bottom
-            there = region.at(offset, region.used)
-            if offset == place * region.page_bytes or not _same(there, page):
+            content = region.at(offset, region.used)
+            if offset == place * region.page_bytes or not _same(content, page):
                 continue
             if region is target and _belongs(case, offset, region.page_bytes):
                 continue
             if region is source and offset % region.page_bytes == 0:
-                continue  # a whole other block: an old content of the target may still lie there, too
-            return Cause("wrong-stride", f"{case.copy} with {name} of the stride: {what} at {offset:,}",
+                continue  # a whole other block, which may also be an old content of the target
+            return Cause("wrong-stride", f"{case.copy} with {name} of the stride: {verb} at {offset:,}",
                          f"{case.copy} must step by {region.page_bytes:,} bytes for each block")
     for size in (2, 4):
         if len(wanted) % (2 * size):
@@ -344,7 +338,7 @@ def _stride(case: Case, source: Region, target: Region, at: int, to: int) -> Cau
 
 
 def _belongs(case: Case, offset: int, page_bytes: int) -> bool:
-    """True if a copy of the content lies at this offset by right."""
+    """True if a copy of the content belongs at this offset."""
     place, rest = divmod(offset, page_bytes)
     if rest:
         return False
@@ -356,9 +350,9 @@ def _belongs(case: Case, offset: int, page_bytes: int) -> bool:
     return place == case.content.place or (brought is not None and brought.hash == case.content.hash)
 
 
-def _same(one: Array, other: Array) -> bool:
-    probe = one[:_PROBE_BYTES]
-    return len(one) == len(other) > 0 and bool((probe != probe[0]).any()) and bool((one == other).all())
+def _same(page: Array, other: Array) -> bool:
+    probe = page[:_PROBE_BYTES]
+    return len(page) == len(other) > 0 and bool((probe != probe[0]).any()) and bool((page == other).all())
 
 
 def _truncated(case: Case, source: PageSide, target: PageSide, at: int, to: int) -> Cause | None:

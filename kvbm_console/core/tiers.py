@@ -237,7 +237,7 @@ class PoolFacts:
         """Give places their hash and content (``WRITING`` or ``READY``); a place that has a hash is refused."""
         hash_of, contents, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
         first_of, quarantined = self.by_hash.setdefault, self.quarantined
-        held = unheld = 0
+        held = away = 0
         for block, sequence_hash in zip(ids, hashes, strict=True):
             if contents[block] or not sequence_hash:
                 raise FoldError(f"pool {self.info.pool} place {block} cannot take hash {sequence_hash:016x}")
@@ -246,9 +246,11 @@ class PoolFacts:
             stored_at[block] = at_ns
             if first_of(sequence_hash, block) != block:
                 self.copies.setdefault(sequence_hash, []).append(block)
-            if block not in quarantined:
-                held += refs[block] > 0
-                unheld += not refs[block]
+            if block in quarantined:
+                away += 1
+            elif refs[block]:
+                held += 1
+        unheld = len(ids) - held - away
         counts = self.counts
         counts[Condition.EMPTY] -= unheld
         if content == READY:

@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -92,12 +92,8 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
         return sum(len(event.hashes) for event in self.events if not isinstance(event, Cleared))
 
 
-class PoolKey(NamedTuple):
-    """A pool of a publisher."""
-
-    dp_rank: int
-    group: int
-    medium: str
+PoolKey = tuple[int, int, str]
+"""(data-parallel rank, group, medium) of a pool."""
 
 
 def decode(payload: bytes) -> list[Batch]:

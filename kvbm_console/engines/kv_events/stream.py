@@ -9,6 +9,7 @@ this source. So no count that may be wrong is shown as certain.
 """
 
 import math
+from collections import defaultdict
 from typing import Final
 
 import msgspec
@@ -181,9 +182,9 @@ class EventStream:
     def resident_blocks(self) -> dict[str, int]:
         """Blocks by medium, over all ranks and groups."""
         found: dict[str, int] = {}
-        for key, pool in sorted(self._pools.items()):
+        for (_, _, medium), pool in sorted(self._pools.items()):
             blocks = self._dispatcher.leader.state.pools[pool].resident_blocks
-            found[key.medium] = found.get(key.medium, 0) + blocks
+            found[medium] = found.get(medium, 0) + blocks
         return found
 
     # --- one batch ---
@@ -197,7 +198,7 @@ class EventStream:
         self._origin = None if ts is None or not math.isfinite(ts) or not 0 <= ts < 1e10 else round(ts * 1e9)
         refused = counts.refused_blocks
         rank = self.dp_rank if batch.dp_rank is None else batch.dp_rank
-        reports: dict[PoolKey, _Report] = {}
+        reports = defaultdict[PoolKey, _Report](_Report)
         for event in batch.events:
             self._take(rank, event, reports)
         for place, report in reports.items():
@@ -205,19 +206,19 @@ class EventStream:
         if batch.malformed or counts.refused_blocks != refused:
             self._gap(seq, seq)
 
-    def _take(self, rank: int, event: CacheEvent, reports: dict[PoolKey, _Report]) -> None:
+    def _take(self, rank: int, event: CacheEvent, reports: defaultdict[PoolKey, _Report]) -> None:
         if isinstance(event, Cleared):
             for place, report in reports.items():
                 self._send(place, report)
             reports.clear()
             self._clear(rank)
             return
-        place = PoolKey(rank, event.group, event.medium)
+        place = rank, event.group, event.medium
         if isinstance(event, Stored):
             if place not in self._pools and not self._declare(place, event.block_tokens):
                 self.counts.refused_blocks += len(event.hashes)
                 return
-            report = reports.setdefault(place, _Report())
+            report = reports[place]
             if self._may_restate(place, event, report):
                 self._gap(self.counts.last_seq, self.counts.last_seq)
             report.stored += event.hashes
@@ -225,7 +226,7 @@ class EventStream:
         if place not in self._pools:
             self.counts.removed_blocks += len(event.hashes)
             return  # nothing was ever stored there while we listened
-        report = reports.setdefault(place, _Report())
+        report = reports[place]
         if report.stored_here(event.hashes):
             self._send(place, report)
             report = reports[place] = _Report()
@@ -267,7 +268,7 @@ class EventStream:
             return
         self._cleared = True
         if not self._pools:
-            self._declare(PoolKey(rank, 0, DEFAULT_MEDIUM), 0)  # something that can be said to be empty
+            self._declare((rank, 0, DEFAULT_MEDIUM), 0)  # something that can be said to be empty
         for pool in self._pools.values():
             self._report(pool, [], [], cleared=True)
 

@@ -1,4 +1,4 @@
-"""The one writer: stamps stimuli, hands them to the leader, publishes what became true, carries out instructions.
+"""The only writer: stamps stimuli, hands them to the leader, publishes its events, carries out instructions.
 
 Law of this file: every stimulus passes here exactly once and in order. It is stamped (``n`` contiguous, ``at_ns`` never
 backwards), handled by every host, and published. Only then are the instructions of host 0 carried out, in the order in
@@ -82,7 +82,7 @@ class EngineSink(Protocol):
         ...
 
     def pause(self) -> None:
-        """Form no iteration until ``resume``; what was formed ends."""
+        """Form no iteration until ``resume``; a formed iteration ends."""
         ...
 
     def resume(self) -> None:
@@ -94,16 +94,16 @@ class Deadlines(Protocol):
     """A clock that sends ``DeadlinePassed``."""
 
     def set(self, deadline: int, after_ns: int) -> None:
-        """Send it after this time."""
+        """Send the deadline after this time."""
         ...
 
     def clear(self, deadline: int) -> None:
-        """Forget it; an unknown one is fine."""
+        """Forget the deadline; an unknown deadline is no error."""
         ...
 
 
 class LeaderPort:
-    """All that an engine may know of the leader: the connector entry points, and which requests stand still."""
+    """All that an engine may know of the leader: the connector entry points, and the requests that stand still."""
 
     def __init__(self, dispatcher: "Dispatcher", source: int) -> None:
         self._dispatcher = dispatcher
@@ -123,7 +123,7 @@ class LeaderPort:
     def submit(
         self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
     ) -> "Outcome":
-        """One entry point, named by its stimulus; the answer is ``Outcome.result``."""
+        """Call the entry point of ``kind``, a stimulus; the answer is ``Outcome.result``."""
         dispatcher = self._dispatcher
         now_ns = dispatcher.clock()  # as ``stamp``, without a call for each call of an engine
         if now_ns > dispatcher.at_ns:
@@ -131,15 +131,15 @@ class LeaderPort:
         return dispatcher.take(kind(dispatcher.n, dispatcher.at_ns, self._source, None, *args, **kwargs))
 
     def computed_tokens(self, request: str) -> int:
-        """The leader's computed position of a live request (it goes back when a load failed), 0 for an unknown one."""
+        """The leader's computed position of a request (it goes back when a load failed), 0 for an unknown request."""
         state = self._dispatcher.leader.state
         slot = state.slot_named(request)
         return 0 if slot is None else slot.computed_tokens(state.iteration)
 
     def calm_blocks(self) -> int | None:
-        """How many blocks decoding requests may be given while the leader does nothing when one becomes full.
+        """Blocks that decoding requests may be given while the leader does nothing when a block becomes full.
 
-        -1 when it acts on the next full block already; None when iterations must be told one by one.
+        -1 when it acts on the next full block already; None when each iteration must be reported.
         """
         return self._dispatcher.leader.calm_blocks(self._source)
 
@@ -151,7 +151,7 @@ class Dispatcher:
     its instructions runs; it must not submit. ``more_hosts`` are further leaders fed the same log. With
     ``check_hosts`` their digests of facts and memory are compared after every stimulus, and ``HostsDiverged`` is
     raised at the first difference. The assembling code sets mover, engines and deadlines. An instruction without a
-    receiver is counted in ``undelivered``. Not thread-safe: all calls come from one thread.
+    receiver is counted in ``undelivered``. Not thread-safe, so all calls come from one thread.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Dispatcher:
         """Stamp of the last stimulus."""
         self.undelivered = 0
         self.recover: Callable[[Stimulus, Exception], Outcome] | None = None
-        """Called when host 0's leader raises; replaces ``leader`` by a sound one and says what became true instead."""
+        """Called when host 0's leader raises; replaces ``leader`` by a sound leader and returns its events instead."""
         self._queue: deque[ins.Instruction] = deque()
         self._running = False
         self._check_configurations()
@@ -198,11 +198,11 @@ class Dispatcher:
         self, source: int, origin_ns: int | None, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus],
         *args: P.args, **kwargs: P.kwargs,
     ) -> "Outcome":
-        """Stamp, handle, publish, carry out. ``origin_ns`` is the sender's own time, None when it has none."""
+        """Stamp, handle, publish, carry out. ``origin_ns`` is the sender's own time, None when unknown."""
         return self.take(kind(self.n, self.stamp(), source, origin_ns, *args, **kwargs))
 
     def stamp(self) -> int:
-        """The time of the next stimulus: now, and never before the last one."""
+        """The time of the next stimulus: now, and never before the last stimulus."""
         now_ns = self.clock()
         if now_ns > self.at_ns:
             self.at_ns = now_ns
@@ -356,16 +356,16 @@ def compare_hosts(n: int, leader: "Leader", others: "Sequence[Leader]") -> None:
             found = differences(facts_tree(leader.state), facts_tree(other.state))
             raise HostsDiverged(host, n, "facts", (facts, other.digest()), found)
         if other.memory_digest() != memory:
-            ours, theirs = (msgspec.msgpack.decode(one.export()) for one in (leader, other))
+            ours, theirs = (msgspec.msgpack.decode(twin.export()) for twin in (leader, other))
             raise HostsDiverged(host, n, "memory", (memory, other.memory_digest()), differences(ours, theirs))
 
 
 # --- where two hosts, or a leader and its restored twin, disagree ---
 
 DIFFERENCES_MAX: Final = 8
-"""Differences that are told: what follows from the first ones does not help."""
+"""Differences in a report. Further differences follow from the first and do not help."""
 ENTRIES_MAX: Final = 2
-"""Entries of one list that are told: a column is one place, however many of its entries differ."""
+"""Differing entries of a list in a report, because a column is one place however many of its entries differ."""
 _SHOWN_CHARS: Final = 120
 _PARTS: Final = (
     "seq", "n", "at_ns", "epoch", "iteration", "running", "waiting", "draining", "slots", "candidates", "operations",
@@ -395,11 +395,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):
-        return sorted(plain(one) for one in value)
+        return sorted(plain(item) for item in value)
     if isinstance(value, (list, tuple, array, bytearray)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return value
 
 

@@ -17,14 +17,14 @@ def install_line(extra: str) -> str:
     )
 
 
-def missing(what: str, extra: str, package: str) -> UsageError:
-    """The error to raise where ``what`` needs a package that is not installed."""
-    return UsageError(f"{what} needs {package}, which is not installed: {install_line(extra)}")
+def missing(feature: str, extra: str, package: str) -> UsageError:
+    """The error to raise when ``feature`` needs a package that is not installed."""
+    return UsageError(f"{feature} needs {package}, which is not installed: {install_line(extra)}")
 
 
-def need(module: str, extra: str, package: str, what: str = "this") -> Any:
+def need(module: str, extra: str, package: str, feature: str = "this") -> Any:
     """The module. Raises ``UsageError`` that says how to install the extra."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise missing(what, extra, package) from None
+        raise missing(feature, extra, package) from None

@@ -17,13 +17,13 @@ from kvbm_console.core.stimuli import BreakpointOverran, Noted
 from kvbm_console.dispatch import Dispatcher
 
 RESTARTS_AT_ONCE: Final = 3
-"""Restarts within ``RESTART_PAUSE_NS`` that follow the end at once."""
+"""Immediate restarts within ``RESTART_PAUSE_NS``; later restarts wait."""
 RESTART_PAUSE_NS: Final = 60_000_000_000
 """A part that fails at each start costs little then."""
 WARNED_NS: Final = 300_000_000_000
 """A part that was restarted is among the warnings for five minutes."""
 REASON_MAX: Final = 200
-"""Characters of a reason that are told."""
+"""Characters of a reason in a report."""
 log = logging.getLogger("kvbm_console.server")
 
 
@@ -34,16 +34,16 @@ class DaemonPart(msgspec.Struct):
     why: str | None = None
     last_why: str = ""
     ended: int = 0
-    """How often it ended."""
+    """The number of its ends."""
     restarted: int = 0
     last_ns: int = 0
-    """When it ended last, on the monotonic clock."""
+    """Time of its last end, on the monotonic clock."""
     at_once: list[int] = []
-    """When it was restarted lately."""
+    """Times of its recent restarts."""
 
 
 class Parts:
-    """All parts of one daemon. ``submit`` is the dispatcher's."""
+    """All parts of a daemon. ``submit`` is the dispatcher's."""
 
     def __init__(self, submit: Callable[..., object], monotonic: Callable[[], int] = time.monotonic_ns) -> None:
         self._submit = submit
@@ -124,7 +124,7 @@ class Parts:
         self.on_change()
 
     def _pause_ns(self, part: DaemonPart) -> int:
-        """How long its next restart has to wait."""
+        """Pause before the part's next restart."""
         if len(part.at_once) < RESTARTS_AT_ONCE:
             return 0
         return max(0, part.at_once[0] + RESTART_PAUSE_NS - self._monotonic())
@@ -133,9 +133,9 @@ class Parts:
 
 
 WINDOW_NS: Final = 1_000_000_000
-"""How long the cost of a breakpoint is summed up."""
+"""Span over which the cost of a breakpoint is summed."""
 CONDITION_SHARE_MAX: Final = 0.05
-"""Of the daemon's time, for the condition of one breakpoint; the observer shall not cost what it observes."""
+"""Share of the daemon's time for a breakpoint's condition, because an observer must cost less than its subject."""
 BLOCKED_NS: Final = 500_000_000
 """A loop that is later than this was kept busy, and heartbeats and leases are late as well."""
 STEP_NS: Final = 1_000_000_000

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvbm_console.testing import Driven, Run, Taped
 
 DEFAULT_DIRECTORY: Final = "kvbm-recordings"
-"""Of ``--kvbm-record``, beside where pytest was started."""
+"""Directory of ``--kvbm-record``, below the directory where pytest was started."""
 _TAPED: Final = pytest.StashKey[list["Taped"]]()
 _KEPT: Final = pytest.StashKey[list[str]]()
 
@@ -55,7 +55,7 @@ class RunRequests(_Fixture):
         config = config or LeaderConfig(**fields)
         workload = Prompts(requests, config.block_tokens) if isinstance(requests, Sequence) else requests
         made = Run(self._name, self._directory, workload, config, engine or default_engine_config(workload))
-        self._taped.append(made)  # before it runs: a leader that fails inside is recorded too
+        self._taped.append(made)  # before the run, so that a failing leader is recorded, too
         made.go(drive)
         return made
 
@@ -142,7 +142,7 @@ def _write_all(tapes: "list[Any]", directory: Path, name: str) -> list[str]:
     kept = []
     for number, tape in enumerate(tape for tape in tapes if tape.events):
         path = directory / f"{safe_name(name)}-{number}.mcap"
-        path.unlink(missing_ok=True)  # of an earlier run of the same test
+        path.unlink(missing_ok=True)  # recordings of an earlier run of the same test
         kept.append(str(tape.save(path, name)))
     return kept
 

@@ -4,7 +4,7 @@
 to the recorder, wakes subscribers and carries out instructions. It never awaits, so no lock exists. The bounds in time
 of holds and leases run on the wall's monotonic clock and come in as stimuli like everything else.
 
-Law of this file: what was published can be folded from the base snapshot and the ring, at every moment.
+Law of this file: the published facts can be folded from the base snapshot and the ring, at every moment.
 """
 
 import asyncio
@@ -54,15 +54,15 @@ SNAPSHOT_REUSE_EVENTS: Final = 4_096
 AWAITED_BYTES_MAX: Final = 32 * 1024 * 1024
 """Bytes that may wait for a recorder that is being made: as many as may wait for a recorder that writes."""
 BASES_MAX: Final = 4
-"""Older snapshots that are kept while the ring goes on from them: what ``rec dump`` can reach back to. Each is as large
-as the facts."""
+"""Older snapshots, each as large as the facts, that are kept while the ring goes on from them. ``rec dump`` reaches
+back to the oldest."""
 
 
 class Closing(Protocol):
-    """Something that is told that the service ends."""
+    """A part that learns of the end of the service."""
 
     def close(self) -> None:
-        """Finish with what is there."""
+        """Finish the pending work."""
         ...
 
 
@@ -93,7 +93,7 @@ class Changed:
             self._event = None
 
     async def wait(self) -> None:
-        """Until the next ``notify``."""
+        """Wait for the next ``notify``."""
         if self._event is None:
             self._event = asyncio.Event()
         await self._event.wait()
@@ -115,7 +115,7 @@ class LeaderService:
     ) -> None:
         self.config = config
         self.name = name
-        """How people call this target."""
+        """The target's name for people."""
         self.check = check
         self.clock = clock
         self.incarnation = incarnation or secrets.token_hex(8)
@@ -123,7 +123,7 @@ class LeaderService:
         self.started_at_ns = clock()
         self.recorder: Recorder | None = None
         self._awaited: list[tuple[StimulusChunk | None, EventChunk | None]] | None = None
-        """Flushes since the first keyframe of a recorder that is being made; None while none is."""
+        """Flushes since the first keyframe of a recorder that is being made; None while no recorder is being made."""
         self._awaited_bytes = 0
         self.place: RecordingPath | None = None
         """The recorder's place, for a path that a person named."""
@@ -314,7 +314,7 @@ class LeaderService:
                 recorder.offer(stimuli, events)
 
     def _take_base(self) -> None:
-        """A new base to rerun from: facts and memory after everything that was published so far."""
+        """Take a new base to rerun from: facts and memory after all published events."""
         self._show()
         self._base = self._shown
         self._memory = self.leader.export()
@@ -332,7 +332,7 @@ class LeaderService:
         self._keep(self._shown)
 
     def _keep(self, base: Snapshot) -> None:
-        """Keep a base for ``oldest_snapshot``, if it is far enough from the one kept before."""
+        """Keep a base for ``oldest_snapshot``, if it is far enough from the last kept base."""
         bases, ring = self._bases, self.ring
         while bases and bases[0].seq < ring.first_seq:
             bases.popleft()
@@ -342,7 +342,7 @@ class LeaderService:
     # --- a bug of ours -------------------------------------------------------------------------------------------
 
     def _recover(self, stimulus: Stimulus, error: Exception) -> Outcome:
-        """Undo a stimulus whose handler raised: rerun all since the base snapshot but this one, and say so."""
+        """Undo a stimulus whose handler raised: rerun all others since the base snapshot, and publish the bug."""
         leader = Leader.restore(self.config, self._base.facts, self._memory)
         leader.evictions += self._evictions
         for earlier in self._stimuli_since_base():
@@ -370,7 +370,7 @@ class LeaderService:
     # --- life ----------------------------------------------------------------------------------------------------
 
     def new_source(self, source: int | None = None) -> int:
-        """The index of one more engine, from 1; an embedded one may bring its own."""
+        """The index of a new engine, from 1; an embedded engine may bring its own."""
         self._sources = self._sources + 1 if source is None else max(self._sources, source)
         return self._sources
 
@@ -395,7 +395,7 @@ class LeaderService:
             self.dispatcher.wall_deadlines = None
 
     async def keep(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task of the daemon, again when it raises; with ``check`` what it raises is raised."""
+        """Run a task of the daemon, again when it raises; with ``check`` its exception is raised."""
         await (run() if self.check else self.parts.keep(name, run))
 
     async def _beat(self) -> None:
@@ -412,7 +412,7 @@ class LeaderService:
             self.leases.expire()
 
     def _look_at_recorder(self) -> None:
-        """Tell of threads of the recorder that ended, and restart them."""
+        """Report ended threads of the recorder, and restart them."""
         recorder = self.recorder
         if recorder is None:
             self.parts.look({}, lambda _: None)
@@ -420,9 +420,9 @@ class LeaderService:
             self.parts.look(recorder.workers, recorder.restart)
 
     def release_all(self) -> None:
-        """The first step of an orderly end: whatever is held goes on (``HoldEnd.SHUTDOWN``)."""
+        """Take the first step of an orderly end: all held slots go on (``HoldEnd.SHUTDOWN``)."""
         self.submit(Noted, Note.SHUTTING_DOWN, "")
 
     def close(self) -> None:
-        """The end of the stream: what is pending is flushed, and every subscriber says ``Bye`` behind it."""
+        """End the stream: flush the pending events, then every subscriber sends ``Bye``."""
         self.broadcaster.close()

@@ -30,7 +30,7 @@ OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class WrongToken(Exception):
-    """Raised for a caller that shows a token which is not ours; it is refused rather than let in with less."""
+    """Raised for a caller with a wrong token, who is refused rather than let in with a lower role."""
 
 
 class AccessRules:

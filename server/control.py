@@ -1,4 +1,4 @@
-"""The ``Control`` method, one debugger session on one stream, and the breakpoints that a file keeps from run to run.
+"""The ``Control`` method, a debugger session on a stream, and the breakpoints that a file keeps from run to run.
 
 Law of this file: the session lives exactly as long as its stream. However the stream ends, the lease ends with it. The
 file of breakpoints is written anew, whole, whenever a breakpoint that persists changes. A disk that refuses is reported
@@ -29,7 +29,7 @@ VERBS: Final = {kind.verb: kind for kind in verbs.VERBS if kind is not verbs.Ope
 
 
 class ControlMethod:
-    """Serves sessions; every request is answered by one reply, in order."""
+    """Serves sessions; every request gets one reply, in order."""
 
     def __init__(self, service: LeaderService) -> None:
         self._service = service
@@ -110,10 +110,10 @@ class KeptBreakpoints:
         return len(specs)
 
     def look(self) -> None:
-        """After every publication: write the file when what it keeps has changed."""
+        """Write the file when a kept breakpoint has changed; called after every publication."""
         leader = self._service.leader
         if leader.state.breakpoints is self._seen and leader.gate is self._gate:
-            return  # every change of a breakpoint makes one of the two anew
+            return  # every change of a breakpoint replaces one of the two objects
         self._seen, self._gate = leader.state.breakpoints, leader.gate
         kept = self._kept()
         if kept == self._written:

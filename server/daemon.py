@@ -89,7 +89,7 @@ class WallTimer:
 
 
 class Daemon:
-    """One daemon. ``service`` and ``rig`` are there to look at; ``stop`` asks for the end."""
+    """A daemon. ``service`` and ``rig`` may be read; ``stop`` asks for the end."""
 
     def __init__(self, options: DaemonOptions) -> None:
         self.options = options
@@ -105,7 +105,7 @@ class Daemon:
             self.rig: Rig | None = None
             self.streams: Streams | None = None
             self._made: Path | None = None
-            """The file that the recording has become."""
+            """The file of the sealed recording."""
             self.metrics: MetricsServer | None = None
             self.spans: SpanExport | None = None
             self.lints: LintWatch | None = None
@@ -178,7 +178,7 @@ class Daemon:
         return service
 
     def _prepare_debugger(self) -> None:
-        """Breakpoints that are kept from run to run; or none at all, if the environment says so."""
+        """Set the breakpoints that are kept from run to run; none when the environment disarms the daemon."""
         if os.environ.get(DISARM_VARIABLE, "0") not in ("", "0"):
             self.service.sessions.disarmed_by = DISARM_VARIABLE
         elif self.options.breakpoints is not None:
@@ -187,7 +187,7 @@ class Daemon:
             self.service.listeners.add(kept.look)
 
     def _prepare_spans(self) -> None:
-        """Only a daemon that exports spans needs OpenTelemetry."""
+        """Start the exporter; only a daemon that exports spans needs OpenTelemetry."""
         if self.options.otlp is not None:
             need("opentelemetry.exporter.otlp.proto.http", "otlp", "OpenTelemetry", "--otlp")
             from .spans import SpanExport
@@ -195,7 +195,7 @@ class Daemon:
             self.spans = SpanExport(self.service, self.options.otlp, self._target())
 
     def _record(self, service: LeaderService) -> None:
-        """Recording begins before the first stimulus, so that decision replay can begin there too."""
+        """Begin to record before the first stimulus, so that decision replay can begin there, too."""
         if self.options.record is not None:
             service.place = place = RecordingPath(self.options.record)
             if place.file is not None:
@@ -258,7 +258,7 @@ class Daemon:
         return self.summary()
 
     async def _seal(self) -> None:
-        """Seal what was recorded, with the loop still there for signals; a disk that hangs does not keep us."""
+        """Seal the recording while the loop still takes signals; a disk that hangs does not keep us."""
         recorder = self.service.recorder
         if recorder is None:
             return
@@ -331,7 +331,7 @@ class Daemon:
             await probe.set(SERVICE, status.SERVING if healthy else status.NOT_SERVING)
 
     def _engine_clock_is_the_wall(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Without an embedded engine its deadlines and the modelled copies, too, run on the wall's monotonic clock."""
+        """Run deadlines and modelled copies on the wall's monotonic clock, because no engine is embedded."""
         dispatcher, options = self.service.dispatcher, self.options
         dispatcher.engine_deadlines = WallDeadlines(
             loop.call_later, lambda deadline: dispatcher.submit(DeadlinePassed, deadline)
@@ -343,7 +343,7 @@ class Daemon:
         )
 
     def _open_streams(self) -> None:
-        """Sockets to the engines' event streams. Only a daemon that follows streams needs ZeroMQ."""
+        """Open sockets to the engines' event streams. Only a daemon that follows streams needs ZeroMQ."""
         if self.options.publishers:
             from kvbm_console.engines.kv_events.zmq_source import Streams
 
@@ -352,7 +352,7 @@ class Daemon:
             self.streams.open()
 
     async def _drive(self) -> None:
-        """The embedded engine or the event streams, then (unless the end of the work is the end) nothing, for ever."""
+        """Drive the embedded engine or the event streams; then wait for ever, or return with ``exit_when_done``."""
         if self.streams is not None:
             await self.streams.run(self.service.keep)
         if self.rig is not None:
@@ -363,7 +363,7 @@ class Daemon:
         await asyncio.Event().wait()
 
     async def _end_engine(self, engine: "asyncio.Future[None]") -> BaseException | None:
-        """Let go of whatever is held, then stop the engine; returns what it failed with."""
+        """Release all holds, then stop the engine; returns the exception with which the engine failed."""
         if engine.done() and engine.exception() is not None:
             return engine.exception()  # a bug that --check has raised: the leader is not asked again
         self.service.release_all()
@@ -386,7 +386,7 @@ class Daemon:
         self.stop(soon=True)
 
     async def _drain(self, servicer: ConsoleServicer, probe: Any) -> None:
-        """Sessions and feeds end, then what they published last is flushed, written and synced."""
+        """End sessions and feeds, then flush, write and sync their last events."""
         await probe.enter_graceful_shutdown()
         await servicer.end_sessions(HANDLERS_GRACE_S)
         self.service.broadcaster.flush()
@@ -399,6 +399,6 @@ class Daemon:
 async def run_daemon(options: DaemonOptions, *, on_ready: Callable[[Daemon], None] | None = None) -> Summary:
     """Run a daemon to its end. ``on_ready`` is called once it can be connected to.
 
-    Raises ``UsageError`` with one sentence when it may not listen or record where it shall.
+    Raises ``UsageError`` when it may not listen or record at the given places.
     """
     return await Daemon(options).run(on_ready)

@@ -48,7 +48,7 @@ OUTBOX_MAX: Final = 65_536
 
 
 class FeedSink:
-    """The leader's orders to one engine, as messages for its writer. Also a ``Mover`` for engines that move bytes."""
+    """The leader's orders to an engine, as messages for its writer. Also a ``Mover`` for engines that move bytes."""
 
     def __init__(
         self, service: LeaderService, source: int, *, name: str = "", pausable: bool = False,
@@ -99,12 +99,12 @@ class FeedSink:
         return None if self.overflowed or not self._outbox else self._outbox.popleft()
 
     def close(self) -> None:
-        """The daemon ends: the writer finishes with what is there."""
+        """End the feed with the daemon; the writer sends its pending messages."""
         self.closing = True
         self._wake.set()
 
     def look(self) -> None:
-        """After every publication: tell the engine when other requests of it must stand still, or are held."""
+        """Report changes of standing and held requests to the engine; called after every publication."""
         self._look_at_holds()
         self._look_at_breakpoints()
         standing = self._service.state.standing
@@ -117,7 +117,7 @@ class FeedSink:
             self.put(pb.FeedReply(standing=pb.StandingRequests(requests=theirs)))
 
     def _look_at_breakpoints(self) -> None:
-        """An engine that is watched must ask before a lookup that a breakpoint may hold."""
+        """Report the breakpoints of lookups to a watched engine, which then asks before such a lookup."""
         leader = self._service.leader
         if self._source not in leader.watched or not (leader.state.breakpoints or self._lookups):
             return
@@ -197,7 +197,7 @@ class FeedSink:
 
 
 class FeedMethod:
-    """Serves engines, each on one stream."""
+    """Serves engines, each on a stream of its own."""
 
     def __init__(self, service: LeaderService) -> None:
         self._service = service
@@ -289,7 +289,7 @@ class FeedMethod:
         return self._service.dispatcher.submit_from(source, origin_ns, kind, *fields)
 
     def _end_copies(self) -> None:
-        """The mover is gone: what it has not reported has failed, so nothing waits for it for ever."""
+        """Fail the copies that the lost mover has not reported, so that nothing waits for them for ever."""
         service, state = self._service, self._service.state
         for number in list(state.operations):
             for rank in range(service.config.ranks):
@@ -301,7 +301,7 @@ class FeedMethod:
                 service.submit(st.TransferFailed, number, state.epoch - 1, rank, "the mover is gone", b"")
 
     def _abandon(self, source: int) -> None:
-        """The engine is gone. Its requests will not finish, and the content of its pool is unknown."""
+        """Abort the requests of a lost engine and clear its pools, because their content is unknown."""
         service = self._service
         live = [slot for slot in service.state.slots.values() if slot.source == source]
         for slot in live:
@@ -328,7 +328,7 @@ TEXT_BYTES_MAX: Final = REQUEST_ID_BYTES_MAX
 COLUMN_BYTES_MAX: Final = 4 * 1024 * 1024
 """Half a million hashes: a prompt of eight million tokens in blocks of 16."""
 LIST_ITEMS_MAX: Final = 65_536
-"""Requests of one iteration, clones, ranks."""
+"""Items of a list: requests of an iteration, clones, ranks."""
 CAPACITY_BLOCKS_MAX: Final = 16_777_216
 """A declared pool costs 17 bytes of columns a place at once: at most 285 MB."""
 
@@ -381,7 +381,7 @@ MANY: Final = (
 
 
 class RequestNames:
-    """The names of one engine's requests, there and here."""
+    """Maps the names of an engine's requests: its own names and ours."""
 
     def __init__(self, source: int) -> None:
         self._source = source
@@ -390,7 +390,7 @@ class RequestNames:
 
     @property
     def differ(self) -> bool:
-        """True if any request has another name here."""
+        """True if our name of any request differs from the engine's."""
         return bool(self._here)
 
     def translated(self, stimulus: st.Stimulus, state: CacheState) -> st.Stimulus:

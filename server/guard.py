@@ -51,7 +51,7 @@ async def admit(method: str, context: Context, access: AccessRules, questions: Q
         granted = access.role_of(context)
     except WrongToken:
         await _turn(questions.observers, context)
-        await refuse(context, grpc.StatusCode.PERMISSION_DENIED, "the token is not the one of this daemon")
+        await refuse(context, grpc.StatusCode.PERMISSION_DENIED, "the token is not that of this daemon")
     refused = needed == 0 or granted < needed
     turn = None
     if refused or needed == int(pb.ROLE_OBSERVE):
@@ -121,8 +121,8 @@ def guarded(
         except Refused as error:
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except (grpc.aio.AbortError, grpc.aio.InternalError):
-            raise  # the second: a write to a caller who has just left, which gRPC knows better than we do
-        except Exception:  # the edge of the process: told to the log, not to the caller
+            raise  # InternalError: a write to a caller that has just left, which gRPC handles
+        except Exception:  # the edge of the process: the error goes to the log, not to the caller
             log.exception("%s failed", method)
             await refuse(context, grpc.StatusCode.INTERNAL, f"{method} failed; the daemon's log says why")
 

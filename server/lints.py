@@ -26,13 +26,13 @@ from kvbm_console.wire.frames import batch_of
 EVERY_S: Final = 1.0
 """A scrape comes every few seconds at most."""
 SHARE: Final = 8
-"""A turn is followed by so many times its own time without one, less one: the console takes as much."""
+"""Reciprocal of the share of a core that the lints take, as much as a console."""
 TURN_EVENTS: Final = 16_384
-"""Events of one turn: some tens of milliseconds in a thread, between which the budget is looked at."""
+"""Events of a turn, some tens of milliseconds in a thread; the budget is checked between turns."""
 
 
 class LintWatch:
-    """Watches one service from ``run`` on. ``active`` and ``passed_over`` are there to be read at any time."""
+    """Watches a service from ``run`` on. ``active`` and ``passed_over`` may be read at any time."""
 
     def __init__(self, service: LeaderService) -> None:
         self.active: Mapping[str, int] = dict.fromkeys((name for name, lint in LINTS.items() if lint.on_stream), 0)
@@ -52,7 +52,7 @@ class LintWatch:
         self._resume: tuple[Snapshot, GapSeen | None] | None = (snapshot, None)
 
     async def run(self) -> None:
-        """Look on from now until cancelled; it may be run again after a bug of a lint has ended it."""
+        """Watch from now until cancelled; may be called again after a lint's bug has ended the watch."""
         self._begin()
         pause_s = 0.0
         while True:
@@ -62,7 +62,7 @@ class LintWatch:
             pause_s = max(0.0 if behind else EVERY_S, (SHARE - 1) * self._spent_s)
 
     async def turn(self) -> None:
-        """Take what has been published since the last turn, up to a limit."""
+        """Take the events published since the last turn, up to a limit."""
         frames: list[bytes] = []
         start = self._cursor.received
         while self._cursor.received - start < TURN_EVENTS:
@@ -78,7 +78,7 @@ class LintWatch:
                 frames.append(item)
         resume, self._resume = self._resume, None
         at_ns = self._service.at_ns
-        with anyio.CancelScope(shield=True):  # what was read is taken: a cancelled thread would go on beside us
+        with anyio.CancelScope(shield=True):  # a cancelled thread would go on beside us
             self._spent_s = await anyio.to_thread.run_sync(self._take, resume, frames, at_ns)
 
     def _take(self, resume: tuple[Snapshot, GapSeen | None] | None, frames: list[bytes], at_ns: int) -> float:

@@ -55,7 +55,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     """Virtual seconds per second of the wall; None never waits."""
     record: Path | None = None
     recording: RecordingOptions = RecordingOptions()
-    """How it is recorded, now or when ``rec start`` asks for it."""
+    """Options of the recording, now or when ``rec start`` begins one."""
     exit_when_done: bool = False
     healthy_without_recorder: bool = False
     """True if the health service says SERVING while a recorder that was asked for is dead."""
@@ -94,7 +94,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
         self._require_readable_tiers()
 
     def _require_readable_tiers(self) -> None:
-        """Readers of recordings refuse a recording of larger pools. The flags bound each tier by itself."""
+        """Bound the sum of the tiers, because readers of recordings refuse larger pools. Flags bound each tier."""
         total = self.config.g2_blocks + self.config.g3_blocks + (0 if self.engine is None else self.engine.g1_blocks)
         require(total <= POOLS_BLOCKS_MAX, "g1-blocks plus g2-blocks plus g3-blocks", f"at most {POOLS_BLOCKS_MAX}",
                 total)
@@ -111,7 +111,7 @@ class Endpoint:
     ) -> None:
         self._credentials = credentials
         self.address = listen
-        """As clients write it; with port 0 the real port after ``bind``."""
+        """The address as clients write it; with port 0 the real port after ``bind``."""
         self._lock: int | None = None
         self._path: Path | None = None
         if listen.startswith("unix:"):
@@ -144,7 +144,7 @@ class Endpoint:
             pass
 
     def _try_port(self) -> None:
-        """Ask the kernel before gRPC does, whose refusal is a page of text."""
+        """Ask the kernel first, because gRPC's refusal is a page of text."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -175,7 +175,7 @@ class Endpoint:
         self.address = f"{name}:{port}"
 
     def close(self) -> None:
-        """Give the address back. The lock file stays: removing it would let two daemons lock two files of one name."""
+        """Give the address back. The lock file stays, otherwise two daemons could lock two files of the same name."""
         if self._lock is not None:
             if self._path is not None:
                 self._path.unlink(missing_ok=True)

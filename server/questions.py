@@ -1,17 +1,17 @@
 """Turns for questions, so that no caller's questions cost an engine more than a small share of the loop's time.
 
 A question (``Hello``, ``SlotDetail``, ``Query``, the beginning of a subscription) is answered on the thread that
-decides for engines. Each role has two lanes: one for callers that asked little lately, one for those that ask much. A
-lane saves up a share of the wall's time and spends it on its questions, connection after connection. While a lane has
-savings, a question waits for nothing. A flood spends its own savings, moves to the other lane, and waits there. A
-person's question beside the flood does not wait. The engine and the verbs of debuggers never stand in a lane.
+decides for engines. Each role has two lanes: the first for callers that asked little lately, the second for those that
+ask much. A lane saves up a share of the wall's time and spends it on its questions, connection after connection. While
+a lane has savings, a question waits for nothing. A flood spends its own savings, moves to the other lane, and waits
+there. A person's question beside the flood does not wait. The engine and the verbs of debuggers never stand in a lane.
 
     savings 0.5 ms -> A asks (0.9 ms): at once, savings -0.4 ms
                       A asks, B asks, A asks: they wait in the order A, B, A
                       20 ms later: savings 0, the first of A is answered, and so on
 
 Law of this file: over any time a lane spends at most its savings and its share. A caller that asks once waits for at
-most one question of every other caller of its lane.
+most one question of every other caller of the lane.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ SHARE: Final = 50
 SAVINGS_NS: Final = 100_000_000
 """Work that a lane saves up: some hundred questions of a person or a script are answered at once."""
 CALLER_NS: Final = 50_000_000
-"""Work that a caller may ask for before it counts as one that asks much: twice what ``status`` needs at most."""
+"""Work that a caller may ask for before it moves to the second lane: twice the most that ``status`` needs."""
 CALLER_SHARE: Final = 200
-"""The part of the wall's time by which that is forgotten, 0.5 %: a caller that asks once a second stays below."""
+"""Share of the wall's time by which that work is forgotten, 0.5 %: a caller that asks once a second stays below."""
 CALLERS_MAX: Final = 1_024
 """Callers whose questions are remembered. Beyond it, the caller that asked longest ago is forgotten."""
 CALL_NS: Final = 300_000
@@ -42,7 +42,7 @@ CALL_NS: Final = 300_000
 WAITING_MAX: Final = 512
 """Questions that wait in a lane: those take some ten seconds."""
 CALLER_WAITING_MAX: Final = 128
-"""Of them, those of one connection: a proxy that begins all subscriptions at once. A console has one or two."""
+"""Waiting questions of a connection. A proxy begins all subscriptions at once; a console has one or two."""
 REFUSED_AFTER_S: Final = 1.0
 """A question beyond these limits is refused after a delay. Otherwise a caller that repeats it would cost as much as an
 answered caller."""
@@ -89,7 +89,7 @@ class Lane:
         self._waiting.setdefault(caller, deque()).append(turn)
         self._count += 1
         self._look_later()
-        await turn  # that of a caller who has left is cancelled, and passed over
+        await turn  # the turn of a caller that has left is cancelled, and passed over
 
     def charge(self, took_ns: int) -> None:
         """Work was done for a question."""
@@ -133,7 +133,7 @@ class Turn:
 
     @contextmanager
     def working(self, calls: int = 1) -> Iterator[None]:
-        """Around the work: charges what it takes, and ``calls`` messages."""
+        """Surrounds the work, and charges its time and ``calls`` messages."""
         began = time.thread_time_ns()
         try:
             yield
@@ -155,7 +155,7 @@ class Turn:
 
 
 class Role:
-    """The lanes of one role. ``clock`` is monotonic nanoseconds."""
+    """The lanes of a role. ``clock`` is monotonic nanoseconds."""
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock = clock

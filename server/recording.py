@@ -35,7 +35,7 @@ SEAL_S: Final = 4.0
 
 
 def recorder_message(status: RecorderStatus) -> pb.RecorderStatus:
-    """The status of a recorder as it is sent."""
+    """The status of a recorder as a message."""
     return pb.RecorderStatus(
         state=status.state, written_seq=status.written_seq, synced_seq=status.synced_seq,
         synced_age_ns=status.synced_age_ns, not_recorded=status.not_recorded, path=str(status.path),
@@ -45,7 +45,7 @@ def recorder_message(status: RecorderStatus) -> pb.RecorderStatus:
 
 
 class RecordingMethod:
-    """Serves the verbs on the recorder of one service."""
+    """Serves the verbs on the recorder of a service."""
 
     def __init__(self, service: LeaderService, program: str, target: str) -> None:
         self._service = service
@@ -64,7 +64,7 @@ class RecordingMethod:
     def _ended(self, task: asyncio.Task[bytes]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # seen here: the caller may have left
+            task.exception()  # marks the error as seen, because the caller may have left
 
     async def _carry_out(self, data: bytes) -> bytes:
         request = parse("Recording", pb.RecordingRequest, data)
@@ -115,7 +115,7 @@ class RecordingMethod:
         status = recorder.status()
         service.place = place
         service.attach(recorder)
-        if service.broadcaster.closing:  # the daemon has ended the recorder that it had, which was none
+        if service.broadcaster.closing:  # the daemon has ended before this recorder was attached
             await anyio.to_thread.run_sync(recorder.close)
         return status
 

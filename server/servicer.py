@@ -59,7 +59,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class ConsoleServicer:
-    """The methods of ``Console`` on one service."""
+    """The methods of ``Console`` on a service."""
 
     def __init__(
         self, service: LeaderService, identity: Identity, access: AccessRules | None = None,
@@ -94,7 +94,7 @@ class ConsoleServicer:
         })
 
     def _session(self, serve: Serve) -> Serve:
-        """A handler that can publish: known, so that the end of the daemon waits for it."""
+        """Register a handler that can publish, so that the end of the daemon waits for the handler."""
 
         async def known(requests: Any, context: Context) -> None:
             task = asyncio.current_task()
@@ -163,13 +163,13 @@ class ConsoleServicer:
     async def query(self, data: bytes, context: Context) -> bytes:
         """The status document, the digest, or past events."""
         request = parse("Query", pb.QueryRequest, data)
-        what = request.WhichOneof("what")
+        question = request.WhichOneof("what")
         reply = pb.QueryReply()
-        if what == "status":
+        if question == "status":
             reply.status_json = msgspec.json.encode(self._service.status(request.status.slot_filter)).decode()
-        elif what == "digest":
+        elif question == "digest":
             reply.digest.seq, reply.digest.digest = self._service.digest()
-        elif what == "history":
+        elif question == "history":
             self._history(request.history, reply.history)
         else:
             raise Malformed("what must be status, digest or history")
@@ -193,7 +193,7 @@ class ConsoleServicer:
     # --- the event stream ------------------------------------------------------------------------------------------
 
     async def subscribe(self, data: bytes, context: Context, turn: Turn) -> None:
-        """The stream of one subscriber, until it leaves or the daemon ends."""
+        """The stream of a subscriber, until the subscriber leaves or the daemon ends."""
         request = parse("Subscribe", pb.SubscribeRequest, data)
         require_text("client", request.client, NAME_BYTES_MAX)
         require_text("incarnation", request.incarnation, NAME_BYTES_MAX)
@@ -239,7 +239,7 @@ class ConsoleServicer:
         return snapshot.seq, None, snapshot
 
     async def _follow(self, subscriber: Subscriber, digests: Turn | None, context: Context) -> None:
-        """``digests``: what digests in heartbeats are charged to, None where none are wanted."""
+        """Send the stream. The work of digests in heartbeats is charged to ``digests``; None sends no digest."""
         service = self._service
         while True:
             item = subscriber.read()

@@ -4,7 +4,7 @@ The exporter reads the ring as one more subscriber and folds its own facts on a 
 collector nor knows of it. An exporter that falls behind loses events and says so in the traces. A collector that is
 slow or gone loses spans, which are counted (``kvbm_otlp_spans_total``).
 
-Law of this file: nothing that happens here ends or delays the daemon.
+Law of this file: no failure here ends or delays the daemon.
 """
 
 import logging
@@ -36,7 +36,7 @@ from kvbm_console.wire.frames import batch_of
 log = logging.getLogger("kvbm_console.server")
 
 QUEUE_SPANS_MAX: Final = 16_384
-"""About what a busy engine ends in ten seconds; a span of ours takes 2 kB."""
+"""Spans in the queue: about as many as a busy engine ends in ten seconds, 2 kB each."""
 BATCH_SPANS: Final = 512
 BATCH_MS: Final = 1_000
 POST_TIMEOUT_S: Final = 2.0
@@ -46,7 +46,7 @@ PATH: Final = "/v1/traces"
 
 
 def traces_url(endpoint: str) -> str:
-    """The address that spans are posted to. Raises ``UsageError`` for what is no HTTP address."""
+    """The address that spans are posted to. Raises ``UsageError`` unless it is an HTTP address."""
     try:
         parts = urlsplit(endpoint)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -57,7 +57,7 @@ def traces_url(endpoint: str) -> str:
 
 
 class CountingExporter(SpanExporter):
-    """Posts spans and counts what became of them."""
+    """Posts spans and counts them by outcome."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner
@@ -80,7 +80,7 @@ class CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Give up what is being tried again."""
+        """Give up the batches that are being tried again."""
         self._inner.shutdown()
 
 
@@ -122,7 +122,7 @@ class SpanExport:
         return Walker((Rows(self._consumer, requests), requests), "the stream")
 
     async def run(self) -> None:
-        """Export what happens, until cancelled."""
+        """Export spans as they end, until cancelled."""
         broadcaster = self._service.broadcaster
         snapshot = self._service.snapshot()
         self._subscriber = broadcaster.subscribe(snapshot.seq, name="otlp")
@@ -133,7 +133,7 @@ class SpanExport:
             self._subscriber.beats = 0
 
     async def finish(self) -> None:
-        """Export what is left, with a bound in time."""
+        """Export the remaining spans, within a bound of time."""
         if self._subscriber is not None and not self._broken:
             await self._drain()
             self._service.broadcaster.unsubscribe(self._subscriber)
@@ -157,7 +157,7 @@ class SpanExport:
 
     async def _in_thread(self, work: Callable[[], Any]) -> None:
         try:
-            with anyio.CancelScope(shield=True):  # what was read is taken: a cancelled thread would go on beside us
+            with anyio.CancelScope(shield=True):  # a cancelled thread would go on beside us
                 await anyio.to_thread.run_sync(work, limiter=self._thread)
         except Exception:
             log.exception("spans are not exported any more: the export has a bug")

@@ -7,7 +7,7 @@ True
 failure is one of three exceptions with one sentence. ``ConnectionLost`` means that no daemon answers, ``Refused`` that
 the daemon does not do it now or for this role, ``UsageError`` that the request is wrong.
 
-Law of this package: an answer is exact or says what is missing, and nothing is retried behind the caller's back.
+Law of this package: an answer is exact or names the missing part, and nothing is retried behind the caller's back.
 """
 
 from kvbm_console.client.access import Access

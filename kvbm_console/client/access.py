@@ -29,7 +29,7 @@ class Access(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, tls_ca: Path | None, token_file: Path | None) -> Self:
-        """From files. Raises ``UsageError`` naming the flag and the file."""
+        """Read the certificates and the token from files. Raises ``UsageError`` naming the flag and the file."""
         token = ""
         if token_file is not None:
             token = _read("--token-file", token_file).decode("utf-8", "replace").strip()

@@ -41,7 +41,7 @@ class Hello(msgspec.Struct, frozen=True):
     """A name for people."""
     clock_at_ns: int
     clock_wall_ns: int
-    """When the engine's clock was ``clock_at_ns``, the wall showed this."""
+    """The wall clock's time at the engine's time ``clock_at_ns``."""
     config: dict[str, Any]
     config_digest: int
     block_bytes: int | None

@@ -19,7 +19,7 @@ from kvbm_console.wire.protocol import method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 REPLY_S: Final = 10.0
-"""A request is answered within milliseconds by a daemon that lives."""
+"""Bound of the wait for a reply. A living daemon answers within milliseconds."""
 
 
 class ControlSession:
@@ -106,7 +106,7 @@ class ControlSession:
         except TimeoutError:
             raise ConnectionLost(f"{self._target} did not answer within {REPLY_S:g} s") from None
         except ConnectionLost:
-            # The reader knows why the stream ended; the writer only that it did.
+            # The reader knows the reason for the end of the stream; the writer knows only the end.
             await asyncio.wait([future], timeout=1.0)
             if future.done() and not future.cancelled() and (known := future.exception()) is not None:
                 raise known from None
@@ -137,7 +137,7 @@ class ControlSession:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(self._ended)
-                future.exception()  # seen here: the waiter may be gone
+                future.exception()  # marks the error as seen, because the waiter may be gone
 
     async def _renew(self) -> None:
         every_s = min(LEASE_RENEW_S, self.lease_ttl_ns / 5e9)  # four may be late

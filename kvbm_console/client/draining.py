@@ -19,25 +19,25 @@ from kvbm_console.stream.verbs import Drain
 
 
 class Remaining(msgspec.Struct, frozen=True):
-    """A request that a drain did not wait for any longer."""
+    """A request that was live when a drain gave up."""
 
     request: str
     state: str
     copies: int
-    """Operations of it that had not ended."""
+    """Operations of the request that had not ended."""
 
 
 class DrainReport(msgspec.Struct, frozen=True):
-    """How a drain ended."""
+    """The outcome of a drain."""
 
     drained: bool
-    """True if nothing was in flight any more when it ended."""
+    """True if nothing was in flight at the end."""
     epoch: int
-    """That of the reset at its end."""
+    """Epoch of the reset at the end."""
     live_requests: int
-    """At its beginning."""
+    """Live requests at the beginning."""
     waited_ns: int | None
-    """Of the engine's time; None when the event of its beginning was lost."""
+    """Duration in the engine's time; None when the event of the beginning was lost."""
     remaining: tuple[Remaining, ...] | None
     """The requests that the reset ended; None when events were lost."""
     remaining_copies: int | None
@@ -45,12 +45,12 @@ class DrainReport(msgspec.Struct, frozen=True):
 
 
 class DrainProgress(msgspec.Struct, frozen=True):
-    """How far a drain has come."""
+    """The progress of a drain."""
 
     live_requests: int
     copies: int
     left_ns: int | None
-    """Of the engine's time, until the drain ends in any case; None when the event of its beginning was lost."""
+    """The engine's time until the drain ends in any case; None when the event of the beginning was lost."""
 
 
 async def drain(client: Client, name: str, for_ns: int, tell: Callable[[DrainProgress], None]) -> DrainReport:
@@ -79,7 +79,7 @@ class _Waiting:
         """The requests and copies in flight when the reset began."""
 
     async def until_the_end(self, session: ControlSession) -> DrainReport:
-        first = await anext(self._items)  # before the drain begins, else the snapshot may be of its end
+        first = await anext(self._items)  # subscribe before the drain begins, otherwise the snapshot may show its end
         if not isinstance(first, SnapshotTaken):
             raise ConnectionLost("the daemon answered a subscription without a snapshot")
         self._state = first.state
@@ -89,7 +89,7 @@ class _Waiting:
             match item:
                 case SnapshotTaken():
                     self._state = item.state
-                    if item.state.seq > self._seq and not item.state.draining:  # it ended in a gap
+                    if item.state.seq > self._seq and not item.state.draining:  # the drain ended in a gap
                         return self._report(item.state.epoch)
                     self._progress(item.state.at_ns)
                 case EventsArrived():
@@ -108,7 +108,7 @@ class _Waiting:
         raise ConnectionLost("the daemon ended the stream while it drained")
 
     def _fold(self, event: Event) -> bool:
-        """Apply an event; whether it ends the drain."""
+        """Apply an event; True when the event ends the drain."""
         if event.seq == self._seq:
             self._began_ns = event.at_ns
         if isinstance(event, ResetBegun) and event.seq > self._seq:

@@ -50,7 +50,7 @@ class FeedClient:
     """A feed, as an asynchronous context manager.
 
     ``source`` is this engine's index. ``standing`` are the requests that must be left out of iterations now;
-    ``computed_tokens`` of a request is its position after its last wake. ``orders`` yields what the leader asks.
+    ``computed_tokens`` of a request is its position after its last wake. ``orders`` yields the leader's orders.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FeedClient:
         self.held: dict[str, Hold] = {}
         """The holds of this engine's requests."""
         self.lookups: tuple[str, ...] = ()
-        """Globs of requests whose lookup may be held; a watched engine asks before it."""
+        """Globs of requests whose lookup may be held; a watched engine asks before such a lookup."""
         self.paused = False
         """True if the leader asks for no iteration to be formed."""
         self.computed_tokens: dict[str, int] = {}
@@ -125,7 +125,7 @@ class FeedClient:
         return result
 
     async def submit_all(self, stimuli: list[Stimulus]) -> list[Any]:
-        """Several calls in one message. A refused one has its ``Refused`` as its result, the others go on."""
+        """Several calls in one message, with their results. The result of a refused call is its ``Refused``."""
         loop = asyncio.get_running_loop()
         async with self._writing:
             if self._ended is not None:
@@ -238,7 +238,7 @@ class FeedClient:
         for future in [*self._answers, self._opened]:
             if not future.done():
                 future.set_exception(self._ended)
-                future.exception()  # seen here: the waiter may be gone
+                future.exception()  # marks the error as seen, because the waiter may be gone
         self._answers.clear()
         self._news.set()
         self._changed()
@@ -253,7 +253,7 @@ class FeedClient:
         return self._ended is None
 
     async def changed(self) -> None:
-        """Until other requests are held than now, other lookups may be, or the feed ends."""
+        """Wait until the held requests or the globs of lookups change, or the feed ends."""
         if self._ended is None:
             await self._holds_changed.wait()
 
@@ -289,7 +289,7 @@ class HookedFeed:
             try:
                 await self._bounded(self.feed.submit(CallAnnounced, request, tag))
             except Refused:
-                pass  # the request is not known yet: nothing can be held
+                pass  # the request is not known yet, so it cannot be held
             else:
                 await self._wait(request, Site.CALL_WILL)
         result = await self._bounded(self.feed.submit(kind, *args, **kwargs))
@@ -304,7 +304,7 @@ class HookedFeed:
             raise ConnectionLost(f"the daemon did not answer within {self._answer_s:g} s") from None
 
     async def _wait(self, request: str, site: Site) -> None:
-        """Until the request is not held by this site any more, the daemon is gone, or the hold's own limit is over."""
+        """Wait until this site no longer holds the request, the daemon is gone, or the hold's own limit is over."""
         held = self.feed.held.get(request)
         if held is None or held.site is not site:
             return

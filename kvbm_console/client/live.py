@@ -114,7 +114,7 @@ class LiveFeed:
 
         def ended(_: object) -> None:
             if queue.empty():
-                queue.put_nowait(None)  # who waits for an item learns that none will come
+                queue.put_nowait(None)  # wakes the consumer, because no item will come
 
         reader.add_done_callback(ended)
         try:
@@ -122,7 +122,7 @@ class LiveFeed:
                 item = await queue.get()
                 if item is not None:
                     yield item
-            reader.result()  # it ends only by an error of ours
+            reader.result()  # the task ends only by an error of ours
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
@@ -144,7 +144,7 @@ class LiveFeed:
                 pass
 
     async def _follow(self, queue: "asyncio.Queue[FeedItem | None]") -> str:
-        """One connection, to its end; returns why it ended."""
+        """Follow a connection to its end; returns the reason."""
         async with Client(self.target, name=self.name, access=self._access) as client:
             hello = await client.hello()
             self._connection = client
@@ -170,7 +170,7 @@ class LiveFeed:
     async def _pump(
         self, client: Client, stream: Subscription, queue: "asyncio.Queue[FeedItem | None]"
     ) -> Subscription | str:
-        """Read a stream until it ends, and say why, or until another stream takes its place at the same event."""
+        """Read a stream until another stream takes its place at the same event, or to its end; returns the reason."""
         async for item in stream:
             self._failures = 0
             if isinstance(item, Ended):
@@ -198,14 +198,14 @@ class LiveFeed:
             if not isinstance(taken, SnapshotTaken):
                 raise ConnectionLost(f"{self.target} answered a subscription without a snapshot")
             state = taken.state
-            while (stream.position or 0) < state.seq:  # what was published before the snapshot
+            while (stream.position or 0) < state.seq:  # events published before the snapshot
                 item = await anext(stream)
                 if isinstance(item, Ended):
                     fresh.cancel()
                     return item.reason
                 await queue.put(item)
             rest: list[Event] = []
-            while state.seq < (stream.position or 0):  # the daemon may send one that it has made a little earlier
+            while state.seq < (stream.position or 0):  # the daemon may send a snapshot that is a little older
                 item = await anext(fresh)
                 if isinstance(item, EventsArrived):
                     known = (stream.position or 0) - item.events[0].seq
@@ -235,8 +235,8 @@ class LiveFeed:
 class LiveControls:
     """``stream.feed.Controls`` on a live target: a session with a lease, opened at first use and again when lost.
 
-    After a lost connection the session is the same owner's again, and the daemon arms what was disabled because the
-    lease was lost. A daemon that began again is told the breakpoints anew. A breakpoint that another session has
+    After a lost connection the session has the same owner again, and the daemon arms the breakpoints that the lost
+    lease had disabled. A daemon that began again is told the breakpoints anew. A breakpoint that another session has
     muted or removed meanwhile stays so in either case.
 
     ``feed`` is told by ``retry_now``. Close it with ``aclose``, or leave it to the daemon to see that it is gone.
@@ -255,7 +255,7 @@ class LiveControls:
         self._owner = ""
         self._incarnation = ""
         self._mine: dict[int, BreakpointSpec] = {}
-        """The breakpoints that were set here, by id."""
+        """Breakpoints set by these controls, by id."""
 
     async def _live(self) -> ControlSession:
         async with self._opening:
@@ -308,7 +308,7 @@ class LiveControls:
         }
 
     async def aclose(self) -> None:
-        """End the session; what it holds goes on."""
+        """End the session; its held slots go on."""
         async with self._opening:
             await self._close()
 
@@ -327,7 +327,7 @@ class LiveControls:
         return answer
 
     def _remember(self, verb: Verb[Any], answer: Any) -> None:
-        """Keep the breakpoints that were set here as the verb has left them."""
+        """Update our record of the session's breakpoints from a verb and its answer."""
         match verb:
             case SetBreakpoint():
                 self._mine[answer.id] = msgspec.structs.replace(verb.spec, id=answer.id)

@@ -33,7 +33,7 @@ async def ask(channel: Any, target: str, method: str, request: Message, kind: ty
 
 
 async def require_role(channel: Any, target: str, name: str, method: str) -> None:
-    """Raise ``Refused`` unless this endpoint grants us what a stream that we write to needs.
+    """Raise ``Refused`` unless this endpoint grants the role that a stream of ``method`` needs.
 
     The daemon would refuse the stream itself. But 1 in 50 streams that are refused while their first message is
     under way loses the reason, and the transport reports an internal error. A question has no such race.
@@ -57,7 +57,7 @@ _KIND: Final[dict[grpc.StatusCode, type[KvbmConsoleError]]] = {
 _TLS: Final = (
     ("WRONG_VERSION_NUMBER", "does not speak TLS, so --tls-ca is not for it"),
     ("handshake failed", "shows no certificate that --tls-ca vouches for"),
-    ("failed to connect to all addresses; last error: UNAVAILABLE", "hangs up; one that speaks TLS needs --tls-ca"),
+    ("failed to connect to all addresses; last error: UNAVAILABLE", "hangs up; a daemon with TLS needs --tls-ca"),
     ("errors resolving", "names a host that is not found"),
 )
 """Errors of the transport at an address where another server may listen. The first that fits is used."""

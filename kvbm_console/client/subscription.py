@@ -34,7 +34,7 @@ class Subscription:
     """The stream as an asynchronous iterator; a context manager that ends it.
 
     ``position`` is the number of the next event (None before the first item), ``start`` where it began, ``received``
-    and ``lost`` count. ``digest`` is the one of the last heartbeat that carried one, with the position it belongs to.
+    and ``lost`` count. ``digest`` comes from the last heartbeat with a digest, with its position.
     While ``unread`` is set, batches are not decoded: they come as ``BatchArrived``.
     """
 
@@ -69,7 +69,7 @@ class Subscription:
         return self
 
     async def __anext__(self) -> StreamItem:
-        """The next item. Raises ``StopAsyncIteration`` after ``Ended``, ``ConnectionLost`` without one."""
+        """The next item. Raises ``StopAsyncIteration`` after ``Ended``, else ``ConnectionLost`` at the end."""
         if self._call is None:
             method = self._channel.unary_stream(method_path("Subscribe"), None, None)
             self._call = method(self._request.SerializeToString())

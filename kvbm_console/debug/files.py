@@ -27,7 +27,7 @@ _RUNTIME: Final = frozenset({"owner", "description", "hits", "message"})
 
 
 def spec_entry(spec: BreakpointSpec) -> dict[str, Any]:
-    """A breakpoint as an entry of a file: what differs from the default, and its id."""
+    """A breakpoint as an entry of a file: its id, and the fields that differ from the default."""
     plain = BreakpointSpec()
     document: dict[str, Any] = {"id": spec.id}
     for name in BreakpointSpec.__struct_fields__[1:]:
@@ -76,7 +76,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def read_specs(path: Path) -> list[BreakpointSpec]:
-    """The breakpoints of a file, each with the id that it has there, dependencies before what depends on them."""
+    """The breakpoints of a file with their ids there, each dependency before its dependents."""
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
@@ -86,7 +86,7 @@ def read_specs(path: Path) -> list[BreakpointSpec]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not a file of breakpoints: {error}") from None
     if set(document) != {"breakpoints"}:
-        raise UsageError(f"{path}: the one key must be breakpoints, got {', '.join(sorted(document)) or 'none'}")
+        raise UsageError(f"{path}: the only key must be breakpoints, got {', '.join(sorted(document)) or 'none'}")
     entries = document["breakpoints"]
     if len(entries) > BREAKPOINTS_MAX:
         raise UsageError(f"{path}: breakpoints must be at most {BREAKPOINTS_MAX}, got {len(entries)}")

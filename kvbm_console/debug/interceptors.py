@@ -21,18 +21,18 @@ from kvbm_console.dispatch import Dispatcher
 P = ParamSpec("P")
 
 GRACE_S: Final = 1.0
-"""How long after its own limit a hold may keep a caller: what a frozen daemon costs an engine."""
+"""Grace period after a hold's own limit, the most that a frozen daemon costs an engine."""
 
 
 class Interceptor(Protocol):
-    """One link of the chain; what it raises reaches the caller, and the call is not made."""
+    """A link of the chain. Its exception reaches the caller, and the call is not made."""
 
     async def will_call(self, entry: str, request: str) -> None:
-        """Before the entry point ``entry`` is called for ``request``."""
+        """Runs before the entry point ``entry`` is called for ``request``."""
         ...
 
     async def finished_call(self, entry: str, request: str, outcome: Outcome) -> None:
-        """After it returned; awaited in reverse order of registration."""
+        """Runs after the entry point has returned, in reverse order of registration."""
         ...
 
 
@@ -55,7 +55,7 @@ class HookedPort:
     async def call(
         self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
     ) -> Outcome:
-        """One entry point, with its interceptors and its breakpoints. The first argument is the request."""
+        """Call an entry point with its interceptors and breakpoints. The first argument is the request."""
         request = args[0] if args and isinstance(args[0], str) else None
         tag = ENTRY_TAGS[kind] if isinstance(kind, type) and kind in ENTRY_TAGS else None
         if request is None or tag is None:
@@ -75,7 +75,7 @@ class HookedPort:
         return outcome
 
     async def _wait(self, request: str, site: Site) -> None:
-        """Until the request is not held by this site any more."""
+        """Wait until this site no longer holds the request."""
         state = self._dispatcher.leader.state
         slot = state.slot_named(request)
         if slot is None or slot.hold is None or state.holds[slot.hold].site is not site:

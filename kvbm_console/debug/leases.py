@@ -1,7 +1,7 @@
 """Leases and deadlines: how long a session, and each hold, may keep slots waiting.
 
-A lease is a session's right to keep slots waiting for as long as the session shows that it is alive. The core decides
-what follows from a lost lease or a deadline: it is told by a stimulus.
+A lease is a session's right to keep slots waiting for as long as the session shows that it is alive. A stimulus
+reports a lost lease or a deadline, and the core decides the consequences.
 
 Law of this file: time is the wall's monotonic clock, handed in. No slot is held longer than ``ttl_ns`` after the last
 sign of life. A deadline that was set and not cleared is sent exactly once, however late the loop is.
@@ -14,7 +14,7 @@ from typing import Final
 LEASE_TTL_NS: Final = 5_000_000_000
 """A console that is stopped for this long is taken for gone; renewed every second, so four may be late."""
 LEASE_RENEW_S: Final = 1.0
-"""How often a client renews."""
+"""Period of a client's renewals."""
 
 
 class Leases:

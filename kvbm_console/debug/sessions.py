@@ -1,6 +1,6 @@
-"""Sessions: what a debugger client asks, as stimuli.
+"""Sessions turn the requests of a debugger client into stimuli.
 
-Breakpoints of one owner are replaced all at once in the core; clients set, remove and mute single ones. This file is
+The core replaces all breakpoints of an owner at once; clients set, remove and mute single breakpoints. This file is
 the bridge. It reads the facts and submits in one go, without waiting in between, so two clients never lose each
 other's change.
 
@@ -68,7 +68,7 @@ class Sessions:
         self._leases = leases
         self._opened = 0
         self.disarmed_by = ""
-        """Why no breakpoint is taken; empty when they are."""
+        """The reason why no breakpoint is taken; empty when breakpoints are taken."""
 
     @property
     def _state(self) -> CacheState:
@@ -108,14 +108,14 @@ class Sessions:
         return "renewed"
 
     def close(self, session: Session) -> None:
-        """The session is gone: its lease with it."""
+        """End the session and its lease."""
         if session.lease:
             self._leases.drop(session.owner)
 
     # --- breakpoints ---
 
     def _specs(self, owner: str) -> list[BreakpointSpec]:
-        """The breakpoints of an owner as they were said: said again, each stays as it is, armed or not."""
+        """The specifications of an owner's breakpoints. Setting them again leaves each armed or muted as it is."""
         return [known.spec for known in self._state.breakpoints.values() if known.owner == owner]
 
     def _replace(self, by: Session, owner: str, specs: Sequence[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
@@ -191,7 +191,7 @@ class Sessions:
         return any(getattr(engine, "pausable", True) for engine in self._dispatcher.engines.values())
 
     def remove(self, session: Session, breakpoint_id: int | None) -> str:
-        """Remove a breakpoint, or all when None, whoever owns it."""
+        """Remove a breakpoint of any owner, or all when None."""
         if breakpoint_id is None:
             count = len(self._state.breakpoints)
             for owner in sorted({known.owner for known in self._state.breakpoints.values()}):
@@ -202,9 +202,9 @@ class Sessions:
         return "removed"
 
     def enable(self, session: Session, breakpoint_id: int, enabled: bool) -> str:
-        """Arm or mute a breakpoint, whoever owns it."""
+        """Arm or mute a breakpoint of any owner."""
         owner = self._owner_of(breakpoint_id)
-        # Muted first in any case: what was disabled by itself is not armed by saying the same again.
+        # We mute first, because arming a breakpoint that disabled itself would change nothing.
         for value in (False, True)[: 1 + enabled]:
             self._replace(session, owner, [
                 msgspec.structs.replace(spec, enabled=value) if spec.id == breakpoint_id else spec
@@ -281,7 +281,7 @@ class Sessions:
         return "running"
 
     def reset(self, session: Session, mode: ResetMode) -> ResetAnswer:
-        """Forget everything in all tiers at once."""
+        """Forget the content of all tiers at once."""
         self._require_own("reset")
         result = _accepted(self._dispatcher.submit(ResetRequested, mode, session.by)).result
         assert isinstance(result, ResetAnswer)
@@ -297,7 +297,7 @@ class Sessions:
         return result
 
     def _require_own(self, what: str) -> None:
-        """An engine that is only watched keeps its cache and its requests, whatever we say."""
+        """Raise ``Refused`` for watched engines, because their caches and requests are their own."""
         state = self._state
         foreign = [pool for pool in state.pools if pool.info.authority in (Authority.OBSERVED, Authority.STREAM)]
         if foreign:
@@ -311,7 +311,7 @@ class Sessions:
 
 
 def _accepted(outcome: Outcome) -> Outcome:
-    """The outcome, unless the leader refused: then its sentence."""
+    """The outcome. Raises ``Refused`` with the leader's sentence."""
     for event in outcome.events:
         if isinstance(event, StimulusRejected):
             raise Refused(event.why)

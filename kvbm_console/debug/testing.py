@@ -127,7 +127,7 @@ class Breakpoint:
         finally:
             self._stop()
 
-    # --- what a test does ---
+    # --- a test's calls ---
 
     async def hit(self) -> Held:
         """The next hold of this breakpoint, in order; waits for it. Bound the wait with ``anyio.fail_after``."""
@@ -187,7 +187,7 @@ def _leader_of(target: Any) -> Leader:
 
 
 def _listen(target: Any, saw: Callable[[Outcome], None]) -> Callable[[], None]:
-    """Call ``saw`` with every outcome until what is returned is called."""
+    """Call ``saw`` with every outcome until the returned function is called."""
     dispatcher = _dispatcher_of(target)
     if dispatcher is None:
         return _listen_to_leader(_leader_of(target), saw)

@@ -58,7 +58,7 @@ class Scrape(msgspec.Struct):
     taps: Sequence[Mapping[str, Any]] = ()
     """The cost of watching for the watched engines (``LeaderService.costs``)."""
     spans: Mapping[str, int] = {}
-    """Spans of request timelines by what became of them; empty when none are exported."""
+    """Spans of request timelines by outcome; empty when no spans are exported."""
     lints: Mapping[str, int] = {}
     """Lint to the problems that it finds now; empty without a watch."""
     lints_passed_over: int | None = None
@@ -135,7 +135,7 @@ def _by_medium(state: CacheState) -> dict[tuple[Tier, str], list[PoolFacts]]:
 
 
 def _evictions(scrape: Scrape) -> Iterator[Sample]:
-    """Without tiers that only event streams describe, because streams give no reason."""
+    """Evictions by reason. Tiers that only event streams describe are left out, because streams give no reason."""
     state = scrape.state
     told = {pool.info.tier for pool in state.pools if pool.info.authority is not Authority.STREAM}
     for tier in sorted(told):

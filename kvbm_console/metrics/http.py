@@ -17,13 +17,13 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.metrics.exposition import CONTENT_TYPE
 
 REQUEST_BYTES_MAX: Final = 8_192
-"""Of the head of a request; Prometheus sends some 300."""
+"""Bytes of the head of a request; Prometheus sends some 300."""
 REQUEST_SECONDS_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 16
 """Connections at once. For one more, the oldest that has not asked yet is closed; where all have asked, it is turned
 away. So connections that say nothing cost few descriptors and keep no scraper out."""
 ACCEPT_RETRY_S: Final = 0.1
-"""Without a descriptor for a connection, the next try."""
+"""Pause before the next try when no descriptor is free for a connection."""
 
 
 class MetricsServer:
@@ -65,7 +65,7 @@ class MetricsServer:
         self._accepting = asyncio.create_task(self._accept(self._socket))
 
     async def close(self) -> None:
-        """Stop listening, and end what is being answered."""
+        """Stop listening, and end the open connections."""
         tasks = set(self._answering)
         if self._accepting is not None:
             tasks.add(self._accepting)
@@ -84,7 +84,7 @@ class MetricsServer:
         while True:
             try:
                 connection, _ = await loop.sock_accept(listening)
-            except OSError:  # it has left again, or there is no descriptor
+            except OSError:  # the client has left again, or there is no descriptor
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             try:

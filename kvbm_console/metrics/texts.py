@@ -44,19 +44,19 @@ HELP: Final[dict[str, str]] = {
         "the time of an answer: waits of users count as thrash.",
     "kvbm_asked_again_blocks_total":
         "Prompt blocks of admissions that the tier had evicted at most so many seconds before (le, cumulative as of "
-        "a histogram). What lies below a time would have been found had the tier kept blocks for that long.",
+        "a histogram). Blocks below a time would have been found if the tier had kept blocks for that long.",
     "kvbm_policy_offload_threshold":
         "Copying down starts when the safe share falls below 1 minus this; 0 copies every block, 1 never begins "
         "before the pool is full.",
     "kvbm_policy_offload_hysteresis":
-        "How much safe share more ends the copying down; 0 makes it start and stop all the time.",
+        "Safe share above the threshold that ends the copying down; 0 makes it start and stop all the time.",
     "kvbm_policy_entries":
         "Blocks that the policy of a tier ranks. Above the capacity of the tier: a bug, please report it.",
     "kvbm_policy_ghosts":
         "Evicted blocks that the policy remembers; missing for policies without history. Near "
         "kvbm_policy_ghosts_max: older history is forgotten, which is normal on long runs.",
     "kvbm_policy_ghosts_max":
-        "Most evicted blocks that the policy remembers, about 150 bytes each. Above what memory has: name another "
+        "Most evicted blocks that the policy remembers, about 150 bytes each. Above the free memory: name another "
         "policy.",
     "kvbm_policy_half_life_seconds":
         "Half-life that lrfu_auto has chosen, 0 for pure recency; missing while it counts uses while resident. "
@@ -70,8 +70,8 @@ HELP: Final[dict[str, str]] = {
         "Blocks that a pin or a priority keeps from eviction. Near half of the capacity: the oldest guards give way.",
     "kvbm_pinned_hit_blocks_total":
         "Prompt blocks of admissions found in a tier while they were pinned there (--pin-tail-tokens). Per "
-        "kvbm_prompt_blocks_total the hit rate of pinned blocks. Flat with many guarded blocks: pins keep what "
-        "nobody asks for.",
+        "kvbm_prompt_blocks_total the hit rate of pinned blocks. Flat with many guarded blocks: pins keep blocks "
+        "that no request asks for.",
     "kvbm_policy_not_admitted_blocks_total":
         "Blocks that were used too rarely to be written to a tier (--disk-admission). Growing as fast as copies: the "
         "bound keeps the tier empty.",
@@ -89,10 +89,10 @@ HELP: Final[dict[str, str]] = {
         "Prefetched blocks that host memory gave up before a lookup found them. Growing: copies that were for "
         "nothing.",
     "kvbm_prefetch_limits_total":
-        "Times that prefetch was limited to probes, because less than a quarter of what was fetched was used. "
+        "Times that prefetch was limited to probes, because less than a quarter of the fetched blocks were used. "
         "Growing: guesses swing between good and useless.",
     "kvbm_prefetch_limited":
-        "1 while prefetch is limited to probes. For long: the host tier is too small to keep what is fetched until "
+        "1 while prefetch is limited to probes. For long: the host tier is too small to keep the blocks until "
         "any request asks for it, or the predictor does not fit the load.",
     "kvbm_prefetch_wasted_bytes_total":
         "Bytes of kvbm_prefetch_evicted_blocks_total; missing where the size of a block is unknown. Growing: "
@@ -118,8 +118,8 @@ HELP: Final[dict[str, str]] = {
     "kvbm_candidates_ended_total":
         "Planned transfers by how they ended. Any failed or many cancelled: copies are lost.",
     "kvbm_candidates_skipped_total":
-        "Planned transfers that came to no work, by reason. Many no_capacity: the target tier is full of what cannot "
-        "be evicted.",
+        "Planned transfers that came to no work, by reason. Many no_capacity: the target tier is full of blocks "
+        "that cannot be evicted.",
     "kvbm_slots":
         "Live requests by state. Many onboarding or preempted: requests wait for blocks; finishing that stays: "
         "blocks are not given back.",
@@ -129,7 +129,7 @@ HELP: Final[dict[str, str]] = {
         "Requests by how they ended. Growing aborted, error or too_large: clients give up or do not fit.",
     "kvbm_preemptions_total":
         "Requests whose device blocks were taken back. Growing: the device tier is too small for the batch.",
-    "kvbm_holds": "Requests that a debugger keeps waiting now. Above 0 in production: somebody is debugging.",
+    "kvbm_holds": "Requests that a debugger keeps waiting now. Above 0 in production: a person is debugging.",
     "kvbm_oldest_hold_seconds": "Age of the oldest hold. Near 120: it is about to be ended by force.",
     "kvbm_holds_total": "Holds since the start. Growing unasked: a breakpoint was left behind.",
     "kvbm_holds_ended_total":
@@ -145,13 +145,13 @@ HELP: Final[dict[str, str]] = {
         "or buffer_steps.",
     "kvbm_stream_replayed_batches_total": "Batches that came by replay. Growing: the live stream loses messages.",
     "kvbm_stream_restarts_total":
-        "New incarnations of a publisher. Growing: the engine crashes or two share one address.",
+        "New incarnations of a publisher. Growing: the engine crashes or two engines share an address.",
     "kvbm_stream_unknown_events_total":
         "Events of kinds that this version does not know. Growing: the engine is newer; update this program.",
     "kvbm_stream_malformed_events_total":
         "Events that could not be read. Above 0: counts are uncertain; report the engine's version.",
     "kvbm_stream_bad_payloads_total":
-        "Messages of which nothing could be read. Above 0: something else publishes at this address.",
+        "Messages that could not be read at all. Above 0: another program publishes at this address.",
     "kvbm_stream_refused_blocks_total": "Blocks beyond this program's limits. Above 0: counts are too low.",
     "kvbm_stream_connected": "1 while a publisher is connected. 0: the engine is down or unreachable.",
     "kvbm_stream_last_batch_age_seconds":
@@ -162,7 +162,7 @@ HELP: Final[dict[str, str]] = {
     "kvbm_tap_calls_total":
         "Connector calls of a watched engine that its tap has seen. Flat while requests run: the engine hangs.",
     "kvbm_tap_dropped_total":
-        "Records that a tap had to drop, the daemon being too slow. Growing: what is shown of that engine has gaps.",
+        "Records that a tap had to drop because the daemon is too slow. Growing: the facts of that engine have gaps.",
     "kvbm_tap_errors_total":
         "Errors of a tap that were swallowed. Any: it does not fit this engine; after 100 it is off.",
     "kvbm_tap_call_seconds_total":
@@ -200,7 +200,7 @@ HELP: Final[dict[str, str]] = {
         "Bytes of history in memory. At its limit it is full, which is normal; 0 while events come is not.",
     "kvbm_stimuli_rejected_total": "Reports that did not fit the state. Growing: an engine and its connector disagree.",
     "kvbm_completions_refused_total":
-        "Completions of copies that nobody waited for. Growing: a mover reports twice or too late.",
+        "Completions that match no open copy. Growing: a mover reports twice or too late.",
     "kvbm_invariant_violations_total":
         "Bugs of this program that were undone. Anything above 0: please report it with the recording.",
     "kvbm_process_cpu_seconds_total": "Processor time of the daemon: its own cost. A rate near 1: it cannot keep up.",
@@ -210,9 +210,9 @@ HELP: Final[dict[str, str]] = {
         "grows: the collector does not take them. Ended ahead of both by more than 16,384: they are dropped.",
     "kvbm_lint_active":
         "Problems that a lint finds now, of the last minute where they are of an instant; doctor names and explains "
-        "them. Above 0: something needs a person.",
+        "them. Above 0: a problem needs a person.",
     "kvbm_lint_passed_over_events_total":
         "Events that the lints did not look at, because they may take an eighth of a core. Growing: kvbm_lint_active "
-        "may miss what lasts for a moment.",
+        "may miss short problems.",
     "kvbm_scrape_seconds": "Time that this scrape took on the daemon's thread; above 0.05 it delays engines.",
 }

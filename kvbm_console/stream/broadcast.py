@@ -30,7 +30,7 @@ BUSY_STIMULI: Final = 4
 """A flush of more stimuli shows load, under which larger chunks are worth more. The gap behind it is at least
 ``GAP_NS_BUSY``, and nothing shortens it."""
 CREDIT_NS: Final = 1_000_000
-"""How much of the time by which a flush came later than its gap may shorten the gaps behind it."""
+"""The most time by which a late flush may shorten the gaps behind it."""
 GAP_NS_MAX: Final = 20_000_000
 """A console draws at most 30 times a second, so 20 ms of delay are not seen."""
 GAP_NS_PER_READER: Final = 2_000_000
@@ -55,10 +55,10 @@ class Subscriber:
         self._owner = owner
         self._wake = asyncio.Event()
         self._fan_out = 0
-        """The flush that woke it, until it has caught up with that."""
+        """Number of the flush that woke the reader, until the reader has caught up."""
 
     async def wait(self) -> None:
-        """Until there is something to read, a heartbeat is due, or the stream closes."""
+        """Wait until there is a frame to read, a heartbeat is due, or the stream closes."""
         while not (self._owner.closing or self.beats or self._owner.ring.pending(self.cursor)):
             self._wake.clear()
             self._owner.idle[self] = None
@@ -76,13 +76,13 @@ class Subscriber:
         return frame
 
     def wake(self, fan_out: int = 0) -> None:
-        """Let ``wait`` look again."""
+        """Let ``wait`` check its conditions again."""
         self._fan_out = fan_out or self._fan_out
         self._wake.set()
 
 
 class Broadcaster:
-    """Between one publisher and any number of readers.
+    """Passes the events of a publisher to any number of readers.
 
     ``clock`` is monotonic nanoseconds. ``later(seconds, callback)`` is the event loop's ``call_later``. Without a
     loop it is None, and only ``publish`` and ``flush`` flush. ``on_flush`` gets each flush's chunks once.
@@ -97,7 +97,7 @@ class Broadcaster:
         self.gap_ns = GAP_NS_MIN
         self.later = later
         self.idle: dict[Subscriber, None] = {}
-        """Subscribers that wait for the next flush, in the order in which they began to: so they are woken."""
+        """Subscribers that wait for the next flush, in the order in which they are woken."""
         self.subscribers: dict[Subscriber, None] = {}
         self._clock = clock
         self._on_flush = on_flush
@@ -106,10 +106,10 @@ class Broadcaster:
         self._events_max = min(FLUSH_EVENTS_MAX, ring.chunk_events_max)
         self._last_ns = clock() - GAP_NS_MAX
         self._earned_ns = self._last_ns
-        """When the last flush would have been, had each come a gap behind the one before; a pause earns a credit."""
+        """Time of the last flush if flushes were exactly a gap apart; a pause earns a credit."""
         self._floor_ns = GAP_NS_MIN
         self._look_at = 0
-        """So many may be pending before ``publish`` asks for a flush: full chunks while one is scheduled, else none."""
+        """Pending items before ``publish`` asks for a flush: full chunks while a flush is scheduled, else none."""
         self._outstanding = self._woken = 0
 
     @property
@@ -126,7 +126,7 @@ class Broadcaster:
 
     def publish(self, stimulus: Stimulus, events: Sequence[Event]) -> None:
         """Take one stimulus with the events that it caused. The objects must not change afterwards."""
-        # One comparison on the way of every stimulus: which of the two lists is full is only asked where it grows.
+        # A single comparison per stimulus: we check which of the two lists is full only where that list grows.
         self._stimuli.append(stimulus)
         if events:
             pending = self._events
@@ -152,7 +152,7 @@ class Broadcaster:
         self.flush()
 
     def flush(self) -> None:
-        """Encode what is pending, once, and hand it to the ring, to ``on_flush`` and to the waiting readers."""
+        """Encode the pending events once, and hand them to the ring, to ``on_flush`` and to the waiting readers."""
         stimuli, events = self._stimuli, self._events
         if not stimuli and not events:
             return
@@ -172,7 +172,7 @@ class Broadcaster:
             self._on_flush(pack_stimuli(stimuli) if stimuli else None, event_chunk)
 
     def _count_flush(self, stimuli: int) -> None:
-        """A flush of so many stimuli begins: when may the next one come?"""
+        """Count a flush of ``stimuli`` and compute the earliest time of the next."""
         now_ns = self._last_ns = self._clock()
         if stimuli > BUSY_STIMULI:
             self._floor_ns, self._earned_ns = GAP_NS_BUSY, now_ns
@@ -197,7 +197,7 @@ class Broadcaster:
                 self._set_gap()
 
     def _finish_fan_out(self) -> None:
-        """The next flush begins. A reader that has not caught up by now makes the fan-out at least this long."""
+        """Measure the fan-out at the next flush. A reader that lags makes it at least as long as the time since."""
         if self._outstanding:
             self._outstanding = 0
             self._set_gap()

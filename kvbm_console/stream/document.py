@@ -38,7 +38,7 @@ def status_document(
 ) -> Document:
     """The document of facts as of ``at_ns``, the engine's clock now.
 
-    With ``slot_filter`` only the slots for which that expression holds; raises ``ExpressionError`` for a wrong one.
+    With ``slot_filter`` only the slots for which that expression holds; a wrong expression raises ``ExpressionError``.
     """
     shown: Callable[[CacheState, SlotFacts], bool] = lambda state, slot: True  # noqa: E731
     if slot_filter:
@@ -224,7 +224,7 @@ def field_text(field: str, value: Any, limit: int = 80) -> str:
         text = str(value)
         return text if len(text) <= limit else text[: limit - 1] + "…"
     if isinstance(value, bytes):
-        value = value[: HASH_BYTES * (limit + 1)]  # of a column of thousands a row tells a few
+        value = value[: HASH_BYTES * (limit + 1)]  # a row shows a few items of a long column
     elif isinstance(value, tuple | list):
         value = value[: limit + 1]
     told = _value(field, value)

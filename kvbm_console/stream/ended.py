@@ -19,14 +19,14 @@ ENDED_MAX: Final = 64
 
 
 class EndedHold(msgspec.Struct):
-    """One hold that ended, or, without a number, holds that were refused."""
+    """A hold that ended, or, without a number, refused holds."""
 
     hold: int | None
     request: str
     site: Site
     point: WaitPoint | None
     at_ns: int
-    """When it ended, or was refused last."""
+    """Time of the end, or of the last refusal."""
     held_ns: int
     why: HoldEnd | None
     """None: refused."""
@@ -42,7 +42,7 @@ class EndedHolds:
     def __init__(self) -> None:
         self.last: deque[EndedHold] = deque(maxlen=ENDED_MAX)
         self.count = 0
-        """Entries so far, those that are not kept any more included."""
+        """Entries so far, including forgotten entries."""
         self._open: dict[int, tuple[str, ev.SlotHeld]] = {}
 
     def take(self, event: ev.Event, state: CacheState, request: str | None = None) -> None:
@@ -56,7 +56,7 @@ class EndedHolds:
 
     def _ended(self, event: ev.HoldReleased, state: CacheState, name: str) -> None:
         request, held = self._open.pop(event.hold, (name, None))
-        known = held or state.holds.get(event.hold)  # one that began before anybody looked
+        known = held or state.holds.get(event.hold)  # a hold that began before the first event we saw
         site, point = (known.site, known.point) if known is not None else (Site.TRANSITION_DID, None)
         text = ended_text(event.why, event.by)
         self.count += 1

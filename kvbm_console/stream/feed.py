@@ -15,7 +15,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.verbs import A, Verb
 
 if TYPE_CHECKING:
-    from kvbm_console.wire.batches import UnreadBatch  # only its name: commands that list themselves load no protobuf
+    from kvbm_console.wire.batches import UnreadBatch  # for type checkers only, so that a help text loads no protobuf
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class EventsArrived(msgspec.Struct, frozen=True):
 
 
 class BatchArrived(msgspec.Struct, frozen=True):
-    """The next events, still encoded: what a ``Refreshing`` feed yields while its receiver wants them unread."""
+    """The next events, still encoded. A ``Refreshing`` feed yields them while its receiver wants them unread."""
 
     batch: "UnreadBatch"
 
@@ -74,7 +74,7 @@ class GapSeen(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many were lost."""
+        """The number of lost events."""
         return self.last - self.first + 1
 
 
@@ -117,7 +117,7 @@ class Feed(Protocol):
         """Items, the first one ``Connected`` or ``Disconnected``; after ``Connected`` comes a ``SnapshotTaken``,
         perhaps with a ``PastSeen`` before it.
 
-        Only after a reconnect to the same incarnation that missed nothing, the next events follow without one.
+        Only after a reconnect to the same incarnation that missed nothing, the next events follow without a snapshot.
         """
         ...
 
@@ -136,7 +136,7 @@ class Refreshing(Protocol):
 
 @runtime_checkable
 class Accounting(Protocol):
-    """A feed whose target can be asked what is no event: names of engines, and what watching costs them."""
+    """A feed whose target answers questions beyond its events: names of engines, and the cost of watching them."""
 
     async def accounts(self) -> dict[str, Any]:
         """``engines`` and ``publishers`` of the status document (``stream.document``). Raises ``ConnectionLost``."""

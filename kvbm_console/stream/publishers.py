@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 QUEUE_SAFE: Final = 10_000
-"""Batches, one a step: as many as one replay sends, and a minute of steps of 6 ms."""
+"""Batches that suffice: as many as a replay sends, and a minute of steps of 6 ms with a batch each."""
 
 _QUEUE: Final = re.compile(r"engine (\d{1,18}): max_queue_size (\d{1,18}|unknown)")
 

@@ -84,7 +84,7 @@ class Ring:
 
     @property
     def chunk_events_max(self) -> int:
-        """Most events that one chunk should have in this ring."""
+        """Most events of a chunk in this ring."""
         return max(1, self.events_max // CHUNKS_PER_RING)
 
     @property
@@ -93,7 +93,7 @@ class Ring:
         return self.next_seq - self.first_seq
 
     def append(self, chunk: EventChunk) -> None:
-        """Keep a chunk that follows the last one, and forget what exceeds the bounds."""
+        """Keep a chunk that follows the last chunk, and forget the oldest chunks beyond the bounds."""
         if chunk.first_seq != self.next_seq:
             raise ValueError(f"chunk {chunk.first_seq} does not follow event {self.next_seq - 1}")
         entry = _Entry(chunk)
@@ -123,7 +123,7 @@ class Ring:
         return cursor.position < self.next_seq
 
     def read(self, cursor: Cursor) -> bytes | Lost | None:
-        """The next frame for this cursor, what it has lost, or None when it has everything."""
+        """The next frame for this cursor, its loss, or None when it has everything."""
         if cursor.position >= self.next_seq:
             return None
         if cursor.position < self.first_seq:
@@ -142,7 +142,7 @@ class Ring:
         return self._frame(entry, cursor.encoding)
 
     def skip_to(self, cursor: Cursor, position: int) -> None:
-        """Let a cursor continue at ``position`` (a snapshot stands for what lies between); counts it as lost."""
+        """Let a cursor continue at ``position``. The skipped events, which a snapshot replaces, count as lost."""
         if position < cursor.position:
             raise ValueError(f"a cursor does not go back from {cursor.position} to {position}")
         cursor.lost += position - cursor.position
@@ -166,7 +166,7 @@ class Ring:
         return self._base + low
 
     def _read_inside(self, cursor: Cursor) -> bytes:
-        """The rest of a chunk for a cursor that stands inside it: only after a resume, so encoded for it alone."""
+        """The rest of a chunk for a cursor inside of the chunk: only after a resume, so encoded for it alone."""
         index = self._find(cursor.position)
         entry = self._entries[index - self._base]
         events = [e for e in unpack_events(batch_of(entry.frame)) if e.seq >= cursor.position]

@@ -52,7 +52,7 @@ class OpenSession(Verb[Any], tag=2):
 
     verb: ClassVar[str] = "open"
     name: str
-    """The name of the session for people: who stopped, who continued. At most 64 bytes."""
+    """The name of the session on the record, for people. At most 64 bytes."""
     lease: bool
     """True if the session holds slots itself and keeps them with its lease. Otherwise its breakpoints belong to the
     daemon, outlive the session, and only ``max_hold_ns`` ends their holds."""
@@ -71,7 +71,7 @@ class RenewLease(Verb[str], tag=3):
 
 
 class SetBreakpoint(Verb[BreakpointVerdict], tag=4):
-    """Set one more breakpoint of this session (of the daemon, without a lease)."""
+    """Add a breakpoint to this session (to the daemon, without a lease)."""
 
     verb: ClassVar[str] = "set"
     spec: BreakpointSpec
@@ -180,7 +180,7 @@ class Disarm(Verb[str], tag=9):
 
 
 class StepPipeline(Verb[str], tag=10):
-    """While the pipeline is closed: let one candidate through its evaluation."""
+    """Let one candidate through its evaluation, while the pipeline is closed."""
 
     verb: ClassVar[str] = "step_pipeline"
 
@@ -204,7 +204,7 @@ class RunFor(Verb[str], tag=11):
 
 
 class Freeze(Verb[str], tag=13):
-    """Let everything stand still: no candidate is evaluated, the engines are paused."""
+    """Freeze the target: no candidate is evaluated, and the engines are paused."""
 
     verb: ClassVar[str] = "freeze"
     max_hold_ns: int = FREEZE_NS
@@ -218,7 +218,7 @@ class Thaw(Verb[str], tag=14):
 
 
 class Reset(Verb[ResetAnswer], tag=16):
-    """Forget everything in all tiers at once. Since 1.1.
+    """Forget the content of all tiers at once. Since 1.1.
 
     Requests are ended, running copies quarantine their places, the epoch rises.
     """
@@ -244,8 +244,8 @@ class Drain(Verb[DrainAnswer], tag=17):
     """Longest wait, of the engine's time."""
 
     def told(self, answer: DrainAnswer) -> str:
-        """The requests that are waited for."""
-        return f"draining {_requests(answer.live_requests)}; no new one is taken until that is over"
+        """The live requests at the beginning."""
+        return f"draining {_requests(answer.live_requests)}; new requests are taken again after the drain"
 
 
 VERBS: Final[tuple[type[Verb[Any]], ...]] = tuple(Verb.__subclasses__())
@@ -287,9 +287,9 @@ class PaletteEntry(NamedTuple):
     key: str = ""
     takes: str = ""
     refusal: Callable[["CacheState | None"], str] = lambda state: ""
-    """Why the command makes no sense now; empty when it does."""
+    """The reason why the command makes no sense now; empty when it makes sense."""
     question: str = ""
-    """The question to confirm, with ``{live}`` requests and the typed ``{time}``; empty when none is asked."""
+    """The question to confirm, with ``{live}`` requests and the typed ``{time}``; empty without a question."""
     declined: str = ""
     """The notice after a no."""
 

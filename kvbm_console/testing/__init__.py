@@ -1,7 +1,8 @@
 """Testing with recordings: leaders whose every test can become a recording, and assertions about both.
 
-The fixtures come with the pytest plugin (``kvbm_console.pytest_plugin``), which pytest finds by itself; this is what
-they hand out and what a test imports. ``tests/PLUGIN.md`` has a complete example.
+The fixtures come with the pytest plugin (``kvbm_console.pytest_plugin``), which pytest finds by itself. This
+package has the types of the fixtures' values and the assertions that a test imports. ``tests/PLUGIN.md`` has a
+complete example.
 
 Law of this package: an assertion that fails names the event.
 """

@@ -20,7 +20,7 @@ from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from kvbm_console.testing.run import Taped
 
 AUDITS_MAX: Final = 5_000
-"""Full audits of one assertion; a longer run is audited at as many places, spread evenly."""
+"""Full audits of an assertion; a longer run is audited at as many places, spread evenly."""
 
 Checked = Taped | Recording | Path | Leader | CacheState
 """A run, a recording or its path, a leader, or facts."""
@@ -79,18 +79,18 @@ def assert_healthy(what: Taped | Recording | Path) -> None:
         ))
 
 
-def _evidence(what: Taped | Recording | Path) -> Evidence:
-    if isinstance(what, Path):
-        what = Recording.open(what)
-    if isinstance(what, Recording):
-        return evidence_of(what)
-    tape = what.tape
+def _evidence(run: Taped | Recording | Path) -> Evidence:
+    if isinstance(run, Path):
+        run = Recording.open(run)
+    if isinstance(run, Recording):
+        return evidence_of(run)
+    tape = run.tape
 
     def items() -> Iterator[SnapshotTaken | EventsArrived]:
         yield SnapshotTaken(tape.state_at_begin())
         yield EventsArrived(tape.events)
 
-    return Evidence(what.name, tape.config, len(tape.events), items, lambda seq: {})
+    return Evidence(run.name, tape.config, len(tape.events), items, lambda seq: {})
 
 
 def _audit(state: CacheState, where: str) -> None:
@@ -99,7 +99,8 @@ def _audit(state: CacheState, where: str) -> None:
 
 def _none_of(broken: list[Violation], where: str) -> None:
     if broken:
-        raise AssertionError(f"{where}: " + "; ".join(f"{one.rule} is broken: {one.detail}" for one in broken))
+        rules = "; ".join(f"{violation.rule} is broken: {violation.detail}" for violation in broken)
+        raise AssertionError(f"{where}: {rules}")
 
 
 def _no_violation(event: Event) -> None:

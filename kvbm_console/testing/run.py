@@ -29,9 +29,9 @@ P = ParamSpec("P")
 TICK_NS: Final = 1_000_000
 """Time between two calls of a leader that is driven by hand."""
 TAPES_MAX: Final = 16
-"""Leaders that are taped in one test; a property test builds thousands."""
+"""Leaders that are taped in a test; a property test builds thousands."""
 NAME_CHARS_MAX: Final = 150
-"""Of a file name, with room for a number and an ending."""
+"""Characters of a file name, with room for a number and an ending."""
 
 
 class Prompts(GivenRequests):
@@ -75,7 +75,7 @@ class Taped:
 
     @property
     def events(self) -> list[Event]:
-        """Everything that became true so far."""
+        """All events so far."""
         return self.tape.events
 
     @property
@@ -88,7 +88,7 @@ class Taped:
         return tell(request, self.tape.state_at_begin(), self.tape.events)
 
     def of(self, kind: type[Event]) -> list[Any]:
-        """All events of one kind."""
+        """The events of this kind."""
         return [event for event in self.tape.events if type(event) is kind]
 
     @property
@@ -114,7 +114,7 @@ class Run(Taped):
         self.leader = self.rig.leader
 
     def go(self, drive: Callable[[Rig], object] | None = None) -> None:
-        """Run it to its end, or as ``drive`` says."""
+        """Run to the end, or as ``drive`` does."""
         (drive or Rig.run_to_end)(self.rig)
 
 
@@ -146,7 +146,7 @@ class Driven(Taped):
     def tell(
         self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
     ) -> Outcome:
-        """One call of the engine, a millisecond after the last one."""
+        """Make a call of the engine, a millisecond after the last call."""
         self.now_ns += TICK_NS
         return self.dispatcher.submit_from(SOURCE, None, kind, *args, **kwargs)
 
@@ -196,7 +196,7 @@ def safe_name(text: str) -> str:
 
 
 class Tapes:
-    """The tapes of one test."""
+    """The tapes of a test."""
 
     def __init__(self) -> None:
         self.all: list[Tape] = []
@@ -213,7 +213,7 @@ class Tapes:
                 self.not_taped += 1
             else:
                 self.all.append(tape)
-            # The leader is kept with it, so that its id is not given to another one.
+            # The leader is kept with its tape, so that its id is not given to another leader.
             known = self._of[id(leader)] = (leader, tape)
         return known[1]
 

@@ -17,7 +17,7 @@ STATES: Final = frozenset(state.label for state in SlotState)
 
 
 class Chapter:
-    """One event of a story. ``state`` is the state that it leads to, None for what is no move."""
+    """An event of a story. ``state`` is the state that it leads to, None unless it is a move."""
 
     def __init__(self, event: ev.Event, text: str, state: str | None) -> None:
         self.event = event
@@ -26,7 +26,7 @@ class Chapter:
         self.state = state
 
     def fits(self, wanted: str) -> bool:
-        """True if this is what ``prefilling``, ``BlocksStaged`` or ``HoldReleased: expired`` asks for."""
+        """True if the chapter matches an item such as ``prefilling``, ``BlocksStaged`` or ``HoldReleased: expired``."""
         name, _, words = wanted.partition(":")
         return name.strip() in (self.kind, self.state) and words.strip() in self.text
 
@@ -36,7 +36,7 @@ class Chapter:
 
 
 class Story:
-    """Everything that happened to one slot, also through its candidates and operations, in order."""
+    """The events of a slot, its candidates and its operations, in order."""
 
     def __init__(self, request: str, chapters: list[Chapter]) -> None:
         self.request = request
@@ -58,7 +58,7 @@ class Story:
 def tell(request: str, begin: CacheState, events: Iterable[ev.Event]) -> Story:
     """The story of a request. ``begin`` are the facts in front of the events and is folded forward.
 
-    Of several slots of one name it is the last one's. Raises ``AssertionError`` when there is none.
+    The last slot counts if several have this name. Raises ``AssertionError`` when there is none.
     """
     state = begin
     number = state.slot_of.get(request)
@@ -86,7 +86,7 @@ def _chapter(event: ev.Event, state: CacheState) -> Chapter:
 
 
 def assert_story(slot: Story, expected: Sequence[str | EllipsisType]) -> None:
-    """The story of ``slot`` is what ``expected`` says.
+    """The story of ``slot`` matches ``expected``.
 
     An item is a state (``"onboarding"``), a kind of event (``"BlocksStaged"``), either with words of its description
     (``"HoldReleased: expired"``), or ``...`` for anything. Kinds that the list does not name are left out of the
@@ -97,23 +97,23 @@ def assert_story(slot: Story, expected: Sequence[str | EllipsisType]) -> None:
     if unknown:
         raise AssertionError(f"neither a state nor a kind of event: {', '.join(unknown)}")
     moves = bool(names & STATES)
-    told = [one for one in slot.chapters if one.kind in names or (moves and one.state is not None)]
-    reached = _reach(told, list(expected))
+    chapters = [chapter for chapter in slot.chapters if chapter.kind in names or (moves and chapter.state is not None)]
+    reached = _reach(chapters, list(expected))
     if reached is not None:
         at, item = reached
         wanted = f"expected {item!r}" if item is not None else "expected nothing more"
-        got = str(told[at]).strip() if at < len(told) else "the story ends"
+        got = str(chapters[at]).strip() if at < len(chapters) else "the story ends"
         raise AssertionError(
-            f"the story of {slot.request} is another one: {wanted}, and {got}\n"
+            f"the story of {slot.request} differs: {wanted}, and {got}\n"
             f"expected  {', '.join('...' if item is ... else str(item) for item in expected)}\n"
-            f"told      {', '.join(one.state or one.kind for one in told)}\n\n{slot}"
+            f"told      {', '.join(chapter.state or chapter.kind for chapter in chapters)}\n\n{slot}"
         )
 
 
-def _reach(told: list[Chapter], expected: list[str | EllipsisType]) -> tuple[int, str | None] | None:
-    """None when all fits, else (how far the best attempt came, what it wanted there)."""
+def _reach(chapters: list[Chapter], expected: list[str | EllipsisType]) -> tuple[int, str | None] | None:
+    """None when the chapters match, else (chapter at which the best attempt failed, the item expected there)."""
     furthest: tuple[int, str | None] = (0, None)
-    # (told, expected) places still to try: every ``...`` may stand for any number of chapters.
+    # (chapter, item) places still to try: every ``...`` may stand for any number of chapters.
     places: list[tuple[int, int]] = [(0, 0)]
     seen: set[tuple[int, int]] = set()
     while places:
@@ -122,16 +122,16 @@ def _reach(told: list[Chapter], expected: list[str | EllipsisType]) -> tuple[int
             continue
         seen.add((at, item))
         if item == len(expected):
-            if at == len(told):
+            if at == len(chapters):
                 return None
             furthest = max(furthest, (at, None), key=lambda place: place[0])
             continue
         wanted = expected[item]
         if isinstance(wanted, EllipsisType):
             places.append((at, item + 1))
-            if at < len(told):
+            if at < len(chapters):
                 places.append((at + 1, item))
-        elif at < len(told) and told[at].fits(wanted):
+        elif at < len(chapters) and chapters[at].fits(wanted):
             places.append((at + 1, item + 1))
         elif at >= furthest[0]:
             furthest = (at, wanted)

@@ -44,7 +44,7 @@ class MalformedBatch(KvbmConsoleError):
 
 
 class NewerSchema(MalformedBatch):
-    """Raised when stimuli of a newer schema cannot be read: what they led to cannot be decided again."""
+    """Raised when stimuli of a newer schema cannot be read, so decisions cannot be replayed."""
 
 
 class EventChunk(msgspec.Struct, frozen=True, gc=False):
@@ -65,7 +65,7 @@ class EventChunk(msgspec.Struct, frozen=True, gc=False):
 class UnreadBatch:
     """A batch of which only the head was read: ``count`` events from ``first_seq`` on, of times up to ``last_ns``.
 
-    ``read`` decodes the events; ``may_have`` tells without decoding whether some kinds can be among them.
+    ``read`` decodes the events; ``may_have`` excludes kinds without decoding.
     """
 
     __slots__ = ("_batch", "base_ns", "count", "first_seq", "last_ns")
@@ -87,7 +87,7 @@ class UnreadBatch:
         return events_of(self._batch)
 
     def may_have(self, kinds: Sequence[type[Event]]) -> bool:
-        """False only when none of the events is of these kinds; at a fraction of what decoding costs."""
+        """False only when no event is of these kinds; costs a fraction of decoding."""
         if self._batch.encoding != MSGPACK or self._batch.schema_id > SCHEMA_ID:
             return True
         seq = _common(_encoder.encode(self.first_seq), _encoder.encode(self.last_seq))
@@ -95,11 +95,11 @@ class UnreadBatch:
         return any(payload.startswith(seq, head.end()) for kind in kinds for head in _heads_in(kind)(payload))
 
 
-def _common(one: bytes, other: bytes) -> bytes:
-    """How the numbers between two encoded ones begin; nothing when they have several lengths."""
-    if len(one) != len(other):
+def _common(first: bytes, last: bytes) -> bytes:
+    """The common prefix of two encoded numbers, which all numbers between them share; empty for unequal lengths."""
+    if len(first) != len(last):
         return b""
-    return one[: next((at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))]
+    return first[: next((at for at, (a, b) in enumerate(zip(first, last, strict=True)) if a != b), len(first))]
 
 
 @cache
@@ -227,7 +227,7 @@ def _decode(batch: Any, decoder: Any, converter: convert.UnionConverter, typed: 
 
 
 def _decode_msgpack(batch: Any, decoder: Any) -> list[Any]:
-    """The items; of a newer schema those that we do not know as ``UnknownKind``, and a batch of stimuli is refused."""
+    """The items. In a newer schema an unknown event is an ``UnknownKind``, and a batch of stimuli is refused."""
     try:
         return cast(list[Any], decoder.decode(batch.payload))
     except msgspec.ValidationError as error:

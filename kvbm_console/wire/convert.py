@@ -1,4 +1,4 @@
-"""Between typed structs and protobuf messages: one generic converter by field name.
+"""A generic converter between typed structs and protobuf messages, by field name.
 
 The messages are generated from the structs (``proto/generate.py``), so names and types agree.
 
@@ -27,7 +27,7 @@ Get = Callable[[Any], Any]
 
 
 class FieldPlan(typing.NamedTuple):
-    """How one field travels: ``put(message, value)`` and ``get(message) -> value``."""
+    """The converters of a field: ``put(message, value)`` and ``get(message) -> value``."""
 
     name: str
     put: Put
@@ -230,7 +230,7 @@ def control_answer(reply: pb.ControlReply) -> Any:
 
 
 def feed_answer(result: Any) -> pb.Answer:
-    """The answer to an engine's call with this result; empty for a call without one."""
+    """The answer to an engine's call with this result; empty for a call without a result."""
     answer = pb.Answer()
     if isinstance(result, ins.PoolAnswer):
         answer.pool = result.pool

@@ -1,6 +1,6 @@
 """Frames: the messages of the event stream as ready bytes, so that nothing is serialised once per subscriber.
 
-Law of this file: a frame is byte for byte what the generated code would have written for the ``SubscribeReply``.
+Law of this file: a frame has the same bytes as the ``SubscribeReply`` that the generated code would write.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 SNAPSHOT_PART_BYTES: Final = 256 * 1024
-"""Small enough that batches of other subscribers are written between two parts of one snapshot."""
+"""Size of a snapshot's part, so small that batches of other subscribers are written between two parts."""
 
 _BATCH_TAG: Final = bytes([pb.SubscribeReply.BATCH_FIELD_NUMBER << 3 | 2])
 """Wire type 2 (length-delimited) and the number of ``SubscribeReply.batch``."""
@@ -58,7 +58,7 @@ def heartbeat_frame(
     head_seq: int, at_ns: int, subscribers: int, recorder: pb.RecorderStatus | None, digest: int | None,
     warnings: Sequence[str] = (),
 ) -> bytes:
-    """The half-second sign of life, with the recorder's watermarks and what is wrong with the daemon itself."""
+    """The half-second sign of life, with the recorder's watermarks and the daemon's own problems."""
     beat = pb.Heartbeat(
         head_seq=head_seq, at_ns=at_ns, subscribers=subscribers, recorder=cast(Any, recorder), warnings=warnings
     )

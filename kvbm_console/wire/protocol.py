@@ -14,7 +14,7 @@ PROTOCOL_MAJOR: Final = 1
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The largest message that the transport accepts; the largest flush of an engine's calls is far below."""
 CONTROL_MESSAGE_BYTES_MAX: Final = 256 * 1024
-"""A control message is a few hundred bytes; this leaves room for a long list of them in one."""
+"""A control message has a few hundred bytes; this leaves room for a long list of breakpoints."""
 NAME_BYTES_MAX: Final = REQUEST_ID_BYTES_MAX
 """Names of clients and engines, and request ids in questions."""
 SUBSCRIBERS_MAX: Final = 128
@@ -28,7 +28,7 @@ TOKEN_BYTES_MIN: Final = 16
 TOKEN_BYTES_MAX: Final = 512
 """A token is made by a machine: 16 random bytes in hexadecimal have 32 characters."""
 HISTORY_EVENTS_MAX: Final = 4_096
-"""Events of one answer about the past: one flush."""
+"""Events of an answer about the past: a flush."""
 REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest reply that a client accepts: a flush of events with long columns, bounded like a batch in a recording."""
 
@@ -54,7 +54,7 @@ CLIENT_OPTIONS: Final = (
     ("grpc.http2.bdp_probe", 0),  # a window that grows by itself hides megabytes of lag from a reader that stopped
     ("grpc.http2.lookahead_bytes", 262_144),
     ("grpc.enable_retries", 0),  # we reconnect ourselves, visibly
-    ("grpc.use_local_subchannel_pool", 1),  # a channel that is closed closes its socket, whoever else has one
+    ("grpc.use_local_subchannel_pool", 1),  # closing a channel closes its socket, too
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )

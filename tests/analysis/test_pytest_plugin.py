@@ -95,7 +95,7 @@ def test_a_failure_keeps_the_recording_and_prints_its_path_and_nothing_else_is_w
     result = run_pytest(pytester, "--basetemp", str(pytester.path / "tmp"))
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines([
-        "*the story of a is another one: expected 'onboarding', and *prefilling*", "*kvbm-console*",
+        "*the story of a differs: expected 'onboarding', and *prefilling*", "*kvbm-console*",
         "recording kept: *test_it.py-test_wrong-0.mcap", "  kvbm-console replay *", "  kvbm-console doctor *",
         "*the machine broke*", "recording kept: *test_it.py-test_broken-0.mcap",
     ])

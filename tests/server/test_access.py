@@ -173,10 +173,10 @@ async def test_a_token_grants_control_over_tcp_and_a_wrong_one_nothing(token_fil
             async with known.subscribe() as stream:
                 assert await anext(stream)
         async with Client(daemon.address, access=Access(token=TOKEN[:-1] + "!")) as wrong:
-            with pytest.raises(Refused, match="the token is not the one of this daemon"):
+            with pytest.raises(Refused, match="the token is not that of this daemon"):
                 await wrong.hello()
     async with tcp_daemon() as daemon, Client(daemon.address, access=Access(token=TOKEN)) as known:
-        with pytest.raises(Refused, match="the token is not the one"):
+        with pytest.raises(Refused, match="the token is not that"):
             await known.hello()
 
 
@@ -230,7 +230,7 @@ async def test_who_listens_but_not_to_us_is_not_called_nobody(
         return str(caught.value)
 
     async with tcp_daemon(tls_cert=cert, tls_key=key, token_file=token_file) as daemon:
-        assert await said(daemon.address, None) == f"{daemon.address} hangs up; one that speaks TLS needs --tls-ca"
+        assert await said(daemon.address, None) == f"{daemon.address} hangs up; a daemon with TLS needs --tls-ca"
         assert await said(daemon.address, another) == (
             f"{daemon.address} shows no certificate that --tls-ca vouches for")
     assert await said(daemon.address, cert) == f"no daemon listens on {daemon.address}"
@@ -367,7 +367,7 @@ def test_a_file_of_breakpoints_that_is_wrong_ends_the_start(tmp_path: Path) -> N
         ("{", "not a file of breakpoints"),
         ('{"breakpoints": [{"to_state": "nowhere"}]}', "breakpoint 1: to_state must be"),
         ('{"breakpoints": [{"condition": "tokns > 1"}]}', "breakpoint 1: condition, column 1"),
-        ('{"breakpoints": [{"colour": "red"}]}', "colour is no key of a breakpoint"), ('{"points": []}', "the one key"),
+        ('{"breakpoints": [{"colour": "red"}]}', "colour is no key of a breakpoint"), ('{"points": []}', "only key"),
         ('{"breakpoints": [{"id": 1, "depends_on": 2}, {"id": 2, "depends_on": 1}]}', "depends on itself"),
     ):
         file.write_text(text)

@@ -31,14 +31,14 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Worst first, longest first among equals."""
     evicted_blocks: int = 0
     thrash_blocks: int = 0
-    """Of these, brought back within the thrash window."""
+    """The part of ``evicted_blocks`` that was brought back within the thrash window."""
     thrash_rate: float | None = None
     """``thrash_blocks`` / ``evicted_blocks``; None where nothing was evicted."""
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Worst first, what lasts before what is over, longest first among equals."""
-    return sorted(findings, key=lambda one: (one.level, one.until_ns is not None, -one.weight, one.seq))
+    """The findings worst first, present before past problems, longest first among equals."""
+    return sorted(findings, key=lambda each: (each.level, each.until_ns is not None, -each.weight, each.seq))
 
 
 class _Extent(Visitor):
@@ -100,13 +100,13 @@ def diagnose(evidence: Evidence, progress: Progress | None = None) -> Diagnosis:
 
 
 def document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The JSON of ``doctor``: the diagnosis with each finding's threshold, why it is bad and what to do."""
-    told: dict[str, Any] = msgspec.to_builtins(diagnosis)
-    told["findings"] = list(told["findings"])
-    for finding in told["findings"]:
+    """The JSON of ``doctor``: the diagnosis, with threshold, consequence and remedy of each finding."""
+    body: dict[str, Any] = msgspec.to_builtins(diagnosis)
+    body["findings"] = list(body["findings"])
+    for finding in body["findings"]:
         finding["evidence"] = list(finding["evidence"])
         lint = LINTS[finding["lint"]]
         finding["level"] = Level(finding["level"]).label
         finding.pop("weight")
         finding.update(threshold=lint.threshold, bad=lint.bad, do=lint.do)
-    return told
+    return body

@@ -1,4 +1,4 @@
-"""Two runs side by side: the first event in which they differ, and what became of each request in both.
+"""Two runs side by side: the first event in which they differ, and the course of each request in both.
 
 Requests are paired by their id: the k-th of a name with the k-th of that name. The rest are paired by their prompt, in
 the order of arrival.
@@ -21,7 +21,7 @@ from kvbm_console.stream.document import field_text
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 VALUE_CHARS_MAX: Final = 80
-"""Of a value in the text of a difference."""
+"""Characters of a value in the text of a difference."""
 
 
 class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +31,9 @@ class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
     seq_b: int | None
     at_ns: int
     request: str | None
-    """Of the event in A, else of that in B."""
+    """The request of the event in A, else of the event in B."""
     field: str | None
-    """None when the kinds differ, or one side ends."""
+    """None when the kinds differ or a side ends."""
     a: str
     b: str
 
@@ -58,7 +58,7 @@ class PairSide(msgspec.Struct, frozen=True, kw_only=True):
     lost_blocks: int
     time_ns: int
     first_token_ns: int | None
-    """From its arrival."""
+    """The time from its arrival to its first token."""
     reason: str | None
     """None: live where the evidence ends."""
 
@@ -104,15 +104,15 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diff(a: Evidence, b: Evidence, progress: Progress | None = None) -> Difference:
-    """Compare two runs. Raises ``RecordingError`` when one cannot be read."""
+    """Compare two runs. Raises ``RecordingError`` when a run cannot be read."""
     first = _first_difference(a, b)
-    one, other = Requests(), Requests()
-    walk(a, (one,), progress=progress, what=f"read {a.name}")
-    walk(b, (other,), progress=progress, what=f"read {b.name}")
-    pairs, only_a, only_b = _paired(one, other)
+    mine, theirs = Requests(), Requests()
+    walk(a, (mine,), progress=progress, what=f"read {a.name}")
+    walk(b, (theirs,), progress=progress, what=f"read {b.name}")
+    pairs, only_a, only_b = _paired(mine, theirs)
     return Difference(
         a=a.name, b=b.name, equal=first is None, first=first, config=_config(a.config, b.config),
-        lost_events_a=_lost(a), lost_events_b=_lost(b), metrics=_metrics(one, other), pairs=pairs,
+        lost_events_a=_lost(a), lost_events_b=_lost(b), metrics=_metrics(mine, theirs), pairs=pairs,
         only_a=[summary.request for summary in only_a], only_b=[summary.request for summary in only_b],
     )
 
@@ -133,7 +133,7 @@ def _events(evidence: Evidence) -> Iterator[Event]:
 def _first_difference(a: Evidence, b: Evidence) -> FirstDifference | None:
     ours, theirs = _events(a), _events(b)
     mine, other = next(ours, None), next(theirs, None)
-    # One of them may begin later, cut from a longer run: what only the other one has is no difference.
+    # A side cut from a longer run may begin later; the earlier events of the other side are no difference.
     begin = max((event.seq for event in (mine, other) if event is not None), default=0)
     while mine is not None and mine.seq < begin:
         mine = next(ours, None)
@@ -144,7 +144,7 @@ def _first_difference(a: Evidence, b: Evidence) -> FirstDifference | None:
         if mine != other or type(mine) is not type(other):
             if not isinstance(mine, PoolKnown) or not isinstance(other, PoolKnown) or mine.seq != other.seq:
                 return _described(a, b, mine, other)
-            pools = pools or (mine, other)  # another size says less than what it led to
+            pools = pools or (mine, other)  # the size is reported only if no event behind it differs
         mine, other = next(ours, None), next(theirs, None)
     if mine is None and other is None:
         return None if pools is None else _described(a, b, *pools)
@@ -156,16 +156,16 @@ def _described(a: Evidence, b: Evidence, mine: Event | None, other: Event | None
     field = None
     if mine is not None and other is not None and type(mine) is type(other):
         field = next(name for name in mine.__struct_fields__ if getattr(mine, name) != getattr(other, name))
-    who = _request(mine, state_a) or _request(other, state_b)
+    request = _request(mine, state_a) or _request(other, state_b)
     return FirstDifference(
         seq_a=None if mine is None else mine.seq, seq_b=None if other is None else other.seq,
-        at_ns=min(event.at_ns for event in (mine, other) if event is not None), request=who, field=field,
+        at_ns=min(event.at_ns for event in (mine, other) if event is not None), request=request, field=field,
         a=_text(mine, state_a, field), b=_text(other, state_b, field),
     )
 
 
 def _state_before(evidence: Evidence, event: Event | None) -> CacheState | None:
-    """The facts in front of the event; None when it is known to be behind none."""
+    """The facts in front of the event; None when no snapshot stands in front of the event."""
     state: CacheState | None = None
     for item in evidence.items() if event is not None else ():
         if isinstance(item, SnapshotTaken):
@@ -226,7 +226,7 @@ def _paired(a: Requests, b: Requests) -> tuple[list[Pair], list[RequestSummary],
     left_a, left_b = _match(a.all, b.all, "id", pairs)
     left_a, left_b = _match(left_a, left_b, "prompt", pairs)
     pairs.sort(key=lambda pair: pair[1].arrived_seq)
-    return [_pair(by, one, other, a.until_ns, b.until_ns) for by, one, other in pairs], left_a, left_b
+    return [_pair(by, mine, other, a.until_ns, b.until_ns) for by, mine, other in pairs], left_a, left_b
 
 
 def _match(
@@ -238,30 +238,30 @@ def _match(
     waiting: dict[object, list[RequestSummary]] = {}
     for other in reversed(b):
         waiting.setdefault(key(other), []).append(other)
-    left: list[RequestSummary] = []
-    for one in a:
-        found = waiting.get(key(one))
-        if found:
-            pairs.append((by, one, found.pop()))
+    unpaired: list[RequestSummary] = []
+    for mine in a:
+        candidates = waiting.get(key(mine))
+        if candidates:
+            pairs.append((by, mine, candidates.pop()))
         else:
-            left.append(one)
+            unpaired.append(mine)
     alone = {id(other) for others in waiting.values() for other in others}
-    return left, [other for other in b if id(other) in alone]
+    return unpaired, [other for other in b if id(other) in alone]
 
 
-def _pair(by: str, one: RequestSummary, other: RequestSummary, until_a: int, until_b: int) -> Pair:
-    a, b = _side(one, until_a), _side(other, until_b)
+def _pair(by: str, mine: RequestSummary, other: RequestSummary, until_a: int, until_b: int) -> Pair:
+    a, b = _side(mine, until_a), _side(other, until_b)
     part = _states_differ(a.states, b.states)
     same = part is None and (a.hits, a.time_ns, a.reason) == (b.hits, b.time_ns, b.reason)
     return Pair(by=by, same=same, states_differ=part, a=a, b=b)
 
 
-def _side(one: RequestSummary, until_ns: int) -> PairSide:
-    first = None if one.first_token_ns is None else one.first_token_ns - one.arrived_ns
+def _side(summary: RequestSummary, until_ns: int) -> PairSide:
+    first = None if summary.first_token_ns is None else summary.first_token_ns - summary.arrived_ns
     return PairSide(
-        request=one.request, states=one.states, hits=one.hits, scored_blocks=one.scored_blocks,
-        preemptions=one.preemptions, lost_blocks=one.lost_blocks, time_ns=one.time_ns(until_ns),
-        first_token_ns=first, reason=one.reason,
+        request=summary.request, states=summary.states, hits=summary.hits, scored_blocks=summary.scored_blocks,
+        preemptions=summary.preemptions, lost_blocks=summary.lost_blocks, time_ns=summary.time_ns(until_ns),
+        first_token_ns=first, reason=summary.reason,
     )
 
 
@@ -271,9 +271,9 @@ def _states_differ(a: list[str], b: list[str]) -> str | None:
             return f"after {a[at - 1]}: {mine}, {other}" if at else f"{mine}, {other}"
     if len(a) == len(b):
         return None
-    longer, who = (a, "A") if len(a) > len(b) else (b, "B")
+    longer, side = (a, "A") if len(a) > len(b) else (b, "B")
     at = min(len(a), len(b))
-    return f"after {longer[at - 1] if at else 'nothing'}: {longer[at]} in {who} alone"
+    return f"after {longer[at - 1] if at else 'nothing'}: {longer[at]} in {side} alone"
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -288,24 +288,24 @@ def _metrics(a: Requests, b: Requests) -> list[Metric]:
 
 
 def _figures(run: Requests) -> dict[tuple[str, str], float | None]:
-    ended = [one for one in run.all if one.ended_ns is not None and one.complete]
-    times = sorted(one.time_ns(run.until_ns) for one in ended)
-    first = sorted(one.first_token_ns - one.arrived_ns for one in run.all
-                   if one.first_token_ns is not None and one.complete)
-    scored = sum(one.scored_blocks for one in run.all)
+    ended = [summary for summary in run.all if summary.ended_ns is not None and summary.complete]
+    times = sorted(summary.time_ns(run.until_ns) for summary in ended)
+    first = sorted(summary.first_token_ns - summary.arrived_ns for summary in run.all
+                   if summary.first_token_ns is not None and summary.complete)
+    scored = sum(summary.scored_blocks for summary in run.all)
     figures: dict[tuple[str, str], float | None] = {
         ("requests", ""): len(run.all), ("ended", ""): len(ended),
         ("duration", "ns"): run.until_ns - run.from_ns,
         ("prompt blocks", ""): scored,
-        ("hit rate", "share"): sum(sum(one.hits) for one in run.all) / scored if scored else None,
+        ("hit rate", "share"): sum(sum(summary.hits) for summary in run.all) / scored if scored else None,
     }
     for tier in range(4):
-        hits = sum(one.hits[tier] for one in run.all)
+        hits = sum(summary.hits[tier] for summary in run.all)
         if hits or tier < 2:
             figures[f"hit rate G{tier + 1}", "share"] = hits / scored if scored else None
     figures |= {
-        ("hits lost", ""): sum(one.lost_blocks for one in run.all),
-        ("preemptions", ""): sum(one.preemptions for one in run.all),
+        ("hits lost", ""): sum(summary.lost_blocks for summary in run.all),
+        ("preemptions", ""): sum(summary.preemptions for summary in run.all),
         ("time p50", "ns"): _percentile(times, 50), ("time p99", "ns"): _percentile(times, 99),
         ("first token p50", "ns"): _percentile(first, 50), ("first token p99", "ns"): _percentile(first, 99),
     }

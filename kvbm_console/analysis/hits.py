@@ -28,6 +28,8 @@ from kvbm_console.recording.reader import Recording
 
 Progress = Callable[[int, int], None]
 """``progress(done, total)`` in events."""
+
+
 class Hit(msgspec.Struct, frozen=True):
     """One hit: ``seq`` is the number of the event that follows it, ``at_ns`` the engine's time."""
 
@@ -42,7 +44,7 @@ class Hit(msgspec.Struct, frozen=True):
     new: SlotState
     message: str
     spec: int = 0
-    """Which of the specifications it is a hit of."""
+    """Index of the specification that was hit."""
 
 
 class HitReport(msgspec.Struct, frozen=True):
@@ -54,9 +56,9 @@ class HitReport(msgspec.Struct, frozen=True):
     failed: str
     """Why a condition failed, empty when none did."""
     run: str = ""
-    """The incarnation that was looked into."""
+    """The incarnation of the searched run."""
     runs: int = 1
-    """How many the recording holds."""
+    """The number of runs in the recording."""
 
 
 class ProbedLeader(Leader):
@@ -67,7 +69,7 @@ class ProbedLeader(Leader):
         self.probed: dict[int, BreakpointFacts] = {}
         """The tested breakpoints, by their number in the second gate; 1 is the first specification."""
         self.hits: list[Hit] = []
-        self.seen: Counter[int] = Counter()
+        self.match_counts: Counter[int] = Counter()
         super().__init__(config, check=check, audit_every=audit_every)
 
     def look_for(self, specs: Sequence[BreakpointSpec]) -> None:
@@ -91,13 +93,13 @@ class ProbedLeader(Leader):
         for number, message in failed:
             self.probed[number].enabled, self.probed[number].message = False, message
         for armed in matched:
-            known = armed.known
-            self.seen[armed.number] += 1
-            seen = self.seen[armed.number] - known.spec.ignore_count
-            if seen <= 0 or (armed.counts is not None and not armed.counts(seen)):
+            facts = armed.known
+            self.match_counts[armed.number] += 1
+            count = self.match_counts[armed.number] - facts.spec.ignore_count
+            if count <= 0 or (armed.counts is not None and not armed.counts(count)):
                 continue
-            known.hits += 1
-            known.enabled = not known.spec.one_shot
+            facts.hits += 1
+            facts.enabled = not facts.spec.one_shot
             message = armed.message(slot, self.state, moment) if armed.message is not None else ""
             self.hits.append(Hit(
                 self.state.seq, self.at_ns, self.n, slot.slot, slot.request, moment.site, moment.old, moment.new,
@@ -108,9 +110,9 @@ class ProbedLeader(Leader):
 def find_hits(
     path: Path, specs: Sequence[BreakpointSpec], run: str | None = None, progress: Progress | None = None
 ) -> HitReport:
-    """Every hit that breakpoints would have had in one run, in order; dependencies are those between them.
+    """Every hit that breakpoints would have had in a run, in order; ``depends_on`` refers to the ids in ``specs``.
 
-    ``run`` is its incarnation; without it, the last run of a directory is looked into.
+    ``run`` is its incarnation; None stands for the last run of a directory.
     Raises ``RecordingError`` when the recording holds no stimuli behind a complete keyframe, and ``Refused`` for an
     expression that is not understood.
     """
@@ -129,14 +131,14 @@ def find_hits(
             progress(leader.state.seq - recording.first_seq, recording.last_seq - recording.first_seq + 1)
     if not stimuli:
         raise RecordingError(f"{path} holds no stimuli that can be rerun, so a breakpoint cannot be tried on it")
-    failed = "; ".join(known.message for known in leader.probed.values() if known.message)
+    failed = "; ".join(facts.message for facts in leader.probed.values() if facts.message)
     return HitReport(
-        leader.hits, leader.seen.total(), stimuli, failed, recording.incarnation, len(recording.runs)
+        leader.hits, leader.match_counts.total(), stimuli, failed, recording.incarnation, len(recording.runs)
     )
 
 
 def _stretches(recording: Recording, leader: ProbedLeader) -> Iterator[list[Stimulus]]:
-    """The stimuli in batches; at the first complete keyframe, and at one behind a gap, the leader takes its facts."""
+    """The stimuli in batches. The leader takes its facts from the first complete keyframe, and anew behind a gap."""
     restored = False
     for frame in recording.frames():
         if frame.channel == fmt.KEYFRAMES:

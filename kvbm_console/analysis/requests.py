@@ -18,7 +18,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import GapSeen
 
 PATH_MAX: Final = 10_000
-"""Moves kept of one request; a request that is left out of iterations in turn has thousands."""
+"""Moves kept per request; a request that is left out of every other iteration has thousands."""
 
 
 class RequestSummary(msgspec.Struct):
@@ -57,7 +57,7 @@ class RequestSummary(msgspec.Struct):
         return [state.label for state, _ in self.path]
 
     def time_ns(self, until_ns: int) -> int:
-        """From arrival to its end, or so far."""
+        """The time from its arrival to its end, or to ``until_ns`` while the request is live."""
         return (until_ns if self.ended_ns is None else self.ended_ns) - self.arrived_ns
 
 
@@ -69,7 +69,8 @@ def prompt_digest(hashes: bytes, prompt_tokens: int) -> int:
 class Requests(Visitor):
     """Summaries of all requests, in the order of their arrival.
 
-    With ``on_end`` each is told when it ends, or is found to have ended in a gap, and not kept: ``all`` stays empty.
+    ``on_end`` takes each summary when the request ends, or at the end of the gap in which the request ended. ``all``
+    then stays empty.
     """
 
     def __init__(self, on_end: Callable[[RequestSummary, int], None] | None = None) -> None:
@@ -82,7 +83,7 @@ class Requests(Visitor):
         self._of: dict[int, RequestSummary] = {}
         self._begun = False
         self.after = {
-            ev.SlotOpened: self._opened, ev.SlotCloned: self._cloned, ev.SlotMoved: self._moved,
+            ev.SlotOpened: self._opened, ev.SlotCloned: self._opened, ev.SlotMoved: self._moved,
             ev.PrefixScored: self._scored, ev.HitsLost: self._lost, ev.HoldReleased: self._released,
             ev.BlocksEvicted: self._evicted,
         }
@@ -93,9 +94,9 @@ class Requests(Visitor):
         if not self._begun:
             self._begun, self.from_ns = True, state.at_ns
         for number in [number for number in self._of if number not in state.slots]:
-            gone = self._of.pop(number)
-            gone.ended_ns, gone.complete = state.at_ns, False
-            self._tell(gone, state.at_ns)
+            summary = self._of.pop(number)
+            summary.ended_ns, summary.complete = state.at_ns, False
+            self._tell(summary, state.at_ns)
         for slot in state.slots.values():
             if slot.slot not in self._of:
                 self._take(slot, state.seq, complete=False)
@@ -105,8 +106,8 @@ class Requests(Visitor):
         """Tell the live requests, which have no end."""
         if state is not None:
             self.until_ns = state.at_ns
-        for live in self._of.values():
-            self._tell(live, self.until_ns)
+        for summary in self._of.values():
+            self._tell(summary, self.until_ns)
 
     def _tell(self, summary: RequestSummary, until_ns: int) -> None:
         if self._on_end is not None:
@@ -123,23 +124,20 @@ class Requests(Visitor):
             self.all.append(summary)
         self._of[slot.slot] = summary
 
-    def _opened(self, e: ev.SlotOpened, state: CacheState) -> None:
-        self._take(state.slots[e.slot], e.seq, complete=True)
-
-    def _cloned(self, e: ev.SlotCloned, state: CacheState) -> None:
+    def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
         self._take(state.slots[e.slot], e.seq, complete=True)
 
     def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
-        one = self._of[e.slot]
-        one.moves += 1
-        if len(one.path) < PATH_MAX:
-            one.path.append((e.new, e.at_ns))
+        summary = self._of[e.slot]
+        summary.moves += 1
+        if len(summary.path) < PATH_MAX:
+            summary.path.append((e.new, e.at_ns))
         if e.new is SlotState.PREEMPTED:
-            one.preemptions += 1
-        elif e.new is SlotState.DECODING and one.first_token_ns is None:
-            one.first_token_ns = e.at_ns
-        if e.reason is not None and one.reason is None:
-            one.reason = e.reason.label
+            summary.preemptions += 1
+        elif e.new is SlotState.DECODING and summary.first_token_ns is None:
+            summary.first_token_ns = e.at_ns
+        if e.reason is not None and summary.reason is None:
+            summary.reason = e.reason.label
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         summary = self._of.pop(e.slot)
@@ -147,16 +145,16 @@ class Requests(Visitor):
         self._tell(summary, e.at_ns)
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
-        one = self._of[e.slot]
-        one.admissions += 1
-        one.scored_blocks += e.prompt_blocks
+        summary = self._of[e.slot]
+        summary.admissions += 1
+        summary.scored_blocks += e.prompt_blocks
         for tier, blocks in enumerate(e.hits):
-            one.hits[tier] += blocks
+            summary.hits[tier] += blocks
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
-        one = self._of[e.slot]
-        one.hits[e.tier - 1] -= e.blocks
-        one.lost_blocks += e.blocks
+        summary = self._of[e.slot]
+        summary.hits[e.tier - 1] -= e.blocks
+        summary.lost_blocks += e.blocks
 
     def _released(self, e: ev.HoldReleased, state: CacheState) -> None:
         self._of[e.slot].held_ns += e.held_ns

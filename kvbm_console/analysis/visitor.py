@@ -14,7 +14,7 @@ Handler = Callable[[Any, CacheState], None]
 
 
 class Visitor:
-    """Base of the visitors of a walk. ``before`` and ``after`` map a kind of event to what is called around it."""
+    """Base of the visitors of a walk. ``before`` and ``after`` map a kind of event to its handlers."""
 
     def __init__(self) -> None:
         self.before: dict[type[Event], Handler] = {}
@@ -32,7 +32,7 @@ class Visitor:
 def merged(maps: Iterable[dict[type[Event], Handler]]) -> dict[type[Event], list[Handler]]:
     """Kind of event to the handlers of all visitors, in their order."""
     handlers: dict[type[Event], list[Handler]] = {}
-    for one in maps:
-        for kind, handler in one.items():
+    for by_kind in maps:
+        for kind, handler in by_kind.items():
             handlers.setdefault(kind, []).append(handler)
     return handlers

@@ -49,13 +49,13 @@ def available(pool: PoolFacts) -> int:
 
 
 def below(state: CacheState, pool: PoolFacts) -> PoolFacts | None:
-    """The pool that this one is copied down to; None where the leader copies nothing out of it."""
+    """The pool that ``pool`` is copied down to; None where the leader copies nothing out of ``pool``."""
     if pool.info.authority not in (Authority.ENGINE, Authority.LEADER):
         return None
-    lower = [
-        one for one in state.pools if one.info.authority is Authority.LEADER and one.info.tier > pool.info.tier
-    ]
-    return min(lower, key=lambda one: one.info.tier, default=None)
+    lower = (
+        each for each in state.pools if each.info.authority is Authority.LEADER and each.info.tier > pool.info.tier
+    )
+    return min(lower, key=lambda each: each.info.tier, default=None)
 
 
 def free_blocks(state: CacheState, slot: SlotFacts) -> tuple[int, int] | None:
@@ -160,7 +160,7 @@ def pinned(state: CacheState, slot: SlotFacts) -> list[tuple[str, int]]:
 
 
 def standstill(state: CacheState, source: int) -> Standstill | None:
-    """Why no request of this engine can go on; None while one can, or while a person or a lost report may be why."""
+    """The deadlock of this engine; None while a request can go on, or a person or a lost report may be the cause."""
     waiting: list[SlotFacts] = []
     for slot in state.slots.values():
         if slot.source != source:
@@ -198,7 +198,7 @@ def _copies_run(state: CacheState, source: int) -> bool:
 
 
 def _own_prefix(pool: PoolFacts, slot: SlotFacts) -> int:
-    """Cached blocks that hold the slot's own prefix: it would use them, so they are not free for it."""
+    """Cached blocks that hold the slot's own prefix. The slot would use them, so they are not free for the slot."""
     if slot.device_blocks:
         return 0
     found = (pool.ready_place(key) for key in slot.hashes[: slot.local_blocks])
@@ -209,14 +209,14 @@ def circle(still: Standstill) -> str:
     """The wait-for graph in one sentence."""
     head, rest = still.head, still.waiting[1:]
     if still.wanted > still.capacity:
-        told = f"{head.request} wants {still.wanted:,} G1 blocks, the tier has {still.capacity:,}"
+        text = f"{head.request} wants {still.wanted:,} G1 blocks, the tier has {still.capacity:,}"
     else:
-        told = f"{head.request} wants {blocks_text(still.wanted, still.free)}"
+        text = f"{head.request} wants {blocks_text(still.wanted, still.free)}"
     holders = sorted((slot for slot in rest if slot.device_blocks), key=lambda slot: -len(slot.device_blocks))
     behind = [f"{slot.request} (holds {len(slot.device_blocks):,})" for slot in holders[:NAMES_TOLD]]
     others = len(rest) - len(behind)
     if others:
         behind.append(f"{others:,} more" if behind else f"{others:,}")
     if behind:
-        told += f"; behind it wait{'s' if len(rest) == 1 else ''} {' and '.join(behind)}"
-    return f"0 running, {len(still.waiting):,} waiting: {told}"
+        text += f"; behind it wait{'s' if len(rest) == 1 else ''} {' and '.join(behind)}"
+    return f"0 running, {len(still.waiting):,} waiting: {text}"

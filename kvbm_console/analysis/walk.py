@@ -23,7 +23,7 @@ from kvbm_console.recording.reader import Item, Recording, items_of
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 Progress = Callable[[str, int, int], None]
-"""(what, events done, events in all)."""
+"""(step, events done, events in all)."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Evidence(msgspec.Struct, frozen=True):
     name: str
     config: LeaderConfig | None
     events: int
-    """About how many there are, for progress."""
+    """The approximate number of events, for progress."""
     items: Callable[[], Iterator[Item]]
     remembered: Callable[[int], Mapping[int, int]]
     """The leader's memory at the snapshot with this seq, empty when unknown. It maps a hash to the ``MissReason`` for
@@ -40,7 +40,7 @@ class Evidence(msgspec.Struct, frozen=True):
     finished: bool = True
     """Whether the run was closed on purpose; a live target has nothing to close."""
     now_ns: int | None = None
-    """The engine's time now, of a live target: where nothing happens, no event tells that time passes."""
+    """The present time of a live target's engine, because no event tells that time passes on an idle engine."""
 
 
 def evidence_of(recording: Recording) -> Evidence:
@@ -67,7 +67,7 @@ def walk(
 ) -> CacheState | None:
     """Fold the evidence once and show it to all visitors; the facts at its end, None when it ends in a gap.
 
-    Raises ``RecordingError`` when it cannot be read or does not fold.
+    Raises ``RecordingError`` when the evidence cannot be read or does not fold.
     """
     walker = Walker(visitors, evidence.name)
     for item in evidence.items():
@@ -78,16 +78,16 @@ def walk(
 
 
 class Walker:
-    """A walk that is fed item by item: what ``walk`` does with evidence that is there, with evidence that comes."""
+    """A walk that is fed item by item, for evidence that is still arriving; ``walk`` needs all of the evidence."""
 
     def __init__(self, visitors: Iterable[Visitor], name: str) -> None:
         self.events = 0
         """Events folded so far."""
         self._name = name
         self._visitors = list(visitors)
-        self._before = merged(one.before for one in self._visitors)
-        self._after = merged(one.after for one in self._visitors)
-        self._every = [one.every for one in self._visitors if one.every is not None]
+        self._before = merged(visitor.before for visitor in self._visitors)
+        self._after = merged(visitor.after for visitor in self._visitors)
+        self._every = [visitor.every for visitor in self._visitors if visitor.every is not None]
         self._state: CacheState | None = None
         self._gap: GapSeen | None = None
 
@@ -95,8 +95,8 @@ class Walker:
         """The next item. Raises ``CorruptRecording`` when an event does not fit the facts."""
         if isinstance(item, SnapshotTaken):
             self._state = item.state
-            for one in self._visitors:
-                one.resumed(item.state, self._gap)
+            for visitor in self._visitors:
+                visitor.resumed(item.state, self._gap)
             self._gap = None
         elif isinstance(item, GapSeen):
             self._state, self._gap = None, item
@@ -106,8 +106,8 @@ class Walker:
 
     def end(self) -> CacheState | None:
         """Nothing follows; the facts, None behind a gap."""
-        for one in self._visitors:
-            one.ended(self._state, self._gap)
+        for visitor in self._visitors:
+            visitor.ended(self._state, self._gap)
         return self._state
 
 
@@ -123,7 +123,8 @@ def _fold(
             for handler in before.get(kind, ()):
                 handler(event, state)
         except FOLD_ERRORS:
-            # It looks up what the event names, which only the fold checks: damage, or else a bug of ours.
+            # The handler looks up ids that only the fold checks. If the fold fails too, the file is damaged;
+            # otherwise the handler has a bug.
             _apply(name, state, event)
             raise
         _apply(name, state, event)

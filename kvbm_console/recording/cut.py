@@ -170,14 +170,14 @@ def _frames(
             break
         if frame.channel == fmt.STIMULI:
             stimuli = [
-                one for one in decode_stimuli(frame, recording.path)
-                if one.n >= begin.cause and (last_cause is None or one.n <= last_cause)
+                stimulus for stimulus in decode_stimuli(frame, recording.path)
+                if stimulus.n >= begin.cause and (last_cause is None or stimulus.n <= last_cause)
             ]
             if stimuli and rerunnable:
                 yield stimulus_frame(about, stimuli, max(frame.first_seq, next_seq))
         elif frame.channel == fmt.EVENTS:
-            events = [one for one in decode_events(frame, recording.path) if one.seq >= begin.seq]
-            events = [one for one in events if one.seq <= last or one.cause == last_cause]
+            events = [event for event in decode_events(frame, recording.path) if event.seq >= begin.seq]
+            events = [event for event in events if event.seq <= last or event.cause == last_cause]
             if events:
                 yield frame if len(events) == frame.count else event_frame(about, events)
                 next_seq, end_ns = events[-1].seq + 1, events[-1].at_ns

@@ -80,7 +80,7 @@ def sources_of(paths: Sequence[Path]) -> list[Source]:
 
 def merged(recordings: Sequence[Recording]) -> Iterator[Happened]:
     """All events and gaps in the order of the wall's clock. Raises ``RecordingError``."""
-    return heapq.merge(*(_happened(source, one) for source, one in enumerate(recordings)), key=_ORDER)
+    return heapq.merge(*(_happened(source, recording) for source, recording in enumerate(recordings)), key=_ORDER)
 
 
 def _happened(source: int, recording: Recording) -> Iterator[Happened]:
@@ -204,7 +204,7 @@ TRANSLATED: Final[dict[str, Callable[[MergedSource, Any], Any]]] = {
     "slot": lambda part, own: part.slots[own],
     "parent": lambda part, own: part.slots.get(own),
     "for_slot": lambda part, own: part.slots.get(own),
-    "slots": lambda part, own: tuple(part.slots[one] for one in own),
+    "slots": lambda part, own: tuple(part.slots[number] for number in own),
     "candidate": MergedSource.number, "operation": MergedSource.number, "batch": MergedSource.number,
     "hold": MergedSource.number, "breakpoint": MergedSource.number,
     "breakpoints": lambda part, own: tuple(map(part.number, own)),
@@ -317,19 +317,19 @@ def _debugger(part: MergedSource, state: CacheState, whole: CacheState) -> None:
             whole.frozen = FreezeFacts(part.text(state.frozen.by), since_ns, state.frozen.max_hold_ns)
 
 
-def _sum(one: Totals, other: Totals) -> Totals:
+def _sum(a: Totals, b: Totals) -> Totals:
     """Field by field; lists place by place, dicts key by key."""
-    return Totals(*(_added(getattr(one, name), getattr(other, name)) for name in Totals.__struct_fields__))
+    return Totals(*(_added(getattr(a, name), getattr(b, name)) for name in Totals.__struct_fields__))
 
 
-def _added(one: Any, other: Any) -> Any:
-    if isinstance(one, bool):
-        return one or other
-    if isinstance(one, list):
-        return [_added(a, b) for a, b in zip(one, other, strict=True)]
-    if isinstance(one, dict):
-        return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
-    return one + other
+def _added(a: Any, b: Any) -> Any:
+    if isinstance(a, bool):
+        return a or b
+    if isinstance(a, list):
+        return [_added(*pair) for pair in zip(a, b, strict=True)]
+    if isinstance(a, dict):
+        return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
+    return a + b
 
 
 # --- writing a merged recording ---------------------------------------------------------------------------------------
@@ -368,13 +368,13 @@ def merge(sources: Sequence[Source], target: Path, program: str = "") -> Made:
     base_ns = min(about.clock_anchor_ns for about in abouts)
     labels = {"merged_from": ", ".join(source.name for source in sources)}
     about = About(
-        program=program, incarnation="+".join(one.incarnation[:8] for one in abouts)[:200], first_seq=0,
+        program=program, incarnation="+".join(about.incarnation[:8] for about in abouts)[:200], first_seq=0,
         clock_anchor_ns=base_ns, config=abouts[0].config, labels=labels,
     )
     shared = SharedNumbers()
     parts = [
-        MergedSource(index, len(sources), source.name.removesuffix(".mcap"), one.clock_anchor_ns - base_ns, shared)
-        for index, (source, one) in enumerate(zip(sources, abouts, strict=True))
+        MergedSource(index, len(sources), source.name.removesuffix(".mcap"), about.clock_anchor_ns - base_ns, shared)
+        for index, (source, about) in enumerate(zip(sources, abouts, strict=True))
     ]
     return write_recording(target, about, _Merge(about, sources, parts, shared).frames())
 
@@ -427,7 +427,7 @@ class _Merge:
             self.cause, self.whole.n = cause, self.whole.n + 1
         self._append(part.event(event, self.parts))
         self._fold_own(part, event)
-        frozen = [one for one in self.parts if one.state is not None and one.state.frozen is not None]
+        frozen = [part for part in self.parts if part.state is not None and part.state.frozen is not None]
         if isinstance(event, ev.Thawed) and frozen:
             still = frozen[0].state.frozen  # type: ignore[union-attr]
             assert still is not None

@@ -46,9 +46,9 @@ def require_new(path: Path, flag: str = "") -> None:
         if path.is_dir() and any(path.iterdir()):
             raise UsageError(f"{said}{path} is not empty; nothing is overwritten")
     else:
-        for one in (path, path.with_name(f"{path.name}.parts")):
-            if one.exists():
-                raise UsageError(f"{said}{one} exists already; nothing is overwritten")
+        for candidate in (path, path.with_name(f"{path.name}.parts")):
+            if candidate.exists():
+                raise UsageError(f"{said}{candidate} exists already; nothing is overwritten")
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{said}{path} must be in a directory that exists")
 

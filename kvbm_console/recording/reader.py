@@ -317,8 +317,8 @@ def _open_directory(directory: Path, run: str | None) -> Recording:
     wanted = runs[-1] if run is None else run
     if wanted not in runs:
         raise NotFound(f"{directory} holds no run {wanted!r}, but {', '.join(runs)}")
-    ours = [one for one in segments if one.about.incarnation == wanted]
-    following = [one.path.stem for one in segments if one.path.stem > ours[-1].path.stem]
+    ours = [segment for segment in segments if segment.about.incarnation == wanted]
+    following = [segment.path.stem for segment in segments if segment.path.stem > ours[-1].path.stem]
     for path, error in unreadable.items():
         # A damaged segment names no run. In front of this run, or behind the next one, it belongs to another run.
         if ours[0].path.stem < path.stem and not (following and following[0] < path.stem):

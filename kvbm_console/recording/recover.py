@@ -71,7 +71,7 @@ def prepare_directory(directory: Path) -> Leftovers:
     """
     recovered = recover_directory(directory, strict=False)
     numbers = [segment_number(path) for path in directory.iterdir()]
-    to_seal = [one.path for one in recovered if one.outcome in ("whole", "truncated")]
+    to_seal = [segment.path for segment in recovered if segment.outcome in ("whole", "truncated")]
     return Leftovers(max(numbers, default=0) + 1, to_seal, recovered)
 
 
@@ -339,7 +339,7 @@ class _Chunks:
                 break
             if opcode == Opcode.CHUNK:
                 try:
-                    found = [self._whole(one) for one in chunk_messages(self._buffer, at, self._name)]
+                    found = [self._whole(message) for message in chunk_messages(self._buffer, at, self._name)]
                 except (RecordingError, MalformedBatch, msgspec.MsgspecError):
                     break
                 yield from found

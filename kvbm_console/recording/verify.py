@@ -89,7 +89,7 @@ def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
     earlier = [_earlier(path, run, progress) for run in recording.runs if run != recording.incarnation]
     unreadable = [f"{file.name} cannot be read: {error}" for file, error in recording.unreadable.items()]
     findings = report.findings + unreadable
-    ok = report.ok and not findings and all(one.ok for one in earlier)
+    ok = report.ok and not findings and all(run_report.ok for run_report in earlier)
     return msgspec.structs.replace(report, ok=ok, findings=findings, earlier=earlier)
 
 

@@ -246,7 +246,7 @@ class Recorder:
         synced_seq = self._syncer.synced_seq
         failed, hanging = self._syncer.failed, self._hanging()
         losing = self._down or self._overflowing or failed is not None or self._loss != self._healed_loss
-        ended = next((f"its thread {name!r} ended" for name, one in self.workers.items() if one.ended), None)
+        ended = next((f"its thread {name!r} ended" for name, worker in self.workers.items() if worker.ended), None)
         reason = ended or hanging or (failed.error if failed else self._reason if losing else self._hindrance())
         segment = self._segment
         path = segment.path.with_suffix(".mcap") if self._sealed else segment.path

@@ -242,7 +242,7 @@ class Course(Visitor):
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
         if e.slot != self.number:
             return
-        answered = [one for one in self.looked if one.event.answer is not None]
+        answered = [lookup for lookup in self.looked if lookup.event.answer is not None]
         looked = answered[-1] if answered and answered[-1].event.seq > self._last_scored_seq else None
         self.scored.append(Scored(e, looked, self.asked_again, self._preempted, list(e.hits), []))
         self.asked_again = 0

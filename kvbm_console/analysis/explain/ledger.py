@@ -109,7 +109,7 @@ class BlockLedger(Visitor):
             candidate.candidate: [key for key in candidate.hashes if key in self.wanted]
             for candidate in state.candidates.values()
         }
-        self._operation_of = {one.candidate: one.operation for one in state.operations.values()}
+        self._operation_of = {copy.candidate: copy.operation for copy in state.operations.values()}
 
     def _put(self, key: int, entry: Entry) -> None:
         entries = self.entries[key]

@@ -174,8 +174,8 @@ class Judge:
         text = f"evicted from {_name(last.tier)}{for_whom} ({rule})"
         reason, filter_, candidate, operation = Missed.EVICTED, None, last.candidate, last.operation
         if last.tier is Tier.G1 and self.lower and not saved and last.what == "evicted":
-            tries = [one for one in reversed(life) if one.candidate is not None and one.what in TRIES]
-            ruled_out = [one for one in tries if one.why in FILTERS]
+            tries = [entry for entry in reversed(life) if entry.candidate is not None and entry.what in TRIES]
+            ruled_out = [entry for entry in tries if entry.why in FILTERS]
             tried = next(iter([*ruled_out, *tries]), None)
             reason, filter_, candidate, operation, why = _copy_down(tried, self.config)
             text += f" before a copy of it stood below: {why}"

@@ -176,20 +176,20 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return told
 
 
-def _cloned(one: Clone) -> list[str]:
-    parent = f"slot {one.parent_slot}" if one.parent is None else one.parent
-    event = "" if one.seq is None else f" (event {one.seq:,})"
-    if one.shared_blocks is None:
-        shares = f"its parent, slot {one.parent_slot}, is not in the evidence any more: what they share is not known"
-    elif not one.shared_blocks:
+def _cloned(clone: Clone) -> list[str]:
+    parent = f"slot {clone.parent_slot}" if clone.parent is None else clone.parent
+    event = "" if clone.seq is None else f" (event {clone.seq:,})"
+    if clone.shared_blocks is None:
+        shares = f"its parent, slot {clone.parent_slot}, is not in the evidence any more: what they share is not known"
+    elif not clone.shared_blocks:
         shares = "it shares no block any more: all its blocks are its own"
     else:
-        last = one.shared_blocks - 1
+        last = clone.shared_blocks - 1
         own = "what it computes behind them is its own"
-        if one.own_blocks:
-            end = one.shared_blocks + one.own_blocks - 1
-            which = f"block {end} is" if one.own_blocks == 1 else f"blocks {one.shared_blocks} to {end} are"
+        if clone.own_blocks:
+            end = clone.shared_blocks + clone.own_blocks - 1
+            which = f"block {end} is" if clone.own_blocks == 1 else f"blocks {clone.shared_blocks} to {end} are"
             own = f"{which} its own, and so is what it computes behind"
         blocks = "block 0" if not last else f"blocks 0 to {last}"
         shares = f"it shares {blocks} with {parent}, by reference, without a look-up or a copy; {own}"
-    return [f"clone of {parent}{event}", shares, f"what its prompt missed is told by: why {one.parent or parent}"]
+    return [f"clone of {parent}{event}", shares, f"what its prompt missed is told by: why {clone.parent or parent}"]

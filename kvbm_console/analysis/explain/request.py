@@ -21,14 +21,14 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 NAMES_SHOWN: Final = 3
-"""Requests named as near misses when the asked one is not there."""
+"""Requests named as near misses when the evidence lacks the request."""
 
 
 class _Found(msgspec.Struct):
     """Requests by name, in order of their first slot: those called so, and others that are near misses."""
 
     named: dict[str, tuple[list[int], list[int]]] = {}
-    """Request to its slots and the prompt hashes of the last one."""
+    """Request to its slots and the prompt hashes of the last slot."""
     near: list[str] = []
 
 
@@ -103,17 +103,17 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
 
 
 def only_block(explanation: Explanation, block: int) -> Explanation:
-    """The same, with the misses of one prompt block alone. Raises ``UsageError`` for a block that there is not."""
+    """The explanation with the misses of one prompt block alone. Raises ``UsageError`` for an unknown block."""
     tail = explanation.prompt_tokens % (explanation.block_tokens or 1)
     last = explanation.prompt_blocks - 1 + (tail > 0)
     if not 0 <= block <= last:
         raise UsageError(f"block must be from 0 to {last} for {explanation.request}, got {block}")
     return msgspec.structs.replace(explanation, admissions=tuple(
-        msgspec.structs.replace(one, misses=tuple(
-            _cut(run, block) for run in one.misses
+        msgspec.structs.replace(admission, misses=tuple(
+            _cut(run, block) for run in admission.misses
             if (block >= explanation.prompt_blocks if run.first is None else run.first <= block <= (run.last or 0))
         ))
-        for one in explanation.admissions
+        for admission in explanation.admissions
     ))
 
 
@@ -124,9 +124,10 @@ def _cut(run: MissedRun, block: int) -> MissedRun:
 
 
 def grouped(explanation: Explanation) -> Explanation:
-    """The same, with neighbouring blocks that missed alike in one run."""
+    """The explanation with neighbouring blocks that missed alike in one run."""
     return msgspec.structs.replace(explanation, admissions=tuple(
-        msgspec.structs.replace(one, misses=tuple(_grouped(one.misses))) for one in explanation.admissions
+        msgspec.structs.replace(admission, misses=tuple(_grouped(admission.misses)))
+        for admission in explanation.admissions
     ))
 
 
@@ -144,9 +145,9 @@ def _grouped(misses: tuple[MissedRun, ...]) -> list[MissedRun]:
     return runs
 
 
-def _alike(one: MissedRun, other: MissedRun) -> bool:
+def _alike(run: MissedRun, other: MissedRun) -> bool:
     return (
-        one.reason, one.text, one.tier, one.for_request, one.operation, one.candidate, one.remembered,
+        run.reason, run.text, run.tier, run.for_request, run.operation, run.candidate, run.remembered,
     ) == (other.reason, other.text, other.tier, other.for_request, other.operation, other.candidate, other.remembered)
 
 

@@ -69,7 +69,7 @@ TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "requests": RequestRow, "states": StateSpan, "holds": HoldSpan, "transfers": TransferSpan, "tiers": TierSample,
     "engine": EngineSample, "events": EventRow, "gaps": _GapRow,
 }
-"""Every table is written, the empty ones too: a query finds a table without rows and not none."""
+"""Every table is written, even an empty table, because a query needs the table to exist."""
 
 
 class ParquetTables(Consumer):
@@ -94,7 +94,7 @@ class ParquetTables(Consumer):
         fields = []
         for name, hint in typing.get_type_hints(kind).items():
             optional = isinstance(hint, types.UnionType)
-            plain = next(one for one in typing.get_args(hint) if one is not type(None)) if optional else hint
+            plain = next(part for part in typing.get_args(hint) if part is not type(None)) if optional else hint
             fields.append(arrow.field(name, columns[plain], nullable=optional))
         return arrow.schema(fields)
 
@@ -143,16 +143,16 @@ class ParquetTables(Consumer):
 
     def request(self, summary: RequestSummary, until_ns: int) -> None:
         """Into ``requests``."""
-        one = summary
+        g1, g2, g3, g4 = summary.hits
         self._put("requests", RequestRow(
-            one.slot, one.request, one.session, one.arrived_ns, one.first_token_ns, one.ended_ns,
-            one.time_ns(until_ns), one.prompt_tokens, one.prompt_blocks, one.scored_blocks, one.hits[0], one.hits[1],
-            one.hits[2], one.hits[3], one.lost_blocks, one.admissions, one.preemptions, one.held_ns, one.reason,
-            one.complete, " > ".join(one.states),
+            summary.slot, summary.request, summary.session, summary.arrived_ns, summary.first_token_ns,
+            summary.ended_ns, summary.time_ns(until_ns), summary.prompt_tokens, summary.prompt_blocks,
+            summary.scored_blocks, g1, g2, g3, g4, summary.lost_blocks, summary.admissions, summary.preemptions,
+            summary.held_ns, summary.reason, summary.complete, " > ".join(summary.states),
         ))
 
     def close(self) -> None:
-        """Write what waits and end the files."""
+        """Write the waiting rows and end the files."""
         for name, writer in self._writers.items():
             self._flush(name)
             writer.close()

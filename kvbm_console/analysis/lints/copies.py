@@ -226,15 +226,15 @@ def _by_route(
 ) -> Iterator[Finding]:
     for route in sorted({*late, *now}):
         was, is_ = late.get(route), now.get(route)
-        one = is_ or was
-        assert one is not None
+        slow = is_ or was
+        assert slow is not None
         limit = spoken(limit_of(usual.get(route), least_ns))
         earlier = f", {was.count:,} before" if was is not None and is_ is not None else ""
         yield lint.finding(
-            arrow(route), plural(one.count, word), f"longest {spoken(one.longest_ns)}, limit {limit}{earlier}",
-            seq=one.seq, evidence=one.evidence, since_ns=one.since_ns,
-            until_ns=None if is_ is not None else one.until_ns,
-            count=one.count + (was.count if was is not None and is_ is not None else 0), weight=one.longest_ns,
+            arrow(route), plural(slow.count, word), f"longest {spoken(slow.longest_ns)}, limit {limit}{earlier}",
+            seq=slow.seq, evidence=slow.evidence, since_ns=slow.since_ns,
+            until_ns=None if is_ is not None else slow.until_ns,
+            count=slow.count + (was.count if was is not None and is_ is not None else 0), weight=slow.longest_ns,
         )
 
 

@@ -149,9 +149,9 @@ class Judged(Lint):
         if e.note is not Note.VERDICT:
             return
         monitor, _, sentence = e.detail.partition(": ")
-        named = re.findall(r"\brequest (\S+)", sentence)
-        slots = [slot for slot in state.slots.values() if slot.request in named]
-        slot = min(slots, key=lambda one: named.index(one.request), default=None)
+        requests = re.findall(r"\brequest (\S+)", sentence)
+        slots = [slot for slot in state.slots.values() if slot.request in requests]
+        slot = min(slots, key=lambda slot: requests.index(slot.request), default=None)
         self.over(self.finding(
             "engine" if slot is None else slot.request, monitor, sentence or "no sentence was recorded", seq=e.seq,
             slot=slot, since_ns=e.at_ns, weight=VERDICT_WEIGHT,

@@ -250,14 +250,14 @@ class DroppedWithRoom(Lint):
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
         """Per pool, over all of the evidence."""
-        for index, one in sorted(self._pools.items()):
-            if one.dropped < DROPPED_BLOCKS or 100 * one.dropped < DROPPED_PERCENT * one.evicted:
+        for index, evictions in sorted(self._pools.items()):
+            if evictions.dropped < DROPPED_BLOCKS or 100 * evictions.dropped < DROPPED_PERCENT * evictions.evicted:
                 continue
             pool = None if state is None else state.pools[index]
-            goes_on = state is not None and at_ns - one.until_ns < THRASH_WINDOW_NS
+            goes_on = state is not None and at_ns - evictions.until_ns < THRASH_WINDOW_NS
             yield self.finding(
-                "a tier" if pool is None else pool.info.tier.name, f"{plural(one.dropped, 'block')} dropped",
-                f"never copied, with room below; {one.dropped:,} of {one.evicted:,} evicted",
-                seq=one.evidence[0], evidence=one.evidence, since_ns=one.since_ns,
-                until_ns=None if goes_on else one.until_ns, count=one.dropped, weight=one.dropped,
+                "a tier" if pool is None else pool.info.tier.name, f"{plural(evictions.dropped, 'block')} dropped",
+                f"never copied, with room below; {evictions.dropped:,} of {evictions.evicted:,} evicted",
+                seq=evictions.evidence[0], evidence=evictions.evidence, since_ns=evictions.since_ns,
+                until_ns=None if goes_on else evictions.until_ns, count=evictions.dropped, weight=evictions.dropped,
             )

@@ -417,7 +417,7 @@ def differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
 def _compare(mine: Any, theirs: Any, path: str, found: list[str]) -> None:
     if len(found) >= DIFFERENCES_MAX or (mine == theirs and repr(mine) == repr(theirs)):  # the order counts too
         return
-    known = len(found)
+    count = len(found)
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for key in [*mine, *(key for key in theirs if key not in mine)]:
             here = f"{path}.{key}" if path else str(key)
@@ -425,15 +425,15 @@ def _compare(mine: Any, theirs: Any, path: str, found: list[str]) -> None:
                 _compare(mine[key], theirs[key], here, found)
             elif len(found) < DIFFERENCES_MAX:
                 found.append(f"{here} exists only {'on host 0' if key in mine else 'there'}")
-        if len(found) == known:
+        if len(found) == count:
             found.append(f"{path} stands in another order: {_short(list(mine))} is not {_short(list(theirs))}")
         return
     if isinstance(mine, list) and isinstance(theirs, list):
-        other = [at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]]
-        for index in other[:ENTRIES_MAX]:
+        differing = [at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]]
+        for index in differing[:ENTRIES_MAX]:
             _compare(mine[index], theirs[index], f"{path}[{index}]", found)
-        if len(other) > ENTRIES_MAX and len(found) < DIFFERENCES_MAX:
-            found.append(f"{path} differs in {len(other) - ENTRIES_MAX} more entries")
+        if len(differing) > ENTRIES_MAX and len(found) < DIFFERENCES_MAX:
+            found.append(f"{path} differs in {len(differing) - ENTRIES_MAX} more entries")
         if len(mine) != len(theirs) and len(found) < DIFFERENCES_MAX:
             found.append(f"{path} has {len(mine)} entries, not {len(theirs)}")
         return

@@ -296,18 +296,18 @@ def break_test(
     if file is not None and spec != BreakpointSpec():
         raise click.UsageError(f"break test takes a breakpoint or --file, got both {spec.describe()} and {file}")
     try:
-        found = find_hits(recording, [spec] if file is None else read_specs(file), run)
+        report = find_hits(recording, [spec] if file is None else read_specs(file), run)
     except Refused as error:
         raise click.UsageError(str(error)) from None
     if form == "json":
         print_json({
-            "run": found.run, "runs": found.runs,
-            "hits": len(found.hits), "matches": found.matches, "failed": found.failed or None,
-            "first": [_hit_document(hit) for hit in found.hits[:show]],
+            "run": report.run, "runs": report.runs,
+            "hits": len(report.hits), "matches": report.matches, "failed": report.failed or None,
+            "first": [_hit_document(hit) for hit in report.hits[:show]],
         })
     else:
-        print_lines(_hit_lines(found, show))
-    if not found.hits:
+        print_lines(_hit_lines(report, show))
+    if not report.hits:
         raise click.exceptions.Exit(1)
 
 
@@ -318,23 +318,23 @@ def _hit_document(hit: "Hit") -> dict[str, Any]:
     }
 
 
-def _hit_lines(found: "HitReport", show: int) -> list[str]:
+def _hit_lines(report: "HitReport", show: int) -> list[str]:
     from kvbm_console.cli.output import number, table
 
-    lines = [f"{number(len(found.hits))} hits, {number(found.matches)} matches in {number(found.stimuli)} stimuli"]
-    if found.runs > 1:
-        lines[0] += f" of run {found.run}, one of {found.runs} (--run ID looks into another)"
-    if found.failed:
-        lines.append(f"the condition failed: {found.failed}")
-    if not found.hits or not show:
+    lines = [f"{number(len(report.hits))} hits, {number(report.matches)} matches in {number(report.stimuli)} stimuli"]
+    if report.runs > 1:
+        lines[0] += f" of run {report.run}, one of {report.runs} (--run ID looks into another)"
+    if report.failed:
+        lines.append(f"the condition failed: {report.failed}")
+    if not report.hits or not show:
         return lines
     by_move: dict[str, int] = {}
-    for hit in found.hits:
+    for hit in report.hits:
         move = f"{hit.site.label} {hit.old.label} → {hit.new.label}"
         by_move[move] = by_move.get(move, 0) + 1
     lines += [f"{number(count):>9}  {move}" for move, count in sorted(by_move.items(), key=lambda item: -item[1])]
     rows = [
         (number(hit.seq), f"{hit.at_ns / 1e9:.6f}s", hit.request, hit.site.label, hit.new.label, hit.message)
-        for hit in found.hits[:show]
+        for hit in report.hits[:show]
     ]
     return [*lines, "", *table(("EVENT", "TIME", "REQUEST", "SITE", "STATE", ""), rows, right=(0, 1))]

@@ -143,20 +143,21 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ``UsageError`` naming the flag. ``policy`` is present when a flag sets the policy, a preset or a parameter.
     """
-    said = {name: value for name, value in flags.items() if value is not None}
-    said |= offload_settings(said.pop("kv_offload_threshold", None), said.pop("offload_preset", None))
-    rule = {name: said.pop(name) for name in POLICY_FLAGS if name in said}
+    settings = {name: value for name, value in flags.items() if value is not None}
+    settings |= offload_settings(settings.pop("kv_offload_threshold", None), settings.pop("offload_preset", None))
+    rule = {name: settings.pop(name) for name in POLICY_FLAGS if name in settings}
     if rule:
-        said["policy"] = policy_config(rule.pop("policy", None), rule.pop("preset", None), **rule)
-    if "kv_geometry" in said:
-        said["kv_geometry"] = Geometry.parse(said["kv_geometry"])
-    if "kv_cpu_size" in said:
-        if "kv_cpu_blocks" in said:
+        settings["policy"] = policy_config(rule.pop("policy", None), rule.pop("preset", None), **rule)
+    if "kv_geometry" in settings:
+        settings["kv_geometry"] = Geometry.parse(settings["kv_geometry"])
+    if "kv_cpu_size" in settings:
+        if "kv_cpu_blocks" in settings:
             raise UsageError(
-                f"--kv-cpu-size and --kv-cpu-blocks say the same, got {said['kv_cpu_size']} and {said['kv_cpu_blocks']}"
+                "--kv-cpu-size and --kv-cpu-blocks say the same, "
+                f"got {settings['kv_cpu_size']} and {settings['kv_cpu_blocks']}"
             )
-        said["kv_cpu_size"] = parse_size(said["kv_cpu_size"], "--kv-cpu-size")
-    return said
+        settings["kv_cpu_size"] = parse_size(settings["kv_cpu_size"], "--kv-cpu-size")
+    return settings
 
 
 def offload_settings(threshold: float | None, preset: str | None) -> dict[str, Any]:

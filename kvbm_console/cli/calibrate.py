@@ -70,32 +70,33 @@ def calibrate(
     print_result(form, found, lambda: _lines(found))
 
 
-def _lines(found: "Calibration") -> list[str]:
+def _lines(calibration: "Calibration") -> list[str]:
     from kvbm_console.planning.calibrate import NAMES
 
-    times = (found.step_base_ns, found.step_prefill_token_ns, found.step_decode_request_ns)
-    left = f", {number(found.left_out)} far from the others left out" if found.left_out else ""
-    rows = [("source", f"{found.source}: {number(found.measurements)} measurements{left}, "
-                       f"{number(found.requests)} requests")]
+    times = (calibration.step_base_ns, calibration.step_prefill_token_ns, calibration.step_decode_request_ns)
+    left = f", {number(calibration.left_out)} far from the others left out" if calibration.left_out else ""
+    rows = [("source", f"{calibration.source}: {number(calibration.measurements)} measurements{left}, "
+                       f"{number(calibration.requests)} requests")]
     rows += [
         (name, f"{number(time)} ns ± {error:,.0f}")
-        for name, time, error in zip(NAMES, times, found.standard_errors_ns, strict=True)
+        for name, time, error in zip(NAMES, times, calibration.standard_errors_ns, strict=True)
     ]
-    rows.append(("valid for", f"up to {found.prefill_tokens_max:,.0f} prompt tokens and "
-                              f"{found.decode_requests_max:,.0f} decoding requests in a step"))
-    if found.requests:
-        device = "room for all" if found.device_blocks is None else f"{number(found.device_blocks)} device blocks"
-        rows.append(("served again with", f"at most {number(found.max_num_batched_tokens)} tokens and "
-                                          f"{number(found.max_num_seqs)} requests in a step, {device}"))
-    tried = ("all", found.fitted), ("second half, by times of the first", found.second_half)
+    rows.append(("valid for", f"up to {calibration.prefill_tokens_max:,.0f} prompt tokens and "
+                              f"{calibration.decode_requests_max:,.0f} decoding requests in a step"))
+    if calibration.requests:
+        blocks = calibration.device_blocks
+        device = "room for all" if blocks is None else f"{number(blocks)} device blocks"
+        rows.append(("served again with", f"at most {number(calibration.max_num_batched_tokens)} tokens and "
+                                          f"{number(calibration.max_num_seqs)} requests in a step, {device}"))
+    tried = ("all", calibration.fitted), ("second half, by times of the first", calibration.second_half)
     for name, key in (("step times", "times"), ("ttft", "ttft"), ("tpot", "tpot")):
         rows += [
             (name, f"{which}: {_off(getattr(errors, key))}") for which, errors in tried
             if getattr(errors, key) is not None
         ]
-    rows.append(("flags", found.flags))
-    if found.written is not None:
-        rows.append(("written", found.written))
+    rows.append(("flags", calibration.flags))
+    if calibration.written is not None:
+        rows.append(("written", calibration.written))
     return [f"{name:<20} {words}" for name, words in rows]
 
 

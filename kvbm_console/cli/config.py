@@ -212,11 +212,11 @@ def _check(where: str, option: click.Option, value: Any) -> None:
     several = option.multiple
     if several != isinstance(value, list):
         raise UsageError(f"{where} must be {'a list' if several else 'one value'}, got {value!r}")
-    for one in value if several else [value]:
-        if isinstance(one, bool) or not isinstance(one, str | int | float):
-            raise UsageError(f"{where} must be text or a number, got {one!r}")
+    for item in value if several else [value]:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise UsageError(f"{where} must be text or a number, got {item!r}")
         try:
-            option.type.convert(str(one), option, click.Context(click.Command("config")))
+            option.type.convert(str(item), option, click.Context(click.Command("config")))
         except click.BadParameter as error:
             raise UsageError(f"{where}: {error.message}") from None
 

@@ -153,25 +153,25 @@ def _progress() -> "Callable[[SearchReport], None]":
 def lines(report: "SearchReport", places: dict[str, Path]) -> list[str]:
     """The report for people."""
     speed = f", {number(round(report.steps / report.cpu_s))} steps a second and core" if report.cpu_s else ""
-    told = [
+    text = [
         f"{report.release}: {number(report.runs)} runs, {number(report.steps)} scheduler steps in {report.cpu_s:.1f} s "
         f"of CPU time{speed}",
         f"{number(report.reads)} block reads checked, {number(report.moved_blocks)} blocks copied, "
         f"{len(report.pairs)} (state, event) pairs seen",
     ]
     if report.interrupted:
-        told.append("interrupted; these are the findings until then")
+        text.append("interrupted; these are the findings until then")
     if not report.findings:
-        told.append("nothing found")
+        text.append("nothing found")
     for finding in report.findings.values():
-        told += ["", *_finding(finding)]
+        text += ["", *_finding(finding)]
         if finding.signature in places:
             recording = ", recording.mcap" if finding.recording is not None else ""
-            told.append(f"  written to {places[finding.signature]}: scenario.json, test_reproduction.py, issue.md"
+            text.append(f"  written to {places[finding.signature]}: scenario.json, test_reproduction.py, issue.md"
                         f"{recording}")
         if finding.unrecorded:
-            told.append(f"  not recorded: {finding.unrecorded}")
-    return told
+            text.append(f"  not recorded: {finding.unrecorded}")
+    return text
 
 
 def _finding(finding: "ExploreFinding") -> list[str]:

@@ -204,37 +204,37 @@ class _locked:
         self._lock.release()
 
 
-def _info_lines(found: "RecordingInfo") -> list[str]:
+def _info_lines(info: "RecordingInfo") -> list[str]:
     rows = [
-        ("run", f"{found.incarnation} ({len(found.runs)} in the directory)" if len(found.runs) > 1
-         else found.incarnation),
-        ("events", f"{number(found.events)}, {number(found.first_seq)} to {number(found.last_seq)}"),
-        ("stimuli", number(found.stimuli)),
-        ("requests", number(found.requests)
-         + (f", {number(found.live_requests)} live at its end" if found.live_requests else "")),
-        ("engines", "; ".join(map(_engine_words, found.engines)) or "none"),
-        ("time", f"{duration(found.last_ns - found.first_ns)} of the engine"),
-        ("keyframes", number(found.keyframes)),
-        ("gaps", number(len(found.gaps))),
-        ("size", f"{number(found.bytes)} bytes"
-         + (f", {found.bytes_per_event} an event" if found.bytes_per_event is not None else "")),
-        ("versions", f"format {found.versions.format}, {found.versions.wire}, program {found.versions.program or '–'}"),
-        ("state", "closed" if found.finished else "still being written, or its daemon was killed"),
+        ("run", f"{info.incarnation} ({len(info.runs)} in the directory)" if len(info.runs) > 1
+         else info.incarnation),
+        ("events", f"{number(info.events)}, {number(info.first_seq)} to {number(info.last_seq)}"),
+        ("stimuli", number(info.stimuli)),
+        ("requests", number(info.requests)
+         + (f", {number(info.live_requests)} live at its end" if info.live_requests else "")),
+        ("engines", "; ".join(map(_engine_words, info.engines)) or "none"),
+        ("time", f"{duration(info.last_ns - info.first_ns)} of the engine"),
+        ("keyframes", number(info.keyframes)),
+        ("gaps", number(len(info.gaps))),
+        ("size", f"{number(info.bytes)} bytes"
+         + (f", {info.bytes_per_event} an event" if info.bytes_per_event is not None else "")),
+        ("versions", f"format {info.versions.format}, {info.versions.wire}, program {info.versions.program or '–'}"),
+        ("state", "closed" if info.finished else "still being written, or its daemon was killed"),
     ]
-    rows += [(key, value) for key, value in found.labels.items()]
+    rows += [(key, value) for key, value in info.labels.items()]
     lines = [f"{name:<10} {value}" for name, value in rows]
     lines += [
         f"{'gap':<10} {number(gap.first)} to {number(gap.last)}, {number(gap.count)} events: {gap.reason}"
-        for gap in found.gaps
+        for gap in info.gaps
     ]
-    lines += [f"{'unreadable':<10} {name}: {error}" for name, error in found.unreadable.items()]
+    lines += [f"{'unreadable':<10} {name}: {error}" for name, error in info.unreadable.items()]
     lines.append("")
     lines += table(
         ["segment", "sealed", "first", "last", "bytes", "torn"],
         [
-            [one.path, "yes" if one.sealed else "no", number(one.first_seq), number(one.last_seq), number(one.bytes),
-             number(one.torn_bytes)]
-            for one in found.segments
+            [segment.path, "yes" if segment.sealed else "no", number(segment.first_seq), number(segment.last_seq),
+             number(segment.bytes), number(segment.torn_bytes)]
+            for segment in info.segments
         ],
         right=(2, 3, 4, 5),
     )
@@ -384,19 +384,19 @@ def lines_of(paths: Sequence[Path], where: str | None, *, form: str) -> Iterator
     sources = sources_of(paths)
     width = max(len(source.name) for source in sources)
     for one in merged([source.recording for source in sources]):
-        what, name = one.what, sources[one.source].name
-        if isinstance(what, Gap):
+        item, name = one.what, sources[one.source].name
+        if isinstance(item, Gap):
             if form == "jsonl":
-                head = {"wall_ns": one.wall_ns, "recording": name, "gap": what}
+                head = {"wall_ns": one.wall_ns, "recording": name, "gap": item}
                 yield json_text(head)
             else:
-                yield f"{_wall(one.wall_ns)}  {name:<{width}}  {what.first:>10,}  {what.count:,} events are missing"
-        elif matches is None or matches(what, None):
+                yield f"{_wall(one.wall_ns)}  {name:<{width}}  {item.first:>10,}  {item.count:,} events are missing"
+        elif matches is None or matches(item, None):
             if form == "jsonl":
-                document = {"wall_ns": one.wall_ns, "recording": name, **event_document(what)}
+                document = {"wall_ns": one.wall_ns, "recording": name, **event_document(item)}
                 yield json_text(document)
             else:
-                yield f"{_wall(one.wall_ns)}  {name:<{width}}  {what.seq:>10,}  {kind(what)} {describe(what)}"
+                yield f"{_wall(one.wall_ns)}  {name:<{width}}  {item.seq:>10,}  {kind(item)} {describe(item)}"
 
 
 def _wall(ns: int) -> str:

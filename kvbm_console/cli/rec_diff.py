@@ -60,21 +60,24 @@ def _lost(events: int) -> str:
     return f"   {number(events)} events are not in it" if events else ""
 
 
-def _first(first: "FirstDifference") -> list[str]:
+def _first(difference: "FirstDifference") -> list[str]:
     where = " and ".join(
-        f"{number(seq)} of {side}" for side, seq in (("A", first.seq_a), ("B", first.seq_b)) if seq is not None
+        f"{number(seq)} of {side}" for side, seq in (("A", difference.seq_a), ("B", difference.seq_b))
+        if seq is not None
     )
-    if first.seq_a == first.seq_b:
-        where = number(first.seq_a)
-    who = f" of {first.request}" if first.request else ""
-    what = f" in {first.field}" if first.field else ""
-    return [f"first difference{what}: event {where}{who}, {first.at_ns / 1e9:.6f} s", f"  A  {first.a}",
-            f"  B  {first.b}"]
+    if difference.seq_a == difference.seq_b:
+        where = number(difference.seq_a)
+    request = f" of {difference.request}" if difference.request else ""
+    field = f" in {difference.field}" if difference.field else ""
+    return [f"first difference{field}: event {where}{request}, {difference.at_ns / 1e9:.6f} s", f"  A  {difference.a}",
+            f"  B  {difference.b}"]
 
 
 def _metrics(metrics: "list[Metric]") -> list[str]:
-    rows = [(one.name, _figure(one.a, one.unit), _figure(one.b, one.unit), _change(one)) for one in metrics]
-    return table(("", "A", "B", "CHANGE"), rows, right=(1, 2, 3))
+    return table(("", "A", "B", "CHANGE"), [
+        (metric.name, _figure(metric.a, metric.unit), _figure(metric.b, metric.unit), _change(metric))
+        for metric in metrics
+    ], right=(1, 2, 3))
 
 
 def _figure(value: float | None, unit: str) -> str:

@@ -62,18 +62,18 @@ def import_kv_events(path: Path, out: Path, form: str) -> None:
     print_result(form, found, lambda: _imported_lines(found))
 
 
-def _imported_lines(found: Imported) -> list[str]:
-    lines = [f"{number(found.frames)} frames of {found.publishers} publishers: {number(found.stored_blocks)} blocks "
-             f"stored, {number(found.removed_blocks)} removed; {number(found.events)} events in {found.path}"]
-    lines += [f"{medium:<12} {number(blocks)} blocks at the end" for medium, blocks in found.resident_blocks.items()]
+def _imported_lines(report: Imported) -> list[str]:
+    lines = [f"{number(report.frames)} frames of {report.publishers} publishers: {number(report.stored_blocks)} blocks "
+             f"stored, {number(report.removed_blocks)} removed; {number(report.events)} events in {report.path}"]
+    lines += [f"{medium:<12} {number(blocks)} blocks at the end" for medium, blocks in report.resident_blocks.items()]
     counts = (
-        (found.unknown_events, "events of kinds that this version does not know"),
-        (found.malformed_events, "events that could not be read"),
-        (found.bad_payloads, "frames that could not be read"),
-        (found.lost_batches, "batches are missing"), (found.restarts, "restarts of a publisher"),
-        (found.refused_blocks, "blocks beyond this program's limits"),
+        (report.unknown_events, "events of kinds that this version does not know"),
+        (report.malformed_events, "events that could not be read"),
+        (report.bad_payloads, "frames that could not be read"),
+        (report.lost_batches, "batches are missing"), (report.restarts, "restarts of a publisher"),
+        (report.refused_blocks, "blocks beyond this program's limits"),
     )
-    return lines + [f"{number(count)} {what}" for count, what in counts if count]
+    return lines + [f"{number(count)} {noun}" for count, noun in counts if count]
 
 
 @click.command()

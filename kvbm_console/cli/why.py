@@ -61,10 +61,10 @@ def _admission(admission: "Admission", block: int | None) -> list[str]:
     in_full = block is not None
     found = ", ".join(f"G{at + 1} {number(count)}" for at, count in enumerate(admission.hits) if count) or "nothing"
     total = sum(admission.hits) + admission.missed
-    what = "admitted again after a preemption" if admission.after_preemption else "admitted"
+    action = "admitted again after a preemption" if admission.after_preemption else "admitted"
     if not admission.admitted:
-        what = "not admitted yet; looked up"
-    lines = [f"{what} at event {number(admission.seq)}, {_at(admission.at_ns)}: found {found}; "
+        action = "not admitted yet; looked up"
+    lines = [f"{action} at event {number(admission.seq)}, {_at(admission.at_ns)}: found {found}; "
              f"{number(admission.missed)} of {number(total)} blocks missed"]
     if admission.asked_again:
         lines.append(f"  the look-up answered \"ask again\" {admission.asked_again} times before")
